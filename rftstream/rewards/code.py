@@ -18,7 +18,7 @@ from rftstream.sandbox.compare import same_value
 from rftstream.sandbox.languages import find_language
 from rftstream.sandbox.local import default_backend
 from rftstream.sandbox.remote import RemoteBackend
-from rftstream.sandbox.run import CallResult, RunResult, run_check, run_function, run_tests
+from rftstream.sandbox.run import CallEnd, ProgramResult, run_check, run_function, run_tests
 
 _FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*([\w+#-]*)[^\n]*\n(.*?)^[ \t]*\1[ \t]*$", re.DOTALL | re.MULTILINE)
 
@@ -89,7 +89,9 @@ class CodeReward:
     def _backend(self) -> SandboxBackend:
         return self._remote or default_backend()
 
-    def _run(self, source: str, tests: ProblemTests, item: RewardInput) -> tuple[Sequence[bool], Sequence[RunResult]]:
+    def _run(
+        self, source: str, tests: ProblemTests, item: RewardInput
+    ) -> tuple[Sequence[bool], Sequence[ProgramResult]]:
         backend, most = self._backend(), self._config.max_tests or None
         match tests:
             case StdioTests():
@@ -105,7 +107,7 @@ class CodeReward:
                 return [
                     self._is_right(*pair)
                     for pair in zip(
-                        result.calls or [CallResult(passed=False, error="-")] * len(calls),
+                        result.calls or [CallEnd(passed=False, error="-")] * len(calls),
                         tests.expected[:most],
                         strict=True,
                     )
@@ -117,7 +119,7 @@ class CodeReward:
                 )  # fmt: skip
                 return [result.passed], [result]
 
-    def _is_right(self, call: CallResult, expected: object) -> bool:
+    def _is_right(self, call: CallEnd, expected: object) -> bool:
         """Return whether a call gave the expected value. Some data sets put it into a list of one."""
         if call.error:
             return False

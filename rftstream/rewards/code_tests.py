@@ -74,7 +74,7 @@ def _read(name: str, value: Any, columns: Mapping[str, Any], prompt: str) -> Pro
             return _asserts("\n".join(data), columns)
         if isinstance(data, str) and data.strip():
             return _asserts(data, columns, prompt)
-    except (ValueError, TypeError, LookupError, zlib.error, RecursionError) as error:
+    except (ValueError, TypeError, LookupError, SyntaxError, zlib.error, RecursionError) as error:
         raise RewardError(f"code: the tests in {name!r} cannot be read: {type(error).__name__}: {error}") from None
     raise RewardError(f"code: the tests in {name!r} have a form that is not known, or there are none")
 

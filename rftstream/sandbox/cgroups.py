@@ -44,7 +44,7 @@ def find_parents() -> Parents | None:
     own = {name: path for line in lines for _, names, path in [line.split(":", 2)] for name in names.split(",")}
     if unified:
         return _find_v2(ROOT / own.get("", "/").lstrip("/"))
-    found = {}
+    found: dict[str, Path] = {}
     for controller in ("memory", "pids"):
         folder = ROOT / controller / own.get(controller, "/").lstrip("/")
         if not (folder / "cgroup.procs").exists():
@@ -63,7 +63,7 @@ def _find_v2(folder: Path) -> Parents | None:
         given = (folder / "cgroup.subtree_control").read_text(encoding="ascii").split()
     except OSError:
         return None
-    found = {name: folder for name in ("memory", "pids") if name in given}
+    found: dict[str, Path] = {name: folder for name in ("memory", "pids") if name in given}
     return Parents(True, found) if found and _can_make(folder) else None
 
 

@@ -142,7 +142,7 @@ class LocalSandbox:
         """Run a program to its end."""
         if job.mode == "check":
             return self._check(job)
-        return _Run(self._place, self._channel, self._pidfd, job).end()
+        return _ProgramRun(self._place, self._channel, self._pidfd, job).end()
 
     def close(self) -> None:
         """End the box, and give its place back."""
@@ -180,8 +180,10 @@ class LocalSandbox:
             channel, pidfd = place.make_box(JUDGE_LIMITS.disk_bytes)
             try:
                 limits = replace(job.limits, memory_bytes=JUDGE_LIMITS.memory_bytes, output_bytes=MIB)
-                test = _Run(place, channel, pidfd, replace(job, limits=limits), partner=theirs)
-                program = _Run(self._place, self._channel, self._pidfd, replace(job, mode="script"), partner=ours)
+                test = _ProgramRun(place, channel, pidfd, replace(job, limits=limits), partner=theirs)
+                program = _ProgramRun(
+                    self._place, self._channel, self._pidfd, replace(job, mode="script"), partner=ours
+                )
                 return _run_both(program, test)
             finally:
                 is_clean = end_box(channel, pidfd)
@@ -191,7 +193,7 @@ class LocalSandbox:
             self._judges.give_back(place, is_clean=is_clean)
 
 
-def _run_both(program: _Run, test: _Run) -> JobEnd:
+def _run_both(program: _ProgramRun, test: _ProgramRun) -> JobEnd:
     """Run the test to its end, and then end the program."""
     program.start()
     test.start()
@@ -219,7 +221,7 @@ def _caught(function: Callable[[], JobEnd]) -> JobEnd | BaseException:
         return error
 
 
-class _Run:
+class _ProgramRun:
     """One program in a box, seen from outside: its descriptors, what it wrote, and its end."""
 
     def __init__(

@@ -1,12 +1,13 @@
 """Run a program that a policy wrote, and judge what comes out: `run_program`, `run_function` and `run_check`.
 
-All three return a RunResult and raise nothing for what a program does. What the caller got wrong (an unknown language,
+All three return a ProgramResult and raise nothing for what a program does. What the caller got wrong (an unknown language,
 values that are no plain data) is a ConfigError. They may be called from any number of threads.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -41,7 +42,7 @@ _STOPPED = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CallResult:
+class CallEnd:
     """What came of one call of a function."""
 
     passed: bool | None
@@ -53,7 +54,7 @@ class CallResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunResult:
+class ProgramResult:
     """What is known of a program after it ran. `run_program`, `run_function` and `run_check` return it."""
 
     outcome: Outcome
@@ -65,7 +66,7 @@ class RunResult:
     stderr: str = ""
     exit_code: int | None = None
     """Status, or the negative number of the signal that ended it. It proves nothing: programs choose their status."""
-    calls: tuple[CallResult, ...] = ()
+    calls: tuple[CallEnd, ...] = ()
     """What came of each call of a function. As many as there were calls, also if the program died between them."""
     wall_s: float = 0.0
     cpu_s: float = 0.0
@@ -86,7 +87,7 @@ def run_program(
     tolerance: float = 0.0,
     limits: Limits | None = None,
     backend: SandboxBackend | None = None,
-) -> RunResult:
+) -> ProgramResult:
     """Run a whole program, and compare what it prints.
 
     It passes if it ends with status 0 and its stdout is `expected`. Without `expected` nothing is judged: a program
@@ -108,7 +109,7 @@ def run_tests(
     limits: Limits | None = None,
     backend: SandboxBackend | None = None,
     stop_early: bool = False,
-) -> list[RunResult]:
+) -> list[ProgramResult]:
     """Run a program on each pair of stdin and expected stdout, each time in a fresh sandbox. It is compiled once. With
     `stop_early` the list ends with the first test that is not passed."""
     spoken, limits = find_language(language), limits or Limits()
@@ -119,7 +120,7 @@ def run_tests(
     files, failed = _compiled(source, spoken, backend)
     if failed is not None:
         return [failed for _ in tests]
-    results: list[RunResult] = []
+    results: list[ProgramResult] = []
     for stdin, expected in tests:
         data = stdin.encode("utf-8", "surrogatepass") if isinstance(stdin, str) else stdin
         job = _program(source, spoken, arguments, data, limits)
@@ -143,11 +144,11 @@ def run_function(
     tolerance: float = 0.0,
     limits: Limits | None = None,
     backend: SandboxBackend | None = None,
-) -> RunResult:
+) -> ProgramResult:
     """Call a function of a Python program, or a method of its class Solution, once for each list of arguments.
 
-    It passes if each call returns the value of `expected` in its place. Arguments and values are plain data: None, bool,
-    int, float, complex, str, bytes, list, tuple, set, frozenset, dict. Any other value is a failed call. What the
+    It passes if each call returns the value of `expected` in its place. Arguments and values are plain data: None,
+    bool, int, float, complex, str, bytes, list, tuple, set, frozenset, dict. Any other value is a failed call. What the
     program prints does not matter. Without `expected` nothing is judged, and it has `finished` if each call returned.
     """
     limits = limits or Limits()
@@ -175,7 +176,7 @@ def run_check(
     context: str = "",
     limits: Limits | None = None,
     backend: SandboxBackend | None = None,
-) -> RunResult:
+) -> ProgramResult:
     """Run a test that asserts, such as HumanEval's, on a function of a Python program.
 
     The test runs in a sandbox of its own. There `candidate` and the name of the entry point stand for the function,
@@ -202,7 +203,7 @@ def _run(backend: SandboxBackend, job: Job, files: Sequence[BoxFile]) -> JobEnd:
         return box.run(job)
 
 
-def _tried(run: Callable[[], JobEnd], judge: Callable[[JobEnd], RunResult]) -> RunResult:
+def _tried(run: Callable[[], JobEnd], judge: Callable[[JobEnd], ProgramResult]) -> ProgramResult:
     """Run and judge. If the sandbox fails, or the machine is too busy, do it once more."""
     result = _unscorable("sandbox", "not tried")
     for _ in range(TRIES):
@@ -233,7 +234,7 @@ def _filled(command: Sequence[str], source: str, spoken: Language) -> tuple[str,
     return tuple(part.format(file=file, stem=file.rpartition(".")[0]) for part in command)
 
 
-def _compiled(source: str, spoken: Language, backend: SandboxBackend) -> tuple[Sequence[BoxFile], RunResult | None]:
+def _compiled(source: str, spoken: Language, backend: SandboxBackend) -> tuple[Sequence[BoxFile], ProgramResult | None]:
     """Return the files that a program needs, or the result if there are none."""
     if not spoken.run:
         return (), None
@@ -266,12 +267,12 @@ def _compiled(source: str, spoken: Language, backend: SandboxBackend) -> tuple[S
 # ------------------------------------------------------------------------------------------------ judging
 
 
-def _unscorable(reason: str, detail: str) -> RunResult:
-    return RunResult(outcome=Outcome.unscorable, reason=reason, detail=detail[:MAX_DETAIL])
+def _unscorable(reason: str, detail: str) -> ProgramResult:
+    return ProgramResult(outcome=Outcome.unscorable, reason=reason, detail=detail[:MAX_DETAIL])
 
 
-def _base(end: JobEnd) -> RunResult:
-    return RunResult(
+def _base(end: JobEnd) -> ProgramResult:
+    return ProgramResult(
         outcome=Outcome.failed,
         stdout=end.stdout.decode("utf-8", "replace"),
         stderr=end.stderr.decode("utf-8", "replace"),
@@ -281,11 +282,11 @@ def _base(end: JobEnd) -> RunResult:
     )
 
 
-def _failed(base: RunResult, reason: str, detail: str) -> RunResult:
+def _failed(base: ProgramResult, reason: str, detail: str) -> ProgramResult:
     return replace(base, outcome=Outcome.failed, reason=reason, detail=detail[-MAX_DETAIL:])
 
 
-def _broken(end: JobEnd, base: RunResult, limits: Limits) -> RunResult | None:
+def _broken(end: JobEnd, base: ProgramResult, limits: Limits) -> ProgramResult | None:
     """Return the result of a program that did not end by itself with status 0, or None."""
     if end.stopped is not None:
         return _failed(base, end.stopped, _STOPPED.get(end.stopped, end.stopped).format(limits))
@@ -297,7 +298,7 @@ def _broken(end: JobEnd, base: RunResult, limits: Limits) -> RunResult | None:
     return None
 
 
-def _judged(end: JobEnd, expected: str | None, tolerance: float, limits: Limits) -> RunResult:
+def _judged(end: JobEnd, expected: str | None, tolerance: float, limits: Limits) -> ProgramResult:
     base = _base(end)
     if (broken := _broken(end, base, limits)) is not None:
         return broken
@@ -310,7 +311,7 @@ def _judged(end: JobEnd, expected: str | None, tolerance: float, limits: Limits)
 
 def _judged_calls(
     end: JobEnd, num_calls: int, expected: Sequence[Any] | None, tolerance: float, limits: Limits
-) -> RunResult:
+) -> ProgramResult:
     base = _base(end)
     broken = _broken(end, base, limits)
     load_error = next((_raised(frame[1:]) for frame in end.frames if frame[:1] == b"L"), None)
@@ -331,29 +332,27 @@ def _judged_calls(
     return _failed(base, "wrong", f"call {calls.index(bad)}: got {repr(bad.value)[:200]}")
 
 
-def _judged_call(frame: bytes, wanted: tuple[Any] | None, tolerance: float, lost: str) -> CallResult:
+def _judged_call(frame: bytes, wanted: tuple[Any] | None, tolerance: float, lost: str) -> CallEnd:
     passed = None if wanted is None else False
     match frame[:1]:
         case b"V":
             try:
                 value = plain.decode(frame[1:])
             except plain.NotPlain as error:
-                return CallResult(passed=passed, error=str(error))
-            return CallResult(
+                return CallEnd(passed=passed, error=str(error))
+            return CallEnd(
                 passed=None if wanted is None else same_value(value, wanted[0], tolerance=tolerance), value=value
             )
         case b"R":
-            return CallResult(passed=passed, error=_raised(frame[1:]))
+            return CallEnd(passed=passed, error=_raised(frame[1:]))
         case b"N":
-            return CallResult(passed=passed, error=frame[1:MAX_DETAIL].decode("utf-8", "replace"))
+            return CallEnd(passed=passed, error=frame[1:MAX_DETAIL].decode("utf-8", "replace"))
         case b"T":
-            return CallResult(passed=passed, error="the time for one call is up")
-    return CallResult(passed=passed, error=lost)
+            return CallEnd(passed=passed, error="the time for one call is up")
+    return CallEnd(passed=passed, error=lost)
 
 
 def _raised(body: bytes) -> str:
-    import json
-
     try:
         names, text = json.loads(body[: 1 << 16])
         return f"{str(names[0])[:100]}: {str(text)[:MAX_DETAIL]}"
@@ -361,7 +360,7 @@ def _raised(body: bytes) -> str:
         return "an error that cannot be read"
 
 
-def _judged_check(end: JobEnd, limits: Limits) -> RunResult:
+def _judged_check(end: JobEnd, limits: Limits) -> ProgramResult:
     base = _base(end)
     if end.verdict == b"P":
         return replace(base, outcome=Outcome.passed)

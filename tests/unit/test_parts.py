@@ -43,6 +43,18 @@ EXCEPTIONS = {
     ("rftstream/gateway/dialects/responses.py", "tools"): "a field of an answer",
     ("rftstream/roles/explorer/agent_loop.py", "tools"): "a field of an answer",
     ("rftstream/preflight/estimate.py", "exact"): "a made verdict, as large as those of a run",
+    ("rftstream/environments/hosts/adapters/openenv.py", "code"): "a field of an answer",
+    ("rftstream/environments/hosts/guard.py", "code"): "a field of an answer",
+    ("rftstream/environments/hosts/host.py", "code"): "a field of an answer",
+    ("rftstream/gateway/dialects/chat.py", "code"): "a field of an answer",
+    ("rftstream/launch/zygote.py", "code"): "the exit code of a worker",
+    ("rftstream/queries/ledger.py", "code"): "a column",
+    ("rftstream/sandbox/cgroups.py", "memory"): "a controller of cgroups",
+    ("rftstream/sandbox/inside/programs.py", "environment"): "variables of a job",
+    ("rftstream/sandbox/layers.py", "memory"): "a controller of cgroups",
+    ("rftstream/sandbox/local.py", "environment"): "variables of a job",
+    ("rftstream/sandbox/run.py", "memory"): "a limit",
+    ("rftstream/sandbox/inside/box.py", "memory"): "a limit",
 }
 """File, name -> why it stands there as a key all the same."""
 

@@ -75,6 +75,7 @@ def _to_json(value: Any, depth: int) -> Any:
 
 def _as_plain(value: Any) -> Any:
     """Return a value of a subclass as its plain type. numpy's scalars and arrays say themselves what they are."""
+    base: Any
     for base in (bool, int, float, str, list, tuple, dict, set, frozenset, bytes, complex):
         if isinstance(value, base):
             return base.__new__(base, value) if base not in (list, dict, set) else _copied(base, value)

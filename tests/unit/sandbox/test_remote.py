@@ -1,0 +1,119 @@
+"""A server of sandboxes, and the back end that uses it; what a killed owner leaves; machines that have no sandbox."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rftstream.errors import ConfigError
+from rftstream.sandbox import cgroups, layers, run_check, run_function, run_program
+from rftstream.sandbox.base import BoxFile, Job, Limits, Outcome, SandboxError
+from rftstream.sandbox.local import LocalBackend
+from rftstream.sandbox.remote import RemoteBackend
+from rftstream.sandbox.server import SandboxServer
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[SandboxServer]:
+    made = SandboxServer(("127.0.0.1", 0), LocalBackend(slots=2), token="secret-word")
+    thread = threading.Thread(target=made.serve_forever)
+    thread.start()
+    yield made
+    made.shutdown()
+    thread.join()
+    made.close()
+
+
+def test_a_server_runs_what_this_machine_runs(server: SandboxServer) -> None:
+    backend = RemoteBackend(server.url, token="secret-word")
+    assert run_program("print(int(input()) + 1)", stdin="41", expected="42", backend=backend).passed
+    assert run_function("def f(x): return x + 1.5", "f", [[1]], expected=[2.5], backend=backend).passed
+    assert run_check("def f(x): return x", "assert f(3) == 3", "f", backend=backend).passed
+    assert not run_check("def f(x): return x", "assert f(3) == 4", "f", backend=backend).passed
+    backend.close()
+
+
+def test_files_go_in_and_come_out(server: SandboxServer) -> None:
+    backend = RemoteBackend(server.url, token="secret-word")
+    box = backend.create()
+    try:
+        box.put([BoxFile(name="a/b.txt", data=b"\x00in")])
+        source = "import os\nopen('out', 'wb').write(open('a/b.txt', 'rb').read())\nos.symlink('/etc/shadow', 'link')\n"
+        end = box.run(Job(mode="script", source=source + "os.mkfifo('pipe')"))
+        assert (end.exit_code, end.stopped) == (0, None)
+        found = {file.name: file.data for file in box.get()}
+        assert found == {"a/b.txt": b"\x00in", "out": b"\x00in", "program.py": (source + "os.mkfifo('pipe')").encode()}
+        with pytest.raises(SandboxError, match="no path below"):
+            box.put([BoxFile(name="../x", data=b"")])
+    finally:
+        box.close()
+        backend.close()
+
+
+def test_a_wrong_token_is_refused(server: SandboxServer) -> None:
+    result = run_program("print(1)", backend=RemoteBackend(server.url, token="guess"))
+    assert (result.outcome, result.reason) == (Outcome.unscorable, "sandbox")
+    assert "401" in result.detail
+
+
+def test_other_machines_need_a_token() -> None:
+    with pytest.raises(ConfigError, match="needs a token"):
+        SandboxServer(("0.0.0.0", 0), LocalBackend(slots=1))
+
+
+def test_a_server_that_is_gone_is_our_fault() -> None:
+    result = run_program("print(1)", expected="1", backend=RemoteBackend("http://127.0.0.1:9"))
+    assert (result.outcome, result.reason) == (Outcome.unscorable, "sandbox")
+
+
+def test_without_bubblewrap_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers.find_layers.cache_clear()
+    monkeypatch.setattr("shutil.which", lambda *args, **keywords: None)
+    try:
+        with pytest.raises(SandboxError, match="install the package bubblewrap"):
+            LocalBackend()
+    finally:
+        monkeypatch.undo()
+        layers.find_layers.cache_clear()
+
+
+def test_an_interpreter_that_dies_is_started_again() -> None:
+    backend = LocalBackend(slots=1)
+    try:
+        for _ in range(3):
+            assert run_program("print(1)", expected="1", limits=Limits(wall_s=30), backend=backend).passed
+            backend._programs._idle[0]._process.kill()
+            backend._programs._idle[0]._process.wait()
+    finally:
+        backend.close()
+
+
+def test_a_killed_owner_leaves_nothing() -> None:
+    before = {process.pid for process in psutil.process_iter()}
+    owner = subprocess.Popen(
+        [sys.executable, str(Path(__file__).parent / "killed_owner.py"), "3"],
+        stdout=subprocess.PIPE, cwd=ROOT, env={"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert owner.stdout is not None
+    owner.stdout.readline()
+    started = [process for process in psutil.Process(owner.pid).children(recursive=True) if process.pid not in before]
+    owner.kill()
+    owner.wait()
+    owner.stdout.close()
+    assert started
+    _, alive = psutil.wait_procs(started, timeout=30)
+    assert not alive
+    LocalBackend(slots=1).close()
+    if (parents := cgroups.find_parents()) is not None:
+        left = [
+            name for place in parents.by_controller.values() for name in place.glob(f"{cgroups.PREFIX}{owner.pid}-*")
+        ]
+        assert not left
