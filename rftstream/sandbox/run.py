@@ -1,7 +1,7 @@
 """Run a program that a policy wrote, and judge what comes out: `run_program`, `run_function` and `run_check`.
 
-All three return a ProgramResult and raise nothing for what a program does. What the caller got wrong (an unknown language,
-values that are no plain data) is a ConfigError. They may be called from any number of threads.
+All three return a ProgramResult and raise nothing for what a program does. What the caller got wrong (an unknown
+language, values that are no plain data) is a ConfigError. They may be called from any number of threads.
 """
 
 from __future__ import annotations
