@@ -169,8 +169,8 @@ def _lora(config: RunConfig) -> None:
 
 def _runs_programs(config: RunConfig) -> bool:
     """Return whether a reward runs programs of the policy on this machine."""
-    sections = [] if config.without_tasks else [*config.tasksets.values()]
-    named = [section.reward for section in (*sections, *config.evaluations.values())]
+    named = [] if config.without_tasks else [section.reward for section in config.tasksets.values()]
+    named += [section.reward for section in config.evaluations.values()]
     names = {
         name for reward in named for name in ([reward] if isinstance(reward, str) else [one.name for one in reward])
     }

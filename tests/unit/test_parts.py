@@ -54,7 +54,6 @@ EXCEPTIONS = {
     ("rftstream/sandbox/layers.py", "memory"): "a controller of cgroups",
     ("rftstream/sandbox/local.py", "environment"): "variables of a job",
     ("rftstream/sandbox/run.py", "memory"): "a limit",
-    ("rftstream/sandbox/inside/box.py", "memory"): "a limit",
 }
 """File, name -> why it stands there as a key all the same."""
 

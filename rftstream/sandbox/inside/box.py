@@ -112,7 +112,9 @@ class Box:
             _answer(self._channel, {"done": True})
 
     def _get(self, head: dict[str, Any]) -> None:
-        files, parts, left = [], [], head["max_bytes"]
+        files: list[list[Any]] = []
+        parts: list[bytes] = []
+        left = head["max_bytes"]
         names = _found(HOME) if head["names"] is None else iter(head["names"])
         for name in names:
             data, mode = _regular(f"{HOME}/{name}", left)

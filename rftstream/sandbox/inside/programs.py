@@ -202,7 +202,7 @@ def _time_is_up(number: int, frame: object) -> NoReturn:
 
 def _function(module: types.ModuleType, name: str) -> Callable[..., Any]:
     """Return a function of the program, or a method of its class Solution, as such tests have it."""
-    found = module.__dict__.get(name)
+    found: Callable[..., Any] | None = module.__dict__.get(name)
     if found is None and "Solution" in module.__dict__:
         found = getattr(module.__dict__["Solution"](), name, None)
     if not callable(found):

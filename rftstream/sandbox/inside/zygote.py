@@ -83,11 +83,11 @@ def main() -> None:
     wire.send(control, {"ready": True, "pid": os.getpid(), "landlock": layers["landlock"]})
     boxes: dict[int, int] = {}
     while True:
-        ready, _, _ = select.select([control, *boxes], [], [])
+        ready, _, _ = select.select([control.fileno(), *boxes], [], [])
         for pidfd in boxes.keys() & set(ready):
             os.waitpid(boxes.pop(pidfd), 0)
             os.close(pidfd)
-        if control in ready:
+        if control.fileno() in ready:
             _start(control, layers, program_filter, boxes)
 
 
