@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.load import LoadReport
 from tests.s3 import S3Server
@@ -20,6 +21,9 @@ SLOW = ("e2e", "simulation", "docs", "parity")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # how long an example takes says more of the machine than of the code
+    settings.register_profile("any speed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("any speed")
     if not hasattr(config, "workerinput"):  # else a worker of xdist, which prints nothing
         config.pluginmanager.register(LoadReport(), "load report")
 
