@@ -1,0 +1,245 @@
+"""Random histories through explorers with the policy `hf`: what is on the log, replayed through the model, gives the
+recorded logprobs, and each sampled token is trained exactly once.
+
+Agents make calls in all dialects, environments answer beside them. Meanwhile weights change and explorers are killed.
+A history is a rollout. `make histories NUM=10000` plays more of them than the test.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from rftstream.contracts import ids
+from rftstream.contracts.rollouts import Rollout, Segment
+from rftstream.contracts.tasks import ChatMessage, Problem, RolloutIds, Sampling, Task
+from rftstream.contracts.versions import VersionName
+from rftstream.models.rendering import open_renderer
+from rftstream.models.spec import ModelSpec
+from rftstream.policies.base import Completion, SampleRequest
+from rftstream.policies.hf import HfPolicy
+from rftstream.testing import RoleDriver
+from rftstream.testing.driver import TICK_S
+from rftstream.weights.publisher import publish
+from tests.flow.agents import AWAY_S
+from tests.flow.random_agents import RandomAgent
+from tests.flow.scene import Scene
+from tests.flow.talking_model import TalkingModel, draw_text
+
+STYLES = ("chatml", "chatml, plain marks", "qwen3", "opened thought", "qwen3.5", "llama3", "mistral", "glm", "harmony",
+          "lines", "counted")  # fmt: skip
+NUM_HISTORIES = int(os.environ.get("HISTORIES", "330"))
+"""Of all styles together."""
+AT_ONCE = 48
+"""Rollouts that are made at the same time."""
+NUM_VERSIONS = 3
+TOLERANCE = 2e-5
+"""Largest difference between a recorded logprob and the replayed one, in float32."""
+TOKENS_AT_ONCE = 16384
+"""Tokens of a replayed batch, padding included."""
+
+
+class RecordingPolicy(HfPolicy):
+    """`hf`; it notes what it sampled from what, for all explorers of a test."""
+
+    sampled: Counter[bytes]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._asked_with: dict[str, tuple[int, ...]] = {}
+
+    def submit(self, request: SampleRequest) -> None:
+        self._asked_with[request.request_id] = request.token_ids
+        super().submit(request)
+
+    def step(self) -> list[Completion]:
+        done = super().step()
+        for one in done:
+            prompt = np.asarray(self._asked_with.pop(one.request_id), np.int32)
+            RecordingPolicy.sampled[key_of(prompt, one.token_ids, one.behavior_logprobs)] += 1
+        return done
+
+
+def key_of(prompt: np.ndarray, sampled: np.ndarray, logprobs: np.ndarray) -> bytes:
+    return b"%d/" % len(prompt) + prompt.tobytes() + sampled.tobytes() + logprobs.tobytes()
+
+
+class Histories:
+    """A run that makes so many rollouts of one style: two of three by agents, the others with an environment."""
+
+    def __init__(self, style: str, count: int, folder: Path) -> None:
+        self.style, self.count = style, count
+        self.model = TalkingModel(style, folder / "model")
+        self.draw = random.Random(f"{style}/{count}")
+        policy = f"{__name__}:{RecordingPolicy.__name__}"
+        self.scene = Scene(
+            folder, model__path=str(self.model.folder), model__context=1024, explorer__policy=policy,
+            policies={policy: {"in_flight": "recompute", "batch_size": AT_ONCE}},
+            explorer__max_concurrent=2 * AT_ONCE, explorer__partial_every_s=0.02,
+            tasksets={"sums": {"source": "arithmetic", "environment": "agent"},
+                      "games": {"source": "arithmetic", "environment": "tests.flow.random_agents:Wanderer"}},
+            transport__partitions=2,
+        )  # fmt: skip
+        RecordingPolicy.sampled = Counter()
+        self.did: Counter[str] = Counter()
+
+    def play(self) -> list[Rollout]:
+        """Make them; return them as they are on the log."""
+        scene = self.scene
+        self._announce(0)
+        explorer = RoleDriver(scene, "explorer")
+        begun, version, agents = 0, 0, list[RandomAgent]()
+        next_kill = self.draw.randint(40, 400)
+        for tick in range(1_000_000):
+            while begun < self.count and len(agents) + begun % 3 < AT_ONCE:
+                task = self._task(begun)
+                scene.put("tasks", task)
+                if task.environment == "agent":
+                    agents.append(RandomAgent(explorer, task.ids.rollout_id, self.style))
+                begun += 1
+            if version + 1 < NUM_VERSIONS and begun > self.count * (version + 1) // NUM_VERSIONS:
+                version += 1
+                self._announce(version)
+            for agent in agents:
+                agent.act()
+            self.did += sum((agent.did for agent in agents if agent.is_done), Counter())
+            agents = [agent for agent in agents if not agent.is_done]
+            idle_s = explorer.tick()
+            scene.clock.advance(TICK_S)
+            if tick == next_kill:
+                next_kill += self.draw.randint(200, 1000)
+                self.did["killed"] += 1
+                scene.clock.advance(AWAY_S)
+                explorer.restart()
+                for agent in agents:
+                    agent.was_killed()
+            if begun == self.count and not agents:
+                if explorer.service.health()["in_hand"] == 0:
+                    break
+                scene.clock.advance(min(idle_s, 0.1))
+        explorer.stop()
+        return [one for one in scene.messages("rollouts") if isinstance(one, Rollout)]
+
+    def _announce(self, version: int) -> None:
+        name = VersionName(trainer_epoch=1, version=version)
+        tensors = self.model.version(version)
+        self.scene.put("weights", publish(self.scene.store, tensors, name, "model", "float32", resumed=not version))
+
+    def _task(self, number: int) -> Task:
+        draw, taskset = self.draw, "games" if number % 3 == 2 else "sums"
+        group = ids.group_id(taskset, 0, number, 0)
+        rollout_id = ids.rollout_id(group, 0)
+        return Task(
+            ids=RolloutIds(rollout_id=rollout_id, group_id=group, taskset=taskset, sibling=0, group_size=1,
+                           sequence=number, min_version=0),
+            problem=Problem(messages=(ChatMessage(role="user", content=draw_text(draw)),), answer="x",
+                            info={"tools": draw.random() < 0.7}),
+            sampling=Sampling(temperature=draw.choice((1.0, 1.0, 0.7, 1.4)), max_tokens=draw.choice((40, 120, 240)),
+                              stop=("\n",) if draw.random() < 0.1 else ()),
+            seed=ids.derive_seed(0, rollout_id), environment=self.scene.config.tasksets[taskset].environment,
+        )  # fmt: skip
+
+
+# --------------------------------------------------------------------------------------------- what is compared
+
+
+def check_tokens_once(rollouts: Sequence[Rollout], spec: ModelSpec) -> Counter[str]:
+    """Each sampled token has mask 1 at one place of one segment, with the prompt that the policy had before it."""
+    sampled, renderer, found = Counter(RecordingPolicy.sampled), open_renderer(spec), Counter[str]()
+    for rollout in rollouts:
+        masks = [segment.loss_mask.numpy() for segment in rollout.segments]
+        assert sum(int(mask.sum()) for mask in masks) == rollout.num_tokens, rollout.ids.rollout_id
+        tokens = [segment.token_ids.numpy() for segment in rollout.segments]
+        said = [turn for turn in rollout.turns if turn.role == "assistant"]
+        assert sum(turn.num_tokens for turn in said) == rollout.num_tokens
+        if not rollout.calls:
+            own = np.concatenate([ids[mask == 1] for ids, mask in zip(tokens, masks, strict=True)] or [np.zeros(0)])
+            for turn in said:
+                assert renderer.decode(own[: turn.num_tokens].tolist()) == turn.content
+                own = own[turn.num_tokens :]
+            found["environments"] += 1
+            continue
+        covered = [np.zeros_like(mask) for mask in masks]
+        for call in rollout.calls:
+            place = slice(call.start, call.start + call.count)
+            covered[call.segment][place] += 1
+            logprobs = rollout.segments[call.segment].behavior_logprobs.numpy()[place]
+            key = key_of(tokens[call.segment][: call.start], tokens[call.segment][place], logprobs)
+            assert sampled[key] > 0, f"{rollout.ids.rollout_id}: call {call.number} was not sampled so"
+            sampled[key] -= 1
+            found[call.opened or "goes on"] += 1
+        assert all((one == mask).all() for one, mask in zip(covered, masks, strict=True)), rollout.ids.rollout_id
+        found["agents"] += 1
+    return found
+
+
+class Replay:
+    """The model in transformers alone, in all versions."""
+
+    def __init__(self, model: TalkingModel) -> None:
+        self._models = []
+        for version in range(NUM_VERSIONS):
+            opened: Any = AutoModelForCausalLM.from_pretrained(model.folder, dtype=torch.float32)
+            opened.load_state_dict(
+                {name: torch.frombuffer(bytearray(raw.data), dtype=torch.float32).reshape(raw.shape)
+                 for name, raw in model.version(version).items()}
+            )  # fmt: skip
+            self._models.append(opened.eval())
+
+    def differences(self, rollouts: Sequence[Rollout]) -> Iterator[np.ndarray]:
+        """Recorded minus replayed logprob of each token that is trained, segment by segment."""
+        rows = [(one, rollout.sampling) for rollout in rollouts for one in rollout.segments]
+        rows.sort(key=lambda row: row[0].token_ids.shape[0])
+        while rows:
+            longest = rows[-1][0].token_ids.shape[0]
+            rows, chunk = rows[: -max(1, TOKENS_AT_ONCE // longest)], rows[-max(1, TOKENS_AT_ONCE // longest) :]
+            token_ids = torch.zeros(len(chunk), longest, dtype=torch.int64)
+            for row, (segment, _) in enumerate(chunk):
+                token_ids[row, : segment.token_ids.shape[0]] = torch.from_numpy(segment.token_ids.numpy().copy())
+            with torch.inference_mode():
+                logits = [model(input_ids=token_ids).logits for model in self._models]
+            for row, (segment, sampling) in enumerate(chunk):
+                yield self._differences(segment, [one[row] for one in logits], sampling.temperature)
+
+    def _differences(self, segment: Segment, logits: Sequence[torch.Tensor], temperature: float) -> np.ndarray:
+        ids, mask = segment.token_ids.numpy(), segment.loss_mask.numpy() == 1
+        recorded = segment.behavior_logprobs.numpy()
+        assert not recorded[~mask].any()
+        versions = np.full(len(ids), -1)
+        for span in segment.versions:
+            versions[span.start : span.start + span.count] = span.version
+        assert ((versions >= 0) == mask).all()
+        again = np.zeros(len(ids))
+        for version, logits_LV in enumerate(logits):
+            places = np.flatnonzero(versions == version)
+            if len(places):
+                chosen = (logits_LV[places - 1] / temperature).log_softmax(-1)
+                again[places] = chosen[np.arange(len(places)), ids[places]].numpy()
+        difference: np.ndarray = (recorded - again)[mask]
+        return difference
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("style", STYLES)
+def test_the_log_replayed_gives_the_recorded_logprobs(style: str, tmp_path: Path) -> None:
+    histories = Histories(style, -(-NUM_HISTORIES // len(STYLES)), tmp_path)
+    rollouts = histories.play()
+    assert len({one.ids.rollout_id for one in rollouts}) == len(rollouts) == histories.count
+    spec = ModelSpec(name="model", folder=histories.model.folder, dtype="float32", context=1024)
+    found = check_tokens_once(rollouts, spec)
+    differences = np.concatenate(list(Replay(histories.model).differences(rollouts)))
+    worst = float(np.abs(differences).max())
+    print(f"{style}: {len(rollouts)} rollouts, {len(differences)} tokens, largest difference {worst:.1e}; "
+          f"{dict(found)}; agents: {dict(histories.did)}")  # fmt: skip
+    assert worst < TOLERANCE
+    assert found["goes on"] > 0 or style == "counted"
+    assert found["branch"] > 0 and found["environments"] > 0
