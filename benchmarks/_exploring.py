@@ -108,6 +108,13 @@ def make_load(model: dict[str, Any], threads: int, folder: str, policy: str, **o
 
 def explore(load: Load, path: Path) -> float:
     """Seconds from the first task on the log to the last rollout."""
+    took_s, rollouts = explored(load, path)
+    assert sum(one.num_tokens for one in rollouts) == sum(load.lengths)
+    return took_s
+
+
+def explored(load: Load, path: Path) -> tuple[float, list[Rollout]]:
+    """The same, and the rollouts."""
     folder, clock = RunFolder(path), SystemClock()
     folder.path.mkdir()
     transport = EmbeddedTransport(folder.log)
@@ -153,10 +160,9 @@ def explore(load: Load, path: Path) -> float:
     work_until(len(load.tasks))
     took_s = time.perf_counter() - began
     rollouts = [one for one in map(codec.from_record, Log(transport).read("rollouts")) if isinstance(one, Rollout)]
-    assert sum(one.num_tokens for one in rollouts) == sum(load.lengths)
     service.close()
     transport.close()
-    return took_s
+    return took_s, rollouts
 
 
 def _weights(spec: ModelSpec) -> Mapping[str, RawTensor]:

@@ -1,8 +1,9 @@
 """An explorer with a gateway over an embedded log, in a process of its own.
 
-    python -m benchmarks._gateway_server FOLDER ROLLOUTS PORT
+    python -m benchmarks._gateway_server FOLDER ROLLOUTS PORT [AT_ONCE]
 
-It prints the keys of its rollouts as one line of JSON, and works until its input ends."""
+It prints the keys of its rollouts as one line of JSON, in the order in which it takes them up, and works until its
+input ends. It has AT_ONCE rollouts at once, or all."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ PARTITIONS = 4
 SECRET = {SECRET_VARIABLE: "of no use to anybody"}
 
 
-def serve(path: Path, num_rollouts: int, port: int) -> None:
+def serve(path: Path, num_rollouts: int, port: int, at_once: int) -> None:
     config = loader.from_dict(
         {
             "run": {"name": "gateway", "steps": 1},
@@ -43,7 +44,7 @@ def serve(path: Path, num_rollouts: int, port: int) -> None:
             "transport": {"partitions": PARTITIONS},
             "explorer": {
                 "policy": "fake",
-                "max_concurrent": num_rollouts,
+                "max_concurrent": at_once,
                 "max_calls": 1_000_000,
                 "gateway_address": f"127.0.0.1:{port}",
             },
@@ -88,7 +89,7 @@ def serve(path: Path, num_rollouts: int, port: int) -> None:
     is_told = False
     while not ended.is_set():
         idle_s = service.tick()
-        if not is_told and service.health()["in_hand"] == num_rollouts:
+        if not is_told and service.health()["in_hand"] == at_once:
             print(json.dumps([keys.rollout_key(task.ids.rollout_id) for task in tasks]), flush=True)
             is_told = True
         if idle_s > 0:
@@ -117,4 +118,4 @@ def _task(number: int) -> Task:
 
 
 if __name__ == "__main__":
-    serve(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    serve(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4] if sys.argv[4:] else sys.argv[2]))

@@ -38,7 +38,7 @@ async def app(scope, receive, send):
 
 
 def run() -> list[dict[str, Any]]:
-    with _gateway() as (port, keys):
+    with gateway(NUM_AGENTS, NUM_AGENTS) as (port, keys, _):
         ours = _measure(port, keys)
     with _echo() as port:
         echo = _measure(port, ["x"] * NUM_AGENTS)
@@ -95,14 +95,16 @@ def _measure(port: int, keys: Sequence[str]) -> tuple[float, float, float]:
 
 
 @contextmanager
-def _gateway() -> Iterator[tuple[int, list[str]]]:
+def gateway(num_rollouts: int, at_once: int) -> Iterator[tuple[int, list[str], int]]:
+    """Yield port, keys of rollouts, and process id of a server."""
     port = _free_port()
     with tempfile.TemporaryDirectory(prefix="rftstream-bench-") as folder:
-        command = [sys.executable, "-m", "benchmarks._gateway_server", folder, str(NUM_AGENTS), str(port)]
+        settings = [folder, str(num_rollouts), str(port), str(at_once)]
+        command = [sys.executable, "-m", "benchmarks._gateway_server", *settings]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **SECRET})
         assert process.stdin is not None and process.stdout is not None
         try:
-            yield port, json.loads(process.stdout.readline())
+            yield port, json.loads(process.stdout.readline()), process.pid
         finally:
             process.stdin.close()
             process.wait()
