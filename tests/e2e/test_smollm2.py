@@ -48,6 +48,32 @@ def test_a_few_steps_of_smollm2(place: Workplace, model: Path) -> None:
     place.assert_nobody_left()
 
 
+def test_a_few_steps_with_feedback_over_attempts(place: Workplace, model: Path) -> None:
+    short = ("run.steps=2", "feeder.groups_per_batch=2", "feeder.group_size=4", "trainer.warmup_steps=0")
+    done = place.call("run", EXAMPLES / "attempts.toml", "--run-dir", "attempts", "--json",
+                      *sets(*short, f"model.path={model}"), timeout_s=600)  # fmt: skip
+    assert done.code == 0, done.err
+    assert (done.result["steps"], done.result["version"], done.result["reason"]) == (2, 2, "steps")
+    view = place.view("attempts")
+    view.assert_nothing_lost()
+    assert any(step.metrics.get("grad_norm") for step in view.steps())
+    feedback = "\nThat is wrong. Only the number:"
+    num_attempts = set()
+    for one in view.verified():
+        rollout, verdict = one.rollout, one.verdict
+        assert rollout is not None and verdict is not None and rollout.posted is not None
+        said = [turn for turn in rollout.turns if turn.role == "assistant"]
+        heard = [turn for turn in rollout.turns if turn.role == "user"]
+        assert [turn.content for turn in heard] == [feedback] * (len(said) - 1)
+        assert verdict.reward == rollout.posted.reward == pytest.approx(sum(turn.reward or 0.0 for turn in said))
+        assert rollout.metrics["num_attempts"] == len(said)
+        (segment,) = rollout.segments
+        assert int(segment.loss_mask.numpy().sum()) == rollout.num_tokens == sum(turn.num_tokens for turn in said)
+        num_attempts.add(len(said))
+    assert max(num_attempts) > 1, "some were wrong, and tried again"
+    place.assert_nobody_left()
+
+
 def check_completions(view: RunView, model: Path) -> None:
     """They are what the tokens say, and a language model has said them."""
     from tokenizers import Tokenizer
