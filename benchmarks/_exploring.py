@@ -19,8 +19,9 @@ from rftstream.clock import SystemClock
 from rftstream.config import loader
 from rftstream.config.sections import RunConfig
 from rftstream.contracts import codec, ids
-from rftstream.contracts.control import RunManifest
+from rftstream.contracts.control import Claim, RunManifest
 from rftstream.contracts.messages import Message
+from rftstream.contracts.role_names import RoleName
 from rftstream.contracts.rollouts import Rollout
 from rftstream.contracts.tasks import ChatMessage, Problem, RolloutIds, Sampling, Task
 from rftstream.contracts.versions import VersionName
@@ -123,22 +124,20 @@ def explored(load: Load, path: Path) -> tuple[float, list[Rollout]]:
     producer.start()
 
     def put(topic: str, partition: int, *messages: Message) -> None:
-        producer.commit([codec.to_record(one, topic, partition, run=folder.run_id) for one in messages])
+        producer.commit([codec.to_record(one, topic, partition, run=folder.run_id, writer_epoch=1) for one in messages])
 
-    put(
-        "control",
-        0,
-        RunManifest(
-            run=folder.run_id,
-            created_at=clock.now(),
-            config="",
-            digests={"taskset.sums": ""},
-            seed=0,
-            shares=1,
-            partitions=PARTITIONS,
-            rftstream_version=__version__,
-        ),
+    manifest = RunManifest(
+        run=folder.run_id,
+        created_at=clock.now(),
+        config="",
+        digests={"taskset.sums": ""},
+        seed=0,
+        shares=1,
+        partitions=PARTITIONS,
+        rftstream_version=__version__,
     )
+    trainer = Claim(role=RoleName.trainer.value, epoch=1, process="bench", host="", pid=0, claimed_at=clock.now())
+    put("control", 0, manifest, trainer)
     context = role_context(config=load.run, folder=folder, clock=clock, transport=transport, process="explorer")
     spec = prepare_model(load.run.model, folder.model, load.run.run.seed)
     name = VersionName(trainer_epoch=1, version=0)

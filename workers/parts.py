@@ -70,6 +70,7 @@ def turn_loop(
             observe=_observe_call,
         ),
         is_immediate=functools.cache(lambda name: registry.find_spec(EnvironmentSpec, name).is_immediate),
+        has_one_turn=functools.cache(lambda name: registry.find_spec(EnvironmentSpec, name).has_one_turn),
         reply_timeout_s=settings.reply_timeout_s,
         rollout_timeout_s=settings.rollout_timeout_s,
     )

@@ -48,6 +48,9 @@ class SampleRequest:
     not draw the numbers again that these tokens were drawn with."""
     sampler_state: bytes | None = None
     """The `sampler_state` that `so_far` gave together with these tokens."""
+    may_go_on: bool = False
+    """Whether a later request may begin with these tokens and what is sampled, as the next turn of a rollout does. An
+    engine may keep what it has computed for that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,7 @@ from rftstream.policies.base import Completion, SampleRequest
 from rftstream.policies.cache import LayerStates, RowCache
 from rftstream.policies.prompts import Block, TokenIds
 from rftstream.policies.sampling import Sampler, SamplingTable
+from rftstream.policies.turns import KeptTurn
 
 ARRAYS = (
     "_limits_B",
@@ -217,6 +218,16 @@ class DecodingBatch:
             finish_reason=reason,
             error="the model's logits are not finite" if reason == "error" else None,
         )
+
+    def turn(self, row: int) -> KeptTurn | None:
+        """Return what the cache holds of a row that has finished, if its rollout may go on. None if its weights changed
+        meanwhile: keys and values of old weights end with their request."""
+        request, count = self._requests[row], int(self._num_sampled_B[row])
+        versions_T = self._versions_BT[row, :count]
+        if not request.may_go_on or not count or versions_T[0] != versions_T[-1]:
+            return None
+        token_ids = (*request.token_ids, *self._tokens_BT[row, : count - 1].tolist())
+        return KeptTurn(token_ids, self._cache.row(row, len(token_ids)))
 
     def _widen(self, width: int) -> None:
         for name in ("_tokens_BT", "_logprobs_BT", "_versions_BT"):

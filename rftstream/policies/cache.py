@@ -55,6 +55,10 @@ class RowCache:
         for layer in self._layers:
             layer.keep(num_rows, torch.from_numpy(sources), torch.from_numpy(targets))
 
+    def row(self, number: int, length: int) -> LayerStates:
+        """Return a copy of a row's newest columns: keys and values [H, length, D] of each layer."""
+        return [layer.row(number, length) for layer in self._layers]
+
     def narrow(self, width: int) -> None:
         """Give up the columns that no row needs. `width` is the length of the longest row."""
         for layer in self._layers:
@@ -110,6 +114,11 @@ class _Layer(DynamicLayer):  # type: ignore[no-untyped-call]
                 columns = room[:, :, self.start : self.end]
                 columns[targets] = columns[sources]
         self.num_rows = num_rows
+
+    def row(self, number: int, length: int) -> tuple[Tensor, Tensor]:
+        """Return a copy of a row's newest columns."""
+        keys, values = (room[number, :, self.end - length : self.end].clone() for room in self._rooms)
+        return keys, values
 
     def _moved(self, places: int, width: int) -> tuple[Tensor, Tensor]:
         """Return two new tensors with the columns in use at the right end of their first `width` columns."""

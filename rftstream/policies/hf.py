@@ -31,6 +31,7 @@ from rftstream.weights.snapshot import RawTensor
 if TYPE_CHECKING:
     from rftstream.policies.batch import DecodingBatch
     from rftstream.policies.prompts import Block, TokenIds
+    from rftstream.policies.turns import KeptTurn
 
 
 class HfPolicy:
@@ -46,6 +47,9 @@ class HfPolicy:
         prefill_tokens: Annotated[int, Meta(ge=1)] = 2048
         """Prompt tokens, padding included, computed in one step (a longer prompt goes alone); twice as many are kept
         for siblings that come later."""
+        turn_tokens: Annotated[int, Meta(ge=0)] = 16384
+        """Largest number of tokens of turns that have ended whose keys and values are kept. The next turn of such a
+        rollout, if it comes before new weights do, then computes only what is new in its prompt."""
         in_flight: Literal["keep", "recompute", "finish"] = "keep"
         """What becomes of running requests when new weights come. keep: they go on, with the keys and values that the
         old weights computed. recompute: they go on, with keys and values computed anew, which costs a pass over their
@@ -55,6 +59,7 @@ class HfPolicy:
     def __init__(self, config: Config, *, model: ModelSpec, renderer: Renderer, clock: Clock) -> None:
         from rftstream.policies.hf_model import HfModel
         from rftstream.policies.prompts import PromptStore
+        from rftstream.policies.turns import TurnStore
 
         self.slots = config.batch_size
         self._config, self._spec, self._renderer = config, model, renderer
@@ -66,6 +71,7 @@ class HfPolicy:
         self._waiting: deque[SampleRequest] = deque()
         self._refused: list[Completion] = []
         self._prompts = PromptStore(2 * config.prefill_tokens)
+        self._turns = TurnStore(config.turn_tokens)
         self._batch: DecodingBatch | None = None
         self._missed = 0
         """Number of tokens that waiting requests could have had by now in the free places."""
@@ -106,6 +112,7 @@ class HfPolicy:
         self._versions.append(name)
         self._next = None
         self._prompts.clear()
+        self._turns.clear()
         if self._config.in_flight == "recompute" and (batch := self._left()) is not None:
             chunks = _chunks(batch.contexts(), self._config.prefill_tokens)
             with torch.no_grad():
@@ -162,6 +169,7 @@ class HfPolicy:
         self._model.close()
         self._waiting.clear()
         self._prompts.clear()
+        self._turns.clear()
 
     # ------------------------------------------------------------------------------------------ who joins
 
@@ -197,25 +205,39 @@ class HfPolicy:
         and the prompt's number there.
 
         The choice ends at a prompt that is not known. If `may_compute`, unknown prompts are computed, up to
-        `prefill_tokens`."""
+        `prefill_tokens`; of those that go on from a turn, only what is new is computed and counted."""
         chosen: list[SampleRequest] = []
         places: dict[TokenIds, tuple[Block, int]] = {}
         new: dict[TokenIds, None] = {}
-        longest = 0
+        further: dict[TokenIds, KeptTurn] = {}
+        longest = most_new = 0
         while self._waiting and len(chosen) < free:
             prompt = self._waiting[0].token_ids
             if (place := self._prompts.place(prompt)) is not None:
                 places[prompt] = place
-            elif prompt not in new:
-                longest = max(longest, len(prompt))
-                if not may_compute or (new and longest * (len(new) + 1) > self._config.prefill_tokens):
+            elif prompt not in new and prompt not in further:
+                if not may_compute:
                     break
-                new[prompt] = None
+                if (turn := self._turns.find(prompt)) is not None:
+                    most_new = max(most_new, len(prompt) - len(turn.token_ids))
+                    if further and most_new * (len(further) + 1) > self._config.prefill_tokens:
+                        break
+                    further[prompt] = turn
+                    self._turns.remove(turn)
+                else:
+                    longest = max(longest, len(prompt))
+                    if new and longest * (len(new) + 1) > self._config.prefill_tokens:
+                        break
+                    new[prompt] = None
             chosen.append(self._waiting.popleft())
         if new:
             block = self._model.compute(tuple(new))
             self._prompts.add(block)
             places |= {prompt: (block, number) for number, prompt in enumerate(new)}
+        if further:
+            block = self._model.extend(list(further), list(further.values()))
+            places |= {prompt: (block, number) for number, prompt in enumerate(further)}
+        if new or further:
             self._missed = 0
         return [(request, *places[request.token_ids]) for request in chosen]
 
@@ -231,6 +253,9 @@ class HfPolicy:
         """Sample a token of each row, and return the completions that finished."""
         finished = batch.sample(len(self._versions) - 1)
         done = [batch.completion(row, reason, self._versions) for row, reason in finished]
+        for row, reason in finished:
+            if reason != "error" and (turn := batch.turn(row)) is not None:
+                self._turns.add(turn)
         self._left()
         return done
 

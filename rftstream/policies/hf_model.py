@@ -5,7 +5,7 @@ Shapes: U prompts, L their tokens, B rows of the batch, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from rftstream.models.folder import loading
 from rftstream.models.spec import ModelSpec
 from rftstream.policies import attention
 from rftstream.policies.prompts import Block, TokenIds
+from rftstream.policies.turns import KeptTurn
 from rftstream.weights.snapshot import DTYPES, RawTensor
 
 
@@ -74,6 +75,40 @@ class HfModel:
         states = [(layer.keys, layer.values) for layer in cache.layers]
         return Block(prompts=prompts, states=states, logits_UV=logits_UV)
 
+    def extend(self, prompts: Sequence[TokenIds], turns: Sequence[KeptTurn]) -> Block:
+        """Return the same as `compute` for prompts that each begin with a turn. Only what is new is computed.
+
+        Turns and what is new are each padded on the left. Afterwards each turn is moved up to what is new."""
+        before_U = torch.tensor([len(turn.token_ids) for turn in turns])
+        new = [prompt[len(turn.token_ids) :] for prompt, turn in zip(prompts, turns, strict=True)]
+        new_U = torch.tensor([len(one) for one in new])
+        before, width = int(before_U.max()), int(new_U.max())
+        token_ids_UN = torch.zeros(len(new), width, dtype=torch.int64)
+        for row, one in enumerate(new):
+            token_ids_UN[row, width - len(one) :] = torch.tensor(one)
+        columns_1L = torch.arange(before + width)[None]
+        is_turn_UL = (columns_1L >= before - before_U[:, None]) & (columns_1L < before)
+        is_new_UL = columns_1L >= before + width - new_U[:, None]
+        positions_UN = (before_U + new_U)[:, None] - width + torch.arange(width)[None]
+        cache: Any = DynamicCache()
+        for number in range(len(turns[0].states)):
+            cache.update(*(_padded([turn.states[number][part] for turn in turns], before) for part in (0, 1)), number)
+        logits_UV = self.forward(
+            {
+                "input_ids": token_ids_UN.to(self.device),
+                "position_ids": positions_UN.clamp(min=0).to(self.device),
+                "attention_mask": (is_turn_UL | is_new_UL).to(self.device),
+                "past_key_values": cache,
+            }
+        )
+        # columns of what is new stay, those of the turn move by the padding between
+        sources_UL = torch.where(is_new_UL, columns_1L, (columns_1L - (width - new_U)[:, None]).clamp(min=0))
+        sources_U1L1 = sources_UL[:, None, :, None].to(self.device)
+        states = [
+            (_gathered(layer.keys, sources_U1L1), _gathered(layer.values, sources_U1L1)) for layer in cache.layers
+        ]
+        return Block(prompts=tuple(prompts), states=states, logits_UV=logits_UV)
+
     def forward(self, inputs: Mapping[str, Any]) -> Tensor:
         """Return the logits of the next token, [B, V]; the cache grows by the given tokens."""
         try:
@@ -86,6 +121,20 @@ class HfModel:
     def close(self) -> None:
         """Drop the model, so that its memory is given back."""
         self._model, self.parameters = None, {}
+
+
+def _padded(rows: Sequence[Tensor], width: int) -> Tensor:
+    """Return rows [H, L, D] of several lengths as one tensor [U, H, width, D], padded on the left with zeros."""
+    heads, _, size = rows[0].shape
+    padded_UHLD = rows[0].new_zeros((len(rows), heads, width, size))
+    for number, row in enumerate(rows):
+        padded_UHLD[number, :, width - row.shape[1] :] = row
+    return padded_UHLD
+
+
+def _gathered(states_UHLD: Tensor, sources_U1L1: Tensor) -> Tensor:
+    _, heads, _, size = states_UHLD.shape
+    return states_UHLD.gather(2, sources_U1L1.expand(-1, heads, -1, size))
 
 
 def _tensor(raw: RawTensor, parameter: Tensor) -> Tensor:

@@ -35,8 +35,9 @@ PIECES = 420
 """Tokens of the tokenizer, beside those that the style adds."""
 NOISE_WIDTH, HEADS, HEAD_WIDTH, INNER = 24, 2, 8, 32
 """Width of the model beside one for each token; of its layer."""
-UNSEEN = 2e-4
-"""Weight of a pair of tokens that no example has."""
+USUAL, UNSEEN = 0.3, 2e-5
+"""Weights, in pairs of the examples: of any token after any other, as usual as it is in all; of a pair that no example
+has."""
 
 Weights = dict[str, np.ndarray]
 
@@ -95,12 +96,13 @@ class TalkingModel:
 
     def _follows(self, examples: Sequence[tuple[str, str, str]], draw: random.Random) -> np.ndarray:
         """Logits [V, V] of the token that comes after a token."""
-        counts_VV = np.full((self.size, self.size), UNSEEN)
+        counts_VV = np.zeros((self.size, self.size))
         for prompt, said, stop in examples:
             pieces = [said] if draw.random() < 0.7 else _split(said, draw)
             ids = [*self._encode(prompt)[-1:], *(token for piece in pieces for token in self._encode(piece))]
             ids += self._encode(stop)
             np.add.at(counts_VV, (ids[:-1], ids[1:]), 1)
+        counts_VV += USUAL * counts_VV.sum(axis=0) / counts_VV.sum() + UNSEEN
         return np.log(counts_VV / counts_VV.sum(axis=1, keepdims=True))
 
     def _encode(self, text: str) -> list[int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -42,8 +43,9 @@ NUM_HISTORIES = int(os.environ.get("HISTORIES", "330"))
 AT_ONCE = 48
 """Rollouts that are made at the same time."""
 NUM_VERSIONS = 3
-TOLERANCE = 2e-5
-"""Largest difference between a recorded logprob and the replayed one, in float32."""
+TOLERANCE = 3e-4
+"""Largest difference between a recorded logprob and the replayed one. Both are float32; the model's logits, divided by
+the temperature, reach 30, which is rounded to 2e-6, and all that leads to them is rounded before."""
 TOKENS_AT_ONCE = 16384
 """Tokens of a replayed batch, padding included."""
 
@@ -143,7 +145,7 @@ class Histories:
                            sequence=number, min_version=0),
             problem=Problem(messages=(ChatMessage(role="user", content=draw_text(draw)),), answer="x",
                             info={"tools": draw.random() < 0.7}),
-            sampling=Sampling(temperature=draw.choice((1.0, 1.0, 0.7, 1.4)), max_tokens=draw.choice((40, 120, 240)),
+            sampling=Sampling(temperature=draw.choice((1.0, 1.0, 0.7, 1.4)), max_tokens=draw.choice((60, 200, 400)),
                               stop=("\n",) if draw.random() < 0.1 else ()),
             seed=ids.derive_seed(0, rollout_id), environment=self.scene.config.tasksets[taskset].environment,
         )  # fmt: skip
@@ -231,13 +233,16 @@ class Replay:
 @pytest.mark.slow
 @pytest.mark.parametrize("style", STYLES)
 def test_the_log_replayed_gives_the_recorded_logprobs(style: str, tmp_path: Path) -> None:
+    began = time.process_time()
     histories = Histories(style, -(-NUM_HISTORIES // len(STYLES)), tmp_path)
     rollouts = histories.play()
+    played = time.process_time()
     assert len({one.ids.rollout_id for one in rollouts}) == len(rollouts) == histories.count
     spec = ModelSpec(name="model", folder=histories.model.folder, dtype="float32", context=1024)
     found = check_tokens_once(rollouts, spec)
     differences = np.concatenate(list(Replay(histories.model).differences(rollouts)))
     worst = float(np.abs(differences).max())
+    print(f"CPU {played - began:.1f} s, {time.process_time() - played:.1f} s")
     print(f"{style}: {len(rollouts)} rollouts, {len(differences)} tokens, largest difference {worst:.1e}; "
           f"{dict(found)}; agents: {dict(histories.did)}")  # fmt: skip
     assert worst < TOLERANCE

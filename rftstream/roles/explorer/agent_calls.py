@@ -127,6 +127,7 @@ class CallSampler:
                 sampling=sampling,
                 seed=open_call.seed,
                 max_tokens=max(1, min(limit for limit in limits if limit is not None)),
+                may_go_on=True,
             )
         )
 

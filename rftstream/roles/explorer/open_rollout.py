@@ -173,6 +173,8 @@ class OpenRollout:
     """What it is called in log lines."""
     context: float
     """Most tokens of prompt and completion together; infinite for no limit."""
+    has_one_turn: bool = False
+    """Whether it ends with its first turn, as far as is known."""
     phase: Phase = Phase.starting
     is_paused: bool = False
     """Whether it is not to be sampled for now. What its environment does goes on."""

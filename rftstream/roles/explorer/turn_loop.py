@@ -59,16 +59,18 @@ class TurnLoop:
         now: Callable[[], float],
         calls: EnvironmentCalls | None = None,
         is_immediate: Callable[[str], bool] = lambda name: False,
+        has_one_turn: Callable[[str], bool] = lambda name: False,
         reply_timeout_s: float = math.inf,
         rollout_timeout_s: float = 0.0,
     ) -> None:
         """`calls`: None to make all calls of environments in this thread. `is_immediate`: whether environments of this
-        name never block. `reply_timeout_s`: the time limit of `calls`, for errors. `rollout_timeout_s`: 0 for none."""
+        name never block. `has_one_turn`: whether they end with the first completion. `reply_timeout_s`: the time limit
+        of `calls`, for errors. `rollout_timeout_s`: 0 for none."""
         self.policy = policy
         self.renderer = renderer
         self.calls = calls or EnvironmentCalls(now=now)
         self._make_environment = make_environment
-        self._is_immediate = is_immediate
+        self._is_immediate, self._has_one_turn = is_immediate, has_one_turn
         self._reply_timeout_s = reply_timeout_s
         self._rollout_timeout_s = rollout_timeout_s
         self._context = context if context is not None else math.inf
@@ -154,6 +156,7 @@ class TurnLoop:
             renderer=renderer or self.renderer,
             name=name or key,
             context=self._context,
+            has_one_turn=self._has_one_turn(environment),
         )
         if saved is None:
             state.session.begin(opened)
@@ -284,6 +287,7 @@ class TurnLoop:
                 max_tokens=state.num_left,
                 num_sampled=state.carried,
                 sampler_state=state.sampler_state,
+                may_go_on=not state.has_one_turn,
             )
         )
 

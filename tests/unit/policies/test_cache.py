@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from rftstream.policies.attention import attend
 from rftstream.policies.cache import SPARE_COLUMNS, RowCache
 from rftstream.policies.prompts import Block, PromptStore
+from rftstream.policies.turns import KeptTurn, TurnStore
 from tests.unit import tiny
 from tests.unit.policies.test_hf import row
 
@@ -207,3 +209,85 @@ def test_prompts_are_computed_within_the_budget(tmp_path):
     computed = [rows * columns for rows, columns in shapes if columns > 1]
     assert sum(rows for rows, columns in shapes if columns > 1) == 13 - (shapes[0][1] == 1)
     assert all(tokens <= 20 or tokens == 30 for tokens in computed)
+
+
+# --------------------------------------------------------------------------------------------- turns
+
+
+def turns_of(policy, *, num_rollouts=9, num_turns=4):
+    """Rollouts whose prompts go on from what was sampled, with one to nine new tokens in each turn."""
+    random = np.random.default_rng(1)
+    replies = random.integers(1, 17, size=(num_rollouts, num_turns, 9)).tolist()
+    lengths = random.integers(1, 10, size=(num_rollouts, num_turns)).tolist()
+    found, turn_of = {}, Counter()
+
+    def ask(name, known):
+        turn, number = turn_of[name], int(name[1:])
+        policy.submit(dataclasses.replace(
+            tiny.request(number, (*known, *replies[number][turn][: lengths[number][turn]]), max_tokens=6),
+            may_go_on=True,
+        ))  # fmt: skip
+        asked[name] = (*known, *replies[number][turn][: lengths[number][turn]])
+
+    asked = {}
+    for number in range(num_rollouts):
+        ask(f"r{number}", ())
+    while policy.num_active:
+        for one in policy.step():
+            found[one.request_id, turn_of[one.request_id]] = one
+            turn_of[one.request_id] += 1
+            if turn_of[one.request_id] < num_turns:
+                ask(one.request_id, (*asked[one.request_id], *one.token_ids.tolist()))
+    return found
+
+
+def test_a_turn_goes_on_from_what_was_computed(tmp_path):
+    spec = tiny.make(tmp_path, seed=3)
+    tensors = tiny.backend(spec).served_tensors()
+    anew = turns_of(tiny.policy(spec, tensors, turn_tokens=0))
+    policy = tiny.policy(spec, tensors)
+    extended = []
+    extend = policy._model.extend
+    policy._model.extend = lambda prompts, turns: extended.extend(prompts) or extend(prompts, turns)
+    again = turns_of(policy)
+    assert len(extended) == 9 * 3, "all turns but the first"
+    assert anew.keys() == again.keys() and len(anew) == 36
+    for key, one in anew.items():
+        assert one.token_ids.tolist() == again[key].token_ids.tolist()
+        np.testing.assert_allclose(one.behavior_logprobs, again[key].behavior_logprobs, atol=2e-5)
+
+
+def test_turns_end_with_their_weights(tmp_path):
+    spec = tiny.make(tmp_path, seed=3)
+    tensors = tiny.backend(spec).served_tensors()
+    policy = tiny.policy(spec, tensors)
+    first = dataclasses.replace(tiny.request(0), may_go_on=True)
+    said = tiny.drain_one(policy, first).token_ids.tolist()
+    longer = (*first.token_ids, *said, 3)
+    assert policy._turns.find(longer) is not None
+    policy.load(tensors, tiny.name(1))
+    assert policy._turns.find(longer) is None
+    policy.submit(dataclasses.replace(tiny.request(1), may_go_on=True, max_tokens=40))
+    policy.step()
+    policy.load(tensors, tiny.name(2))
+    other = tiny.drain(policy)["r1"]
+    assert policy._turns.find((*tiny.request(1).token_ids, *other.token_ids.tolist(), 3)) is None, "of two versions"
+
+
+def test_the_store_of_turns():
+    def turn(*token_ids):
+        return KeptTurn(token_ids, [])
+
+    store = TurnStore(10)
+    for one in (turn(1, 2), turn(1, 2, 3), turn(4, 5)):
+        store.add(one)
+    assert store.find((1, 2)) is None, "nothing would be new"
+    assert store.find((1, 2, 3)).token_ids == (1, 2)
+    assert store.find((1, 2, 3, 9)).token_ids == (1, 2, 3)
+    assert store.find((2, 1, 3, 9)) is None
+    store.add(turn(6, 7, 8, 9))
+    assert store.find((1, 2, 9)) is None, "the oldest went"
+    store.remove(store.find((4, 5, 6)))
+    assert store.find((4, 5, 6)) is None
+    store.clear()
+    assert store.find((6, 7, 8, 9, 1)) is None
