@@ -14,8 +14,10 @@ from typing import Any
 
 import psutil
 
+from rftstream.config import registry
 from rftstream.config.loader import sampling_for
-from rftstream.config.sections import RunConfig
+from rftstream.config.part_specs import EnvironmentSpec
+from rftstream.config.sections import EvaluationSection, RunConfig, TasksetSection
 from rftstream.config.stages import Stages
 from rftstream.models.spec import ModelSpec
 from rftstream.preflight.sizes import SERVED_BYTES, ModelSizes
@@ -116,7 +118,17 @@ def estimate_memory(
     roles = [
         RoleMemory(role=FEEDER.name, count=1, parts={MAIN: {"process": PROCESS_BYTES}}),
         *(
-            _sampler(EXPLORER.name, count, device, at_once, options.get("policy"), sizes, spec, longest)
+            _sampler(
+                EXPLORER.name,
+                count,
+                device,
+                at_once,
+                options.get("policy"),
+                sizes,
+                spec,
+                longest,
+                has_turns=_has_turns(config.tasksets),
+            )
             for device, count in Counter(given).items()
         ),
         RoleMemory(
@@ -150,6 +162,7 @@ def estimate_memory(
                 sizes,
                 spec,
                 longest,
+                has_turns=_has_turns(config.evaluations),
             )
         )
     places = {place for role in roles for place in role.parts}
@@ -313,9 +326,19 @@ def _of_rank(facts: _TrainerFacts, spread: _Spread) -> tuple[dict[str, int], dic
 
 
 def _sampler(
-    role: str, count: int, device: str, places: int, options: Any, sizes: ModelSizes, spec: ModelSpec, longest: int
+    role: str,
+    count: int,
+    device: str,
+    places: int,
+    options: Any,
+    sizes: ModelSizes,
+    spec: ModelSpec,
+    longest: int,
+    *,
+    has_turns: bool,
 ) -> RoleMemory:
-    """Estimate a role that samples. Whatever its policy is, it follows the weights."""
+    """Estimate a role that samples. Whatever its policy is, it follows the weights. `has_turns`: whether rollouts may
+    go on after a turn."""
     served = SERVED_BYTES[spec.dtype]
     in_main = {
         "process": TORCH_BYTES if options is not None else PROCESS_BYTES,
@@ -328,10 +351,15 @@ def _sampler(
             {
                 "weights": served * sizes.parameters,
                 "cache": rows * longest * sizes.cache_bytes(spec.dtype),
+                "turns": has_turns * getattr(options, "turn_tokens", 0) * sizes.cache_bytes(spec.dtype),
                 "logits": rows * sizes.vocabulary * (4 + served),
             }
         )
     return RoleMemory(role=role, count=count, parts=_without_nothing(parts))
+
+
+def _has_turns(sections: Mapping[str, TasksetSection] | Mapping[str, EvaluationSection]) -> bool:
+    return any(not registry.find_spec(EnvironmentSpec, one.environment).has_one_turn for one in sections.values())
 
 
 def _bodies(config: RunConfig, longest: int) -> int:

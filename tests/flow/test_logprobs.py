@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import random
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -233,16 +232,13 @@ class Replay:
 @pytest.mark.slow
 @pytest.mark.parametrize("style", STYLES)
 def test_the_log_replayed_gives_the_recorded_logprobs(style: str, tmp_path: Path) -> None:
-    began = time.process_time()
     histories = Histories(style, -(-NUM_HISTORIES // len(STYLES)), tmp_path)
     rollouts = histories.play()
-    played = time.process_time()
     assert len({one.ids.rollout_id for one in rollouts}) == len(rollouts) == histories.count
     spec = ModelSpec(name="model", folder=histories.model.folder, dtype="float32", context=1024)
     found = check_tokens_once(rollouts, spec)
     differences = np.concatenate(list(Replay(histories.model).differences(rollouts)))
     worst = float(np.abs(differences).max())
-    print(f"CPU {played - began:.1f} s, {time.process_time() - played:.1f} s")
     print(f"{style}: {len(rollouts)} rollouts, {len(differences)} tokens, largest difference {worst:.1e}; "
           f"{dict(found)}; agents: {dict(histories.did)}")  # fmt: skip
     assert worst < TOLERANCE

@@ -194,6 +194,7 @@ def test_memory_by_hand(write: Write) -> None:
     assert trainer["activations"] == 2 * longest * 2 * 4 * floats
     assert trainer["logits"] == 4 * 2 * longest * 17
     assert explorer["cache"] == 64 * longest * 2 * 2 * 64 * 2
+    assert "turns" not in explorer
     assert explorer["weights"] == explorer["version in hand"] == 2 * report.disk.parameters
     assert roles["explorer"].total(MAIN) == 2 * sum(explorer.values())
     assert report.memory.machine[MAIN] > 0
