@@ -11,7 +11,7 @@ SEED ?= 0
 LOAD ?= 0
 LOG ?= embedded
 
-.PHONY: help setup demo kafka kafka-stop test test-fast test-long test-vllm simulate fmt lint types bench curves faults constraints clean
+.PHONY: help setup demo kafka kafka-stop test test-fast test-long test-vllm histories simulate fmt lint types bench curves faults constraints clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,6 +44,9 @@ test-fast: .venv/.developer  ## the tests that take no more than seconds
 faults: .venv/.developer  ## whole runs with processes killed and stopped, from a seed (DURATION_S=, SEED=, LOG=kafka, SCHEDULES=, LOAD= busy processes beside)
 	$(BIN)/python -m tests.faults --log $(LOG) --seed $(SEED) --duration-s $(DURATION_S) --load $(LOAD) \
 	  $(if $(SCHEDULES),--schedules $(SCHEDULES)) --json faults.json
+
+histories: .venv/.developer  ## random histories of agents and environments, replayed through the model (NUM=)
+	HISTORIES=$(or $(NUM),10000) $(BIN)/python -m pytest -s tests/flow/test_logprobs.py $(ARGS)
 
 simulate: .venv/.developer  ## all roles in one process, faults from seeds, all laws checked (SEEDS=0:20000, JOBS=)
 	$(BIN)/python -m tests.simulation $(or $(SEEDS),0:1000) --jobs $(JOBS)

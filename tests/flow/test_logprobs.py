@@ -11,6 +11,7 @@ import os
 import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rftstream.contracts import ids
+from rftstream.contracts.arrays import Array
 from rftstream.contracts.rollouts import Rollout, Segment
 from rftstream.contracts.tasks import ChatMessage, Problem, RolloutIds, Sampling, Task
 from rftstream.contracts.versions import VersionName
@@ -229,6 +231,16 @@ class Replay:
         return difference
 
 
+def with_another_start(rollout: Rollout) -> Rollout:
+    """Return the rollout with another first token in each segment, which is not sampled."""
+    segments = []
+    for segment in rollout.segments:
+        ids = segment.token_ids.numpy().copy()
+        ids[0] = (ids[0] + 1) % 256
+        segments.append(replace(segment, token_ids=Array.of(ids, "int32")))
+    return replace(rollout, segments=tuple(segments))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("style", STYLES)
 def test_the_log_replayed_gives_the_recorded_logprobs(style: str, tmp_path: Path) -> None:
@@ -237,10 +249,13 @@ def test_the_log_replayed_gives_the_recorded_logprobs(style: str, tmp_path: Path
     assert len({one.ids.rollout_id for one in rollouts}) == len(rollouts) == histories.count
     spec = ModelSpec(name="model", folder=histories.model.folder, dtype="float32", context=1024)
     found = check_tokens_once(rollouts, spec)
-    differences = np.concatenate(list(Replay(histories.model).differences(rollouts)))
+    replay = Replay(histories.model)
+    differences = np.concatenate(list(replay.differences(rollouts)))
     worst = float(np.abs(differences).max())
     print(f"{style}: {len(rollouts)} rollouts, {len(differences)} tokens, largest difference {worst:.1e}; "
           f"{dict(found)}; agents: {dict(histories.did)}")  # fmt: skip
     assert worst < TOLERANCE
+    others = np.concatenate(list(replay.differences([with_another_start(one) for one in rollouts[:8]])))
+    assert np.abs(others).max() > 20 * TOLERANCE, "any token of the prompt matters to what is sampled far behind it"
     assert found["goes on"] > 0 or style == "counted"
     assert found["branch"] > 0 and found["environments"] > 0
