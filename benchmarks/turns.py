@@ -17,10 +17,10 @@ from rftstream.contracts.tasks import ChatMessage, Problem
 from rftstream.environments.base import Reply
 
 MODEL = {"characters": "0123456789+-*/= ", "layers": 12, "width": 384, "heads": 6, "context": 1024}
-NUM_TURNS, LEAST_TOKENS = 4, 8
+NUM_TURNS, LEAST_TOKENS = 4, 24
 """Turns of a rollout, and the least tokens of a turn; the made model stops with one token in 17 from then on."""
-RESULT = "= 1234567 "
-"""What the tool says: ten tokens."""
+RESULT = "= 12345 "
+"""What the tool says: eight tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
