@@ -103,7 +103,8 @@ class TalkingModel:
             ids += self._encode(stop)
             np.add.at(counts_VV, (ids[:-1], ids[1:]), 1)
         counts_VV += USUAL * counts_VV.sum(axis=0) / counts_VV.sum() + UNSEEN
-        return np.log(counts_VV / counts_VV.sum(axis=1, keepdims=True))
+        logits_VV: np.ndarray = np.log(counts_VV / counts_VV.sum(axis=1, keepdims=True))
+        return logits_VV
 
     def _encode(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
