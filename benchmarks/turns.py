@@ -23,15 +23,12 @@ RESULT = "= 12345 "
 """What the tool says: eight tokens."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Config:
-    """Nothing is to be set."""
-
-
 class Calculation:
     """An environment that answers each turn but the last as a tool does."""
 
-    Config = Config
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        """Nothing is to be set."""
 
     def __init__(self, config: Config, *, problem: Problem, seed: int) -> None:
         self._problem, self._num_turns = problem, 0

@@ -262,15 +262,12 @@ def user(text: str) -> dict[str, Any]:
     return {"role": "user", "content": text}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Config:
-    """Nothing is to be set."""
-
-
 class Wanderer:
     """An environment that answers calls of tools and talks on, and now and then rewrites all that was said."""
 
-    Config = Config
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        """Nothing is to be set."""
 
     def __init__(self, config: Config, *, problem: Problem, seed: int) -> None:
         self._problem, self._seed, self._turn = problem, seed, 0
