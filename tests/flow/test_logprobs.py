@@ -257,6 +257,6 @@ def test_the_log_replayed_gives_the_recorded_logprobs(style: str, tmp_path: Path
     assert worst < TOLERANCE
     others = np.concatenate(list(replay.differences([with_another_start(one) for one in rollouts[:8]])))
     assert np.abs(others).max() > 20 * TOLERANCE, "any token of the prompt matters to what is sampled far behind it"
-    assert found["goes on"] > 0 or style == "counted" or histories.count < 20
     assert found["environments"] > 0
-    assert found["branch"] > 0 or histories.count < 100, "few histories may have none"
+    if histories.count >= 100:  # fewer may have none of a kind
+        assert found["branch"] > 0 and (found["goes on"] > 0 or style == "counted")
