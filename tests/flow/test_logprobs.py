@@ -39,6 +39,8 @@ from tests.flow.talking_model import TalkingModel, draw_text
 
 STYLES = ("chatml", "chatml, plain marks", "qwen3", "opened thought", "qwen3.5", "llama3", "mistral", "glm", "harmony",
           "lines", "counted")  # fmt: skip
+NEVER_GO_ON = ("counted", "harmony")
+"""The template of one changes its history; the model of the other seldom stops as the template ends such a turn."""
 NUM_HISTORIES = int(os.environ.get("HISTORIES", "220"))
 """Of all styles together."""
 AT_ONCE = 48
@@ -259,4 +261,4 @@ def test_the_log_replayed_gives_the_recorded_logprobs(style: str, tmp_path: Path
     assert np.abs(others).max() > 20 * TOLERANCE, "any token of the prompt matters to what is sampled far behind it"
     assert found["environments"] > 0
     if histories.count >= 100:  # fewer may have none of a kind
-        assert found["branch"] > 0 and (found["goes on"] > 0 or style == "counted")
+        assert found["branch"] > 0 and (found["goes on"] > 0 or style in NEVER_GO_ON)
