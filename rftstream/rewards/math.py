@@ -1,71 +1,200 @@
-"""Mathematical equality, by math-verify.
+"""Mathematical equality of answers: our own readers first, math-verify where they cannot tell (see answers/).
 
-math-verify limits its own time with SIGALRM and then says "not equal", which would make a reward of 0 out of what could
-not be computed. So its limits are switched off here: the scorer ends a child that takes too long, and says timeout.
+The problem's answer is read whole. The completion's answer is its last box, else what follows "the answer is", else
+all of a short completion. An answer whose evaluation exceeds the limits is wrong; one of the problem's is unscorable.
 """
 
 from __future__ import annotations
 
-import logging
+import functools
+import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from rftstream.errors import MissingChecker, RewardError, importing
+from rftstream.errors import RewardError
+from rftstream.rewards.answers.boxes import FoundAnswer, find_answers, last_boxes
+from rftstream.rewards.answers.choices import chosen_letters, lone_letter
+from rftstream.rewards.answers.clean import bare_words
+from rftstream.rewards.answers.compare import AnswerComparison, Verdict, is_formula
+from rftstream.rewards.answers.guards import TooCostly, check_size, check_text
+from rftstream.rewards.answers.nodes import Form, Group, Reading, Value
+from rftstream.rewards.answers.reading import read_answer
+from rftstream.rewards.answers.second import SecondChecker
+from rftstream.rewards.answers.values import constant
 from rftstream.rewards.base import RewardInput, Score, needed_answer
+from rftstream.rewards.evaluating import evaluating_answer
 from rftstream.rewards.version import config_version
+
+MAX_SECOND_CHARS = 400
+"""Longest answer that is also given to math-verify although our readers decided."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Gold:
+    """The problem's answer, as far as it could be read."""
+
+    text: str
+    reading: Reading
+    letter: str | None
+    second: list[Any]
+    too_costly: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Judgement:
+    equal: bool
+    parsed: bool
+    by_second: bool = False
+    too_costly: bool = False
+    disagree: bool | None = None
 
 
 class MathReward:
-    """1 if the completion's answer equals the problem's, else 0. Metric `parsed`: an answer was found."""
+    """1 if the completion's answer equals the problem's, else 0.
+
+    Metrics: `parsed` (an answer was found and read), `second` (math-verify decided), `over_limit` (evaluating the answer
+    would take too long), and where both decided, `disagree` (our readers and math-verify say different things).
+    """
+
+    answer_limits = True
+    """A limit that is exceeded inside of `evaluating_answer` is the policy's fault."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
         """The settings in `[rewards.math]`."""
 
         float_rounding: int = 6
-        """Decimal places to which floats are compared."""
+        """Decimal places to which decimals are compared."""
         strict: bool = True
         """Variables must have the same names, and sets are not tuples."""
         boxed_only: bool = False
         r"""Take the completion's answer from \boxed{} alone."""
         gold_marker: str = "####"
         """Where the problem's answer holds this, what follows its last occurrence is the answer (GSM8K)."""
+        second_share: float = 0.05
+        """Share of the answers that our readers decided for which math-verify is asked, too, for the metric `disagree`."""
 
     def __init__(self, config: Config) -> None:
-        with importing("rewards.math", "math-verify", install="math-verify", error_type=MissingChecker):
-            import math_verify  # type: ignore[import-untyped]
-        logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns of the time limits that we switch off
         self._config = config
-        self._verify = math_verify.verify
-        self._parse = math_verify.parse
-        boxed = math_verify.LatexExtractionConfig(boxed_match_priority=0)
-        self._targets = [boxed] if config.boxed_only else [boxed, math_verify.ExprExtractionConfig()]
-        self._gold_targets = [math_verify.LatexExtractionConfig(), math_verify.ExprExtractionConfig()]
-        self.version = config_version("1", config, "math-verify", "sympy", "latex2sympy2_extended")
+        self._second = SecondChecker(
+            places=config.float_rounding, strict=config.strict, boxed_only=config.boxed_only
+        )
+        self._comparison = AnswerComparison(places=config.float_rounding, strict=config.strict)
+        self._gold = functools.lru_cache(maxsize=256)(self._read_gold)  # siblings share a problem
+        self.version = config_version("2", config, "math-verify", "sympy", "latex2sympy2_extended", "mpmath")
 
     def __call__(self, item: RewardInput) -> Score:
-        gold_text = needed_answer(item, "math").rpartition(self._config.gold_marker)[2].strip()
-        gold = self._read(gold_text, self._gold_targets) or self._read(f"${gold_text}$", self._gold_targets)
-        if not gold:
-            raise RewardError(
-                f"math: the problem's answer {gold_text[:200]!r} is nothing that math-verify reads; "
-                "correct it, or use the reward 'exact'"
-            )
-        if self._config.boxed_only and "\\boxed" not in item.completion:
-            return Score(reward=0.0, metrics={"parsed": 0.0})
-        found = self._read(item.completion, self._targets)
-        equal = bool(found) and self._verify(
-            gold,
-            found,
-            float_rounding=self._config.float_rounding,
-            strict=self._config.strict,
-            timeout_seconds=None,
-        )
-        return Score(reward=float(equal), metrics={"parsed": float(bool(found))})
+        gold = self._readable_gold(item)
+        with evaluating_answer():
+            try:
+                judgement = self._judge(gold, item.completion)
+            except (TooCostly, MemoryError, RecursionError):
+                judgement = _Judgement(equal=False, parsed=False, too_costly=True)
+        if gold.too_costly and not judgement.equal:
+            raise RewardError(f"math: the problem's answer {gold.text[:200]!r} cannot be evaluated: {gold.too_costly}")
+        metrics = {
+            "parsed": float(judgement.parsed),
+            "second": float(judgement.by_second),
+            "over_limit": float(judgement.too_costly),
+        }
+        if judgement.disagree is not None:
+            metrics["disagree"] = float(judgement.disagree)
+        return Score(reward=float(judgement.equal), metrics=metrics)
 
     def check(self, item: RewardInput) -> None:
-        """Raise RewardError if the problem has no answer. The answer is not parsed here, since that may take long."""
-        needed_answer(item, "math")
+        """Raise RewardError if the problem has no answer, or one that nobody can read or evaluate."""
+        gold = self._readable_gold(item)
+        if gold.too_costly:
+            raise RewardError(f"math: the problem's answer {gold.text[:200]!r} cannot be evaluated: {gold.too_costly}")
 
-    def _read(self, text: str, targets: list[Any]) -> list[Any]:
-        return self._parse(text, extraction_config=targets, parsing_timeout=None)  # type: ignore[no-any-return]
+    def _readable_gold(self, item: RewardInput) -> _Gold:
+        text = needed_answer(item, "math").rpartition(self._config.gold_marker)[2].strip()
+        gold = self._gold(text)
+        if gold is None:
+            raise RewardError(
+                f"math: the problem's answer {text[:200]!r} is nothing that can be read whole; "
+                "correct it, or use the reward 'exact'"
+            )
+        return gold
+
+    def _read_gold(self, text: str) -> _Gold | None:
+        boxed = last_boxes(text)
+        text = (boxed if boxed is not None else text).strip()
+        too_costly = ""
+        try:
+            reading = read_answer(text)
+            for node in (form.node for form in reading.forms for form in _values_in(form)):
+                constant(node)
+        except TooCostly as error:
+            too_costly, reading = str(error), Reading(text=text)
+        second: list[Any] = []
+        if not too_costly and (not reading.whole or len(text) <= MAX_SECOND_CHARS):
+            try:
+                check_text(reading.text)
+                second = self._second.read_gold(text)
+            except TooCostly as error:
+                too_costly = "" if reading.whole else str(error)
+        if not bare_words(text) and not reading.whole:
+            return None
+        unread = not reading.whole and is_formula(reading.text) and not too_costly
+        if unread and all(isinstance(one, str) for one in second):
+            return None
+        return _Gold(text=text, reading=reading, letter=lone_letter(text), second=second, too_costly=too_costly)
+
+    def _judge(self, gold: _Gold, completion: str) -> _Judgement:
+        answers = find_answers(completion, boxed_only=self._config.boxed_only)
+        for answer in answers:
+            judgement = self._judge_answer(gold, answer)
+            if judgement is not None:
+                return judgement
+        if not answers and ("\\boxed" in completion or self._config.boxed_only or not completion.strip()):
+            return _Judgement(equal=False, parsed=False)
+        boxed = bool(answers) and answers[0].how == "box"
+        return self._ask_second(gold, answers[0].text if boxed else completion, boxed=boxed)
+
+    def _judge_answer(self, gold: _Gold, answer: FoundAnswer) -> _Judgement | None:
+        """Return what our own readers say of an answer, or None if they cannot tell."""
+        if answer.text.strip() == gold.text:
+            return _Judgement(equal=True, parsed=True)
+        if gold.letter is not None and (letters := chosen_letters(answer.text)) is not None:
+            return _Judgement(equal=letters == {gold.letter}, parsed=True)
+        check_size(answer.text)
+        found = read_answer(answer.text)
+        verdict = self._comparison.readings(gold.reading, found)
+        if verdict == Verdict.UNKNOWN or (verdict == Verdict.DIFFERENT and not self._config.strict):
+            return None
+        if verdict == Verdict.DIFFERENT and answer.how != "box" and not found.whole and gold.reading.whole:
+            return None  # words, while the problem's answer is none: the answer may stand elsewhere
+        return _Judgement(
+            equal=verdict == Verdict.EQUAL,
+            parsed=True,
+            disagree=self._disagreement(gold, answer, equal=verdict == Verdict.EQUAL),
+        )
+
+    def _ask_second(self, gold: _Gold, text: str, *, boxed: bool) -> _Judgement:
+        if not gold.second:
+            return _Judgement(equal=False, parsed=False)
+        check_text(text if boxed else text[-200:])
+        found = self._second.read_found(text, boxed=boxed)
+        equal = self._second.equal(gold.second, found)
+        return _Judgement(equal=equal, parsed=bool(found), by_second=True)
+
+    def _disagreement(self, gold: _Gold, answer: FoundAnswer, *, equal: bool) -> bool | None:
+        """Return whether math-verify says something else, for a share of the answers; None for the others."""
+        chance = zlib.crc32(f"{gold.text}\n{answer.text}".encode()) / 2**32
+        if chance >= self._config.second_share or not gold.second or len(answer.text) > MAX_SECOND_CHARS:
+            return None
+        try:
+            check_text(answer.text)
+        except TooCostly:
+            return None
+        return self._second.equal(gold.second, self._second.read_found(answer.text, boxed=True)) != equal
+
+
+def _values_in(form: Form) -> Iterator[Value]:
+    if isinstance(form, Value):
+        yield form
+    elif isinstance(form, Group):
+        for item in form.items:
+            yield from _values_in(item)

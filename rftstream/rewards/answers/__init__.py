@@ -1,0 +1,19 @@
+"""How an answer is found in a text, read, and compared with another one. `math` and `k12` share it.
+
+The modules, in the order in which an answer goes through them:
+
+    boxes        finds the answer in a completion: the last box, what follows "the answer is", a short completion
+    clean        brings characters and LaTeX to one spelling
+    words        reads numbers that are written in English or Chinese words
+    nodes        trees of expressions, and what an answer may be: a value, a group, a real set, a relation, a matrix, a word
+    tokens       cuts an expression into tokens
+    expressions  reads the tokens as a tree
+    scan         splits a text at separators outside of brackets
+    reading      reads a whole answer, by what it looks like
+    realsets     unions of intervals, from intervals and from inequalities
+    values       evaluates trees: exactly where that is possible, and within limits
+    compare      compares two answers: equal, different, or cannot tell
+    units        names of units in English and Chinese, and their conversion by pint
+    second       math-verify, asked where our own readers cannot tell
+    guards       refuses to evaluate what would take too long
+"""

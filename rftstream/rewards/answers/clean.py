@@ -1,0 +1,170 @@
+r"""One spelling for answers: Unicode, LaTeX decoration, brackets and spaces.
+
+`clean` keeps what a text means. What it removes says nothing about the value: sizes of brackets, spacing, fonts.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+_SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
+_SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉ₙ", "0123456789n")
+_RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+")
+_LOWERED = re.compile("[₀₁₂₃₄₅₆₇₈₉ₙ]+")
+_VULGAR = re.compile("[¼½¾⅐⅑⅒⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞]")
+
+_SIGNS = {
+    "−": "-", "–": "-", "—": "-", "‐": "-", "‑": "-", "﹣": "-", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ",
+    "∙": r"\cdot ", "÷": r"\div ", "∗": "*", "≤": r"\le ", "⩽": r"\le ", "≦": r"\le ", "≥": r"\ge ", "⩾": r"\ge ",
+    "≧": r"\ge ", "≠": r"\ne ", "≈": r"\approx ", "≒": r"\approx ", "∞": r"\infty ", "∪": r"\cup ", "∩": r"\cap ",
+    "∈": r"\in ", "∅": r"\emptyset ", "⌀": r"\emptyset ", "ø": r"\emptyset ", "Ø": r"\emptyset ", "°": r"^\circ ",
+    "º": r"^\circ ", "˚": r"^\circ ", "±": r"\pm ", "∓": r"\mp ", "π": r"\pi ", "√": r"\sqrt ", "∛": r"\sqrt[3]",
+    "ℝ": r"\mathbb{R}", "⟨": r"\langle ", "⟩": r"\rangle ", "〈": r"\langle ", "〉": r"\rangle ", "′": "'", "’": "'",
+    "‘": "'", "“": '"', "”": '"', "、": ",", "。": ".", "⌊": r"\lfloor ", "⌋": r"\rfloor ", "⌈": r"\lceil ",
+    "⌉": r"\rceil ", "∶": ":", "⁄": "/", "∕": "/", "≡": r"\equiv ", "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ",
+    "γ": r"\gamma ", "λ": r"\lambda ", "μ": r"\mu ", "ω": r"\omega ", "φ": r"\phi ", "∧": r"\wedge ",
+    "∨": r"\vee ", "∖": r"\setminus ", "→": r"\to ", "⇒": r"\implies ", "…": r"\ldots ", "【": "[", "】": "]",
+    "《": '"', "》": '"',
+}  # fmt: skip
+_SIGN = re.compile("|".join(map(re.escape, _SIGNS)))
+
+_COMMANDS = (
+    (re.compile(r"\\(?:d|t|c|x)frac(?![a-zA-Z])"), r"\\frac"),
+    (re.compile(r"\\[dt]binom(?![a-zA-Z])"), r"\\binom"),
+    (re.compile(r"\\(?:leq|leqslant|leqq)(?![a-zA-Z])"), r"\\le"),
+    (re.compile(r"\\(?:geq|geqslant|geqq)(?![a-zA-Z])"), r"\\ge"),
+    (re.compile(r"\\(?:neq|not\s*=)(?![a-zA-Z])"), r"\\ne"),
+    (re.compile(r"\\(?:varnothing|O)(?![a-zA-Z])"), r"\\emptyset"),
+    (re.compile(r"\\(?:degree|degrees)(?![a-zA-Z])"), r"^\\circ"),
+    (re.compile(r"\\lt(?![a-zA-Z])"), "<"),
+    (re.compile(r"\\gt(?![a-zA-Z])"), ">"),
+    (re.compile(r"\\(?:simeq|cong|doteq)(?![a-zA-Z])"), r"\\approx"),
+    (re.compile(r"\\(?:lbrace)(?![a-zA-Z])"), r"\\{"),
+    (re.compile(r"\\(?:rbrace)(?![a-zA-Z])"), r"\\}"),
+    (re.compile(r"\\(?:lbrack)(?![a-zA-Z])"), "["),
+    (re.compile(r"\\(?:rbrack)(?![a-zA-Z])"), "]"),
+    (re.compile(r"\\(?:lvert|rvert|vert|mid)(?![a-zA-Z])"), "|"),
+    (re.compile(r"\\colon(?![a-zA-Z])"), ":"),
+    (re.compile(r"\\bmod(?![a-zA-Z])|\\mod(?![a-zA-Z])"), r"\\pmod"),
+    (re.compile(r"\\(?:dots|cdots|ldots|dotsc|dotsb|dotsm)(?![a-zA-Z])"), r"\\ldots"),
+    (re.compile(r"\\(?:bigcup)(?![a-zA-Z])"), r"\\cup"),
+    (re.compile(r"\\(?:varepsilon)(?![a-zA-Z])"), r"\\epsilon"),
+    (re.compile(r"\\(?:varphi)(?![a-zA-Z])"), r"\\phi"),
+    (re.compile(r"\\(?:backslash|smallsetminus)(?![a-zA-Z])"), r"\\setminus"),
+    (re.compile(r"\\m?(?:left|right|middle)(?![a-zA-Z])\s*\.?(?=[\s()\[\]|\\.<>/]|$)"), ""),
+    (re.compile(r"\\(?:[bB]igg?|[bB]igg?[lrm])(?![a-zA-Z])"), ""),
+    (re.compile(r"\\(?:displaystyle|textstyle|scriptstyle|limits|nolimits|boldsymbol|bm|pmb|rm|bf|it|mathstrut)(?![a-zA-Z])"), ""),
+    (re.compile(r"\\(?:,|;|:|!|>|@|/)"), ""),
+    (re.compile(r"\\(?:quad|qquad|hspace\*?\{[^{}]*\}|hfill|space|thinspace|enspace|nonumber)(?![a-zA-Z])"), " "),
+    (re.compile(r"\\h?phantom\{[^{}]*\}|\\label\{[^{}]*\}|\\tag\*?\{[^{}]*\}"), ""),
+    (re.compile(r"(?<!\\)\\ "), " "),
+    (re.compile(r"(?<!\\)~"), " "),
+    (re.compile(r"\\(?:mathrm|mathit|mathbf|mathsf|mathtt|mathnormal|textup|textnormal|textrm|textsf|texttt|mbox|hbox"
+                r"|text ?|textbf|textit|operatorname\*?)\s*\{"), r"\\text{"),
+)  # fmt: skip
+
+_DOLLAR_AMOUNT = re.compile(r"\\\$")
+_TRAILING = re.compile(r"(?:[\s.,;:!?]|\\\\)+$")
+_BRACED_COMMA = re.compile(r"\{\s*,\s*\}")
+_THIN_COMMA = re.compile(r",\s*\\!\s*")
+_SPACES = re.compile(r"\s+")
+_MARKDOWN = re.compile(r"\*\*(.+?)\*\*|__(.+?)__", re.DOTALL)
+_COLOUR = re.compile(r"\\(?:text)?color\s*(?:\[[^\]]*\])?\{[^{}]*\}")
+
+
+def clean(text: str) -> str:
+    """Return a text in one spelling: NFKC, plain commands, no decoration, no dollar signs around formulas."""
+    text = plain_characters(text)
+    text = _MARKDOWN.sub(lambda match: match.group(1) or match.group(2), text)
+    text = _COLOUR.sub("", text)
+    text = _BRACED_COMMA.sub("{,}", text)
+    text = _THIN_COMMA.sub("{,}", text)
+    for pattern, replacement in _COMMANDS:
+        text = pattern.sub(replacement, text)
+    text = _DOLLAR_AMOUNT.sub(r"\\dollar ", text)
+    text = _without_math_marks(text)
+    text = _SPACES.sub(" ", text).strip()
+    text = strip_end(text)
+    while (inner := _unwrapped(text)) is not None:
+        text = strip_end(inner.strip())
+    return text
+
+
+def plain_characters(text: str) -> str:
+    """Return a text with one character for each sign, and LaTeX for raised, lowered and mathematical ones."""
+    text = _RAISED.sub(lambda match: "^{" + match.group().translate(_SUPERSCRIPTS) + "}", text)
+    text = _LOWERED.sub(lambda match: "_{" + match.group().translate(_SUBSCRIPTS) + "}", text)
+    text = _VULGAR.sub(lambda match: " " + unicodedata.normalize("NFKC", match.group()).replace("⁄", "/") + " ", text)
+    text = _SIGN.sub(lambda match: _SIGNS[match.group()], text)
+    text = unicodedata.normalize("NFKC", text)
+    return _SIGN.sub(lambda match: _SIGNS[match.group()], text)
+
+
+def strip_end(text: str) -> str:
+    """Return a text without the punctuation that ends a sentence. Dots after digits and factorials stay."""
+    while match := _TRAILING.search(text):
+        tail = match.group()
+        if "!" in tail:
+            tail = tail[tail.rindex("!") + 1 :]
+            if not tail.strip():
+                return text.strip()
+        if re.fullmatch(r".*\.\s*\.\s*\.\s*", text[-8:], re.DOTALL):
+            return text.strip()
+        text = text[: len(text) - len(tail)]
+    return text.strip()
+
+
+def bare_words(text: str) -> str:
+    r"""Return a text as words alone: `\text{}` opened, small letters, no decoration, one space between words."""
+    text = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text)
+    text = re.sub(r"\\(?:dollar|ldots|[,;:! ])", " ", text)
+    text = text.replace("{", "").replace("}", "").replace("$", "").replace('"', "")
+    text = _SPACES.sub(" ", text).strip().casefold()
+    text = strip_end(text).strip("'`* ")
+    return re.sub(r"^(?:the|an?) (?=[a-z]{2})", "", text)
+
+
+def compact(text: str) -> str:
+    """Return a cleaned text without spaces and needless braces, for comparing spellings."""
+    text = re.sub(r"\\text\{\s*([^{}]*?)\s*\}", r"\1", text)
+    text = text.replace("{,}", ",")
+    text = re.sub(r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}", text)
+    text = re.sub(r"\{(\w)\}", r"\1", text)
+    return re.sub(r"\s+", "", text)
+
+
+def _without_math_marks(text: str) -> str:
+    text = re.sub(r"\\[()\[\]]", " ", text)
+    return text.replace("$", " ")
+
+
+def _unwrapped(text: str) -> str | None:
+    """Return what stands between marks around the whole text, such as quotes or braces; None if there are none."""
+    for left, right in (('"', '"'), ("`", "`"), ("*", "*"), ("'", "'")):
+        if len(text) > 2 and text.startswith(left) and text.endswith(right) and text.count(left) == 2:
+            return text[len(left) : -len(right)]
+    boxed = re.match(r"\\(?:boxed|fbox|underline|mathcal)\s*\{", text)
+    start = boxed.end() - 1 if boxed else 0
+    if text.startswith("{", start) and matching_brace(text, start) == len(text) - 1:
+        return text[start + 1 : -1]
+    return None
+
+
+def matching_brace(text: str, start: int) -> int | None:
+    r"""Return the place of the brace that closes the one at `start`; None if none does. `\{` and `\}` do not count."""
+    depth = 0
+    place = start
+    while place < len(text):
+        character = text[place]
+        if character == "\\":
+            place += 2
+            continue
+        if character == "{":
+            depth += 1
+        elif character == "}":
+            depth -= 1
+            if depth == 0:
+                return place
+        place += 1
+    return None

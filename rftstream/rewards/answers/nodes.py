@@ -1,0 +1,154 @@
+"""Trees of expressions, and the forms that an answer may have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A part of an expression.
+
+    `op` says what it is: number, symbol, add, mul, div, neg, pow, pm, factorial, abs, floor, ceil, binom, log (of the
+    first part, to the base of the second), root (of the first, with the second as index), or the name of a function.
+    """
+
+    op: str
+    parts: tuple[Node, ...] = ()
+    name: str = ""
+    """Name of a symbol; for `pm`, `+` where the plus stands above."""
+    number: Fraction = Fraction(0)
+    rounded: bool = False
+    """Whether a number was written with a decimal point, so that it may be a rounded one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Value:
+    """An answer that is one expression, perhaps a percentage or with a unit."""
+
+    node: Node
+    unit: str = ""
+    """The unit as it was written, cleaned. Empty if there is none."""
+    percent: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Several answers: a list without brackets (any order), a set, or a tuple (in order).
+
+    A pair in round or square brackets is a tuple that may also be an interval: `left` and `right` are its brackets.
+    """
+
+    kind: str
+    """`list`, `set` or `tuple`."""
+    items: tuple[Form, ...]
+    left: str = ""
+    right: str = ""
+    open_ended: bool = False
+    """Whether dots end the list."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """An interval of real numbers. A point is an interval from itself to itself. None is infinity."""
+
+    low: Node | None
+    high: Node | None
+    low_open: bool
+    high_open: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RealSet:
+    """A union of intervals, or with `excluded` all real numbers but these points."""
+
+    intervals: tuple[Interval, ...]
+    excluded: tuple[Node, ...] = ()
+    variable: str = ""
+    """The variable, where the set was written as an inequality."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relation:
+    """A chain of comparisons, such as `a < b = c`: one operator less than sides."""
+
+    sides: tuple[Form, ...]
+    operators: tuple[str, ...]
+    """`=`, `<`, `>`, `<=`, `>=`, `!=`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matrix:
+    """A matrix, row by row."""
+
+    rows: tuple[tuple[Form, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Word:
+    """An answer in words, in small letters and without decoration."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Based:
+    """A whole number with the base that it is written in."""
+
+    number: int
+    base: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ratio:
+    """Numbers with colons between them: a ratio, or the time of a day."""
+
+    parts: tuple[Node, ...]
+    clock: bool = False
+    """Whether it looks like a time, as 12:00 does."""
+    half_day: str = ""
+    """`am`, `pm` or nothing."""
+
+
+Form = Value | Group | RealSet | Relation | Matrix | Word | Based | Ratio
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What could be read of one answer: its cleaned text and all forms that it may have."""
+
+    text: str
+    forms: tuple[Form, ...] = field(default=())
+
+    @property
+    def whole(self) -> bool:
+        """Return whether the text was read to its end as more than words."""
+        return any(not isinstance(form, Word) for form in self.forms)
+
+
+def number(value: int | Fraction, *, rounded: bool = False) -> Node:
+    """Return a number as a tree."""
+    return Node("number", number=Fraction(value), rounded=rounded)
+
+
+def symbol(name: str) -> Node:
+    """Return a symbol as a tree."""
+    return Node("symbol", name=name)
+
+
+def symbols_of(node: Node) -> frozenset[str]:
+    """Return the names of all variables in a tree."""
+    if node.op == "symbol":
+        return frozenset({node.name})
+    return frozenset().union(*(symbols_of(part) for part in node.parts))
+
+
+def has(node: Node, op: str) -> bool:
+    """Return whether a tree holds a part of this kind."""
+    return node.op == op or any(has(part, op) for part in node.parts)
+
+
+def is_rounded(node: Node) -> bool:
+    """Return whether a tree holds a number with a decimal point."""
+    return node.rounded or any(is_rounded(part) for part in node.parts)

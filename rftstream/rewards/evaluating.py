@@ -1,0 +1,56 @@
+"""Tells whose fault it is when a reward exceeds its limits: the policy's, while its answer is being evaluated.
+
+A reward that evaluates what the policy wrote first reads the problem's own answer. From then on only the policy's answer
+can take long. It says so with `evaluating_answer`, which a child of the scorer notes in the page that it shares with its
+parent. If the child is then killed for its time limit, the rollout is scored again, with 0 for that reward: an answer
+that cannot be evaluated is a wrong one, or policies would learn to escape a 0. Without the note, the limit is our own
+failure, and the rollout is unscorable.
+
+Memory is limited meanwhile, so that a huge answer ends as a MemoryError in the reward and not as a killed process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+MAX_MEMORY_BYTES = 2 << 30
+"""Memory that evaluating one answer may take."""
+
+_watch: Callable[[bool], None] | None = None
+
+
+def watch_evaluations(watch: Callable[[bool], None] | None) -> None:
+    """Let `watch` be called with True when a reward begins to evaluate an answer, and with False when it is done."""
+    global _watch
+    _watch = watch
+
+
+@contextlib.contextmanager
+def evaluating_answer() -> Iterator[None]:
+    """Say that from here to the end of the block, a time or memory limit is the fault of the policy's answer."""
+    if _watch is None:
+        yield
+        return
+    _watch(True)
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    limit = _memory_bytes() + MAX_MEMORY_BYTES
+    inside = before[0] == resource.RLIM_INFINITY or limit < before[0]
+    if inside:
+        resource.setrlimit(resource.RLIMIT_AS, (limit, before[1]))
+    try:
+        yield
+    finally:
+        if inside:
+            resource.setrlimit(resource.RLIMIT_AS, before)
+        _watch(False)
+
+
+def _memory_bytes() -> int:
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    except (OSError, ValueError):
+        return 64 << 30
+    return pages * resource.getpagesize()

@@ -1,0 +1,30 @@
+"""Reads the labelled answer pairs of tests/data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+DATA = Path(__file__).parents[3] / "data"
+
+
+@dataclass(frozen=True)
+class Pair:
+    category: str
+    gold: str
+    completion: str
+    equal: bool
+
+
+def math_pairs() -> list[Pair]:
+    pairs = []
+    category = ""
+    for line in (DATA / "math_pairs.txt").read_text(encoding="utf-8").splitlines():
+        if line.startswith("## "):
+            category = line[3:]
+        elif line.startswith(("= ", "! ")):
+            gold, _, answer = line[2:].partition(" || ")
+            whole = answer.startswith("> ")
+            completion = answer[2:].replace("⏎", "\n") if whole else f"so it is $\\boxed{{{answer}}}$."
+            pairs.append(Pair(category, gold, completion, line.startswith("= ")))
+    return pairs
