@@ -26,6 +26,7 @@ from rftstream.errors import ConfigError, MissingChecker, NoReward, RewardError,
 from rftstream.frames import FrameReader
 from rftstream.rewards.base import RewardInput, Score
 from rftstream.rewards.breaker import is_slow
+from rftstream.rewards.evaluating import watch_evaluations
 from rftstream.rewards.frames import (
     IDLE,
     MAX_FRAME_BYTES,
@@ -36,6 +37,7 @@ from rftstream.rewards.frames import (
     ScoreItem,
     Setup,
     pack,
+    read_page,
     write_page,
 )
 from rftstream.rewards.functions import BatchFailed
@@ -59,6 +61,7 @@ def main() -> None:
     bodies: list[bytes] = []
     while not bodies:
         bodies += _read(requests, frames)
+    watch_evaluations(lambda part: _note_evaluation(page, part))
     setup = msgspec.msgpack.decode(bodies.pop(0), type=Setup)
     rewards = _set_up(setup, replies)
     decoder = msgspec.msgpack.Decoder(list[ScoreItem])
@@ -69,9 +72,14 @@ def main() -> None:
 
 
 def score_items(
-    reward: Any, items: Sequence[RewardInput], begin: Callable[[int, int], None] = lambda place, count: None
+    reward: Any,
+    items: Sequence[RewardInput],
+    begin: Callable[[int, int], None] = lambda place, count: None,
+    *,
+    over_limit: int = 0,
 ) -> list[tuple[Score | None, str | None, str]]:
-    """Return for each item a score, or the reason and the detail why there is none.
+    """Return for each item a score, or the reason and the detail why there is none. The parts in the bits of
+    `over_limit` are 0 for all of them.
 
     If a batch fails as a whole, its items are tried one by one, so that only the bad item has no score. `begin` is
     called before each try with the place of its first item and the number of its items.
@@ -79,7 +87,7 @@ def score_items(
     if isinstance(reward, MissingChecker):
         return [_reply(reward)] * len(items)
     begin(0, len(items))
-    outcomes = reward.score_all(items)
+    outcomes = reward.score_all(items, over_limit=over_limit)
     for place, outcome in enumerate(outcomes):
         if isinstance(outcome, BatchFailed) and len(items) > 1:
             begin(place, 1)
@@ -127,13 +135,18 @@ def _score_all(
             write_page(page, At(batch[place].number, count, time.monotonic()))
 
         began = time.monotonic()
-        scores = score_items(rewards[batch[0].reward], [item.input for item in batch], begin)
+        inputs, over_limit = [item.input for item in batch], batch[0].over_limit
+        scores = score_items(rewards[batch[0].reward], inputs, begin, over_limit=over_limit)
         seconds = time.monotonic() - began
         if any(score is None and is_slow(reason, seconds, slow_s) for score, reason, _ in scores):
             suspicious.add(batch[0].reward)
         results += [Result(item.number, *score, seconds) for item, score in zip(batch, scores, strict=True)]
     write_page(page, At(IDLE, 0, 0.0))
     _write(replies, pack(results))
+
+
+def _note_evaluation(page: mmap.mmap, part: int) -> None:
+    write_page(page, read_page(page)._replace(part=part, cpu_s=time.process_time()))
 
 
 def _batches(items: Sequence[ScoreItem], rewards: Mapping[str, Any]) -> Iterator[Sequence[ScoreItem]]:

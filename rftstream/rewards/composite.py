@@ -16,7 +16,12 @@ from rftstream.config.reward_uses import RewardUse
 from rftstream.contracts.arrays import Array
 from rftstream.errors import RewardError
 from rftstream.rewards.base import Reward, RewardInput, Score
+from rftstream.rewards.evaluating import begin_part
 from rftstream.rewards.functions import BatchFailed, Outcome, to_score
+
+
+OVER_LIMIT = Score(reward=0.0, metrics={"over_limit": 1.0})
+"""The score of an answer whose evaluation exceeded a limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,16 +76,23 @@ class CompositeReward:
             raise outcome
         return outcome
 
-    def score_all(self, items: Sequence[RewardInput]) -> list[Score | BaseException]:
-        """Return for each item its score, or what went wrong with it. Gates are asked first."""
+    def score_all(self, items: Sequence[RewardInput], *, over_limit: int = 0) -> list[Score | BaseException]:
+        """Return for each item its score, or what went wrong with it. Gates are asked first. The parts in the bits of
+        `over_limit` are 0 for these items, since the policy's answer exceeded their limits (evaluating.py)."""
         if len(self._parts) == 1:
-            return [self._weighed(outcome) for outcome in _outcomes(self._parts[0], items)]
+            return [self._weighed(outcome) for outcome in self._outcomes(self._parts[0], items, over_limit)]
         found: list[dict[str, Outcome]] = [{} for _ in items]
         for part in sorted(self._parts, key=lambda one: one.use.use != "gate"):
             asked = [place for place, item in enumerate(items) if self._is_asked(part, item, found[place])]
-            for place, outcome in zip(asked, _outcomes(part, [items[place] for place in asked]), strict=True):
+            outcomes = self._outcomes(part, [items[place] for place in asked], over_limit)
+            for place, outcome in zip(asked, outcomes, strict=True):
                 found[place][part.name] = outcome
         return [self._whole(outcomes) for outcomes in found]
+
+    def _outcomes(self, part: RewardPart, items: Sequence[RewardInput], over_limit: int) -> list[Outcome]:
+        place = self._parts.index(part)
+        begin_part(place + 1)
+        return [OVER_LIMIT] * len(items) if over_limit >> place & 1 else _outcomes(part, items)
 
     def _is_asked(self, part: RewardPart, item: RewardInput, found: dict[str, Outcome]) -> bool:
         if part.use.use == "check":

@@ -19,13 +19,20 @@ from pathlib import Path
 MAX_MEMORY_BYTES = 2 << 30
 """Memory that evaluating one answer may take."""
 
-_watch: Callable[[bool], None] | None = None
+_watch: Callable[[int], None] | None = None
+_part = 1
 
 
-def watch_evaluations(watch: Callable[[bool], None] | None) -> None:
-    """Let `watch` be called with True when a reward begins to evaluate an answer, and with False when it is done."""
+def watch_evaluations(watch: Callable[[int], None] | None) -> None:
+    """Let `watch` be called with the number of the part when one begins to evaluate an answer, and with 0 afterwards."""
     global _watch
     _watch = watch
+
+
+def begin_part(number: int) -> None:
+    """Note which part of a composite reward is asked from now on, from 1."""
+    global _part
+    _part = number
 
 
 @contextlib.contextmanager
@@ -34,7 +41,7 @@ def evaluating_answer() -> Iterator[None]:
     if _watch is None:
         yield
         return
-    _watch(True)
+    _watch(_part)
     before = resource.getrlimit(resource.RLIMIT_AS)
     limit = _memory_bytes() + MAX_MEMORY_BYTES
     inside = before[0] == resource.RLIM_INFINITY or limit < before[0]
@@ -45,7 +52,7 @@ def evaluating_answer() -> Iterator[None]:
     finally:
         if inside:
             resource.setrlimit(resource.RLIMIT_AS, before)
-        _watch(False)
+        _watch(0)
 
 
 def _memory_bytes() -> int:

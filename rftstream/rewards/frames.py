@@ -20,7 +20,7 @@ PAGE_BYTES = 4096
 IDLE = -1
 """Number on the page while no item is being scored."""
 
-_PAGE = struct.Struct("<dqq")
+_PAGE = struct.Struct("<dqqdq")
 
 
 class Setup(msgspec.Struct, kw_only=True):
@@ -51,6 +51,8 @@ class ScoreItem(msgspec.Struct, array_like=True):
     number: int
     reward: str
     input: RewardInput
+    over_limit: int = 0
+    """Parts of the reward whose limits the policy's answer exceeded, as bits: those parts are 0."""
 
 
 class Result(msgspec.Struct, array_like=True):
@@ -79,14 +81,18 @@ class At(NamedTuple):
     num_items: int
     since: float
     """When the call began, in seconds of `time.monotonic`."""
+    part: int = 0
+    """Number of the part of the reward, from 1, that evaluates the policy's answer now (evaluating.py). 0: none does."""
+    cpu_s: float = 0.0
+    """Seconds of CPU time that the child had used when that began."""
 
 
 def write_page(page: Any, at: At) -> None:
     """Write into the shared page what the child works on."""
-    _PAGE.pack_into(page, 0, at.since, at.number, at.num_items)
+    _PAGE.pack_into(page, 0, at.since, at.number, at.num_items, at.cpu_s, at.part)
 
 
 def read_page(page: Any) -> At:
     """Return what the child works on, from the shared page."""
-    since, number, num_items = _PAGE.unpack_from(page, 0)
-    return At(number, num_items, since)
+    since, number, num_items, cpu_s, part = _PAGE.unpack_from(page, 0)
+    return At(number, num_items, since, part, cpu_s)

@@ -15,8 +15,8 @@ from typing import Any
 from rftstream.errors import RewardError
 from rftstream.rewards.answers.boxes import FoundAnswer, find_answers, last_boxes
 from rftstream.rewards.answers.choices import chosen_letters, lone_letter
-from rftstream.rewards.answers.clean import bare_words
-from rftstream.rewards.answers.compare import AnswerComparison, Verdict, is_formula
+from rftstream.rewards.answers.clean import bare_words, is_formula
+from rftstream.rewards.answers.compare import AnswerComparison, Verdict
 from rftstream.rewards.answers.guards import TooCostly, check_size, check_text
 from rftstream.rewards.answers.nodes import Form, Group, Reading, Value
 from rftstream.rewards.answers.reading import read_answer

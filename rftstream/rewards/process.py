@@ -14,10 +14,12 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 
 from rftstream.frames import FrameReader
 from rftstream.rewards.frames import (
@@ -42,6 +44,11 @@ START_TIMEOUT_S = 600.0
 DYING_S = 0.5
 """Seconds to wait for a child's exit code after the end of its pipe."""
 
+BUSY_S = 5.0
+"""Seconds of CPU time after which an answer that is still being evaluated is at fault, however busy the machine is."""
+PATIENCE = 4
+"""Times the time limit that an answer's evaluation may last while the machine is too busy to run it."""
+
 _RESULTS = msgspec.msgpack.Decoder(list[Result])
 
 
@@ -65,6 +72,16 @@ class BatchSizes:
         """Note that a call for `num_items` rollouts took `seconds`."""
         item_s = max(1e-9, seconds / num_items)
         self._item_s[reward] = 0.5 * self._item_s.get(reward, item_s) + 0.5 * item_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """What a child was doing when it was lost: it evaluated what a policy wrote."""
+
+    part: int
+    """Number of the part of the reward, from 1."""
+    busy: bool
+    """Whether it used much CPU time for that. If not, the machine is to blame, or something that it waits for."""
 
 
 class RewardChild:
@@ -193,11 +210,33 @@ class RewardChild:
         return results, False
 
     def hangs(self, now: float, timeout_s: float) -> bool:
-        """Return whether the child works on one call for longer than `timeout_s`, or takes too long to start."""
+        """Return whether the child works on one call for longer than `timeout_s`, or takes too long to start.
+
+        While it evaluates a policy's answer on a machine so busy that it hardly runs, it gets PATIENCE times that long:
+        then it is known whether the answer is at fault."""
         if not self.versions:
             return now - self._started_at > START_TIMEOUT_S
         at = read_page(self._page)
-        return at.number != IDLE and now - at.since > timeout_s and read_page(self._page) == at
+        if at.number == IDLE or now - at.since <= timeout_s or read_page(self._page) != at:
+            return False
+        evaluation = self.evaluation(timeout_s)
+        return evaluation is None or evaluation.busy or now - at.since > PATIENCE * timeout_s
+
+    def evaluation(self, timeout_s: float) -> Evaluation | None:
+        """Return which part of a reward evaluates a policy's answer at this moment, or None if none does."""
+        at = read_page(self._page)
+        if at.number == IDLE or at.part == 0 or at.num_items != 1:
+            return None
+        try:
+            times = psutil.Process(self.pid).cpu_times()
+        except psutil.Error:
+            return Evaluation(part=at.part, busy=False)
+        return Evaluation(part=at.part, busy=times.user + times.system - at.cpu_s >= min(timeout_s / 2, BUSY_S))
+
+    @property
+    def crashed(self) -> bool:
+        """Return whether the process ended by a fault of its own, such as a stack that overflowed."""
+        return self._process.returncode in (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS)
 
     def kill(self, selector: selectors.BaseSelector, *, dying: bool = False) -> str:
         """End the child and all processes that it started, and return how it ended. A dying child gets DYING_S to end

@@ -36,6 +36,8 @@ class Pending:
     batch: int = -1
     """Number of the first item of the batch that the request was sent in."""
     held_at: float = 0.0
+    over_limit: int = 0
+    """Parts of the reward whose limits the policy's answer exceeded, as bits."""
 
     @property
     def reward(self) -> str:

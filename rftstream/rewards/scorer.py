@@ -4,11 +4,15 @@ A child that works on one item for longer than the time limit is killed with its
 tried up to `tries` times; then the reply names the reason. The other items of that child lose nothing. If a batch hangs
 or kills its child, nobody knows which item did it, so each is tried alone. The breaker (breaker.py) notices a reward
 that hangs on every rollout. The rollouts then have fewer tries, or none.
+
+If a reward said that it was evaluating the policy's own answer (evaluating.py), then the limit is the answer's fault: the
+rollout is scored again at once, with 0 for that reward.
 """
 
 from __future__ import annotations
 
 import itertools
+import logging
 import selectors
 import sys
 import time
@@ -28,6 +32,8 @@ from rftstream.rewards.frames import Result, ScoreItem, Setup, pack
 from rftstream.rewards.process import BatchSizes, RewardChild
 from rftstream.rewards.queue import Pending, ScoringQueue
 from rftstream.rewards.resolve import build_rewards, reward_specs
+
+logger = logging.getLogger(__name__)
 
 CHECK_S = 0.05
 """Seconds between two looks at the children while waiting."""
@@ -158,6 +164,7 @@ class ProcessScorer:
         culprits = [pending for pending in child.current if self._queue.find(pending.number)]
         held = [pending for pending in child.held.values() if self._queue.find(pending.number)]
         self._children.remove(child)
+        evaluation = child.evaluation(self._timeout_s)
         exit_text = child.kill(self._selector, dying=not timed_out)
         self.num_replaced += 1
         if not child.versions:
@@ -167,11 +174,26 @@ class ProcessScorer:
         self._queue.not_tried(pending for pending in held if pending not in culprits)
         reason = "timeout" if timed_out else "error"
         detail = f"no result within {self._timeout_s:g} s" if timed_out else f"the scoring process died: {exit_text}"
-        if len(culprits) == 1:
+        at_fault = evaluation is not None and (evaluation.busy if timed_out else child.crashed)
+        if len(culprits) == 1 and evaluation is not None and at_fault:
+            self._over_limit(culprits[0], evaluation.part, detail)
+        elif len(culprits) == 1:
             self._queue.failed(culprits[0], reason, detail)
         elif culprits:
             self._queue.batch_failed(culprits, reason, detail)
         self._children.append(self._start())
+
+
+    def _over_limit(self, pending: Pending, part: int, detail: str) -> None:
+        """Score a rollout again, with 0 for the part of the reward whose limits the policy's answer exceeded."""
+        logger.warning(
+            "%s: the answer cannot be evaluated: %s; it counts as a wrong one", pending.rollout_id, detail
+        )
+        pending.over_limit |= 1 << (part - 1)
+        pending.alone = True
+        item = ScoreItem(pending.number, pending.reward, pending.request.item, pending.over_limit)
+        pending.item = msgspec.Raw(msgspec.msgpack.encode(item))
+        self._queue.not_tried([pending])
 
 
 @dataclass(frozen=True, slots=True, order=True)

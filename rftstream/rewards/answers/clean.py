@@ -131,7 +131,12 @@ def compact(text: str) -> str:
     text = text.replace("{,}", ",")
     text = re.sub(r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}", text)
     text = re.sub(r"\{(\w)\}", r"\1", text)
-    return re.sub(r"\s+", "", text)
+    return re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", text)
+
+
+def is_formula(text: str) -> bool:
+    """Return whether a text holds more than words."""
+    return bool(re.search(r"[\d\\^_=<>+*/|{}()\[\]]", re.sub(r"\\text\{([^{}]*)\}", r"\1", text)))
 
 
 def _without_math_marks(text: str) -> str:
@@ -144,7 +149,7 @@ def _unwrapped(text: str) -> str | None:
     for left, right in (('"', '"'), ("`", "`"), ("*", "*"), ("'", "'")):
         if len(text) > 2 and text.startswith(left) and text.endswith(right) and text.count(left) == 2:
             return text[len(left) : -len(right)]
-    boxed = re.match(r"\\(?:boxed|fbox|underline|mathcal)\s*\{", text)
+    boxed = re.match(r"\\(?:boxed|fbox|underline|mathcal|text)\s*\{", text)
     start = boxed.end() - 1 if boxed else 0
     if text.startswith("{", start) and matching_brace(text, start) == len(text) - 1:
         return text[start + 1 : -1]

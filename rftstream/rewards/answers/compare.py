@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
 
-from rftstream.rewards.answers.clean import compact
+from rftstream.rewards.answers.clean import compact, is_formula
 from rftstream.rewards.answers.nodes import (
     Based,
     Form,
@@ -176,7 +175,7 @@ class AnswerComparison:
             if (gold.left == "[") != (found.left == "[") and len(gold.items) == 2 and gold.left and found.left:
                 return Verdict.DIFFERENT  # an open and a closed interval, perhaps
             return self._in_order(gold.items, found.items)
-        if kinds == {"set", "tuple"} and self.strict:
+        if kinds == {"set", "tuple"} and self.strict or "tuple" in kinds and "," in (gold.left, found.left):
             return Verdict.DIFFERENT
         if "tuple" in kinds:
             closed = any(group.left == "[" for group in (gold, found) if group.kind == "tuple")
@@ -291,7 +290,7 @@ class AnswerComparison:
         if set(relation.operators) != {"="}:
             return Verdict.DIFFERENT
         left, last = relation.sides[0], relation.sides[-1]
-        if assigned_name(relation) or _is_constant(left) or _is_names(left):
+        if assigned_name(relation) or _is_names(left) or all(_is_constant(side) for side in relation.sides):
             return self.forms(last, other)
         if lenient and isinstance(left, Value) and _is_plain_sum(left.node):
             zero = isinstance(last, Value) and last.node == number(0)
@@ -391,8 +390,3 @@ def _is_plain_sum(node: Node) -> bool:
 
 def _is_same_name(gold: Form, found: Form) -> bool:
     return isinstance(gold, Word) or isinstance(found, Word) or gold == found
-
-
-def is_formula(text: str) -> bool:
-    """Return whether a text holds more than words."""
-    return bool(re.search(r"[\d\\^_=<>+*/|{}()\[\]]", re.sub(r"\\text\{([^{}]*)\}", r"\1", text)))

@@ -41,7 +41,7 @@ class Group:
     """
 
     kind: str
-    """`list`, `set` or `tuple`."""
+    """`list`, `set` or `tuple`. A list whose `left` is a comma may also be a number with thousands separators."""
     items: tuple[Form, ...]
     left: str = ""
     right: str = ""

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import re
 
-from rftstream.rewards.answers.clean import bare_words, clean
+from rftstream.rewards.answers.clean import bare_words, clean, is_formula
 from rftstream.rewards.answers.guards import check_size
-from rftstream.rewards.answers.nodes import Form, Group, Matrix, Node, Reading, RealSet, Relation, Value, Word
+from rftstream.rewards.answers.nodes import Form, Group, Matrix, Node, Reading, RealSet, Relation, Value, Word, number
 from rftstream.rewards.answers.quantities import read_based, read_ratio, read_value
 from rftstream.rewards.answers.realsets import (
     ALL_REALS,
@@ -20,6 +20,7 @@ from rftstream.rewards.answers.realsets import (
     united,
 )
 from rftstream.rewards.answers.scan import is_balanced, split_outside, whole_brackets
+from rftstream.rewards.answers.words import number_in_words
 
 MAX_ITEMS = 200
 _MAX_DEPTH = 12
@@ -31,7 +32,7 @@ _EMPTY = {
 _SAME_WORDS = {word: "no solution" for word in ("no solutions", "no real solution", "no real solutions", "无解", "none")}
 _SAME_WORDS |= {word: "empty set" for word in ("emptyset", "empty", "空集", "null set")}
 _SAME_WORDS |= {word: "does not exist" for word in ("dne", "not exist", "不存在", "nonexistent")}
-_REALS = {"mathbb r", "all real numbers", "all reals", "real numbers", "all real", "全体实数", "实数", "任意实数", "r",
+_REALS = {"mathbb r", "mathbbr", "all real numbers", "all reals", "real numbers", "all real", "全体实数", "实数", "任意实数", "r",
           "the set of real numbers", "set of real numbers"}  # fmt: skip
 
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
@@ -61,10 +62,18 @@ def read_answer(text: str) -> Reading:
     check_size(text)
     cleaned = clean(text)
     forms = read_forms(cleaned)
-    words = bare_words(cleaned)
-    if words:
-        forms = [*forms, Word(text=_SAME_WORDS.get(words, words))]
+    if (word := _word(cleaned, read=bool(forms))) is not None:
+        forms = [*forms, word]
     return Reading(text=cleaned, forms=tuple(dict.fromkeys(forms)))
+
+
+def _word(text: str, *, read: bool) -> Word | None:
+    """Return a text as words, or None if it is a formula: there capitals and braces matter."""
+    words = bare_words(text)
+    if not words or (is_formula(text) and (read or re.search(r"[\\{}^_]", text))):
+        return None
+    short = len(words) <= 2 and words != "no"
+    return Word(text=text if short else _SAME_WORDS.get(words, words))
 
 
 def read_forms(text: str, depth: int = 0) -> list[Form]:
@@ -76,6 +85,8 @@ def read_forms(text: str, depth: int = 0) -> list[Form]:
         return special
     if depth == 0 and not is_balanced(text) and not _PAIR_OF_BRACKETS.match(text):
         return []
+    if re.search(r"[a-z]{3}", text) and (value := number_in_words(bare_words(text))) is not None:
+        return [Value(node=number(value))]
     for reader in (_matrix, _reals_without, _union, _listed, _related, _bracketed):
         if found := reader(text, depth):
             return found
@@ -86,6 +97,10 @@ def _special(text: str) -> list[Form]:
     words = bare_words(text.replace("\\", " ").replace("_", " "))
     if words in _EMPTY or text in (r"\{\}", r"\{ \}"):
         return [Word(text=_SAME_WORDS.get(words, words or "empty set"))]
+    if words.lstrip("+") in ("infinity", "positive infinity", "infty", "正无穷", "无穷大", "inf"):
+        return [Value(node=Node("infinity"))]
+    if words.lstrip("- ") in ("infinity", "negative infinity", "infty", "负无穷"):
+        return [Value(node=Node("neg", (Node("infinity"),)))]
     if words in _REALS and text != "r":
         return [ALL_REALS] if text != "R" else []
     return []
@@ -137,7 +152,7 @@ def _listed(text: str, depth: int) -> list[Form]:
     if not open_ended and (solved := _solutions(first, text)):
         return [*found, *solved]
     spread = tuple(inner for form in first for inner in _spread(form))
-    return [*found, Group(kind="list", items=spread, open_ended=open_ended)]
+    return [*found, Group(kind="list", items=spread, left="," if found else "", open_ended=open_ended)]
 
 
 def _spread(form: Form) -> tuple[Form, ...]:

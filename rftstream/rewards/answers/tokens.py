@@ -162,7 +162,7 @@ def _letters(word: str, tokens: list[Token]) -> None:
         tokens.append(Token("name", word[place]))
         loose += 1
         place += 1
-    if loose > 3 and len(set(word)) > 1 and word.lower() == word and _looks_like_a_word(word):
+    if loose > 3 and len(set(word)) > 1 and not word.isupper() and _looks_like_a_word(word.lower()):
         raise Unreadable(f"a word: {word[:40]}")
     if loose > 6:
         raise Unreadable(f"a word: {word[:40]}")

@@ -48,6 +48,19 @@ _ENGLISH = {
 _SINGLE = {"m", "g", "s", "h", "L", "l", "t", "N", "J", "W", "V", "A", "K", "C", "F", "Ω"}
 """Symbols of one letter, which might also be variables."""
 _CURRENCY = {"€": "euro", "£": "pound_sterling", "¥": "yuan", "₹": "rupee", "dollar": "dollar"}
+_INCH = Fraction(254, 10000)
+_SIMPLE = {
+    "m": (Fraction(1), "length"), "km": (Fraction(1000), "length"), "cm": (Fraction(1, 100), "length"),
+    "dm": (Fraction(1, 10), "length"), "mm": (Fraction(1, 1000), "length"), "inch": (_INCH, "length"),
+    "ft": (12 * _INCH, "length"), "yd": (36 * _INCH, "length"), "mi": (63360 * _INCH, "length"),
+    "s": (Fraction(1), "time"), "min": (Fraction(60), "time"), "h": (Fraction(3600), "time"),
+    "day": (Fraction(86400), "time"), "week": (Fraction(604800), "time"), "kg": (Fraction(1), "mass"),
+    "g": (Fraction(1, 1000), "mass"), "mg": (Fraction(1, 10**6), "mass"), "t": (Fraction(1000), "mass"),
+    "dollar": (Fraction(100), "money"), "cent": (Fraction(1), "money"), "yuan": (Fraction(10), "renminbi"),
+    "jiao": (Fraction(1), "renminbi"), "euro": (Fraction(1), "euros"), "pound_sterling": (Fraction(1), "sterling"),
+    "rupee": (Fraction(1), "rupees"),
+}  # fmt: skip
+"""Everyday units: size and dimension. They are converted without pint."""
 _OWN = ("jin = 500 * gram", "mu = 2000 / 3 * meter ** 2", "dollar = [money]", "cent = dollar / 100", "yuan = [renminbi]",
         "jiao = yuan / 10", "euro = [euros]", "pound_sterling = [sterling]", "rupee = [rupees]")  # fmt: skip
 
@@ -103,6 +116,11 @@ def _factor_name(text: str, *, marked: bool) -> str | None:
 
 def equal_quantities(left: Fraction, left_unit: str, right: Fraction, right_unit: str, *, tolerance: float) -> bool:
     """Return whether two quantities are equal after conversion, up to a relative tolerance. Units are pint's names."""
+    if (quick := _quick(left_unit)) is not None and (other_quick := _quick(right_unit)) is not None:
+        if quick[1] != other_quick[1]:
+            return False
+        one, two = left * quick[0], right * other_quick[0]
+        return abs(one - two) <= Fraction(max(tolerance, 1e-9)) * max(abs(one), abs(two))
     registry = _registry()
     first = registry.Quantity(float(left), left_unit)
     second = registry.Quantity(float(right), right_unit)
@@ -116,8 +134,29 @@ def same_kind(left_unit: str, right_unit: str) -> bool:
     """Return whether two units, by pint's names, measure the same."""
     if left_unit == right_unit:
         return True
+    if (quick := _quick(left_unit)) is not None and (other_quick := _quick(right_unit)) is not None:
+        return quick[1] == other_quick[1]
     registry = _registry()
     return bool(registry.Quantity(1, left_unit).dimensionality == registry.Quantity(1, right_unit).dimensionality)
+
+
+@functools.cache
+def _quick(unit: str) -> tuple[Fraction, tuple[tuple[str, int], ...]] | None:
+    """Return the factor and the dimensions of a unit that consists of everyday ones, without pint; else None."""
+    factor, powers = Fraction(1), dict[str, int]()
+    sign = 1
+    for piece in re.split(r"([*/])", unit):
+        if piece in ("*", "/"):
+            sign = 1 if piece == "*" else -1
+            continue
+        name, _, power = piece.partition("^")
+        if name not in _SIMPLE or not re.fullmatch(r"-?\d?", power):
+            return None
+        size, dimension = _SIMPLE[name]
+        number = sign * int(power or 1)
+        factor *= size**number
+        powers[dimension] = powers.get(dimension, 0) + number
+    return factor, tuple(sorted((name, power) for name, power in powers.items() if power))
 
 
 @functools.cache
