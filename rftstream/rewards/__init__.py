@@ -14,6 +14,7 @@ REWARDS = {
     "ngram_penalty": RewardSpec("rftstream.rewards.ngram_penalty:NgramPenalty"),
     "math": RewardSpec("rftstream.rewards.math:MathReward"),
     "code": RewardSpec("rftstream.rewards.code:CodeReward", runs_programs=True),
+    "k12": RewardSpec("rftstream.rewards.k12:SchoolReward"),
     "judge": RewardSpec("rftstream.rewards.judge:JudgeReward"),
     "teacher": RewardSpec("rftstream.rewards.teacher:TeacherReward", asks_teacher=True),
     "reasoning_gym": RewardSpec("rftstream.rewards.reasoning_gym:ReasoningGymReward"),

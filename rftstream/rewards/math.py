@@ -7,6 +7,7 @@ all of a short completion. An answer whose evaluation exceeds the limits is wron
 from __future__ import annotations
 
 import functools
+import re
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from rftstream.rewards.answers.choices import chosen_letters, lone_letter
 from rftstream.rewards.answers.clean import bare_words, is_formula
 from rftstream.rewards.answers.compare import AnswerComparison, Verdict
 from rftstream.rewards.answers.guards import TooCostly, check_size, check_text
-from rftstream.rewards.answers.nodes import Form, Group, Reading, Value
+from rftstream.rewards.answers.nodes import Form, Group, Reading, Value, symbols_of
 from rftstream.rewards.answers.reading import read_answer
 from rftstream.rewards.answers.second import SecondChecker
 from rftstream.rewards.answers.values import constant
@@ -26,8 +27,14 @@ from rftstream.rewards.base import RewardInput, Score, needed_answer
 from rftstream.rewards.evaluating import evaluating_answer
 from rftstream.rewards.version import config_version
 
+MAX_PLAIN_GOLD = 300
+"""Characters above which a problem's answer is taken for a solution, in which the answer stands somewhere."""
 MAX_SECOND_CHARS = 400
 """Longest answer that is also given to math-verify although our readers decided."""
+
+
+_LETTERS = re.compile(r"[A-H]{2,8}")
+_PROSE = re.compile(r"(?<![\\a-zA-Z{])[a-zA-Z]{2,}\s+(?:[^\s]+\s+)?[a-zA-Z]{2,}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,8 +126,10 @@ class MathReward:
         return gold
 
     def _read_gold(self, text: str) -> _Gold | None:
-        boxed = last_boxes(text)
-        text = (boxed if boxed is not None else text).strip()
+        if (boxed := last_boxes(text)) is not None:
+            text = boxed.strip()
+        elif len(text) > MAX_PLAIN_GOLD or "\n" in text or "answer is" in text.lower():
+            text = next((answer.text for answer in find_answers(text) if answer.how == "mark"), text)
         too_costly = ""
         try:
             reading = read_answer(text)
@@ -159,13 +168,20 @@ class MathReward:
             return _Judgement(equal=True, parsed=True)
         if gold.letter is not None and (letters := chosen_letters(answer.text)) is not None:
             return _Judgement(equal=letters == {gold.letter}, parsed=True)
+        if _LETTERS.fullmatch(gold.text) and chosen_letters(answer.text) == frozenset(gold.text):
+            return _Judgement(equal=True, parsed=True)
         check_size(answer.text)
         found = read_answer(answer.text)
         verdict = self._comparison.readings(gold.reading, found)
         if verdict == Verdict.UNKNOWN or (verdict == Verdict.DIFFERENT and not self._config.strict):
             return None
-        if verdict == Verdict.DIFFERENT and answer.how != "box" and not found.whole and gold.reading.whole:
-            return None  # words, while the problem's answer is none: the answer may stand elsewhere
+        if verdict == Verdict.DIFFERENT and answer.how != "box" and (
+            answer.how in ("tail", "formula")
+            or _PROSE.search(answer.text)
+            or (not found.whole and gold.reading.whole)
+        ):
+            if answer.how not in ("tail", "formula") or not _has_variables(found):
+                return None  # this need not be the answer; it may stand elsewhere
         return _Judgement(
             equal=verdict == Verdict.EQUAL,
             parsed=True,
@@ -190,6 +206,11 @@ class MathReward:
         except TooCostly:
             return None
         return self._second.equal(gold.second, self._second.read_found(answer.text, boxed=True)) != equal
+
+
+def _has_variables(reading: Reading) -> bool:
+    """Return whether an answer is one expression with variables, which math-verify might read in part."""
+    return bool(reading.forms) and all(isinstance(form, Value) and symbols_of(form.node) for form in reading.forms)
 
 
 def _values_in(form: Form) -> Iterator[Value]:

@@ -17,7 +17,7 @@ _WORDS_BETWEEN = re.compile(r"(?:and|or|和|或|\\quad|\\text)", re.IGNORECASE)
 
 _MARKS = (
     re.compile(
-        r"(?:final\s+answer|correct\s+answer|the\s+answer|answer|correct\s+(?:choice|option)|solution)\b"
+        r"(?:(?:final|correct|the)\s+answers?|answers?|correct\s+(?:choice|option)s?|solutions?)\b"
         r"[^\n.:：=]{0,60}?(?:\bis\b|\bare\b|[:：=])(?:\s*(?:therefore|thus))?[:：]?\s*",
         re.IGNORECASE,
     ),
@@ -30,6 +30,7 @@ _FORMULA = re.compile(
     r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|(?<![\\$])\$((?:\\\$|[^$\n])+?)\$(?!\d)|\\\((.+?)\\\)", re.DOTALL
 )
 _THINKING = re.compile(r"^.*</think(?:ing)?>", re.DOTALL)
+_TAIL = re.compile(r"(?:\b(?:is|are|equals|gives|at|be|was|get|have|it's)\b|[:：]|等于|得到|得|共有|共|有|是|为)\s*", re.IGNORECASE)
 MAX_WHOLE = 200
 """Characters up to which a completion may be an answer as it is."""
 
@@ -40,7 +41,8 @@ class FoundAnswer:
 
     text: str
     how: str
-    """`box`, `mark` (it follows "the answer is"), `whole` (the whole completion) or `formula` (the last one)."""
+    """`box`, `mark` (it follows "the answer is"), `whole` (the whole completion), `tail` (what follows the last "is") or
+    `formula` (the last one)."""
 
 
 def find_answers(completion: str, *, boxed_only: bool = False) -> list[FoundAnswer]:
@@ -56,6 +58,8 @@ def find_answers(completion: str, *, boxed_only: bool = False) -> list[FoundAnsw
         found.append(FoundAnswer(text=marked, how="mark"))
     if text and len(text) <= MAX_WHOLE:
         found.append(FoundAnswer(text=text, how="whole"))
+    if (tail := _tail(text)) is not None:
+        found.append(FoundAnswer(text=tail, how="tail"))
     if (formula := _last_formula(text)) is not None:
         found.append(FoundAnswer(text=formula, how="formula"))
     return found
@@ -115,6 +119,16 @@ def _after_mark(text: str) -> str | None:
             if answer:
                 return answer
     return None
+
+
+def _tail(text: str) -> str | None:
+    """Return what follows the last verb such as "is" in the last sentence, if it is short."""
+    line = text.rstrip().rpartition("\n")[2]
+    matches = list(_TAIL.finditer(line))
+    if not matches:
+        return None
+    tail = line[matches[-1].end() :].strip().strip("*").strip()
+    return tail if 0 < len(tail) <= 80 else None
 
 
 def _end_of_sentence(text: str) -> int:

@@ -16,6 +16,11 @@ _LONE = re.compile(
     r"[\s(\[{*]*([A-Ja-j])[\s)\]}*]*[.:,]?",
     re.IGNORECASE,
 )
+_NAMED = re.compile(
+    r"\b(?:option|choice|answer)\s*[(*]*([A-J])[)*]*\s+is\s+(?:the\s+)?(?:correct|right|true|best)\b"
+    r"|选项?\s*([A-J])(?![a-zA-Z])",
+    re.IGNORECASE,
+)
 _LED = re.compile(r"[\s(\[{*]*([A-J])(?:[\s*]*[)\]}]+[\s*]*[.:,]?|[\s*]*[.:、]|\s*[-=]\s)\s*(\S.*)", re.DOTALL)
 
 
@@ -33,7 +38,8 @@ def chosen_letters(text: str) -> frozenset[str] | None:
     if (led := _LED.fullmatch(plain)) is not None:
         others = re.findall(r"(?:^|[\s,;(])([A-J])(?:[.)、:]\s)", led.group(2))
         return frozenset((led.group(1), *others))
-    return None
+    named = {letter.upper() for match in _NAMED.finditer(plain) for letter in match.groups() if letter}
+    return frozenset(named) if len(named) == 1 else None
 
 
 def choice_text(text: str) -> str:

@@ -27,7 +27,7 @@ from rftstream.rewards.answers.nodes import (
 from rftstream.rewards.answers.reading import assigned_name
 from rftstream.rewards.answers.realsets import from_inequality, interval_of, points_of, without_points
 from rftstream.rewards.answers.units import equal_quantities, same_kind
-from rftstream.rewards.answers.values import constant, equal_trees
+from rftstream.rewards.answers.values import are_near, constant, equal_trees
 
 MAX_MATCHED = 60
 """Most items of two lists that are compared each with each."""
@@ -49,6 +49,8 @@ class AnswerComparison:
     """Decimal places to which decimals are compared."""
     strict: bool = True
     """A set is no tuple."""
+    tolerance: float = 0.0
+    """Relative error that a number may have."""
 
     def readings(self, gold: Reading, found: Reading) -> Verdict:
         """Return whether any form of the one answer equals any form of the other."""
@@ -131,7 +133,7 @@ class AnswerComparison:
             if not same_kind(gold.unit, found.unit):
                 return Verdict.DIFFERENT
             equal = equal_quantities(
-                _fraction(values[0]), gold.unit, _fraction(values[1]), found.unit, tolerance=1e-6 if rounded else 1e-12
+                _fraction(values[0]), gold.unit, _fraction(values[1]), found.unit, tolerance=self.tolerance or (1e-6 if rounded else 1e-12),
             )
         except (ValueError, TypeError, OverflowError, AttributeError):
             return Verdict.UNKNOWN
@@ -142,6 +144,8 @@ class AnswerComparison:
             return _decided(gold == found)
         rounded = is_rounded(gold) or is_rounded(found)
         equal = equal_trees(gold, found, places=self.places, rounded=rounded)
+        if not equal and self.tolerance and are_near(gold, found, self.tolerance):
+            return Verdict.EQUAL
         return Verdict.UNKNOWN if equal is None else _decided(equal)
 
     def _ratios(self, gold: Ratio, found: Ratio) -> Verdict:

@@ -52,6 +52,7 @@ class _ExpressionReader:
         self.place = 0
         self._depth = 0
         self._bars = 0
+        self._functions = 0
 
     def sum(self) -> Node:
         """Read a sum, up to a closing bracket or the end."""
@@ -174,15 +175,21 @@ class _ExpressionReader:
         token = self._peek()
         if token is not None and token.kind == "command" and token.text == "circ":
             self.place += 1
-            return base
+            return self._degrees(base)
         if token is not None and token.kind == "{" and (inner := self._peek(1)) and inner.text == "circ":
             self.place += 2
             self._take("}")
-            return base
+            return self._degrees(base)
         if token is not None and token.kind == "{" and (inner := self._peek(1)) and inner.text == "prime":
             raise Unreadable("a derivative")
         exponent = self._argument(signed=True)
         return Node("pow", (base, exponent))
+
+    def _degrees(self, node: Node) -> Node:
+        r"""Return an angle in degrees: its number, and inside of `\sin` and the like its size in radians."""
+        if not self._functions:
+            return node
+        return Node("mul", (node, Node("div", (Node("pi"), number(180)))))
 
     def _argument(self, *, signed: bool = False) -> Node:
         """Read the argument of a command or of `^`: a group in braces, or a single digit or letter."""
@@ -254,10 +261,27 @@ class _ExpressionReader:
             return Node("e")
         if name == "i" and not self._index_follows():
             return Node("i")
+        if name == "C" and (combination := self._combination()) is not None:
+            return combination
         while (token := self._peek()) is not None and token.kind in ("_", "'"):
             self.place += 1
             name += "'" if token.kind == "'" else "_" + self._index()
         return symbol(name)
+
+    def _combination(self) -> Node | None:
+        """Read `C_{10}^{3}`, the number of combinations."""
+        start = self.place
+        try:
+            self._take("_")
+            top = self._argument()
+            self._take("^")
+            bottom = self._argument()
+        except Unreadable:
+            top = bottom = number(0)
+        if top.op == bottom.op == "number" and 1 < top.number >= bottom.number:
+            return Node("binom", (top, bottom))
+        self.place = start
+        return None
 
     def _index_follows(self) -> bool:
         token = self._peek()
@@ -329,7 +353,9 @@ class _ExpressionReader:
                 base = self._argument()
             else:
                 power = self._argument(signed=True)
+        self._functions += 1
         argument = self._function_argument()
+        self._functions -= 1
         if base is not None and name != "log":
             raise Unreadable("an index of a function")
         if name == "log" and base is not None:

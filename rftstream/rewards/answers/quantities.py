@@ -33,6 +33,7 @@ _CHINESE_UNIT = re.compile(r"([\u4e00-\u9fffℎ]+(?:\s*[/每]\s*[\u4e00-\u9fff]+
 _DEGREE_UNIT = re.compile(r"\^\s*\{?\s*\\circ\s*\}?\s*(?:\\text\{\s*([CF])\s*\}|([CF]))?\s*$")
 _ORDINAL = re.compile(r"^(\d+)\s*(?:\^\s*\{?\s*)?(?:\\text\{\s*)?(?:st|nd|rd|th)(?:\s*\})?(?:\s*\})?$")
 _MODULO = re.compile(r"\s*(?:\(\s*)?\\pmod\s*(?:\{[^{}]*\}|\d+)(?:\s*\))?\s*$|\s*\(\s*(?:\\text\{)?\s*mod[^()]*\)\s*$")
+_ASIDE = re.compile(r"(?<=\d)\s*\([a-z][a-z \-]{2,}\)$")
 _FORBIDDEN = frozenset(
     "or more less than mod if for where when not over plus minus and to least most about times is are with as of by "
     "no none true false yes fewer each".split()
@@ -52,6 +53,7 @@ _HOUR = re.compile(r"^(\d{1,2})\s*(?:\\text\{\s*)?\s*([ap])\.?\s*m\.?\s*\}?$", r
 
 def read_value(text: str) -> list[Form]:
     """Return what one value may mean: a plain expression, one with a unit, a number in words. Empty if unread."""
+    text = _ASIDE.sub("", text)
     while (match := _ABOUT.match(text)) and len(text) > match.end():
         text = text[match.end() :].strip()
     if (match := _ORDINAL.match(text)) is not None:

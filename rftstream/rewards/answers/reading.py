@@ -8,8 +8,9 @@ from __future__ import annotations
 import re
 
 from rftstream.rewards.answers.clean import bare_words, clean, is_formula
+from rftstream.rewards.answers.expressions import FUNCTIONS
 from rftstream.rewards.answers.guards import check_size
-from rftstream.rewards.answers.nodes import Form, Group, Matrix, Node, Reading, RealSet, Relation, Value, Word, number
+from rftstream.rewards.answers.nodes import Form, Group, Matrix, Node, Reading, RealSet, Relation, Value, Word, number, symbol, symbols_of
 from rftstream.rewards.answers.quantities import read_based, read_ratio, read_value
 from rftstream.rewards.answers.realsets import (
     ALL_REALS,
@@ -200,7 +201,15 @@ def assigned_name(relation: Relation) -> str:
             return left.node.name
         if left.node.op == "mul" and left.node.parts[0].op == "symbol" and not left.percent:
             return _application(left.node)
+        if left.node.op in FUNCTIONS.values() and symbols_of(left.node):
+            return f"{left.node.op} {sorted(symbols_of(left.node))}"
+        if left.node.op == "div" and all(_is_differential(part) for part in left.node.parts):
+            return "derivative"
     return ""
+
+
+def _is_differential(node: Node) -> bool:
+    return node.op == "symbol" and node.name == "d" or node.op == "mul" and node.parts[0] == symbol("d")
 
 
 def _application(node: Node) -> str:

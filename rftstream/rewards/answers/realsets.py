@@ -53,12 +53,16 @@ def _point(node: Node) -> Interval:
 def from_inequality(relation: Relation) -> RealSet | None:
     """Return the set that `x > 1`, `1 < x <= 2`, `x != 3` or `-x < 1` describes. None if it is none of these."""
     sides = []
+    if relation.operators == ("!=",) and (without := _without_several(relation)) is not None:
+        return without
     for side in relation.sides:
         if not isinstance(side, Value) or side.percent:
             return None
         sides.append(side.node)
     if "=" in relation.operators:
         return None
+    if len(sides) == 2 and (bounded := _absolute(sides, relation.operators[0])) is not None:
+        return bounded
     places = [place for place, node in enumerate(sides) if _variable(node) is not None]
     if len(places) != 1:
         return None
@@ -71,6 +75,34 @@ def from_inequality(relation: Relation) -> RealSet | None:
     if "!=" in relation.operators:
         return None
     return _bounded(relation.operators, sides, places[0], name, flips)
+
+
+def _without_several(relation: Relation) -> RealSet | None:
+    """Read `x != \\pm 1`."""
+    left, right = relation.sides
+    if not isinstance(left, Value) or left.node.op != "symbol" or not isinstance(right, Group) or right.kind != "list":
+        return None
+    nodes = tuple(item.node for item in right.items if isinstance(item, Value))
+    return RealSet(intervals=ALL_REALS.intervals, excluded=nodes, variable=left.node.name)
+
+
+def _absolute(sides: list[Node], operator: str) -> RealSet | None:
+    """Read `|x| < 1` and `|x| > 1`."""
+    left, right = sides
+    if left.op != "abs" or left.parts[0].op != "symbol" or symbols_of(right) or operator not in FLIPPED:
+        return None
+    size = constant(right)
+    if size is None or not size > 0:
+        return None
+    low, name, is_open = Node("neg", (right,)), left.parts[0].name, "=" not in operator
+    if operator in ("<", "<="):
+        intervals: tuple[Interval, ...] = (Interval(low=low, high=right, low_open=is_open, high_open=is_open),)
+    else:
+        intervals = (
+            Interval(low=None, high=low, low_open=True, high_open=is_open),
+            Interval(low=right, high=None, low_open=is_open, high_open=True),
+        )
+    return RealSet(intervals=intervals, variable=name)
 
 
 def _bounded(operators: tuple[str, ...], sides: list[Node], place: int, name: str, flips: bool) -> RealSet | None:

@@ -140,6 +140,11 @@ def same_kind(left_unit: str, right_unit: str) -> bool:
     return bool(registry.Quantity(1, left_unit).dimensionality == registry.Quantity(1, right_unit).dimensionality)
 
 
+def load_pint() -> None:
+    """Load pint, which takes seconds, before it is needed."""
+    _registry()
+
+
 @functools.cache
 def _quick(unit: str) -> tuple[Fraction, tuple[tuple[str, int], ...]] | None:
     """Return the factor and the dimensions of a unit that consists of everyday ones, without pint; else None."""

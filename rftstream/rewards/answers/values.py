@@ -84,6 +84,15 @@ def constant(node: Node) -> Number | None:
         return None
 
 
+def are_near(left: Node, right: Node, tolerance: float) -> bool:
+    """Return whether two trees without variables have values that differ by no more than a share of the first."""
+    values = constant(left), constant(right)
+    if values[0] is None or values[1] is None:
+        return False
+    one, other = _float(values[0]), _float(values[1])
+    return bool(abs(one - other) <= tolerance * abs(one))
+
+
 def _with_signs(node: Node, *, upper: bool) -> Node:
     parts = tuple(_with_signs(part, upper=upper) for part in node.parts)
     if node.op != "pm":
@@ -267,6 +276,8 @@ def _power(base: Number, exponent: Number) -> Number:
         _check_magnitude(base, exponent)
         return mpmath.power(_float(base), exponent.numerator)
     _check_magnitude(base, exponent)
+    if isinstance(base, Fraction) and base < 0 and isinstance(exponent, Fraction) and exponent.denominator % 2:
+        return _power(-base, exponent) * (-1) ** exponent.numerator  # the real one, as in (-8)^{1/3}
     if isinstance(base, Fraction) and isinstance(exponent, Fraction) and base > 0 and exponent.denominator <= 12:
         exact = _exact_root(base, exponent.denominator)
         if exact is not None and abs(exponent.numerator) * _bits(exact) <= MAX_EXACT_BITS:
