@@ -1,9 +1,9 @@
 """Tells whose fault it is when a reward exceeds its limits: the policy's, while its answer is being evaluated.
 
-A reward that evaluates what the policy wrote first reads the problem's own answer. From then on only the policy's answer
-can take long. It says so with `evaluating_answer`, which a child of the scorer notes in the page that it shares with its
-parent. If the child is then killed for its time limit, the rollout is scored again, with 0 for that reward: an answer
-that cannot be evaluated is a wrong one, or policies would learn to escape a 0. Without the note, the limit is our own
+A reward that evaluates what the policy wrote first reads the problem's own answer. From then on only the policy's
+answer can take long. It says so with `evaluating_answer`, which a child of the scorer notes in the page that it shares
+with its parent. If the child is then killed for its time limit, the rollout is scored again, with 0 for that reward: an
+answer that cannot be evaluated is a wrong one, or policies would learn to escape a 0. Without the note, the limit is our own
 failure, and the rollout is unscorable.
 
 Memory is limited meanwhile, so that a huge answer ends as a MemoryError in the reward and not as a killed process.
@@ -24,7 +24,7 @@ _part = 1
 
 
 def watch_evaluations(watch: Callable[[int], None] | None) -> None:
-    """Let `watch` be called with the number of the part when one begins to evaluate an answer, and with 0 afterwards."""
+    """Let `watch` be called with the number of the part that begins to evaluate an answer, and with 0 afterwards."""
     global _watch
     _watch = watch
 

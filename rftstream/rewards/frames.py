@@ -82,7 +82,7 @@ class At(NamedTuple):
     since: float
     """When the call began, in seconds of `time.monotonic`."""
     part: int = 0
-    """Number of the part of the reward, from 1, that evaluates the policy's answer now (evaluating.py). 0: none does."""
+    """Number of the part of the reward, from 1, that evaluates the policy's answer (evaluating.py). 0: none does."""
     cpu_s: float = 0.0
     """Seconds of CPU time that the child had used when that began."""
 

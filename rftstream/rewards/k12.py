@@ -3,7 +3,7 @@
 The kind of a problem stands in a column, or is recognised from its answer (and its options):
 
     choice  letters: `C`, `A, C`; with options also their texts      truth   true, false, 对, 错
-    number  `9.8 m/s^2`, `三分之二`, `twenty-one`                     blank   words, `;` between blanks, `|` alternatives
+    number  `9.8 m/s^2`, `三分之二`, `twenty-one`                     blank   words: `;` between blanks, `|` alternatives
     order   `B, A, C`, `③①②`, `x→y→z`                               match   `1-B, 2-A`, or a JSON map
 """
 
@@ -74,7 +74,7 @@ class SchoolReward:
         kind_column: str = "kind"
         """Column that says the kind of each problem. A problem without it is recognised."""
         options_column: str = "options"
-        """Column with the options of a choice: a list, or a map from letters. Without it they are read off the prompt."""
+        """Column with the options of a choice: a list, or a map from letters. Else they are read off the prompt."""
         partial: bool = False
         """Give the share of the blanks, places or pairs that are right. Choices with a wrong letter are 0 anyway."""
         need_unit: bool = False
@@ -114,7 +114,7 @@ class SchoolReward:
         return Score(reward=reward, metrics={"parsed": float(share is not None), "over_limit": float(too_costly)})
 
     def check(self, item: RewardInput) -> None:
-        """Raise RewardError if the problem has no answer, none of its kind, or a choice that is not among its options."""
+        """Raise RewardError if the problem has no answer, none of its kind, or a choice that is none of its options."""
         self._problem(item)
 
     # ------------------------------------------------------------------------------------------ the problem
@@ -170,7 +170,9 @@ class SchoolReward:
                 return pairs_of(answer) is not None
             case "number":
                 return _has_value(self._safe_reading(answer))
-        return any(bare_words(one) or _has_value(self._safe_reading(one)) for blank in blanks_of(answer) for one in blank)
+        return any(
+            bare_words(one) or _has_value(self._safe_reading(one)) for blank in blanks_of(answer) for one in blank
+        )
 
     def _safe_reading(self, text: str) -> Reading:
         try:

@@ -60,8 +60,8 @@ class _Judgement:
 class MathReward:
     """1 if the completion's answer equals the problem's, else 0.
 
-    Metrics: `parsed` (an answer was found and read), `second` (math-verify decided), `over_limit` (evaluating the answer
-    would take too long), and where both decided, `disagree` (our readers and math-verify say different things).
+    Metrics: `parsed` (an answer was found and read), `second` (math-verify decided), `over_limit` (evaluating the
+    answer would take too long), and where both decided, `disagree` (our readers and math-verify say different things).
     """
 
     answer_limits = True
@@ -80,13 +80,11 @@ class MathReward:
         gold_marker: str = "####"
         """Where the problem's answer holds this, what follows its last occurrence is the answer (GSM8K)."""
         second_share: float = 0.05
-        """Share of the answers that our readers decided for which math-verify is asked, too, for the metric `disagree`."""
+        """Share of the answers that our readers decided for which math-verify is asked, too: metric `disagree`."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._second = SecondChecker(
-            places=config.float_rounding, strict=config.strict, boxed_only=config.boxed_only
-        )
+        self._second = SecondChecker(places=config.float_rounding, strict=config.strict, boxed_only=config.boxed_only)
         self._comparison = AnswerComparison(places=config.float_rounding, strict=config.strict)
         self._gold = functools.lru_cache(maxsize=256)(self._read_gold)  # siblings share a problem
         self.version = config_version("2", config, "math-verify", "sympy", "latex2sympy2_extended", "mpmath")
@@ -175,18 +173,19 @@ class MathReward:
         verdict = self._comparison.readings(gold.reading, found)
         if verdict == Verdict.UNKNOWN or (verdict == Verdict.DIFFERENT and not self._config.strict):
             return None
-        if verdict == Verdict.DIFFERENT and answer.how != "box" and (
-            answer.how in ("tail", "formula")
-            or _PROSE.search(answer.text)
-            or (not found.whole and gold.reading.whole)
-        ):
-            if answer.how not in ("tail", "formula") or not _has_variables(found):
-                return None  # this need not be the answer; it may stand elsewhere
+        if verdict == Verdict.DIFFERENT and answer.how != "box" and not self._is_decisive(gold, answer, found):
+            return None
         return _Judgement(
             equal=verdict == Verdict.EQUAL,
             parsed=True,
             disagree=self._disagreement(gold, answer, equal=verdict == Verdict.EQUAL),
         )
+
+    def _is_decisive(self, gold: _Gold, answer: FoundAnswer, found: Reading) -> bool:
+        """Return whether a wrong answer that stands in no box is the completion's answer; it may stand elsewhere."""
+        if answer.how in ("tail", "formula"):
+            return _has_variables(found)
+        return _PROSE.search(answer.text) is None and (found.whole or not gold.reading.whole)
 
     def _ask_second(self, gold: _Gold, text: str, *, boxed: bool) -> _Judgement:
         if not gold.second:

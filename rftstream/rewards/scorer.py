@@ -5,8 +5,8 @@ tried up to `tries` times; then the reply names the reason. The other items of t
 or kills its child, nobody knows which item did it, so each is tried alone. The breaker (breaker.py) notices a reward
 that hangs on every rollout. The rollouts then have fewer tries, or none.
 
-If a reward said that it was evaluating the policy's own answer (evaluating.py), then the limit is the answer's fault: the
-rollout is scored again at once, with 0 for that reward.
+If a reward said that it was evaluating the policy's own answer (evaluating.py), then the limit is the answer's fault:
+the rollout is scored again at once, with 0 for that reward.
 """
 
 from __future__ import annotations
@@ -183,12 +183,9 @@ class ProcessScorer:
             self._queue.batch_failed(culprits, reason, detail)
         self._children.append(self._start())
 
-
     def _over_limit(self, pending: Pending, part: int, detail: str) -> None:
         """Score a rollout again, with 0 for the part of the reward whose limits the policy's answer exceeded."""
-        logger.warning(
-            "%s: the answer cannot be evaluated: %s; it counts as a wrong one", pending.rollout_id, detail
-        )
+        logger.warning("%s: the answer cannot be evaluated: %s; it counts as a wrong one", pending.rollout_id, detail)
         pending.over_limit |= 1 << (part - 1)
         pending.alone = True
         item = ScoreItem(pending.number, pending.reward, pending.request.item, pending.over_limit)

@@ -5,7 +5,7 @@ The modules, in the order in which an answer goes through them:
     boxes        finds the answer in a completion: the last box, what follows "the answer is", a short completion
     clean        brings characters and LaTeX to one spelling
     words        reads numbers that are written in English or Chinese words
-    nodes        trees of expressions, and what an answer may be: a value, a group, a real set, a relation, a matrix, a word
+    nodes        trees of expressions, and what an answer may be: a value, a group, a real set, a relation, ...
     tokens       cuts an expression into tokens
     expressions  reads the tokens as a tree
     scan         splits a text at separators outside of brackets

@@ -26,11 +26,11 @@ _MARKS = (
 )
 _SENTENCE_END = re.compile(r"\n|。|(?<=[^\d\s.])\.(?=\s|$)|(?<=\d)\.(?=\s|$)|\.\s*$|[!?！？](?=\s|$)|<\|")
 _HOPE = re.compile(r"\.?\s*I hope it is correct.*$", re.IGNORECASE | re.DOTALL)
-_FORMULA = re.compile(
-    r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|(?<![\\$])\$((?:\\\$|[^$\n])+?)\$(?!\d)|\\\((.+?)\\\)", re.DOTALL
-)
+_FORMULA = re.compile(r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|(?<![\\$])\$((?:\\\$|[^$\n])+?)\$(?!\d)|\\\((.+?)\\\)", re.DOTALL)
 _THINKING = re.compile(r"^.*</think(?:ing)?>", re.DOTALL)
-_TAIL = re.compile(r"(?:\b(?:is|are|equals|gives|at|be|was|get|have|it's)\b|[:：]|等于|得到|得|共有|共|有|是|为)\s*", re.IGNORECASE)
+_TAIL = re.compile(
+    r"(?:\b(?:is|are|equals|gives|at|be|was|get|have|it's)\b|[:：]|等于|得到|得|共有|共|有|是|为)\s*", re.IGNORECASE
+)
 MAX_WHOLE = 200
 """Characters up to which a completion may be an answer as it is."""
 
@@ -41,7 +41,7 @@ class FoundAnswer:
 
     text: str
     how: str
-    """`box`, `mark` (it follows "the answer is"), `whole` (the whole completion), `tail` (what follows the last "is") or
+    """`box`, `mark` (it follows "the answer is"), `whole` (the whole completion), `tail` (it follows the last "is") or
     `formula` (the last one)."""
 
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
 
+import mpmath  # type: ignore[import-untyped]
+
 from rftstream.rewards.answers.clean import compact, is_formula
 from rftstream.rewards.answers.nodes import (
     Based,
@@ -115,10 +117,9 @@ class AnswerComparison:
         if verdict == Verdict.EQUAL:
             return verdict
         size = constant(share)
-        if gold.percent or (isinstance(size, Fraction) and abs(size) >= 1):
-            if not gold.percent or size is None or abs(size) >= 1:
-                return self._trees(share, bare)
-        return verdict
+        small = size is not None and (isinstance(size, mpmath.mpc) or abs(size) < 1)
+        exact = gold.percent or isinstance(size, Fraction)
+        return self._trees(share, bare) if exact and not small else verdict
 
     def _quantities(self, gold: Value, found: Value) -> Verdict:
         if gold.unit.startswith("?") or found.unit.startswith("?"):
@@ -133,7 +134,11 @@ class AnswerComparison:
             if not same_kind(gold.unit, found.unit):
                 return Verdict.DIFFERENT
             equal = equal_quantities(
-                _fraction(values[0]), gold.unit, _fraction(values[1]), found.unit, tolerance=self.tolerance or (1e-6 if rounded else 1e-12),
+                _fraction(values[0]),
+                gold.unit,
+                _fraction(values[1]),
+                found.unit,
+                tolerance=self.tolerance or (1e-6 if rounded else 1e-12),
             )
         except (ValueError, TypeError, OverflowError, AttributeError):
             return Verdict.UNKNOWN
@@ -179,7 +184,7 @@ class AnswerComparison:
             if (gold.left == "[") != (found.left == "[") and len(gold.items) == 2 and gold.left and found.left:
                 return Verdict.DIFFERENT  # an open and a closed interval, perhaps
             return self._in_order(gold.items, found.items)
-        if kinds == {"set", "tuple"} and self.strict or "tuple" in kinds and "," in (gold.left, found.left):
+        if (kinds == {"set", "tuple"} and self.strict) or ("tuple" in kinds and "," in (gold.left, found.left)):
             return Verdict.DIFFERENT
         if "tuple" in kinds:
             closed = any(group.left == "[" for group in (gold, found) if group.kind == "tuple")
@@ -271,7 +276,7 @@ class AnswerComparison:
         if group.kind != "tuple" or group.left == "[":
             return Verdict.UNKNOWN
         flat = tuple(cell for row in matrix.rows for cell in row)
-        if len(matrix.rows) != 1 and any(len(row) != 1 for row in matrix.rows) or len(flat) != len(group.items):
+        if (len(matrix.rows) != 1 and any(len(row) != 1 for row in matrix.rows)) or len(flat) != len(group.items):
             return Verdict.DIFFERENT
         return Verdict.UNKNOWN if self._in_order(flat, group.items) == Verdict.EQUAL else Verdict.DIFFERENT
 
@@ -286,7 +291,7 @@ class AnswerComparison:
         return self._relation_and_value(found, gold, lenient=True)
 
     def _relation_and_value(self, relation: Relation, other: Form, *, lenient: bool) -> Verdict:
-        """Compare `x = 5` with `5`. An equation such as `2x + 1 = 0` has no value; `lenient` lets `x + y = 5` have one."""
+        """Compare `x = 5` with `5`. An equation such as `2x + 1 = 0` has no value; if `lenient`, `x + y = 5` has one."""
         if isinstance(other, Word):
             return Verdict.DIFFERENT
         if (real := from_inequality(relation)) is not None:

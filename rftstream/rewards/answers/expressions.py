@@ -101,7 +101,7 @@ class _ExpressionReader:
         node = self._factor()
         while True:
             token = self._peek()
-            if token is None or token.kind in _ENDS and not self._opens_bar(token):
+            if token is None or (token.kind in _ENDS and not self._opens_bar(token)):
                 return node
             if token.kind == "*" or (token.kind == "command" and token.text in _TIMES):
                 self.place += 1

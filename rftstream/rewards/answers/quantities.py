@@ -14,7 +14,8 @@ from rftstream.rewards.answers.values import expand_plus_minus
 from rftstream.rewards.answers.words import number_in_words
 
 _ABOUT = re.compile(
-    r"^(?:\\text\{\s*)?(?:about|approximately|approx\.?|around|roughly|exactly|a total of|约|大约|共|一共|是|为|等于|\\approx|=)"
+    r"^(?:\\text\{\s*)?(?:about|approximately|approx\.?|around|roughly|exactly|a total of|约|大约|共|一共|是|为"
+    r"|等于|\\approx|=)"
     r"(?:\s*\})?\s*(?=\S)",
     re.IGNORECASE,
 )
@@ -35,14 +36,47 @@ _ORDINAL = re.compile(r"^(\d+)\s*(?:\^\s*\{?\s*)?(?:\\text\{\s*)?(?:st|nd|rd|th)
 _MODULO = re.compile(r"\s*(?:\(\s*)?\\pmod\s*(?:\{[^{}]*\}|\d+)(?:\s*\))?\s*$|\s*\(\s*(?:\\text\{)?\s*mod[^()]*\)\s*$")
 _ASIDE = re.compile(r"(?<=\d)\s*\([a-z][a-z \-]{2,}\)$")
 _FORBIDDEN = frozenset(
-    "or more less than mod if for where when not over plus minus and to least most about times is are with as of by "
-    "no none true false yes fewer each".split()
+    [
+        "or",
+        "more",
+        "less",
+        "than",
+        "mod",
+        "if",
+        "for",
+        "where",
+        "when",
+        "not",
+        "over",
+        "plus",
+        "minus",
+        "and",
+        "to",
+        "least",
+        "most",
+        "about",
+        "times",
+        "is",
+        "are",
+        "with",
+        "as",
+        "of",
+        "by",
+        "no",
+        "none",
+        "true",
+        "false",
+        "yes",
+        "fewer",
+        "each",
+    ]
 )
 _BASE = re.compile(
     r"^(?:\\text\{\s*)?([0-9A-Z]+)(?:\s*\})?\s*_\s*(?:\{\s*)?(?:\\text\{\s*)?(\d{1,2}|[a-z]{2,8})(?:\s*\})?(?:\s*\})?$"
 )
-_BASE_WORDS = {word: value for value, word in enumerate("two three four five six seven eight nine ten".split(), 2)} | {
-    "twelve": 12, "sixteen": 16, "bin": 2, "oct": 8, "dec": 10, "hex": 16,
+_BASE_WORDS = {
+    "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10, "twelve": 12,
+    "sixteen": 16, "bin": 2, "oct": 8, "dec": 10, "hex": 16,
 }  # fmt: skip
 _RATIO = re.compile(r"^([^:]+(?::[^:]+)+)$")
 _CLOCK = re.compile(
@@ -175,7 +209,7 @@ def read_based(text: str) -> list[Form]:
     if match is None:
         return []
     base = int(match.group(2)) if match.group(2).isdigit() else _BASE_WORDS.get(match.group(2), 0)
-    if not 2 <= base <= 36 or not any(character.isdigit() for character in match.group(1)) and base <= 10:
+    if not 2 <= base <= 36 or (not any(character.isdigit() for character in match.group(1)) and base <= 10):
         return []
     try:
         return [Based(number=int(match.group(1), base), base=base)]

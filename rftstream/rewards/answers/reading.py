@@ -10,7 +10,20 @@ import re
 from rftstream.rewards.answers.clean import bare_words, clean, is_formula
 from rftstream.rewards.answers.expressions import FUNCTIONS
 from rftstream.rewards.answers.guards import check_size
-from rftstream.rewards.answers.nodes import Form, Group, Matrix, Node, Reading, RealSet, Relation, Value, Word, number, symbol, symbols_of
+from rftstream.rewards.answers.nodes import (
+    Form,
+    Group,
+    Matrix,
+    Node,
+    Reading,
+    RealSet,
+    Relation,
+    Value,
+    Word,
+    number,
+    symbol,
+    symbols_of,
+)
 from rftstream.rewards.answers.quantities import read_based, read_ratio, read_value
 from rftstream.rewards.answers.realsets import (
     ALL_REALS,
@@ -30,15 +43,16 @@ _EMPTY = {
     "emptyset", "empty set", "empty", "no solution", "no solutions", "none", "no real solution", "no real solutions",
     "does not exist", "dne", "undefined", "not exist", "无解", "空集", "不存在", "{}", "null set", "nonexistent",
 }  # fmt: skip
-_SAME_WORDS = {word: "no solution" for word in ("no solutions", "no real solution", "no real solutions", "无解", "none")}
-_SAME_WORDS |= {word: "empty set" for word in ("emptyset", "empty", "空集", "null set")}
-_SAME_WORDS |= {word: "does not exist" for word in ("dne", "not exist", "不存在", "nonexistent")}
-_REALS = {"mathbb r", "mathbbr", "all real numbers", "all reals", "real numbers", "all real", "全体实数", "实数", "任意实数", "r",
-          "the set of real numbers", "set of real numbers"}  # fmt: skip
+_SAME_WORDS = dict.fromkeys(("no solutions", "no real solution", "no real solutions", "无解", "none"), "no solution")
+_SAME_WORDS |= dict.fromkeys(("emptyset", "empty", "空集", "null set"), "empty set")
+_SAME_WORDS |= dict.fromkeys(("dne", "not exist", "不存在", "nonexistent"), "does not exist")
+_REALS = {"mathbb r", "mathbbr", "all real numbers", "all reals", "real numbers", "all real", "全体实数", "实数",
+          "任意实数", "r", "the set of real numbers", "set of real numbers"}  # fmt: skip
 
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _WORD_SEPARATOR = (
-    r"\\text\{\s*,?\s*(?:and|or|和|或)\s*\}|(?<![a-zA-Z\\{])(?:and|or)(?![a-zA-Z])|或者?|和|以及|\\(?:vee|lor|wedge|land)(?![a-zA-Z])"
+    r"\\text\{\s*,?\s*(?:and|or|和|或)\s*\}|(?<![a-zA-Z\\{])(?:and|or)(?![a-zA-Z])|或者?|和|以及"
+    r"|\\(?:vee|lor|wedge|land)(?![a-zA-Z])"
 )
 _SEPARATOR = re.compile(rf"\s*(?:[,;]\s*)?(?:{_WORD_SEPARATOR})\s*|\s*[,;]\s*")
 _OR = re.compile(r"\\text\{\s*,?\s*(?:or|或)\s*\}|(?<![a-zA-Z\\])or(?![a-zA-Z])|或者?|\\(?:vee|lor)(?![a-zA-Z])")
@@ -50,7 +64,9 @@ _RELATION = re.compile(
     r"|<=|>=|!=|:=|==|=|<|>|≈)\s*"
 )
 _OPERATORS = {r"\le": "<=", r"\ge": ">=", r"\ne": "!=", r"\equiv": "=", ":=": "=", "==": "="}
-_MATRIX = re.compile(r"^[(\[]?\s*\\begin\{([bpBvV]?matrix|smallmatrix|array)\}(?:\{[^{}]*\})?(.*)\\end\{\1\}\s*[)\]]?$", re.DOTALL)
+_MATRIX = re.compile(
+    r"^[(\[]?\s*\\begin\{([bpBvV]?matrix|smallmatrix|array)\}(?:\{[^{}]*\})?(.*)\\end\{\1\}\s*[)\]]?$", re.DOTALL
+)
 _PAIR_OF_BRACKETS = re.compile(r"^([(\[\]])(.+)([)\[\]])$", re.DOTALL)
 _SET_BUILDER = re.compile(r"^([^|:]{1,20}?)\s*(?:\||:)\s*(.+)$", re.DOTALL)
 _CONDITION = re.compile(
@@ -209,7 +225,7 @@ def assigned_name(relation: Relation) -> str:
 
 
 def _is_differential(node: Node) -> bool:
-    return node.op == "symbol" and node.name == "d" or node.op == "mul" and node.parts[0] == symbol("d")
+    return (node.op == "symbol" and node.name == "d") or (node.op == "mul" and node.parts[0] == symbol("d"))
 
 
 def _application(node: Node) -> str:
@@ -266,7 +282,7 @@ def _bracketed(text: str, depth: int) -> list[Form]:
     found = whole_brackets(text)
     if found is None:
         match = _PAIR_OF_BRACKETS.match(text)
-        if match is None or "]" != match.group(1) and "[" != match.group(3):
+        if match is None or (match.group(1) != "]" and match.group(3) != "["):
             return []
         left, content, right = match.groups()
     else:

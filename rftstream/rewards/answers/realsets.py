@@ -250,11 +250,11 @@ def _joined(first: Interval, second: Interval) -> Interval | None:
     if end is None or start is None:
         return None
     same = equal_trees(first.high, second.low, places=6, rounded=False) is True
-    if not same and start > end or same and first.high_open and second.low_open:
+    if (not same and start > end) or (same and first.high_open and second.low_open):
         return None
     last = second if second.high is None or (_number(second.high, 0.0) or 0.0) >= end else first
     high_open = last.high_open
-    if last.high is not None and first.high is not None and second.high is not None:
-        if equal_trees(first.high, second.high, places=6, rounded=False):
-            high_open = first.high_open and second.high_open
+    ends = (first.high, second.high)
+    if last.high is not None and ends[1] is not None and equal_trees(ends[0], ends[1], places=6, rounded=False):
+        high_open = first.high_open and second.high_open
     return Interval(low=first.low, high=last.high, low_open=first.low_open, high_open=high_open)

@@ -11,8 +11,30 @@ from typing import Any
 from rftstream.rewards.answers.choices import chosen_letters
 
 LETTERS = "ABCDEFGHIJ"
-_TRUE = frozenset("true t yes y right correct 对 對 正确 正確 是 √ ✓ ✔ 真".split())
-_FALSE = frozenset("false f no n wrong incorrect 错 錯 错误 錯誤 不对 不是 否 × ✗ ✘ x 假 不正确".split())
+_TRUE = frozenset(["true", "t", "yes", "y", "right", "correct", "对", "對", "正确", "正確", "是", "√", "✓", "✔", "真"])
+_FALSE = frozenset(
+    [
+        "false",
+        "f",
+        "no",
+        "n",
+        "wrong",
+        "incorrect",
+        "错",
+        "錯",
+        "错误",
+        "錯誤",
+        "不对",
+        "不是",
+        "否",
+        "×",
+        "✗",
+        "✘",
+        "x",
+        "假",
+        "不正确",
+    ]
+)
 _TRUTH_IN_TEXT = re.compile(
     r"\b(?:statement|claim|sentence|it|this|answer)\s+is\s+(not\s+)?(true|false|right|correct|wrong|incorrect)\b"
     r"|(?:说法|命题|判断|答案)(?:是)?(?:为)?(不正确|正确|错误|不对|对|错)",
@@ -112,7 +134,7 @@ def order_of(text: str) -> list[str] | None:
 
 
 def is_order(text: str) -> bool:
-    """Return whether a problem's answer can only be an order: letters or numbers that are not sorted, or with arrows."""
+    """Return whether a problem's answer can only be an order: letters that are not sorted, or arrows."""
     items = order_of(text)
     if items is None or len(items) < 3:
         return False

@@ -45,9 +45,7 @@ class SecondChecker:
         return plain and self._compare(found, gold)
 
     def _compare(self, gold: list[Any], found: list[Any]) -> bool:
-        return bool(
-            self._verify(gold, found, float_rounding=self._places, strict=self._strict, timeout_seconds=None)
-        )
+        return bool(self._verify(gold, found, float_rounding=self._places, strict=self._strict, timeout_seconds=None))
 
     def _expressions(self, found: list[Any]) -> list[Any]:
         """Return the expressions without the text, unless the text is all there is."""

@@ -31,9 +31,12 @@ COUNTERS = set(
 
 _ENGLISH = {
     "meter": "m", "metre": "m", "centimeter": "cm", "centimetre": "cm", "millimeter": "mm", "millimetre": "mm",
-    "kilometer": "km", "kilometre": "km", "decimeter": "dm", "inch": "inch", "inches": "inch", "in": "inch", "foot": "ft",
+    "kilometer": "km", "kilometre": "km",
+    "decimeter": "dm",
+    "inch": "inch", "inches": "inch", "in": "inch", "foot": "ft",
     "feet": "ft", "ft": "ft", "yard": "yd", "mile": "mi", "mi": "mi", "gram": "g", "kilogram": "kg", "milligram": "mg",
-    "tonne": "t", "ton": "ton", "pound": "lb", "lb": "lb", "ounce": "oz", "oz": "oz", "liter": "L", "litre": "L", "l": "L",
+    "tonne": "t", "ton": "ton", "pound": "lb", "lb": "lb", "ounce": "oz", "oz": "oz", "liter": "L", "litre": "L",
+    "l": "L",
     "milliliter": "mL", "millilitre": "mL", "ml": "mL", "gallon": "gal", "quart": "qt", "pint": "pt", "cup": "cup",
     "second": "s", "sec": "s", "minute": "min", "min": "min", "hour": "h", "hr": "h", "day": "day", "week": "week",
     "month": "month", "year": "year", "yr": "year", "mph": "mi/h", "kph": "km/h", "kmph": "km/h", "kmh": "km/h",
@@ -61,7 +64,8 @@ _SIMPLE = {
     "rupee": (Fraction(1), "rupees"),
 }  # fmt: skip
 """Everyday units: size and dimension. They are converted without pint."""
-_OWN = ("jin = 500 * gram", "mu = 2000 / 3 * meter ** 2", "dollar = [money]", "cent = dollar / 100", "yuan = [renminbi]",
+_OWN = ("jin = 500 * gram",
+        "mu = 2000 / 3 * meter ** 2", "dollar = [money]", "cent = dollar / 100", "yuan = [renminbi]",
         "jiao = yuan / 10", "euro = [euros]", "pound_sterling = [sterling]", "rupee = [rupees]")  # fmt: skip
 
 

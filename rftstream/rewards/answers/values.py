@@ -176,8 +176,8 @@ def _close_decimals(left: Number, right: Number, places: int) -> bool:
 
 
 def _is_periodic(node: Node) -> bool:
-    """Return whether a tree has a power of a negative number with a variable exponent, or a wave of a variable: two such
-    trees may be equal for whole numbers alone."""
+    """Return whether a tree has a power of a negative number with a variable exponent, or a wave of a variable: two
+    such trees may be equal for whole numbers alone."""
     if node.op == "pow" and symbols_of(node.parts[1]):
         return _may_be_negative(node.parts[0])
     if node.op in ("sin", "cos", "floor", "ceil", "factorial", "binom") and symbols_of(node):
@@ -328,9 +328,9 @@ def _factorial(value: Number) -> Number:
 
 
 def _binomial(top: Number, bottom: Number) -> Number:
-    if isinstance(top, Fraction) and isinstance(bottom, Fraction) and top.denominator == bottom.denominator == 1:
-        if 0 <= top <= MAX_EXACT_FACTORIAL and bottom >= 0:
-            return Fraction(math.comb(top.numerator, bottom.numerator))
+    whole = isinstance(top, Fraction) and isinstance(bottom, Fraction) and top.denominator == bottom.denominator == 1
+    if whole and 0 <= top <= MAX_EXACT_FACTORIAL and bottom >= 0:
+        return Fraction(math.comb(top.numerator, bottom.numerator))
     if max(abs(_float(top)), abs(_float(bottom))) > MAX_FACTORIAL:
         raise TooCostly("a binomial coefficient of large numbers")
     return mpmath.binomial(_float(top), _float(bottom))
