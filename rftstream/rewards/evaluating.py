@@ -3,8 +3,8 @@
 A reward that evaluates what the policy wrote first reads the problem's own answer. From then on only the policy's
 answer can take long. It says so with `evaluating_answer`, which a child of the scorer notes in the page that it shares
 with its parent. If the child is then killed for its time limit, the rollout is scored again, with 0 for that reward: an
-answer that cannot be evaluated is a wrong one, or policies would learn to escape a 0. Without the note, the limit is our own
-failure, and the rollout is unscorable.
+answer that cannot be evaluated is a wrong one, or policies would learn to escape a 0. Without the note, the limit is
+our own failure, and the rollout is unscorable.
 
 Memory is limited meanwhile, so that a huge answer ends as a MemoryError in the reward and not as a killed process.
 """

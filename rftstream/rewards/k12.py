@@ -3,7 +3,7 @@
 The kind of a problem stands in a column, or is recognised from its answer (and its options):
 
     choice  letters: `C`, `A, C`; with options also their texts      truth   true, false, 对, 错
-    number  `9.8 m/s^2`, `三分之二`, `twenty-one`                     blank   words: `;` between blanks, `|` alternatives
+    number  `9.8 m/s^2`, `三分之二`, `twenty-one`                     blank   words; `;` between blanks, `|` or
     order   `B, A, C`, `③①②`, `x→y→z`                               match   `1-B, 2-A`, or a JSON map
 """
 
@@ -18,7 +18,7 @@ from rftstream.errors import ConfigError, RewardError
 from rftstream.rewards.answers.boxes import find_answers
 from rftstream.rewards.answers.choices import choice_text, same_words
 from rftstream.rewards.answers.clean import bare_words
-from rftstream.rewards.answers.compare import AnswerComparison, Verdict
+from rftstream.rewards.answers.compare import AnswerComparison, Equality
 from rftstream.rewards.answers.guards import TooCostly
 from rftstream.rewards.answers.nodes import Reading, Value
 from rftstream.rewards.answers.reading import read_answer
@@ -222,7 +222,7 @@ class SchoolReward:
             return None
         if self._config.need_unit and _units(gold) and not _units(found):
             return 0.0
-        return float(self._comparison.readings(gold, found) == Verdict.EQUAL)
+        return float(self._comparison.readings(gold, found) == Equality.EQUAL)
 
     def _blank_share(self, blanks: Sequence[Sequence[str]], answer: str) -> float | None:
         parts = [answer] if len(blanks) == 1 else _parts(answer, len(blanks))
@@ -234,7 +234,7 @@ class SchoolReward:
     def _same(self, gold: str, answer: str) -> bool:
         if same_words(gold, answer):
             return True
-        return self._comparison.readings(self._read(gold), read_answer(answer)) == Verdict.EQUAL
+        return self._comparison.readings(self._read(gold), read_answer(answer)) == Equality.EQUAL
 
 
 def _kind_name(name: str) -> str | None:

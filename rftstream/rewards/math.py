@@ -17,9 +17,9 @@ from rftstream.errors import RewardError
 from rftstream.rewards.answers.boxes import FoundAnswer, find_answers, last_boxes
 from rftstream.rewards.answers.choices import chosen_letters, lone_letter
 from rftstream.rewards.answers.clean import bare_words, is_formula
-from rftstream.rewards.answers.compare import AnswerComparison, Verdict
+from rftstream.rewards.answers.compare import AnswerComparison, Equality
 from rftstream.rewards.answers.guards import TooCostly, check_size, check_text
-from rftstream.rewards.answers.nodes import Form, Group, Reading, Value, symbols_of
+from rftstream.rewards.answers.nodes import AnswerGroup, Form, Reading, Value, symbols_of
 from rftstream.rewards.answers.reading import read_answer
 from rftstream.rewards.answers.second import SecondChecker
 from rftstream.rewards.answers.values import constant
@@ -34,7 +34,9 @@ MAX_SECOND_CHARS = 400
 
 
 _LETTERS = re.compile(r"[A-H]{2,8}")
-_PROSE = re.compile(r"(?<![\\a-zA-Z{])[a-zA-Z]{2,}\s+(?:[^\s]+\s+)?[a-zA-Z]{2,}")
+_PROSE = re.compile(
+    r"(?<![\\a-zA-Z{])(?:so|then|thus|hence|therefore|we|the)\s|(?<![\\a-zA-Z{])[a-zA-Z]{2,}\s+(?:[^\s]+\s+)?[a-zA-Z]{2,}"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,14 +173,14 @@ class MathReward:
         check_size(answer.text)
         found = read_answer(answer.text)
         verdict = self._comparison.readings(gold.reading, found)
-        if verdict == Verdict.UNKNOWN or (verdict == Verdict.DIFFERENT and not self._config.strict):
+        if verdict == Equality.UNKNOWN or (verdict == Equality.DIFFERENT and not self._config.strict):
             return None
-        if verdict == Verdict.DIFFERENT and answer.how != "box" and not self._is_decisive(gold, answer, found):
+        if verdict == Equality.DIFFERENT and answer.how != "box" and not self._is_decisive(gold, answer, found):
             return None
         return _Judgement(
-            equal=verdict == Verdict.EQUAL,
+            equal=verdict == Equality.EQUAL,
             parsed=True,
-            disagree=self._disagreement(gold, answer, equal=verdict == Verdict.EQUAL),
+            disagree=self._disagreement(gold, answer, equal=verdict == Equality.EQUAL),
         )
 
     def _is_decisive(self, gold: _Gold, answer: FoundAnswer, found: Reading) -> bool:
@@ -215,6 +217,6 @@ def _has_variables(reading: Reading) -> bool:
 def _values_in(form: Form) -> Iterator[Value]:
     if isinstance(form, Value):
         yield form
-    elif isinstance(form, Group):
+    elif isinstance(form, AnswerGroup):
         for item in form.items:
             yield from _values_in(item)

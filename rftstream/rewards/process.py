@@ -75,7 +75,7 @@ class BatchSizes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluation:
+class AnswerEvaluation:
     """What a child was doing when it was lost: it evaluated what a policy wrote."""
 
     part: int
@@ -222,7 +222,7 @@ class RewardChild:
         evaluation = self.evaluation(timeout_s)
         return evaluation is None or evaluation.busy or now - at.since > PATIENCE * timeout_s
 
-    def evaluation(self, timeout_s: float) -> Evaluation | None:
+    def evaluation(self, timeout_s: float) -> AnswerEvaluation | None:
         """Return which part of a reward evaluates a policy's answer at this moment, or None if none does."""
         at = read_page(self._page)
         if at.number == IDLE or at.part == 0 or at.num_items != 1:
@@ -230,8 +230,8 @@ class RewardChild:
         try:
             times = psutil.Process(self.pid).cpu_times()
         except psutil.Error:
-            return Evaluation(part=at.part, busy=False)
-        return Evaluation(part=at.part, busy=times.user + times.system - at.cpu_s >= min(timeout_s / 2, BUSY_S))
+            return AnswerEvaluation(part=at.part, busy=False)
+        return AnswerEvaluation(part=at.part, busy=times.user + times.system - at.cpu_s >= min(timeout_s / 2, BUSY_S))
 
     @property
     def crashed(self) -> bool:

@@ -10,18 +10,18 @@ import mpmath  # type: ignore[import-untyped]
 
 from rftstream.rewards.answers.clean import compact, is_formula
 from rftstream.rewards.answers.nodes import (
+    AnswerGroup,
     Based,
     Form,
-    Group,
     Interval,
     Matrix,
-    Node,
     Ratio,
     Reading,
     RealSet,
     Relation,
+    Tree,
     Value,
-    Word,
+    Words,
     is_rounded,
     number,
     symbols_of,
@@ -35,7 +35,7 @@ MAX_MATCHED = 60
 """Most items of two lists that are compared each with each."""
 
 
-class Verdict(StrEnum):
+class Equality(StrEnum):
     """What a comparison says."""
 
     EQUAL = "equal"
@@ -54,36 +54,36 @@ class AnswerComparison:
     tolerance: float = 0.0
     """Relative error that a number may have."""
 
-    def readings(self, gold: Reading, found: Reading) -> Verdict:
+    def readings(self, gold: Reading, found: Reading) -> Equality:
         """Return whether any form of the one answer equals any form of the other."""
         if gold.text and compact(gold.text) == compact(found.text):
-            return Verdict.EQUAL
+            return Equality.EQUAL
         verdicts = set()
         for left in gold.forms:
             for right in found.forms:
                 verdict = self.forms(left, right)
-                if verdict == Verdict.EQUAL:
+                if verdict == Equality.EQUAL:
                     return verdict
                 verdicts.add(verdict)
-        if not verdicts or Verdict.UNKNOWN in verdicts:
-            return Verdict.UNKNOWN
+        if not verdicts or Equality.UNKNOWN in verdicts:
+            return Equality.UNKNOWN
         unread = any(not reading.whole and is_formula(reading.text) for reading in (gold, found))
-        return Verdict.UNKNOWN if unread else Verdict.DIFFERENT
+        return Equality.UNKNOWN if unread else Equality.DIFFERENT
 
-    def forms(self, gold: Form, found: Form) -> Verdict:
+    def forms(self, gold: Form, found: Form) -> Equality:
         """Return whether two forms are equal."""
-        if gold == found and not isinstance(gold, Group):
-            return Verdict.EQUAL
+        if gold == found and not isinstance(gold, AnswerGroup):
+            return Equality.EQUAL
         if isinstance(gold, Relation) or isinstance(found, Relation):
             return self._with_relation(gold, found)
         match gold, found:
             case Value(), Value():
                 return self._values(gold, found)
-            case Group(), Group():
+            case AnswerGroup(), AnswerGroup():
                 return self._groups(gold, found)
             case RealSet(), RealSet():
                 return self._real_sets(gold, found)
-            case (RealSet(), Group()) | (Group(), RealSet()):
+            case (RealSet(), AnswerGroup()) | (AnswerGroup(), RealSet()):
                 return self._set_and_group(gold, found)
             case Matrix(), Matrix():
                 return self._matrices(gold, found)
@@ -93,46 +93,46 @@ class AnswerComparison:
                 return self._ratios(gold, found)
             case (Ratio(), Value()) | (Value(), Ratio()):
                 return self._ratio_and_value(gold, found)
-            case (Group(items=(single,)), Value()) if not gold.open_ended:
+            case (AnswerGroup(items=(single,)), Value()) if not gold.open_ended:
                 return self.forms(single, found)
-            case (Value(), Group(items=(single,))) if not found.open_ended:
+            case (Value(), AnswerGroup(items=(single,))) if not found.open_ended:
                 return self.forms(gold, single)
-            case Matrix(), Group():
+            case Matrix(), AnswerGroup():
                 return self._vector(gold, found)
-            case Group(), Matrix():
+            case AnswerGroup(), Matrix():
                 return self._vector(found, gold)
-            case Word(), Word():
+            case Words(), Words():
                 return _decided(gold.text == found.text)
-        return Verdict.DIFFERENT
+        return Equality.DIFFERENT
 
     # ------------------------------------------------------------------------------------------ values
 
-    def _values(self, gold: Value, found: Value) -> Verdict:
+    def _values(self, gold: Value, found: Value) -> Equality:
         if gold.unit and found.unit and gold.unit != found.unit:
             return self._quantities(gold, found)
         if gold.percent == found.percent:
             return self._trees(gold.node, found.node)
         share, bare = (gold.node, found.node) if gold.percent else (found.node, gold.node)
-        verdict = self._trees(Node("div", (share, number(100))), bare)
-        if verdict == Verdict.EQUAL:
+        verdict = self._trees(Tree("div", (share, number(100))), bare)
+        if verdict == Equality.EQUAL:
             return verdict
         size = constant(share)
         small = size is not None and (isinstance(size, mpmath.mpc) or abs(size) < 1)
         exact = gold.percent or isinstance(size, Fraction)
         return self._trees(share, bare) if exact and not small else verdict
 
-    def _quantities(self, gold: Value, found: Value) -> Verdict:
+    def _quantities(self, gold: Value, found: Value) -> Equality:
         if gold.unit.startswith("?") or found.unit.startswith("?"):
             return self._trees(gold.node, found.node)
         values = constant(gold.node), constant(found.node)
         if values[0] is None or values[1] is None:
-            return Verdict.UNKNOWN
+            return Equality.UNKNOWN
         if {gold.unit, found.unit} <= {"degree", "degC", "degF"} and "degree" in (gold.unit, found.unit):
             return self._trees(gold.node, found.node)
         rounded = is_rounded(gold.node) or is_rounded(found.node)
         try:
             if not same_kind(gold.unit, found.unit):
-                return Verdict.DIFFERENT
+                return Equality.DIFFERENT
             equal = equal_quantities(
                 _fraction(values[0]),
                 gold.unit,
@@ -141,84 +141,84 @@ class AnswerComparison:
                 tolerance=self.tolerance or (1e-6 if rounded else 1e-12),
             )
         except (ValueError, TypeError, OverflowError, AttributeError):
-            return Verdict.UNKNOWN
+            return Equality.UNKNOWN
         return _decided(equal)
 
-    def _trees(self, gold: Node, found: Node) -> Verdict:
+    def _trees(self, gold: Tree, found: Tree) -> Equality:
         if gold.op == "infinity" or found.op == "infinity":
             return _decided(gold == found)
         rounded = is_rounded(gold) or is_rounded(found)
         equal = equal_trees(gold, found, places=self.places, rounded=rounded)
         if not equal and self.tolerance and are_near(gold, found, self.tolerance):
-            return Verdict.EQUAL
-        return Verdict.UNKNOWN if equal is None else _decided(equal)
+            return Equality.EQUAL
+        return Equality.UNKNOWN if equal is None else _decided(equal)
 
-    def _ratios(self, gold: Ratio, found: Ratio) -> Verdict:
+    def _ratios(self, gold: Ratio, found: Ratio) -> Equality:
         if gold.clock and found.clock:
             if gold.half_day and found.half_day and gold.half_day != found.half_day:
-                return Verdict.DIFFERENT
+                return Equality.DIFFERENT
             return _decided(_without_seconds(gold.parts) == _without_seconds(found.parts))
         if len(gold.parts) != len(found.parts):
-            return Verdict.DIFFERENT
+            return Equality.DIFFERENT
         products = [
-            self._trees(Node("mul", (one, found.parts[0])), Node("mul", (other, gold.parts[0])))
+            self._trees(Tree("mul", (one, found.parts[0])), Tree("mul", (other, gold.parts[0])))
             for one, other in zip(gold.parts[1:], found.parts[1:], strict=True)
         ]
         return _all(products)
 
-    def _ratio_and_value(self, gold: Form, found: Form) -> Verdict:
+    def _ratio_and_value(self, gold: Form, found: Form) -> Equality:
         ratio, value = (gold, found) if isinstance(gold, Ratio) else (found, gold)
         assert isinstance(ratio, Ratio)
         assert isinstance(value, Value)
         if len(ratio.parts) != 2 or ratio.half_day or value.percent:
-            return Verdict.DIFFERENT
-        return self._trees(Node("div", ratio.parts), value.node)
+            return Equality.DIFFERENT
+        return self._trees(Tree("div", ratio.parts), value.node)
 
     # ------------------------------------------------------------------------------------------ groups and sets
 
-    def _groups(self, gold: Group, found: Group) -> Verdict:
+    def _groups(self, gold: AnswerGroup, found: AnswerGroup) -> Equality:
         if gold.open_ended != found.open_ended or len(gold.items) != len(found.items):
             return self._without_repeats(gold, found)
         kinds = {gold.kind, found.kind}
         if kinds == {"tuple"}:
             if (gold.left == "[") != (found.left == "[") and len(gold.items) == 2 and gold.left and found.left:
-                return Verdict.DIFFERENT  # an open and a closed interval, perhaps
+                return Equality.DIFFERENT  # an open and a closed interval, perhaps
             return self._in_order(gold.items, found.items)
         if (kinds == {"set", "tuple"} and self.strict) or ("tuple" in kinds and "," in (gold.left, found.left)):
-            return Verdict.DIFFERENT
+            return Equality.DIFFERENT
         if "tuple" in kinds:
             closed = any(group.left == "[" for group in (gold, found) if group.kind == "tuple")
-            return Verdict.DIFFERENT if closed and len(gold.items) == 2 else self._in_order(gold.items, found.items)
+            return Equality.DIFFERENT if closed and len(gold.items) == 2 else self._in_order(gold.items, found.items)
         return self._in_any_order(gold.items, found.items)
 
-    def _without_repeats(self, gold: Group, found: Group) -> Verdict:
+    def _without_repeats(self, gold: AnswerGroup, found: AnswerGroup) -> Equality:
         """Compare sets, in which an element may stand twice."""
         if gold.open_ended or found.open_ended or "tuple" in (gold.kind, found.kind):
-            return Verdict.DIFFERENT
+            return Equality.DIFFERENT
         if len(gold.items) > MAX_MATCHED or len(found.items) > MAX_MATCHED or "set" not in (gold.kind, found.kind):
-            return Verdict.DIFFERENT
+            return Equality.DIFFERENT
         left, right = self._distinct(gold.items), self._distinct(found.items)
-        return self._in_any_order(left, right) if len(left) == len(right) else Verdict.DIFFERENT
+        return self._in_any_order(left, right) if len(left) == len(right) else Equality.DIFFERENT
 
     def _distinct(self, items: tuple[Form, ...]) -> tuple[Form, ...]:
         kept: list[Form] = []
         for item in items:
-            if not any(self.forms(item, other) == Verdict.EQUAL for other in kept):
+            if not any(self.forms(item, other) == Equality.EQUAL for other in kept):
                 kept.append(item)
         return tuple(kept)
 
-    def _in_order(self, gold: tuple[Form, ...], found: tuple[Form, ...]) -> Verdict:
+    def _in_order(self, gold: tuple[Form, ...], found: tuple[Form, ...]) -> Equality:
         return _all([self._items(left, right) for left, right in zip(gold, found, strict=True)])
 
-    def _items(self, gold: Form, found: Form) -> Verdict:
+    def _items(self, gold: Form, found: Form) -> Equality:
         """Compare items of groups: there an equation is not its value."""
         if isinstance(gold, Relation) != isinstance(found, Relation):
             relation, other = (gold, found) if isinstance(gold, Relation) else (found, gold)
             assert isinstance(relation, Relation)
-            return self.forms(relation.sides[-1], other) if assigned_name(relation) else Verdict.DIFFERENT
+            return self.forms(relation.sides[-1], other) if assigned_name(relation) else Equality.DIFFERENT
         return self.forms(gold, found)
 
-    def _in_any_order(self, gold: tuple[Form, ...], found: tuple[Form, ...]) -> Verdict:
+    def _in_any_order(self, gold: tuple[Form, ...], found: tuple[Form, ...]) -> Equality:
         """Match each item of the one list with an item of the other that is equal to it."""
         if len(gold) > MAX_MATCHED:
             return self._in_order(gold, found)
@@ -226,63 +226,63 @@ class AnswerComparison:
         unknown = False
         for item in gold:
             verdicts = [self._items(item, other) for other in left]
-            if Verdict.EQUAL in verdicts:
-                del left[verdicts.index(Verdict.EQUAL)]
-            elif Verdict.UNKNOWN in verdicts:
+            if Equality.EQUAL in verdicts:
+                del left[verdicts.index(Equality.EQUAL)]
+            elif Equality.UNKNOWN in verdicts:
                 unknown = True
             else:
-                return Verdict.DIFFERENT
-        return Verdict.UNKNOWN if unknown else Verdict.EQUAL
+                return Equality.DIFFERENT
+        return Equality.UNKNOWN if unknown else Equality.EQUAL
 
-    def _real_sets(self, gold: RealSet, found: RealSet) -> Verdict:
+    def _real_sets(self, gold: RealSet, found: RealSet) -> Equality:
         if self.strict and gold.variable and found.variable and gold.variable != found.variable:
-            return Verdict.DIFFERENT
+            return Equality.DIFFERENT
         left, right = without_points(gold), without_points(found)
         if len(left.intervals) != len(right.intervals):
-            return Verdict.DIFFERENT
+            return Equality.DIFFERENT
         pairs = zip(left.intervals, right.intervals, strict=True)
         return _all([self._intervals(one, other) for one, other in pairs])
 
-    def _intervals(self, gold: Interval, found: Interval) -> Verdict:
+    def _intervals(self, gold: Interval, found: Interval) -> Equality:
         if (gold.low_open, gold.high_open) != (found.low_open, found.high_open):
-            return Verdict.DIFFERENT
+            return Equality.DIFFERENT
         return _all([self._ends(gold.low, found.low), self._ends(gold.high, found.high)])
 
-    def _ends(self, gold: Node | None, found: Node | None) -> Verdict:
+    def _ends(self, gold: Tree | None, found: Tree | None) -> Equality:
         if gold is None or found is None:
             return _decided(gold is found)
         return self._trees(gold, found)
 
-    def _set_and_group(self, gold: Form, found: Form) -> Verdict:
+    def _set_and_group(self, gold: Form, found: Form) -> Equality:
         sets = []
         for form in (gold, found):
             if isinstance(form, RealSet):
                 sets.append(form)
                 continue
-            assert isinstance(form, Group)
+            assert isinstance(form, AnswerGroup)
             real = interval_of(form) if form.kind == "tuple" else points_of(form) if form.kind == "set" else None
             if real is None:
-                return Verdict.DIFFERENT
+                return Equality.DIFFERENT
             sets.append(real)
         return self._real_sets(*sets)
 
-    def _matrices(self, gold: Matrix, found: Matrix) -> Verdict:
+    def _matrices(self, gold: Matrix, found: Matrix) -> Equality:
         if [len(row) for row in gold.rows] != [len(row) for row in found.rows]:
-            return Verdict.DIFFERENT
+            return Equality.DIFFERENT
         return _all([self._in_order(one, other) for one, other in zip(gold.rows, found.rows, strict=True)])
 
-    def _vector(self, matrix: Matrix, group: Group) -> Verdict:
+    def _vector(self, matrix: Matrix, group: AnswerGroup) -> Equality:
         """Compare a column or a row with a tuple: the same vector."""
         if group.kind != "tuple" or group.left == "[":
-            return Verdict.UNKNOWN
+            return Equality.UNKNOWN
         flat = tuple(cell for row in matrix.rows for cell in row)
         if (len(matrix.rows) != 1 and any(len(row) != 1 for row in matrix.rows)) or len(flat) != len(group.items):
-            return Verdict.DIFFERENT
-        return Verdict.UNKNOWN if self._in_order(flat, group.items) == Verdict.EQUAL else Verdict.DIFFERENT
+            return Equality.DIFFERENT
+        return Equality.UNKNOWN if self._in_order(flat, group.items) == Equality.EQUAL else Equality.DIFFERENT
 
     # ------------------------------------------------------------------------------------------ relations
 
-    def _with_relation(self, gold: Form, found: Form) -> Verdict:
+    def _with_relation(self, gold: Form, found: Form) -> Equality:
         if isinstance(gold, Relation) and isinstance(found, Relation):
             return self._relations(gold, found)
         if isinstance(gold, Relation):
@@ -290,23 +290,23 @@ class AnswerComparison:
         assert isinstance(found, Relation)
         return self._relation_and_value(found, gold, lenient=True)
 
-    def _relation_and_value(self, relation: Relation, other: Form, *, lenient: bool) -> Verdict:
-        """Compare `x = 5` with `5`. An equation such as `2x + 1 = 0` has no value; if `lenient`, `x + y = 5` has one."""
-        if isinstance(other, Word):
-            return Verdict.DIFFERENT
+    def _relation_and_value(self, relation: Relation, other: Form, *, lenient: bool) -> Equality:
+        """Compare `x = 5` with `5`. An equation such as `2x + 1 = 0` has no value; if `lenient`, `x + y = 5` has."""
+        if isinstance(other, Words):
+            return Equality.DIFFERENT
         if (real := from_inequality(relation)) is not None:
-            return self.forms(real, other) if isinstance(other, RealSet | Group) else Verdict.DIFFERENT
+            return self.forms(real, other) if isinstance(other, RealSet | AnswerGroup) else Equality.DIFFERENT
         if set(relation.operators) != {"="}:
-            return Verdict.DIFFERENT
+            return Equality.DIFFERENT
         left, last = relation.sides[0], relation.sides[-1]
         if assigned_name(relation) or _is_names(left) or all(_is_constant(side) for side in relation.sides):
             return self.forms(last, other)
         if lenient and isinstance(left, Value) and _is_plain_sum(left.node):
             zero = isinstance(last, Value) and last.node == number(0)
-            return Verdict.DIFFERENT if zero else self.forms(last, other)
-        return Verdict.DIFFERENT
+            return Equality.DIFFERENT if zero else self.forms(last, other)
+        return Equality.DIFFERENT
 
-    def _relations(self, gold: Relation, found: Relation) -> Verdict:
+    def _relations(self, gold: Relation, found: Relation) -> Equality:
         first, second = from_inequality(gold), from_inequality(found)
         if first is not None and second is not None:
             return self._real_sets(first, second)
@@ -317,61 +317,61 @@ class AnswerComparison:
             return self.forms(gold.sides[-1], found.sides[-1])
         if gold.operators == found.operators and len(gold.sides) == len(found.sides):
             verdict = self._in_order(gold.sides, found.sides)
-            if verdict == Verdict.EQUAL:
+            if verdict == Equality.EQUAL:
                 return verdict
         if gold.operators == ("=",) and found.operators == ("=",):
             return self._equations(gold, found)
-        return Verdict.UNKNOWN
+        return Equality.UNKNOWN
 
-    def _equations(self, gold: Relation, found: Relation) -> Verdict:
+    def _equations(self, gold: Relation, found: Relation) -> Equality:
         """Compare two equations: equal if the difference of sides is the same up to a constant factor."""
         differences = [_difference(gold), _difference(found)]
         if differences[0] is None or differences[1] is None:
-            return Verdict.UNKNOWN
+            return Equality.UNKNOWN
         left, right = differences[0], differences[1]
         names = sorted(symbols_of(left) | symbols_of(right))
         if symbols_of(left) != symbols_of(right):
-            return Verdict.DIFFERENT if not self.strict else Verdict.UNKNOWN
-        quotient = Node("div", (left, right))
+            return Equality.DIFFERENT if not self.strict else Equality.UNKNOWN
+        quotient = Tree("div", (left, right))
         if not names:
-            return Verdict.UNKNOWN
-        other = Node("div", (_renamed(left, names), _renamed(right, names)))
+            return Equality.UNKNOWN
+        other = Tree("div", (_renamed(left, names), _renamed(right, names)))
         equal = equal_trees(quotient, other, places=self.places, rounded=is_rounded(quotient))
-        return Verdict.EQUAL if equal else Verdict.UNKNOWN
+        return Equality.EQUAL if equal else Equality.UNKNOWN
 
 
-def _difference(relation: Relation) -> Node | None:
+def _difference(relation: Relation) -> Tree | None:
     left, right = relation.sides[0], relation.sides[-1]
     if not isinstance(left, Value) or not isinstance(right, Value) or left.percent or right.percent:
         return None
-    return Node("add", (left.node, Node("neg", (right.node,))))
+    return Tree("add", (left.node, Tree("neg", (right.node,))))
 
 
-def _renamed(node: Node, names: list[str]) -> Node:
+def _renamed(node: Tree, names: list[str]) -> Tree:
     """Return a tree with other numbers for its variables: a constant factor is the same for these, too."""
     if node.op == "symbol":
         place = names.index(node.name) + 2
-        shifted = Node("mul", (node, number(Fraction(place * place + 1, place))))
-        return Node("add", (shifted, number(Fraction(place, 7))))
+        shifted = Tree("mul", (node, number(Fraction(place * place + 1, place))))
+        return Tree("add", (shifted, number(Fraction(place, 7))))
     parts = tuple(_renamed(part, names) for part in node.parts)
-    return Node(node.op, parts, node.name, node.number, node.rounded)
+    return Tree(node.op, parts, node.name, node.number, node.rounded)
 
 
-def _decided(equal: bool) -> Verdict:
-    return Verdict.EQUAL if equal else Verdict.DIFFERENT
+def _decided(equal: bool) -> Equality:
+    return Equality.EQUAL if equal else Equality.DIFFERENT
 
 
-def _all(verdicts: list[Verdict]) -> Verdict:
-    if Verdict.DIFFERENT in verdicts:
-        return Verdict.DIFFERENT
-    return Verdict.UNKNOWN if Verdict.UNKNOWN in verdicts else Verdict.EQUAL
+def _all(verdicts: list[Equality]) -> Equality:
+    if Equality.DIFFERENT in verdicts:
+        return Equality.DIFFERENT
+    return Equality.UNKNOWN if Equality.UNKNOWN in verdicts else Equality.EQUAL
 
 
 def _fraction(value: object) -> Fraction:
     return value if isinstance(value, Fraction) else Fraction(str(value))
 
 
-def _without_seconds(parts: tuple[Node, ...]) -> tuple[Node, ...]:
+def _without_seconds(parts: tuple[Tree, ...]) -> tuple[Tree, ...]:
     return parts[:2] if len(parts) == 3 and parts[2] == number(0) else parts
 
 
@@ -382,13 +382,13 @@ def _is_constant(form: Form) -> bool:
 def _is_names(form: Form) -> bool:
     """Return whether a form is a tuple of variables, as in `(x, y) = (1, 2)`."""
     return (
-        isinstance(form, Group)
+        isinstance(form, AnswerGroup)
         and form.kind in ("tuple", "list")
         and all(isinstance(item, Value) and item.node.op == "symbol" for item in form.items)
     )
 
 
-def _is_plain_sum(node: Node) -> bool:
+def _is_plain_sum(node: Tree) -> bool:
     """Return whether a tree is a sum, difference or product of variables alone."""
     if node.op == "symbol":
         return True
@@ -398,4 +398,4 @@ def _is_plain_sum(node: Node) -> bool:
 
 
 def _is_same_name(gold: Form, found: Form) -> bool:
-    return isinstance(gold, Word) or isinstance(found, Word) or gold == found
+    return isinstance(gold, Words) or isinstance(found, Words) or gold == found

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from rftstream.rewards.answers.nodes import Node, number, symbol
+from rftstream.rewards.answers.nodes import Tree, number, symbol
 from rftstream.rewards.answers.tokens import SYMBOL_COMMANDS, Token, Unreadable, cut
 
 FUNCTIONS = {
@@ -32,7 +32,7 @@ _MAX_DEPTH = 60
 _ENDS = (")", "]", "}", "|")
 
 
-def read_expression(text: str) -> Node:
+def read_expression(text: str) -> Tree:
     """Return the tree of a cleaned expression. Unreadable if it is none, or is not read to its end."""
     tokens = cut(text)
     if not tokens:
@@ -54,7 +54,7 @@ class _ExpressionReader:
         self._bars = 0
         self._functions = 0
 
-    def sum(self) -> Node:
+    def sum(self) -> Tree:
         """Read a sum, up to a closing bracket or the end."""
         self._depth += 1
         if self._depth > _MAX_DEPTH:
@@ -65,7 +65,7 @@ class _ExpressionReader:
         self._depth -= 1
         return node
 
-    def _term(self, *, first: bool) -> Node:
+    def _term(self, *, first: bool) -> Tree:
         sign = self._sign() if first else None
         if sign is None:
             return self._product()
@@ -73,8 +73,8 @@ class _ExpressionReader:
         if sign == "+":
             return inner
         if sign == "-":
-            return Node("neg", (inner,))
-        return Node("pm", (number(0), inner), name="+" if sign == "pm" else "-")
+            return Tree("neg", (inner,))
+        return Tree("pm", (number(0), inner), name="+" if sign == "pm" else "-")
 
     def _sign(self) -> str | None:
         token = self._peek()
@@ -97,7 +97,7 @@ class _ExpressionReader:
         self.place += 1
         return token
 
-    def _product(self) -> Node:
+    def _product(self) -> Tree:
         node = self._factor()
         while True:
             token = self._peek()
@@ -105,10 +105,10 @@ class _ExpressionReader:
                 return node
             if token.kind == "*" or (token.kind == "command" and token.text in _TIMES):
                 self.place += 1
-                node = Node("mul", (node, self._signed_factor()))
+                node = Tree("mul", (node, self._signed_factor()))
             elif token.kind == "/" or (token.kind == "command" and token.text == "div"):
                 self.place += 1
-                node = Node("div", (node, self._signed_factor()))
+                node = Tree("div", (node, self._signed_factor()))
             elif _sign_of(token) is not None:
                 return node
             else:
@@ -117,16 +117,16 @@ class _ExpressionReader:
     def _opens_bar(self, token: Token) -> bool:
         return token.kind == "|" and not self._bars
 
-    def _signed_factor(self) -> Node:
+    def _signed_factor(self) -> Tree:
         sign = self._sign()
         if sign is None:
             return self._factor()
         if sign not in "+-":
             raise Unreadable("a plus-minus sign in a product")
         inner = self._factor()
-        return inner if sign == "+" else Node("neg", (inner,))
+        return inner if sign == "+" else Tree("neg", (inner,))
 
-    def _juxtaposed(self, left: Node, token: Token) -> Node:
+    def _juxtaposed(self, left: Tree, token: Token) -> Tree:
         before = self._tokens[self.place - 1]
         if token.kind == "number":
             mixed = self._mixed(left, before)
@@ -137,10 +137,10 @@ class _ExpressionReader:
         right = self._factor()
         whole = before.kind == "number" and left.op == "number" and not before.rounded
         if whole and token.kind == "command" and token.text == "frac" and _is_proper(right):
-            return Node("add", (left, right))
-        return Node("mul", (left, right))
+            return Tree("add", (left, right))
+        return Tree("mul", (left, right))
 
-    def _mixed(self, left: Node, before: Token) -> Node | None:
+    def _mixed(self, left: Tree, before: Token) -> Tree | None:
         """Read `3 1/2` as one number, if the next tokens say so."""
         top, slash, bottom = self._peek(), self._peek(1), self._peek(2)
         if before.kind != "number" or left.op != "number" or before.rounded or not (top and slash and bottom):
@@ -155,7 +155,7 @@ class _ExpressionReader:
         self.place += 3
         return number(left.number + top.number / bottom.number)
 
-    def _factor(self) -> Node:
+    def _factor(self) -> Tree:
         node = self._atom()
         while (token := self._peek()) is not None:
             if token.kind == "^":
@@ -163,15 +163,15 @@ class _ExpressionReader:
                 node = self._power(node)
             elif token.kind == "!":
                 self.place += 1
-                node = Node("factorial", (node,))
+                node = Tree("factorial", (node,))
             elif token.kind == "command" and token.text == "%":
                 self.place += 1
-                node = Node("div", (node, number(100)))
+                node = Tree("div", (node, number(100)))
             else:
                 break
         return node
 
-    def _power(self, base: Node) -> Node:
+    def _power(self, base: Tree) -> Tree:
         token = self._peek()
         if token is not None and token.kind == "command" and token.text == "circ":
             self.place += 1
@@ -183,15 +183,15 @@ class _ExpressionReader:
         if token is not None and token.kind == "{" and (inner := self._peek(1)) and inner.text == "prime":
             raise Unreadable("a derivative")
         exponent = self._argument(signed=True)
-        return Node("pow", (base, exponent))
+        return Tree("pow", (base, exponent))
 
-    def _degrees(self, node: Node) -> Node:
+    def _degrees(self, node: Tree) -> Tree:
         r"""Return an angle in degrees: its number, and inside of `\sin` and the like its size in radians."""
         if not self._functions:
             return node
-        return Node("mul", (node, Node("div", (Node("pi"), number(180)))))
+        return Tree("mul", (node, Tree("div", (Tree("pi"), number(180)))))
 
-    def _argument(self, *, signed: bool = False) -> Node:
+    def _argument(self, *, signed: bool = False) -> Tree:
         """Read the argument of a command or of `^`: a group in braces, or a single digit or letter."""
         token = self._peek()
         if token is None:
@@ -203,7 +203,7 @@ class _ExpressionReader:
         if signed and token.kind in "+-":
             self.place += 1
             inner = self._argument(signed=True)
-            return inner if token.kind == "+" else Node("neg", (inner,))
+            return inner if token.kind == "+" else Tree("neg", (inner,))
         node = self._atom()
         following = self._peek()
         if signed and following is not None and following.kind == "^":
@@ -211,7 +211,7 @@ class _ExpressionReader:
             return self._power(node)
         return node
 
-    def _one_digit(self, token: Token) -> Node:
+    def _one_digit(self, token: Token) -> Tree:
         r"""Read one digit of a number: `\frac12` has the arguments 1 and 2."""
         if not token.text.isdigit() or len(token.text) == 1:
             self.place += 1
@@ -220,7 +220,7 @@ class _ExpressionReader:
         self._tokens[self.place] = Token("number", rest, Fraction(rest))
         return number(int(token.text[0]))
 
-    def _bracketed(self, left: str, right: str) -> Node:
+    def _bracketed(self, left: str, right: str) -> Tree:
         self._take(left)
         bars, self._bars = self._bars, 0
         node = self.sum()
@@ -228,7 +228,7 @@ class _ExpressionReader:
         self._take(right)
         return node
 
-    def _atom(self) -> Node:
+    def _atom(self) -> Tree:
         token = self._peek()
         if token is None:
             raise Unreadable("it ends too early")
@@ -250,17 +250,17 @@ class _ExpressionReader:
             node = self.sum()
             self._bars -= 1
             self._take("|")
-            return Node("abs", (node,))
+            return Tree("abs", (node,))
         if token.kind == "command":
             return self._command(token.text)
         raise Unreadable(f"{token.text!r} begins no expression")
 
-    def _variable(self, name: str) -> Node:
+    def _variable(self, name: str) -> Tree:
         """Read a variable with its index and its primes."""
         if name == "e" and not self._index_follows():
-            return Node("e")
+            return Tree("e")
         if name == "i" and not self._index_follows():
-            return Node("i")
+            return Tree("i")
         if name == "C" and (combination := self._combination()) is not None:
             return combination
         while (token := self._peek()) is not None and token.kind in ("_", "'"):
@@ -268,7 +268,7 @@ class _ExpressionReader:
             name += "'" if token.kind == "'" else "_" + self._index()
         return symbol(name)
 
-    def _combination(self) -> Node | None:
+    def _combination(self) -> Tree | None:
         """Read `C_{10}^{3}`, the number of combinations."""
         start = self.place
         try:
@@ -279,7 +279,7 @@ class _ExpressionReader:
         except Unreadable:
             top = bottom = number(0)
         if top.op == bottom.op == "number" and 1 < top.number >= bottom.number:
-            return Node("binom", (top, bottom))
+            return Tree("binom", (top, bottom))
         self.place = start
         return None
 
@@ -301,21 +301,21 @@ class _ExpressionReader:
         self._take("}")
         return "".join(parts)
 
-    def _command(self, name: str) -> Node:
+    def _command(self, name: str) -> Tree:
         self.place += 1
         if name == "frac":
             top, bottom = self._argument(), self._argument()
-            return Node("div", (top, bottom))
+            return Tree("div", (top, bottom))
         if name == "sqrt":
             return self._root()
         if name == "cbrt":
-            return Node("root", (self._argument(), number(3)))
+            return Tree("root", (self._argument(), number(3)))
         if name == "binom":
-            return Node("binom", (self._argument(), self._argument()))
+            return Tree("binom", (self._argument(), self._argument()))
         if name == "pi":
-            return Node("pi")
+            return Tree("pi")
         if name == "infty":
-            return Node("infinity")
+            return Tree("infinity")
         if name in SYMBOL_COMMANDS:
             return self._variable(name)
         if name in ("lfloor", "lceil"):
@@ -323,7 +323,7 @@ class _ExpressionReader:
             closing = self._take("command")
             if closing.text != ("rfloor" if name == "lfloor" else "rceil"):
                 raise Unreadable("a bracket is not closed")
-            return Node("floor" if name == "lfloor" else "ceil", (node,))
+            return Tree("floor" if name == "lfloor" else "ceil", (node,))
         if name == "dollar":
             return self._atom()
         if name in FUNCTIONS:
@@ -334,19 +334,19 @@ class _ExpressionReader:
                 return symbol(f"{name} {self._index()}")
         raise Unreadable(f"\\{name}")
 
-    def _root(self) -> Node:
+    def _root(self) -> Tree:
         index = number(2)
         token = self._peek()
         if token is not None and token.kind == "[":
             index = self._bracketed("[", "]")
         token = self._peek()
         if token is not None and token.kind == "(":
-            return Node("root", (self._bracketed("(", ")"), index))
-        return Node("root", (self._argument(), index))
+            return Tree("root", (self._bracketed("(", ")"), index))
+        return Tree("root", (self._argument(), index))
 
-    def _function(self, name: str) -> Node:
-        base: Node | None = None
-        power: Node | None = None
+    def _function(self, name: str) -> Tree:
+        base: Tree | None = None
+        power: Tree | None = None
         while (token := self._peek()) is not None and token.kind in ("^", "_"):
             self.place += 1
             if token.kind == "_":
@@ -359,20 +359,20 @@ class _ExpressionReader:
         if base is not None and name != "log":
             raise Unreadable("an index of a function")
         if name == "log" and base is not None:
-            node = Node("log", (argument, base))
+            node = Tree("log", (argument, base))
         elif name == "log":
-            node = Node("ln", (argument,), name="log")
+            node = Tree("ln", (argument,), name="log")
         elif name == "lg":
-            node = Node("log", (argument, number(10)))
+            node = Tree("log", (argument, number(10)))
         else:
-            node = Node(name, (argument,))
+            node = Tree(name, (argument,))
         if power is None:
             return node
-        if name in INVERSES and power == Node("neg", (number(1),)):
-            return Node(INVERSES[name], (argument,))
-        return Node("pow", (node, power))
+        if name in INVERSES and power == Tree("neg", (number(1),)):
+            return Tree(INVERSES[name], (argument,))
+        return Tree("pow", (node, power))
 
-    def _function_argument(self) -> Node:
+    def _function_argument(self) -> Tree:
         r"""Read what a function applies to: brackets, or factors side by side up to the next function: `\sin 2x`."""
         token = self._peek()
         if token is None:
@@ -384,7 +384,7 @@ class _ExpressionReader:
                 node = self._power(node)
             return node
         if (sign := self._sign()) is not None and sign == "-":
-            return Node("neg", (self._function_argument(),))
+            return Tree("neg", (self._function_argument(),))
         node = self._factor()
         while (token := self._peek()) is not None:
             simple = token.kind in ("name", "number") or (
@@ -393,9 +393,9 @@ class _ExpressionReader:
             slash = token.kind == "/" and (after := self._peek(1)) is not None and after.kind == "number"
             if slash:
                 self.place += 1
-                node = Node("div", (node, self._factor()))
+                node = Tree("div", (node, self._factor()))
             elif simple:
-                node = Node("mul", (node, self._factor()))
+                node = Tree("mul", (node, self._factor()))
             else:
                 break
         return node
@@ -409,15 +409,15 @@ def _sign_of(token: Token | None) -> str | None:
     return token.text if token.kind == "command" and token.text in ("pm", "mp") else None
 
 
-def _signed_sum(left: Node, sign: str, right: Node) -> Node:
+def _signed_sum(left: Tree, sign: str, right: Tree) -> Tree:
     if sign == "+":
-        return Node("add", (left, right))
+        return Tree("add", (left, right))
     if sign == "-":
-        return Node("add", (left, Node("neg", (right,))))
-    return Node("pm", (left, right), name="+" if sign == "pm" else "-")
+        return Tree("add", (left, Tree("neg", (right,))))
+    return Tree("pm", (left, right), name="+" if sign == "pm" else "-")
 
 
-def _is_proper(node: Node) -> bool:
+def _is_proper(node: Tree) -> bool:
     """Return whether a tree is a fraction of whole numbers below 1."""
     if node.op != "div" or any(part.op != "number" for part in node.parts):
         return False

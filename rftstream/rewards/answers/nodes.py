@@ -7,7 +7,7 @@ from fractions import Fraction
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class Tree:
     """A part of an expression.
 
     `op` says what it is: number, symbol, add, mul, div, neg, pow, pm, factorial, abs, floor, ceil, binom, log (of the
@@ -15,7 +15,7 @@ class Node:
     """
 
     op: str
-    parts: tuple[Node, ...] = ()
+    parts: tuple[Tree, ...] = ()
     name: str = ""
     """Name of a symbol; for `pm`, `+` where the plus stands above."""
     number: Fraction = Fraction(0)
@@ -27,14 +27,14 @@ class Node:
 class Value:
     """An answer that is one expression, perhaps a percentage or with a unit."""
 
-    node: Node
+    node: Tree
     unit: str = ""
     """The unit as it was written, cleaned. Empty if there is none."""
     percent: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class AnswerGroup:
     """Several answers: a list without brackets (any order), a set, or a tuple (in order).
 
     A pair in round or square brackets is a tuple that may also be an interval: `left` and `right` are its brackets.
@@ -53,8 +53,8 @@ class Group:
 class Interval:
     """An interval of real numbers. A point is an interval from itself to itself. None is infinity."""
 
-    low: Node | None
-    high: Node | None
+    low: Tree | None
+    high: Tree | None
     low_open: bool
     high_open: bool
 
@@ -64,7 +64,7 @@ class RealSet:
     """A union of intervals, or with `excluded` all real numbers but these points."""
 
     intervals: tuple[Interval, ...]
-    excluded: tuple[Node, ...] = ()
+    excluded: tuple[Tree, ...] = ()
     variable: str = ""
     """The variable, where the set was written as an inequality."""
 
@@ -86,7 +86,7 @@ class Matrix:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Word:
+class Words:
     """An answer in words, in small letters and without decoration."""
 
     text: str
@@ -104,14 +104,14 @@ class Based:
 class Ratio:
     """Numbers with colons between them: a ratio, or the time of a day."""
 
-    parts: tuple[Node, ...]
+    parts: tuple[Tree, ...]
     clock: bool = False
     """Whether it looks like a time, as 12:00 does."""
     half_day: str = ""
     """`am`, `pm` or nothing."""
 
 
-Form = Value | Group | RealSet | Relation | Matrix | Word | Based | Ratio
+Form = Value | AnswerGroup | RealSet | Relation | Matrix | Words | Based | Ratio
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,31 +124,31 @@ class Reading:
     @property
     def whole(self) -> bool:
         """Return whether the text was read to its end as more than words."""
-        return any(not isinstance(form, Word) for form in self.forms)
+        return any(not isinstance(form, Words) for form in self.forms)
 
 
-def number(value: int | Fraction, *, rounded: bool = False) -> Node:
+def number(value: int | Fraction, *, rounded: bool = False) -> Tree:
     """Return a number as a tree."""
-    return Node("number", number=Fraction(value), rounded=rounded)
+    return Tree("number", number=Fraction(value), rounded=rounded)
 
 
-def symbol(name: str) -> Node:
+def symbol(name: str) -> Tree:
     """Return a symbol as a tree."""
-    return Node("symbol", name=name)
+    return Tree("symbol", name=name)
 
 
-def symbols_of(node: Node) -> frozenset[str]:
+def symbols_of(node: Tree) -> frozenset[str]:
     """Return the names of all variables in a tree."""
     if node.op == "symbol":
         return frozenset({node.name})
     return frozenset().union(*(symbols_of(part) for part in node.parts))
 
 
-def has(node: Node, op: str) -> bool:
+def has(node: Tree, op: str) -> bool:
     """Return whether a tree holds a part of this kind."""
     return node.op == op or any(has(part, op) for part in node.parts)
 
 
-def is_rounded(node: Node) -> bool:
+def is_rounded(node: Tree) -> bool:
     """Return whether a tree holds a number with a decimal point."""
     return node.rounded or any(is_rounded(part) for part in node.parts)

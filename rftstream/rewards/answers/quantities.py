@@ -7,7 +7,7 @@ from fractions import Fraction
 
 from rftstream.rewards.answers.clean import bare_words
 from rftstream.rewards.answers.expressions import read_expression
-from rftstream.rewards.answers.nodes import Based, Form, Node, Ratio, Value, number, symbols_of
+from rftstream.rewards.answers.nodes import Based, Form, Ratio, Tree, Value, number, symbols_of
 from rftstream.rewards.answers.tokens import Unreadable
 from rftstream.rewards.answers.units import COUNTERS, unit_name
 from rftstream.rewards.answers.values import expand_plus_minus
@@ -122,7 +122,7 @@ def _currency_name(sign: str) -> str:
     return "rupee" if "rs" in sign.lower() else "dollar"
 
 
-def _trees(text: str) -> list[Node]:
+def _trees(text: str) -> list[Tree]:
     text = text.strip()
     try:
         node = read_expression(text)
@@ -131,7 +131,7 @@ def _trees(text: str) -> list[Node]:
     return expand_plus_minus(node) if "pm" in text or "mp" in text else [node]
 
 
-def _number_tree(text: str) -> Node | None:
+def _number_tree(text: str) -> Tree | None:
     """Return the tree of an expression without variables, or of a number in words."""
     text = text.strip().rstrip("~-").strip()
     if text.startswith(r"\text{") and text.endswith("}"):
@@ -155,11 +155,11 @@ def _with_unit(text: str, currency: str) -> list[Value]:
             continue
         scale = _SCALES.get(unit.strip().casefold())
         if scale is not None:
-            node = Node("mul", (node, number(scale)))
+            node = Tree("mul", (node, number(scale)))
             return [Value(node=node, unit=currency)]
         first = unit.split()[0].casefold() if unit.split() else ""
         if first in _SCALES and len(unit.split()) > 1:
-            node, unit = Node("mul", (node, number(_SCALES[first]))), unit.split(None, 1)[1]
+            node, unit = Tree("mul", (node, number(_SCALES[first]))), unit.split(None, 1)[1]
         name = unit_name(unit, marked=marked or rest.endswith(" "))
         return [Value(node=node, unit=name or (f"? {_counted(unit)}" if _counted(unit) else currency))]
     return []

@@ -11,15 +11,15 @@ from rftstream.rewards.answers.clean import bare_words, clean, is_formula
 from rftstream.rewards.answers.expressions import FUNCTIONS
 from rftstream.rewards.answers.guards import check_size
 from rftstream.rewards.answers.nodes import (
+    AnswerGroup,
     Form,
-    Group,
     Matrix,
-    Node,
     Reading,
     RealSet,
     Relation,
+    Tree,
     Value,
-    Word,
+    Words,
     number,
     symbol,
     symbols_of,
@@ -84,13 +84,13 @@ def read_answer(text: str) -> Reading:
     return Reading(text=cleaned, forms=tuple(dict.fromkeys(forms)))
 
 
-def _word(text: str, *, read: bool) -> Word | None:
+def _word(text: str, *, read: bool) -> Words | None:
     """Return a text as words, or None if it is a formula: there capitals and braces matter."""
     words = bare_words(text)
     if not words or (is_formula(text) and (read or re.search(r"[\\{}^_]", text))):
         return None
     short = len(words) <= 2 and words != "no"
-    return Word(text=text if short else _SAME_WORDS.get(words, words))
+    return Words(text=text if short else _SAME_WORDS.get(words, words))
 
 
 def read_forms(text: str, depth: int = 0) -> list[Form]:
@@ -113,11 +113,11 @@ def read_forms(text: str, depth: int = 0) -> list[Form]:
 def _special(text: str) -> list[Form]:
     words = bare_words(text.replace("\\", " ").replace("_", " "))
     if words in _EMPTY or text in (r"\{\}", r"\{ \}"):
-        return [Word(text=_SAME_WORDS.get(words, words or "empty set"))]
+        return [Words(text=_SAME_WORDS.get(words, words or "empty set"))]
     if words.lstrip("+") in ("infinity", "positive infinity", "infty", "正无穷", "无穷大", "inf"):
-        return [Value(node=Node("infinity"))]
+        return [Value(node=Tree("infinity"))]
     if words.lstrip("- ") in ("infinity", "negative infinity", "infty", "负无穷"):
-        return [Value(node=Node("neg", (Node("infinity"),)))]
+        return [Value(node=Tree("neg", (Tree("infinity"),)))]
     if words in _REALS and text != "r":
         return [ALL_REALS] if text != "R" else []
     return []
@@ -127,7 +127,7 @@ def _values(text: str) -> list[Form]:
     found: list[Form] = read_value(text)
     values = [form for form in found if isinstance(form, Value)]
     if ("\\pm" in text or "\\mp" in text) and len(values) >= 2:
-        return [Group(kind="list", items=tuple(values[-2:]))]
+        return [AnswerGroup(kind="list", items=tuple(values[-2:]))]
     if len(values) >= 2 and re.search(r"^\d+,\d{2}$|^0,\d{2,}$", text):
         return found
     return found or _decimal_comma(text)
@@ -169,16 +169,16 @@ def _listed(text: str, depth: int) -> list[Form]:
     if not open_ended and (solved := _solutions(first, text)):
         return [*found, *solved]
     spread = tuple(inner for form in first for inner in _spread(form))
-    return [*found, Group(kind="list", items=spread, left="," if found else "", open_ended=open_ended)]
+    return [*found, AnswerGroup(kind="list", items=spread, left="," if found else "", open_ended=open_ended)]
 
 
 def _spread(form: Form) -> tuple[Form, ...]:
-    return form.items if isinstance(form, Group) and form.kind == "list" else (form,)
+    return form.items if isinstance(form, AnswerGroup) and form.kind == "list" else (form,)
 
 
 def _as_word(text: str) -> list[Form]:
     words = bare_words(text)
-    return [Word(text=words)] if re.fullmatch(r"[^\W\d_][\w '\-.]*", words) else []
+    return [Words(text=words)] if re.fullmatch(r"[^\W\d_][\w '\-.]*", words) else []
 
 
 def _solutions(items: list[Form], text: str) -> list[Form]:
@@ -196,12 +196,12 @@ def _solutions(items: list[Form], text: str) -> list[Form]:
         if all(names):
             values = tuple(relation.sides[-1] for relation in relations)
             if len(set(names)) == 1:
-                return [Group(kind="list", items=tuple(value for form in values for value in _spread(form)))]
-            return [Group(kind="list", items=tuple(relations)), Group(kind="tuple", items=values)]
-        return [Group(kind="list", items=tuple(relations))]
+                return [AnswerGroup(kind="list", items=tuple(value for form in values for value in _spread(form)))]
+            return [AnswerGroup(kind="list", items=tuple(relations)), AnswerGroup(kind="tuple", items=values)]
+        return [AnswerGroup(kind="list", items=tuple(relations))]
     if len(relations) == 1 and items[0] is relations[0] and assigned_name(relations[0]):
         spread = _spread(relations[0].sides[-1]) + tuple(value for item in items[1:] for value in _spread(item))
-        return [Group(kind="list", items=spread)]
+        return [AnswerGroup(kind="list", items=spread)]
     return []
 
 
@@ -210,7 +210,7 @@ def assigned_name(relation: Relation) -> str:
     if set(relation.operators) != {"="}:
         return ""
     left = relation.sides[0]
-    if isinstance(left, Word):
+    if isinstance(left, Words):
         return left.text
     if isinstance(left, Value):
         if left.node.op == "symbol":
@@ -224,11 +224,11 @@ def assigned_name(relation: Relation) -> str:
     return ""
 
 
-def _is_differential(node: Node) -> bool:
+def _is_differential(node: Tree) -> bool:
     return (node.op == "symbol" and node.name == "d") or (node.op == "mul" and node.parts[0] == symbol("d"))
 
 
-def _application(node: Node) -> str:
+def _application(node: Tree) -> str:
     """Return the name of a product that is a function value: `f(x)`, `P(2)`, or side lengths such as `AB`."""
     name, argument = node.parts[0].name, node.parts[1]
     if name[:1].isalpha() and name[:1] in "fghpqFGHPQSTVuvwyLNA" and argument.op in ("symbol", "number"):
@@ -246,7 +246,7 @@ def _reals_without(text: str, depth: int) -> list[Form]:
     if len(parts) != 2:
         return []
     whole = [form for form in read_forms(parts[0], depth + 1) if isinstance(form, RealSet)]
-    points = [form for form in read_forms(parts[1], depth + 1) if isinstance(form, Group)]
+    points = [form for form in read_forms(parts[1], depth + 1) if isinstance(form, AnswerGroup)]
     if not whole or not points or points[0].kind != "set":
         return []
     spread = [value for item in points[0].items for value in _spread(item)]
@@ -272,7 +272,7 @@ def _as_set(text: str, depth: int) -> RealSet | None:
     for form in read_forms(text, depth + 1):
         if isinstance(form, RealSet):
             return form
-        if isinstance(form, Group):
+        if isinstance(form, AnswerGroup):
             return interval_of(form) if form.kind == "tuple" else points_of(form)
     return None
 
@@ -296,9 +296,9 @@ def _bracketed(text: str, depth: int) -> list[Form]:
             return read_forms(content, depth + 1)
         return []
     if left == "{":
-        return [Group(kind="list", items=items)]
+        return [AnswerGroup(kind="list", items=items)]
     left, right = ("(", ")") if left == r"\langle" else (left, right)
-    group = Group(kind="tuple", items=items, left=left, right=right)
+    group = AnswerGroup(kind="tuple", items=items, left=left, right=right)
     if (left, right) in (("(", "]"), ("[", ")"), ("]", "["), ("]", "]"), ("[", "[")):
         interval = interval_of(group)
         return [interval] if interval is not None else []
@@ -318,20 +318,20 @@ def _items(content: str, depth: int) -> tuple[Form, ...] | None:
 
 def _set(content: str, depth: int) -> list[Form]:
     if not content:
-        return [Word(text="empty set")]
+        return [Words(text="empty set")]
     builder = _SET_BUILDER.match(content)
     if builder and len(split_outside(builder.group(2), _RELATION)) > 1:
-        return [form for form in read_forms(builder.group(2), depth + 1) if not isinstance(form, Word)]
+        return [form for form in read_forms(builder.group(2), depth + 1) if not isinstance(form, Words)]
     items = _items(content, depth)
     if items is None:
         single = read_forms(content, depth + 1) or _as_word(content)
         if not single:
             return []
         inner = single[0]
-        items = inner.items if isinstance(inner, Group) and inner.kind == "list" else (inner,)
-        if isinstance(inner, Group) and inner.open_ended:
+        items = inner.items if isinstance(inner, AnswerGroup) and inner.kind == "list" else (inner,)
+        if isinstance(inner, AnswerGroup) and inner.open_ended:
             return []
-    return [Group(kind="set", items=tuple(value for item in items for value in _spread(item)))]
+    return [AnswerGroup(kind="set", items=tuple(value for item in items for value in _spread(item)))]
 
 
 # ---------------------------------------------------------------------------------------------- relations, matrices
@@ -393,7 +393,7 @@ def _side(text: str, depth: int) -> Form | None:
         return plain[0] if plain and isinstance(forms[0], Value) and depth > _MAX_DEPTH else forms[0]
     words = bare_words(text)
     if re.fullmatch(r"[\w\\ '()|]{1,40}", words) and re.search(r"[^\W\d]", words):
-        return Word(text=words)
+        return Words(text=words)
     return None
 
 

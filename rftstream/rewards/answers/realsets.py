@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from rftstream.rewards.answers.nodes import Form, Group, Interval, Node, RealSet, Relation, Value, symbols_of
+from rftstream.rewards.answers.nodes import AnswerGroup, Form, Interval, RealSet, Relation, Tree, Value, symbols_of
 from rftstream.rewards.answers.values import constant, equal_trees
 
 FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
 ALL_REALS = RealSet(intervals=(Interval(low=None, high=None, low_open=True, high_open=True),))
 
 
-def interval_of(group: Group) -> RealSet | None:
+def interval_of(group: AnswerGroup) -> RealSet | None:
     """Return the interval that a pair in brackets may be. Infinite ends are open."""
     if group.kind != "tuple" or len(group.items) != 2:
         return None
@@ -21,12 +21,12 @@ def interval_of(group: Group) -> RealSet | None:
         return None
     low_open = group.left in ("(", "]") or low == "-"
     high_open = group.right in (")", "[") or high == "+"
-    low_node = low if isinstance(low, Node) else None
-    high_node = high if isinstance(high, Node) else None
+    low_node = low if isinstance(low, Tree) else None
+    high_node = high if isinstance(high, Tree) else None
     return RealSet(intervals=(Interval(low=low_node, high=high_node, low_open=low_open, high_open=high_open),))
 
 
-def _end(item: Form) -> Node | str | bool:
+def _end(item: Form) -> Tree | str | bool:
     """Return an end of an interval: its tree, `-` or `+` for the infinities, or False if it is no end."""
     if not isinstance(item, Value) or item.percent:
         return False
@@ -38,7 +38,7 @@ def _end(item: Form) -> Node | str | bool:
     return node
 
 
-def points_of(group: Group) -> RealSet | None:
+def points_of(group: AnswerGroup) -> RealSet | None:
     """Return a finite set as a real set of points."""
     nodes = [item.node for item in group.items if isinstance(item, Value) and not item.percent]
     if len(nodes) != len(group.items):
@@ -46,7 +46,7 @@ def points_of(group: Group) -> RealSet | None:
     return RealSet(intervals=tuple(_point(node) for node in nodes))
 
 
-def _point(node: Node) -> Interval:
+def _point(node: Tree) -> Interval:
     return Interval(low=node, high=node, low_open=False, high_open=False)
 
 
@@ -80,13 +80,18 @@ def from_inequality(relation: Relation) -> RealSet | None:
 def _without_several(relation: Relation) -> RealSet | None:
     """Read `x != \\pm 1`."""
     left, right = relation.sides
-    if not isinstance(left, Value) or left.node.op != "symbol" or not isinstance(right, Group) or right.kind != "list":
+    if (
+        not isinstance(left, Value)
+        or left.node.op != "symbol"
+        or not isinstance(right, AnswerGroup)
+        or right.kind != "list"
+    ):
         return None
     nodes = tuple(item.node for item in right.items if isinstance(item, Value))
     return RealSet(intervals=ALL_REALS.intervals, excluded=nodes, variable=left.node.name)
 
 
-def _absolute(sides: list[Node], operator: str) -> RealSet | None:
+def _absolute(sides: list[Tree], operator: str) -> RealSet | None:
     """Read `|x| < 1` and `|x| > 1`."""
     left, right = sides
     if left.op != "abs" or left.parts[0].op != "symbol" or symbols_of(right) or operator not in FLIPPED:
@@ -94,7 +99,7 @@ def _absolute(sides: list[Node], operator: str) -> RealSet | None:
     size = constant(right)
     if size is None or not size > 0:
         return None
-    low, name, is_open = Node("neg", (right,)), left.parts[0].name, "=" not in operator
+    low, name, is_open = Tree("neg", (right,)), left.parts[0].name, "=" not in operator
     if operator in ("<", "<="):
         intervals: tuple[Interval, ...] = (Interval(low=low, high=right, low_open=is_open, high_open=is_open),)
     else:
@@ -105,9 +110,9 @@ def _absolute(sides: list[Node], operator: str) -> RealSet | None:
     return RealSet(intervals=intervals, variable=name)
 
 
-def _bounded(operators: tuple[str, ...], sides: list[Node], place: int, name: str, flips: bool) -> RealSet | None:
-    low: tuple[Node, bool] | None = None
-    high: tuple[Node, bool] | None = None
+def _bounded(operators: tuple[str, ...], sides: list[Tree], place: int, name: str, flips: bool) -> RealSet | None:
+    low: tuple[Tree, bool] | None = None
+    high: tuple[Tree, bool] | None = None
     if len(sides) > 3 or (len(sides) == 3 and place != 1):
         return None
     for number, operator in enumerate(operators):
@@ -133,11 +138,11 @@ def _bounded(operators: tuple[str, ...], sides: list[Node], place: int, name: st
     )
 
 
-def _is_infinite(node: Node) -> bool:
+def _is_infinite(node: Tree) -> bool:
     return node.op == "infinity" or (node.op == "neg" and _is_infinite(node.parts[0]))
 
 
-def _variable(node: Node) -> tuple[str, bool] | None:
+def _variable(node: Tree) -> tuple[str, bool] | None:
     """Return the name of a lone variable and whether a minus stands before it; for `f(x)`, too."""
     if node.op == "symbol":
         return node.name, False
@@ -146,8 +151,8 @@ def _variable(node: Node) -> tuple[str, bool] | None:
     return None
 
 
-def _negated(node: Node, flips: bool) -> Node:
-    return Node("neg", (node,)) if flips else node
+def _negated(node: Tree, flips: bool) -> Tree:
+    return Tree("neg", (node,)) if flips else node
 
 
 def united(sets: list[RealSet]) -> RealSet | None:
@@ -216,7 +221,7 @@ def _key(interval: Interval) -> tuple[float, int, float] | None:
     return None if low is None or high is None else (low, interval.low_open, high)
 
 
-def _number(node: Node | None, infinite: float) -> float | None:
+def _number(node: Tree | None, infinite: float) -> float | None:
     if node is None:
         return infinite
     value = constant(node)
@@ -226,7 +231,7 @@ def _number(node: Node | None, infinite: float) -> float | None:
         return None
 
 
-def _split(interval: Interval, node: Node) -> list[Interval]:
+def _split(interval: Interval, node: Tree) -> list[Interval]:
     point = _number(node, 0.0)
     low, high = _number(interval.low, -float("inf")), _number(interval.high, float("inf"))
     if point is None or low is None or high is None or not low <= point <= high:

@@ -17,7 +17,7 @@ from rftstream.rewards.answers.guards import (
     MAX_LOG2,
     TooCostly,
 )
-from rftstream.rewards.answers.nodes import Node, has, symbols_of
+from rftstream.rewards.answers.nodes import Tree, has, symbols_of
 
 DIGITS, MORE_DIGITS = 40, 80
 _CLOSE = mpmath.mpf(10) ** -25
@@ -35,7 +35,7 @@ Number = Any
 """A Fraction, or an mpf or mpc of mpmath."""
 
 
-def evaluate(node: Node, point: Mapping[str, Fraction] | None = None) -> Number:
+def evaluate(node: Tree, point: Mapping[str, Fraction] | None = None) -> Number:
     """Return the value of a tree, with the given values of its variables. Undefined if there is none, TooCostly if it
     would take long."""
     try:
@@ -47,7 +47,7 @@ def evaluate(node: Node, point: Mapping[str, Fraction] | None = None) -> Number:
     return value
 
 
-def equal_trees(left: Node, right: Node, *, places: int, rounded: bool) -> bool | None:
+def equal_trees(left: Tree, right: Tree, *, places: int, rounded: bool) -> bool | None:
     """Return whether two trees have the same value, for all values of their variables. None: cannot tell.
 
     They are compared at fixed points, exactly or to 25 digits. If `rounded`, both are rounded to `places` decimal
@@ -66,14 +66,14 @@ def equal_trees(left: Node, right: Node, *, places: int, rounded: bool) -> bool 
     return True if mixed is not False else None
 
 
-def expand_plus_minus(node: Node) -> list[Node]:
+def expand_plus_minus(node: Tree) -> list[Tree]:
     """Return the trees that a tree with plus-minus signs stands for: with all upper signs, and with all lower ones."""
     if not has(node, "pm"):
         return [node]
     return [_with_signs(node, upper=True), _with_signs(node, upper=False)]
 
 
-def constant(node: Node) -> Number | None:
+def constant(node: Tree) -> Number | None:
     """Return the value of a tree without variables, or None if it has some or no value."""
     if symbols_of(node):
         return None
@@ -84,7 +84,7 @@ def constant(node: Node) -> Number | None:
         return None
 
 
-def are_near(left: Node, right: Node, tolerance: float) -> bool:
+def are_near(left: Tree, right: Tree, tolerance: float) -> bool:
     """Return whether two trees without variables have values that differ by no more than a share of the first."""
     values = constant(left), constant(right)
     if values[0] is None or values[1] is None:
@@ -93,12 +93,12 @@ def are_near(left: Node, right: Node, tolerance: float) -> bool:
     return bool(abs(one - other) <= tolerance * abs(one))
 
 
-def _with_signs(node: Node, *, upper: bool) -> Node:
+def _with_signs(node: Tree, *, upper: bool) -> Tree:
     parts = tuple(_with_signs(part, upper=upper) for part in node.parts)
     if node.op != "pm":
-        return Node(node.op, parts, node.name, node.number, node.rounded)
+        return Tree(node.op, parts, node.name, node.number, node.rounded)
     plus = (node.name == "+") == upper
-    return Node("add", (parts[0], parts[1] if plus else Node("neg", (parts[1],))))
+    return Tree("add", (parts[0], parts[1] if plus else Tree("neg", (parts[1],))))
 
 
 def _points(names: Sequence[str], *, signs: Sequence[int]) -> Iterator[dict[str, Fraction]]:
@@ -109,7 +109,7 @@ def _points(names: Sequence[str], *, signs: Sequence[int]) -> Iterator[dict[str,
                enumerate(zip(names, values, strict=False))}  # fmt: skip
 
 
-def _agree(left: Node, right: Node, points: Iterator[dict[str, Fraction]], places: int | None) -> bool | None:
+def _agree(left: Tree, right: Tree, points: Iterator[dict[str, Fraction]], places: int | None) -> bool | None:
     """Return whether two trees agree at all points where both are defined; None if there is no such point."""
     defined = 0
     for point in points:
@@ -124,7 +124,7 @@ def _agree(left: Node, right: Node, points: Iterator[dict[str, Fraction]], place
     return True if defined else None
 
 
-def _equal_constants(left: Node, right: Node, places: int | None) -> bool | None:
+def _equal_constants(left: Tree, right: Tree, places: int | None) -> bool | None:
     with mpmath.workdps(DIGITS):
         try:
             values = evaluate(left), evaluate(right)
@@ -136,7 +136,7 @@ def _equal_constants(left: Node, right: Node, places: int | None) -> bool | None
 
 
 def _both_vanish(
-    left: Node, right: Node, point: Mapping[str, Fraction], values: tuple[Number, Number], places: int | None
+    left: Tree, right: Tree, point: Mapping[str, Fraction], values: tuple[Number, Number], places: int | None
 ) -> bool:
     """Return whether a difference that looks like zero shrinks with more digits, so that it is zero."""
     if places is not None or all(isinstance(value, Fraction) for value in values):
@@ -175,7 +175,7 @@ def _close_decimals(left: Number, right: Number, places: int) -> bool:
     return bool(equal and difference <= size / 10**4)
 
 
-def _is_periodic(node: Node) -> bool:
+def _is_periodic(node: Tree) -> bool:
     """Return whether a tree has a power of a negative number with a variable exponent, or a wave of a variable: two
     such trees may be equal for whole numbers alone."""
     if node.op == "pow" and symbols_of(node.parts[1]):
@@ -185,7 +185,7 @@ def _is_periodic(node: Node) -> bool:
     return any(_is_periodic(part) for part in node.parts)
 
 
-def _may_be_negative(node: Node) -> bool:
+def _may_be_negative(node: Tree) -> bool:
     value = constant(node)
     return value is None or not isinstance(value, Fraction) or value < 0
 
@@ -196,7 +196,7 @@ def _float(value: Number) -> Number:
     return mpmath.mpf(value.numerator) / value.denominator
 
 
-def _evaluate(node: Node, point: Mapping[str, Fraction]) -> Number:
+def _evaluate(node: Tree, point: Mapping[str, Fraction]) -> Number:
     match node.op:
         case "number":
             return node.number
