@@ -172,7 +172,7 @@ def _quick(unit: str) -> tuple[Fraction, tuple[tuple[str, int], ...]] | None:
 def _registry() -> Any:
     with importing("rewards", "pint", install="pint", error_type=MissingChecker):
         import pint
-    registry = pint.UnitRegistry(autoconvert_offset_to_baseunit=True)
+    registry: Any = pint.UnitRegistry(autoconvert_offset_to_baseunit=True)
     for definition in _OWN:
         registry.define(definition)
     return registry

@@ -173,10 +173,10 @@ def _chinese_plain(text: str) -> Fraction | None:
         return None
     if "点" in text:
         whole, _, rest = text.partition("点")
-        value = _chinese_plain(whole)
-        if value is None or not rest or any(digit not in _DIGITS for digit in rest):
+        before = _chinese_plain(whole)
+        if before is None or not rest or any(digit not in _DIGITS for digit in rest):
             return None
-        return value + Fraction("0." + "".join(str(_DIGITS[digit]) for digit in rest))
+        return before + Fraction("0." + "".join(str(_DIGITS[digit]) for digit in rest))
     if all(character in _DIGITS for character in text):
         if len(text) > 1 and "两" in text:
             return None

@@ -540,3 +540,44 @@ def test_a_reward_that_loops_over_its_list_is_not_killed_for_it(tmp_path: Path) 
         assert scorer.num_replaced <= 1, "once, before it is known how long it takes"
     finally:
         scorer.close()
+
+
+EVALUATING = """
+import ctypes
+from rftstream.rewards.evaluating import evaluating_answer
+
+def score(completion, answer):
+    if completion == "not yet":
+        while True:
+            pass
+    with evaluating_answer():
+        while completion == "for ever":
+            pass
+        if completion == "crash":
+            ctypes.string_at(0)
+        if completion == "memory":
+            try:
+                return float(len(bytearray(64 << 30)))
+            except MemoryError:
+                return 0.25
+    return float(completion == answer)
+"""
+
+
+def test_an_answer_that_exceeds_the_limits_is_wrong_and_not_unscorable(tmp_path: Path) -> None:
+    (tmp_path / "evaluating_rewards.py").write_text(EVALUATING)
+    rewards = [{"name": "evaluating_rewards:score", "weight": 2.0}, {"name": "exact", "weight": 0.5}]
+    scorer = ProcessScorer(config_of(rewards, tmp_path), processes=1, timeout_s=1.0, tries=1)
+    texts = ("for ever", "7", "crash", "memory", "not yet")
+    try:
+        for text in texts:
+            scorer.submit(request(text, text))
+        replies = drain(scorer)
+    finally:
+        scorer.close()
+    scores = {text: replies[text].score for text in texts}
+    given = {text: score.reward for text, score in scores.items() if score is not None}
+    assert given == {"for ever": 0.0, "7": 2.5, "crash": 0.0, "memory": 0.5}
+    assert scores["for ever"] is not None
+    assert scores["for ever"].metrics == {"evaluating_rewards:score.over_limit": 1.0}
+    assert replies["not yet"].reason == "timeout"
