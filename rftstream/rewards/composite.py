@@ -19,7 +19,6 @@ from rftstream.rewards.base import Reward, RewardInput, Score
 from rftstream.rewards.evaluating import begin_part
 from rftstream.rewards.functions import BatchFailed, Outcome, to_score
 
-
 OVER_LIMIT = Score(reward=0.0, metrics={"over_limit": 1.0})
 """The score of an answer whose evaluation exceeded a limit."""
 

@@ -74,9 +74,13 @@ class AnswerComparison:
         """Return whether two forms are equal."""
         if gold == found and not isinstance(gold, AnswerGroup):
             return Equality.EQUAL
-        if isinstance(gold, Relation) or isinstance(found, Relation):
-            return self._with_relation(gold, found)
         match gold, found:
+            case Relation(), Relation():
+                return self._relations(gold, found)
+            case Relation(), _:
+                return self._relation_and_value(gold, found, lenient=False)
+            case _, Relation():
+                return self._relation_and_value(found, gold, lenient=True)
             case Value(), Value():
                 return self._values(gold, found)
             case AnswerGroup(), AnswerGroup():
@@ -86,7 +90,9 @@ class AnswerComparison:
             case (RealSet(), AnswerGroup()) | (AnswerGroup(), RealSet()):
                 return self._set_and_group(gold, found)
             case Matrix(), Matrix():
-                return self._matrices(gold, found)
+                if [len(row) for row in gold.rows] != [len(row) for row in found.rows]:
+                    return Equality.DIFFERENT
+                return _all([self._in_order(one, two) for one, two in zip(gold.rows, found.rows, strict=True)])
             case Based(), Based():
                 return _decided(gold.number == found.number)
             case Ratio(), Ratio():
@@ -246,12 +252,10 @@ class AnswerComparison:
     def _intervals(self, gold: Interval, found: Interval) -> Equality:
         if (gold.low_open, gold.high_open) != (found.low_open, found.high_open):
             return Equality.DIFFERENT
-        return _all([self._ends(gold.low, found.low), self._ends(gold.high, found.high)])
-
-    def _ends(self, gold: Tree | None, found: Tree | None) -> Equality:
-        if gold is None or found is None:
-            return _decided(gold is found)
-        return self._trees(gold, found)
+        ends = ((gold.low, found.low), (gold.high, found.high))
+        return _all(
+            [_decided(one is two) if one is None or two is None else self._trees(one, two) for one, two in ends]
+        )
 
     def _set_and_group(self, gold: Form, found: Form) -> Equality:
         sets = []
@@ -266,11 +270,6 @@ class AnswerComparison:
             sets.append(real)
         return self._real_sets(*sets)
 
-    def _matrices(self, gold: Matrix, found: Matrix) -> Equality:
-        if [len(row) for row in gold.rows] != [len(row) for row in found.rows]:
-            return Equality.DIFFERENT
-        return _all([self._in_order(one, other) for one, other in zip(gold.rows, found.rows, strict=True)])
-
     def _vector(self, matrix: Matrix, group: AnswerGroup) -> Equality:
         """Compare a column or a row with a tuple: the same vector."""
         if group.kind != "tuple" or group.left == "[":
@@ -281,14 +280,6 @@ class AnswerComparison:
         return Equality.UNKNOWN if self._in_order(flat, group.items) == Equality.EQUAL else Equality.DIFFERENT
 
     # ------------------------------------------------------------------------------------------ relations
-
-    def _with_relation(self, gold: Form, found: Form) -> Equality:
-        if isinstance(gold, Relation) and isinstance(found, Relation):
-            return self._relations(gold, found)
-        if isinstance(gold, Relation):
-            return self._relation_and_value(gold, found, lenient=False)
-        assert isinstance(found, Relation)
-        return self._relation_and_value(found, gold, lenient=True)
 
     def _relation_and_value(self, relation: Relation, other: Form, *, lenient: bool) -> Equality:
         """Compare `x = 5` with `5`. An equation such as `2x + 1 = 0` has no value; if `lenient`, `x + y = 5` has."""

@@ -44,12 +44,67 @@ def read_expression(text: str) -> Tree:
     return node
 
 
-class _ExpressionReader:
-    """Reads one list of tokens. `sum` reads as far as it goes; `place` then says where it stopped."""
+class _TokenCursor:
+    """A place in a list of tokens, with what can be read there without looking further. `place` says where it is."""
 
     def __init__(self, tokens: list[Token]) -> None:
         self._tokens = tokens
         self.place = 0
+
+    def _sign(self) -> str | None:
+        token = self._peek()
+        sign = _sign_of(token)
+        if sign is not None:
+            self.place += 1
+        return sign
+
+    def _peek_sign(self) -> bool:
+        return _sign_of(self._peek()) is not None
+
+    def _peek(self, ahead: int = 0) -> Token | None:
+        place = self.place + ahead
+        return self._tokens[place] if place < len(self._tokens) else None
+
+    def _take(self, kind: str) -> Token:
+        token = self._peek()
+        if token is None or token.kind != kind:
+            raise Unreadable(f"{kind} is missing")
+        self.place += 1
+        return token
+
+    def _one_digit(self, token: Token) -> Tree:
+        r"""Read one digit of a number: `\frac12` has the arguments 1 and 2."""
+        if not token.text.isdigit() or len(token.text) == 1:
+            self.place += 1
+            return number(token.number, rounded=token.rounded)
+        rest = token.text[1:]
+        self._tokens[self.place] = Token("number", rest, Fraction(rest))
+        return number(int(token.text[0]))
+
+    def _index_follows(self) -> bool:
+        token = self._peek()
+        return token is not None and token.kind == "_"
+
+    def _index(self) -> str:
+        token = self._peek()
+        if token is None:
+            raise Unreadable("an index is missing")
+        self.place += 1
+        if token.kind != "{":
+            return token.text
+        parts = []
+        while (inner := self._peek()) is not None and inner.kind != "}":
+            parts.append(inner.text)
+            self.place += 1
+        self._take("}")
+        return "".join(parts)
+
+
+class _ExpressionReader(_TokenCursor):
+    """Reads one list of tokens. `sum` reads as far as it goes; `place` then says where it stopped."""
+
+    def __init__(self, tokens: list[Token]) -> None:
+        super().__init__(tokens)
         self._depth = 0
         self._bars = 0
         self._functions = 0
@@ -75,27 +130,6 @@ class _ExpressionReader:
         if sign == "-":
             return Tree("neg", (inner,))
         return Tree("pm", (number(0), inner), name="+" if sign == "pm" else "-")
-
-    def _sign(self) -> str | None:
-        token = self._peek()
-        sign = _sign_of(token)
-        if sign is not None:
-            self.place += 1
-        return sign
-
-    def _peek_sign(self) -> bool:
-        return _sign_of(self._peek()) is not None
-
-    def _peek(self, ahead: int = 0) -> Token | None:
-        place = self.place + ahead
-        return self._tokens[place] if place < len(self._tokens) else None
-
-    def _take(self, kind: str) -> Token:
-        token = self._peek()
-        if token is None or token.kind != kind:
-            raise Unreadable(f"{kind} is missing")
-        self.place += 1
-        return token
 
     def _product(self) -> Tree:
         node = self._factor()
@@ -211,15 +245,6 @@ class _ExpressionReader:
             return self._power(node)
         return node
 
-    def _one_digit(self, token: Token) -> Tree:
-        r"""Read one digit of a number: `\frac12` has the arguments 1 and 2."""
-        if not token.text.isdigit() or len(token.text) == 1:
-            self.place += 1
-            return number(token.number, rounded=token.rounded)
-        rest = token.text[1:]
-        self._tokens[self.place] = Token("number", rest, Fraction(rest))
-        return number(int(token.text[0]))
-
     def _bracketed(self, left: str, right: str) -> Tree:
         self._take(left)
         bars, self._bars = self._bars, 0
@@ -282,24 +307,6 @@ class _ExpressionReader:
             return Tree("binom", (top, bottom))
         self.place = start
         return None
-
-    def _index_follows(self) -> bool:
-        token = self._peek()
-        return token is not None and token.kind == "_"
-
-    def _index(self) -> str:
-        token = self._peek()
-        if token is None:
-            raise Unreadable("an index is missing")
-        self.place += 1
-        if token.kind != "{":
-            return token.text
-        parts = []
-        while (inner := self._peek()) is not None and inner.kind != "}":
-            parts.append(inner.text)
-            self.place += 1
-        self._take("}")
-        return "".join(parts)
 
     def _command(self, name: str) -> Tree:
         self.place += 1
