@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,7 +46,8 @@ class _Gold:
     text: str
     reading: Reading
     letter: str | None
-    second: list[Any]
+    second: Callable[[], list[Any]]
+    """Returns what math-verify reads of it. It is asked when that is needed, since it takes long."""
     too_costly: str
 
 
@@ -137,17 +138,17 @@ class MathReward:
                 constant(node)
         except TooCostly as error:
             too_costly, reading = str(error), Reading(text=text)
-        second: list[Any] = []
-        if not too_costly and (not reading.whole or len(text) <= MAX_SECOND_CHARS):
+        second: Callable[[], list[Any]] = list
+        if not too_costly:
             try:
                 check_text(reading.text)
-                second = self._second.read_gold(text)
+                second = functools.cache(lambda: self._second.read_gold(text))
             except TooCostly as error:
                 too_costly = "" if reading.whole else str(error)
         if not bare_words(text) and not reading.whole:
             return None
         unread = not reading.whole and is_formula(reading.text) and not too_costly
-        if unread and all(isinstance(one, str) for one in second):
+        if unread and all(isinstance(one, str) for one in second()):
             return None
         return _Gold(text=text, reading=reading, letter=lone_letter(text), second=second, too_costly=too_costly)
 
@@ -190,23 +191,23 @@ class MathReward:
         return _PROSE.search(answer.text) is None and (found.whole or not gold.reading.whole)
 
     def _ask_second(self, gold: _Gold, text: str, *, boxed: bool) -> _Judgement:
-        if not gold.second:
+        if not gold.second():
             return _Judgement(equal=False, parsed=False)
         check_text(text if boxed else text[-200:])
         found = self._second.read_found(text, boxed=boxed)
-        equal = self._second.equal(gold.second, found)
+        equal = self._second.equal(gold.second(), found)
         return _Judgement(equal=equal, parsed=bool(found), by_second=True)
 
     def _disagreement(self, gold: _Gold, answer: FoundAnswer, *, equal: bool) -> bool | None:
         """Return whether math-verify says something else, for a share of the answers; None for the others."""
         chance = zlib.crc32(f"{gold.text}\n{answer.text}".encode()) / 2**32
-        if chance >= self._config.second_share or not gold.second or len(answer.text) > MAX_SECOND_CHARS:
+        if chance >= self._config.second_share or not gold.second() or len(answer.text) > MAX_SECOND_CHARS:
             return None
         try:
             check_text(answer.text)
         except TooCostly:
             return None
-        return self._second.equal(gold.second, self._second.read_found(answer.text, boxed=True)) != equal
+        return self._second.equal(gold.second(), self._second.read_found(answer.text, boxed=True)) != equal
 
 
 def _has_variables(reading: Reading) -> bool:

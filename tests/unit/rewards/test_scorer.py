@@ -579,5 +579,5 @@ def test_an_answer_that_exceeds_the_limits_is_wrong_and_not_unscorable(tmp_path:
     given = {text: score.reward for text, score in scores.items() if score is not None}
     assert given == {"for ever": 0.0, "7": 2.5, "crash": 0.0, "memory": 0.5}
     assert scores["for ever"] is not None
-    assert scores["for ever"].metrics == {"evaluating_rewards:score.over_limit": 1.0}
+    assert scores["for ever"].metrics == {"score.over_limit": 1.0}
     assert replies["not yet"].reason == "timeout"
