@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rftstream.config import registry
 from rftstream.config.part_specs import EnvironmentSpec, TransportSpec
+from rftstream.config.sections import RunConfig, name_of_part
 from rftstream.environments import ENVIRONMENTS
-from rftstream.environments.launched_agents import agent_of
+from rftstream.environments.launched_agents import RunsAgent, agent_of
+from rftstream.errors import ConfigError
 from rftstream.gateway.addresses import worker_number
 from rftstream.gateway.dialects import DIALECTS
 from rftstream.gateway.keys import GatewayKeys, run_secret
@@ -39,26 +42,23 @@ class GatewayAddress:
     public_url: str
 
 
-def is_agent(environment: str) -> bool:
-    """Whether the tasks of this environment are agents'."""
-    return registry.find_spec(EnvironmentSpec, environment).is_agent
-
-
 def agent_parts(
     context: RoleContext,
     policy: Policy,
     loop: TurnLoop,
     spec: ModelSpec,
     *,
-    environments: Iterable[str],
+    places: Mapping[str, str],
     address: GatewayAddress,
     ring: Callable[[], object] = lambda: None,
 ) -> AgentParts | None:
-    """Return what agents need; None if none of these environments is an agent's. The turn loop and the agent loop share
-    the policy. `ring` is called, in any thread, when a request has come. In a simulated run there is no server, and no
-    agent is started; requests are put into the inbox."""
-    names = sorted({name for name in environments if is_agent(name)})
-    if not names:
+    """Return what agents need; None if no environment is an agent's. The turn loop and the agent loop share the policy.
+
+    `places`: name of each taskset or evaluation -> the place in the run file that names its environment. `ring` is
+    called, in any thread, when a request has come. In a simulated run there is no server, and no agent is started;
+    requests are put into the inbox."""
+    agents_places = _of_agents(context.config, places)
+    if not agents_places:
         return None
     settings, inbox = context.config.explorer, CallInbox(ring)
     loop.policy, agents_policy = share_policy(policy, lambda request_id: "/call/" not in request_id)
@@ -79,24 +79,54 @@ def agent_parts(
     server = None if keys is None else _start_gateway(context, spec, inbox, keys, address)
     launched = LaunchedAgents(agents={})
     if server is not None and keys is not None:
-        options = {name: context.config.build_part("environment", name)[1] for name in names}
-        launched = LaunchedAgents(
-            agents={name: found for name, one in options.items() if (found := agent_of(one)) is not None},
-            anew=[name for name, one in options.items() if one.on_restart == "anew"],
-            base_url=server.local_url,
-            public_url=server.base_url,
-            key_of=keys.rollout_key,
-            ring=ring,
-        )
+        launched = _launched_agents(context.config, agents_places, server, keys, ring)
     return AgentParts(
         loop=agents,
         inbox=inbox,
         launcher=AgentLauncher(launched, inbox),
-        environments=frozenset(name for name in ENVIRONMENTS if is_agent(name)),
+        environments=frozenset(name for name, spec in ENVIRONMENTS.items() if spec.is_agent),
         dialects={dialect.name: dialect for dialect in DIALECTS.values()},
         renderer=loop.renderer,
         gateway_url="" if server is None else server.base_url,
         close_gateway=(lambda: None) if server is None else server.close,
+    )
+
+
+def _of_agents(config: RunConfig, places: Mapping[str, str]) -> dict[str, str]:
+    """Return those of the places that name an environment of agents."""
+    named = config.environments_named()
+    names = {name: name_of_part(named[where], where) for name, where in places.items()}
+    return {name: places[name] for name, one in names.items() if registry.find_spec(EnvironmentSpec, one).is_agent}
+
+
+def _launched_agents(
+    config: RunConfig,
+    places: Mapping[str, str],
+    server: GatewayServer,
+    keys: GatewayKeys,
+    ring: Callable[[], object],
+) -> LaunchedAgents:
+    """Return what is started here, or called, for the tasks of these places, which have agents."""
+    named = config.environments_named()
+
+    def as_written(name: str, error: str) -> str:
+        return config.as_written(error, "environment", named[places[name]], places[name])
+
+    def runs(name: str, options: Any) -> RunsAgent | None:
+        try:
+            return agent_of(options)
+        except ConfigError as error:
+            raise ConfigError(as_written(name, str(error))) from None
+
+    settings = {name: config.build_environment(where)[1] for name, where in places.items()}
+    return LaunchedAgents(
+        agents={name: found for name, one in settings.items() if (found := runs(name, one)) is not None},
+        anew=[name for name, one in settings.items() if one.on_restart == "anew"],
+        as_written=as_written,
+        base_url=server.local_url,
+        public_url=server.base_url,
+        key_of=keys.rollout_key,
+        ring=ring,
     )
 
 

@@ -23,7 +23,7 @@ def build(context: RoleContext) -> Role:
         policy,
         loop,
         spec,
-        environments=[section.environment for section in config.evaluations.values()],
+        places={name: f"evaluations.{name}.environment" for name in config.evaluations},
         address=GatewayAddress(EVALUATOR.name, settings.gateway_address, settings.gateway_url),
     )
     store = context.open_store()

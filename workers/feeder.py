@@ -6,6 +6,7 @@ from functools import cache
 
 from rftstream.algorithms.requirements import has_greedy_sibling
 from rftstream.config.loader import sampling_for
+from rftstream.config.sections import name_of_part
 from rftstream.data.tasksets.open import open_taskset
 from rftstream.models.rendering import open_renderer
 from rftstream.roles.feeder import FEEDER
@@ -26,7 +27,7 @@ def build(context: RoleContext) -> Role:
             taskset=open_taskset(name, section, config),
             weight=section.weight,
             sampling=sampling_for(config, section.sampling, where=f"tasksets.{name}.sampling"),
-            environment=section.environment,
+            environment=name_of_part(section.environment, f"tasksets.{name}.environment"),
             too_long=section.too_long,
             shuffle=section.shuffle,
             passes=section.passes,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from rftstream import metrics
 from rftstream.config import registry
@@ -16,6 +15,7 @@ from rftstream.contracts.tasks import Problem
 from rftstream.environments.base import Environment
 from rftstream.environments.call_workers import CallWorkers
 from rftstream.environments.calls import EnvironmentCalls
+from rftstream.errors import ConfigError
 from rftstream.models.folder import for_section, prepare_model
 from rftstream.models.rendering import Renderer, open_renderer
 from rftstream.models.spec import ModelSpec
@@ -125,15 +125,16 @@ def held_out(context: RoleContext, training: Training) -> HeldOut | None:
     return HeldOut(section, renderer=open_renderer(model_spec(context)), training=training)
 
 
-def environment_maker(config: RunConfig) -> Callable[[str, Problem, int], Environment]:
-    """Builds environments by name; each kind's Config is checked once."""
-    built: dict[str, tuple[Any, Any]] = {}
+def environment_maker(config: RunConfig) -> Callable[[str, str, Problem, int], Environment]:
+    """Builds environments by the place in the run file that names them; each Config is checked once."""
+    build, named = functools.cache(config.build_environment), config.environments_named()
 
-    def make(name: str, problem: Problem, seed: int) -> Environment:
-        if name not in built:
-            built[name] = config.build_part("environment", name)
-        part, options = built[name]
-        environment: Environment = part(options, problem=problem, seed=seed)
+    def make(where: str, name: str, problem: Problem, seed: int) -> Environment:
+        part, options = build(where, name)
+        try:
+            environment: Environment = part(options, problem=problem, seed=seed)
+        except ConfigError as error:
+            raise ConfigError(config.as_written(str(error), "environment", named.get(where, name), where)) from None
         return environment
 
     return make

@@ -11,7 +11,6 @@ WORDS = {
     "model.make.heads": "",
     "model.make.context": "Longest prompt + completion in tokens.",
     "tasksets.NAME.reward": "A built-in name, `module:function`, or a list of these with weights, which are added up.",
-    "tasksets.NAME.environment": "A built-in name or `module:Class`.",
     "evaluations.NAME.source": "As in a taskset.",
     "evaluations.NAME.columns": "As in a taskset.",
     "evaluations.NAME.reward": "As in a taskset.",

@@ -11,7 +11,7 @@ from rftstream.algorithms.settings import CriticConfig
 from rftstream.config import registry
 from rftstream.config.loader import sampling_for
 from rftstream.config.part_specs import AlgorithmSpec
-from rftstream.config.sections import RunConfig, name_of_algorithm
+from rftstream.config.sections import RunConfig, name_of_part
 from rftstream.config.stages import Stages
 from rftstream.errors import ConfigError
 from rftstream.models.spec import ModelSpec
@@ -84,7 +84,7 @@ def has_greedy_sibling(config: RunConfig) -> bool:
     """Return whether the first sibling of each group is sampled greedily, as a baseline. ConfigError where that leaves
     nothing to train on, or where other groups of the run have none."""
     name = config.trainer.algorithm
-    named = {where: name_of_algorithm(one, where) for where, one in config.algorithms_named().items()}
+    named = {where: name_of_part(one, where) for where, one in config.algorithms_named().items()}
     greedy = [where for where, one in named.items() if registry.spec(AlgorithmSpec, one, where=where).greedy_baseline]
     if not greedy:
         return False

@@ -290,11 +290,15 @@ def _absolute(config: RunConfig) -> RunConfig:
             model = dataclasses.replace(model, path=str(beside))  # a missing one, too: errors say where it was sought
     model = dataclasses.replace(model, chat_template=_template(model.chat_template, base, "model"))
 
+    def environment(named: str | dict[str, Any]) -> str | dict[str, Any]:
+        return named if isinstance(named, str) else _absolute_settings(str(named.get("name")), named, base)
+
     def sections(kind: str) -> dict[str, Any]:
         return {
             name: dataclasses.replace(
                 section,
                 source=source(section.source),
+                environment=environment(section.environment),
                 chat_template=_template(section.chat_template, base, f"{kind}.{name}"),
             )
             for name, section in getattr(config, kind).items()

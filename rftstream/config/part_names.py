@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rftstream.config import registry
 from rftstream.config.part_specs import AlgorithmSpec, PolicySpec, RewardSpec, TransportSpec
 from rftstream.config.reward_uses import reward_names, reward_uses
-from rftstream.config.sections import RunConfig, name_of_algorithm
+from rftstream.config.sections import RunConfig, name_of_part
 from rftstream.contracts.role_names import RoleName
 from rftstream.errors import ConfigError
 
@@ -49,9 +49,9 @@ def check_teacher(config: RunConfig) -> None:
     """Raise ConfigError for an algorithm that learns from a teacher if a taskset's rewards do not ask one. Rewards of
     users' own pass, since nobody knows before what they add."""
     named = config.algorithms_named()
-    usual = {name_of_algorithm(one, where) for where, one in named.items() if not where.startswith("tasksets.")}
+    usual = {name_of_part(one, where) for where, one in named.items() if not where.startswith("tasksets.")}
     for name, section in config.tasksets.items():
-        used = {name_of_algorithm(section.algorithm, name)} if section.algorithm else usual
+        used = {name_of_part(section.algorithm, name)} if section.algorithm else usual
         taught = [one for one in sorted(used) if registry.find_spec(AlgorithmSpec, one).needs_teacher]
         if not taught:
             continue
@@ -101,14 +101,13 @@ def named_parts(config: RunConfig) -> Iterator[tuple[str, str, str]]:
     if config.evaluator.policy is not None:
         yield "policy", "evaluator.policy", config.evaluator.policy
     yield "backend", "trainer.backend", config.trainer.backend
-    yield from (
-        ("algorithm", where, name_of_algorithm(named, where)) for where, named in config.algorithms_named().items()
-    )
+    yield from (("algorithm", where, name_of_part(named, where)) for where, named in config.algorithms_named().items())
     for kind, sections in (("tasksets", config.tasksets), ("evaluations", config.evaluations)):
         for name, section in sections.items():
             scheme, _, thing = section.source.partition(":")
             if scheme not in registry.table("taskset") and thing.isidentifier():
                 yield "taskset", f"{kind}.{name}.source", section.source
-            yield "environment", f"{kind}.{name}.environment", section.environment
+            place = f"{kind}.{name}.environment"
+            yield "environment", place, name_of_part(section.environment, place)
             for reward in reward_names(section.reward):
                 yield "reward", f"{kind}.{name}.reward", reward

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
@@ -120,7 +121,9 @@ class TasksetSection:
     """Share of the groups, relative to the other tasksets."""
     sampling: dict[str, Any] = field(default_factory=dict)
     """Differences from [sampling]."""
-    environment: str = "single_turn"
+    environment: str | dict[str, Any] = "single_turn"
+    """A built-in name or `module:Class`; or a name with differences from the settings in [environments.NAME],
+    `{ name = "hosted_agent", target = "my_agents:solve" }`."""
     system: str | None = None
     """System prompt put in front."""
     shuffle: bool = True
@@ -199,7 +202,7 @@ class EvaluationSection:
     """Each problem gets the reference answer of another one, so that a policy that has learned earns no reward. If it
     does, `status` and an alert say that the reward is given for something else than the answer."""
     sampling: dict[str, Any] = field(default_factory=dict)
-    environment: str = "single_turn"
+    environment: str | dict[str, Any] = "single_turn"
     system: str | None = None
     chat_template: str | None = None
     """For this evaluation alone, instead of the model's."""
@@ -350,19 +353,51 @@ class RunConfig:
 
     def build_algorithm(self, where: str) -> tuple[Any, Any]:
         """Return class and Config, as `build_part` does, of the algorithm that is named at `where`."""
-        named = self.algorithms_named()[where]
+        return self._build_named("algorithm", self.algorithms_named()[where], where)
+
+    def environments_named(self) -> dict[str, str | dict[str, Any]]:
+        """Return each place in the run file that has an environment, with what stands there."""
+        tasksets = {f"tasksets.{name}.environment": one.environment for name, one in self.tasksets.items()}
+        evaluations = {f"evaluations.{name}.environment": one.environment for name, one in self.evaluations.items()}
+        return {**tasksets, **evaluations}
+
+    def build_environment(self, where: str, name: str = "") -> tuple[Any, Any]:
+        """Return class and Config, as `build_part` does, of the environment that is named at `where`. A task may have
+        been made when there was another one; with its `name`, or at no known place, [environments.NAME] holds alone."""
+        named = self.environments_named().get(where, name)
+        if name and name != name_of_part(named, where):
+            named = name
+        return self._build_named("environment", named, where)
+
+    def _build_named(self, kind: str, named: str | Mapping[str, Any], where: str) -> tuple[Any, Any]:
         if isinstance(named, str):
-            return self.build_part("algorithm", named)
-        name = name_of_algorithm(named, where)
-        part, differences = _usable("algorithm", name), {key: named[key] for key in named if key != "name"}
-        return part, registry.build_config(part, {**self.part_options("algorithm", name), **differences}, where=where)
+            return self.build_part(kind, named)
+        name = name_of_part(named, where)
+        part, differences = _usable(kind, name), {key: named[key] for key in named if key != "name"}
+        options = {**self.part_options(kind, name), **secrets.reveal(differences, where=where)}
+        try:
+            return part, registry.build_config(part, options, where=f"{kind}s.{name}")
+        except ConfigError as error:
+            raise ConfigError(self.as_written(str(error), kind, named, where)) from None
+
+    def as_written(self, error: str, kind: str, named: str | Mapping[str, Any], where: str) -> str:
+        """Return an error about settings with the place where the user wrote them: [environments.NAME], or the table
+        `named` that stands at `where`."""
+        if isinstance(named, str):
+            return error
+        name = name_of_part(named, where)
+        usual: Mapping[str, Any] = getattr(self, f"{kind}s").get(name, {})
+        place = re.match(rf"{kind}s(\.{re.escape(name)})?((\.|: )(?P<key>[\w-]+)(?=[.:]))?", error)
+        if place is None or (place["key"] in usual and place["key"] not in named):
+            return error
+        return f"{where}{'.' if place['key'] else ''}{place['key'] or ''}{error[place.end() :]}"
 
 
-def name_of_algorithm(named: str | Mapping[str, Any], where: str) -> str:
-    """Return the name of an algorithm, without its settings. ConfigError if there is none."""
+def name_of_part(named: str | Mapping[str, Any], where: str) -> str:
+    """Return the name of a part, without its settings. ConfigError if there is none."""
     name = named if isinstance(named, str) else named.get("name")
     if not isinstance(name, str):
-        raise ConfigError(f'{where}: found no name, expected one beside its settings, e.g. {{ name = "grpo", ... }}')
+        raise ConfigError(f'{where}: found no name, expected one beside its settings, {{ name = "NAME", ... }}')
     return name
 
 

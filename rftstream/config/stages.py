@@ -12,7 +12,7 @@ from itertools import accumulate
 
 from rftstream.config import registry
 from rftstream.config.role_sections import StageSection, TrainerSection
-from rftstream.config.sections import DemonstrationsSection, RunConfig, name_of_algorithm
+from rftstream.config.sections import DemonstrationsSection, RunConfig, name_of_part
 from rftstream.contracts.batches import LossKind
 from rftstream.errors import ConfigError
 
@@ -132,7 +132,7 @@ class Stages:
 
 def _stage(config: RunConfig, number: int, section: StageSection, first: int, common: Stage) -> Stage:
     where = f"stages.{number}.algorithm" if section.algorithm is not None else "trainer.algorithm"
-    name = name_of_algorithm(config.algorithms_named()[where], where)
+    name = name_of_part(config.algorithms_named()[where], where)
     kinds = loss_kinds(name, where)
     if len(from_demonstrations := kinds & FROM_DEMONSTRATIONS) > 1:
         raise ConfigError(f"{where}: {name!r} learns from chats and from pairs, expected one of them in a stage")
@@ -160,7 +160,7 @@ def stage_line(config: RunConfig, version: int) -> str | None:
     for number, section in enumerate(config.stages):
         end = first + section.steps
         if version < end or number + 1 == len(config.stages):
-            name = section.name or name_of_algorithm(section.algorithm or config.trainer.algorithm, "stages")
+            name = section.name or name_of_part(section.algorithm or config.trainer.algorithm, "stages")
             return f"{number + 1} of {len(config.stages)}, {name}, versions {first:,} to {end:,}"
         first = end
     return None
@@ -176,5 +176,5 @@ def taken_kinds(config: RunConfig) -> frozenset[LossKind]:
     """Return what the run learns from, in any of its stages."""
     places = [stage.where for stage in Stages.of(config).all]
     named = config.algorithms_named()
-    kinds: Sequence[frozenset[LossKind]] = [loss_kinds(name_of_algorithm(named[one], one), one) for one in places]
+    kinds: Sequence[frozenset[LossKind]] = [loss_kinds(name_of_part(named[one], one), one) for one in places]
     return frozenset().union(*kinds)

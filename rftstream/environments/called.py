@@ -123,7 +123,7 @@ class CalledAgent:
                 trouble, after_s = f"status {answer.status}: {_error_text(answer)}", _retry_after_s(answer)
             trouble = self._hidden(trouble, api_key)
             if time.monotonic() - began > self._config.patience_s:
-                limit = f"for {self._config.patience_s:g} s ({SECTION}.patience_s)"
+                limit = f"for {self._config.patience_s:g} s (its patience_s)"
                 raise HostedCodeError(f"{self.where}: {trouble}, {limit}")
             if not number:
                 log.warning("%s: %s: %s; it is called again", rollout_id, self.where, trouble)
@@ -164,7 +164,7 @@ class CalledAgent:
             if answer.status >= 500:
                 raise HostError(trouble)
             if answer.status in MISTAKEN and not self._was_taken:
-                raise ConfigError(f"{trouble}; every call would get that: look at {SECTION}.url and {SECTION}.api_key")
+                raise ConfigError(f"{SECTION}.url: {trouble}; every call would get that: look at it, and at api_key")
             raise HostedCodeError(trouble)
         try:
             value = json.loads(answer.body) if answer.body.strip() else None

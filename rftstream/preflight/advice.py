@@ -10,7 +10,7 @@ from rftstream.config import registry
 from rftstream.config.loader import sampling_for
 from rftstream.config.part_specs import AlgorithmSpec
 from rftstream.config.reward_uses import reward_names, reward_uses
-from rftstream.config.sections import EvaluationSection, RunConfig, TasksetSection, name_of_algorithm
+from rftstream.config.sections import EvaluationSection, RunConfig, TasksetSection, name_of_part
 from rftstream.config.stages import Stages
 from rftstream.errors import ConfigError
 from rftstream.preflight.estimate import DiskEstimate
@@ -147,7 +147,7 @@ def _unused_tables(config: RunConfig) -> Iterator[str]:
         "backends": {config.trainer.backend},
         "algorithms": set(_algorithms_of(config)),
         "rewards": rewards,
-        "environments": {section.environment for _, section in _sections(config)},
+        "environments": {name_of_part(named, where) for where, named in config.environments_named().items()},
     }
     for kind, table in ((kind, getattr(config, kind)) for kind in used):
         for name in table:
@@ -215,7 +215,7 @@ def _disk(disk: DiskEstimate | None) -> Iterator[str]:
 
 def _algorithms_of(config: RunConfig) -> dict[str, AlgorithmSpec]:
     """Return what the run's algorithms declare, by their sorted names."""
-    names = {name_of_algorithm(named, where) for where, named in config.algorithms_named().items()}
+    names = {name_of_part(named, where) for where, named in config.algorithms_named().items()}
     return {name: registry.find_spec(AlgorithmSpec, name) for name in sorted(names)}
 
 

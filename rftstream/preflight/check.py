@@ -17,9 +17,9 @@ from rftstream.algorithms.base import Algorithm
 from rftstream.algorithms.by_taskset import build_algorithm
 from rftstream.algorithms.requirements import critic_folder, the_critic
 from rftstream.config import registry
-from rftstream.config.part_specs import BackendSpec, EnvironmentSpec, PolicySpec
+from rftstream.config.part_specs import BackendSpec, PolicySpec
 from rftstream.config.reward_uses import reward_formula, reward_uses
-from rftstream.config.sections import EvaluationSection, RunConfig, TasksetSection, name_of_algorithm
+from rftstream.config.sections import EvaluationSection, RunConfig, TasksetSection, name_of_part
 from rftstream.config.stages import Stages
 from rftstream.contracts.tasks import ChatMessage, Problem
 from rftstream.data.tasksets.base import Taskset
@@ -114,22 +114,30 @@ class _Collector:
 def _parts(config: RunConfig) -> Iterator[PartLine]:
     """Yield each part that is chosen, with its settings. A part that cannot be used is left out, and told as an
     error."""
-    sections: list[TasksetSection | EvaluationSection] = [*config.tasksets.values(), *config.evaluations.values()]
     names = [
         ("policy", config.explorer.policy),
         ("policy", config.evaluator.policy or config.explorer.policy),
         ("backend", config.trainer.backend),
-        *(("environment", section.environment) for section in sections),
     ]
     yield PartLine(kind="transport", name=config.transport.kind, settings="")
     for kind, name in dict.fromkeys(names):
         with suppress(RftError):
             yield PartLine(kind=kind, name=name, settings=_settings(config.build_part(kind, name)[1]))
+    yield from dict.fromkeys(_environments(config))
     for where, named in config.algorithms_named().items():
         with suppress(RftError):
             options = config.build_algorithm(where)[1]
             kind = "algorithm" if where == "trainer.algorithm" else f"algorithm of {where.removesuffix('.algorithm')}"
-            yield PartLine(kind=kind, name=name_of_algorithm(named, where), settings=_settings(options))
+            yield PartLine(kind=kind, name=name_of_part(named, where), settings=_settings(options))
+
+
+def _environments(config: RunConfig) -> Iterator[PartLine]:
+    """Yield the environment of each taskset and evaluation. Those with settings of their own say whose they are."""
+    for where, named in config.environments_named().items():
+        kind = "environment" if isinstance(named, str) else f"environment of {where.removesuffix('.environment')}"
+        with suppress(RftError):
+            options = config.build_environment(where)[1]
+            yield PartLine(kind=kind, name=name_of_part(named, where), settings=_settings(options))
 
 
 def _settings(options: Any) -> str:
@@ -160,7 +168,7 @@ def _taskset(
         if isinstance(section, EvaluationSection) and section.num_tasks is not None:
             line.problems = min(len(taskset), section.num_tasks)
         line.first_problem = problem = taskset.problem(0)
-        begun = begin_once(config, section.environment, problem, line.place)
+        begun = begin_once(config, section.environment, problem, f"{line.place}.environment")
         line.advice += begun.doubts
         line.tools = tuple(str(tool.get("function", tool).get("name")) for tool in begun.tools)
         if rendering is not None:
@@ -168,7 +176,7 @@ def _taskset(
                 rendering = Rendering.of(own)
             with _problem(line.place, 0):
                 line.first = rendering.prompt(begun.messages, begun.tools)
-            line.one_turn = registry.find_spec(EnvironmentSpec, section.environment).has_one_turn
+            line.one_turn = begun.has_one_turn
             line.turns = first_break(rendering.renderer, begun.messages, begun.tools)
             line.advice += _template_advice(line, rendering, section)
             too_long = section.too_long if isinstance(section, TasksetSection) else "truncate"

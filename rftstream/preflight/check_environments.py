@@ -13,7 +13,7 @@ from typing import Any
 
 from rftstream.config import registry
 from rftstream.config.part_specs import EnvironmentSpec
-from rftstream.config.sections import RunConfig
+from rftstream.config.sections import RunConfig, name_of_part
 from rftstream.contracts.role_names import RoleName
 from rftstream.contracts.tasks import ChatMessage, Problem
 from rftstream.environments.call_workers import CallWorkers
@@ -36,20 +36,24 @@ class Beginning:
     """What the policy sees first."""
     tools: tuple[Mapping[str, Any], ...]
     """The problem's tools, then those of the environment."""
+    has_one_turn: bool = False
+    """Whether every rollout ends with the first completion."""
     doubts: list[str] = field(default_factory=list)
     """What went wrong at its end, in sentences that begin with the place."""
 
 
-def begin_once(config: RunConfig, name: str, problem: Problem, place: str) -> Beginning:
-    """Build the environment for a problem, have it start, ask for its tools, and close it. `place` is tasksets.NAME.
-    Each call has the time limit that it has in an explorer. ConfigError says what is wrong.
+def begin_once(config: RunConfig, named: str | Mapping[str, Any], problem: Problem, where: str) -> Beginning:
+    """Build the environment for a problem, have it start, ask for its tools, and close it. `named` is what stands in
+    the run file at `where`. Each call has the time limit that it has in an explorer. ConfigError says what is wrong.
+
 
     An agent is not started: it makes model calls, and nobody would answer them."""
+    name = name_of_part(named, where)
     spec = registry.find_spec(EnvironmentSpec, name)
     if spec.is_agent:
-        doubts = _doubts_about_agent(config, name, f"{place}.environment")
+        doubts = _doubts_about_agent(config, named, where)
         return Beginning(messages=problem.messages, tools=problem.tools, doubts=doubts)
-    part, options = config.build_part("environment", name)
+    part, options = config.build_environment(where)
     built: list[Any] = []
 
     def make() -> Any:
@@ -71,19 +75,26 @@ def begin_once(config: RunConfig, name: str, problem: Problem, place: str) -> Be
             _wait(calls, rung)
     finally:
         calls.close()
-    where, (opening,) = f"{place}.environment", found
+    (opening,) = found
+
+    def words(failure: CallFailure) -> str:
+        settings = f"environments.{name}" if isinstance(named, str) else where
+        text = config.as_written(_words(settings, failure), "environment", named, where)
+        return text if text.startswith(where) else f"{where}: {text}"
+
     if isinstance(opening, CallFailure):
-        raise ConfigError(f"{where}: {_words(name, opening)}")
+        raise ConfigError(words(opening))
     if not callable(getattr(built[0], "reply", None)):
         raise ConfigError(f"{where}: {name!r}: {type(built[0]).__name__} has no method reply; write one")
     return Beginning(
         messages=opening.messages,
         tools=(*problem.tools, *opening.tools),
-        doubts=[f"{where}: {_words(name, failure)}" for failure in failed_to_close],
+        has_one_turn=spec.has_one_turn,
+        doubts=[words(failure) for failure in failed_to_close],
     )
 
 
-def _doubts_about_agent(config: RunConfig, name: str, where: str) -> list[str]:
+def _doubts_about_agent(config: RunConfig, named: str | Mapping[str, Any], where: str) -> list[str]:
     """Return what may be wrong with what runs agents, and where they find their model. ConfigError for settings that
     are no good."""
     settings, doubts = config.explorer, []
@@ -94,9 +105,15 @@ def _doubts_about_agent(config: RunConfig, name: str, where: str) -> list[str]:
             f"explorer.gateway_url: {settings.count} explorers have this one URL, but a rollout is at one of them "
             "alone: calls that come to another one are told to come again; put {port} into it"
         )
-    agent = agent_of(config.build_part("environment", name)[1])
+    try:
+        agent = agent_of(config.build_environment(where)[1])
+    except ConfigError as error:
+        raise ConfigError(config.as_written(str(error), "environment", named, where)) from None
     if isinstance(agent, CalledAgent) and (why := asyncio.run(agent.probe())):
-        doubts.append(f"{where}: {name!r}: nobody answers at {agent.where} now: {why}; start it before the run")
+        doubts.append(
+            f"{where}: {name_of_part(named, where)!r}: nobody answers at {agent.where} now: {why}; "
+            "start it before the run"
+        )
     return doubts
 
 
@@ -110,7 +127,7 @@ def _is_given_up(opening: Opening | CallFailure) -> bool:
     return isinstance(opening, CallFailure) and opening.timed_out
 
 
-def _words(name: str, failure: CallFailure) -> str:
+def _words(settings: str, failure: CallFailure) -> str:
     """Return what is wrong, where it is, and what to do."""
     error, text = failure.error, failure.text.removeprefix("environment ")
     if isinstance(error, ConfigError):  # it says where and what to do
@@ -118,7 +135,7 @@ def _words(name: str, failure: CallFailure) -> str:
     if error is None:
         return f"{text}, the limit of explorer.reply_timeout_s; mend what hangs, or raise the limit"
     if isinstance(error, HostTimeout):
-        return f"{text}; mend what hangs, or raise environments.{name}.timeout_s"
+        return f"{text}; mend what hangs, or raise {settings}.timeout_s"
     if isinstance(error, HostError):
         return f"{text}; it has to be there when the run starts"
     return f"{text}{_place_of(error)}; mend it, and check again"

@@ -18,7 +18,7 @@ from rftstream.algorithms.requirements import check_demands
 from rftstream.config import registry
 from rftstream.config.part_names import PART_CHECKS
 from rftstream.config.part_specs import BackendSpec, PolicySpec, RewardSpec
-from rftstream.config.sections import RunConfig, name_of_algorithm
+from rftstream.config.sections import RunConfig, name_of_part
 from rftstream.config.stages import Stages
 from rftstream.errors import ConfigError, RftError
 from rftstream.models.devices import check_device
@@ -89,6 +89,8 @@ def requirements(
     yield Requirement("transport", lambda: _transport(config))
     for kind, name in dict.fromkeys(_parts(config)):
         yield Requirement(kind, lambda kind=kind, name=name: _part(config, kind, name))  # type: ignore[misc]
+    for where in config.environments_named():
+        yield Requirement("environment", lambda where=where: _environment(config, where))  # type: ignore[misc]
     for where, named in config.algorithms_named().items():
         yield Requirement("algorithm", lambda where=where, named=named: _algorithm(config, where, named))  # type: ignore[misc]
     yield Requirement("algorithm", lambda: _demands(config))
@@ -132,15 +134,16 @@ def _parts(config: RunConfig) -> Iterator[tuple[str, str]]:
     yield "policy", config.explorer.policy
     yield "policy", config.evaluator.policy or config.explorer.policy
     yield "backend", config.trainer.backend
-    for taskset in config.tasksets.values():
-        yield "environment", taskset.environment
-    for evaluation in config.evaluations.values():
-        yield "environment", evaluation.environment
 
 
 def _part(config: RunConfig, kind: str, name: str) -> str:
     config.build_part(kind, name)
     return f"{name} can be used"
+
+
+def _environment(config: RunConfig, where: str) -> str:
+    config.build_environment(where)
+    return f"{name_of_part(config.environments_named()[where], where)} can be used"
 
 
 def _transport(config: RunConfig) -> str:
@@ -152,7 +155,7 @@ def _transport(config: RunConfig) -> str:
 def _algorithm(config: RunConfig, where: str, named: object) -> str:
     part, options = config.build_algorithm(where)
     part(options)
-    return f"{name_of_algorithm(named, where)} can be used"  # type: ignore[arg-type]
+    return f"{name_of_part(named, where)} can be used"  # type: ignore[arg-type]
 
 
 def _demands(config: RunConfig) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from rftstream.config import registry
 from rftstream.config.part_specs import EnvironmentSpec
+from rftstream.config.sections import name_of_part
 from rftstream.errors import ConfigError
 from rftstream.gateway.keys import SECRET_VARIABLE, GatewayKeys, known_secret
 from rftstream.queries.formatting import columns, plural
@@ -48,8 +49,7 @@ def find_agent_access(opened: OpenRun) -> AgentAccess:
     """Return what an agent elsewhere needs. ConfigError if the run has no agents, or this machine does not have its
     secret."""
     config = opened.config
-    names = {section.environment for section in config.tasksets.values()}
-    names |= {section.environment for section in config.evaluations.values()}
+    names = {name_of_part(named, where) for where, named in config.environments_named().items()}
     if not any(registry.find_spec(EnvironmentSpec, name).is_agent for name in names):
         raise ConfigError(
             f"{opened.run_id}: no taskset has agents, expected one with an environment as 'agent'; see docs/agents.md"

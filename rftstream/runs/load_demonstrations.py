@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rftstream.config.sections import DemonstrationsSection, RunConfig, name_of_algorithm
+from rftstream.config.sections import DemonstrationsSection, RunConfig, name_of_part
 from rftstream.config.stages import FROM_DEMONSTRATIONS, Stages, loss_kinds, taken_kinds
 from rftstream.contracts import codec
 from rftstream.contracts.batches import LossKind
@@ -80,7 +80,7 @@ class Loaded:
 def check_demonstrations(config: RunConfig) -> None:
     """Check that the algorithms can learn from what the run has. ConfigError if they cannot."""
     for where, named in config.algorithms_named().items():
-        own = name_of_algorithm(named, where)
+        own = name_of_part(named, where)
         if where.startswith("tasksets.") and LossKind.rl not in loss_kinds(own, where):
             raise ConfigError(f"{where}: {own!r} learns nothing from rollouts, expected one that does")
     if config.stages:

@@ -113,14 +113,14 @@ class Parrot:
 def attempt_of(
     *, turns: int, context: int | None = None, max_tokens: int = 100, policy: Parrot | None = None
 ) -> tuple[Attempt, Parrot]:
-    def make(name: str, problem: Problem, seed: int) -> Environment:
+    def make(where: str, name: str, problem: Problem, seed: int) -> Environment:
         return Sums(Config(turns=turns), problem=problem, seed=seed)
 
     parrot = policy or Parrot()
     loop = TurnLoop(policy=parrot, renderer=ChatRenderer(context), make_environment=make, context=context,
                     now=lambda: 0.0)  # fmt: skip
     loop.start("a", problem=Problem(messages=(ChatMessage(role="user", content="1+2="),)),
-               sampling=Sampling(max_tokens=max_tokens), seed=100, environment="any")  # fmt: skip
+               sampling=Sampling(max_tokens=max_tokens), seed=100, environment="any", where="any")  # fmt: skip
     for _ in range(20):
         if finished := loop.step():
             assert loop.num_open == 0
@@ -221,7 +221,7 @@ class Scripted(Parrot):
 def test_tool_calls_reach_the_environment_and_the_record() -> None:
     """One that can be read, one that no record can hold, one that is no JSON."""
 
-    def make(name: str, problem: Problem, seed: int) -> Environment:
+    def make(where: str, name: str, problem: Problem, seed: int) -> Environment:
         return Offering(Config(), problem=problem, seed=seed)
 
     calls = ['{"a": 1}', '{"a": 1e400, "b": 123456789012345678901234567890}', "{"]
@@ -233,7 +233,7 @@ def test_tool_calls_reach_the_environment_and_the_record() -> None:
                     now=lambda: 0.0)  # fmt: skip
     tool = {"type": "function", "function": {"name": "subtract"}}
     problem = Problem(messages=(ChatMessage(role="user", content="1+2="),), tools=(tool,))
-    loop.start("a", problem=problem, sampling=Sampling(max_tokens=1000), seed=1, environment="any")
+    loop.start("a", problem=problem, sampling=Sampling(max_tokens=1000), seed=1, environment="any", where="any")
     finished: list[Attempt] = []
     while not finished:
         finished = loop.step()
@@ -250,14 +250,14 @@ def test_tool_calls_reach_the_environment_and_the_record() -> None:
 
 
 def test_a_rewritten_context_begins_a_segment_and_is_counted() -> None:
-    def make(name: str, problem: Problem, seed: int) -> Environment:
+    def make(where: str, name: str, problem: Problem, seed: int) -> Environment:
         return Rewriter(Config(), problem=problem, seed=seed)
 
     counter = metrics.SEGMENT_BREAKS.labels(BreakReason.rewritten.value)
     before = counter._value.get()
     loop = TurnLoop(policy=Parrot(), renderer=FakeRenderer(), make_environment=make, context=None, now=lambda: 0.0)
     loop.start("a", problem=Problem(messages=(ChatMessage(role="user", content="1+2="),)),
-               sampling=Sampling(max_tokens=100), seed=1, environment="any")  # fmt: skip
+               sampling=Sampling(max_tokens=100), seed=1, environment="any", where="any")  # fmt: skip
     finished: list[Attempt] = []
     while not finished:
         finished = loop.step()

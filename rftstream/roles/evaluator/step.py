@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from rftstream import metrics
 from rftstream.clock import Clock
-from rftstream.config.sections import RunConfig
+from rftstream.config.sections import RunConfig, name_of_part
 from rftstream.contracts.control import Claim
 from rftstream.contracts.ids import derive_seed
 from rftstream.contracts.records import TopicPartition
@@ -226,7 +226,8 @@ class EvaluatorStep(SingleStepDefaults):
         """Have a sample made: by an agent, or by the turn loop and an environment."""
         evaluation, sample = running.due.evaluation, running.samples[key]
         seed = derive_seed(self._config.run.seed, "evaluation", evaluation.name, key)
-        environment = evaluation.section.environment
+        where = f"evaluations.{evaluation.name}.environment"
+        environment = name_of_part(evaluation.section.environment, where)
         if self._agents is not None and self._agents.takes(environment):
             name = running.due.announced.name
             which = f"eval/{evaluation.name}/{name.trainer_epoch}-{name.version}/{self._epoch}"
@@ -245,6 +246,7 @@ class EvaluatorStep(SingleStepDefaults):
             sampling=evaluation.sampling,
             seed=seed,
             environment=environment,
+            where=where,
             truncate=True,
             renderer=evaluation.renderer,
             name=f"{evaluation.name} {key}",

@@ -34,9 +34,11 @@ class LaunchedAgents:
     """What a launcher starts, and where its agents find their model."""
 
     agents: Mapping[str, RunsAgent]
-    """Name of an environment -> what runs its agents."""
+    """Name of a taskset or an evaluation -> what runs its agents."""
     anew: Collection[str] = ()
-    """Names of the environments whose agents begin without recorded calls when their explorer was another one."""
+    """Names of those whose agents begin without recorded calls when their explorer was another one."""
+    as_written: Callable[[str, str], str] = lambda taskset, error: error
+    """Returns an error about the settings of one's agents with the place where the user wrote them."""
     base_url: str = ""
     """Of the gateway, for agents on this machine."""
     public_url: str = ""
@@ -73,7 +75,7 @@ class AgentLauncher:
 
     def launch(self, task: Task) -> bool:
         """Start the agent of a task, from its beginning. False for an agent that runs elsewhere."""
-        agent = self._launched.agents.get(task.environment)
+        agent = self._launched.agents.get(task.ids.taskset)
         if agent is None or self._loop is None:
             return False
         self.cancel([task.ids.rollout_id])
@@ -83,7 +85,7 @@ class AgentLauncher:
 
     def begins_anew(self, task: Task) -> bool:
         """Return whether the agent of a task is to begin without the calls that another explorer has recorded."""
-        return task.environment in self._launched.anew and task.environment in self._launched.agents
+        return task.ids.taskset in self._launched.anew and task.ids.taskset in self._launched.agents
 
     def cancel(self, rollout_ids: Iterable[str]) -> None:
         """Cancel the agents of these rollouts. From now on nothing is heard of them."""
@@ -121,7 +123,7 @@ class AgentLauncher:
         try:
             end = await self._end_of(run, agent)
         except ConfigError as error:
-            self._error = error
+            self._error = ConfigError(self._launched.as_written(run.task.ids.taskset, str(error)))
             self._launched.ring()
             return
         except Exception as error:

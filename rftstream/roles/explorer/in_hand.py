@@ -49,6 +49,7 @@ class RolloutsInHand:
                 sampling=task.sampling,
                 seed=task.seed,
                 environment=task.environment,
+                where=f"tasksets.{task.ids.taskset}.environment",
                 truncate=task.ids.taskset in self._truncate,
                 renderer=self._renderers.get(task.ids.taskset),
                 saved=saved,

@@ -36,8 +36,8 @@ CUT_SHORT = ("length", "repetition")
 LOOK_EVERY_S = 0.25
 """Seconds between two looks at which rollouts exceed their time limit."""
 
-MakeEnvironment = Callable[[str, Problem, int], Environment]
-"""Name, problem, seed -> environment."""
+MakeEnvironment = Callable[[str, str, Problem, int], Environment]
+"""Place in the run file that names the environment, its name, problem, seed -> environment."""
 
 
 class TurnLoop:
@@ -100,6 +100,7 @@ class TurnLoop:
         sampling: Sampling,
         seed: int,
         environment: str,
+        where: str,
         truncate: bool = False,
         renderer: Renderer | None = None,
         saved: SavedRollout | None = None,
@@ -109,13 +110,14 @@ class TurnLoop:
         """Begin a rollout, or have it go on from `saved`. `on_resumed` then hears whether it does, or begins anew,
         since its environment could not go on.
 
+        `environment`: its name. `where`: the place in the run file that names it, and may have settings for it.
         `truncate`: a prompt longer than the context is cut from the left, else the attempt fails. `renderer`: with
         another chat template than the loop's. `name`: what the rollout is called in log lines; default: its key."""
 
         def session() -> EnvironmentSession:
             return EnvironmentSession(
                 self.calls.open(is_immediate=self._is_immediate(environment)),
-                lambda: self._make_environment(environment, problem, seed),
+                lambda: self._make_environment(where, environment, problem, seed),
                 name=environment,
                 timeout_s=self._reply_timeout_s,
             )

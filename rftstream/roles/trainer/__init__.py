@@ -16,9 +16,9 @@ def _devices(config: RunConfig) -> tuple[str, ...]:
 
 
 def _parts(config: RunConfig) -> tuple[tuple[str, str], ...]:
-    from rftstream.config.sections import name_of_algorithm
+    from rftstream.config.sections import name_of_part
 
-    algorithms = sorted({name_of_algorithm(named, where) for where, named in config.algorithms_named().items()})
+    algorithms = sorted({name_of_part(named, where) for where, named in config.algorithms_named().items()})
     return (("backend", config.trainer.backend), *(("algorithm", name) for name in algorithms))
 
 

@@ -159,7 +159,7 @@ def test_what_every_call_would_get_ends_the_run(service: AgentService, status: i
     """Unless the service has taken a call: then it is that rollout's alone."""
     agent = CalledAgent(CalledAgentConfig(url=service.url))
     service.answers, service.headers = [(status, "no"), (200, ""), (status, "no")], {"Location": "/elsewhere"}
-    with pytest.raises(ConfigError, match=f"status {status}: .*every call would get that: look at environments.agent"):
+    with pytest.raises(ConfigError, match=f"environments.agent.url: .*status {status}: .*every call would get that"):
         asyncio.run(attempt(agent))
     asyncio.run(attempt(agent))
     with pytest.raises(HostedCodeError, match=f"status {status}"):
@@ -185,7 +185,7 @@ def test_a_service_that_comes_late_is_called_and_one_that_never_comes_is_not_wai
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     url = f"http://127.0.0.1:{port}/agent"
-    with pytest.raises(HostedCodeError, match=r"Error.*, for 0.05 s \(environments.agent.patience_s\)"):
+    with pytest.raises(HostedCodeError, match=r"Error.*, for 0.05 s \(its patience_s\)"):
         run(url, patience_s=0.05)
     num_begun: list[int] = []
 
@@ -279,8 +279,8 @@ class Launched:
         self.inbox, self.found = CallInbox(), list[Any]()
         agent = CalledAgent(CalledAgentConfig(url=service.url, **settings))
         launched = LaunchedAgents(
-            agents={"agent": agent},
-            anew=["agent"],
+            agents={TASK.ids.taskset: agent},
+            anew=[TASK.ids.taskset],
             base_url="http://127.0.0.1:9/v1",
             public_url="https://agents.example.com/v1",
             key_of=lambda rollout_id: f"key of {rollout_id}",

@@ -91,8 +91,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     close_pools()
 
 
-def looked(folder: Path, environment: str, explorer: dict[str, Any] | None = None, **settings: Any) -> CheckReport:
-    name = f"own_check_environments:{environment}" if environment[0].isupper() else environment
+def looked(
+    folder: Path, environment: str | dict[str, Any], explorer: dict[str, Any] | None = None, **settings: Any
+) -> CheckReport:
+    """`environment`: of the taskset. `settings`: of the environment of that name."""
+    name = environment if isinstance(environment, str) else environment["name"]
+    name = f"own_check_environments:{name}" if name[0].isupper() else name
+    named = name if isinstance(environment, str) else {**environment, "name": name}
     return check(
         loader.from_dict(
             {
@@ -100,7 +105,7 @@ def looked(folder: Path, environment: str, explorer: dict[str, Any] | None = Non
                 "model": {"path": "fake", "context": 400},
                 "explorer": {"policy": "fake", **(explorer or {})},
                 "trainer": {"backend": "fake"},
-                "tasksets": {"train": {"source": "jsonl:train.jsonl", "environment": name}},
+                "tasksets": {"train": {"source": "jsonl:train.jsonl", "environment": named}},
                 "environments": {name: settings} if settings else {},
                 "base": str(folder),
             }
@@ -108,7 +113,9 @@ def looked(folder: Path, environment: str, explorer: dict[str, Any] | None = Non
     )
 
 
-def error(folder: Path, environment: str, explorer: dict[str, Any] | None = None, **settings: Any) -> str:
+def error(
+    folder: Path, environment: str | dict[str, Any], explorer: dict[str, Any] | None = None, **settings: Any
+) -> str:
     (found,) = looked(folder, environment, explorer, **settings).errors
     assert "\n" not in found
     return found
@@ -187,6 +194,31 @@ def test_hosted_ones(folder: Path) -> None:
     assert "python: got 'nowhere/bin/python', expected an interpreter that can be run; make one" in missing
     assert "ModuleNotFoundError" in error(folder, "hosted", target="no_such_module:Game")
     assert "environments.hosted.target: missing" in error(folder, "hosted")
+
+
+def test_errors_say_where_the_settings_stand(folder: Path) -> None:
+    def said(*, usual: dict[str, Any], **own: Any) -> str:
+        return error(folder, {"name": "hosted", **own}, **usual)
+
+    base = {"target": "own_check_environments:Foreign", "path": [str(folder)]}
+    place = "tasksets.train.environment"
+    assert said(usual={"timeout_s": 5.0}, processes=2).startswith(f"{place}.target: missing; name the class")
+    assert said(usual=base, python="nowhere/python").startswith(f"{place}.python: got 'nowhere/python', expected an")
+    assert said(usual=base, target="Game").startswith(f"{place}.target: got 'Game', expected module:Thing")
+    assert said(usual={**base, "python": "nowhere/python"}, processes=2).startswith(f"{place}: environments: python:")
+    assert error(folder, {"name": "tools", "tools": ["calculator", "calculator"]}) == (
+        f"{place}: tools has 'calculator' twice; remove one"
+    )
+
+
+def test_settings_of_its_own_are_shown(folder: Path) -> None:
+    report = looked(folder, {"name": "hosted", "options": {"boxes": 4}}, None, path=[str(folder)],
+                    target="own_check_environments:Foreign")  # fmt: skip
+    assert report.errors == [] and not [one for one in report.warnings if "nothing uses it" in one]
+    (part,) = [part for part in report.parts if part.kind == "environment of tasksets.train"]
+    assert part.name == "hosted" and "options={'boxes': 4}" in part.settings
+    (line,) = report.tasksets
+    assert line.first is not None and line.first.messages[0].content == "4 boxes"
 
 
 def test_an_agent_is_not_asked(folder: Path) -> None:

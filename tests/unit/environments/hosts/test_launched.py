@@ -32,7 +32,7 @@ class Launched:
         self.inbox, self.found, self.rings = CallInbox(), list[Any](), list[int]()
         self.agent = HostedAgent(HostedAgentConfig(target=f"{path}:{name}", **settings))
         launched = LaunchedAgents(
-            agents={"hosted_agent": self.agent}, base_url="http://127.0.0.1:9/v1", ring=lambda: self.rings.append(1)
+            agents={TASK.ids.taskset: self.agent}, base_url="http://127.0.0.1:9/v1", ring=lambda: self.rings.append(1)
         )
         self.launcher = AgentLauncher(launched, self.inbox)
 
