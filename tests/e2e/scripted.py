@@ -24,6 +24,9 @@ def said(prompt: str, seed: int) -> str:
     *_, last = re.finditer(r"(\d+)\+(\d+)=", prompt)
     numbers, later = {"a": int(last[1]), "b": int(last[2])}, prompt[last.end() :]
     answer = str(sum(numbers.values()) + (seed % 4 == 0))
+    if "<code>" in prompt:
+        what = f"final_answer({answer!r})" if "Observation:" in later else "print(add({a}, {b}))".format(**numbers)
+        return f"Thought: I write it as code.\n<code>\n{what}\n</code>"
     if "final_answer" in prompt:  # smolagents ends by a tool
         if "Observation:" in later:
             return call("final_answer", {"answer": answer})

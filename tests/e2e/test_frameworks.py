@@ -150,6 +150,130 @@ def test_the_log_has_what_the_frameworks_report(frameworks: Workplace) -> None:
     assert rewards == {0.0, 1.0}
 
 
+WAYS = """
+import asyncio
+
+from noted import note
+
+
+def code(problem, base_url, api_key, seed):
+    from my_smolagents import LogLevel, OpenAIServerModel, add
+    from smolagents import CodeAgent
+
+    model = OpenAIServerModel("policy", api_base=base_url, api_key=api_key)
+    agent = CodeAgent(tools=[add], model=model, max_steps=3, verbosity_level=LogLevel.OFF, return_full_result=True)
+    return noted(seed, agent.run(problem["messages"][-1]["content"]), problem)
+
+
+def stream(problem, base_url, api_key, seed):
+    from my_smolagents import LogLevel, OpenAIServerModel, ToolCallingAgent, add
+
+    model = OpenAIServerModel("policy", api_base=base_url, api_key=api_key)
+    agent = ToolCallingAgent(tools=[add], model=model, max_steps=3, verbosity_level=LogLevel.OFF,
+                             stream_outputs=True, return_full_result=True)
+    return noted(seed, agent.run(problem["messages"][-1]["content"]), problem)
+
+
+def noted(seed, result, problem):
+    reward = float(str(result.output).strip() == problem["answer"])
+    found = {"reward": reward, "metrics": {"output_tokens": result.token_usage.output_tokens}}
+    note(seed=seed, **found)
+    return found
+
+
+async def streamed(problem, base_url, api_key, seed, options):
+    from agents import ModelSettings
+    from my_openai_agents import MODELS, Agent, AsyncOpenAI, Runner, add
+
+    async with AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
+        model = MODELS[options["api"]](model="policy", openai_client=client)
+        settings = ModelSettings(include_usage=True)  # or a stream of chat completions does not tell it
+        adder = Agent(
+            name="adder", instructions="Use the tool add.", tools=[add], model=model, model_settings=settings
+        )
+        result = Runner.run_streamed(adder, problem["messages"][-1]["content"], max_turns=3)
+        async for _ in result.stream_events():
+            pass
+    usage = result.context_wrapper.usage
+    found = {"reward": float(result.final_output.strip() == problem["answer"]),
+             "metrics": {"requests": usage.requests, "output_tokens": usage.output_tokens}}
+    note(seed=seed, **found)
+    return found
+"""
+
+OTHER_WAYS = """
+[run]
+name = "ways"
+steps = 4
+[model]
+path = "fake"
+[tasksets.code]
+source = "arithmetic"
+environment = { name = "hosted_agent", target = "ways:code" }
+reward = "environment"
+[tasksets.stream]
+source = "arithmetic"
+environment = { name = "hosted_agent", target = "ways:stream" }
+reward = "environment"
+[tasksets.streamed-chat]
+source = "arithmetic"
+environment = { name = "hosted_agent", target = "ways:streamed", python = "OPENAI", options.api = "chat" }
+reward = "environment"
+[tasksets.streamed-responses]
+source = "arithmetic"
+environment = { name = "hosted_agent", target = "ways:streamed", python = "OPENAI", options.api = "responses" }
+reward = "environment"
+[tasksets.cut-smolagents]
+source = "arithmetic"
+environment = { name = "hosted_agent", target = "my_smolagents:solve" }
+sampling.max_tokens = 60
+reward = "exact"
+[tasksets.cut-responses]
+source = "arithmetic"
+environment = { name = "hosted_agent", target = "my_openai_agents:solve", python = "OPENAI", options.api = "responses" }
+sampling.max_tokens = 60
+reward = "exact"
+[environments.hosted_agent]
+python = "venvs/smolagents/bin/python"
+[sampling]
+max_tokens = 2000
+[feeder]
+groups_per_batch = 6
+group_size = 2
+[explorer]
+policy = "scripted:Scripted"
+[trainer]
+backend = "fake"
+""".replace("OPENAI", "venvs/openai-agents/bin/python")
+
+
+def test_other_ways_of_the_frameworks_and_rollouts_that_are_cut_off(frameworks: Workplace) -> None:
+    place = frameworks
+    place.write("noted.py", NOTED)
+    place.write("ways.py", WAYS)
+    place.write("ways.toml", OTHER_WAYS)
+    done = place.call("run", "ways.toml", "--json")
+    assert done.code == 0, done.err
+    view = place.view("runs/ways")
+    view.assert_nothing_lost()
+    seeds = {task.ids.rollout_id: task.seed for task in view.messages("tasks") if hasattr(task, "seed")}
+    notes = {one["seed"]: one for one in map(json.loads, (place.folder / "notes.jsonl").read_text().splitlines())}
+    found: dict[str, list[Rollout]] = defaultdict(list)
+    for rollout in view.rollouts():
+        if rollout.status is not RolloutStatus.skipped:
+            found[rollout.ids.taskset].append(rollout)
+    assert len(found) == 6
+    for name, rollouts in found.items():
+        for rollout in rollouts:
+            if not name.startswith("cut-"):
+                assert rollout.status is RolloutStatus.completed, (name, rollout.error)
+                check(notes[seeds[rollout.ids.rollout_id]], rollout)
+            elif rollout.status is not RolloutStatus.completed:
+                assert rollout.status is RolloutStatus.truncated, (name, rollout.error)
+                assert rollout.num_tokens == 60 and "and then the agent failed: " in str(rollout.error)
+        assert any(one.status is RolloutStatus.truncated for one in rollouts) == name.startswith("cut-")
+
+
 def is_of(note: dict[str, Any], rollout: Rollout, seed: int) -> bool:
     """Return whether a note is of this rollout: by its seed, or, where none is told, by task and answer."""
     if "seed" in note:
@@ -165,4 +289,7 @@ def check(note: dict[str, Any], rollout: Rollout) -> None:
         return
     assert rollout.metrics == note["metrics"]
     assert note["metrics"]["output_tokens"] == rollout.num_tokens
-    assert len(rollout.calls) == note["metrics"].get("requests", note["metrics"].get("steps", 1) - 1)
+    if "steps" in note["metrics"]:  # the first is the task
+        assert len(rollout.calls) == note["metrics"]["steps"] - 1
+    elif "requests" in note["metrics"]:
+        assert len(rollout.calls) == note["metrics"]["requests"]

@@ -298,6 +298,34 @@ def test_limits_are_told(tmp_path: Path) -> None:
     assert the_rollout(scene).status is RolloutStatus.completed
 
 
+def test_an_agent_that_fails_of_a_limit_is_truncated(tmp_path: Path) -> None:
+    """Frameworks raise when they are refused, or when an answer is cut off. That is no mistake of theirs."""
+    scene, _, agent = opened(tmp_path, explorer__max_calls=1)
+    agent.ask(user("1+1="))
+    assert agent.ask(user("2+2=")).refusal.status == 400
+    agent.end(error="BadRequestError: 400")
+    rollout = the_rollout(scene)
+    assert rollout.status is RolloutStatus.truncated and len(rollout.calls) == 1 and rollout.posted is None
+    assert rollout.error == (
+        "the rollout has made 1 calls, expected at most 1, and then the agent failed: BadRequestError: 400"
+    )
+
+
+def test_an_agent_that_fails_of_an_answer_that_was_cut_off_is_truncated(tmp_path: Path) -> None:
+    scene, explorer, agent = opened(tmp_path, policies__fake={"mean_tokens": 30.0, "sigma": 0.0})
+    cut = agent.ask(user("1+1="), max_completion_tokens=2)
+    assert cut.body["choices"][0]["finish_reason"] == "length"
+    kill_and_restart(explorer)
+    agent.end(error="ModelBehaviorError: incomplete")
+    assert the_rollout(scene).status is RolloutStatus.truncated
+    whole = Agent(explorer, agent.rollout_id[:-1] + "1")
+    whole.ask(user("1+1="), max_completion_tokens=2)
+    whole.ask(user("2+2="))
+    whole.end(error="KeyError: 'x'")
+    other = next(one for one in scene.messages("rollouts") if isinstance(one, Rollout) and one.ids.sibling == 1)
+    assert other.status is RolloutStatus.failed, "it went on after that"
+
+
 def test_what_cannot_be_answered_is_refused(tmp_path: Path) -> None:
     _, _, agent = opened(tmp_path, model__context=20)
     assert "a prompt of 40 tokens leaves no room" in agent.ask(user("1" * 40)).refusal.sentence

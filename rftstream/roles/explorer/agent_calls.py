@@ -72,9 +72,11 @@ class CallSampler:
                 retry_after_s=RETRY_AFTER_S,
             )
         if num_calls >= limits.max_calls:
-            return refused(f"the rollout has made {num_calls} calls, expected at most {limits.max_calls}; end it")
+            session.refused_for = f"the rollout has made {num_calls} calls, expected at most {limits.max_calls}"
+            return refused(f"{session.refused_for}; end it")
         if session.rollout.num_tokens >= sampling.max_tokens:
-            return refused(f"the rollout has used its {sampling.max_tokens} tokens (sampling.max_tokens); end it")
+            session.refused_for = f"the rollout has used its {sampling.max_tokens} tokens (sampling.max_tokens)"
+            return refused(f"{session.refused_for}; end it")
         if not call.messages or call.messages[-1].role == "assistant":
             return refused("the last message is the assistant's, expected one that it can answer")
         return None
@@ -88,9 +90,10 @@ class CallSampler:
             return
         if self._context is not None and len(plan.prompt) >= self._context:
             session.rollout.release(plan)
-            request.reply(
-                refused(f"a prompt of {len(plan.prompt)} tokens leaves no room in the context of {self._context}")
+            session.refused_for = (
+                f"a prompt of {len(plan.prompt)} tokens leaves no room in the context of {self._context}"
             )
+            request.reply(refused(session.refused_for))
             return
         open_call = OpenCall(
             request_id=f"{session.key}/call/{session.num_asked}",
@@ -152,6 +155,7 @@ class CallSampler:
         except ContractError as error:
             self._fail(session, open_call, Refusal(status=413, sentence=f"the call cannot be recorded: {error}"))
             return
+        session.refused_for = ""
         session.unsaved.append(unsaved)
         session.waiting[recorded.call.number] = open_call.requests
         faults.at("call_sampled", recorded.call.number + 1)

@@ -250,7 +250,9 @@ class AgentLoop:
     def _end_by_word(self, session: AgentSession, end: RolloutEnd) -> None:
         gave = end.reward is not None or end.parts
         posted = Posted(reward=end.reward, parts=dict(end.parts), source="agent") if gave else None
-        if end.error is not None:
+        if end.error is not None and session.rollout.calls and (limit := session.limit_met):
+            self._cut_short(session, f"{limit}, and then the agent failed: {end.error}")
+        elif end.error is not None:
             self._end(session, RolloutStatus.failed, f"the agent failed: {end.error}", posted, dict(end.metrics))
         elif end.cut_short is not None:
             self._cut_short(session, end.cut_short)

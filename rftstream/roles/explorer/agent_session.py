@@ -9,6 +9,7 @@ from rftstream import faults
 from rftstream.contracts.rollouts import AgentCall, Posted, RolloutStatus, SavedCall, Segment
 from rftstream.roles.explorer.agent_history import RecordedCall, digest
 from rftstream.roles.explorer.agent_rollout import AgentRollout, PlannedCall
+from rftstream.roles.explorer.attempt import CUT_SHORT
 from rftstream.roles.explorer.model_calls import AgentRequest, CallAnswer, ModelCall, Refusal
 
 
@@ -89,6 +90,8 @@ class AgentSession:
     """Calls below this number are on the log, or in a transaction."""
     grants: list[AgentRequest] = field(default_factory=list)
     """Requests for the session that wait until it is on the log."""
+    refused_for: str = ""
+    """The limit that a call was refused for, in words, if there was no other call since."""
     ended: EndedAgent | None = None
     """How it ended; from then on it waits for its record to be on the log."""
     ends: list[AgentRequest] = field(default_factory=list)
@@ -103,6 +106,14 @@ class AgentSession:
     def has_work(self) -> bool:
         """Whether something is being sampled, or is not on the log yet."""
         return bool(self.open_calls or self.waiting or self.unsaved or self.grants)
+
+    @property
+    def limit_met(self) -> str:
+        """The limit that its agent has just met, in words: a call was refused, or the last answer was cut off."""
+        if self.refused_for or not self.rollout.calls:
+            return self.refused_for
+        reason = self.rollout.calls[-1].call.finish_reason
+        return f"its last answer was cut off ({reason})" if reason in CUT_SHORT else ""
 
     @property
     def is_sampling(self) -> bool:

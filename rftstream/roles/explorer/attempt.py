@@ -18,6 +18,9 @@ from rftstream.policies.base import Completion
 
 log = logging.getLogger(__name__)
 
+CUT_SHORT = ("length", "repetition")
+"""Reasons why a completion finished that mean that it was cut off."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:

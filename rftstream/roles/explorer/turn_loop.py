@@ -24,15 +24,20 @@ from rftstream.environments.base import Environment, Reply
 from rftstream.environments.calls import EnvironmentCalls
 from rftstream.models.rendering import Renderer
 from rftstream.policies.base import Completion, Policy, SampleRequest
-from rftstream.roles.explorer.attempt import Attempt, FailureLog, find_oddity, recordable_call, without_more
+from rftstream.roles.explorer.attempt import (
+    CUT_SHORT,
+    Attempt,
+    FailureLog,
+    find_oddity,
+    recordable_call,
+    without_more,
+)
 from rftstream.roles.explorer.environment_session import CallFailure, EnvironmentSession, Opening, add_reply
 from rftstream.roles.explorer.open_rollout import Increment, OpenRollout, Phase, RolloutView
 from rftstream.roles.explorer.pieces import SavedRollout, go_on_from
 
 log = logging.getLogger(__name__)
 
-CUT_SHORT = ("length", "repetition")
-"""Reasons why a completion finished with which its rollout ends as truncated, whatever the environment says."""
 LOOK_EVERY_S = 0.25
 """Seconds between two looks at which rollouts exceed their time limit."""
 

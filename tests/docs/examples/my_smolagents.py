@@ -23,5 +23,5 @@ def solve(problem, base_url, api_key, seed):
     result = agent.run(problem["messages"][-1]["content"])
     return {
         "reward": float(str(result.output).strip() == problem["answer"]),
-        "metrics": {"steps": len(result.steps), "output_tokens": result.token_usage.output_tokens},
+        "metrics": {"steps": len(result.steps), "output_tokens": agent.monitor.total_output_token_count},
     }
