@@ -387,7 +387,8 @@ class RunConfig:
             return error
         name = name_of_part(named, where)
         usual: Mapping[str, Any] = getattr(self, f"{kind}s").get(name, {})
-        place = re.match(rf"{kind}s(\.{re.escape(name)})?((\.|: )(?P<key>[\w-]+)(?=[.:]))?", error)
+        section = rf"{kind}s(\.{re.escape(name)}(?=[.:])|(?=:))"
+        place = re.match(rf"{section}((\.|: )(?P<key>[\w-]+)(?=[.:]))?", error)
         if place is None or (place["key"] in usual and place["key"] not in named):
             return error
         return f"{where}{'.' if place['key'] else ''}{place['key'] or ''}{error[place.end() :]}"

@@ -89,7 +89,10 @@ def requirements(
     yield Requirement("transport", lambda: _transport(config))
     for kind, name in dict.fromkeys(_parts(config)):
         yield Requirement(kind, lambda kind=kind, name=name: _part(config, kind, name))  # type: ignore[misc]
-    for where in config.environments_named():
+    environments: dict[str, str] = {}
+    for where, named in config.environments_named().items():
+        environments.setdefault(str(named), where)
+    for where in environments.values():
         yield Requirement("environment", lambda where=where: _environment(config, where))  # type: ignore[misc]
     for where, named in config.algorithms_named().items():
         yield Requirement("algorithm", lambda where=where, named=named: _algorithm(config, where, named))  # type: ignore[misc]

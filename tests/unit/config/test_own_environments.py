@@ -74,6 +74,23 @@ def test_a_task_of_another_environment_has_the_section_alone(config: RunConfig) 
     assert config.build_environment("evaluations.short.environment", "tools")[1].max_turns == 2
 
 
+@pytest.mark.parametrize(
+    ("error", "written"),
+    [
+        ("environments.tools.max_turns: got 0", "here.max_turns: got 0"),
+        ("environments.tools.options.search: no", "here.options.search: no"),
+        ("environments.tools: tools has 'x' twice", "here: tools has 'x' twice"),
+        ("environments: python: got 'x'", "here.python: got 'x'"),
+        ("environments.tools.tools: got 3", "environments.tools.tools: got 3"),
+        ("environments.toolset.max_turns: got 0", "environments.toolset.max_turns: got 0"),
+        ("something else", "something else"),
+    ],
+)
+def test_where_a_setting_is_written(config: RunConfig, error: str, written: str) -> None:
+    assert config.as_written(error, "environment", {"name": "tools", "max_turns": 0}, "here") == written
+    assert config.as_written(error, "environment", "tools", "here") == error
+
+
 def test_they_can_be_set_and_hidden_as_all_others(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(FILE)
     sets = ["tasksets.served.environment.api_key=hush", "evaluations.short.environment.max_turns=3"]
