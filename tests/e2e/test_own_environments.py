@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from rftstream.contracts.rollouts import Rollout, RolloutStatus
+from rftstream.contracts.versions import EvalResult
 from tests.e2e.workplace import FAKE, Workplace
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -72,6 +73,13 @@ every = 100
 num_tasks = 2
 environment = { name = "hosted", options = { text = "at the end", reward = 0.125 } }
 
+[evaluations.agents]
+source = "arithmetic"
+reward = "environment"
+every = 100
+num_tasks = 2
+environment = { name = "hosted_agent", target = "here:twice", options = { reward = 0.625, word = "two" } }
+
 [environments.hosted_agent]
 target = "here:once"
 options = { reward = 0.5 }
@@ -108,6 +116,7 @@ def test_each_taskset_has_its_settings(place: Workplace, monkeypatch: pytest.Mon
     hosts = {name: {one.metrics["host"] for one in rollouts} for name, rollouts in found.items()}
     assert not hosts["second"] & (hosts["first"] | hosts["third"]), "other settings of processes: hosts of its own"
     assert hosts["first"] == hosts["third"] == hosts["fourth"], "equal settings of processes: the same hosts"
-    (evaluated, *_) = [one for one in view.messages("evals") if hasattr(one, "evaluation")]
-    assert evaluated.metrics["environment_reward"] == 0.125
+    results = [one for one in view.messages("evals") if isinstance(one, EvalResult)]
+    measured = {(one.evaluation, one.metrics["environment_reward"], one.num_unscored) for one in results}
+    assert measured == {("held-out", 0.125, 0), ("agents", 0.625, 0)}
     assert "a word" not in (place.folder / "runs/tiny/config.toml").read_text()

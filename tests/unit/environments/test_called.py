@@ -336,8 +336,8 @@ def test_a_rollout_that_is_over_ends_its_call(service: AgentService) -> None:
     assert [type(one) for one in launched.take()] == [AgentBegins]
 
 
-def test_tasks_of_other_environments_are_not_called(service: AgentService) -> None:
+def test_tasks_of_other_tasksets_are_not_called(service: AgentService) -> None:
     launched = Launched(service)
-    assert not launched.launcher.launch(replace(TASK, environment="hosted_agent"))
+    assert not launched.launcher.launch(replace(TASK, ids=replace(TASK.ids, taskset="another")))
     launched.launcher.close()
     assert not service.requests

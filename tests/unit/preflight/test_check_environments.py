@@ -244,6 +244,9 @@ def test_what_runs_agents_is_looked_at(folder: Path) -> None:
         assert f"tasksets.train.environment: 'agent': nobody answers at {url} now: " in "\n".join(report.warnings)
         probe.listen()
         assert not any("nobody answers" in text for text in looked(folder, "agent", url=url).warnings)
+        named = {"name": "agent", "url": url}
+        assert not any("nobody answers" in text for text in looked(folder, named, url="http://127.0.0.1:9/").warnings)
     assert "environments.agent.url: got 'here', expected an address" in error(folder, "agent", url="here")
+    assert error(folder, {"name": "agent", "url": "here"}).startswith("tasksets.train.environment.url: got 'here', exp")
     assert "NOBODY_SET_IT is not set" in error(folder, "agent", url=url, api_key="env:NOBODY_SET_IT")
     assert "environments.hosted_agent.target: missing" in error(folder, "hosted_agent")
