@@ -18,6 +18,7 @@ from rftstream.algorithms.requirements import check_demands
 from rftstream.config import registry
 from rftstream.config.part_names import PART_CHECKS
 from rftstream.config.part_specs import BackendSpec, PolicySpec, RewardSpec
+from rftstream.config.reward_uses import reward_names
 from rftstream.config.sections import RunConfig, name_of_part
 from rftstream.config.stages import Stages
 from rftstream.errors import ConfigError, RftError
@@ -177,9 +178,7 @@ def _runs_programs(config: RunConfig) -> bool:
     """Return whether a reward runs programs of the policy on this machine."""
     named = [] if config.without_tasks else [section.reward for section in config.tasksets.values()]
     named += [section.reward for section in config.evaluations.values()]
-    names = {
-        name for reward in named for name in ([reward] if isinstance(reward, str) else [one.name for one in reward])
-    }
+    names = {name for reward in named for name in reward_names(reward)}
     return any(
         registry.find_spec(RewardSpec, name).runs_programs and not config.rewards.get(name, {}).get("sandbox_url")
         for name in names
