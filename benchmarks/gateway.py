@@ -2,6 +2,9 @@
 
 Each agent sends one call after the other on its own connection. The gateway has each call sampled by the fake policy,
 which takes no time, and on the embedded log before it answers; many calls share a transaction. The echo does nothing.
+
+Server and load share the machine's cores, so calls per second depend on what else runs there. The CPU time of a call
+does not: that of the server's process, all threads together, and that of the load, which is this process.
 """
 
 from __future__ import annotations
@@ -19,11 +22,22 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import psutil
+
 from benchmarks._gateway_server import SECRET
 
 NUM_AGENTS, NUM_CALLS = 64, 40
 WARM_CALLS = 4
 """Calls of each agent that are not counted."""
+
+MEASURED = (
+    ("calls answered", "calls/s"),
+    ("time of a call, median", "ms"),
+    ("time of a call, 99 %", "ms"),
+    ("CPU of a call, in the server", "us"),
+    ("CPU of a call, in the load", "us"),
+)
+"""What is measured, and its unit."""
 
 ECHO = """
 ANSWER = b'{"id":"' + b"x" * 420 + b'"}'
@@ -38,12 +52,10 @@ async def app(scope, receive, send):
 
 
 def run() -> list[dict[str, Any]]:
-    with gateway(NUM_AGENTS, NUM_AGENTS) as (port, keys, _):
-        ours = _measure(port, keys)
-    with _echo() as port:
-        echo = _measure(port, ["x"] * NUM_AGENTS)
-    rows = [("calls answered", "calls/s", ours[0], echo[0])]
-    rows += [("time of a call, median", "ms", ours[1], echo[1]), ("time of a call, 99 %", "ms", ours[2], echo[2])]
+    with gateway(NUM_AGENTS, NUM_AGENTS) as (port, keys, process):
+        ours = _measure(process, port, keys)
+    with _echo() as (process, port):
+        echo = _measure(process, port, ["x"] * NUM_AGENTS)
     return [
         {
             "name": f"gateway: {name}, {NUM_AGENTS} agents",
@@ -53,13 +65,15 @@ def run() -> list[dict[str, Any]]:
             "reference_name": "uvicorn, an echo",
             "ratio": mine / other,
         }
-        for name, unit, mine, other in rows
+        for (name, unit), mine, other in zip(MEASURED, ours, echo, strict=True)
     ]
 
 
-def _measure(port: int, keys: Sequence[str]) -> tuple[float, float, float]:
-    """Return calls per second, and the median and the 99th percentile of a call's milliseconds."""
+def _measure(process: int, port: int, keys: Sequence[str]) -> tuple[float, ...]:
+    """Return what MEASURED names, of the server with this process id."""
+    server = psutil.Process(process)
     times: list[float] = []
+    used: list[tuple[float, float]] = []
 
     async def agent(number: int) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -87,11 +101,15 @@ def _measure(port: int, keys: Sequence[str]) -> tuple[float, float, float]:
                 group.create_task(agent(number))
             await barrier.wait()
             began = time.perf_counter()
+            used.append((sum(server.cpu_times()[:2]), time.process_time()))
         return time.perf_counter() - began
 
     barrier = asyncio.Barrier(NUM_AGENTS + 1)
     took_s = asyncio.run(all_agents())
-    return len(times) / took_s, statistics.median(times), statistics.quantiles(times, n=100)[98]
+    used.append((sum(server.cpu_times()[:2]), time.process_time()))
+    server_us, client_us = (1e6 * (after - before) / len(times) for before, after in zip(*used, strict=True))
+    slowest = statistics.quantiles(times, n=100)[98]
+    return len(times) / took_s, statistics.median(times), slowest, server_us, client_us
 
 
 @contextmanager
@@ -112,7 +130,7 @@ def gateway(num_rollouts: int, at_once: int) -> Iterator[tuple[int, list[str], i
 
 
 @contextmanager
-def _echo() -> Iterator[int]:
+def _echo() -> Iterator[tuple[int, int]]:
     port = _free_port()
     with tempfile.TemporaryDirectory(prefix="rftstream-bench-") as folder:
         with open(f"{folder}/echo.py", "w", encoding="utf-8") as file:
@@ -126,7 +144,7 @@ def _echo() -> Iterator[int]:
                     break
                 except ConnectionRefusedError:
                     time.sleep(0.05)
-            yield port
+            yield process.pid, port
         finally:
             process.terminate()
             process.wait()
