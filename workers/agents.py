@@ -24,7 +24,6 @@ from rftstream.roles.explorer.agent_calls import AgentLimits
 from rftstream.roles.explorer.agent_launcher import AgentLauncher, LaunchedAgents
 from rftstream.roles.explorer.agent_loop import AgentLoop
 from rftstream.roles.explorer.agent_parts import AgentParts
-from rftstream.roles.explorer.agent_step import check_fits
 from rftstream.roles.explorer.model_calls import CallInbox
 from rftstream.roles.explorer.shared_policy import share_policy
 from rftstream.roles.explorer.turn_loop import TurnLoop
@@ -72,7 +71,7 @@ def agent_parts(
             rollout_timeout_s=settings.rollout_timeout_s,
         ),
         context=context_length(spec, loop.renderer),
-        fits=check_fits,
+        explorer=context.process,
         now=context.clock.now,
     )
     keys = None if context.simulated else _keys(context)

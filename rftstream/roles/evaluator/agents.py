@@ -62,7 +62,7 @@ class AgentSamples:
         loop = self._parts.loop
         self._parts.launcher.check()
         ended = loop.step(lambda task: True)
-        saved = [key for key in self._names if loop.unsaved(key) is not None]
+        saved = [key for key in self._names if loop.unsaved(key)]
         loop.committed(saved, [one.key for one in ended])
         attempts = [self._attempt(one) for one in ended]
         if self.num_free < self.num_open or attempts:

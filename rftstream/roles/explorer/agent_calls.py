@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import msgspec
+
 from rftstream import faults
 from rftstream.contracts.rollouts import SavedCall
-from rftstream.contracts.tasks import Task
 from rftstream.errors import ConfigError, ContractError
 from rftstream.policies.base import LOOK_S, Completion, Policy, SampleRequest
 from rftstream.roles.explorer.agent_history import RecordedCall
-from rftstream.roles.explorer.agent_session import AgentSession, OpenCall, UnsavedCall
+from rftstream.roles.explorer.agent_pieces import CallToSave, EncodedPiece, encode_piece
+from rftstream.roles.explorer.agent_session import AgentSession, OpenCall
 from rftstream.roles.explorer.attempt import find_oddity
 from rftstream.roles.explorer.model_calls import RETRY_AFTER_S, AgentRequest, ModelCall, Refusal
 from rftstream.roles.explorer.open_rollout import OpenSegment
@@ -46,12 +47,12 @@ class CallSampler:
         policy: Policy,
         limits: AgentLimits,
         context: int | None,
-        fits: Callable[[Task, UnsavedCall], None],
+        explorer: str,
         now: Callable[[], float],
     ) -> None:
-        """`fits` raises ContractError for a call that no record can hold."""
+        """`explorer`: name of this process."""
         self._policy, self._limits = policy, limits
-        self._context, self._fits, self._now = context, fits, now
+        self._context, self._explorer, self._now = context, explorer, now
 
     def finished(self) -> list[Completion]:
         """Do a slice of the policy's work; return what has finished."""
@@ -151,22 +152,24 @@ class CallSampler:
             self._fail(session, open_call, Refusal(status=500, sentence=f"the call failed: {why}"))
             return
         try:
-            unsaved, recorded = self._recorded(session, open_call, completion)
+            piece, recorded = self._recorded(session, open_call, completion)
         except ContractError as error:
             self._fail(session, open_call, Refusal(status=413, sentence=f"the call cannot be recorded: {error}"))
             return
         session.refused_for = ""
-        session.unsaved.append(unsaved)
+        session.unsaved.append(piece)
+        session.next_piece += 1
         session.waiting[recorded.call.number] = open_call.requests
         faults.at("call_sampled", recorded.call.number + 1)
 
     def _recorded(
         self, session: AgentSession, open_call: OpenCall, completion: Completion
-    ) -> tuple[UnsavedCall, RecordedCall]:
+    ) -> tuple[EncodedPiece, RecordedCall]:
         """Add the call to its rollout. ContractError, and nothing is added, if no record can hold it."""
         rollout, plan, now = session.rollout, open_call.plan, self._now()
         result = rollout.result(plan, open_call.call, completion, now)
-        answer = json.dumps(open_call.call.dialect.answer(result), ensure_ascii=False).encode()
+        told = open_call.call.dialect.answer(result)
+        answer = msgspec.json.encode(told)
         call = rollout.new_call(plan, open_call.call, completion, (open_call.started_at, now))
         added = OpenSegment()
         added.prompt(plan.new_prompt)
@@ -177,9 +180,15 @@ class CallSampler:
             messages=plan.new_messages,
             tools=tuple(map(dict, plan.conversation.tools)) if plan.parent is None else (),
         )
-        unsaved = UnsavedCall(call=call, saved=saved, segment=added.close())
-        self._fits(rollout.task, unsaved)
-        return unsaved, rollout.record(plan, result, call, answer, unsaved.segment)
+        piece = encode_piece(
+            rollout.task,
+            CallToSave(call=call, saved=saved, segment=added.close()),
+            number=session.next_piece,
+            session=session.new_session,
+            now=now,
+            explorer=self._explorer,
+        )
+        return piece, rollout.record(plan, result, call, answer, told, added)
 
     def _fail(self, session: AgentSession, open_call: OpenCall, refusal: Refusal) -> None:
         session.rollout.release(open_call.plan)

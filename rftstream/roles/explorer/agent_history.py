@@ -1,27 +1,35 @@
 """What an agent has said and heard so far, and which recorded call a new one goes on from.
 
 A call goes on from the deepest recorded call whose conversation and answer its own conversation begins with, tools
-included. Conversations are compared by chains of digests: the digest of a conversation is that of its last message and
-of the chain before it. Messages are compared as an agent sends them, so a served answer is recognized whatever the
-client did to its JSON; reasoning is left out, since clients drop it.
+included. The known conversations are a tree with one place for each message. Messages are compared as an agent sends
+them, so a served answer is recognized whatever the client did to its JSON; reasoning is left out, since clients drop it.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from rftstream.contracts.rollouts import AgentCall
 from rftstream.contracts.tasks import ChatMessage
 from rftstream.models.splice import Conversation
+from rftstream.roles.explorer.model_calls import canonical, digest
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """A place in the tree of conversations: the end of a message, after those that lead up to it."""
+
+    calls: list[RecordedCall] = field(default_factory=list)
+    """The calls whose answer is that message."""
+    following: dict[Hashable, Place] = field(default_factory=dict)
+    """Messages that came next."""
 
 
 @dataclass(slots=True, kw_only=True)
 class RecordedCall:
-    """A call that has its tokens. `AgentRollout` makes it, and changes only whether it is committed and delivered."""
+    """A call that has its tokens. `AgentRollout` makes it; only whether it is delivered changes."""
 
     call: AgentCall
     """What stands on the log of it."""
@@ -35,10 +43,8 @@ class RecordedCall:
     """What its prompt was rendered from: answers in it are as the template is to see them."""
     said: ChatMessage
     """Its own answer as the template is to see it."""
-    chain: str
-    """Digest of its conversation and answer."""
-    is_committed: bool = False
-    """Whether it is on the log."""
+    place: Place
+    """Where its conversation and answer, as an agent sends them, end in the tree."""
     is_delivered: bool = False
     """Whether the agent is known to have got the answer."""
 
@@ -49,50 +55,57 @@ class RecordedCall:
 
 
 class CallHistory:
-    """The recorded calls of a rollout. `AgentRollout` makes it, calls `add` for each, and `deepest` for a new one."""
+    """The recorded calls of a rollout. `AgentRollout` makes it, and calls `add` for each. It asks `deepest` and
+    `of_request` about a new one."""
 
     def __init__(self) -> None:
         self.calls: list[RecordedCall] = []
         """By their numbers."""
-        self._numbers: dict[str, list[int]] = {}
-        """Chain -> the calls that it leads up to."""
+        self._roots: dict[str, Place] = {}
+        """Digest of tools -> where the conversations with these tools begin."""
+        self._of_request: dict[str, list[RecordedCall]] = {}
+
+    def place_behind(
+        self, parent: RecordedCall | None, tools_digest: str, messages: Iterable[ChatMessage], said: ChatMessage
+    ) -> Place:
+        """Return the place of a conversation and its answer, as the agent sends both: what leads up to the parent's
+        answer, then `messages`, then `said`."""
+        place = self._roots.setdefault(tools_digest, Place()) if parent is None else parent.place
+        for message in (*messages, said):
+            place = place.following.setdefault(_identity(message), Place())
+        return place
 
     def add(self, recorded: RecordedCall) -> None:
         """Take the next call."""
         assert recorded.call.number == len(self.calls)
-        self._numbers.setdefault(recorded.chain, []).append(recorded.call.number)
         self.calls.append(recorded)
+        recorded.place.calls.append(recorded)
+        self._of_request.setdefault(recorded.call.request_digest, []).append(recorded)
 
-    def deepest(self, messages: Sequence[ChatMessage], tools_digest: str) -> tuple[int, list[RecordedCall]]:
+    def of_request(self, request_digest: str) -> Sequence[RecordedCall]:
+        """Return the calls that were asked for by equal requests, in order."""
+        return self._of_request.get(request_digest, ())
+
+    def deepest(self, messages: Sequence[ChatMessage], tools_digest: str) -> tuple[int, Sequence[RecordedCall]]:
         """Return how many messages belong to the deepest known conversation, its answer included, and the calls that
         have it; 0 and none if there is no such call."""
-        found: tuple[int, list[RecordedCall]] = (0, [])
-        for count, chain in enumerate(chains(messages, tools_digest), start=1):
-            if (numbers := self._numbers.get(chain)) is not None:
-                found = count, [self.calls[number] for number in numbers]
+        found: tuple[int, Sequence[RecordedCall]] = (0, ())
+        place = self._roots.get(tools_digest)
+        for count, message in enumerate(messages, start=1):
+            place = None if place is None else place.following.get(_identity(message))
+            if place is None:
+                break
+            if place.calls:
+                found = count, place.calls
         return found
 
 
-def chains(messages: Sequence[ChatMessage], tools_digest: str) -> Iterator[str]:
-    """Yield the digest of the conversation up to each message."""
-    chain = tools_digest
-    for message in messages:
-        chain = extend_chain(chain, message)
-        yield chain
-
-
-def extend_chain(chain: str, message: ChatMessage) -> str:
-    """Return the digest of a conversation with one message more."""
-    values: list[Any] = [chain, message.role, message.content, message.name, message.tool_call_id]
-    return digest([*values, list(message.tool_calls)])
-
-
-def digest(value: Any) -> str:
-    """Return `sha256:<hex>` of plain values. Two that are equal as JSON have the same; True and 1 are not equal."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+def _identity(message: ChatMessage) -> Hashable:
+    """Return what two equal messages have in common."""
+    calls = canonical(message.tool_calls) if message.tool_calls else b""  # True and 1 are equal, and not the same call
+    return message.role, message.content, message.name, message.tool_call_id, calls
 
 
 def digest_of_tools(tools: Sequence[Mapping[str, Any]]) -> str:
     """Return the digest of the tools that a model is shown."""
-    return digest(list(tools))
+    return digest(tools)

@@ -18,9 +18,9 @@ from rftstream.contracts.rollouts import Posted, RolloutStatus
 from rftstream.contracts.tasks import Task
 from rftstream.policies.base import Policy
 from rftstream.roles.explorer.agent_calls import AgentLimits, CallSampler
-from rftstream.roles.explorer.agent_history import digest
+from rftstream.roles.explorer.agent_pieces import EncodedPiece, encode_piece
 from rftstream.roles.explorer.agent_rollout import AgentRollout
-from rftstream.roles.explorer.agent_session import AgentSession, EndedAgent, UnsavedCall
+from rftstream.roles.explorer.agent_session import AgentSession, EndedAgent
 from rftstream.roles.explorer.model_calls import (
     RETRY_AFTER_S,
     AgentBegins,
@@ -33,6 +33,7 @@ from rftstream.roles.explorer.model_calls import (
     RolloutEnded,
     SessionGranted,
     SessionWanted,
+    digest,
     moving,
 )
 from rftstream.service.role import FOREVER
@@ -54,12 +55,12 @@ class AgentLoop:
         inbox: CallInbox,
         limits: AgentLimits,
         context: int | None,
-        fits: Callable[[Task, UnsavedCall], None],
+        explorer: str,
         now: Callable[[], float],
     ) -> None:
-        """`policy`: one that this loop alone steps. `fits` raises ContractError for a call that no record can hold."""
-        self._inbox, self._limits, self._now = inbox, limits, now
-        self._calls = CallSampler(policy=policy, limits=limits, context=context, fits=fits, now=now)
+        """`policy`: one that this loop alone steps. `explorer`: name of this process."""
+        self._inbox, self._limits, self._explorer, self._now = inbox, limits, explorer, now
+        self._calls = CallSampler(policy=policy, limits=limits, context=context, explorer=explorer, now=now)
         self._sessions: dict[int, AgentSession] = {}
         self._by_id: dict[str, AgentSession] = {}
         self._past: dict[str, str] = {}
@@ -68,9 +69,9 @@ class AgentLoop:
 
     # ------------------------------------------------------------------------------------------ the step's side
 
-    def start(self, key: int, rollout: AgentRollout, *, session: str | None) -> None:
+    def start(self, key: int, rollout: AgentRollout, *, session: str | None, next_piece: int) -> None:
         """Take a task in hand. `rollout` has the calls that were saved. `session` says who has it, if somebody does:
-        empty for an agent that this explorer starts itself."""
+        empty for an agent that this explorer starts itself. `next_piece`: number of its next piece."""
         now = self._now()
         self._sessions[key] = self._by_id[rollout.task.ids.rollout_id] = AgentSession(
             key=key,
@@ -79,7 +80,9 @@ class AgentLoop:
             last_active=now,
             session=session,
             is_session_saved=session is not None,
+            num_committed=len(rollout.calls),
             num_committing=len(rollout.calls),
+            next_piece=next_piece,
         )
 
     def step(self, may_sample: Callable[[Task], bool]) -> list[EndedAgent]:
@@ -101,17 +104,29 @@ class AgentLoop:
         ended, self._ended = self._ended, []
         return ended
 
-    def unsaved(self, key: int) -> tuple[str | None, list[UnsavedCall]] | None:
-        """Return what of a rollout is to be saved now: who it was given to, if that is not saved, and calls. None if
-        there is nothing. It counts as on its way to the log from now on."""
+    def unsaved(self, key: int) -> list[EncodedPiece]:
+        """Return what of a rollout is to be saved now: calls, or who it was given to. It counts as on its way to the
+        log from now on."""
         session = self._sessions[key]
-        grant = None if session.is_session_saved else session.session
-        waits = session.unsaved or (grant is not None and session.grants)
-        if session.ended is not None or not waits:
-            return None
-        calls, session.unsaved = session.unsaved, []
-        session.num_committing += len(calls)
-        return grant, calls
+        if session.ended is not None:
+            return []
+        pieces, session.unsaved = session.unsaved, []
+        session.num_committing += len(pieces)
+        if session.grants and session.new_session is not None and not pieces:
+            pieces = [self._piece_of_session(session)]
+        return pieces
+
+    def _piece_of_session(self, session: AgentSession) -> EncodedPiece:
+        number = session.next_piece
+        session.next_piece += 1
+        return encode_piece(
+            session.rollout.task,
+            None,
+            number=number,
+            session=session.new_session,
+            now=self._now(),
+            explorer=self._explorer,
+        )
 
     def committed(self, saved: Collection[int], finished: Collection[int]) -> None:
         """Take note that what was handed out for these rollouts is on the log, and answer those who wait for it."""

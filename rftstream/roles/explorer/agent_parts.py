@@ -39,11 +39,11 @@ class AgentParts:
         """Return a rollout without calls. `renderer`: that of the task's own chat template."""
         return AgentRollout(task, renderer or self.renderer, self.dialects)
 
-    def begin(self, key: int, rollout: AgentRollout, session: str | None = None) -> None:
+    def begin(self, key: int, rollout: AgentRollout, session: str | None = None, *, next_piece: int = 0) -> None:
         """Open a rollout to calls, and start its agent unless that comes by itself. `session` says who has it, if
-        somebody does."""
+        somebody does. `next_piece`: number of its next piece."""
         is_ours = self.launcher.launch(rollout.task)
-        self.loop.start(key, rollout, session="" if is_ours else session)
+        self.loop.start(key, rollout, session="" if is_ours else session, next_piece=next_piece)
         if is_ours:
             self.loop.rewind(key)
 

@@ -7,9 +7,11 @@ sampled in another segment, so they are masked: each sampled token is trained on
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import msgspec
 
 from rftstream.contracts.rollouts import AgentCall, PartialRollout, SavedCall, Segment, Turn
 from rftstream.contracts.tasks import ChatMessage, Task
@@ -19,13 +21,10 @@ from rftstream.policies.base import Completion
 from rftstream.roles.explorer.agent_history import (
     CallHistory,
     RecordedCall,
-    chains,
-    digest,
     digest_of_tools,
-    extend_chain,
 )
 from rftstream.roles.explorer.attempt import recordable_call
-from rftstream.roles.explorer.model_calls import Dialect, ModelCall, SampledCall
+from rftstream.roles.explorer.model_calls import Dialect, ModelCall, SampledCall, digest
 from rftstream.roles.explorer.open_rollout import OpenSegment
 from rftstream.roles.explorer.pieces import CannotGoOnError
 
@@ -40,8 +39,6 @@ class PlannedCall:
     """The conversation after the parent's answer."""
     conversation: Conversation
     """What the prompt is rendered from."""
-    chain: str
-    """Digest of the conversation, as the agent sent it."""
     tools_digest: str
     """Digest of the tools."""
     segment: int | None
@@ -73,6 +70,10 @@ class AgentRollout:
         """The recorded calls, by their numbers."""
         return self._history.calls
 
+    def calls_of(self, request_digest: str) -> Sequence[RecordedCall]:
+        """The recorded calls that were asked for by equal requests, in order."""
+        return self._history.of_request(request_digest)
+
     # ------------------------------------------------------------------------------------------ a call
 
     def plan(self, call: ModelCall) -> PlannedCall:
@@ -80,7 +81,6 @@ class AgentRollout:
         template or the tokenizer refuses its messages."""
         tools_digest = digest_of_tools(call.tools)
         count, parents = self._history.deepest(call.messages, tools_digest)
-        *_, chain = chains(call.messages, tools_digest)
         new = call.messages[count:]
         if not parents:
             conversation = Conversation(messages=call.messages, tools=call.tools)
@@ -100,7 +100,6 @@ class AgentRollout:
             parent=None if parent is None else parent.call.number,
             new_messages=new,
             conversation=conversation,
-            chain=chain,
             tools_digest=tools_digest,
             segment=segment,
             opened=opened,
@@ -173,27 +172,34 @@ class AgentRollout:
         )
 
     def record(
-        self, plan: PlannedCall, result: SampledCall, call: AgentCall, answer: bytes, segment: Segment
+        self,
+        plan: PlannedCall,
+        result: SampledCall,
+        call: AgentCall,
+        answer: bytes,
+        told: Mapping[str, Any],
+        added: OpenSegment,
     ) -> RecordedCall:
-        """Take a call whose tokens are there. `segment` holds what it adds."""
+        """Take a call whose tokens are there. `told` is what `answer` says, and `added` holds what it adds."""
         self.release(plan)
-        served = self._dialects[call.dialect].served(json.loads(answer))
+        parent = None if plan.parent is None else self.calls[plan.parent]
+        served = self._dialects[call.dialect].served(told)
         recorded = RecordedCall(
             call=call,
             answer=answer,
             parent=plan.parent,
             new_messages=plan.new_messages,
             conversation=plan.conversation,
-            said=self._renderer.as_chat_message(result.said, segment.token_ids.numpy()[-call.count :].tolist()),
-            chain=extend_chain(plan.chain, served),
+            said=self._renderer.as_chat_message(result.said, added.token_ids[len(added.token_ids) - call.count :]),
+            place=self._history.place_behind(parent, plan.tools_digest, plan.new_messages, served),
         )
-        self._add(recorded, segment)
+        self._add(recorded, added)
         return recorded
 
-    def _add(self, recorded: RecordedCall, segment: Segment) -> None:
+    def _add(self, recorded: RecordedCall, added: OpenSegment) -> None:
         if recorded.call.segment == len(self._segments):
             self._segments.append(OpenSegment())
-        self._segments[recorded.call.segment].extend(segment)
+        self._segments[recorded.call.segment].append(added)
         self.num_tokens += recorded.call.count
         self._history.add(recorded)
 
@@ -210,7 +216,6 @@ class AgentRollout:
             for call, saved, segment in zip(piece.calls, piece.saved_calls, piece.segments, strict=True):
                 self._restore(call, saved, segment)
         for recorded in self.calls:
-            recorded.is_committed = True
             if recorded.parent is not None:  # nobody goes on from an answer that never came
                 self.calls[recorded.parent].is_delivered = True
 
@@ -219,13 +224,9 @@ class AgentRollout:
         parent = None if saved.parent is None else self.calls[saved.parent]
         if parent is None:
             conversation = Conversation(messages=saved.messages, tools=saved.tools)
-            chain = digest_of_tools(saved.tools)
         else:
             messages = (*parent.conversation.messages, parent.said, *saved.messages)
             conversation = Conversation(messages=messages, tools=parent.conversation.tools)
-            chain = parent.chain
-        for message in saved.messages:
-            chain = extend_chain(chain, message)
         if call.segment < len(self._segments):
             known = self._segments[call.segment].token_ids
         else:
@@ -239,7 +240,7 @@ class AgentRollout:
             finish_reason=call.finish_reason,
             turn=call.number,
         )
-        served = self._dialects[call.dialect].served(json.loads(saved.answer))
+        served = self._dialects[call.dialect].served(msgspec.json.decode(saved.answer))
         recorded = RecordedCall(
             call=call,
             answer=saved.answer,
@@ -247,9 +248,9 @@ class AgentRollout:
             new_messages=saved.messages,
             conversation=conversation,
             said=self._renderer.as_chat_message(said, completion),
-            chain=extend_chain(chain, served),
+            place=self._history.place_behind(parent, call.tools_digest, saved.messages, served),
         )
-        self._add(recorded, segment)
+        self._add(recorded, OpenSegment.of(segment))
 
     def _check(self, call: AgentCall, saved: SavedCall, segment: Segment) -> None:
         known = self._segments[call.segment].token_ids if call.segment < len(self._segments) else []

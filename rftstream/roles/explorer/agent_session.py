@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from rftstream import faults
-from rftstream.contracts.rollouts import AgentCall, Posted, RolloutStatus, SavedCall, Segment
-from rftstream.roles.explorer.agent_history import RecordedCall, digest
+from rftstream.contracts.rollouts import Posted, RolloutStatus
+from rftstream.roles.explorer.agent_history import RecordedCall
+from rftstream.roles.explorer.agent_pieces import EncodedPiece
 from rftstream.roles.explorer.agent_rollout import AgentRollout, PlannedCall
 from rftstream.roles.explorer.attempt import CUT_SHORT
-from rftstream.roles.explorer.model_calls import AgentRequest, CallAnswer, ModelCall, Refusal
+from rftstream.roles.explorer.model_calls import AgentRequest, CallAnswer, ModelCall, Refusal, digest
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,15 +32,6 @@ class OpenCall:
     """Seed of its sampling."""
     is_submitted: bool = False
     """Whether the policy has it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnsavedCall:
-    """A call that is to be saved: what of it goes into a piece."""
-
-    call: AgentCall
-    saved: SavedCall
-    segment: Segment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,10 +74,14 @@ class AgentSession:
     """By their names at the policy."""
     num_asked: int = 0
     """Calls that were begun, for their names."""
-    unsaved: list[UnsavedCall] = field(default_factory=list)
+    next_piece: int = 0
+    """Number of the next piece."""
+    unsaved: list[EncodedPiece] = field(default_factory=list)
     """Calls that are to be saved, in order."""
     waiting: dict[int, list[AgentRequest]] = field(default_factory=dict)
     """Number of a call that is not on the log yet -> who waits for its answer."""
+    num_committed: int = 0
+    """Calls below this number are on the log."""
     num_committing: int = 0
     """Calls below this number are on the log, or in a transaction."""
     grants: list[AgentRequest] = field(default_factory=list)
@@ -101,6 +97,11 @@ class AgentSession:
     def rollout_id(self) -> str:
         """The rollout's id."""
         return self.rollout.task.ids.rollout_id
+
+    @property
+    def new_session(self) -> str | None:
+        """`session` if it is not on the log yet; None if there is nothing to say."""
+        return None if self.is_session_saved else self.session
 
     @property
     def has_work(self) -> bool:
@@ -131,7 +132,7 @@ class AgentSession:
 
     def occurrences(self, request_digest: str) -> int:
         """Return how many calls there are of this request so far."""
-        recorded = sum(one.call.request_digest == request_digest for one in self.rollout.calls)
+        recorded = len(self.rollout.calls_of(request_digest))
         return recorded + sum(one.call.digest == request_digest for one in self.open_calls.values())
 
     def answered_before(self, call: ModelCall) -> RecordedCall | OpenCall | Refusal | None:
@@ -153,7 +154,7 @@ class AgentSession:
         for one in sampled:
             if all(request.is_gone for request in one.requests):
                 return one
-        recorded_calls = [one for one in self.rollout.calls if one.call.request_digest == call.digest]
+        recorded_calls = self.rollout.calls_of(call.digest)
         for recorded in recorded_calls:
             waits = any(not request.is_gone for request in self.waiting.get(recorded.call.number, ()))
             if not recorded.is_delivered and not waits:
@@ -174,20 +175,18 @@ class AgentSession:
         """Answer a request as the call that it repeats, at once or when that is on the log."""
         if isinstance(found, OpenCall):
             found.requests.append(request)
-        elif found.is_committed:
+        elif found.call.number < self.num_committed:
             request.reply(CallAnswer(number=found.call.number, body=found.answer))
         else:
             self.waiting.setdefault(found.call.number, []).append(request)
 
     def acknowledge(self) -> None:
         """Note that all that was being committed is on the log, and answer those who wait for it."""
-        for number in range(self.num_committing):
-            recorded = self.rollout.calls[number]
-            if not recorded.is_committed:
-                recorded.is_committed = True
-                faults.at("call_committed", number + 1)
-                for request in self.waiting.pop(number, ()):
-                    request.reply(CallAnswer(number=number, body=recorded.answer))
+        newly, self.num_committed = range(self.num_committed, self.num_committing), self.num_committing
+        for number in newly:
+            faults.at("call_committed", number + 1)
+            for request in self.waiting.pop(number, ()):
+                request.reply(CallAnswer(number=number, body=self.rollout.calls[number].answer))
 
 
 def _other_request() -> Refusal:

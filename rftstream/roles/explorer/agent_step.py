@@ -11,16 +11,14 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from rftstream import metrics
-from rftstream.contracts import codec
 from rftstream.contracts.records import Record
-from rftstream.contracts.rollouts import PartialRollout, Rollout
+from rftstream.contracts.rollouts import Rollout
 from rftstream.contracts.tasks import Task
-from rftstream.errors import ContractError
 from rftstream.models.rendering import Renderer
 from rftstream.roles.explorer.agent_parts import AgentParts
 from rftstream.roles.explorer.agent_rollout import AgentRollout
-from rftstream.roles.explorer.agent_session import EndedAgent, UnsavedCall
-from rftstream.roles.explorer.fit_to_record import MAX_BODY_BYTES, skipped
+from rftstream.roles.explorer.agent_session import EndedAgent
+from rftstream.roles.explorer.fit_to_record import skipped
 from rftstream.roles.explorer.partials import TOPIC, numbers_of, tombstones
 from rftstream.roles.explorer.pieces import CannotGoOnError
 from rftstream.roles.explorer.step import ExplorerStep, finish_work
@@ -73,7 +71,9 @@ class AgentExplorerStep(ExplorerStep):
         else:
             rollout, session = self._restored(work, records)
             self._agent_works[item.number] = work
-            self._parts.begin(item.number, rollout, session)
+            used = work.pieces or self._stale.get(item.number, [])
+            next_piece = max(used, default=-1) + 1  # no number is given twice
+            self._parts.begin(item.number, rollout, session, next_piece=next_piece)
         self._partials.forget(work.partition, task.ids.rollout_id)
 
     def drop(self, numbers: Collection[int]) -> None:
@@ -166,30 +166,17 @@ class AgentExplorerStep(ExplorerStep):
         return rollout, next((piece.session for piece in pieces if piece.session is not None), "")
 
     def _pieces(self, work: RolloutInHand) -> tuple[Publish, ...]:
-        """Return the records of what is new of an agent's rollout: a piece for each call, and one for a session."""
-        found = self._agents.unsaved(work.item.number)
-        if found is None:
+        """Return the records of what is new of an agent's rollout: a piece for each call, or one for a session."""
+        pieces = self._agents.unsaved(work.item.number)
+        if not pieces:
             return ()
-        grant, calls = found
         stale = self._stale.pop(work.item.number, [])
         outputs = list(tombstones(work.task.ids.rollout_id, work.partition, stale))
-        first = max(stale, default=-1) + 1  # no number is given twice
-        if grant is not None and not calls:
-            outputs.append(self._piece(work, grant, None, first))
-            grant = None
-        for call in calls:
-            outputs.append(self._piece(work, grant, call, first))
-            grant = None
-            metrics.PARTIAL_TOKENS.labels("saved").inc(call.call.count)
+        for encoded in pieces:
+            work.pieces.append(encoded.piece.piece)
+            outputs.append(Publish(TOPIC, work.partition, encoded.piece, encoded.value))
+        metrics.PARTIAL_TOKENS.labels("saved").inc(sum(encoded.piece.num_tokens for encoded in pieces))
         return tuple(outputs)
-
-    def _piece(self, work: RolloutInHand, grant: str | None, call: UnsavedCall | None, first: int) -> Publish:
-        number = work.pieces[-1] + 1 if work.pieces else first
-        piece = piece_of_call(
-            work.task, call, piece=number, session=grant, now=self._clock.now(), explorer=self._process
-        )
-        work.pieces.append(piece.piece)
-        return Publish(TOPIC, work.partition, piece, codec.encode(piece))
 
     def _skip_decided(self) -> None:
         """Give up tasks that nobody has, and whose groups have an outcome."""
@@ -205,32 +192,6 @@ class AgentExplorerStep(ExplorerStep):
         self._launcher.cancel([work.task.ids.rollout_id])
         rollout = rollout_of_agent(work.task, ended, self._clock.now())
         return finish_work(work, rollout, rollout.num_tokens)
-
-
-def piece_of_call(
-    task: Task, call: UnsavedCall | None, *, piece: int, session: str | None, now: float, explorer: str
-) -> PartialRollout:
-    """Return the piece of a rollout that holds a call, or no call but who the rollout was given to."""
-    calls = () if call is None else (call,)
-    return PartialRollout(
-        ids=task.ids,
-        piece=piece,
-        turns=(),
-        segments=tuple(one.segment for one in calls),
-        num_tokens=sum(one.call.count for one in calls),
-        saved_at=now,
-        explorer=explorer,
-        session=session,
-        calls=tuple(one.call for one in calls),
-        saved_calls=tuple(one.saved for one in calls),
-    )
-
-
-def check_fits(task: Task, call: UnsavedCall) -> None:
-    """Raise ContractError for a call that no record can hold."""
-    value = codec.encode(piece_of_call(task, call, piece=0, session="x" * 80, now=0.0, explorer="x" * 80))
-    if len(value) > MAX_BODY_BYTES:
-        raise ContractError(f"{len(value)} bytes, expected at most {MAX_BODY_BYTES}")
 
 
 def rollout_of_agent(task: Task, ended: EndedAgent, now: float) -> Rollout:

@@ -6,10 +6,13 @@ Requests come from the server's thread and are answered in the explorer's: `Call
 
 from __future__ import annotations
 
+import hashlib
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+import msgspec
 
 from rftstream.contracts.assistant import AssistantMessage
 from rftstream.contracts.tasks import ChatMessage
@@ -222,6 +225,16 @@ class CallInbox:
         for item in self.take():
             if isinstance(item, AgentRequest):
                 item.reply(moving())
+
+
+def canonical(value: Any) -> bytes:
+    """Return plain values as JSON that is the same for those that are equal as JSON. True and 1 are not."""
+    return msgspec.json.encode(value, order="sorted")
+
+
+def digest(value: Any) -> str:
+    """Return `sha256:<hex>` of plain values, as `canonical` tells them apart."""
+    return f"sha256:{hashlib.sha256(canonical(value)).hexdigest()}"
 
 
 def moving() -> Refusal:

@@ -49,6 +49,14 @@ class OpenSegment:
         self.mask.extend([1] * len(completion.token_ids))
         self._stamp(completion.versions, start)
 
+    def append(self, added: OpenSegment) -> None:
+        """Add what came later."""
+        start = len(self.token_ids)
+        self.token_ids.extend(added.token_ids)
+        self.logprobs.extend(added.logprobs)
+        self.mask.extend(added.mask)
+        self._stamp(added.versions, start)
+
     def extend(self, segment: Segment) -> None:
         """Add what was saved of the segment later."""
         start = len(self.token_ids)

@@ -1,0 +1,54 @@
+"""The pieces on `partials` of a rollout that an agent makes: one for each call, or for a session without calls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rftstream.contracts import codec
+from rftstream.contracts.rollouts import AgentCall, PartialRollout, SavedCall, Segment
+from rftstream.contracts.tasks import Task
+from rftstream.errors import ContractError
+from rftstream.roles.explorer.fit_to_record import MAX_BODY_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallToSave:
+    """What of a call goes into a piece."""
+
+    call: AgentCall
+    saved: SavedCall
+    segment: Segment
+    """What it adds to its segment."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodedPiece:
+    """A piece with its bytes. It is encoded once: when its call is recorded, so that a call that no record can hold is
+    refused."""
+
+    piece: PartialRollout
+    value: bytes
+
+
+def encode_piece(
+    task: Task, call: CallToSave | None, *, number: int, session: str | None, now: float, explorer: str
+) -> EncodedPiece:
+    """Return the piece that holds a call, or no call but who the rollout was given to. ContractError if no record can
+    hold it."""
+    calls = () if call is None else (call,)
+    piece = PartialRollout(
+        ids=task.ids,
+        piece=number,
+        turns=(),
+        segments=tuple(one.segment for one in calls),
+        num_tokens=sum(one.call.count for one in calls),
+        saved_at=now,
+        explorer=explorer,
+        session=session,
+        calls=tuple(one.call for one in calls),
+        saved_calls=tuple(one.saved for one in calls),
+    )
+    value = codec.encode(piece)
+    if len(value) > MAX_BODY_BYTES:
+        raise ContractError(f"{len(value)} bytes, expected at most {MAX_BODY_BYTES}")
+    return EncodedPiece(piece=piece, value=value)
