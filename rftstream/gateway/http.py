@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -62,12 +63,15 @@ class HttpConnection(asyncio.Protocol):
         self._handle, self._max_body_bytes = handle, max_body_bytes
         self._connections, self._max_connections = connections, max_connections
         self._http = h11.Connection(h11.SERVER)
+        self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._head: h11.Request | None = None
         self._body: list[bytes] = []
         self._num_bytes = 0
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._closes_at = math.inf
+        """When the connection is closed if nothing comes, by the event loop's clock."""
         self._drained = asyncio.Event()
         self.is_lost = False
         self.when_lost: Callable[[], object] | None = None
@@ -84,13 +88,15 @@ class HttpConnection(asyncio.Protocol):
         self._connections.add(self)
         transport.set_write_buffer_limits(high=0)
         self._drained.set()
-        self._set_timer(IDLE_S)
+        self._expect_more()
+        self._close_if_idle()
 
     def connection_lost(self, error: Exception | None) -> None:
         """Note that the client is gone. A request that is being done is done all the same."""
         self._connections.discard(self)
         self.is_lost = True
-        self._set_timer(None)
+        if self._timer is not None:
+            self._timer.cancel()
         self._drained.set()
         if self.when_lost is not None:
             self.when_lost()
@@ -107,7 +113,7 @@ class HttpConnection(asyncio.Protocol):
         """Take what the client sent."""
         self._http.receive_data(data)
         if self._task is None:
-            self._set_timer(IDLE_S)
+            self._expect_more()
             self._read()
         elif self._transport is not None:
             self._transport.pause_reading()  # it does not wait for its answer; one request at a time is enough
@@ -180,7 +186,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _begin(self) -> None:
         assert self._head is not None
-        self._set_timer(None)
+        self._closes_at = math.inf
         request = HttpRequest(
             method=self._head.method.decode(),
             path=self._head.target.decode("ascii", "replace").partition("?")[0],
@@ -189,7 +195,7 @@ class HttpConnection(asyncio.Protocol):
             is_too_large=self._num_bytes > self._max_body_bytes,
         )
         self._body = []
-        self._task = asyncio.get_running_loop().create_task(self._do(request))
+        self._task = self._loop.create_task(self._do(request))
 
     async def _do(self, request: HttpRequest) -> None:
         try:
@@ -204,7 +210,7 @@ class HttpConnection(asyncio.Protocol):
             assert self._transport is not None
             self._http.start_next_cycle()
             self._transport.resume_reading()
-            self._set_timer(IDLE_S)
+            self._expect_more()
             self._read()
         else:
             self.close()
@@ -227,8 +233,15 @@ class HttpConnection(asyncio.Protocol):
         if data and self._transport is not None and not self._transport.is_closing():
             self._transport.write(data)
 
-    def _set_timer(self, idle_s: float | None) -> None:
-        """Close the connection after so many seconds from now; None: not at all."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = None if idle_s is None else asyncio.get_running_loop().call_later(idle_s, self.close)
+    def _expect_more(self) -> None:
+        """Close the connection if nothing comes for so long from now."""
+        self._closes_at = self._loop.time() + IDLE_S
+
+    def _close_if_idle(self) -> None:
+        """Close the connection if it is time. A timer looks at that now and then, since moving a timer at each request
+        is dear."""
+        left_s = self._closes_at - self._loop.time()
+        if left_s <= 0:
+            self.close()
+        else:
+            self._timer = self._loop.call_later(min(left_s, IDLE_S), self._close_if_idle)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import hashlib
 import hmac
 import os
 import re
@@ -67,7 +66,7 @@ class GatewayKeys:
 
     def _mac(self, kind: str, name: str) -> str:
         text = "\0".join((kind, self._run_id, name))
-        return hmac.new(self._secret, text.encode(), hashlib.sha256).hexdigest()
+        return hmac.digest(self._secret, text.encode(), "sha256").hex()
 
 
 def run_secret(run_id: str, environment: Mapping[str, str] | None = None) -> bytes:

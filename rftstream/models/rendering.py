@@ -326,7 +326,7 @@ class FakeRenderer:
         return tuple(text.encode())
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        return bytes(int(token) for token in token_ids if token).decode(errors="replace")
+        return bytes(filter(None, token_ids)).decode(errors="replace")
 
     def pieces(self, token_ids: Sequence[int]) -> Pieces:
         runs = [(left_out, list(run)) for left_out, run in groupby(token_ids, key=lambda token: not token)]

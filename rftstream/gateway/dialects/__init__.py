@@ -14,7 +14,7 @@ from rftstream.gateway.dialects.anthropic import AnthropicMessages
 from rftstream.gateway.dialects.chat import ChatCompletions
 from rftstream.gateway.dialects.events import Event
 from rftstream.gateway.dialects.responses import Responses
-from rftstream.roles.explorer.model_calls import Dialect, ModelCall, Refusal
+from rftstream.roles.explorer.model_calls import Dialect, ModelCall, Refusal, digest
 
 MAX_KEY_CHARACTERS = 256
 """Longest idempotency key."""
@@ -60,7 +60,7 @@ def read_call(dialect: ServedDialect, body: bytes, headers: Mapping[str, str]) -
     tries = headers.get("x-stainless-retry-count", "0")
     return replace(
         call,
-        digest=fields.digest([dialect.name, whole]),
+        digest=digest([dialect.name, whole]),
         idempotency_key=key or None,
         is_retry=tries.isdecimal() and int(tries) > 0,
     )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
+import msgspec
+
 from rftstream.contracts.tasks import ChatMessage
-from rftstream.roles.explorer.model_calls import Refusal
+from rftstream.roles.explorer.model_calls import Refusal, canonical
 
 MAX_ASKED_BYTES = 1024
 """Largest setting that is recorded as it is, in bytes of JSON."""
@@ -30,25 +30,14 @@ class RequestRefused(Exception):
 def parse_body(body: bytes) -> dict[str, Any]:
     """Return the JSON object of a request's body."""
     try:
-        found = json.loads(body, parse_constant=_no_constant)
-        json.dumps(found, ensure_ascii=False).encode()
-    except (ValueError, RecursionError) as error:  # UnicodeError is a ValueError
+        found = msgspec.json.decode(body)
+    except (ValueError, RecursionError) as error:  # msgspec's and Unicode's are ValueErrors
         raise RequestRefused(f"the body is not JSON in UTF-8: {error}") from None
     if not isinstance(found, dict):
         raise RequestRefused(f"the body is {kind(found)}, expected a JSON object")
     if _is_deeper(found, MAX_DEPTH):
         raise RequestRefused(f"the body has more than {MAX_DEPTH} levels of lists and maps, expected at most that")
     return found
-
-
-def canonical(value: Any) -> bytes:
-    """Return the value as JSON that is the same for equal values."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
-
-
-def digest(value: Any) -> str:
-    """Return `sha256:<hex>` of a JSON value."""
-    return f"sha256:{hashlib.sha256(canonical(value)).hexdigest()}"
 
 
 def kind(value: Any) -> str:
@@ -126,7 +115,7 @@ def tool_call(call_id: str, name: str, arguments: Any) -> dict[str, Any]:
     become the object, so that one call has one form in all dialects."""
     if isinstance(arguments, str):
         try:
-            read = json.loads(arguments or "{}")
+            read = msgspec.json.decode(arguments or "{}")
         except (ValueError, RecursionError):
             read = None
         arguments = read if isinstance(read, dict) else arguments
@@ -159,12 +148,11 @@ def asked_for(body: Json, read: Collection[str]) -> dict[str, Any]:
     return found
 
 
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON number")
-
-
 def _is_deeper(value: Any, levels: int) -> bool:
-    if not isinstance(value, dict | list):
-        return False
-    inside = value.values() if isinstance(value, dict) else value
-    return levels == 0 or any(_is_deeper(item, levels - 1) for item in inside)
+    layer = [value]
+    for _ in range(levels + 1):
+        layer = [one for one in layer if type(one) is dict or type(one) is list]
+        if not layer:
+            return False
+        layer = [item for one in layer for item in (one.values() if type(one) is dict else one)]
+    return True

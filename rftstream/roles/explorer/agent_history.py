@@ -2,7 +2,8 @@
 
 A call goes on from the deepest recorded call whose conversation and answer its own conversation begins with, tools
 included. The known conversations are a tree with one place for each message. Messages are compared as an agent sends
-them, so a served answer is recognized whatever the client did to its JSON; reasoning is left out, since clients drop it.
+them, so a served answer is recognized whatever the client did to its JSON. Reasoning is left out, since clients drop
+it.
 """
 
 from __future__ import annotations
