@@ -1,4 +1,4 @@
-"""Model calls of agents through the gateway, beside an echo of the same size by uvicorn alone.
+"""Model calls of agents through the gateway, beside an echo of the same size by uvicorn alone, as it comes: over h11.
 
 Each agent sends one call after the other on its own connection. The gateway has each call sampled by the fake policy,
 which takes no time, and on the embedded log before it answers; many calls share a transaction. The echo does nothing.
@@ -136,7 +136,7 @@ def _echo() -> Iterator[tuple[int, int]]:
         with open(f"{folder}/echo.py", "w", encoding="utf-8") as file:
             file.write(ECHO)
         command = [sys.executable, "-m", "uvicorn", "echo:app", "--port", str(port), "--no-access-log"]
-        process = subprocess.Popen([*command, "--log-level", "error", "--lifespan", "off"], cwd=folder)
+        process = subprocess.Popen([*command, "--log-level", "error", "--lifespan", "off", "--http", "h11"], cwd=folder)
         try:
             while True:
                 try:

@@ -1,20 +1,26 @@
-"""HTTP/1.1 for a server in one event loop, over h11. It knows nothing of what is served."""
+"""HTTP/1.1 for a server in one event loop. httptools parses the requests. It knows nothing of what is served."""
 
 from __future__ import annotations
 
 import asyncio
+import http
+import json
 import logging
 import math
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
-import h11
+import httptools
 
 log = logging.getLogger(__name__)
 
 MAX_REFUSED_BYTES = 64 << 20
 """How much of a body that is too large is read and forgotten, so that the client reads the answer; then the connection
 is cut."""
+
+MAX_HEAD_BYTES = 65_536
+"""Largest request line and headers together, if they come in more than one read."""
 
 IDLE_S = 120.0
 """Seconds after which a connection is closed on which no request comes, or the rest of one."""
@@ -34,6 +40,10 @@ class HttpRequest:
     body: bytes
     is_too_large: bool = False
     """Whether the body was larger than the limit; it is empty then."""
+    is_chunkable: bool = True
+    """Whether the client understands an answer in chunks."""
+    keeps_alive: bool = True
+    """Whether another request may come after this one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,14 +70,22 @@ class HttpConnection(asyncio.Protocol):
         connections: set[HttpConnection],
         max_connections: int,
     ) -> None:
-        self._handle, self._max_body_bytes = handle, max_body_bytes
+        self._handle = handle
         self._connections, self._max_connections = connections, max_connections
-        self._http = h11.Connection(h11.SERVER)
+        self.parser = httptools.HttpRequestParser(_Incoming(self, max_body_bytes))
+        """Asked by what it calls about the request that it has read."""
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._head: h11.Request | None = None
-        self._body: list[bytes] = []
-        self._num_bytes = 0
+        self._waiting: deque[HttpRequest] = deque()
+        """Whole requests that came while one is being done."""
+        self._request: HttpRequest | None = None
+        """The request that is being done, or was done last."""
+        self._has_begun = self._has_ended = False
+        """Whether its answer has."""
+        self._is_broken = False
+        """Whether what came last is no request. Those before it are answered."""
+        self._num_head_bytes = 0.0
+        """Bytes of a head that is not whole yet."""
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._closes_at = math.inf
@@ -111,10 +129,24 @@ class HttpConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take what the client sent."""
-        self._http.receive_data(data)
-        if self._task is None:
+        if self._is_broken:
+            return
+        self._num_head_bytes += len(data)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            pass  # it goes on in HTTP/1.1, and the connection is closed after it
+        except httptools.HttpParserError:
+            self._refuse(http.HTTPStatus.BAD_REQUEST, "this is no HTTP/1.1 request")
+            return
+        if self._num_head_bytes > MAX_HEAD_BYTES:
+            self._refuse(
+                http.HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+                f"the headers have more than {MAX_HEAD_BYTES} bytes, expected at most that",
+            )
+        elif self._task is None:
             self._expect_more()
-            self._read()
+            self._begin()
         elif self._transport is not None:
             self._transport.pause_reading()  # it does not wait for its answer; one request at a time is enough
 
@@ -122,25 +154,44 @@ class HttpConnection(asyncio.Protocol):
         """Close the connection: a client that sends no more waits for nothing, either."""
         return False
 
+    # ------------------------------------------------------------------------------------------ the parser's side
+
+    def head_received(self, *, wants_to_know: bool) -> None:
+        """Note that the head of a request is whole. `wants_to_know`: the client waits to be told to go on."""
+        self._num_head_bytes = -math.inf
+        if wants_to_know and self._task is None and not self._waiting:
+            self._write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def request_received(self, request: HttpRequest) -> None:
+        """Take a whole request."""
+        self._num_head_bytes = 0
+        self._waiting.append(request)
+
     # ------------------------------------------------------------------------------------------ the server's side
 
     def send(self, answer: HttpAnswer) -> None:
         """Send an answer with its whole body."""
-        self._send_head(answer.status, answer.content_type, answer.headers, length=len(answer.body))
-        self._write(h11.Data(data=answer.body))
-        self._write(h11.EndOfMessage())
+        head = self._head(answer.status, answer.content_type, answer.headers, f"content-length: {len(answer.body)}")
+        is_bodiless = self._request is not None and self._request.method == "HEAD"
+        self._has_ended = True
+        self._write(head if is_bodiless else head + answer.body)
 
     def begin_events(self) -> None:
         """Begin an answer of server-sent events."""
-        self._send_head(200, "text/event-stream; charset=utf-8", {"cache-control": "no-store"}, length=None)
+        is_chunked = self._request is not None and self._request.is_chunkable
+        how = "transfer-encoding: chunked" if is_chunked else "connection: close"
+        self._write(self._head(200, "text/event-stream; charset=utf-8", {"cache-control": "no-store"}, how))
 
     def send_events(self, data: bytes) -> None:
         """Send events, or a part of one."""
-        self._write(h11.Data(data=data))
+        is_chunked = self._request is not None and self._request.is_chunkable
+        self._write(b"%x\r\n%b\r\n" % (len(data), data) if is_chunked else data)
 
     def end_events(self) -> None:
         """End an answer of events."""
-        self._write(h11.EndOfMessage())
+        self._has_ended = True
+        if self._request is not None and self._request.is_chunkable:
+            self._write(b"0\r\n\r\n")
 
     async def is_delivered(self) -> bool:
         """Wait until the client's side has taken all that was sent; return False if it went away before."""
@@ -152,49 +203,15 @@ class HttpConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
-    # ------------------------------------------------------------------------------------------ reading
-
-    def _read(self) -> None:
-        """Take the next events of the protocol until a request is whole, or more bytes are needed."""
-        while self._task is None and not self.is_lost:
-            try:
-                event = self._http.next_event()
-            except h11.RemoteProtocolError as error:
-                self._refuse_protocol(error)
-                return
-            match event:
-                case h11.Request():
-                    self._head, self._body, self._num_bytes = event, [], 0
-                    if self._http.they_are_waiting_for_100_continue:
-                        self._write(h11.InformationalResponse(status_code=100, headers=[]))
-                case h11.Data():
-                    self._num_bytes += len(event.data)
-                    if self._num_bytes > MAX_REFUSED_BYTES:
-                        self.close()
-                        return
-                    if self._num_bytes <= self._max_body_bytes:
-                        self._body.append(bytes(event.data))
-                    else:
-                        self._body.clear()
-                case h11.EndOfMessage():
-                    self._begin()
-                case h11.ConnectionClosed():
-                    self.close()
-                    return
-                case _:  # NEED_DATA, PAUSED
-                    return
+    # ------------------------------------------------------------------------------------------ one request
 
     def _begin(self) -> None:
-        assert self._head is not None
+        """Begin with the next request, if a whole one is here."""
+        if not self._waiting or self.is_lost:
+            return
         self._closes_at = math.inf
-        request = HttpRequest(
-            method=self._head.method.decode(),
-            path=self._head.target.decode("ascii", "replace").partition("?")[0],
-            headers={name.decode(): value.decode("latin-1") for name, value in self._head.headers},
-            body=b"".join(self._body),
-            is_too_large=self._num_bytes > self._max_body_bytes,
-        )
-        self._body = []
+        self._request = request = self._waiting.popleft()
+        self._has_begun = self._has_ended = False
         self._task = self._loop.create_task(self._do(request))
 
     async def _do(self, request: HttpRequest) -> None:
@@ -202,34 +219,40 @@ class HttpConnection(asyncio.Protocol):
             await self._handle(request, self)
         except Exception:
             log.exception("gateway: %s %s failed", request.method, request.path)
-            if self._http.our_state is h11.SEND_RESPONSE:
-                self.send(HttpAnswer(status=500, body=b'{"error":{"message":"the gateway failed; see its log"}}'))
+            if not self._has_begun:
+                self.send(HttpAnswer(status=500, body=_error("the gateway failed; see its log")))
         finally:
             self._task, self.when_lost = None, None
-        if not self.is_lost and self._http.our_state is h11.DONE and self._http.their_state is h11.DONE:
+        goes_on = request.keeps_alive and (not self._is_broken or self._waiting)
+        if not self.is_lost and self._has_ended and goes_on:
             assert self._transport is not None
-            self._http.start_next_cycle()
             self._transport.resume_reading()
             self._expect_more()
-            self._read()
+            self._begin()
         else:
             self.close()
 
-    def _refuse_protocol(self, error: h11.RemoteProtocolError) -> None:
-        if self._http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            body = b'{"error":{"message":"this is no HTTP/1.1 request"}}'
-            self.send(HttpAnswer(status=error.error_status_hint, body=body, headers={"connection": "close"}))
-        self.close()
+    def _refuse(self, status: http.HTTPStatus, sentence: str) -> None:
+        """Cut a connection whose requests cannot be told any more, once those that came before are answered."""
+        self._is_broken = True
+        if self._task is None and not self._waiting:
+            self._request = None
+            self.send(HttpAnswer(status=status, body=_error(sentence)))
+            self.close()
+        elif self._task is None:
+            self._begin()
 
     # ------------------------------------------------------------------------------------------ writing
 
-    def _send_head(self, status: int, content_type: str, others: Mapping[str, str], *, length: int | None) -> None:
-        headers = [("content-type", content_type), *others.items()]
-        headers.append(("transfer-encoding", "chunked") if length is None else ("content-length", str(length)))
-        self._write(h11.Response(status_code=status, headers=headers))
+    def _head(self, status: int, content_type: str, others: Mapping[str, str], length: str) -> bytes:
+        self._has_begun = True
+        lines = [f"HTTP/1.1 {status} {http.HTTPStatus(status).phrase}", f"content-type: {content_type}", length]
+        lines += [f"{name}: {value}" for name, value in others.items()]
+        if (self._request is None or not self._request.keeps_alive) and length != "connection: close":
+            lines.append("connection: close")
+        return "\r\n".join([*lines, "", ""]).encode("ascii")
 
-    def _write(self, event: h11.Event) -> None:
-        data = self._http.send(event)
+    def _write(self, data: bytes) -> None:
         if data and self._transport is not None and not self._transport.is_closing():
             self._transport.write(data)
 
@@ -245,3 +268,58 @@ class HttpConnection(asyncio.Protocol):
             self.close()
         else:
             self._timer = self._loop.call_later(min(left_s, IDLE_S), self._close_if_idle)
+
+
+class _Incoming:
+    """Puts requests together from what the parser finds. A connection makes it for its parser, which calls it."""
+
+    def __init__(self, connection: HttpConnection, max_body_bytes: int) -> None:
+        self._connection, self._max_body_bytes = connection, max_body_bytes
+        self._clear()
+
+    def _clear(self) -> None:
+        self._url = b""
+        self._headers: dict[str, str] = {}
+        self._body: list[bytes] = []
+        self._num_bytes = 0
+
+    def on_message_begin(self) -> None:
+        self._clear()
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        wants_to_know = self._headers.get("expect", "").lower() == "100-continue"
+        self._connection.head_received(wants_to_know=wants_to_know)
+
+    def on_body(self, data: bytes) -> None:
+        self._num_bytes += len(data)
+        if self._num_bytes > MAX_REFUSED_BYTES:
+            self._connection.close()
+        elif self._num_bytes <= self._max_body_bytes:
+            self._body.append(data)
+        else:
+            self._body.clear()
+
+    def on_message_complete(self) -> None:
+        parser = self._connection.parser
+        is_new = parser.get_http_version() == "1.1"
+        request = HttpRequest(
+            method=parser.get_method().decode("ascii"),
+            path=self._url.decode("ascii", "replace").partition("?")[0],
+            headers=self._headers,
+            body=b"".join(self._body),
+            is_too_large=self._num_bytes > self._max_body_bytes,
+            is_chunkable=is_new,
+            keeps_alive=is_new and parser.should_keep_alive() and not parser.should_upgrade(),
+        )
+        self._clear()
+        self._connection.request_received(request)
+
+
+def _error(sentence: str) -> bytes:
+    return json.dumps({"error": {"message": sentence}}).encode()

@@ -100,7 +100,7 @@ OWNERS = {
     "textarena": "rftstream.environments.hosts.adapters.textarena",
     "websockets": "rftstream.environments.hosts.adapters.openenv",
     "verifiers": "rftstream.environments.hosts.adapters.verifiers",
-    "h11": "rftstream.gateway.http",
+    "httptools": "rftstream.gateway.http",
 }
 """Other people's package -> the only modules of ours that import it, by how their names begin."""
 
