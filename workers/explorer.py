@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from concurrent.futures import ThreadPoolExecutor
 
+from rftstream.models.rendering import open_parsers
 from rftstream.roles.explorer import EXPLORER
 from rftstream.roles.explorer.agent_step import AgentExplorerStep
 from rftstream.roles.explorer.partials import Partials
@@ -32,6 +33,7 @@ def build(context: RoleContext) -> Role:
         ring=(lambda: None) if pipe is None else pipe.ring,
     )
     renderers = own_renderers(spec, config.tasksets)
+    open_parsers([loop.renderer, *renderers.values()])
     agents = agent_parts(
         context,
         policy,

@@ -246,12 +246,13 @@ def headers_of(message: Message, run: str, writer_epoch: int = 0) -> Headers:
         "id": (spec.id or spec.key)(message),
         **spec.headers(message),
     }
-    return tuple((name, _header(value)) for name, value in facts.items() if value is not None and value is not False)
-
-
-def _header(value: str | int) -> bytes:
-    text = value if isinstance(value, str) else str(int(value))
-    return text.encode("ascii", "backslashreplace")
+    return tuple(
+        [
+            (name, value.encode("ascii", "backslashreplace") if isinstance(value, str) else b"%d" % value)
+            for name, value in facts.items()
+            if value is not None and value is not False
+        ]
+    )
 
 
 def ids_from_headers(record: Record) -> RolloutIds | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 Headers = tuple[tuple[str, bytes], ...]
@@ -61,4 +62,4 @@ class NewRecord:
     @property
     def num_bytes(self) -> int:
         """The size of key, value and headers together, as MAX_RECORD_BYTES limits it."""
-        return len(self.key or b"") + len(self.value or b"") + sum(len(k) + len(v) for k, v in self.headers)
+        return len(self.key or b"") + len(self.value or b"") + sum(map(len, chain.from_iterable(self.headers)))

@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, Protocol
 
@@ -154,6 +154,14 @@ def open_renderer(spec: ModelSpec) -> Renderer:
     return FakeRenderer(spec.context) if spec.name == model_folder.FAKE else HfRenderer(spec)
 
 
+def open_parsers(renderers: Iterable[Renderer]) -> None:
+    """Open the parsers of the renderers whose templates are of a known family. Importing them takes seconds, which the
+    first completion would wait for."""
+    for renderer in renderers:
+        if isinstance(renderer, HfRenderer):
+            renderer.family  # noqa: B018  # it is kept
+
+
 class HfRenderer:
     """The tokenizer of a Hugging Face model folder with the chat template in effect, as `Renderer` describes it."""
 
@@ -218,8 +226,8 @@ class HfRenderer:
     ) -> AssistantMessage:
         said = list(map(int, completion))
         text = self.decode(said)
-        if self._family is not None:
-            found = self._family.parse(prompt, said, text=text, tools=tools, finish_reason=finish_reason, turn=turn)
+        if self.family is not None:
+            found = self.family.parse(prompt, said, text=text, tools=tools, finish_reason=finish_reason, turn=turn)
             if found is not None:
                 return found
         if said and said[-1] in self.stop_token_ids:
@@ -234,7 +242,8 @@ class HfRenderer:
         )
 
     @functools.cached_property
-    def _family(self) -> FamilyParser | None:
+    def family(self) -> FamilyParser | None:
+        """What parses the completions of the model's family, if it is known. `open_parsers` opens it early."""
         return open_parser(self._template.source, self._tokenizer)
 
     def as_chat_message(self, said: AssistantMessage, completion: Sequence[int]) -> ChatMessage:

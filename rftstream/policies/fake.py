@@ -85,7 +85,7 @@ class FakePolicy:
         one = self._active.get(request_id)
         if one is None or one.num_tokens == one.length:
             return None
-        return self._completion(one, "unfinished")
+        return self._completion(one, self._ids(one), "unfinished")
 
     def abort(self, request_id: str) -> None:
         """Forget a request. Unknown ids are ignored."""
@@ -129,7 +129,7 @@ class FakePolicy:
         context = self._renderer.context
         room = request.max_tokens if context is None else min(request.max_tokens, context - len(request.token_ids))
         length = max(min(wished, before + room), 0)
-        fails = fake_model.uniform(seed, "fails") < config.fail_share
+        fails = config.fail_share > 0 and fake_model.uniform(seed, "fails") < config.fail_share
         one = _Sampling(
             request=request,
             prompt=prompt,
@@ -178,8 +178,8 @@ class FakePolicy:
         ids = (*self._renderer.render((ChatMessage(role="assistant", content=text),)), self._stop_token)
         return ids[: one.length]
 
-    def _completion(self, one: _Sampling, reason: str) -> Completion:
-        ids, before = self._ids(one)[: one.num_tokens], one.request.num_sampled
+    def _completion(self, one: _Sampling, ids: tuple[int, ...], reason: str) -> Completion:
+        ids, before = ids[: one.num_tokens], one.request.num_sampled
         for place in range(before + len(one.logprobs), len(ids)):
             one.logprobs.append(self._logprob(one, place))
         return Completion(
@@ -199,7 +199,7 @@ class FakePolicy:
     def _complete(self, one: _Sampling) -> Completion:
         ids = self._ids(one)
         stopped = len(ids) > 0 and ids[-1] == self._stop_token
-        return self._completion(one, "error" if one.fails else "stop" if stopped else "length")
+        return self._completion(one, ids, "error" if one.fails else "stop" if stopped else "length")
 
 
 def made_up_tokens(mean_tokens: float, sigma: float, seed: int) -> int:
