@@ -106,7 +106,7 @@ class HttpConnection(asyncio.Protocol):
         self._connections.add(self)
         transport.set_write_buffer_limits(high=0)
         self._drained.set()
-        self._expect_more()
+        self._closes_at = self._loop.time() + IDLE_S
         self._close_if_idle()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -145,7 +145,7 @@ class HttpConnection(asyncio.Protocol):
                 f"the headers have more than {MAX_HEAD_BYTES} bytes, expected at most that",
             )
         elif self._task is None:
-            self._expect_more()
+            self._closes_at = self._loop.time() + IDLE_S
             self._begin()
         elif self._transport is not None:
             self._transport.pause_reading()  # it does not wait for its answer; one request at a time is enough
@@ -171,7 +171,10 @@ class HttpConnection(asyncio.Protocol):
 
     def send(self, answer: HttpAnswer) -> None:
         """Send an answer with its whole body."""
-        head = self._head(answer.status, answer.content_type, answer.headers, f"content-length: {len(answer.body)}")
+        self._has_begun = True
+        head = _head(
+            self._request, answer.status, answer.content_type, answer.headers, f"content-length: {len(answer.body)}"
+        )
         is_bodiless = self._request is not None and self._request.method == "HEAD"
         self._has_ended = True
         self._write(head if is_bodiless else head + answer.body)
@@ -180,7 +183,8 @@ class HttpConnection(asyncio.Protocol):
         """Begin an answer of server-sent events."""
         is_chunked = self._request is not None and self._request.is_chunkable
         how = "transfer-encoding: chunked" if is_chunked else "connection: close"
-        self._write(self._head(200, "text/event-stream; charset=utf-8", {"cache-control": "no-store"}, how))
+        self._has_begun = True
+        self._write(_head(self._request, 200, "text/event-stream; charset=utf-8", {"cache-control": "no-store"}, how))
 
     def send_events(self, data: bytes) -> None:
         """Send events, or a part of one."""
@@ -227,7 +231,7 @@ class HttpConnection(asyncio.Protocol):
         if not self.is_lost and self._has_ended and goes_on:
             assert self._transport is not None
             self._transport.resume_reading()
-            self._expect_more()
+            self._closes_at = self._loop.time() + IDLE_S
             self._begin()
         else:
             self.close()
@@ -244,21 +248,9 @@ class HttpConnection(asyncio.Protocol):
 
     # ------------------------------------------------------------------------------------------ writing
 
-    def _head(self, status: int, content_type: str, others: Mapping[str, str], length: str) -> bytes:
-        self._has_begun = True
-        lines = [f"HTTP/1.1 {status} {http.HTTPStatus(status).phrase}", f"content-type: {content_type}", length]
-        lines += [f"{name}: {value}" for name, value in others.items()]
-        if (self._request is None or not self._request.keeps_alive) and length != "connection: close":
-            lines.append("connection: close")
-        return "\r\n".join([*lines, "", ""]).encode("ascii")
-
     def _write(self, data: bytes) -> None:
         if data and self._transport is not None and not self._transport.is_closing():
             self._transport.write(data)
-
-    def _expect_more(self) -> None:
-        """Close the connection if nothing comes for so long from now."""
-        self._closes_at = self._loop.time() + IDLE_S
 
     def _close_if_idle(self) -> None:
         """Close the connection if it is time. A timer looks at that now and then, since moving a timer at each request
@@ -319,6 +311,14 @@ class _Incoming:
         )
         self._clear()
         self._connection.request_received(request)
+
+
+def _head(request: HttpRequest | None, status: int, content_type: str, others: Mapping[str, str], length: str) -> bytes:
+    lines = [f"HTTP/1.1 {status} {http.HTTPStatus(status).phrase}", f"content-type: {content_type}", length]
+    lines += [f"{name}: {value}" for name, value in others.items()]
+    if (request is None or not request.keeps_alive) and length != "connection: close":
+        lines.append("connection: close")
+    return "\r\n".join([*lines, "", ""]).encode("ascii")
 
 
 def _error(sentence: str) -> bytes:
