@@ -113,20 +113,18 @@ class AgentLoop:
         pieces, session.unsaved = session.unsaved, []
         session.num_committing += len(pieces)
         if session.grants and session.new_session is not None and not pieces:
-            pieces = [self._piece_of_session(session)]
+            pieces = [
+                encode_piece(
+                    session.rollout.task,
+                    None,
+                    number=session.next_piece,
+                    session=session.new_session,
+                    now=self._now(),
+                    explorer=self._explorer,
+                )
+            ]
+            session.next_piece += 1
         return pieces
-
-    def _piece_of_session(self, session: AgentSession) -> EncodedPiece:
-        number = session.next_piece
-        session.next_piece += 1
-        return encode_piece(
-            session.rollout.task,
-            None,
-            number=number,
-            session=session.new_session,
-            now=self._now(),
-            explorer=self._explorer,
-        )
 
     def committed(self, saved: Collection[int], finished: Collection[int]) -> None:
         """Take note that what was handed out for these rollouts is on the log, and answer those who wait for it."""
