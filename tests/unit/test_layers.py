@@ -75,7 +75,6 @@ ONLY = {
 
 EXCEPTIONS = {
     ("rftstream.runs.manifest", "tomllib"): "compares with the config that the manifest recorded",
-    ("rftstream.environments.posting", "h11"): "a client; the other one is the gateway's server, in a room above",
     ("rftstream.data.tasksets.datafolder", "fsspec"): "shows names to datasets, which looks for files through it",
 }
 """Module, what it imports all the same -> why."""
@@ -100,6 +99,7 @@ OWNERS = {
     "textarena": "rftstream.environments.hosts.adapters.textarena",
     "websockets": "rftstream.environments.hosts.adapters.openenv",
     "verifiers": "rftstream.environments.hosts.adapters.verifiers",
+    "h11": "rftstream.environments.posting",
     "httptools": "rftstream.gateway.http",
 }
 """Other people's package -> the only modules of ours that import it, by how their names begin."""
