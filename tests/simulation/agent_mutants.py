@@ -20,7 +20,7 @@ def answered_before_commit() -> Iterator[None]:
 
     def unsaved(self: AgentLoop, key: int) -> Any:
         found = original(self, key)
-        if found is not None:
+        if found:
             self._sessions[key].acknowledge()
         return found
 
