@@ -17,7 +17,7 @@ import psutil
 from rftstream.config import registry
 from rftstream.config.loader import sampling_for
 from rftstream.config.part_specs import EnvironmentSpec
-from rftstream.config.sections import EvaluationSection, RunConfig, TasksetSection
+from rftstream.config.sections import EvaluationSection, RunConfig, TasksetSection, name_of_part
 from rftstream.config.stages import Stages
 from rftstream.models.spec import ModelSpec
 from rftstream.preflight.sizes import SERVED_BYTES, ModelSizes
@@ -359,7 +359,8 @@ def _sampler(
 
 
 def _has_turns(sections: Mapping[str, TasksetSection] | Mapping[str, EvaluationSection]) -> bool:
-    return any(not registry.find_spec(EnvironmentSpec, one.environment).has_one_turn for one in sections.values())
+    names = [name_of_part(section.environment, name) for name, section in sections.items()]
+    return any(not registry.find_spec(EnvironmentSpec, name).has_one_turn for name in names)
 
 
 def _bodies(config: RunConfig, longest: int) -> int:
