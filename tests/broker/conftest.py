@@ -10,6 +10,7 @@ import gc
 import itertools
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from kafka import KafkaAdminClient
 from kafka.errors import KafkaError
@@ -78,6 +80,25 @@ def start_broker(folder: Path, owner: int, *options: str) -> str:
     )
     assert run.returncode == 0, f"no broker for the tests: {run.stderr}"
     return run.stdout.splitlines()[-1]
+
+
+@pytest.fixture
+def own_broker(tmp_path: Path) -> Iterator[tuple[Path, str]]:
+    """One that a test may kill: its folder and address."""
+    folder = tmp_path / "kafka"
+    yield folder, start_broker(folder, os.getpid())
+    subprocess.run([sys.executable, str(SCRIPT), "stop", "--dir", str(folder)], check=True, capture_output=True)
+    shutil.rmtree(folder)
+
+
+def kill_broker(folder: Path) -> None:
+    """Kill all nodes of a broker, and wait until it can be started again."""
+    for pid in json.loads((folder / "nodes.json").read_text()):
+        psutil.Process(pid).kill()
+    deadline = time.monotonic() + WARM_S
+    while (folder / "keeper.pid").exists():
+        assert time.monotonic() < deadline, f"{folder}: the keeper of a killed broker does not end"
+        time.sleep(0.05)
 
 
 def warm_up(servers: str) -> None:

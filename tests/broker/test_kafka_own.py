@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from rftstream.errors import AssignmentLost, ConfigError, PositionMissing, Produ
 from rftstream.testing.conformance_bench import await_true, new, read_all, take, texts
 from rftstream.transport.base import Position, Producer, Snapshot, TopicSettings
 from rftstream.transport.kafka.transport import KafkaTransport
-from tests.broker.conftest import start_broker
+from tests.broker.conftest import kill_broker, start_broker, warm_up
 from tests.broker.fakebroker import old_broker
 
 pytestmark = pytest.mark.broker
@@ -320,10 +321,10 @@ def test_a_missing_acl_is_one_line_that_says_what_to_grant(guarded: dict[str, st
 
 
 def started(producer: Producer) -> bool:
-    """A broker needs a moment for what it was told to allow."""
+    """A broker needs a moment for what it was told to allow, and after its own start."""
     try:
         producer.start()
-    except ConfigError:
+    except (ConfigError, TransportError):
         return False
     return True
 
@@ -402,3 +403,33 @@ def test_a_watchdog_ends_what_hangs(
     producer.start()
     producer.commit([new("b", 0, "again")])
     assert texts(read_all(connect(), ["b"])) == ["again"]
+
+
+@pytest.mark.timeout(600)
+def test_positions_are_not_committed_without_their_records(own_broker: tuple[Path, str]) -> None:
+    """The client gives records up when the broker is away for long, and goes on with the rest of the transaction."""
+    folder, address = own_broker
+    warm_up(address)
+    options: dict[str, object] = {"delivery_timeout_ms": 2000, "request_timeout_ms": 1900}
+    transport = KafkaTransport("r", TransportSection(kind="kafka", servers=address))
+    hasty = KafkaTransport("r", TransportSection(kind="kafka", servers=address, options=options))
+    transport.admin.ensure_topics({name: TopicSettings(partitions=1) for name in ("a", "b")})
+    transport.admin.commit_initial("g", ["a"])
+    producer = hasty.producer("hasty", timeout_s=60.0)
+    producer.start()
+    producer.commit([new("b", 0, "before")], positions={A0: Position(1)}, group="g")
+    kill_broker(folder)
+    with ThreadPoolExecutor(1) as pool:
+        begun_at = time.monotonic()
+        late = pool.submit(producer.commit, [new("b", 0, "late")], positions={A0: Position(2)}, group="g")
+        await_true("longer than a record is tried", lambda: time.monotonic() - begun_at > 3.0, 120.0)
+        assert start_broker(folder, os.getpid(), "--port", address.rpartition(":")[2]) == address
+        with pytest.raises(ProducerLost):
+            late.result()
+    await_true("a new producer", lambda: started(producer), 120.0)
+    assert transport.admin.committed("g") == {A0: Position(1)}
+    producer.commit([new("b", 0, "again")], positions={A0: Position(2)}, group="g")
+    assert texts(read_all(transport, ["b"])) == ["before", "again"]
+    assert transport.admin.committed("g") == {A0: Position(2)}
+    hasty.close()
+    transport.close()

@@ -158,16 +158,18 @@ class KafkaProducer:
         compat.forget_refused_positions(client)
         client.begin_transaction()
         num_unsent = 0
+        sent: list[Any] = []
         name = self._clients.name
         for record in records:
-            client.send(name(record.topic), record.value, record.key, list(record.headers), partition=record.partition)
+            topic, headers = name(record.topic), list(record.headers)
+            sent.append(client.send(topic, record.value, record.key, headers, partition=record.partition))
             num_unsent += record.num_bytes
             if num_unsent >= MAX_UNSENT_BYTES:
                 client.flush()
                 num_unsent = 0
-        if records:
-            # If a record failed, the client accepts neither positions nor a commit for this transaction.
+        if sent:
             client.flush()
+            _check_delivery(sent)
         if offsets:
             client.send_offsets_to_transaction(offsets, token)
         faults.at("in_commit")
@@ -175,9 +177,9 @@ class KafkaProducer:
         faults.at("after_commit")
 
     def _give_up(self, client: Client, hand: _Hand, error: Exception, places: Collection[TopicPartition]) -> None:
-        """Abort the transaction. If the abort fails, raise ProducerLost. Otherwise raise AssignmentLost if `error` is
-        one of `_OF_THE_GROUP`, and TransactionAborted if not. If the client lacks rights, raise the error about these
-        rights instead, whether the abort failed or not."""
+        """Abort the transaction. If the abort fails or a record was not delivered, raise ProducerLost. Otherwise raise
+        AssignmentLost if `error` is one of `_OF_THE_GROUP`, and TransactionAborted if not. If the client lacks rights,
+        raise the error about these rights instead, whether the abort failed or not."""
         forbidden = _forbidden(client, error)  # asked first: the client forgets its error when it aborts
         try:
             hand.do(client.abort_transaction, self._watchdog_s)
@@ -189,6 +191,14 @@ class KafkaProducer:
                 f"producer {self._id}: the transaction failed ({_named(error)}) and could not be aborted"
                 f" ({_named(other)}), so it may have been committed, or another process"
                 f" may have fenced this producer; call start, then read the committed records and positions"
+            ) from None
+        if isinstance(error, _Undelivered):
+            # The broker may still get the record, and the client's sequence numbers are ahead of the broker's. The next
+            # start fences whatever is under way.
+            self._lose()
+            raise ProducerLost(
+                f"producer {self._id}: transaction aborted, since a record could not be delivered ({error}); call"
+                f" start, then read the committed records and positions"
             ) from None
         if isinstance(error, _OF_THE_GROUP):
             raise AssignmentLost(
@@ -240,6 +250,22 @@ class KafkaProducer:
 
 class _Expired(Exception):
     """A call took longer than its time limit."""
+
+
+class _Undelivered(kafka_errors.KafkaError):  # type: ignore[misc]
+    """The client has stopped trying to deliver a record of the transaction."""
+
+
+def _check_delivery(sent: Sequence[Any]) -> None:
+    """Raise the error of the first record that failed, and _Undelivered if the client has stopped trying to deliver it.
+
+    The client, version 3.0.12, fails the records that it could not deliver within DELIVERY_S, and does not tell its
+    transaction: `flush` returns, and the positions are committed without the records."""
+    for record in sent:
+        try:
+            record.get(DELIVERY_S)
+        except kafka_errors.RetriableError as error:
+            raise _Undelivered(_named(error)) from error
 
 
 class _Hand:
