@@ -193,8 +193,7 @@ class KafkaProducer:
                 f" may have fenced this producer; call start, then read the committed records and positions"
             ) from None
         if isinstance(error, _Undelivered):
-            # The broker may still get the record, and the client's sequence numbers are ahead of the broker's. The next
-            # start fences whatever is under way.
+            # The client's sequence numbers are now ahead of the broker's, which would refuse what comes next.
             self._lose()
             raise ProducerLost(
                 f"producer {self._id}: transaction aborted, since a record could not be delivered ({error}); call"
