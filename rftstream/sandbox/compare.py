@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Collection
 from decimal import Decimal
 from typing import Any
 
@@ -59,12 +60,18 @@ def same_value(found: Any, expected: Any, *, tolerance: float = 0.0, depth: int 
             for one, other in zip(found, expected, strict=True)
         )
     if isinstance(expected, dict) and isinstance(found, dict):
-        return found.keys() == expected.keys() and all(
+        return _same_keys(found, expected) and all(
             same_value(found[key], value, tolerance=tolerance, depth=depth + 1) for key, value in expected.items()
         )
     if isinstance(expected, set | frozenset) and isinstance(found, set | frozenset):
-        return found == expected
+        return _same_keys(found, expected)
     return type(found) is type(expected) and bool(found == expected)
+
+
+def _same_keys(found: Collection[Any], expected: Collection[Any]) -> bool:
+    """Return whether the keys are the same. A bool is no number among keys either, where Python takes it for one."""
+    own = {key: key for key in found}
+    return len(own) == len(expected) and all(key in own and same_value(own[key], key) for key in expected)
 
 
 def _same_number(found: float, expected: float, tolerance: float) -> bool:

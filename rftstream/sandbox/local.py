@@ -346,6 +346,7 @@ class _ProgramRun:
     def _pipe(self, name: str) -> int:
         ours, theirs = os.pipe()
         os.set_blocking(ours, False)
+        os.fchmod(theirs, 0o622)  # so that a program can open /dev/stdout, which its user does not own
         self._outputs[ours], self._names[ours] = bytearray(), name
         self._selector.register(ours, selectors.EVENT_READ)
         return theirs

@@ -329,7 +329,7 @@ def _judged_calls(
         return _failed(base, end.stopped, _STOPPED.get(end.stopped, end.stopped).format(limits))
     if bad.error:
         return _failed(base, "crash", bad.error)
-    return _failed(base, "wrong", f"call {calls.index(bad)}: got {repr(bad.value)[:200]}")
+    return _failed(base, "wrong", f"call {calls.index(bad)}: got {_shown(bad.value)}")
 
 
 def _judged_call(frame: bytes, wanted: tuple[Any] | None, tolerance: float, lost: str) -> CallEnd:
@@ -350,6 +350,13 @@ def _judged_call(frame: bytes, wanted: tuple[Any] | None, tolerance: float, lost
         case b"T":
             return CallEnd(passed=passed, error="the time for one call is up")
     return CallEnd(passed=passed, error=lost)
+
+
+def _shown(value: Any) -> str:
+    try:
+        return repr(value)[:200]
+    except ValueError:
+        return "a number with too many digits to show"
 
 
 def _raised(body: bytes) -> str:

@@ -78,7 +78,7 @@ def _as_plain(value: Any) -> Any:
     base: Any
     for base in (bool, int, float, str, list, tuple, dict, set, frozenset, bytes, complex):
         if isinstance(value, base):
-            return base.__new__(base, value) if base not in (list, dict, set) else _copied(base, value)
+            return _copied(base, value)
     if isinstance(value, collections.UserDict | collections.UserList):
         return value.data
     if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
@@ -87,8 +87,20 @@ def _as_plain(value: Any) -> Any:
 
 
 def _copied(base: type, value: Any) -> Any:
-    if base is dict:
-        return dict(dict.items(value))
+    """Return what the value holds, by the methods of the plain type. The value's own methods may say another thing."""
+    match base.__name__:
+        case "dict":
+            return dict(dict.items(value))
+        case "bool" | "int":
+            return base(int.__int__(value))
+        case "float":
+            return float.fromhex(float.hex(value))
+        case "complex":
+            return complex.__add__(value, -0.0)
+        case "str":
+            return str.__str__(value)
+        case "bytes":
+            return bytes.__getitem__(value, slice(None))
     return base(base.__iter__(value))  # type: ignore[attr-defined]
 
 

@@ -112,12 +112,22 @@ def _show_error() -> None:
 
 def _finish(code: int) -> int:
     """End as an interpreter ends: threads, then exit functions, then what was not yet written."""
-    for step in (threading._shutdown, atexit._run_exitfuncs, sys.stdout.flush, sys.stderr.flush):  # type: ignore[attr-defined]
+    for step in (threading._shutdown, atexit._run_exitfuncs, _flush_stdout, _flush_stderr):  # type: ignore[attr-defined]
         try:
             step()
         except BaseException:
             code = code or 120
     return code
+
+
+def _flush_stdout() -> None:
+    if sys.stdout is not None and not getattr(sys.stdout, "closed", False):  # a program may close it, or take it away
+        sys.stdout.flush()
+
+
+def _flush_stderr() -> None:
+    if sys.stderr is not None and not getattr(sys.stderr, "closed", False):
+        sys.stderr.flush()
 
 
 def _load(source: str, name: str, globals_: dict[str, Any]) -> None:
@@ -126,7 +136,9 @@ def _load(source: str, name: str, globals_: dict[str, Any]) -> None:
     module.__dict__["__file__"] = f"{HOME}/program.py"
     globals_ = module.__dict__
     sys.modules[name] = module
-    exec(compile(source, "program.py", "exec", dont_inherit=True), globals_)
+    with open(f"{HOME}/program.py", "w", encoding="utf-8", errors="surrogatepass") as file:
+        file.write(source)  # tracebacks, `inspect` and child processes read it
+    exec(compile(source.removeprefix("\ufeff"), "program.py", "exec", dont_inherit=True), globals_)
 
 
 # ------------------------------------------------------------------------------------------------ a whole program
@@ -134,8 +146,6 @@ def _load(source: str, name: str, globals_: dict[str, Any]) -> None:
 
 def _script(job: dict[str, Any]) -> int:
     sys.argv = ["program.py", *job["argv"]]
-    with open(f"{HOME}/program.py", "w", encoding="utf-8", errors="surrogatepass") as file:
-        file.write(job["source"])
     _load(job["source"], "__main__", {})
     return 0
 
@@ -280,6 +290,8 @@ def _as_builtin(body: bytes) -> Exception:
         names, text = json.loads(body[1:])
         for name in names:
             kind = getattr(builtins, str(name), None)
+            if kind in (StopIteration, StopAsyncIteration):
+                break  # it would end the test's own loops, and what they have not yet compared
             if isinstance(kind, type) and issubclass(kind, Exception):
                 return kind(str(text))
     except Exception:

@@ -1,8 +1,8 @@
 """The seccomp filter of a sandbox, as a program of classic BPF.
 
 It denies what a program that computes has no use for, and what opens much of the kernel: other processes, namespaces,
-mounts, keys, io_uring, bpf, System V IPC, changes of its own priority (they would fake an overloaded machine), and
-sockets other than AF_UNIX. All else is allowed, since Java and Node.js need many calls.
+mounts, keys, io_uring, bpf, System V IPC, changes of its own priority (they would fake an overloaded machine), limits
+of other processes, and sockets other than AF_UNIX. All else is allowed, since Java and Node.js need many calls.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ MISSING = {
 NEWEST = 463
 """The first number that seems not to exist: what later kernels bring."""
 
-_CLONE, _SOCKET, _IOCTL = (56, 220), (41, 198), (16, 29)
+_CLONE, _SOCKET, _IOCTL, _PRLIMIT = (56, 220), (41, 198), (16, 29), (302, 261)
 _NEW_NAMESPACES = 0x7E020000
 _AF_UNIX = 1
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
@@ -80,6 +80,8 @@ def build(machine: str) -> bytes | None:
     first, second = _step(_LOAD, _FIRST), _step(_LOAD, _SECOND)
     steps += [_step(_EQUAL, _CLONE[column], 0, 4), first, _step(_ANY_BIT, _NEW_NAMESPACES, 0, 1), deny, allow]
     steps += [_step(_EQUAL, _SOCKET[column], 0, 4), first, _step(_EQUAL, _AF_UNIX, 1, 0), deny, allow]
+    # only its own limits: those of process 1 would break the box
+    steps += [_step(_EQUAL, _PRLIMIT[column], 0, 4), first, _step(_EQUAL, 0, 1, 0), deny, allow]
     steps += [_step(_EQUAL, _IOCTL[column], 0, 5), second]
     steps += [_step(_EQUAL, _TIOCSTI, 1, 0), _step(_EQUAL, _TIOCLINUX, 0, 1), deny, allow]
     return b"".join([*steps, allow])
