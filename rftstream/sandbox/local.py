@@ -10,6 +10,7 @@ import signal
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -62,10 +63,11 @@ class LocalBackend:
 
 
 class _Places:
-    """A number of places, each started when it is first needed."""
+    """A number of places, each started when it is first needed. Who asks first is given one first."""
 
     def __init__(self, most: int, start: Callable[[], SandboxPlace]) -> None:
-        self._free = threading.BoundedSemaphore(most)
+        self._num_free = most
+        self._waiting: deque[threading.Event] = deque()
         self._start = start
         self._lock = threading.Lock()
         self._idle: list[SandboxPlace] = []
@@ -73,7 +75,7 @@ class _Places:
 
     def take(self) -> SandboxPlace:
         """Return a place that nobody uses. Wait until there is one."""
-        self._free.acquire()
+        self._wait()
         try:
             with self._lock:
                 if self._is_closed:
@@ -82,8 +84,33 @@ class _Places:
                     return self._idle.pop()
             return self._start()
         except BaseException:
-            self._free.release()
+            self._release()
             raise
+
+    def _wait(self) -> None:
+        with self._lock:
+            if self._num_free > 0:
+                self._num_free -= 1
+                return
+            self._waiting.append(turn := threading.Event())
+        try:
+            turn.wait()
+        except BaseException:
+            with self._lock:
+                was_given = turn.is_set()
+                if not was_given:
+                    self._waiting.remove(turn)
+            if was_given:
+                self._release()
+            raise
+
+    def _release(self) -> None:
+        """Hand a free place to who waits longest. A semaphore would let others overtake for as long as they come."""
+        with self._lock:
+            if self._waiting:
+                self._waiting.popleft().set()
+            else:
+                self._num_free += 1
 
     def give_back(self, place: SandboxPlace, *, is_clean: bool) -> None:
         """Take a place back. One that is not clean is closed."""
@@ -93,7 +120,7 @@ class _Places:
                 self._idle.append(place)
         if not keep:
             place.close()
-        self._free.release()
+        self._release()
 
     def close(self) -> None:
         """Close all places that nobody uses, and the others when they come back."""

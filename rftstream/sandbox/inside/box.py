@@ -31,6 +31,7 @@ POLL_S = 0.05
 """Seconds between two looks at the memory and the processor time of all processes of a program."""
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+_NUM_CPUS = os.cpu_count() or 1
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -219,11 +220,18 @@ class _Watch:
     """Waits for the end of a program, and says when it has to be killed, and why.
 
     Wall time in which the program would have run, but other programs of the machine had the processor, does not count.
-    It is the time that a thread stood in the run queue, less the time that the program's own other threads ran."""
+    It is the time that a thread stood in the run queue, less the time that the program's own other threads ran. The
+    kernel forgets what a process used that nobody waited for. So its last known use is kept, and processes that ended
+    between two looks are taken to have used all of that time."""
 
     def __init__(self, pid: int, began: float, cpu_before: float, limits: dict[str, Any], *, polls: bool) -> None:
         self._pid, self._began, self._cpu_before, self._limits = pid, began, cpu_before, limits
         self._polls = polls
+        self._ran_s: dict[tuple[int, str], float] = {}
+        """Processor seconds at the last look, by id and start time, of processes that are there."""
+        self._gone_s = self._unseen_s = 0.0
+        """Seconds that ended processes had used when last seen, and the most that they may have used unseen."""
+        self._num_threads, self._last_id, self._looked = 1, _last_id() - 1, began
         self.last = (0.0, 0.0)
         """Processor seconds, and seconds in the run queue because of others, at the last look."""
 
@@ -272,19 +280,40 @@ class _Watch:
     def _look(self) -> tuple[float, float, int]:
         """Return processor seconds of all processes, seconds of delay by other programs, and memory in use."""
         _reap_others(self._pid)
-        used_s, memory_bytes = _reaped_s() - self._cpu_before, 0
+        used_s, memory_bytes, num_threads = _reaped_s() - self._cpu_before, 0, 0
+        ran_s: dict[tuple[int, str], float] = {}
         delays = []
         for pid in [int(name) for name in os.listdir("/proc") if name.isdigit() and name != "1"]:
             try:
                 with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
                     fields = file.read().rpartition(")")[2].split()
                 used_s += sum(map(int, fields[11:15])) * _TICK_S
+                ran_s[pid, fields[19]] = sum(map(int, fields[11:13])) * _TICK_S
+                num_threads += int(fields[17])
                 memory_bytes += int(fields[21]) * _PAGE_BYTES
                 delays += _delays(pid)
             except (OSError, ValueError, IndexError):
                 continue  # it has ended meanwhile
-        foreign_s = max((delay - max(0.0, used_s - ran) for ran, delay in delays), default=0.0)
+        self._account(ran_s, num_threads)
+        used_s = max(used_s, seen_s := sum(ran_s.values()) + self._gone_s)
+        own_s = max(used_s, seen_s + self._unseen_s)
+        foreign_s = max((delay - max(0.0, own_s - ran) for ran, delay in delays), default=0.0)
         return used_s, max(0.0, foreign_s), memory_bytes
+
+    def _account(self, ran_s: dict[tuple[int, str], float], num_threads: int) -> None:
+        """Remember what was seen, and what those had used that are gone since the last look."""
+        now, last_id = time.monotonic(), _last_id()
+        self._gone_s += sum(used for process, used in self._ran_s.items() if process not in ran_s)
+        num_new = last_id - self._last_id if last_id >= self._last_id else _NUM_CPUS  # the ids began anew
+        num_gone = max(0, self._num_threads + num_new - num_threads)
+        self._unseen_s += (now - self._looked) * min(num_gone, _NUM_CPUS)
+        self._ran_s, self._num_threads, self._last_id, self._looked = ran_s, num_threads, last_id, now
+
+
+def _last_id() -> int:
+    """Return the last id that a process or thread of this box was given."""
+    with open("/proc/loadavg", encoding="ascii") as file:
+        return int(file.read().split()[4])
 
 
 def _reap_others(pid: int) -> None:
