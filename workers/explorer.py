@@ -9,6 +9,7 @@ from rftstream.models.rendering import open_parsers
 from rftstream.roles.explorer import EXPLORER
 from rftstream.roles.explorer.agent_step import AgentExplorerStep
 from rftstream.roles.explorer.partials import Partials
+from rftstream.roles.explorer.saved_states import SavedStates
 from rftstream.roles.explorer.step import ExplorerStep
 from rftstream.roles.explorer.stored import StoredRollouts
 from rftstream.roles.trainer.pending_update import DeferredExecutor
@@ -19,6 +20,8 @@ from workers.parts import follower, model_spec, own_renderers, turn_loop
 
 STORE_PATIENCE_S = 5.0
 """Of a fetch: it goes on with the weights that it has, and asks again."""
+STATES_PATIENCE_S = 30.0
+"""Of a large state of an environment: without it the rollout begins anew."""
 
 
 def build(context: RoleContext) -> Role:
@@ -53,6 +56,14 @@ def build(context: RoleContext) -> Role:
         truncate=[name for name, section in config.tasksets.items() if section.too_long == "truncate"],
         fetch_rollout=StoredRollouts(context.transport).get,
         partials=Partials(context.transport),
+        states=SavedStates(
+            context.open_store(patience_s=STATES_PATIENCE_S),
+            run_id=context.folder.run_id,
+            process=context.process,
+            clock=context.clock,
+            executor=DeferredExecutor() if context.simulated else ThreadPoolExecutor(1, thread_name_prefix="states"),
+            make_durable=context.transport.admin.make_durable,
+        ),
         process=context.process,
         clock=context.clock,
         fetching=DeferredExecutor() if context.simulated else ThreadPoolExecutor(1, thread_name_prefix="weights"),

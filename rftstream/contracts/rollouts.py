@@ -233,6 +233,18 @@ ROLLOUT = MessageSpec(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StoredState:
+    """What an environment saved of itself, as an object of the run's store."""
+
+    object: str
+    """Name inside the object store."""
+    num_bytes: NonNegativeInt
+    """Size of the object."""
+    digest: str
+    """`sha256:<hex>` of the object."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PartialRollout:
     """One piece of an unfinished rollout. `partials`: explorer -> explorer, keyed `rollout_id#piece`."""
 
@@ -247,7 +259,7 @@ class PartialRollout:
     num_tokens: NonNegativeInt
     """Sampled tokens of this piece."""
     environment_state: bytes | None = None
-    """What the environment saved of itself, its own encoding."""
+    """What the environment saved of itself, its own encoding; None if nothing is new, or if it is in `stored_state`."""
     sampler_state: bytes | None = None
     """State of the sampler's random generator."""
     saved_at: float = 0.0
@@ -273,12 +285,27 @@ class PartialRollout:
     """Model calls that this piece adds; the n-th one's new tokens are the n-th segment of the piece."""
     saved_calls: tuple[SavedCall, ...] = ()
     """More of these calls, one for each."""
+    stored_state: StoredState | None = None
+    """What the environment saved of itself, if that is large: an object that was there before this record."""
+
+
+@rule(
+    PartialRollout,
+    json_schema={
+        "if": {"properties": {"stored_state": {"type": "object"}}, "required": ["stored_state"]},
+        "then": {"properties": {"environment_state": {"type": "null"}}},
+    },
+)
+def _check_partial_rollout(partial: PartialRollout) -> Violation | None:
+    if partial.stored_state is not None and partial.environment_state is not None:
+        return ".environment_state", "got one beside a stored_state, expected one of them"
+    return None
 
 
 PARTIAL_ROLLOUT = MessageSpec(
     type=PartialRollout,
     contract="partial_rollout",
-    version=3,
+    version=4,
     topic="partials",
     key=lambda partial: f"{partial.ids.rollout_id}#{partial.piece}",
     id=lambda partial: partial.ids.rollout_id,

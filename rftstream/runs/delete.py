@@ -50,7 +50,7 @@ PARTS = (
 )
 """What a run makes in its folder, in the order of deletion. The files that say that it is a run are deleted last."""
 
-OBJECTS = ("versions/", "checkpoints/", "evals/")
+OBJECTS = ("versions/", "checkpoints/", "evals/", "states/")
 """What a run puts into its object store."""
 
 

@@ -42,6 +42,7 @@ from rftstream.contracts.rollouts import (
     RolloutStatus,
     SavedCall,
     Segment,
+    StoredState,
     Turn,
     VersionSpan,
 )
@@ -182,6 +183,15 @@ SAMPLES: dict[str, Message] = {
                 answer=b'{"id":"msg-1"}', parent=0, messages=(ChatMessage(role="user", content="go on"),),
                 tools=({"type": "function", "function": {"name": "calculate"}},),
             ),
+        ),
+    ),
+    "partial_rollout.v4": PartialRollout(
+        ids=IDS, piece=2, turns=TURNS[1:2], segments=SEGMENTS, num_tokens=7, saved_at=1767225607.75, kept_messages=1,
+        messages=(ChatMessage(role="assistant", content="4"), *QUESTION), started_at=1767225600.25,
+        explorer="explorer-1",
+        stored_state=StoredState(
+            object="states/gsm8k-grpo/17/gsm8k/0/17/0/3/6f1d2c3b4a59-4-" + "8c" * 32, num_bytes=1 << 20,
+            digest="sha256:" + "8c" * 32,
         ),
     ),
     "verified_rollout.v1": VerifiedRollout(ids=IDS, rollout=ROLLOUT, verdict=VERDICT, verified_at=1767225612.0),

@@ -124,6 +124,7 @@ class AgentExplorerStep(ExplorerStep):
 
     def committed(self, saved: Collection[int], finished: Collection[int]) -> None:
         """Answer the agents whose calls, sessions and ends are on the log now."""
+        super().committed(saved, finished)
         self._agents.committed(saved, finished)
 
     def health(self) -> Mapping[str, object]:

@@ -7,10 +7,10 @@ import math
 import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from rftstream.contracts.assistant import AssistantMessage
-from rftstream.contracts.rollouts import Posted
+from rftstream.contracts.rollouts import Posted, StoredState
 from rftstream.contracts.tasks import ChatMessage
 from rftstream.environments.base import Environment, Reply
 from rftstream.environments.calls import CallLine, CallResult
@@ -42,13 +42,36 @@ class Opening:
     """The tools that it offers."""
 
 
+class StateKeeper(Protocol):
+    """Keeps large states of one rollout's environment outside of the log: `saved_states.RolloutStates`. The session
+    calls `put` and `get` where the environment's own calls run, so they may take their time."""
+
+    def is_large(self, state: bytes) -> bool:
+        """Return whether a state is to be kept here."""
+
+    def put(self, state: bytes) -> StoredState:
+        """Keep a state; it is durable when this returns."""
+
+    def get(self, stored: StoredState) -> bytes:
+        """Return a state as it was put. WeightsError if it is not there, or damaged."""
+
+
 class EnvironmentSession:
     """One environment object. The turn loop makes it, calls `begin` or `resume`, then `reply` for each turn and `save`
     in between, and `close` last. Every answer comes by a callback: an object that is done at once gives it before the
     method returns, any other when the calls are polled. After `close` no callback comes."""
 
-    def __init__(self, line: CallLine, make: Callable[[], Environment], *, name: str, timeout_s: float) -> None:
-        """`name` and `timeout_s`, the time limit of a call, stand in failures."""
+    def __init__(
+        self,
+        line: CallLine,
+        make: Callable[[], Environment],
+        *,
+        name: str,
+        timeout_s: float,
+        states: StateKeeper | None = None,
+    ) -> None:
+        """`name` and `timeout_s`, the time limit of a call, stand in failures. `states`: keeps large states."""
+        self._states = states
         self._line = line
         self._make = make
         self._name = name
@@ -72,7 +95,10 @@ class EnvironmentSession:
         self._made("start", then, lambda: self._call("start", checked_messages, started))
 
     def resume(
-        self, state: bytes | None, messages: Sequence[ChatMessage], then: Callable[[Opening | CallFailure], None]
+        self,
+        state: bytes | StoredState | None,
+        messages: Sequence[ChatMessage],
+        then: Callable[[Opening | CallFailure], None],
     ) -> None:
         """Make the object and have it go on from `state`; None: it starts, and has to begin with `messages`."""
 
@@ -84,18 +110,41 @@ class EnvironmentSession:
             else:
                 self._ask_tools(tuple(messages), then)
 
+        def fetched(result: CallResult) -> None:
+            if (failure := self._failure("load", result)) is not None:
+                then(failure)
+            else:
+                self._made("load", then, lambda: self._call("load", _anything, loaded, result.value))
+
         if state is None:
             self._made("start", then, lambda: self._call("start", checked_messages, loaded))
+        elif isinstance(state, StoredState):
+            assert self._states is not None, "whoever saved it could keep it"
+            self._line.call("load", self._states.get, state, then=fetched)
         else:
-            self._made("load", then, lambda: self._call("load", _anything, loaded, state))
+            fetched(CallResult(value=state))
 
     def reply(self, said: AssistantMessage, then: Callable[[Reply | CallFailure], None]) -> None:
         """Have the environment answer."""
         self._call("reply", checked_reply, then, said)
 
-    def save(self, then: Callable[[bytes | CallFailure | None], None]) -> None:
-        """Ask for its state."""
-        self._call("save", _checked_state, then)
+    def save(self, then: Callable[[bytes | StoredState | CallFailure | None], None]) -> None:
+        """Ask for its state. A large one is kept before `then` hears of it."""
+        states = self._states
+
+        def kept(result: CallResult) -> None:
+            failure = self._failure("save", result)
+            if failure is not None and failure.timed_out:  # the store's fault: the environment was not slow
+                failure = CallFailure(text=failure.text, error=TimeoutError("the object store"))
+            then(result.value if failure is None else failure)
+
+        def saved(found: bytes | CallFailure | None) -> None:
+            if states is not None and isinstance(found, bytes) and states.is_large(found):
+                self._line.call("save", states.put, found, then=kept)
+            else:
+                then(found)
+
+        self._call("save", _checked_state, saved)
 
     def close(self, told: Callable[[CallFailure], None]) -> None:
         """Have it closed once nothing of it runs. `told` hears of a failure."""

@@ -7,8 +7,10 @@ from collections import deque
 from collections.abc import Collection, Mapping
 
 from rftstream import metrics
+from rftstream.contracts.rollouts import StoredState
 from rftstream.models.rendering import Renderer
 from rftstream.roles.explorer.pieces import SavedRollout
+from rftstream.roles.explorer.saved_states import SavedStates
 from rftstream.roles.explorer.turn_loop import TurnLoop
 from rftstream.roles.explorer.work import RolloutInHand
 from rftstream.service.role import Publish
@@ -21,9 +23,12 @@ class RolloutsInHand:
     puts new ones into `waiting`, and decides which of them `begin`. A rollout that is active may be paused, and waits
     again; it leaves when it has ended, is aborted or is dropped."""
 
-    def __init__(self, loop: TurnLoop, *, renderers: Mapping[str, Renderer], truncate: Collection[str]) -> None:
+    def __init__(
+        self, loop: TurnLoop, *, renderers: Mapping[str, Renderer], truncate: Collection[str], states: SavedStates
+    ) -> None:
         """`renderers`: of tasksets with a chat template of their own. `truncate`: tasksets whose long prompts are
-        cut."""
+        cut. `states`: where large states of environments are kept."""
+        self._states = states
         self._loop = loop
         self._renderers = renderers
         self._truncate = frozenset(truncate)
@@ -55,6 +60,7 @@ class RolloutsInHand:
                 saved=saved,
                 on_resumed=lambda goes_on: self._resumed(work, saved, goes_on=goes_on),
                 name=task.ids.rollout_id,
+                states=self._states.of(work.partition, task.ids.rollout_id),
             )
             work.saved = None
         work.began_with = self._loop.view(work.key).num_sampled
@@ -104,4 +110,7 @@ class RolloutsInHand:
         saved."""
         if not work.may_save or (new := self._loop.save(work.key)) is None:
             return None
-        return work.next_piece(new, now=now, explorer=explorer)
+        piece = work.next_piece(new, now=now, explorer=explorer)
+        if piece is not None and isinstance(new.environment_state, StoredState):
+            self._states.saving(work.item.number, new.environment_state)
+        return piece

@@ -11,7 +11,7 @@ import numpy as np
 
 from rftstream.contracts.arrays import Array
 from rftstream.contracts.assistant import AssistantMessage
-from rftstream.contracts.rollouts import Posted, Segment, Turn, VersionSpan
+from rftstream.contracts.rollouts import Posted, Segment, StoredState, Turn, VersionSpan
 from rftstream.contracts.tasks import ChatMessage, Problem, Sampling
 from rftstream.models.rendering import Renderer
 from rftstream.models.splice import BreakReason, Conversation
@@ -119,7 +119,8 @@ class Increment:
     kept_messages: int
     messages: tuple[ChatMessage, ...]
     metrics: dict[str, float]
-    environment_state: bytes | None
+    environment_state: bytes | StoredState | None
+    """A large one is in the store already."""
     sampler_state: bytes | None
     started_at: float
     posted: Posted | None
@@ -196,7 +197,7 @@ class OpenRollout:
     """A completion that came while the environment was being saved."""
     gives_up: str | None = None
     """Why the rollout ends with the turn that is about to come from the policy."""
-    environment_state: bytes | None = None
+    environment_state: bytes | StoredState | None = None
     """What the environment saved of itself before `state_turn`."""
     state_turn: int = -1
     """Before which turn it was asked for its state last."""

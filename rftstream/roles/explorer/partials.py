@@ -59,6 +59,10 @@ class Partials:
         pieces = self._rollouts.get(partition, {}).get(rollout_id, {})
         return [pieces[number] for number in sorted(pieces)]
 
+    def rollout_ids(self, partition: int) -> set[str]:
+        """Return the rollouts of a partition that have pieces."""
+        return set(self._rollouts.get(partition, ()))
+
     def forget(self, partition: int, rollout_id: str) -> None:
         """Forget the rollout's pieces: somebody else keeps count of them from now on."""
         pieces = self._rollouts.get(partition, {}).pop(rollout_id, {})

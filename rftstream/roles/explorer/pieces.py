@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rftstream.contracts.rollouts import PartialRollout, Posted, Segment, Turn
+from rftstream.contracts.rollouts import PartialRollout, Posted, Segment, StoredState, Turn
 from rftstream.contracts.tasks import ChatMessage, Task
 from rftstream.models.splice import Conversation
 from rftstream.roles.explorer.open_rollout import OpenRollout, OpenSegment
@@ -26,7 +26,7 @@ class SavedRollout:
     """How many of the last segment's tokens are of a turn that is not finished."""
     messages: tuple[ChatMessage, ...]
     metrics: dict[str, float]
-    environment_state: bytes | None
+    environment_state: bytes | StoredState | None
     """None: no turn is finished, so that its start is as good."""
     sampler_state: bytes | None
     started_at: float
@@ -39,7 +39,7 @@ def join_pieces(task: Task, pieces: Sequence[PartialRollout]) -> SavedRollout:
     turns: list[Turn] = []
     messages = task.problem.messages
     metrics: dict[str, float] = {}
-    state: bytes | None = None
+    state: bytes | StoredState | None = None
     state_turn = 0
     for number, piece in enumerate(pieces):
         _check(piece, number, task, known=len(messages), continues=bool(segments))
@@ -50,8 +50,9 @@ def join_pieces(task: Task, pieces: Sequence[PartialRollout]) -> SavedRollout:
         segments += map(OpenSegment.of, new)
         messages = messages[: piece.kept_messages] + piece.messages
         metrics |= piece.metrics
-        if piece.environment_state is not None:
-            state, state_turn = piece.environment_state, num_finished(turns)
+        saved_now = piece.environment_state if piece.stored_state is None else piece.stored_state
+        if saved_now is not None:
+            state, state_turn = saved_now, num_finished(turns)
     if num_finished(turns) and (state is None or state_turn != num_finished(turns)):
         raise CannotGoOnError("its environment was not saved")
     num_tokens = sum(piece.num_tokens for piece in pieces)

@@ -35,6 +35,7 @@ from rftstream.roles.explorer.fit_to_record import fit_to_record, rollout_of, sk
 from rftstream.roles.explorer.in_hand import RolloutsInHand
 from rftstream.roles.explorer.partials import Partials, numbers_of, tombstones
 from rftstream.roles.explorer.pieces import CannotGoOnError
+from rftstream.roles.explorer.saved_states import SavedStates
 from rftstream.roles.explorer.stored import stored_rollout
 from rftstream.roles.explorer.turn_loop import TurnLoop
 from rftstream.roles.explorer.weights_update import WeightsUpdate
@@ -74,6 +75,7 @@ class ExplorerStep(ConcurrentStepDefaults):
         truncate: Collection[str],
         fetch_rollout: Callable[[str], Rollout | None],
         partials: Partials,
+        states: SavedStates,
         process: str,
         clock: Clock,
         fetching: Executor,
@@ -92,10 +94,10 @@ class ExplorerStep(ConcurrentStepDefaults):
         if settings.yield_after_tokens:
             self._places = min(self._places, policy.slots)
         self._fetch_rollout = fetch_rollout
-        self._partials = partials
+        self._partials, self._states = partials, states
         self._process = process
         self._clock = clock
-        self._in_hand = RolloutsInHand(loop, renderers=renderers, truncate=truncate)
+        self._in_hand = RolloutsInHand(loop, renderers=renderers, truncate=truncate, states=states)
         self._done: list[Done] = []
         self._decided: dict[str, None] = {}
         """Groups with an outcome, newest last, as many as could still have tasks on the way."""
@@ -126,6 +128,9 @@ class ExplorerStep(ConcurrentStepDefaults):
         """Take a task in hand. It waits, unless its rollout stands on the log already."""
         work = RolloutInHand(item)
         task, records = work.task, self._partials.of(work.partition, work.task.ids.rollout_id)
+        self._states.begins(
+            item.number, work.partition, task.ids.rollout_id, lambda: self._partials.rollout_ids(work.partition)
+        )
         work.pieces = numbers_of(records)
         stored = None
         if task.ids.group_id not in self._decided:
@@ -144,6 +149,7 @@ class ExplorerStep(ConcurrentStepDefaults):
     def drop(self, numbers: Collection[int]) -> None:
         """Abort and forget rollouts."""
         self._in_hand.drop(numbers)
+        self._states.dropped(numbers)
 
     def not_begun(self) -> Collection[int]:
         """Return the items that wait and were never sampled."""
@@ -153,6 +159,7 @@ class ExplorerStep(ConcurrentStepDefaults):
         """Take newer weights over, begin what may begin, sample a slice; return what is finished."""
         if self._pipe is not None:
             self._pipe.clear()
+        self._states.poll()
         behind = self._take_over_weights()
         self._look(behind)
         self._begin(behind)
@@ -163,7 +170,12 @@ class ExplorerStep(ConcurrentStepDefaults):
                 rollout = rollout_of(attempt, task.ids, task.problem, task.sampling, self._clock.now())
                 self._done.append(finish_work(work, rollout, attempt.num_tokens))
         done, self._done = self._done, []
+        self._states.finishing(one.number for one in done)
         return done
+
+    def committed(self, saved: Collection[int], finished: Collection[int]) -> None:
+        """Take note of pieces and rollouts that are on the log: some states of environments are needed no more."""
+        self._states.committed(saved, finished)
 
     def idle_s(self) -> float:
         """Return the seconds until there may be tokens, or weights are to be fetched again."""
@@ -202,6 +214,7 @@ class ExplorerStep(ConcurrentStepDefaults):
         """End the fetching, the environments and the policy."""
         self._weights.close()
         self._loop.close()
+        self._states.close()
         if self._pipe is not None:
             self._pipe.close()
         self._policy.close()
@@ -276,6 +289,7 @@ class ExplorerStep(ConcurrentStepDefaults):
         """Forget the saved pieces of these partitions."""
         for partition in partitions:
             self._partials.clear(partition)
+        self._states.forget(partitions)
 
     def restore_partials(self, records: Sequence[Record]) -> None:
         """Take saved pieces as they stand on the log."""

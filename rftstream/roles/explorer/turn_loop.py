@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from rftstream import metrics
-from rftstream.contracts.rollouts import RolloutStatus, Turn
+from rftstream.contracts.rollouts import RolloutStatus, StoredState, Turn
 from rftstream.contracts.tasks import Problem, Sampling
 from rftstream.environments.base import Environment, Reply
 from rftstream.environments.calls import EnvironmentCalls
@@ -32,7 +32,13 @@ from rftstream.roles.explorer.attempt import (
     recordable_call,
     without_more,
 )
-from rftstream.roles.explorer.environment_session import CallFailure, EnvironmentSession, Opening, add_reply
+from rftstream.roles.explorer.environment_session import (
+    CallFailure,
+    EnvironmentSession,
+    Opening,
+    StateKeeper,
+    add_reply,
+)
 from rftstream.roles.explorer.open_rollout import Increment, OpenRollout, Phase, RolloutView
 from rftstream.roles.explorer.pieces import SavedRollout, go_on_from
 
@@ -111,13 +117,15 @@ class TurnLoop:
         saved: SavedRollout | None = None,
         on_resumed: Callable[[bool], None] = lambda goes_on: None,
         name: str = "",
+        states: StateKeeper | None = None,
     ) -> None:
         """Begin a rollout, or have it go on from `saved`. `on_resumed` then hears whether it does, or begins anew,
         since its environment could not go on.
 
         `environment`: its name. `where`: the place in the run file that names it, and may have settings for it.
         `truncate`: a prompt longer than the context is cut from the left, else the attempt fails. `renderer`: with
-        another chat template than the loop's. `name`: what the rollout is called in log lines; default: its key."""
+        another chat template than the loop's. `name`: what the rollout is called in log lines; default: its key.
+        `states`: keeps large states of its environment; None: all are handed out as they are."""
 
         def session() -> EnvironmentSession:
             return EnvironmentSession(
@@ -125,6 +133,7 @@ class TurnLoop:
                 lambda: self._make_environment(where, environment, problem, seed),
                 name=environment,
                 timeout_s=self._reply_timeout_s,
+                states=states,
             )
 
         def opened(opening: Opening | CallFailure) -> None:
@@ -196,10 +205,11 @@ class TurnLoop:
         `is_calling` any more."""
         state, so_far = self._open[key], self.policy.so_far(key)
 
-        def on_state(found: bytes | CallFailure | None) -> None:
+        def on_state(found: bytes | StoredState | CallFailure | None) -> None:
             if isinstance(found, CallFailure):
                 log.warning("%s: its environment cannot be saved: %s", state.name, found.text)
-            state.state_turn, state.environment_state = state.turn, found if isinstance(found, bytes) else None
+            state.state_turn = state.turn
+            state.environment_state = None if isinstance(found, CallFailure) else found
             held, state.held = state.held, None
             if isinstance(found, CallFailure) and found.timed_out:
                 self._give_up(state, found.text)

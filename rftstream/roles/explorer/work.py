@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from rftstream import metrics
 from rftstream.contracts import codec
-from rftstream.contracts.rollouts import PartialRollout
+from rftstream.contracts.rollouts import PartialRollout, StoredState
 from rftstream.contracts.tasks import Task
 from rftstream.errors import ContractError
 from rftstream.roles.explorer.fit_to_record import MAX_BODY_BYTES
@@ -67,13 +67,15 @@ class RolloutInHand:
 
     def next_piece(self, new: Increment, *, now: float, explorer: str) -> Publish | None:
         """Return the record of the next piece, which holds what is new; None if no record can hold it."""
+        state = new.environment_state
         piece = PartialRollout(
             ids=self.task.ids,
             piece=len(self.pieces),
             turns=new.turns,
             segments=new.segments,
             num_tokens=new.num_tokens,
-            environment_state=new.environment_state,
+            environment_state=state if isinstance(state, bytes) else None,
+            stored_state=state if isinstance(state, StoredState) else None,
             sampler_state=new.sampler_state,
             saved_at=now,
             continues=new.continues,

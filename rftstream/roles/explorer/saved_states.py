@@ -1,0 +1,266 @@
+"""Large states of environments: objects of the run's store, each referred to by one piece on `partials`.
+
+    states/RUN/PARTITION/ROLLOUT_ID/WRITER-NUMBER-SHA256
+
+An object is durable before the piece that refers to it is committed. Its name is that of one state of one process, so
+nobody ever puts an object again that somebody else may be about to delete. Deleted are:
+
+- states of a rollout that a newer one supersedes, when the newer one's piece is on the log;
+- all states of a rollout, when its record is on the log;
+- what killed explorers left of rollouts without pieces. The owner of a partition lists its objects when the partition
+  comes. An explorer that stood still may list, without knowing, what its successor has just put. So nothing of the list
+  is deleted before a rollout of the partition that finished after the listing is on the log: that commit proves that
+  the partition was still its own.
+
+The log is made durable before anything is deleted: a loss of power brings no piece back whose object is gone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import logging
+import threading
+from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, field
+
+from rftstream.clock import Clock
+from rftstream.contracts.rollouts import StoredState
+from rftstream.errors import TransportError, WeightsError, WeightsGone
+from rftstream.weights.store import ObjectStore
+
+log = logging.getLogger(__name__)
+
+FOLDER = "states"
+"""Where they lie in the store."""
+LARGE_BYTES = 64 << 10
+"""Size above which a state is an object of the store."""
+DELETE_EVERY_S = 5.0
+"""Seconds from one deletion to the next: each makes the log durable."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutStates:
+    """Where the states of one rollout are kept. `SavedStates.of` makes it; its methods may be called in any thread."""
+
+    states: SavedStates
+    folder: str
+    """Folder of the rollout's objects, ending with a slash."""
+
+    def is_large(self, state: bytes) -> bool:
+        """Return whether a state is too large for a piece."""
+        return len(state) > LARGE_BYTES
+
+    def put(self, state: bytes) -> StoredState:
+        """Write a state into the store."""
+        return self.states.put(self.folder, state)
+
+    def get(self, stored: StoredState) -> bytes:
+        """Read a state. WeightsGone if it is not there, or other than it was put."""
+        data = self.states.store.get(stored.object)
+        digest = _digest(data)
+        if digest != stored.digest:
+            raise WeightsGone(f"{stored.object}: digest {digest}, expected {stored.digest}; it is damaged")
+        return data
+
+
+@dataclass(slots=True)
+class _Partition:
+    """What is known of a partition since it came."""
+
+    listing: Future[list[str] | None] | None
+    """The objects that were there; None when that was looked at."""
+    live: set[str] | None = None
+    """Folders of rollouts whose pieces refer to objects: when the first task came, and since."""
+    orphans: list[str] = field(default_factory=list)
+    """Objects that nobody refers to; deleted once a number of `proofs` is on the log."""
+    proofs: set[int] = field(default_factory=set)
+    """Items that finished after the orphans were found."""
+
+
+class SavedStates:
+    """The large states that an explorer has to do with. `workers/explorer.py` makes it. The explorer's step alone calls
+    it:
+
+    - `forget` when partitions come, `begins` for each task, `dropped` for those that are lost;
+    - `of` for a rollout that is sampled, `saving` when a piece refers to a state;
+    - `finishing` and `committed` when records are handed out, and when they are on the log;
+    - `poll` in each slice, `close` at the end.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        *,
+        run_id: str,
+        process: str,
+        clock: Clock,
+        executor: Executor,
+        make_durable: Callable[[], None],
+    ) -> None:
+        """`process`: a name that no other living process has. `executor`: of one thread, where objects are listed and
+        deleted. `make_durable` makes the log durable."""
+        self.store = store
+        self._clock, self._executor, self._make_durable = clock, executor, make_durable
+        self._folder = f"{FOLDER}/{run_id}/"
+        self._writer = hashlib.sha256(f"{process} {clock.now()!r}".encode()).hexdigest()[:12]
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()
+        self._known: dict[str, list[str]] = {}
+        """Folder of a rollout -> its objects: those that were there, then those that were put here, in order."""
+        self._partitions: dict[int, _Partition] = {}
+        self._items: dict[int, tuple[int, str]] = {}
+        """Item in hand -> its partition, and the folder of its rollout."""
+        self._saving: dict[int, StoredState] = {}
+        """Item -> the state that a piece on its way to the log refers to."""
+        self._condemned: list[str] = []
+        """Objects to delete."""
+        self._delete_at = clock.now()
+        self._deletions: list[Future[None]] = []
+
+    # ------------------------------------------------------------------------------------------ in any thread
+
+    def put(self, folder: str, state: bytes) -> StoredState:
+        """Write a state into a rollout's folder. WeightsError if the store does not take it."""
+        digest = _digest(state)
+        name = f"{folder}{self._writer}-{next(self._numbers)}-{digest.removeprefix('sha256:')}"
+        with self._lock:
+            self._known.setdefault(folder, []).append(name)
+        self.store.put(name, state)
+        return StoredState(object=name, num_bytes=len(state), digest=digest)
+
+    # ------------------------------------------------------------------------------------------ the step's side
+
+    def of(self, partition: int, rollout_id: str) -> RolloutStates:
+        """Return where the states of a rollout are kept."""
+        return RolloutStates(self, self._folder_of(partition, rollout_id))
+
+    def forget(self, partitions: Collection[int]) -> None:
+        """Take note that these partitions have come: what was known of them may be outdated."""
+        for partition in partitions:
+            folder = f"{self._folder}{partition}/"
+            with self._lock:
+                for name in [name for name in self._known if name.startswith(folder)]:
+                    del self._known[name]
+            self._partitions[partition] = _Partition(self._executor.submit(self._list, folder))
+
+    def begins(self, item: int, partition: int, rollout_id: str, live: Callable[[], Iterable[str]]) -> None:
+        """Take note of a task in hand. `live` returns the rollouts of the partition that have pieces."""
+        known = self._partitions.get(partition)
+        if known is not None and known.live is None:
+            known.live = {self._folder_of(partition, name) for name in live()}
+        self._items[item] = partition, self._folder_of(partition, rollout_id)
+
+    def dropped(self, items: Iterable[int]) -> None:
+        """Forget items that are in hand no more; whoever gets them next takes care of their states."""
+        for item in items:
+            self._saving.pop(item, None)
+            if (found := self._items.pop(item, None)) is not None:
+                with self._lock:
+                    self._known.pop(found[1], None)
+
+    def saving(self, item: int, stored: StoredState) -> None:
+        """Take note that a piece on its way to the log refers to this state."""
+        self._saving[item] = stored
+        partition, folder = self._items[item]
+        if (known := self._partitions.get(partition)) is not None and known.live is not None:
+            known.live.add(folder)
+
+    def finishing(self, items: Iterable[int]) -> None:
+        """Take note that the records of these items are handed out now."""
+        for item in items:
+            known = self._partitions.get(self._items[item][0]) if item in self._items else None
+            if known is not None and known.orphans:
+                known.proofs.add(item)
+
+    def committed(self, saved: Collection[int], finished: Collection[int]) -> None:
+        """Take note that pieces of `saved` and the records of `finished` are on the log."""
+        for item in saved:
+            if (stored := self._saving.pop(item, None)) is not None and item in self._items:
+                self._supersede(self._items[item][1], stored.object)
+        for item in finished:
+            self._saving.pop(item, None)
+            if (found := self._items.pop(item, None)) is None:
+                continue
+            partition, folder = found
+            with self._lock:
+                self._condemned += self._known.pop(folder, [])
+            known = self._partitions.get(partition)
+            if known is not None and item in known.proofs:
+                self._condemned += known.orphans
+                known.orphans, known.proofs = [], set()
+
+    def poll(self) -> None:
+        """Look at listings that have come, and delete what may be deleted."""
+        for partition, known in self._partitions.items():
+            if known.listing is not None and known.live is not None and known.listing.done():
+                names, known.listing = known.listing.result(), None
+                if names:
+                    self._listed(partition, names, known)
+        self._deletions = [deletion for deletion in self._deletions if not deletion.done()]
+        if self._condemned and self._clock.now() >= self._delete_at:
+            self._delete()
+
+    def close(self) -> None:
+        """Delete what may be deleted, and end."""
+        try:
+            if self._condemned:
+                self._delete()
+        except TransportError as error:
+            log.warning("the log cannot be made durable: %s; large states stay in the store", error)
+        for deletion in self._deletions:
+            deletion.result()
+        self._executor.shutdown(cancel_futures=True)
+
+    # ------------------------------------------------------------------------------------------ inside
+
+    def _folder_of(self, partition: int, rollout_id: str) -> str:
+        return f"{self._folder}{partition}/{rollout_id}/"
+
+    def _listed(self, partition: int, names: Iterable[str], known: _Partition) -> None:
+        """Sort what was there when the partition came: a rollout's that has pieces is kept until that ends."""
+        assert known.live is not None
+        with self._lock:
+            for name in names:
+                folder = name.rpartition("/")[0] + "/"
+                here = self._known.get(folder, [])
+                if name in here:  # it was put meanwhile
+                    continue
+                if folder in known.live:
+                    self._known[folder] = [name, *here]
+                else:
+                    known.orphans.append(name)
+
+    def _supersede(self, folder: str, name: str) -> None:
+        """Condemn what the rollout had before this object."""
+        with self._lock:
+            names = self._known.get(folder, [])
+            if name in names:
+                older, self._known[folder] = names[: names.index(name)], names[names.index(name) :]
+                self._condemned += older
+
+    def _delete(self) -> None:
+        self._make_durable()
+        names, self._condemned = self._condemned, []
+        self._delete_at = self._clock.now() + DELETE_EVERY_S
+        self._deletions.append(self._executor.submit(self._delete_now, names))
+
+    def _delete_now(self, names: Iterable[str]) -> None:
+        for name in names:
+            try:
+                self.store.delete(name)
+            except WeightsError as error:
+                log.warning("large states cannot be deleted: %s; the next owner of the partition tries again", error)
+                return
+
+    def _list(self, folder: str) -> list[str] | None:
+        try:
+            return self.store.list(folder)
+        except WeightsError as error:
+            log.warning("%s: cannot be listed: %s; what killed explorers left there stays", folder, error)
+            return None
+
+
+def _digest(data: bytes) -> str:
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
