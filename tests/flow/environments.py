@@ -34,6 +34,8 @@ class Config:
     turns: int = 2
     reply_length: int = 0
     """Characters that each reply has beside the next question."""
+    state_bytes: int = 0
+    """Size of what `Saving` saves, at least."""
     fails_in: str = ""
     """`start`, `reply` or `close`."""
 
@@ -103,7 +105,7 @@ class Saving(Conversation):
     def save(self) -> bytes | None:
         if self.config.fails_in == "save":
             raise RuntimeError("the environment cannot be saved")
-        return f"turn {self.turn}".encode()
+        return f"turn {self.turn}".encode().ljust(self.config.state_bytes)
 
     def load(self, state: bytes) -> None:
         if self.config.fails_in == "load":

@@ -14,6 +14,7 @@ from rftstream.contracts.tasks import ChatMessage, Problem, Task
 from rftstream.environments.base import AssistantMessage, Reply
 from rftstream.environments.calls import Pause
 from rftstream.policies.fake_model import uniform
+from rftstream.roles.explorer.saved_states import LARGE_BYTES
 
 NAME = f"{__name__}:Game"
 HANG_S = 1e9
@@ -24,6 +25,8 @@ class GameConfig:
     max_turns: int = 3
     reply_s: float = 0.0
     """Longest time of a call, on the clock."""
+    state_bytes: int = 1
+    """Size of what a game saves of itself."""
     odd_share: float = 0.0
     """Share of rollouts that hang, fail or give a reward that is none, in some turn."""
 
@@ -55,6 +58,7 @@ class Game:
 
     def __init__(self, config: GameConfig, *, problem: Problem, seed: int) -> None:
         self._plan, self._problem = Plan(config, seed), problem
+        self._state_bytes = config.state_bytes
         self._turn, self._is_called, self._is_closed = 0, False, False
 
     async def start(self) -> tuple[ChatMessage, ...]:
@@ -82,7 +86,7 @@ class Game:
 
     def save(self) -> bytes | None:
         assert not self._is_called
-        return bytes([self._turn]) if self._plan.saves else None
+        return bytes([self._turn]).ljust(self._state_bytes) if self._plan.saves else None
 
     def close(self) -> None:
         assert not self._is_closed, "it is closed once"
@@ -109,6 +113,8 @@ def draw_games(values: dict[str, Any]) -> None:
         "max_turns": own.randint(1, 4), "reply_s": own.choice([0.0, 0.0, 0.05, 1.0]),
         "odd_share": own.choice([0.0, 0.05, 0.1]),
     }}  # fmt: skip
+    if Random(f"states {values!r}").random() < 0.4:
+        values["environments"][NAME]["state_bytes"] = LARGE_BYTES + 1
     values["explorer"]["reply_timeout_s"] = 1.5
     if own.random() < 0.3:
         values["sampling"] = {"max_tokens": own.randint(5, 60)}

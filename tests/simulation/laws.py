@@ -201,6 +201,7 @@ class Laws:
 
     def kept(self) -> None:
         self.deletions.check()
+        self.unfinished.kept()
 
     def _twin(self, record: Record) -> None:
         names = TOPICS[record.topic].twin

@@ -31,6 +31,7 @@ from rftstream.errors import AssignmentLost, RftError
 from rftstream.roles.buffer.demonstrations import Cursor, DemonstrationQueue
 from rftstream.roles.buffer.step import BufferStep
 from rftstream.roles.explorer import step as explorer_module
+from rftstream.roles.explorer.saved_states import SavedStates
 from rftstream.roles.feeder import step as feeder_module
 from rftstream.roles.feeder.admission import VersionInForce
 from rftstream.roles.feeder.step import FeederStep
@@ -310,6 +311,18 @@ def pieces_saved_again() -> Iterator[None]:
 # --------------------------------------------------------------------------------------------- single roles
 
 
+def states_of_anybody() -> Iterator[None]:
+    """What no piece refers to goes at once, whosever the partition is now."""
+    listed = SavedStates._listed
+
+    def mutated(self: SavedStates, names: Any, known: Any) -> None:
+        listed(self, names, known)
+        self._condemned += known.orphans
+
+    with changed(SavedStates, "_listed", mutated):
+        yield
+
+
 def claim_read_before_start() -> Iterator[None]:
     take_over, read_control = SingleService._claim_anew, SingleReader.read_control
 
@@ -540,6 +553,7 @@ MUTANTS: Mapping[str, Mutant] = {
     "pieces-of-anybody": Mutant("pieces are saved without a look at whose the partition is", pieces_of_anybody, SAVERS),
     "pieces-read-too-early": Mutant("pieces are read before their end is certain", pieces_read_too_early, SAVERS),
     "pieces-saved-again": Mutant("what may have been saved is saved again", pieces_saved_again, SAVERS),
+    "states-of-anybody": Mutant("orphans go without a proof of whose the partition is", states_of_anybody, SAVERS),
     "passes-forgotten": Mutant("a restart begins the passes through demonstrations anew", passes_forgotten),
     "stages-ignored": Mutant("groups are admitted for stages that take none", stages_ignored),
     "half-decided-kept": Mutant("a role whose question failed in the middle of its work goes on", half_decided_kept,

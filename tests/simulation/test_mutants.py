@@ -14,7 +14,7 @@ QUICK = {
     "ids-drawn": 4, "filtered-held": 1, "pieces-left": 0, "nothing-durable": 5, "pieces-of-anybody": 1,
     "passes-forgotten": 1, "half-decided-kept": 1, "stages-ignored": 1, "deletions-given-up": 11,
     "strangers-believed": 0, "chain-not-asked": 1, "answered-before-commit": 0, "retries-sampled-again": 0,
-    "any-answer-replayed": 0, "answer-made-again": 0, "any-key-accepted": 0,
+    "any-answer-replayed": 0, "answer-made-again": 0, "any-key-accepted": 0, "states-of-anybody": 156,
 }  # fmt: skip
 """With the seed that catches it."""
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rftstream.contracts.records import Record
-from rftstream.contracts.rollouts import PartialRollout, Rollout, RolloutStatus, Segment
+from rftstream.contracts.rollouts import PartialRollout, Rollout, RolloutStatus, Segment, StoredState
 from rftstream.contracts.tasks import Task
 from rftstream.contracts.versions import VersionName
 from rftstream.models.rendering import FakeRenderer
@@ -32,10 +33,14 @@ class Unfinished:
         """By rollout_id, all that there ever were."""
         self._live: dict[str, set[int]] = defaultdict(set)
         self._finished: set[str] = set()
+        self._stored: dict[str, StoredState] = {}
+        """By rollout_id, the state of its environment that its pieces refer to now."""
         self._finished_now: list[str] = []
         """By the transaction that is looked at."""
         self.num_continued = 0
         """Rollouts that another process finished than the one that saved some of them."""
+        self.num_stored = 0
+        """Pieces that refer to a state in the store."""
         fake = laws.config.policies.get("fake", {})
         self._by_weights = fake.get("answer_depends_on", "weights") == "weights"
         self._renderer = FakeRenderer()
@@ -61,6 +66,11 @@ class Unfinished:
         assert piece.num_tokens == sum(sum(one.loss_mask.data) for one in piece.segments) > 0
         self._laws.versions(piece.ids, piece.segments)
         known.append(piece)
+        if piece.environment_state is not None:
+            self._stored.pop(rollout_id, None)
+        elif piece.stored_state is not None:
+            self._stored[rollout_id] = piece.stored_state
+            self.num_stored += 1
         self._live[rollout_id].add(piece.piece)
 
     def rollout(self, rollout: Rollout) -> None:
@@ -78,8 +88,18 @@ class Unfinished:
         for rollout_id in self._finished_now:
             self.num_continued += any(f".{one.explorer}." not in transactional_id for one in self.pieces[rollout_id])
             assert not self._live[rollout_id], f"{rollout_id}: finished, and pieces {self._live[rollout_id]} are left"
+        for rollout_id in self._finished_now:
+            self._stored.pop(rollout_id, None)
         self._finished.update(self._finished_now)
         self._finished_now.clear()
+
+    def kept(self) -> None:
+        """What a successor would go on from is there."""
+        objects = self._laws.simulation.store.objects
+        for rollout_id, stored in self._stored.items():
+            data = objects.get(stored.object)
+            assert data is not None, f"{rollout_id}: {stored.object} is deleted, and a piece refers to it"
+            assert f"sha256:{hashlib.sha256(data).hexdigest()}" == stored.digest
 
     def _goes_on(self, rollout: Rollout, pieces: list[PartialRollout]) -> None:
         """It begins with all its pieces: nobody began anew, or went on from a part of them."""

@@ -36,7 +36,7 @@ FOLDER = "states"
 """Where they lie in the store."""
 LARGE_BYTES = 64 << 10
 """Size above which a state is an object of the store."""
-DELETE_EVERY_S = 5.0
+DELETE_EVERY_S = 1.0
 """Seconds from one deletion to the next: each makes the log durable."""
 
 
@@ -193,11 +193,11 @@ class SavedStates:
 
     def poll(self) -> None:
         """Look at listings that have come, and delete what may be deleted."""
-        for partition, known in self._partitions.items():
+        for known in self._partitions.values():
             if known.listing is not None and known.live is not None and known.listing.done():
                 names, known.listing = known.listing.result(), None
                 if names:
-                    self._listed(partition, names, known)
+                    self._listed(names, known)
         self._deletions = [deletion for deletion in self._deletions if not deletion.done()]
         if self._condemned and self._clock.now() >= self._delete_at:
             self._delete()
@@ -218,7 +218,7 @@ class SavedStates:
     def _folder_of(self, partition: int, rollout_id: str) -> str:
         return f"{self._folder}{partition}/{rollout_id}/"
 
-    def _listed(self, partition: int, names: Iterable[str], known: _Partition) -> None:
+    def _listed(self, names: Iterable[str], known: _Partition) -> None:
         """Sort what was there when the partition came: a rollout's that has pieces is kept until that ends."""
         assert known.live is not None
         with self._lock:
