@@ -10,7 +10,8 @@ service answers
 
 `id` names the rollout and this launch of it, and is the Idempotency-Key, too. A request that was lost is sent again
 with the same id, so a service that has it already starts no second agent. A new id for the same rollout says that
-another explorer has taken it over: the agent begins again, at the new address, and what runs of it is to be ended.
+another explorer has taken it over: the agent begins again, at the new address and with a new key, and what runs of it
+is to be ended. Calls with the older key are refused.
 """
 
 from __future__ import annotations

@@ -14,7 +14,8 @@ class RunsAgent(Protocol):
     """What runs the agents of one environment. An explorer makes one for its run file."""
 
     is_elsewhere: bool
-    """Whether its agents may be on other machines, and so need an address that can be reached from there."""
+    """Whether a service runs its agents. They may be on other machines, and so need an address that can be reached from
+    there. One may still run when its call is lost, and goes on with the key that it has."""
 
     async def run(
         self,

@@ -1,7 +1,10 @@
 """Keys of the gateway. Each rollout has one, and so has the run; all derive from the run's secret.
 
 A rollout's key is `rft-` + its id + `.` + HMAC-SHA256(secret, id). So the server finds the rollout by the key, and
-nobody can make the key of another rollout. The secret is never written to the run folder, to a topic or to a log:
+nobody can make the key of another rollout. An agent that an explorer starts gets a key of that launch: its name
+stands behind the id, and the HMAC is over both. So the calls of a launch that was given up are known as such.
+
+The secret is never written to the run folder, to a topic or to a log:
 
 - `RFTSTREAM_GATEWAY_SECRET` in the environment, if it is set. Explorers on several machines need it: a key must open
   the same rollout at each of them.
@@ -19,6 +22,7 @@ import os
 import re
 import secrets
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from rftstream.errors import ConfigError
@@ -28,6 +32,16 @@ MIN_SECRET_BYTES = 16
 """Shortest secret that is accepted from the environment."""
 PREFIX = "rft-"
 _MAX_KEY = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class KeyOwner:
+    """What a key belongs to."""
+
+    rollout_id: str
+    """The rollout."""
+    launch: str
+    """The launch of its agent; empty for an agent that no explorer has started."""
 
 
 class GatewayKeys:
@@ -40,21 +54,23 @@ class GatewayKeys:
     def __repr__(self) -> str:
         return f"GatewayKeys(run {self._run_id})"  # without the secret
 
-    def rollout_key(self, rollout_id: str) -> str:
-        """Return the key of a rollout."""
+    def rollout_key(self, rollout_id: str, launch: str = "") -> str:
+        """Return the key of a rollout. `launch`: letters and digits, for an agent that an explorer starts."""
         name = base64.urlsafe_b64encode(rollout_id.encode()).decode().rstrip("=")
-        return f"{PREFIX}{name}.{self._mac('rollout', rollout_id)}"
+        return f"{PREFIX}{name}{'~' if launch else ''}{launch}.{self._rollout_mac(rollout_id, launch)}"
 
-    def rollout_of(self, key: str) -> str | None:
-        """Return the rollout that a key belongs to; None if it is no key of this run."""
-        name, _, mac = key.removeprefix(PREFIX).partition(".")
+    def owner_of(self, key: str) -> KeyOwner | None:
+        """Return what a key belongs to; None if it is no key of this run."""
+        names, _, mac = key.removeprefix(PREFIX).partition(".")
+        name, _, launch = names.partition("~")
         if not key.startswith(PREFIX) or len(key) > _MAX_KEY or not key.isascii():
             return None
         try:
             rollout_id = base64.b64decode(name + "=" * (-len(name) % 4), altchars=b"-_", validate=True).decode()
         except (binascii.Error, ValueError):
             return None
-        return rollout_id if hmac.compare_digest(mac, self._mac("rollout", rollout_id)) else None
+        is_ours = hmac.compare_digest(mac, self._rollout_mac(rollout_id, launch))
+        return KeyOwner(rollout_id, launch) if is_ours else None
 
     def session_token(self) -> str:
         """Return the token by which agents elsewhere ask for rollouts of this run."""
@@ -63,6 +79,9 @@ class GatewayKeys:
     def is_session_token(self, token: str) -> bool:
         """Return whether this is the run's token."""
         return token.isascii() and hmac.compare_digest(token, self.session_token())
+
+    def _rollout_mac(self, rollout_id: str, launch: str) -> str:
+        return self._mac("launch", f"{rollout_id}\0{launch}") if launch else self._mac("rollout", rollout_id)
 
     def _mac(self, kind: str, name: str) -> str:
         text = "\0".join((kind, self._run_id, name))

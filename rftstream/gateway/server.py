@@ -29,7 +29,7 @@ from rftstream.gateway.dialects import CHAT, DIALECTS, ServedDialect, read_call
 from rftstream.gateway.dialects.events import Event
 from rftstream.gateway.dialects.fields import RequestRefused, kind, parse_body
 from rftstream.gateway.http import HttpAnswer, HttpConnection, HttpRequest
-from rftstream.gateway.keys import GatewayKeys
+from rftstream.gateway.keys import GatewayKeys, KeyOwner
 from rftstream.policies.loopthread import LoopThread
 from rftstream.roles.explorer.model_calls import (
     AgentAnswer,
@@ -187,23 +187,23 @@ class GatewayServer:
             connection.send(_refused(speaks, refused.refusal))
 
     async def _call(self, dialect: ServedDialect, request: HttpRequest, connection: HttpConnection) -> None:
-        rollout_id = self._rollout(request)
+        owner = self._owner(request)
         self._check_size(request)
         call = read_call(dialect, request.body, request.headers)
         if isinstance(call, Refusal):
             connection.send(_refused(dialect, call))
             return
-        asked = self._ask(rollout_id, call, connection)
+        asked = self._ask(owner, call, connection)
         if call.stream:
             answer = await self._send_stream(dialect, call, asked, connection)
         else:
             answer = await asked
             if isinstance(answer, CallAnswer):
-                connection.send(HttpAnswer(status=200, body=answer.body, headers=_numbered(rollout_id, answer)))
+                connection.send(HttpAnswer(status=200, body=answer.body, headers=_numbered(owner.rollout_id, answer)))
             else:
                 connection.send(_refused(dialect, _refusal(answer)))
         if isinstance(answer, CallAnswer) and await connection.is_delivered():
-            self._inbox.put(Delivered(rollout_id=rollout_id, number=answer.number))
+            self._inbox.put(Delivered(rollout_id=owner.rollout_id, launch=owner.launch, number=answer.number))
 
     async def _send_stream(
         self, dialect: ServedDialect, call: ModelCall, asked: asyncio.Future[AgentAnswer], connection: HttpConnection
@@ -232,10 +232,10 @@ class GatewayServer:
         return answer
 
     async def _end(self, request: HttpRequest, connection: HttpConnection) -> None:
-        rollout_id = self._rollout(request)
+        owner = self._owner(request)
         self._check_size(request)
         wanted = _rollout_end(parse_body(request.body or b"{}"))
-        answer = await self._ask(rollout_id, wanted, connection)
+        answer = await self._ask(owner, wanted, connection)
         if not isinstance(answer, RolloutEnded):
             connection.send(_refused(CHAT, _refusal(answer)))
             return
@@ -246,7 +246,7 @@ class GatewayServer:
             _refuse(401, "the token is not this run's; sessions need the token of the run, not a rollout's key")
         self._check_size(request)
         name = request.headers.get("idempotency-key", "")
-        answer = await self._ask("", SessionWanted(name=name[:256]), connection)
+        answer = await self._ask(KeyOwner("", ""), SessionWanted(name=name[:256]), connection)
         if not isinstance(answer, SessionGranted):
             refusal = _refusal(answer)
             gateways = await self._others.addresses() if refusal.status == 503 else ()
@@ -276,7 +276,7 @@ class GatewayServer:
     # ------------------------------------------------------------------------------------------ parts of it
 
     def _ask(
-        self, rollout_id: str, wanted: ModelCall | RolloutEnd | SessionWanted, connection: HttpConnection
+        self, owner: KeyOwner, wanted: ModelCall | RolloutEnd | SessionWanted, connection: HttpConnection
     ) -> asyncio.Future[AgentAnswer]:
         """Hand a request to the agent loop; return where its answer will be."""
         loop = asyncio.get_running_loop()
@@ -288,7 +288,7 @@ class GatewayServer:
                 self._hands_out = True
                 loop.call_soon_threadsafe(self._hand_out)
 
-        request = AgentRequest(rollout_id=rollout_id, wanted=wanted, reply=reply)
+        request = AgentRequest(rollout_id=owner.rollout_id, launch=owner.launch, wanted=wanted, reply=reply)
 
         def gone() -> None:
             request.is_gone = True
@@ -306,15 +306,15 @@ class GatewayServer:
             if not found.done():
                 found.set_result(answer)
 
-    def _rollout(self, request: HttpRequest) -> str:
-        rollout_id = self._keys.rollout_of(_key_of(request))
-        if rollout_id is None:
+    def _owner(self, request: HttpRequest) -> KeyOwner:
+        owner = self._keys.owner_of(_key_of(request))
+        if owner is None:
             _refuse(401, "the key is of no rollout of this run")
-        return rollout_id
+        return owner
 
     def _check_any_key(self, request: HttpRequest) -> None:
         if not self._keys.is_session_token(_key_of(request)):
-            self._rollout(request)
+            self._owner(request)
 
     def _check_size(self, request: HttpRequest) -> None:
         if request.is_too_large:

@@ -30,9 +30,9 @@ def user(text: str) -> dict[str, Any]:
 class Try:
     """One request, and what it was told."""
 
-    def __init__(self, rollout_id: str, wanted: ModelCall | RolloutEnd | SessionWanted) -> None:
+    def __init__(self, rollout_id: str, wanted: ModelCall | RolloutEnd | SessionWanted, launch: str = "") -> None:
         self.answers: list[AgentAnswer] = []
-        self.request = AgentRequest(rollout_id=rollout_id, wanted=wanted, reply=self.answers.append)
+        self.request = AgentRequest(rollout_id=rollout_id, launch=launch, wanted=wanted, reply=self.answers.append)
 
     @property
     def answer(self) -> AgentAnswer | None:
@@ -59,8 +59,8 @@ class Try:
 class Agent:
     """The agent of one rollout, at whichever explorer has it."""
 
-    def __init__(self, explorer: RoleDriver, rollout_id: str) -> None:
-        self.explorer, self.rollout_id = explorer, rollout_id
+    def __init__(self, explorer: RoleDriver, rollout_id: str, launch: str = "") -> None:
+        self.explorer, self.rollout_id, self.launch = explorer, rollout_id, launch
 
     def send(self, *messages: dict[str, Any], headers: dict[str, str] | None = None, **values: Any) -> Try:
         """Send a call, and do not wait."""
@@ -74,7 +74,7 @@ class Agent:
         found = self.send(*messages, headers=headers, **values)
         self.explorer.work()
         if isinstance(found.answer, CallAnswer):
-            self.step.inbox.put(Delivered(rollout_id=self.rollout_id, number=found.answer.number))
+            self.step.inbox.put(Delivered(rollout_id=self.rollout_id, launch=self.launch, number=found.answer.number))
         return found
 
     def end(self, **values: Any) -> Try:
@@ -84,7 +84,7 @@ class Agent:
         return found
 
     def put(self, wanted: ModelCall | RolloutEnd) -> Try:
-        found = Try(self.rollout_id, wanted)
+        found = Try(self.rollout_id, wanted, self.launch)
         self.step.inbox.put(found.request)
         return found
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rftstream.contracts.rollouts import PartialRollout, Posted, Rollout, RolloutStatus
-from rftstream.roles.explorer.model_calls import AgentBegins, CallAnswer, RolloutEnded, SessionGranted
+from rftstream.roles.explorer.model_calls import AgentBegins, CallAnswer, Delivered, RolloutEnded, SessionGranted
 from rftstream.testing import RoleDriver
 from tests.flow.agents import AGENTS, Agent, kill_and_restart, session, user
 from tests.flow.scene import Scene
@@ -265,7 +265,7 @@ def test_an_agent_that_begins_again_gets_the_recorded_answers(tmp_path: Path) ->
     second = agent.ask(user("1+1="), first.message, user("2+2="))
     waits = agent.send(user("1+1="), second.message, user("3+3="))
     explorer.tick()
-    agent.step.inbox.put(AgentBegins(rollout_id=agent.rollout_id))
+    agent.step.inbox.put(AgentBegins(rollout_id=agent.rollout_id, launch=""))
     assert agent.ask(user("1+1=")).answer == first.answer
     assert agent.ask(user("1+1="), first.message, user("2+2=")).answer == second.answer
     third = agent.ask(user("1+1="), second.message, user("3+3="))
@@ -274,6 +274,29 @@ def test_an_agent_that_begins_again_gets_the_recorded_answers(tmp_path: Path) ->
     agent.end(reward=1.0)
     rollout = the_rollout(scene)
     assert rollout.status is RolloutStatus.completed and rollout.num_tokens == trained_tokens(rollout)
+
+
+def test_a_launch_that_was_given_up_has_nothing_to_say(tmp_path: Path) -> None:
+    """A function that blocks goes on when it was given up: it must not mix its calls into those of the next one."""
+    scene, explorer, agent = opened(tmp_path)
+    old, new = (Agent(explorer, agent.rollout_id, launch) for launch in ("a1", "a2"))
+    assert old.ask(user("1+1=")).refusal.status == 409, "it has not begun"
+    agent.step.inbox.put(AgentBegins(rollout_id=agent.rollout_id, launch="a1"))
+    first = old.ask(user("1+1="))
+    assert agent.ask(user("1+1=")).refusal.status == 409, "a key without a launch is of another agent"
+    agent.step.inbox.put(AgentBegins(rollout_id=agent.rollout_id, launch="a2"))
+    agent.step.inbox.put(Delivered(rollout_id=agent.rollout_id, launch="a1", number=0))
+    assert new.ask(user("1+1=")).answer == first.answer, "what the old one was told does not count"
+    for _ in range(2):
+        late = old.ask(user("1+1="), first.message, user("2+2="))
+        assert late.refusal.status == 409 and late.refusal.retry_after_s is None
+        assert "started again since" in late.refusal.sentence
+    assert old.end(reward=0.25).refusal.status == 409
+    new.ask(user("1+1="), first.message, user("3+3="))
+    new.end(reward=1.0)
+    rollout = the_rollout(scene)
+    assert rollout.posted is not None and rollout.posted.reward == 1.0
+    assert len(rollout.calls) == 2 and "2+2=" not in [turn.content for turn in rollout.turns]
 
 
 def test_a_rollout_that_is_nowhere_near_is_moving(tmp_path: Path) -> None:

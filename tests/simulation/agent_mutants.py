@@ -6,7 +6,7 @@ import base64
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from rftstream.gateway.keys import PREFIX, GatewayKeys
+from rftstream.gateway.keys import PREFIX, GatewayKeys, KeyOwner
 from rftstream.roles.explorer import agent_session as session_module
 from rftstream.roles.explorer.agent_loop import AgentLoop
 from rftstream.roles.explorer.agent_session import AgentSession
@@ -57,11 +57,11 @@ def answer_made_again() -> Iterator[None]:
 def any_key_accepted() -> Iterator[None]:
     """A key opens the rollout that it names, whoever made it."""
 
-    def rollout_of(self: GatewayKeys, key: str) -> str | None:
+    def owner_of(self: GatewayKeys, key: str) -> KeyOwner:
         name = key.removeprefix(PREFIX).partition(".")[0]
-        return base64.urlsafe_b64decode(name + "=" * (-len(name) % 4)).decode()
+        return KeyOwner(base64.urlsafe_b64decode(name + "=" * (-len(name) % 4)).decode(), "")
 
-    with changed(GatewayKeys, "rollout_of", rollout_of):
+    with changed(GatewayKeys, "owner_of", owner_of):
         yield
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from rftstream.contracts.records import Record
 from rftstream.contracts.rollouts import PartialRollout, Rollout, RolloutStatus
 from rftstream.gateway.dialects import DIALECTS, read_call
-from rftstream.gateway.keys import GatewayKeys
+from rftstream.gateway.keys import GatewayKeys, KeyOwner
 from rftstream.roles.explorer.agent_step import AgentExplorerStep
 from rftstream.roles.explorer.model_calls import (
     AgentAnswer,
@@ -173,12 +173,13 @@ class SimulatedAgent:
         assert isinstance(step, AgentExplorerStep)
         self._is_forged = bool(self._rollout_id) and self._mischief.random() < 0.1
         wanted = self._last if self._is_again and self._last is not None else self._wanted()
-        rollout_id: str | None = self._rollout_id
+        owner: KeyOwner | None = KeyOwner("", "")
         if self._rollout_id:
-            rollout_id = KEYS.rollout_of(self._forged_key() if self._is_forged else KEYS.rollout_key(self._rollout_id))
-        if rollout_id is None:  # as the server does, which asks no explorer
+            owner = KEYS.owner_of(self._forged_key() if self._is_forged else KEYS.rollout_key(self._rollout_id))
+        if owner is None:  # as the server does, which asks no explorer
             self._answer = Refusal(status=401, sentence="the key is of no rollout of this run")
             return
+        rollout_id, launch = owner.rollout_id, owner.launch
 
         def reply(answer: AgentAnswer) -> None:
             if isinstance(answer, CallAnswer):
@@ -186,9 +187,9 @@ class SimulatedAgent:
             if self._request is request:
                 self._answer = answer
                 if isinstance(answer, CallAnswer):
-                    step.inbox.put(Delivered(rollout_id=rollout_id, number=answer.number))
+                    step.inbox.put(Delivered(rollout_id=rollout_id, launch=launch, number=answer.number))
 
-        request = AgentRequest(rollout_id=rollout_id, wanted=wanted, reply=reply)
+        request = AgentRequest(rollout_id=rollout_id, launch=launch, wanted=wanted, reply=reply)
         self._request, self._asked_at = request, self._run.clock.now()
         step.inbox.put(request)
         process.wake_at = min(process.wake_at, self._run.clock.now())

@@ -113,7 +113,7 @@ def draw_games(values: dict[str, Any]) -> None:
         "max_turns": own.randint(1, 4), "reply_s": own.choice([0.0, 0.0, 0.05, 1.0]),
         "odd_share": own.choice([0.0, 0.05, 0.1]),
     }}  # fmt: skip
-    if Random(f"states {values!r}").random() < 0.4:
+    if Random(f"sizes of states {values!r}").random() < 0.4:
         values["environments"][NAME]["state_bytes"] = LARGE_BYTES + 1
     values["explorer"]["reply_timeout_s"] = 1.5
     if own.random() < 0.3:

@@ -7,6 +7,7 @@ inbox, as if the agent had said it over HTTP.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import math
 import secrets
@@ -43,8 +44,8 @@ class LaunchedAgents:
     """Of the gateway, for agents on this machine."""
     public_url: str = ""
     """Of the gateway, for agents elsewhere."""
-    key_of: Callable[[str], str] = str
-    """Returns the key of a rollout."""
+    key_of: Callable[[str, str], str] = lambda rollout_id, launch: f"{rollout_id} {launch}"
+    """Returns the key of a launch of a rollout's agent."""
     ring: Callable[[], object] = lambda: None
     """Ends the explorer's wait, from any thread."""
 
@@ -55,7 +56,8 @@ class _Run:
 
     task: Task
     launch: str = field(default_factory=lambda: secrets.token_hex(8))
-    """Tells it from other runs of the agent at this task."""
+    """Tells it from other runs of the agent at this task, by other explorers, too: an agent may outlive its explorer,
+    and call the next one."""
     work: asyncio.Task[None] | None = None
 
 
@@ -136,16 +138,17 @@ class AgentLauncher:
 
     async def _end_of(self, run: _Run, agent: RunsAgent) -> RolloutEnd:
         task, rollout_id, lost = run.task, run.task.ids.rollout_id, ""
-        for _ in range(MAX_STARTS):
+        for number in range(MAX_STARTS):
+            launch = run.launch if agent.is_elsewhere else f"{run.launch}x{number}"
             try:
                 result = await agent.run(
                     problem=task.problem,
                     base_url=self._launched.public_url if agent.is_elsewhere else self._launched.base_url,
-                    api_key=self._launched.key_of(rollout_id),
+                    api_key=self._launched.key_of(rollout_id, launch),
                     seed=task.seed,
                     rollout_id=rollout_id,
                     launch_id=f"{rollout_id}/launch/{run.launch}",
-                    begins=lambda: self._note_begin(run),
+                    begins=functools.partial(self._note_begin, run, launch),
                 )
             except HostTimeout as error:
                 return RolloutEnd(cut_short=f"the agent took too long: {error}")
@@ -158,11 +161,11 @@ class AgentLauncher:
                 return end_of_result(result)
         return RolloutEnd(error=f"it was lost {MAX_STARTS} times: {lost}")
 
-    def _note_begin(self, run: _Run) -> None:
+    def _note_begin(self, run: _Run, launch: str) -> None:
         rollout_id = run.task.ids.rollout_id
         with self._lock:
             if self._running.get(rollout_id) is run:
-                self._inbox.put(AgentBegins(rollout_id=rollout_id))
+                self._inbox.put(AgentBegins(rollout_id=rollout_id, launch=launch))
 
 
 def _cancel(run: _Run) -> None:

@@ -193,7 +193,9 @@ class AgentLoop:
             return
         session = self._by_id.get(request.rollout_id)
         status = self._past.get(request.rollout_id) if session is None else None
-        if session is not None and session.ended is None:
+        if session is not None and session.ended is None and session.is_given_up(request.launch):
+            request.reply(Refusal(status=409, sentence=f"the agent of {request.rollout_id} was started again since"))
+        elif session is not None and session.ended is None:
             session.last_active = self._now()
             if session.session is None:  # an agent that has the key needs no session
                 session.session = ""
@@ -253,8 +255,13 @@ class AgentLoop:
         if isinstance(notice, AgentBegins):
             if session is not None and session.ended is None:
                 session.rewind()
+                session.launch = notice.launch
                 session.last_active = self._now()
-        elif session is not None and notice.number < len(session.rollout.calls):
+        elif (
+            session is not None
+            and not session.is_given_up(notice.launch)
+            and notice.number < len(session.rollout.calls)
+        ):
             session.rollout.calls[notice.number].is_delivered = True
             faults.at("call_answered", notice.number + 1)
 

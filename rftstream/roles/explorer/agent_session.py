@@ -68,6 +68,8 @@ class AgentSession:
     """When the agent was heard of, or given an answer, for the last time."""
     session: str | None = None
     """Digest of the name of the request that it was given away by; None: nobody has it yet."""
+    launch: str = ""
+    """The launch of its agent that may make calls; empty for an agent that no explorer has started."""
     is_session_saved: bool = False
     """Whether that is on the log."""
     open_calls: dict[str, OpenCall] = field(default_factory=dict)
@@ -162,6 +164,10 @@ class AgentSession:
         if call.is_retry:
             return sampled[-1] if sampled else recorded_calls[-1] if recorded_calls else None
         return None
+
+    def is_given_up(self, launch: str | None) -> bool:
+        """Return whether what comes from this launch of its agent is too late: another one was begun since."""
+        return launch is not None and launch != self.launch
 
     def rewind(self) -> None:
         """Have the calls so far answer an agent that is run again from its start: each answers the next equal request,

@@ -167,6 +167,9 @@ class AgentRequest:
     """What is asked for."""
     reply: Callable[[AgentAnswer], None]
     """Takes the answer. It may be called from any thread, and does not block."""
+    launch: str | None = None
+    """The launch of an agent that the request's key was made for; empty for a key without one. None: the explorer asks
+    itself, for the launch that it has now."""
     is_gone: bool = False
     """Whether the client has gone away. The server sets it; the request is done all the same."""
 
@@ -179,6 +182,8 @@ class Delivered:
     """The rollout of the call."""
     number: int
     """The call's number."""
+    launch: str | None = None
+    """As in AgentRequest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,6 +192,8 @@ class AgentBegins:
 
     rollout_id: str
     """The rollout that it makes."""
+    launch: str
+    """The name of the launch: from now on no other one of this rollout may ask for anything."""
 
 
 class CallInbox:

@@ -283,7 +283,7 @@ class Launched:
             anew=[TASK.ids.taskset],
             base_url="http://127.0.0.1:9/v1",
             public_url="https://agents.example.com/v1",
-            key_of=lambda rollout_id: f"key of {rollout_id}",
+            key_of=lambda rollout_id, launch: f"key of {rollout_id} {launch}",
         )
         self.launcher = AgentLauncher(launched, self.inbox)
 
@@ -310,9 +310,11 @@ def test_each_launch_has_an_id_of_its_own_and_its_tries_share_it(service: AgentS
     rollout_id, bodies = TASK.ids.rollout_id, [body for body, _ in service.requests]
     assert [body["id"].startswith(f"{rollout_id}/launch/") for body in bodies] == [True] * 4
     assert len({body["id"] for body in bodies[:3]}) == 1 and bodies[3]["id"] != bodies[0]["id"]
-    assert {(body["base_url"], body["api_key"], body["rollout_id"]) for body in bodies} == {
-        ("https://agents.example.com/v1", f"key of {rollout_id}", rollout_id)
+    assert {(body["base_url"], body["rollout_id"]) for body in bodies} == {
+        ("https://agents.example.com/v1", rollout_id)
     }
+    launches = [body["id"].rpartition("/")[2] for body in bodies]
+    assert [body["api_key"] for body in bodies] == [f"key of {rollout_id} {launch}" for launch in launches]
     assert sum(isinstance(one, AgentBegins) for one in launched.found) == 1
 
 

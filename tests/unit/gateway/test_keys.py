@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rftstream.errors import ConfigError
-from rftstream.gateway.keys import SECRET_VARIABLE, GatewayKeys, run_secret, secret_file
+from rftstream.gateway.keys import SECRET_VARIABLE, GatewayKeys, KeyOwner, run_secret, secret_file
 
 KEYS = GatewayKeys(b"0123456789abcdef", "run-1")
 
@@ -18,32 +18,32 @@ KEYS = GatewayKeys(b"0123456789abcdef", "run-1")
 def test_a_key_names_its_rollout() -> None:
     key = KEYS.rollout_key("sums/0/3/0/1")
     assert key.startswith("rft-") and "/" not in key
-    assert KEYS.rollout_of(key) == "sums/0/3/0/1"
+    assert KEYS.owner_of(key) == KeyOwner("sums/0/3/0/1", "")
     assert KEYS.rollout_key("sums/0/3/0/2") != key
 
 
 def test_keys_of_other_runs_and_secrets_open_nothing() -> None:
     key = KEYS.rollout_key("sums/0/3/0/1")
-    assert GatewayKeys(b"0123456789abcdef", "run-2").rollout_of(key) is None
-    assert GatewayKeys(b"0123456789abcdeF", "run-1").rollout_of(key) is None
+    assert GatewayKeys(b"0123456789abcdef", "run-2").owner_of(key) is None
+    assert GatewayKeys(b"0123456789abcdeF", "run-1").owner_of(key) is None
 
 
 def test_a_key_with_the_name_of_another_rollout_opens_nothing() -> None:
     own, other = KEYS.rollout_key("sums/0/3/0/1"), KEYS.rollout_key("sums/0/3/0/2")
-    assert KEYS.rollout_of(other.partition(".")[0] + "." + own.partition(".")[2]) is None
+    assert KEYS.owner_of(other.partition(".")[0] + "." + own.partition(".")[2]) is None
 
 
 @settings(deadline=None)
 @given(st.text())
 def test_whatever_is_sent_opens_nothing(text: str) -> None:
     for key in (text, f"rft-{text}", f"rft-{text}.{text}"):
-        assert KEYS.rollout_of(key) is None
+        assert KEYS.owner_of(key) is None
         assert not KEYS.is_session_token(key)
 
 
 def test_the_token_of_the_run_is_no_key_of_a_rollout() -> None:
     token = KEYS.session_token()
-    assert KEYS.is_session_token(token) and KEYS.rollout_of(token) is None
+    assert KEYS.is_session_token(token) and KEYS.owner_of(token) is None
     assert not KEYS.is_session_token(KEYS.rollout_key("run"))
     assert not GatewayKeys(b"0123456789abcdef", "run-2").is_session_token(token)
 
@@ -77,3 +77,12 @@ def test_the_environment_comes_first(tmp_path: Path) -> None:
 
 def test_keys_do_not_show_their_secret() -> None:
     assert "0123" not in repr(KEYS)
+
+
+def test_each_launch_has_a_key_of_its_own() -> None:
+    first, second = KEYS.rollout_key("sums/0/3/0/1", "a1"), KEYS.rollout_key("sums/0/3/0/1", "a2")
+    assert KEYS.owner_of(first) == KeyOwner("sums/0/3/0/1", "a1")
+    assert KEYS.owner_of(second) == KeyOwner("sums/0/3/0/1", "a2")
+    assert KEYS.owner_of(first.replace("~a1.", "~a2.")) is None
+    assert KEYS.owner_of(first.replace("~a1.", ".")) is None
+    assert KEYS.owner_of(KEYS.rollout_key("sums/0/3/0/1").replace(".", "~.", 1)) is not None, "no launch is none"

@@ -76,6 +76,8 @@ def test_a_host_that_dies_is_replaced_some_times(foreign: Path) -> None:
     launched.launcher.launch(TASK)
     assert str(launched.end().error).startswith(f"it was lost {MAX_STARTS} times: ")
     assert launched.num_begun == MAX_STARTS
+    launches = [one.launch for one in launched.found if isinstance(one, AgentBegins)]
+    assert len(set(launches)) == MAX_STARTS, "each start has a key of its own"
     launched.launcher.close()
 
 
