@@ -89,7 +89,7 @@ ABANDONED_CALLS = Counter(
 )
 SEGMENT_BREAKS = Counter(
     "rftstream_segment_breaks",
-    "Turns that began a new segment, since their prompt does not continue the tokens before, by reason.",
+    "Turns and agents' calls that began a new segment, as their prompt does not go on from tokens before, by reason.",
     ["reason"],
     registry=REGISTRY,
 )

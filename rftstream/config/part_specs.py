@@ -127,6 +127,8 @@ class EnvironmentSpec(PartSpec):
     """Whether every rollout ends with the first completion."""
     is_immediate: bool = False
     """Whether its methods are plain functions that never block: they are then called in the sampling thread."""
+    gives_reward: bool = True
+    """Whether a reply of it may have a reward."""
     path_settings: tuple[str, ...] = ()
     """Its settings that are paths, relative to the run file: keys with dots between them, * for any key. Those of a
     user's own environment are left as they stand."""

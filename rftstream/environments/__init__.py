@@ -8,7 +8,7 @@ from rftstream.config.part_specs import EnvironmentSpec
 
 ENVIRONMENTS = {
     "single_turn": EnvironmentSpec(
-        "rftstream.environments.single_turn:SingleTurn", has_one_turn=True, is_immediate=True
+        "rftstream.environments.single_turn:SingleTurn", has_one_turn=True, is_immediate=True, gives_reward=False
     ),
     "tools": EnvironmentSpec(
         "rftstream.environments.tools:ToolEnvironment",

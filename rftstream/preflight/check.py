@@ -34,7 +34,7 @@ from rftstream.preflight.advice import find_warnings
 from rftstream.preflight.check_demonstrations import demonstrations_line
 from rftstream.preflight.check_environments import begin_once
 from rftstream.preflight.check_report import CheckReport, PartLine, Prompt, TasksetLine
-from rftstream.preflight.check_rewards import check_columns
+from rftstream.preflight.check_rewards import check_columns, check_given
 from rftstream.preflight.estimate import DiskEstimate, estimate_disk
 from rftstream.preflight.memory import MemoryEstimate, estimate_memory, longest_row, memory_warnings
 from rftstream.preflight.plan import Purpose, plan
@@ -161,6 +161,7 @@ def _taskset(
     )
     reward = None
     with collect(f"{line.place}.reward"):
+        check_given(line.place, section)
         reward = build_reward(section.reward, config, where=f"{line.place}.reward", section=section)
     with collect(line.place):
         taskset = open_taskset(name, section, config)

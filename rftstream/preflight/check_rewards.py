@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from rftstream.config import registry
+from rftstream.config.part_specs import EnvironmentSpec
+from rftstream.config.sections import EvaluationSection, TasksetSection
 from rftstream.contracts.tasks import Problem
 from rftstream.data.tasksets.base import Taskset
 from rftstream.errors import ConfigError, RewardError
@@ -13,6 +16,16 @@ from rftstream.rewards.functions import FunctionReward
 
 LOOKED_AT = 1_000
 """Number of problems of each taskset that are looked at, from the first on."""
+
+
+def check_given(place: str, section: TasksetSection | EvaluationSection) -> None:
+    """Raise ConfigError if the reward is what the environment gives, and the environment never gives one."""
+    rewards = [section.reward] if isinstance(section.reward, str) else [one.name for one in section.reward]
+    if "environment" in rewards and not registry.find_spec(EnvironmentSpec, section.environment).gives_reward:
+        raise ConfigError(
+            f"{place}.reward: 'environment' takes what the environment gives, and {section.environment!r} never gives "
+            "a reward: no rollout could be scored; name another reward, or an environment that gives one"
+        )
 
 
 def check_columns(place: str, reward: CompositeReward, taskset: Taskset, num_problems: int) -> list[str]:

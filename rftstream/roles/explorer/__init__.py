@@ -28,6 +28,8 @@ def _begin_metrics() -> None:
     metrics.HELD_UP_SECONDS.labels(EXPLORER.name)
     for reason in BreakReason:
         metrics.SEGMENT_BREAKS.labels(reason.value)
+    for opened in ("branch", "new_conversation", "unknown_history"):
+        metrics.SEGMENT_BREAKS.labels(opened)
     for method in ("start", "load", "tools", "reply", "save", "close"):
         metrics.ABANDONED_CALLS.labels(method)
     for status in RolloutStatus:

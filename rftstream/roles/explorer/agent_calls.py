@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from rftstream import faults
+from rftstream import faults, metrics
 from rftstream.contracts.rollouts import SavedCall
 from rftstream.errors import ConfigError, ContractError
 from rftstream.policies.base import LOOK_S, Completion, Policy, SampleRequest
@@ -188,6 +188,8 @@ class CallSampler:
             now=now,
             explorer=self._explorer,
         )
+        if plan.opened not in ("", "first"):
+            metrics.SEGMENT_BREAKS.labels(plan.opened).inc()
         return piece, rollout.record(plan, result, call, answer, told, added)
 
     def _fail(self, session: AgentSession, open_call: OpenCall, refusal: Refusal) -> None:

@@ -87,6 +87,7 @@ def test_the_records_of_a_table_are_of_its_kind(kind: str) -> None:
 def test_a_built_in_part_is_not_imported() -> None:
     sys.modules.pop("rftstream.environments.single_turn", None)
     assert registry.spec(EnvironmentSpec, "single_turn").has_one_turn
+    assert not registry.spec(EnvironmentSpec, "single_turn").gives_reward
     assert "rftstream.environments.single_turn" not in sys.modules
 
 

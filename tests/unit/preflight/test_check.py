@@ -223,6 +223,12 @@ def test_evaluations_are_looked_at_too(write: Write) -> None:
     assert (evaluation["kind"], evaluation["problems"], evaluation["reward"]) == ("evaluation", 3, "math")
 
 
+@pytest.mark.parametrize("reward", ["environment", [{"name": "exact"}, {"name": "environment"}]])
+def test_a_reward_that_the_environment_never_gives_is_refused(write: Write, reward: Any) -> None:
+    config = write(tasksets__train__reward=reward)
+    assert "'single_turn' never gives a reward: no rollout could be scored" in errors(config)
+
+
 def test_own_parts(write: Write, tmp_path: Path) -> None:
     (tmp_path / "own_check_parts.py").write_text("def score(completion, answer):\n    return 1.0\n")
     fine(write(tasksets__train__reward="own_check_parts:score"))
