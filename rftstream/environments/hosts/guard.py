@@ -6,6 +6,9 @@ also those that moved to a session of their own. And it outlives both sides: whe
 or when stdin ends, it kills all that is left, writes how the host ended to stdout, and exits.
 
 It also takes what the host and its children print, and writes it to a log of a bounded size.
+
+`PYTHON -I -S guard.py --command OWNER PROGRAM ...` guards any other program in the same way. The program has the
+guard's stdin, stdout and stderr, so whoever talks with it does not notice the guard.
 """
 
 from __future__ import annotations
@@ -22,7 +25,9 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-PR_SET_CHILD_SUBREAPER = 36
+PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG = 36, 1
+LOOK_S = 1.0
+"""Seconds between two looks at whether the owner lives, where the system does not tell."""
 TAIL_BYTES = 2000
 """How much of the last output is told to the explorer."""
 READ_BYTES = 1 << 16
@@ -189,6 +194,52 @@ class Guard:
             self._log.write(data)
 
 
+def guard_command(owner: int, command: list[str]) -> int:
+    """Run a program until it ends, SIGTERM comes or the owner is gone; kill all that is left; return its exit code."""
+    told: list[int] = []
+    wake, wake_end = os.pipe()
+    for descriptor in (wake, wake_end):
+        os.set_blocking(descriptor, False)
+    signal.set_wakeup_fd(wake_end, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
+    selector = selectors.DefaultSelector()
+    selector.register(wake, selectors.EVENT_READ)
+    with contextlib.suppress(AttributeError, OSError):  # this system has none, or it is gone: see below
+        selector.register(os.pidfd_open(owner), selectors.EVENT_READ)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        process = subprocess.Popen(command, preexec_fn=_die_with_parent)
+    except OSError as error:
+        print(f"{command[0]}: {type(error).__name__}: {error}", file=sys.stderr)
+        return 127
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1):  # their ends are the program's alone
+        os.dup2(nowhere, descriptor)
+    while process.poll() is None and not told and os.getppid() == owner:
+        for key, _ in selector.select(timeout=LOOK_S):
+            if key.fd == wake:
+                os.read(wake, READ_BYTES)
+    deadline = time.monotonic() + KILL_S
+    while (left := descendants(os.getpid())) and time.monotonic() < deadline:
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        time.sleep(0.002)
+    code = process.returncode
+    return 1 if code is None else code if code >= 0 else 128 - code
+
+
+def _die_with_parent() -> None:
+    """Have this process killed when its guard is: there is nobody else to do it."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def parents() -> Iterator[tuple[int, int, int]]:
     """Yield the id, the parent and the session of every process of this machine, where the system tells."""
     try:
@@ -237,6 +288,8 @@ def _variables_of(pid: int) -> list[bytes]:
 
 def main() -> None:
     """Start the host, wait until it is over, and say how it ended."""
+    if sys.argv[1] == "--command":
+        sys.exit(guard_command(int(sys.argv[2]), sys.argv[3:]))
     try:
         guard = Guard(json.loads(sys.argv[1]))
     except OSError as error:

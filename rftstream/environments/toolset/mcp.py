@@ -10,15 +10,18 @@ import asyncio
 import atexit
 import concurrent.futures
 import functools
+import os
+import shutil
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from typing import Annotated, Any
 
 import msgspec
 
 from rftstream.config.secrets import reveal
+from rftstream.environments.hosts import guard
 from rftstream.environments.toolset.arguments import SchemaCheck
 from rftstream.environments.toolset.base import CannotSave, Tool, ToolError
 from rftstream.errors import ConfigError
@@ -188,10 +191,21 @@ class Connection:
             return streamable_http_client(self._server.url, http_client=await stack.enter_async_context(http))
         from mcp.client.stdio import StdioServerParameters, stdio_client
 
-        program, *arguments = self._server.command
         variables = reveal(self._server.env, where=f"{where}.env")
+        program, *arguments = _guarded(self._server.command, variables.get("PATH"))
         parameters = StdioServerParameters(command=program, args=arguments, env=variables, cwd=self._server.cwd)
         return stdio_client(parameters, errlog=sys.stderr)
+
+
+def _guarded(command: Sequence[str], path: str | None) -> Sequence[str]:
+    """Return a command that runs this one, and ends it with all its children when this process dies in whatever way.
+    FileNotFoundError if there is no such program."""
+    is_relative = os.sep in command[0] and not os.path.isabs(command[0])  # to a folder that is looked up later
+    if not is_relative and shutil.which(command[0], path=path) is None:
+        raise FileNotFoundError(2, "no such program", command[0])
+    if os.name != "posix":
+        return command
+    return [sys.executable, "-I", "-S", guard.__file__, "--command", str(os.getpid()), *command]
 
 
 _shared: dict[bytes, Connection] = {}

@@ -104,7 +104,41 @@ def test_over_stdio_from_start_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
     server, child = run(steps())
     assert is_gone(server), "the server outlives its rollout"
-    psutil.Process(child).kill() if psutil.pid_exists(child) else None
+    assert is_gone(child), "what the server has started outlives it"
+
+
+KILLED = """
+import asyncio, sys
+from tests.unit.environments.test_mcp import STDIO, ask, made
+
+async def steps():
+    environment = made(notes={**STDIO, "shared": sys.argv[1] == "shared"})
+    await environment.tools()
+    print(await ask(environment, "pids"), flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(steps())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there everything of a server is found")
+@pytest.mark.parametrize("whose", ["shared", "own"])
+@pytest.mark.parametrize("victim", ["explorer", "guard"])
+def test_no_server_outlives_a_kill(whose: str, victim: str) -> None:
+    with subprocess.Popen([sys.executable, "-c", KILLED, whose], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        server, child = map(int, process.stdout.readline().split())
+        try:
+            guard = psutil.Process(server).parent()
+            assert guard is not None and guard.ppid() == process.pid
+            (process if victim == "explorer" else guard).kill()
+            assert is_gone(server), "the server outlives a SIGKILL"
+            if victim == "explorer":
+                assert is_gone(child) and is_gone(guard.pid)
+            else:
+                psutil.Process(child).kill()
+        finally:
+            process.kill()
 
 
 def test_a_server_that_dies_is_an_error_of_the_call() -> None:
