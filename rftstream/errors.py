@@ -190,6 +190,10 @@ class HostError(RftError):
     retriable = True
 
 
+class HostStartTimeout(HostError):
+    """A host was not ready, or had not imported what it is to run, within `start_timeout_s`. It may be later."""
+
+
 class HostTimeout(HostError, TimeoutError):
     """An environment or agent in a host did not answer within its time limit."""
 

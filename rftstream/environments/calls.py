@@ -57,6 +57,8 @@ class EnvironmentCall:
     arguments: tuple[Any, ...]
     then: Then | None
     """None: nobody wants the result any more."""
+    more_s: float = 0.0
+    """Seconds that it may take beside the time limit of all calls."""
     started_at: float | None = None
     """When it began to run; None while it waits for a thread."""
 
@@ -108,11 +110,11 @@ class CallLine:
         """Whether a call has no result yet."""
         return self.running is not None or bool(self.waiting)
 
-    def call(self, method: str, function: Callable[..., Any], *arguments: Any, then: Then) -> None:
+    def call(self, method: str, function: Callable[..., Any], *arguments: Any, then: Then, more_s: float = 0.0) -> None:
         """Make a call after those before. `method` is its name in metrics. `then` gets its result, unless the line is
-        closed before."""
+        closed before. `more_s`: seconds that it may take beside the time limit."""
         assert not self._is_closed, f"{method}: the line is closed"
-        self._add(EnvironmentCall(self, method, function, arguments, then))
+        self._add(EnvironmentCall(self, method, function, arguments, then, more_s))
 
     def close(self, method: str, function: Callable[[], Any] | None, *, then: Then | None = None) -> None:
         """Make a last call, if there is one to make. What waits is dropped. What runs is cancelled or waited for, and
@@ -176,7 +178,7 @@ class EnvironmentCalls:
         if now >= self._look_at:
             self._look_at = now + LOOK_EVERY_S
             for call in [*self._beside, *self._stepped]:
-                if call.started_at is not None and now - call.started_at >= self._timeout_s:
+                if call.started_at is not None and now - call.started_at >= self._timeout_s + call.more_s:
                     self._give_up(call)
 
     def idle_s(self) -> float:
@@ -184,8 +186,12 @@ class EnvironmentCalls:
         before: they ring."""
         now = self._now()
         dues = [due for _, due in self._stepped.values()]
-        begun = [call.started_at for call in (*self._beside, *self._stepped) if call.started_at is not None]
-        return max(0.0, min([*dues, *(at + self._timeout_s for at in begun)], default=math.inf) - now)
+        ends = [
+            call.started_at + self._timeout_s + call.more_s
+            for call in (*self._beside, *self._stepped)
+            if call.started_at is not None
+        ]
+        return max(0.0, min([*dues, *ends], default=math.inf) - now)
 
     def close(self, within_s: float = CLOSE_S) -> None:
         """End all calls. Those in workers have `within_s` seconds; the owner has closed all lines before."""

@@ -21,7 +21,7 @@ from rftstream.environments.json_form import (
     said_to_plain,
     tools_from_plain,
 )
-from rftstream.errors import ConfigError, HostError, HostTimeout
+from rftstream.errors import ConfigError, HostError, HostStartTimeout, HostTimeout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +40,9 @@ class HostedConfig:
     """Host processes of each explorer, at most. Each holds any number of environments."""
     timeout_s: Annotated[float, Meta(ge=0)] = 60.0
     """Seconds that one answer may take, without the time to import the target. 0: no limit."""
+    start_timeout_s: Annotated[float, Meta(gt=0)] = 600.0
+    """Seconds until a host has imported the target, which may load a model. They count neither for `timeout_s` nor for
+    `explorer.reply_timeout_s`. A rollout whose host takes longer fails; the import goes on for the next ones."""
     idle_timeout_s: Annotated[float, Meta(gt=0)] = 300.0
     """Seconds after which a host without environments is ended. The next environment starts one again."""
     log_folder: str = ""
@@ -71,6 +74,8 @@ class HostedEnvironment:
         if not config.target:
             raise ConfigError("environments.hosted.target: missing; name the class to run, as in my_envs:Game")
         self._config = config
+        self.start_timeout_s = config.start_timeout_s
+        """What `start` and `load` may take beside the time limit of a call."""
         self._pool = pool_of(config.hosts())
         self._arguments = {"config": config.options, "problem": problem_to_plain(problem), "seed": seed}
         self._session: HostSession | None = None
@@ -114,7 +119,7 @@ class HostedEnvironment:
         """Start or load the environment in a host. A host that dies of it is replaced once: nothing is lost yet."""
         try:
             answer = await self._begin_once(do, **fields)
-        except HostTimeout:
+        except (HostTimeout, HostStartTimeout):
             raise
         except HostError:
             answer = await self._begin_once(do, **fields)
@@ -125,7 +130,7 @@ class HostedEnvironment:
     async def _begin_once(self, do: str, **fields: Any) -> dict[str, Any]:
         await self.close()
         self._session = self._pool.session(target_path(self._config.target))
-        await self._session.open()
+        await self._session.open(self._config.start_timeout_s)
         return await self._ask(do, **self._arguments, **fields)
 
     async def _ask(self, do: str, **fields: Any) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from rftstream.environments.call_workers import CallWorkers
 from rftstream.environments.called import CalledAgent
 from rftstream.environments.calls import EnvironmentCalls
 from rftstream.environments.launched_agents import agent_of
-from rftstream.errors import ConfigError, HostError, HostTimeout
+from rftstream.errors import ConfigError, HostError, HostStartTimeout, HostTimeout
 from rftstream.gateway.addresses import parse_address
 from rftstream.roles.explorer.environment_session import CallFailure, EnvironmentSession, Opening
 
@@ -134,6 +134,8 @@ def _words(settings: str, failure: CallFailure) -> str:
         return str(error)
     if error is None:
         return f"{text}, the limit of explorer.reply_timeout_s; mend what hangs, or raise the limit"
+    if isinstance(error, HostStartTimeout):
+        return f"{text}; raise environments.{name}.start_timeout_s if it needs longer"
     if isinstance(error, HostTimeout):
         return f"{text}; mend what hangs, or raise {settings}.timeout_s"
     if isinstance(error, HostError):

@@ -70,7 +70,7 @@ class HostedAgent:
         raises. Cancelling this cancels the agent. `begins` is called when its host is ready."""
         session = self._pool.session(target_path(self._config.target))
         try:
-            await session.open()
+            await session.open(self._config.start_timeout_s)
             begins()
             answer = await session.call(
                 "run_agent",

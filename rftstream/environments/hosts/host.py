@@ -28,8 +28,6 @@ LOG_BYTES = 1 << 20
 """Most bytes of output that are kept: of each host on stderr, of each file in a folder of logs."""
 START_S = 60.0
 """Most seconds until the other interpreter is ready."""
-IMPORT_S = 600.0
-"""Most seconds that importing a target may take, since it may load a model."""
 CLOSE_S = 5.0
 """Seconds that a host has to close its environments before it is killed."""
 END_S = 15.0
@@ -169,7 +167,7 @@ class Host:
         """Import a target in the host, once. ConfigError if that fails."""
         if target not in self._imports:
             self._imports[target] = asyncio.create_task(
-                self.call("import", f"import {target}", IMPORT_S, target=target)
+                self.call("import", f"import {target}", 0, target=target)  # each who waits for it has a limit
             )  # fmt: skip
         await asyncio.shield(self._imports[target])
 

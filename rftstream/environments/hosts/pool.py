@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rftstream.environments.hosts.host import CLOSE_S, Host, HostSettings, places_of
-from rftstream.errors import ConfigError, HostedCodeError, HostError
+from rftstream.errors import ConfigError, HostedCodeError, HostError, HostStartTimeout
 
 ADAPTERS = {
     "gymnasium": "gymnasium.py:GymnasiumEnvironment",
@@ -178,13 +178,19 @@ class HostSession:
         self._key = uuid.uuid4().hex
         self._host: Host | None = None
 
-    async def open(self) -> None:
+    async def open(self, timeout_s: float) -> None:
         """Take a place in a host. ConfigError if the interpreter or the target is not there, HostError if no host can
-        be started."""
-        await self._pool.loop.run(self._open())
+        be started, HostStartTimeout if the target is not imported in time."""
+        await self._pool.loop.run(self._open(timeout_s))
 
-    async def _open(self) -> None:
-        self._host = await self._pool.place(self._key, self._target)
+    async def _open(self, timeout_s: float) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                self._host = await self._pool.place(self._key, self._target)
+        except TimeoutError:
+            raise HostStartTimeout(
+                f"{self._target}: not imported within {timeout_s:g} s (start_timeout_s); the import goes on"
+            ) from None
 
     async def call(self, do: str, timeout_s: float, **fields: Any) -> dict[str, Any]:
         """Return the host's answer. HostError if the host dies, HostTimeout if it takes too long, HostedCodeError if

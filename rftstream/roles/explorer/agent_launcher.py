@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from rftstream.contracts.tasks import Task
 from rftstream.environments.hosts.agents import AgentResult
 from rftstream.environments.launched_agents import RunsAgent
-from rftstream.errors import ConfigError, HostedCodeError, HostError, HostTimeout
+from rftstream.errors import ConfigError, HostedCodeError, HostError, HostStartTimeout, HostTimeout
 from rftstream.policies.loopthread import LoopThread
 from rftstream.roles.explorer.model_calls import AgentBegins, AgentRequest, CallInbox, RolloutEnd
 
@@ -152,7 +152,7 @@ class AgentLauncher:
                 )
             except HostTimeout as error:
                 return RolloutEnd(cut_short=f"the agent took too long: {error}")
-            except HostedCodeError as error:
+            except (HostedCodeError, HostStartTimeout) as error:
                 return RolloutEnd(error=str(error))
             except HostError as error:
                 lost = str(error)

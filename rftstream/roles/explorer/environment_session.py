@@ -181,7 +181,17 @@ class EnvironmentSession:
         if function is None:
             then(CallFailure(text=self._text(method, text := f"it has no method {method}"), error=TypeError(text)))
             return
-        self._line.call(method, function, *arguments, then=lambda result: then(self._checked(method, check, result)))
+        self._line.call(
+            method,
+            function,
+            *arguments,
+            then=lambda result: then(self._checked(method, check, result)),
+            more_s=self._more_s(method),
+        )
+
+    def _more_s(self, method: str) -> float:
+        """Return what a method may take beside the time limit: an environment may say how long it takes to start."""
+        return float(getattr(self._environment, "start_timeout_s", 0.0)) if method in ("start", "load") else 0.0
 
     def _checked(self, method: str, check: Callable[[Any], Any], result: CallResult) -> Any:
         if (failure := self._failure(method, result)) is not None:
@@ -199,7 +209,9 @@ class EnvironmentSession:
 
     def _failure(self, method: str, result: CallResult) -> CallFailure | None:
         if result.timed_out:
-            return CallFailure(text=self._text(method, f"no answer within {self._timeout_s:g} s"))
+            return CallFailure(
+                text=self._text(method, f"no answer within {self._timeout_s + self._more_s(method):g} s")
+            )
         if result.error is not None:
             return CallFailure(text=self._text(method, _line_of(result.error)), error=result.error)
         return None

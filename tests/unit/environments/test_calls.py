@@ -262,6 +262,24 @@ def test_without_workers_coroutines_go_by_the_clock() -> None:
     assert found == [CallResult(value=1.0), CallResult(value=3.0), CallResult(timed_out=True)]
 
 
+def test_a_call_may_have_more_time_than_others() -> None:
+    clock, found = ManualClock(), list[CallResult]()
+    calls = EnvironmentCalls(now=clock.now, timeout_s=10.0)
+
+    async def wait(seconds: float) -> float:
+        await Pause(seconds)
+        return seconds
+
+    for seconds, more_s in ((40.0, 60.0), (40.0, 20.0)):
+        calls.open().call("start", wait, seconds, then=found.append, more_s=more_s)
+    while calls.num_running:
+        assert calls.idle_s() > 0
+        clock.advance(calls.idle_s())
+        calls.poll()
+    assert found == [CallResult(timed_out=True), CallResult(value=40.0)]
+    assert clock.now() - 40.0 == ManualClock().now()
+
+
 def test_an_environment_that_says_immediate_and_waits(make: Make) -> None:
     found = list[CallResult]()
     calls = make().calls

@@ -20,7 +20,7 @@ from rftstream.environments.base import Reply
 from rftstream.environments.hosted import HostedEnvironment
 from rftstream.environments.hosts import pool as pools
 from rftstream.environments.hosts.pool import pool_of
-from rftstream.errors import ConfigError, HostedCodeError, HostError, HostTimeout
+from rftstream.errors import ConfigError, HostedCodeError, HostError, HostStartTimeout, HostTimeout
 from rftstream.process_state import is_alive
 from tests.unit.environments.hosts.conftest import Made
 from tests.unit.environments.hosts.scene import CALL, PROBLEM, say, wait_until
@@ -288,6 +288,25 @@ def test_one_with_a_state_goes_on_in_another_host(make: Made, tmp_path: Path) ->
         with pytest.raises(HostError, match="exit code 1"):
             await twice.reply(say("die"))
         await twice.close()
+
+    run(play())
+
+
+def test_an_import_that_takes_long_has_a_limit_of_its_own(foreign: Path, make: Made, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    wait = f"import os, time\nwhile not os.path.exists({str(gate)!r}):\n    time.sleep(0.01)\n"
+    foreign.write_text(wait + foreign.read_text())
+
+    async def play() -> None:
+        late = make("Told", timeout_s=0.1, start_timeout_s=0.3)
+        with pytest.raises(HostStartTimeout, match=r"not imported within 0.3 s \(start_timeout_s\)"):
+            await late.start()
+        gate.touch()
+        patient = make("Told", timeout_s=20.0, start_timeout_s=60.0)
+        assert [message.content for message in await patient.start()] == ["Begin.", "seed 7"]
+        (host,) = hosts_of(patient)
+        assert host is hosts_of(late)[0], "what the first one began is not begun again"
+        await patient.close()
 
     run(play())
 
