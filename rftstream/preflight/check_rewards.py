@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from rftstream.config import registry
 from rftstream.config.part_specs import EnvironmentSpec
+from rftstream.config.reward_uses import reward_uses
 from rftstream.config.sections import EvaluationSection, TasksetSection
 from rftstream.contracts.tasks import Problem
 from rftstream.data.tasksets.base import Taskset
@@ -20,8 +21,9 @@ LOOKED_AT = 1_000
 
 def check_given(place: str, section: TasksetSection | EvaluationSection) -> None:
     """Raise ConfigError if the reward is what the environment gives, and the environment never gives one."""
-    rewards = [section.reward] if isinstance(section.reward, str) else [one.name for one in section.reward]
-    if "environment" in rewards and not registry.find_spec(EnvironmentSpec, section.environment).gives_reward:
+    uses = reward_uses(section.reward, f"{place}.reward")
+    is_asked = any(use.name == "environment" and use.use != "check" for use in uses)
+    if is_asked and not registry.find_spec(EnvironmentSpec, section.environment).gives_reward:
         raise ConfigError(
             f"{place}.reward: 'environment' takes what the environment gives, and {section.environment!r} never gives "
             "a reward: no rollout could be scored; name another reward, or an environment that gives one"

@@ -223,10 +223,22 @@ def test_evaluations_are_looked_at_too(write: Write) -> None:
     assert (evaluation["kind"], evaluation["problems"], evaluation["reward"]) == ("evaluation", 3, "math")
 
 
-@pytest.mark.parametrize("reward", ["environment", [{"name": "exact"}, {"name": "environment"}]])
+@pytest.mark.parametrize(
+    "reward",
+    [
+        "environment",
+        {"name": "environment", "weight": 0.5},
+        [{"name": "exact"}, {"name": "environment"}],
+        [{"name": "exact"}, {"name": "environment", "use": "gate"}],
+    ],
+)
 def test_a_reward_that_the_environment_never_gives_is_refused(write: Write, reward: Any) -> None:
     config = write(tasksets__train__reward=reward)
     assert "'single_turn' never gives a reward: no rollout could be scored" in errors(config)
+
+
+def test_a_second_opinion_may_have_none(write: Write) -> None:
+    fine(write(tasksets__train__reward=[{"name": "exact"}, {"name": "environment", "use": "check"}]))
 
 
 def test_own_parts(write: Write, tmp_path: Path) -> None:
