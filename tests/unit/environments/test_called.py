@@ -303,6 +303,7 @@ def test_each_launch_has_an_id_of_its_own_and_its_tries_share_it(service: AgentS
     launched = Launched(service)
     assert launched.launcher.begins_anew(TASK) and launched.launcher.launch(TASK)
     assert launched.end() == RolloutEnd()
+    begun = [one.launch for one in launched.found if isinstance(one, AgentBegins)]
     launched.found.clear()
     assert launched.launcher.launch(TASK)
     assert launched.end() == RolloutEnd(reward=1.0, parts={"right": 1.0})
@@ -315,7 +316,8 @@ def test_each_launch_has_an_id_of_its_own_and_its_tries_share_it(service: AgentS
     }
     launches = [body["id"].rpartition("/")[2] for body in bodies]
     assert [body["api_key"] for body in bodies] == [f"key of {rollout_id} {launch}" for launch in launches]
-    assert sum(isinstance(one, AgentBegins) for one in launched.found) == 1
+    begun += [one.launch for one in launched.found if isinstance(one, AgentBegins)]
+    assert begun == launches, "the key of a launch is good for all its tries"
 
 
 def test_a_service_that_loses_every_call(service: AgentService) -> None:
