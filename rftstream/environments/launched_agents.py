@@ -29,7 +29,8 @@ class RunsAgent(Protocol):
         begins: Callable[[], object],
     ) -> AgentResult:
         """Run the agent of one rollout to its end; the launcher calls it. `begins` is called when it begins, or begins
-        again: then its recorded calls answer it. `launch_id` is another one for each call of this.
+        again: then its recorded calls answer it. `launch_id` is another one for each launch; a lost agent that is
+        started again has the same one.
 
         HostError if the agent is lost, and may be started again; HostTimeout if it takes too long; HostedCodeError if
         it fails; ConfigError if no agent can be run at all. Cancelling this cancels the agent."""
