@@ -135,7 +135,7 @@ def _words(settings: str, failure: CallFailure) -> str:
     if error is None:
         return f"{text}, the limit of explorer.reply_timeout_s; mend what hangs, or raise the limit"
     if isinstance(error, HostStartTimeout):
-        return f"{text}; raise environments.{name}.start_timeout_s if it needs longer"
+        return f"{text}; raise {settings}.start_timeout_s if it needs longer"
     if isinstance(error, HostTimeout):
         return f"{text}; mend what hangs, or raise {settings}.timeout_s"
     if isinstance(error, HostError):

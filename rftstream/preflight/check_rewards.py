@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from rftstream.config import registry
 from rftstream.config.part_specs import EnvironmentSpec
 from rftstream.config.reward_uses import reward_uses
-from rftstream.config.sections import EvaluationSection, TasksetSection
+from rftstream.config.sections import EvaluationSection, TasksetSection, name_of_part
 from rftstream.contracts.tasks import Problem
 from rftstream.data.tasksets.base import Taskset
 from rftstream.errors import ConfigError, RewardError
@@ -22,10 +22,11 @@ LOOKED_AT = 1_000
 def check_given(place: str, section: TasksetSection | EvaluationSection) -> None:
     """Raise ConfigError if the reward is what the environment gives, and the environment never gives one."""
     uses = reward_uses(section.reward, f"{place}.reward")
+    environment = name_of_part(section.environment, f"{place}.environment")
     is_asked = any(use.name == "environment" and use.use != "check" for use in uses)
-    if is_asked and not registry.find_spec(EnvironmentSpec, section.environment).gives_reward:
+    if is_asked and not registry.find_spec(EnvironmentSpec, environment).gives_reward:
         raise ConfigError(
-            f"{place}.reward: 'environment' takes what the environment gives, and {section.environment!r} never gives "
+            f"{place}.reward: 'environment' takes what the environment gives, and {environment!r} never gives "
             "a reward: no rollout could be scored; name another reward, or an environment that gives one"
         )
 

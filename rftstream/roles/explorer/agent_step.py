@@ -21,7 +21,7 @@ from rftstream.roles.explorer.agent_session import EndedAgent
 from rftstream.roles.explorer.fit_to_record import skipped
 from rftstream.roles.explorer.partials import TOPIC, numbers_of, tombstones
 from rftstream.roles.explorer.pieces import CannotGoOnError
-from rftstream.roles.explorer.step import ExplorerStep, finish_work
+from rftstream.roles.explorer.step import ExplorerStep, finish_work, may_begin
 from rftstream.roles.explorer.work import RolloutInHand
 from rftstream.service.role import Done, Item, Publish, Saved, Wakeup
 
@@ -97,7 +97,9 @@ class AgentExplorerStep(ExplorerStep):
         done = list(super().advance())
         if not self._leaving:
             self._skip_decided()
-            done += [self._ended(ended) for ended in self._agents.step(lambda task: self._may_begin(task, False))]
+            done += [
+                self._ended(ended) for ended in self._agents.step(lambda task: may_begin(task, self._policy, False))
+            ]
         return done
 
     def idle_s(self) -> float:

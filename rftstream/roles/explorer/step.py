@@ -254,16 +254,12 @@ class ExplorerStep(ConcurrentStepDefaults):
             elif (
                 (self._leaving and work.leaves is None)
                 or len(self._in_hand.active) >= self._places
-                or not self._may_begin(task, behind)
+                or not may_begin(task, self._policy, behind)
             ):
                 waiting.append(work)
             else:
                 self._in_hand.begin(work)
         self._in_hand.waiting = waiting
-
-    def _may_begin(self, task: Task, behind: bool) -> bool:
-        version = self._policy.version
-        return not behind and version is not None and version.version >= task.ids.min_version
 
     def _look(self, behind: bool) -> None:
         """Look at what is being sampled: a rollout that repeats itself is cut short, and one that had its share of
@@ -273,7 +269,7 @@ class ExplorerStep(ConcurrentStepDefaults):
             return
         self._look_at = now + LOOK_EVERY_S
         free = self._places - len(self._in_hand.active)
-        places = sum(self._may_begin(work.task, behind) for work in self._in_hand.waiting) - free
+        places = sum(may_begin(work.task, self._policy, behind) for work in self._in_hand.waiting) - free
         for work in list(self._in_hand.active.values()):
             count = settings.repetition_tokens
             if count and repeats(self._loop.view(work.key).newest_tokens(count), count, settings.repetition_period):
@@ -342,3 +338,8 @@ def finish_work(work: RolloutInHand, rollout: Rollout, num_sampled: int = 0) -> 
 def _num_tokens(piece: Record) -> int:
     text = piece.header("num_tokens") or b""
     return int(text) if text.isdigit() else 0
+
+
+def may_begin(task: Task, policy: Policy, behind: bool) -> bool:
+    """Return whether the policy's weights are new enough for a task. `behind`: newer ones have to be taken over first."""
+    return not behind and policy.version is not None and policy.version.version >= task.ids.min_version
