@@ -196,8 +196,8 @@ class KafkaProducer:
             # The client's sequence numbers are now ahead of the broker's, which would refuse what comes next.
             self._lose()
             raise ProducerLost(
-                f"producer {self._id}: transaction aborted, since a record could not be delivered ({error}); call"
-                f" start, then read the committed records and positions"
+                f"producer {self._id}: transaction aborted, since a record could not be delivered ({error.args[0]});"
+                f" call start, then read the committed records and positions"
             ) from None
         if isinstance(error, _OF_THE_GROUP):
             raise AssignmentLost(
