@@ -23,6 +23,8 @@ from rftstream.sandbox.place import SandboxPlace, end_box
 
 GRACE_S = 20.0
 """Seconds after the hardest limit of a program, after which a box that says nothing is broken."""
+THREAD_BYTES = 128 * MIB
+"""Addresses that the C library reserves for the heap of a thread, and does not use."""
 MAX_FILES = 4096
 JUDGE_LIMITS = Limits(output_bytes=MIB)
 
@@ -387,7 +389,8 @@ class _ProgramRun:
 
 def _head(job: Job, polls: bool, has_partner: bool) -> dict[str, Any]:
     limits = asdict(job.limits)
-    addresses = job.limits.memory_bytes + 256 * MIB if job.bounds_addresses else 0
+    threads_bytes = job.limits.processes * (job.limits.stack_bytes + THREAD_BYTES)
+    addresses = job.limits.memory_bytes + 256 * MIB + threads_bytes if job.bounds_addresses else 0
     limits |= {"hard_s": job.limits.hard_s, "file_bytes": job.limits.disk_bytes, "address_bytes": addresses}
     mode = "serve" if has_partner and job.mode != "check" else job.mode
     return {

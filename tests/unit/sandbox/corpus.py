@@ -61,6 +61,29 @@ ATTACKS = {
     ),
     "string that cannot be shown": "class E(Exception):\n    def __str__(self): raise E\nraise E",
     "trace": "import sys\nsys.settrace(lambda *a: sys.exit(0))\ndef f(): pass\nf(); print(42)",
+    "limits of process 1": (
+        "import resource\nfor limit in range(16):\n    try: resource.prlimit(1, limit, (0, 0))\n    except OSError: pass"
+    ),
+    "children that nobody waits for": (
+        "import os, signal, time\n"
+        "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+        "for _ in range(8):\n"
+        "    if os.fork() == 0:\n"
+        "        while True:\n"
+        "            if os.fork() == 0:\n"
+        "                until = time.monotonic() + 0.03\n"
+        "                while time.monotonic() < until: pass\n"
+        "                os._exit(0)\n"
+        "            time.sleep(0.03)\n"
+        "while True: pass"
+    ),
+    "descriptors in flight": (
+        "import array, socket\n"
+        "a, b = socket.socketpair()\n"
+        "held = array.array('i', [0, 1, 2, a.fileno(), b.fileno()])\n"
+        "for end in (a, b): end.sendmsg([b'x'], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, held)])\n"
+        "print(41)"
+    ),
     "null bytes": "print('42\\0')",
     "syntax": "def (",
     "not text": "\ud800print(42)",
@@ -220,6 +243,24 @@ HONEST = {
     "daemon thread": (
         "import threading, time\nthreading.Thread(target=time.sleep, args=(99,), daemon=True).start(); print(42)"
     ),
+    "output by its path": "open('/dev/stderr', 'w').write('x'); open('/dev/stdout', 'w').write('42')",
+    "closed stdout": "import sys\nprint(42); sys.stdout.close()",
+    "no stdout": "import sys\nprint(42, flush=True); sys.stdout = None",
+    "byte order mark": "\ufeffprint(42)",
+    "threads at once": (
+        "import threading, time\n"
+        "threads = [threading.Thread(target=time.sleep, args=(0.2,)) for _ in range(40)]\n"
+        "for t in threads: t.start()\n"
+        "for t in threads: t.join()\n"
+        "print(len(threads) + 2)"
+    ),
+    "process pool": (
+        "from multiprocessing import Pool\n"
+        "def f(x): return x * 2\n"
+        "if __name__ == '__main__':\n"
+        "    with Pool(2) as p: print(sum(p.map(f, [20, 1])))"
+    ),
+    "own limits": "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (99, 99)); print(42)",
     "daemon process": "import os, time\nprint(42, flush=True)\nif os.fork() == 0: time.sleep(1000)",
 }
 """Programs that pass with the input 41."""
@@ -232,6 +273,13 @@ HOSTILE_FUNCTIONS = {
     "int equal to all": (
         "class I(int):\n    def __eq__(self, other): return True\n    __hash__ = int.__hash__\ndef f(x): return I(7)"
     ),
+    "int that says another": "class I(int):\n    def __int__(self): return 42\ndef f(x): return I(1)",
+    "float that says another": (
+        "class F(float):\n    def __float__(self): return 42.0\n    def hex(self): return '42'\ndef f(x): return F(1)"
+    ),
+    "str that says another": "class S(str):\n    def __str__(self): return 42\ndef f(x): return S('1')",
+    "too many digits": "def f(x): return [10 ** 5000]",
+    "stop iteration": "def f(x): raise StopIteration",
     "list equal to all": "class L(list):\n    def __eq__(self, other): return True\ndef f(x): return L()",
     "str equal to all": (
         "class S(str):\n    def __eq__(self, other): return True\n    __hash__ = str.__hash__\ndef f(x): return S('a')"

@@ -17,7 +17,7 @@ from tests.unit.sandbox.corpus import ATTACKS, EXPECTED, HONEST, HOSTILE_FUNCTIO
 
 QUICK = Limits(wall_s=1.5, cpu_s=1.5, call_s=1.0, memory_bytes=256 << 20, disk_bytes=16 << 20)
 ROOMY = Limits(wall_s=20.0)
-CHECK = "def check(candidate):\n    assert candidate(41) == 42\n"
+CHECK = "def check(candidate):\n    assert all(map(lambda pair: candidate(pair[0]) == pair[1], [(41, 42)]))\n"
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +64,18 @@ def test_no_function_fakes_its_value(backend: LocalBackend, name: str) -> None:
     assert called.outcome is Outcome.failed, called
     checked = run_check(source, CHECK, "f", limits=QUICK, backend=backend)
     assert checked.outcome is Outcome.failed, checked
+
+
+def test_a_function_can_read_its_own_text(backend: LocalBackend) -> None:
+    source = "import inspect\ndef f(x): return len(inspect.getsource(f).splitlines()) + x"
+    assert run_function(source, "f", [[41]], expected=[42], limits=ROOMY, backend=backend).passed
+
+
+def test_a_bool_is_no_number_among_keys(backend: LocalBackend) -> None:
+    for wanted, other in (("{1, 2}", {True, 2}), ("{True: 5}", {1: 5}), ("{(1, 0)}", {(True, 0)})):
+        source = f"def f(): return {wanted}"
+        assert run_function(source, "f", [[]], expected=[eval(wanted)], limits=ROOMY, backend=backend).passed
+        assert not run_function(source, "f", [[]], expected=[other], limits=ROOMY, backend=backend).passed
 
 
 def test_four_times_as_many_as_places(backend: LocalBackend) -> None:
