@@ -62,7 +62,8 @@ ATTACKS = {
     "string that cannot be shown": "class E(Exception):\n    def __str__(self): raise E\nraise E",
     "trace": "import sys\nsys.settrace(lambda *a: sys.exit(0))\ndef f(): pass\nf(); print(42)",
     "limits of process 1": (
-        "import resource\nfor limit in range(16):\n    try: resource.prlimit(1, limit, (0, 0))\n    except OSError: pass"
+        "import resource\nfor limit in range(16):\n    try: resource.prlimit(1, limit, (0, 0))\n"
+        "    except OSError: pass"
     ),
     "children that nobody waits for": (
         "import os, signal, time\n"
