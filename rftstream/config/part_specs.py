@@ -112,6 +112,8 @@ class RewardSpec(PartSpec):
 
     asks_teacher: bool = False
     """Whether it adds a teacher's logprobs to the verdict."""
+    takes_given: bool = False
+    """Whether it is the reward that the environment or agent gave, so that one has to be given."""
     runs_programs: bool = False
     """Whether it runs what the policy wrote, in a sandbox: on this machine unless its setting `sandbox_url` is set."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from rftstream.config import registry
-from rftstream.config.part_specs import EnvironmentSpec
+from rftstream.config.part_specs import EnvironmentSpec, RewardSpec
 from rftstream.config.reward_uses import reward_uses
 from rftstream.config.sections import EvaluationSection, TasksetSection, name_of_part
 from rftstream.contracts.tasks import Problem
@@ -23,7 +23,7 @@ def check_given(place: str, section: TasksetSection | EvaluationSection) -> None
     """Raise ConfigError if the reward is what the environment gives, and the environment never gives one."""
     uses = reward_uses(section.reward, f"{place}.reward")
     environment = name_of_part(section.environment, f"{place}.environment")
-    is_asked = any(use.name == "environment" and use.use != "check" for use in uses)
+    is_asked = any(registry.find_spec(RewardSpec, use.name).takes_given and use.use != "check" for use in uses)
     if is_asked and not registry.find_spec(EnvironmentSpec, environment).gives_reward:
         raise ConfigError(
             f"{place}.reward: 'environment' takes what the environment gives, and {environment!r} never gives "

@@ -7,7 +7,7 @@ or, outside, any function of ours, verl's or TRL's signature (functions.py), nam
 from rftstream.config.part_specs import RewardSpec
 
 REWARDS = {
-    "environment": RewardSpec("rftstream.rewards.environment:EnvironmentReward"),
+    "environment": RewardSpec("rftstream.rewards.environment:EnvironmentReward", takes_given=True),
     "exact": RewardSpec("rftstream.rewards.exact:ExactMatch"),
     "well_formed": RewardSpec("rftstream.rewards.well_formed:WellFormedReward"),
     "length_penalty": RewardSpec("rftstream.rewards.length_penalty:LengthPenalty"),

@@ -30,8 +30,6 @@ from rftstream.contracts.versions import StepRecord, VersionName
 from rftstream.errors import AssignmentLost, RftError
 from rftstream.roles.buffer.demonstrations import Cursor, DemonstrationQueue
 from rftstream.roles.buffer.step import BufferStep
-from rftstream.roles.explorer import step as explorer_module
-from rftstream.roles.explorer.saved_states import SavedStates
 from rftstream.roles.feeder import step as feeder_module
 from rftstream.roles.feeder.admission import VersionInForce
 from rftstream.roles.feeder.step import FeederStep
@@ -43,8 +41,6 @@ from rftstream.roles.trainer.trimmed_deletions import TrimmedDeletions
 from rftstream.service.concurrent import ConcurrentService
 from rftstream.service.in_force import RecordsInForce
 from rftstream.service.owned_partitions import OwnedPartitions
-from rftstream.service.restore_partials import PartialsRestore
-from rftstream.service.results import SavedRecords
 from rftstream.service.role import Log, SingleTransaction
 from rftstream.service.role_claim import RoleClaim
 from rftstream.service.single import SingleService
@@ -60,7 +56,7 @@ from rftstream.transport.memory.transactions import Coordinator
 from rftstream.transport.memory.transport import MemoryAdmin, MemoryTransport
 from rftstream.weights import retention
 from rftstream.weights.lineage import Lineage
-from tests.simulation import agent_mutants
+from tests.simulation import agent_mutants, piece_mutants
 from tests.simulation.agent_runs import play_agents
 from tests.simulation.changes import changed
 from tests.simulation.grid import check_seed
@@ -264,63 +260,7 @@ def lost_work_published() -> Iterator[None]:
 # --------------------------------------------------------------------------------------------- unfinished rollouts
 
 
-def pieces_left() -> Iterator[None]:
-    with changed(explorer_module, "tombstones", lambda rollout_id, partition, pieces: ()):
-        yield
-
-
-def pieces_of_anybody() -> Iterator[None]:
-    """A transaction with nothing but pieces has no positions, so nobody asks whose the partition is."""
-    commit = MemoryProducer.commit
-
-    def mutated(self: MemoryProducer, records: Any, *, positions: Any = None, group: Any = None, snapshot: Any = None):  # type: ignore[no-untyped-def]
-        if records and {record.topic for record in records} == {"partials"}:
-            positions = snapshot = None
-        commit(self, records, positions=positions, group=group, snapshot=snapshot)
-
-    with changed(MemoryProducer, "commit", mutated):
-        yield
-
-
-def pieces_read_too_early() -> Iterator[None]:
-    """Up to where they could be read when the partition came, and not after the positions were stable."""
-    begin = PartialsRestore.__init__
-
-    def mutated(self: PartialsRestore, transport: Any, member: Any, places: Any, topic: str | None = None) -> None:
-        ends = {}
-        if topic is not None:
-            known = transport.__dict__.setdefault("ends_when_it_came", {})
-            for place, number in places.items():
-                saved = TopicPartition(topic, place.partition)
-                ends[saved] = known.setdefault((saved, number), transport._log.partitions[saved].end)
-        begin(self, transport, member, places)
-        if topic is not None:
-            self._ends = ends
-            self.reader = transport.reader(dict.fromkeys(ends, 0))
-
-    with changed(PartialsRestore, "__init__", mutated):
-        yield
-
-
-def pieces_saved_again() -> Iterator[None]:
-    """After a commit with an unknown result."""
-    with changed(SavedRecords, "there", lambda self, results: set()):
-        yield
-
-
 # --------------------------------------------------------------------------------------------- single roles
-
-
-def states_of_anybody() -> Iterator[None]:
-    """What no piece refers to goes at once, whosever the partition is now."""
-    listed = SavedStates._listed
-
-    def mutated(self: SavedStates, names: Any, known: Any) -> None:
-        listed(self, names, known)
-        self._condemned += known.orphans
-
-    with changed(SavedStates, "_listed", mutated):
-        yield
 
 
 def claim_read_before_start() -> Iterator[None]:
@@ -549,11 +489,19 @@ MUTANTS: Mapping[str, Mutant] = {
     "read-uncommitted": Mutant("readers see what is open and what was aborted", read_uncommitted),
     "unstable-positions": Mutant("positions are taken while a commit of them is pending", unstable_positions, WORKERS),
     "lost-work-published": Mutant("ownership is not checked before publishing", lost_work_published, WORKERS),
-    "pieces-left": Mutant("a finished rollout leaves its pieces", pieces_left),
-    "pieces-of-anybody": Mutant("pieces are saved without a look at whose the partition is", pieces_of_anybody, SAVERS),
-    "pieces-read-too-early": Mutant("pieces are read before their end is certain", pieces_read_too_early, SAVERS),
-    "pieces-saved-again": Mutant("what may have been saved is saved again", pieces_saved_again, SAVERS),
-    "states-of-anybody": Mutant("orphans go without a proof of whose the partition is", states_of_anybody, SAVERS),
+    "pieces-left": Mutant("a finished rollout leaves its pieces", piece_mutants.pieces_left),
+    "pieces-of-anybody": Mutant(
+        "pieces are saved without a look at whose the partition is", piece_mutants.pieces_of_anybody, SAVERS
+    ),
+    "pieces-read-too-early": Mutant(
+        "pieces are read before their end is certain", piece_mutants.pieces_read_too_early, SAVERS
+    ),
+    "pieces-saved-again": Mutant(
+        "what may have been saved is saved again", piece_mutants.pieces_saved_again, SAVERS
+    ),
+    "states-of-anybody": Mutant(
+        "orphans go without a proof of whose the partition is", piece_mutants.states_of_anybody, SAVERS
+    ),
     "passes-forgotten": Mutant("a restart begins the passes through demonstrations anew", passes_forgotten),
     "stages-ignored": Mutant("groups are admitted for stages that take none", stages_ignored),
     "half-decided-kept": Mutant("a role whose question failed in the middle of its work goes on", half_decided_kept,

@@ -341,5 +341,5 @@ def _num_tokens(piece: Record) -> int:
 
 
 def may_begin(task: Task, policy: Policy, behind: bool) -> bool:
-    """Return whether the policy's weights are new enough for a task. `behind`: newer ones have to be taken over first."""
+    """Return whether the policy has weights that are new enough for a task. `behind`: newer ones come first."""
     return not behind and policy.version is not None and policy.version.version >= task.ids.min_version
