@@ -1,4 +1,6 @@
-"""A penalty for long completions, beside a reward for what they say:
+"""A penalty for long completions.
+
+It stands beside a reward for what they say:
 
     reward = [{ name = "math" }, { name = "length_penalty", soft = 800, hard = 1000, weight = 0.5 }]
 

@@ -1,4 +1,6 @@
-"""A penalty for completions that say the same again and again:
+"""A penalty for completions that say the same again and again.
+
+It stands beside a reward for what they say:
 
     reward = [{ name = "math" }, { name = "ngram_penalty", weight = 0.5 }]
 
