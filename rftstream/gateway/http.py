@@ -84,8 +84,8 @@ class HttpConnection(asyncio.Protocol):
         """Whether its answer has."""
         self._is_broken = False
         """Whether what came last is no request. Those before it are answered."""
-        self._num_head_bytes = 0.0
-        """Bytes of a head that is not whole yet."""
+        self._num_head_bytes = 0
+        """Bytes of a head that is not whole yet, or of what stands between the pieces of a body and behind them."""
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._closes_at = math.inf
@@ -156,9 +156,10 @@ class HttpConnection(asyncio.Protocol):
 
     # ------------------------------------------------------------------------------------------ the parser's side
 
-    def head_received(self, *, wants_to_know: bool) -> None:
-        """Note that the head of a request is whole. `wants_to_know`: the client waits to be told to go on."""
-        self._num_head_bytes = -math.inf
+    def part_received(self, *, wants_to_know: bool = False) -> None:
+        """Note that the head of a request is whole, or that a piece of its body has come. `wants_to_know`: the client
+        waits to be told to go on."""
+        self._num_head_bytes = 0
         if wants_to_know and self._task is None and not self._waiting:
             self._write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
@@ -200,7 +201,8 @@ class HttpConnection(asyncio.Protocol):
     async def is_delivered(self) -> bool:
         """Wait until the client's side has taken all that was sent; return False if it went away before."""
         await self._drained.wait()
-        return not self.is_lost
+        # A connection that is closing has not heard that it is lost yet, and nothing was written to it.
+        return not self.is_lost and self._transport is not None and not self._transport.is_closing()
 
     def close(self) -> None:
         """Cut the connection."""
@@ -221,6 +223,7 @@ class HttpConnection(asyncio.Protocol):
     async def _do(self, request: HttpRequest) -> None:
         try:
             await self._handle(request, self)
+            await self._drained.wait()  # who takes no answers gets no more
         except Exception:
             log.exception("gateway: %s %s failed", request.method, request.path)
             if not self._has_begun:
@@ -230,8 +233,9 @@ class HttpConnection(asyncio.Protocol):
         goes_on = request.keeps_alive and (not self._is_broken or self._waiting)
         if not self.is_lost and self._has_ended and goes_on:
             assert self._transport is not None
-            self._transport.resume_reading()
             self._closes_at = self._loop.time() + IDLE_S
+            if not self._waiting:  # else each answer would let in more than one request
+                self._transport.resume_reading()
             self._begin()
         else:
             self.close()
@@ -274,6 +278,7 @@ class _Incoming:
         self._headers: dict[str, str] = {}
         self._body: list[bytes] = []
         self._num_bytes = 0
+        self._has_head = False
 
     def on_message_begin(self) -> None:
         self._clear()
@@ -282,13 +287,16 @@ class _Incoming:
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+        if not self._has_head:  # what stands behind the body says nothing about the request
+            self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
+        self._has_head = True
         wants_to_know = self._headers.get("expect", "").lower() == "100-continue"
-        self._connection.head_received(wants_to_know=wants_to_know)
+        self._connection.part_received(wants_to_know=wants_to_know)
 
     def on_body(self, data: bytes) -> None:
+        self._connection.part_received()
         self._num_bytes += len(data)
         if self._num_bytes > MAX_REFUSED_BYTES:
             self._connection.close()

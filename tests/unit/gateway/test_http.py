@@ -1,0 +1,140 @@
+"""One connection, fed by hand: what it takes from a client, and what it lets wait."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from rftstream.gateway.http import HttpAnswer, HttpConnection, HttpRequest
+
+GET = b"GET / HTTP/1.1\r\nhost: a\r\n\r\n"
+CHUNKED = b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+class Line(asyncio.Transport):
+    """The client's side of a connection: it takes what is written if `takes` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.protocol: HttpConnection | None = None
+        self.written = b""
+        self.reads = self.takes = True
+        self.is_cut = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written += bytes(data)
+        if not self.takes and self.protocol is not None:
+            self.protocol.pause_writing()
+
+    def pause_reading(self) -> None:
+        self.reads = False
+
+    def resume_reading(self) -> None:
+        self.reads = True
+
+    def is_closing(self) -> bool:
+        return self.is_cut
+
+    def close(self) -> None:
+        self.is_cut = True
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+
+def driven(scene: Callable[[HttpConnection, Line, list[HttpRequest]], Awaitable[None]]) -> None:
+    """Run a scene with a connection whose requests are answered at once."""
+
+    async def run() -> None:
+        line, requests = Line(), list[HttpRequest]()
+
+        async def handle(request: HttpRequest, connection: HttpConnection) -> None:
+            requests.append(request)
+            connection.send(HttpAnswer(status=200, body=b"{}"))
+
+        connection = HttpConnection(handle, max_body_bytes=100, connections=set(), max_connections=1)
+        line.protocol = connection
+        connection.connection_made(line)
+        await scene(connection, line, requests)
+        connection.connection_lost(None)
+        await asyncio.sleep(0)
+
+    asyncio.run(run())
+
+
+async def turns(count: int) -> None:
+    """Let the event loop go round."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def test_nothing_more_is_read_while_requests_wait() -> None:
+    async def scene(connection: HttpConnection, line: Line, requests: list[HttpRequest]) -> None:
+        connection.data_received(GET * 3)
+        connection.data_received(GET)
+        while len(requests) < 3:
+            assert not line.reads
+            await asyncio.sleep(0)
+        await turns(5)
+        assert len(requests) == 4 and line.reads
+
+    driven(scene)
+
+
+def test_who_takes_no_answers_is_given_no_more() -> None:
+    async def scene(connection: HttpConnection, line: Line, requests: list[HttpRequest]) -> None:
+        line.takes = False
+        connection.data_received(GET * 3)
+        await turns(5)
+        assert len(requests) == 1
+        line.takes = True
+        connection.resume_writing()
+        await turns(9)
+        assert len(requests) == 3
+
+    driven(scene)
+
+
+def test_an_answer_for_a_connection_that_is_closing_is_not_delivered() -> None:
+    async def scene(connection: HttpConnection, line: Line, requests: list[HttpRequest]) -> None:
+        assert await connection.is_delivered()
+        line.is_cut = True  # as after a reset, before the event loop has told it
+        assert not await connection.is_delivered()
+
+    driven(scene)
+
+
+def test_headers_behind_a_body_are_passed_over() -> None:
+    async def scene(connection: HttpConnection, line: Line, requests: list[HttpRequest]) -> None:
+        connection.data_received(CHUNKED + b"2\r\nhi\r\n0\r\nauthorization: Bearer a\r\nhost: b\r\n\r\n")
+        await turns(3)
+        (request,) = requests
+        assert (request.body, request.headers["host"]) == (b"hi", "a")
+        assert "authorization" not in request.headers
+
+    driven(scene)
+
+
+def test_headers_behind_a_body_have_an_end() -> None:
+    async def scene(connection: HttpConnection, line: Line, requests: list[HttpRequest]) -> None:
+        connection.data_received(CHUNKED + b"0\r\n")
+        num_sent = 0
+        while not line.is_cut:
+            connection.data_received(b"a%d: %s\r\n" % (num_sent, b"b" * 1000))
+            num_sent += 1
+            assert num_sent < 100
+        assert line.written.startswith(b"HTTP/1.1 431") and not requests
+
+    driven(scene)
+
+
+def test_a_body_in_many_pieces_is_no_head() -> None:
+    async def scene(connection: HttpConnection, line: Line, requests: list[HttpRequest]) -> None:
+        connection.data_received(CHUNKED)
+        for _ in range(20_000):
+            connection.data_received(b"1\r\na\r\n")
+        connection.data_received(b"0\r\n\r\n")
+        await turns(3)
+        assert requests[0].is_too_large
+
+    driven(scene)
