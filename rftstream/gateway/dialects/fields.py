@@ -112,13 +112,14 @@ def tool(name: Any, description: Any, parameters: Any, where: str) -> dict[str, 
 
 def tool_call(call_id: str, name: str, arguments: Any) -> dict[str, Any]:
     """Return a tool call of the assistant as chat templates take it. Arguments that are the text of a JSON object
-    become the object, so that one call has one form in all dialects."""
+    become the object, so that one call has one form in all dialects; if it is deeper than a request may be, they stay
+    text."""
     if isinstance(arguments, str):
         try:
             read = msgspec.json.decode(arguments or "{}")
         except (ValueError, RecursionError):
             read = None
-        arguments = read if isinstance(read, dict) else arguments
+        arguments = read if isinstance(read, dict) and not _is_deeper(read, MAX_DEPTH) else arguments
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 

@@ -242,6 +242,17 @@ def test_tools_are_hidden_from_a_model_that_may_call_none() -> None:
     assert len(read(CHAT, {**HI["chat"], "tools": tools, "tool_choice": "required"}).tools) == 1
 
 
+def test_arguments_that_are_too_deep_stay_text() -> None:
+    """Whoever writes them as JSON again would get no further than Python's stack."""
+    for depth, kind in ((20, dict), (900, str)):
+        text = '{"a": ' + "[" * depth + "]" * depth + "}"
+        call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": text}}
+        history = [*HI["chat"]["messages"], {"role": "assistant", "tool_calls": [call]}]
+        found = read(CHAT, {"messages": [*history, {"role": "user", "content": "go on"}]})
+        assert isinstance(found.messages[1].tool_calls[0]["function"]["arguments"], kind)
+        assert canonical(found.messages[1].tool_calls)
+
+
 def test_large_settings_are_recorded_as_their_size() -> None:
     call = read(CHAT, {**HI["chat"], "metadata": {"a": "b" * 5000}, "user": "me"})
     assert call.asked == {"metadata": "(5008 bytes)", "user": "me"}
