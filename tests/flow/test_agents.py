@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rftstream.contracts.ids import next_attempt
 from rftstream.contracts.rollouts import PartialRollout, Posted, Rollout, RolloutStatus
 from rftstream.roles.explorer.model_calls import AgentBegins, CallAnswer, Delivered, RolloutEnded, SessionGranted
 from rftstream.testing import RoleDriver
@@ -425,6 +427,24 @@ def test_tasks_of_environments_are_sampled_beside(tmp_path: Path) -> None:
     assert rollouts.keys() == {task.ids.rollout_id, *(one.ids.rollout_id for one in plain)}
     assert {one.status for one in rollouts.values()} == {RolloutStatus.completed}
     assert {rollout_id for rollout_id, one in rollouts.items() if one.calls} == {task.ids.rollout_id}
+
+
+def test_a_stored_rollout_that_may_not_be_taken_is_made_by_an_agent_again(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, **AGENTS)
+    scene.announce(1)
+    first, second = scene.siblings(0)
+    scene.put("rollouts", scene.rollout(first, version=0), scene.rollout(second, version=1))
+    base = scene.admit(1, environment="agent")[0]
+    ids = [replace(one, group_id=(group := next_attempt(one.group_id)), rollout_id=f"{group}/{one.sibling}",
+                   sequence=5, min_version=1) for one in (first, second)]  # fmt: skip
+    scene.put("tasks", *(replace(base, ids=one, stored_rollout=f"rollouts[0]@{i}") for i, one in enumerate(ids)))
+    explorer = RoleDriver(scene, "explorer")
+    explorer.work()
+    found = {one.ids.rollout_id: one for one in scene.messages("rollouts") if isinstance(one, Rollout)}
+    assert ids[0].rollout_id not in found and found[ids[1].rollout_id].status is RolloutStatus.completed
+    agent = Agent(explorer, ids[0].rollout_id)
+    agent.ask(user("1+1="))
+    assert agent.end().answer == RolloutEnded(rollout_id=agent.rollout_id, status="completed")
 
 
 def test_a_rollout_that_takes_too_long_ends_with_what_it_has(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from rftstream.roles.explorer.fit_to_record import skipped
 from rftstream.roles.explorer.partials import TOPIC, numbers_of, tombstones
 from rftstream.roles.explorer.pieces import CannotGoOnError
 from rftstream.roles.explorer.step import ExplorerStep, finish_work, may_begin
+from rftstream.roles.explorer.stored import stored_rollout
 from rftstream.roles.explorer.work import RolloutInHand
 from rftstream.service.role import Done, Item, Publish, Saved, Wakeup
 
@@ -61,7 +62,8 @@ class AgentExplorerStep(ExplorerStep):
         """Take a task in hand; an agent's is open to calls from now on."""
         work = RolloutInHand(item)
         task = work.task
-        if task.environment not in self._parts.environments or task.stored_rollout is not None:
+        is_agents = task.environment in self._parts.environments
+        if not is_agents or stored_rollout(task, self._fetch_rollout) is not None:
             super().start(item)
             return
         records = self._partials.of(work.partition, task.ids.rollout_id)
