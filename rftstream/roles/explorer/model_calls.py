@@ -204,6 +204,8 @@ class CallInbox:
         """`wake` ends the explorer's wait. The server's thread calls it when there is something and was nothing."""
         self._items: deque[AgentRequest | Delivered | AgentBegins] = deque()
         self._wake = wake
+        self._has_woken = False
+        """Whether the explorer was woken, and has not looked since."""
         self._is_closed = False
 
     def __len__(self) -> int:
@@ -216,11 +218,13 @@ class CallInbox:
                 item.reply(moving())
             return
         self._items.append(item)
-        if len(self._items) == 1:  # else the explorer was woken, and has not looked yet
+        if not self._has_woken:
+            self._has_woken = True
             self._wake()
 
     def take(self) -> list[AgentRequest | Delivered | AgentBegins]:
         """Return what came since the last call, in order."""
+        self._has_woken = False  # before it looks: what comes meanwhile wakes it again
         taken = []
         while self._items:
             taken.append(self._items.popleft())
