@@ -37,7 +37,7 @@ def build(context: RoleContext) -> Role:
     step = EvaluatorStep(
         config=config,
         evaluations=evaluations,
-        policy=policy,
+        policy=loop.policy,  # the turn loop's share of it, if agents have the other one
         loop=loop,
         agents=None
         if agents is None

@@ -48,7 +48,7 @@ def build(context: RoleContext) -> Role:
     )
     make_step = ExplorerStep if agents is None else functools.partial(AgentExplorerStep, parts=agents)
     step = make_step(
-        policy=policy,
+        policy=loop.policy,  # the turn loop's share of it, if agents have the other one
         loop=loop,
         follower=follower(context, spec, context.open_store(patience_s=STORE_PATIENCE_S)),
         settings=settings,

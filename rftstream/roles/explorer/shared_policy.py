@@ -32,8 +32,8 @@ class PolicyShare:
 
     @property
     def num_active(self) -> int:
-        """Number of active requests of all users."""
-        return self._policy.num_active
+        """Number of requests of all users that are active, or have finished and wait for their user."""
+        return self._policy.num_active + len(self._finished)
 
     def load(self, tensors: Mapping[str, RawTensor], name: VersionName) -> None:
         """Take over new weights."""
