@@ -23,7 +23,8 @@ MAX_HEAD_BYTES = 65_536
 """Largest request line and headers together, if they come in more than one read."""
 
 IDLE_S = 120.0
-"""Seconds after which a connection is closed on which no request comes, or the rest of one."""
+"""Seconds after which a connection is closed on which no request comes, or the rest of one, or whose answer is not
+taken."""
 
 JSON_TYPE = "application/json"
 
@@ -200,7 +201,9 @@ class HttpConnection(asyncio.Protocol):
 
     async def is_delivered(self) -> bool:
         """Wait until the client's side has taken all that was sent; return False if it went away before."""
-        await self._drained.wait()
+        if not self._drained.is_set():
+            self._closes_at = self._loop.time() + IDLE_S
+            await self._drained.wait()
         # A connection that is closing has not heard that it is lost yet, and nothing was written to it.
         return not self.is_lost and self._transport is not None and not self._transport.is_closing()
 
@@ -223,7 +226,7 @@ class HttpConnection(asyncio.Protocol):
     async def _do(self, request: HttpRequest) -> None:
         try:
             await self._handle(request, self)
-            await self._drained.wait()  # who takes no answers gets no more
+            await self.is_delivered()  # who takes no answers gets no more
         except Exception:
             log.exception("gateway: %s %s failed", request.method, request.path)
             if not self._has_begun:
@@ -260,7 +263,9 @@ class HttpConnection(asyncio.Protocol):
         """Close the connection if it is time. A timer looks at that now and then, since moving a timer at each request
         is dear."""
         left_s = self._closes_at - self._loop.time()
-        if left_s <= 0:
+        if left_s <= 0 and self._transport is not None and not self._drained.is_set():
+            self._transport.abort()  # it would wait until all that was sent is taken
+        elif left_s <= 0:
             self.close()
         else:
             self._timer = self._loop.call_later(min(left_s, IDLE_S), self._close_if_idle)

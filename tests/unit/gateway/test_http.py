@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+import pytest
+
 from rftstream.gateway.http import HttpAnswer, HttpConnection, HttpRequest
 
 GET = b"GET / HTTP/1.1\r\nhost: a\r\n\r\n"
@@ -19,7 +21,7 @@ class Line(asyncio.Transport):
         self.protocol: HttpConnection | None = None
         self.written = b""
         self.reads = self.takes = True
-        self.is_cut = False
+        self.is_cut = self.is_aborted = False
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self.written += bytes(data)
@@ -37,6 +39,9 @@ class Line(asyncio.Transport):
 
     def close(self) -> None:
         self.is_cut = True
+
+    def abort(self) -> None:
+        self.is_aborted = self.is_cut = True
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         pass
@@ -91,6 +96,19 @@ def test_who_takes_no_answers_is_given_no_more() -> None:
         connection.resume_writing()
         await turns(9)
         assert len(requests) == 3
+
+    driven(scene)
+
+
+def test_who_takes_no_answers_is_cut_off_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rftstream.gateway.http.IDLE_S", 0.001)
+
+    async def scene(connection: HttpConnection, line: Line, requests: list[HttpRequest]) -> None:
+        line.takes = False
+        connection.data_received(GET)
+        while not line.is_aborted:
+            await asyncio.sleep(0.001)
+        assert len(requests) == 1
 
     driven(scene)
 
