@@ -186,6 +186,7 @@ def _address(url: str) -> SplitResult:
     try:
         address = urlsplit(url)
         is_one = address.scheme in ("http", "https") and bool(address.hostname) and address.port != 0
+        is_one = is_one and re.fullmatch(r"[!-~]+", url) is not None  # a request's first line holds nothing else
     except ValueError:  # of the port, or of brackets
         is_one = False
     if not is_one:

@@ -235,7 +235,9 @@ def test_after_202_nothing_is_returned(service: AgentService) -> None:
     asyncio.run(wait())
 
 
-@pytest.mark.parametrize("url", ["ftp://host/x", "http://", "host:80", "http://host:port/", "http://[::1/"])
+@pytest.mark.parametrize(
+    "url", ["ftp://host/x", "http://", "host:80", "http://host:port/", "http://[::1/", "http://a/b c"]
+)
 def test_what_is_no_address(url: str) -> None:
     with pytest.raises(ConfigError, match=r"environments\.agent\.url: got .*, expected an address"):
         CalledAgent(CalledAgentConfig(url=url))
