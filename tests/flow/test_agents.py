@@ -403,6 +403,11 @@ def test_an_explorer_that_leaves_hands_its_agents_on(tmp_path: Path) -> None:
     first = agent.ask(user("1+1="))
     waits = agent.send(user("1+1="), first.message, user("2+2="))
     explorer.tick()
+    explorer.service.drain()
+    agent.step.save(leaving=True)
+    late = agent.send(user("3+3="))
+    agent.step.save(leaving=True)
+    assert late.refusal.status == 503, "though others may go on for long"
     explorer.stop()
     assert waits.refusal.status == 503
     assert not scene.messages("rollouts")

@@ -157,7 +157,11 @@ class AgentLoop:
                 self._past.pop(session.rollout_id, None)
 
     def leave(self) -> list[int]:
-        """Stop sampling; return the rollouts that have nothing left to be saved, so that they can be given back."""
+        """Stop sampling, and refuse what comes from now on, since the others may take long to finish; return the
+        rollouts that have nothing left to be saved, so that they can be given back."""
+        for item in self._inbox.take():
+            if isinstance(item, AgentRequest):
+                item.reply(moving())
         for session in self._sessions.values():
             self._calls.cancel(session, moving())
         return [key for key, one in self._sessions.items() if one.ended is None and not one.has_work]
