@@ -84,7 +84,7 @@ class VerifierSection(WorkerSection):
     """Children that compute rewards, of each verifier."""
     timeout_s: AboveZero = 10.0
     """Time limit of one call of a reward. A call for several rollouts that takes longer is made again for each
-    alone."""
+    alone. The time that programs run in a sandbox has limits of its own and does not count."""
     max_batch: Positive = 64
     """Rollouts that a reward over lists (TRL's, verl's batch, async) gets at once, at most: what waits for it."""
     tries: Positive = 3

@@ -26,7 +26,7 @@ from rftstream.errors import ConfigError, MissingChecker, NoReward, RewardError,
 from rftstream.frames import FrameReader
 from rftstream.rewards.base import RewardInput, Score
 from rftstream.rewards.breaker import is_slow
-from rftstream.rewards.evaluating import watch_evaluations
+from rftstream.rewards.evaluating import watch_allowances, watch_evaluations
 from rftstream.rewards.frames import (
     IDLE,
     MAX_FRAME_BYTES,
@@ -62,6 +62,7 @@ def main() -> None:
     while not bodies:
         bodies += _read(requests, frames)
     watch_evaluations(lambda part: _note_evaluation(page, part))
+    watch_allowances(lambda seconds: _note_allowance(page, seconds))
     setup = msgspec.msgpack.decode(bodies.pop(0), type=Setup)
     rewards = _set_up(setup, replies)
     decoder = msgspec.msgpack.Decoder(list[ScoreItem])
@@ -147,6 +148,10 @@ def _score_all(
 
 def _note_evaluation(page: mmap.mmap, part: int) -> None:
     write_page(page, read_page(page)._replace(part=part, cpu_s=time.process_time()))
+
+
+def _note_allowance(page: mmap.mmap, seconds: float) -> None:
+    write_page(page, read_page(page)._replace(since=time.monotonic() + seconds))
 
 
 def _batches(items: Sequence[ScoreItem], rewards: Mapping[str, Any]) -> Iterator[Sequence[ScoreItem]]:

@@ -12,13 +12,15 @@ from msgspec import Meta
 from rftstream.errors import RewardError
 from rftstream.rewards.base import RewardInput, Score
 from rftstream.rewards.code_tests import CheckTests, FunctionTests, ProblemTests, StdioTests, read_tests
+from rftstream.rewards.evaluating import allow_time
 from rftstream.rewards.version import config_version
-from rftstream.sandbox.base import MIB, Limits, Outcome, SandboxBackend, SandboxError
+from rftstream.sandbox.base import MIB, Limits, Outcome, Sandbox, SandboxBackend, SandboxError
 from rftstream.sandbox.compare import same_value
 from rftstream.sandbox.languages import find_language
-from rftstream.sandbox.local import default_backend
-from rftstream.sandbox.remote import RemoteBackend
-from rftstream.sandbox.run import CallEnd, ProgramResult, run_check, run_function, run_tests
+from rftstream.sandbox.local import GRACE_S, default_backend
+from rftstream.sandbox.place import START_S
+from rftstream.sandbox.remote import WAIT_S, RemoteBackend
+from rftstream.sandbox.run import COMPILE_LIMITS, CallEnd, ProgramResult, run_check, run_function, run_tests
 
 _FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*([\w+#-]*)[^\n]*\n(.*?)^[ \t]*\1[ \t]*$", re.DOTALL | re.MULTILINE)
 
@@ -71,6 +73,8 @@ class CodeReward:
             passed, results = self._run(source, tests, item)
         except SandboxError as error:
             raise RewardError(str(error)) from None
+        finally:
+            allow_time(0.0)
         for result in results:
             if result.outcome is Outcome.unscorable:
                 raise RewardError(f"code: {result.reason}: {result.detail}")
@@ -86,24 +90,29 @@ class CodeReward:
     def _tests(self, item: RewardInput) -> ProblemTests:
         return read_tests(item.info, item.answer, item.prompt, column=self._config.tests)
 
-    def _backend(self) -> SandboxBackend:
-        return self._remote or default_backend()
+    def _backend(self, limits: Limits) -> SandboxBackend:
+        start_s = WAIT_S if self._remote else 2 * START_S
+        allow_time(start_s)
+        seconds = start_s + max(limits.hard_s, COMPILE_LIMITS.hard_s) + GRACE_S
+        return _TimedBackend(self._remote or default_backend(), seconds)
 
     def _run(
         self, source: str, tests: ProblemTests, item: RewardInput
     ) -> tuple[Sequence[bool], Sequence[ProgramResult]]:
-        backend, most = self._backend(), self._config.max_tests or None
+        most = self._config.max_tests or None
+        limits = self._limits(len(tests.calls[:most]) if isinstance(tests, FunctionTests) else 1)
+        backend = self._backend(limits)
         match tests:
             case StdioTests():
                 language = str(item.info.get("language") or self._config.language)
                 results = run_tests(
                     source, tests.pairs[:most], language=language, tolerance=self._config.tolerance,
-                    limits=self._limits(1), backend=backend, stop_early=self._config.give == "all",
+                    limits=limits, backend=backend, stop_early=self._config.give == "all",
                 )  # fmt: skip
                 return [one.passed for one in results], results
             case FunctionTests():
                 calls = tests.calls[:most]
-                result = run_function(source, tests.function, calls, limits=self._limits(len(calls)), backend=backend)
+                result = run_function(source, tests.function, calls, limits=limits, backend=backend)
                 return [
                     self._is_right(*pair)
                     for pair in zip(
@@ -114,8 +123,7 @@ class CodeReward:
                 ], [result]
             case CheckTests():
                 result = run_check(
-                    source, tests.test, tests.entry_point, context=tests.context, limits=self._limits(1),
-                    backend=backend,
+                    source, tests.test, tests.entry_point, context=tests.context, limits=limits, backend=backend,
                 )  # fmt: skip
                 return [result.passed], [result]
 
@@ -135,6 +143,23 @@ class CodeReward:
             wall_s=config.wall_s * times, cpu_s=config.cpu_s * times, call_s=config.cpu_s,
             memory_bytes=config.memory_mib * MIB,
         )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _TimedBackend:
+    """A back end that asks the scorer for as many seconds as a sandbox may take, each time that it makes one."""
+
+    backend: SandboxBackend
+    seconds: float
+
+    def create(self, *, disk_bytes: int = 64 * MIB) -> Sandbox:
+        """Return a new sandbox."""
+        allow_time(self.seconds)
+        return self.backend.create(disk_bytes=disk_bytes)
+
+    def close(self) -> None:
+        """End all that the back end holds."""
+        self.backend.close()
 
 
 def find_program(completion: str, tests: ProblemTests) -> str | None:

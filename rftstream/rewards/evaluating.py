@@ -7,6 +7,9 @@ answer that cannot be evaluated is a wrong one, or policies would learn to escap
 our own failure, and the rollout is unscorable.
 
 Memory is limited meanwhile, so that a huge answer ends as a MemoryError in the reward and not as a killed process.
+
+A reward that runs programs in a sandbox has limits of its own for them. It says with `allow_time` how long the scorer
+has to wait for a program, so that a program at its limit is a 0 and not a reward that hangs.
 """
 
 from __future__ import annotations
@@ -21,12 +24,25 @@ MAX_MEMORY_BYTES = 2 << 30
 
 _watch: Callable[[int], None] | None = None
 _part = 1
+_allow: Callable[[float], None] | None = None
 
 
 def watch_evaluations(watch: Callable[[int], None] | None) -> None:
     """Let `watch` be called with the number of the part that begins to evaluate an answer, and with 0 afterwards."""
     global _watch
     _watch = watch
+
+
+def watch_allowances(allow: Callable[[float], None] | None) -> None:
+    """Let `allow` be called with the seconds that a reward asks for."""
+    global _allow
+    _allow = allow
+
+
+def allow_time(seconds: float) -> None:
+    """Let the scorer's time limit begin anew, `seconds` from now. Rewards call it that stop by themselves by then."""
+    if _allow is not None:
+        _allow(seconds)
 
 
 def begin_part(number: int) -> None:

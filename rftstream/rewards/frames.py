@@ -80,7 +80,7 @@ class At(NamedTuple):
     """Number of the item, or of the first of several. IDLE if there is none."""
     num_items: int
     since: float
-    """When the call began, in seconds of `time.monotonic`."""
+    """When the call began, in seconds of `time.monotonic`, or until when the reward asked for time (evaluating.py)."""
     part: int = 0
     """Number of the part of the reward, from 1, that evaluates the policy's answer (evaluating.py). 0: none does."""
     cpu_s: float = 0.0

@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
+from rftstream.config.loader import from_dict
 from rftstream.errors import RewardError
-from rftstream.rewards.base import RewardInput, Score
+from rftstream.rewards.base import RewardInput, Score, ScoreRequest
 from rftstream.rewards.code import CodeReward
+from rftstream.rewards.scorer import ProcessScorer
 
 PLAIN = {"inputs": ["1\n", "5\n"], "outputs": ["2\n", "6"]}
 PLUS_ONE = "Think.\n```python\nprint(int(input()) + 1)\n```\nDone."
@@ -91,6 +93,28 @@ def test_problems_without_tests_are_found_before_a_run(info: dict[str, Any]) -> 
 def test_a_sandbox_that_fails_gives_no_reward() -> None:
     with pytest.raises(RewardError, match="sandbox"):
         score(PLUS_ONE, {"tests": PLAIN}, sandbox_url="http://127.0.0.1:9")
+
+
+def test_a_program_that_hangs_longer_than_a_reward_may_is_wrong() -> None:
+    taskset = {"source": "arithmetic", "reward": "code"}
+    config = from_dict(
+        {
+            "run": {"name": "test", "steps": 1}, "model": {"make": {}}, "tasksets": {"train": taskset},
+            "rewards": {"code": {"wall_s": 2.0}}, "verifier": {"timeout_s": 1.0, "tries": 1},
+        }
+    )  # fmt: skip
+    scorer = ProcessScorer(config, processes=1)
+    try:
+        asleep = item("```\nimport time\ntime.sleep(100)\n```", {"tests": PLAIN})
+        scorer.submit(ScoreRequest(request_id="a", taskset="train", item=asleep))
+        replies: list[Any] = []
+        while not replies:
+            replies += scorer.poll(10.0)
+        assert replies[0].score is not None, replies[0].detail
+        assert (replies[0].score.reward, replies[0].score.metrics["failed_wall"]) == (0.0, 1.0)
+        assert scorer.num_replaced == 0
+    finally:
+        scorer.close()
 
 
 @pytest.mark.slow
