@@ -22,7 +22,7 @@ from rftstream.sandbox.place import START_S
 from rftstream.sandbox.remote import WAIT_S, RemoteBackend
 from rftstream.sandbox.run import COMPILE_LIMITS, CallEnd, ProgramResult, run_check, run_function, run_tests
 
-_FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*([\w+#-]*)[^\n]*\n(.*?)^[ \t]*\1[ \t]*$", re.DOTALL | re.MULTILINE)
+_FENCE = re.compile(r"(`{3,}+(?=[^`]*$)|~{3,}+)", re.DOTALL)
 
 _REASONS = ("wrong", "crash", "compile", "wall", "cpu", "memory", "output")
 
@@ -168,8 +168,8 @@ def find_program(completion: str, tests: ProblemTests) -> str | None:
     If the tests are for a function that the program does not define, the answer goes on where the prompt ends, as with
     HumanEval's completions.
     """
-    blocks = [found[3] for found in _FENCE.finditer(completion)]
-    source = blocks[-1] if blocks else completion
+    block = _last_block(completion)
+    source = completion if block is None else block
     if not source.strip():
         return None
     if isinstance(tests, CheckTests) and tests.context:
@@ -177,3 +177,20 @@ def find_program(completion: str, tests: ProblemTests) -> str | None:
         if not re.search(rf"\b(def|class)\s+{re.escape(name)}\b|^{re.escape(name)}\s*=", source, re.MULTILINE):
             return tests.context + source
     return source
+
+
+def _last_block(text: str) -> str | None:
+    """Return what is in the last fenced block, or None if there is none. It takes linear time, whatever the text is:
+    each fence is looked for once, and one that is not closed is text."""
+    lines = text.split("\n")
+    last_with = {line.strip(): number for number, line in enumerate(lines)}
+    found, number = None, 0
+    while number < len(lines):
+        fence = _FENCE.match(lines[number].strip())
+        if fence is not None and last_with.get(fence[1], -1) > number:
+            begin = number = number + 1
+            while lines[number].strip() != fence[1]:
+                number += 1
+            found = "".join(f"{line}\n" for line in lines[begin:number])
+        number += 1
+    return found

@@ -14,8 +14,10 @@ import pytest
 from rftstream.config.loader import from_dict
 from rftstream.errors import RewardError
 from rftstream.rewards.base import RewardInput, Score, ScoreRequest
-from rftstream.rewards.code import CodeReward
+from rftstream.rewards.code import CodeReward, find_program
+from rftstream.rewards.code_tests import StdioTests
 from rftstream.rewards.scorer import ProcessScorer
+from rftstream.sandbox.languages import find_language
 
 PLAIN = {"inputs": ["1\n", "5\n"], "outputs": ["2\n", "6"]}
 PLUS_ONE = "Think.\n```python\nprint(int(input()) + 1)\n```\nDone."
@@ -82,6 +84,45 @@ def test_the_share_of_tests() -> None:
     calls = {"fn_name": "f", "inputs": [[1], [2], [3], [4]], "outputs": [1, 2, 3, 4]}
     found = score("def f(x):\n    assert x != 2\n    return x", {}, answer=json.dumps(calls), give="share")
     assert found.reward == 0.75
+
+
+@pytest.mark.parametrize(
+    ("completion", "program"),
+    [
+        ("```\na\n```\n~~~py\nb\n~~~\nDone.", "b\n"),
+        ("  ```python\r\na\r\n  ```\r\nDone.", "a\r\n"),
+        ("````\n```\na\n```", "a\n"),
+        ("````\n```\na\n```\n````", "```\na\n```\n"),
+        ("```a```\n```python\nb\n```", "b\n"),
+        ("```\na\n```\n```python\nb", "a\n"),
+        ("```python\na", "```python\na"),
+        ("a", "a"),
+    ],
+)
+def test_the_last_fenced_block(completion: str, program: str) -> None:
+    assert find_program(completion, StdioTests(pairs=())) == program
+
+
+@pytest.mark.parametrize(
+    "completion",
+    ["`" * 30_000 + "\n" + "x = 1\n" * 30_000, "```" + "a" * 300_000, "".join("`" * n + "\n" for n in range(3, 700))],
+)
+def test_answers_of_fences_alone_are_read_in_linear_time(completion: str) -> None:
+    assert find_program(completion, StdioTests(pairs=())) == completion
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("public final class A { }", "A.java"),
+        ("class B { } class C { static void main(String[] a) { } }", "C.java"),
+        ("class " + "A" * 100_000, "Main.java"),
+        ("class a " * 30_000, "Main.java"),
+        ("public class " + "A" * 300 + " { }", "Main.java"),
+    ],
+)
+def test_names_of_java_files(source: str, name: str) -> None:
+    assert find_language("java").name_file(source) == name
 
 
 @pytest.mark.parametrize("info", [{}, {"tests": "{"}, {"tests": {"inputs": [], "outputs": []}}, {"test": "x = 1"}])
