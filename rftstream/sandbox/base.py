@@ -16,6 +16,10 @@ class SandboxError(RftError):
     """A sandbox failed by no fault of the program in it. What it ran is unscorable."""
 
 
+class BoxRefused(SandboxError):
+    """Files do not fit into a box, or are too large or too many to be taken out of it."""
+
+
 class Outcome(StrEnum):
     """What is known of a program after it ran."""
 
@@ -124,10 +128,11 @@ class Sandbox(Protocol):
     """
 
     def put(self, files: Sequence[BoxFile]) -> None:
-        """Write files below the home folder."""
+        """Write files below the home folder. BoxRefused if they do not fit."""
 
     def get(self, names: Sequence[str] | None = None, *, max_bytes: int = 64 * MIB) -> list[BoxFile]:
-        """Return regular files below the home folder, or all of them. Files that are not there are left out."""
+        """Return regular files below the home folder, or all of them. Files that are not there are left out. BoxRefused
+        if they are too large or too many."""
 
     def run(self, job: Job) -> JobEnd:
         """Run a program to its end. All processes that it started are gone by then."""

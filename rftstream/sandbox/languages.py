@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from rftstream.errors import ConfigError
-
-PATH = "/usr/local/bin:/usr/bin:/bin"
-"""Where the sandbox looks for compilers and interpreters."""
 
 
 def _plain_name(name: str) -> Callable[[str], str]:
@@ -38,13 +34,6 @@ class Language:
     environment: Mapping[str, str] = field(default_factory=dict)
     bounds_addresses: bool = True
     """Whether addresses may be bounded. Some interpreters reserve more than they will use."""
-
-    def missing(self) -> str | None:
-        """Return the command that this machine does not have, or None."""
-        for command in (self.compile, self.run):
-            if command and not command[0].startswith("./") and shutil.which(command[0], path=PATH) is None:
-                return command[0]
-        return None
 
 
 LANGUAGES = {

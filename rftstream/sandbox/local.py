@@ -17,7 +17,7 @@ from typing import Any
 
 from rftstream.frames import FrameReader
 from rftstream.sandbox import cgroups, layers
-from rftstream.sandbox.base import MIB, BoxFile, Job, JobEnd, Limits, SandboxError
+from rftstream.sandbox.base import MIB, BoxFile, BoxRefused, Job, JobEnd, Limits, SandboxError
 from rftstream.sandbox.inside import wire
 from rftstream.sandbox.place import SandboxPlace, end_box
 
@@ -153,14 +153,14 @@ class LocalSandbox:
                 raise SandboxError(f"sandbox: {file.name!r} is no path below the home folder")
         answer, _ = self._asked(head, b"".join(file.data for file in files))
         if "refused" in answer:
-            raise SandboxError(f"sandbox: a file cannot be put in: {answer['refused']}")
+            raise BoxRefused(f"sandbox: a file cannot be put in: {answer['refused']}")
 
     def get(self, names: Sequence[str] | None = None, *, max_bytes: int = 64 * MIB) -> list[BoxFile]:
         """Return regular files below the home folder."""
         head = {"do": "get", "names": names, "max_bytes": max_bytes, "max_files": MAX_FILES}
         answer, body = self._asked(head)
         if "refused" in answer:
-            raise SandboxError(f"sandbox: {answer['refused']}")
+            raise BoxRefused(f"sandbox: {answer['refused']}")
         files, position = [], 0
         for name, size, mode in answer["files"]:
             files.append(BoxFile(name=name, data=body[position : position + size], mode=mode))

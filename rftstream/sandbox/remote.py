@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from rftstream.errors import ConfigError
-from rftstream.sandbox.base import MIB, BoxFile, Job, JobEnd, SandboxError
+from rftstream.sandbox.base import MIB, BoxFile, BoxRefused, Job, JobEnd, SandboxError
 
 CONNECT_S = 10.0
 WAIT_S = 600.0
@@ -61,7 +61,7 @@ class RemoteBackend:
             came = connection.getresponse()
             data = came.read(MAX_ANSWER_BYTES)
             if came.status != 200:
-                raise SandboxError(
+                raise (BoxRefused if came.status == 507 else SandboxError)(
                     f"sandbox: {self._parts.netloc}: {came.status} {data[:500].decode(errors='replace')}"
                 )
             decoded = msgspec.json.decode(data, type=answer)

@@ -16,6 +16,7 @@ from typing import Any
 from rftstream.errors import ConfigError
 from rftstream.sandbox.base import (
     BoxFile,
+    BoxRefused,
     Job,
     JobEnd,
     Limits,
@@ -209,6 +210,8 @@ def _tried(run: Callable[[], JobEnd], judge: Callable[[JobEnd], ProgramResult]) 
     for _ in range(TRIES):
         try:
             end = run()
+        except BoxRefused as error:  # by what the program was compiled to
+            return _failed(ProgramResult(outcome=Outcome.failed), "compile", str(error))
         except SandboxError as error:
             result = _unscorable("sandbox", str(error))
             continue
@@ -238,8 +241,6 @@ def _compiled(source: str, spoken: Language, backend: SandboxBackend) -> tuple[S
     """Return the files that a program needs, or the result if there are none."""
     if not spoken.run:
         return (), None
-    if (missing := spoken.missing()) is not None:
-        return (), _unscorable("sandbox", f"this machine has no {missing}; install it")
     file = BoxFile(name=spoken.name_file(source), data=source.encode("utf-8", "surrogatepass"))
     if not spoken.compile:
         return (file,), None

@@ -7,7 +7,8 @@
     DELETE /v1/boxes/ID                                       -> {}
 
 Files, jobs and ends are those of `base` as JSON, with bytes in base64. A sandbox that failed is 503 with {"error"}, a
-request that is none is 400, a box that is not there 404, a wrong token 401. A box that nobody uses for IDLE_S is ended.
+request that is none is 400, a box that is not there 404, a wrong token 401, files that do not fit into a box or are too
+large to be taken out of it 507. A box that nobody uses for IDLE_S is ended.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from rftstream.errors import ConfigError
-from rftstream.sandbox.base import BoxFile, Job, Sandbox, SandboxBackend, SandboxError
+from rftstream.sandbox.base import BoxFile, BoxRefused, Job, Sandbox, SandboxBackend, SandboxError
 
 IDLE_S = 120.0
 """Seconds after which a box that nobody uses is ended: its user has died."""
@@ -161,6 +162,8 @@ class _SandboxHandler(BaseHTTPRequestHandler):
                     status, body = 401, b'{"error": "the token is wrong"}'
                 else:
                     status, body = 200, msgspec.json.encode(work(self.path.strip("/").split("/"), data))
+        except BoxRefused as error:
+            status, body = 507, msgspec.json.encode({"error": str(error)})
         except SandboxError as error:
             status, body = 503, msgspec.json.encode({"error": str(error)})
         except LookupError:

@@ -16,6 +16,7 @@ import contextlib
 import os
 import resource
 import select
+import shutil
 import signal
 import socket
 import stat
@@ -170,6 +171,8 @@ class Box:
             for place, one in enumerate(lifted):
                 os.dup2(one, place)
             os.closerange(len(descriptors), 900)
+            if job["mode"] == "command" and "/" not in (command := job["argv"][0]) and shutil.which(command) is None:
+                raise FileNotFoundError(f"the sandbox has no {command}; install it on the machine that runs programs")
             confine(job["limits"], self._layers, self._filter)
         except BaseException as error:
             os.write(900, f"{type(error).__name__}: {error}".encode()[:4000])

@@ -58,6 +58,23 @@ def test_files_go_in_and_come_out(server: SandboxServer) -> None:
         backend.close()
 
 
+def test_a_program_too_large_to_be_taken_out_is_at_fault(server: SandboxServer) -> None:
+    backend = RemoteBackend(server.url, token="secret-word")
+    source = "char large[70 << 20] = {1};\nint main() { return large[5]; }"
+    result = run_program(source, language="c", expected="", backend=backend)
+    backend.close()
+    assert (result.outcome, result.reason) == (Outcome.failed, "compile"), result.detail
+
+
+def test_a_command_that_is_not_there_is_our_fault(server: SandboxServer) -> None:
+    backend = RemoteBackend(server.url, token="secret-word")
+    box = backend.create()
+    with pytest.raises(SandboxError, match="the sandbox has no compiler-of-nothing"):
+        box.run(Job(mode="command", argv=("compiler-of-nothing", "main.c")))
+    box.close()
+    backend.close()
+
+
 def test_a_wrong_token_is_refused(server: SandboxServer) -> None:
     result = run_program("print(1)", backend=RemoteBackend(server.url, token="guess"))
     assert (result.outcome, result.reason) == (Outcome.unscorable, "sandbox")
