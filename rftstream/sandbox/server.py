@@ -16,9 +16,11 @@ from __future__ import annotations
 import contextlib
 import hmac
 import ipaddress
+import logging
 import secrets
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
@@ -27,6 +29,8 @@ import msgspec
 
 from rftstream.errors import ConfigError
 from rftstream.sandbox.base import BoxFile, BoxRefused, Job, Sandbox, SandboxBackend, SandboxError
+
+logger = logging.getLogger(__name__)
 
 IDLE_S = 120.0
 """Seconds after which a box that nobody uses is ended: its user has died."""
@@ -146,34 +150,48 @@ class _SandboxHandler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # the name that http.server has
         """Say nothing of single requests."""
 
-    def _answer(self, work: Any) -> None:
-        status, body = 500, b'{"error": "the server failed"}'
+    def _answer(self, work: Callable[[list[str], bytes], Any]) -> None:
+        refused, length = self._refused()
+        if refused is not None:
+            self.close_connection = True  # the request's body was not read
+            self._send(*refused)
+            return
+        data = self.rfile.read(length)
         try:
-            length = int(self.headers.get("Content-Length") or 0)
-            if not 0 <= length <= MAX_REQUEST_BYTES:
-                self.close_connection = True
-                status, body = 413, b'{"error": "the request is too large"}'
-            else:
-                data = self.rfile.read(length)
-                given = self.headers.get("Authorization") or ""
-                if self.server.token and not hmac.compare_digest(
-                    given.encode(), f"Bearer {self.server.token}".encode()
-                ):
-                    status, body = 401, b'{"error": "the token is wrong"}'
-                else:
-                    status, body = 200, msgspec.json.encode(work(self.path.strip("/").split("/"), data))
+            status, answer = 200, work(self.path.strip("/").split("/"), data)
         except BoxRefused as error:
-            status, body = 507, msgspec.json.encode({"error": str(error)})
+            status, answer = 507, {"error": str(error)}
         except SandboxError as error:
-            status, body = 503, msgspec.json.encode({"error": str(error)})
+            status, answer = 503, {"error": str(error)}
         except LookupError:
-            status, body = 404, b'{"error": "no such box or request"}'
+            status, answer = 404, {"error": "no such box or request"}
         except (msgspec.MsgspecError, ValueError) as error:
-            status, body = 400, msgspec.json.encode({"error": str(error)})
+            status, answer = 400, {"error": str(error)}
+        except Exception as error:
+            logger.exception("%s %s failed", self.command, self.path)
+            status, answer = 500, {"error": f"the server failed: {type(error).__name__}: {error}"}
+        self._send(status, answer)
+
+    def _refused(self) -> tuple[tuple[int, dict[str, str]] | None, int]:
+        """Return why a request is refused before any of its body is read, or None, and the bytes of its body."""
+        given, wanted = self.headers.get("Authorization") or "", f"Bearer {self.server.token}"
+        if self.server.token and not hmac.compare_digest(given.encode(), wanted.encode()):
+            return (401, {"error": "the token is wrong"}), 0
+        text = self.headers.get("Content-Length") or "0"
+        if not (text.isascii() and text.isdigit()) or "Transfer-Encoding" in self.headers:
+            return (400, {"error": "the request needs a Content-Length"}), 0
+        if int(text[:20]) > MAX_REQUEST_BYTES:
+            return (413, {"error": "the request is too large"}), 0
+        return None, int(text[:20])
+
+    def _send(self, status: int, answer: Any) -> None:
+        body = msgspec.json.encode(answer)
         with contextlib.suppress(OSError):
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
+            if self.close_connection:
+                self.send_header("Connection", "close")
             self.end_headers()
             self.wfile.write(body)
 
@@ -186,6 +204,8 @@ class _SandboxHandler(BaseHTTPRequestHandler):
                 if held is None:
                     raise LookupError
                 with held.lock:
+                    if held is not self.server.find(name):
+                        raise LookupError  # it was ended meanwhile
                     try:
                         return _done(held.box, what, data)
                     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import subprocess
 import sys
 import threading
@@ -79,6 +80,27 @@ def test_a_wrong_token_is_refused(server: SandboxServer) -> None:
     result = run_program("print(1)", backend=RemoteBackend(server.url, token="guess"))
     assert (result.outcome, result.reason) == (Outcome.unscorable, "sandbox")
     assert "401" in result.detail
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        ({"Content-Length": "200000000"}, 401),
+        ({"Content-Length": "200000000", "Authorization": "Bearer guess"}, 401),
+        ({"Content-Length": "9" * 5000, "Authorization": "Bearer secret-word"}, 413),
+        ({"Content-Length": "-1", "Authorization": "Bearer secret-word"}, 400),
+        ({"Transfer-Encoding": "chunked", "Authorization": "Bearer secret-word"}, 400),
+    ],
+)
+def test_a_refused_request_is_not_read(server: SandboxServer, head: dict[str, str], status: int) -> None:
+    connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=30)
+    connection.putrequest("POST", "/v1/boxes")
+    for name, value in head.items():
+        connection.putheader(name, value)
+    connection.endheaders()
+    answer = connection.getresponse()  # although nothing of the body was sent
+    assert (answer.status, answer.getheader("Connection")) == (status, "close")
+    connection.close()
 
 
 def test_other_machines_need_a_token() -> None:
