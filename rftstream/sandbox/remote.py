@@ -67,6 +67,7 @@ class RemoteBackend:
             decoded = msgspec.json.decode(data, type=answer)
         except (OSError, http.client.HTTPException, msgspec.MsgspecError) as error:
             connection.close()
+            self.close()  # those that waited as long may have ended, too; the next try takes a new one
             raise SandboxError(f"sandbox: {self._parts.netloc}: {type(error).__name__}: {error}") from None
         except SandboxError:
             connection.close()

@@ -94,8 +94,8 @@ class SandboxServer(ThreadingHTTPServer):
                 name for name, held in self._boxes.items()
                 if now - held.used_at > IDLE_S and not held.lock.locked()
             ]  # fmt: skip
-        for name in old:
-            self.end(name)
+        for name in old:  # elsewhere, since new connections wait meanwhile
+            threading.Thread(target=self.end, args=(name,), name="sandbox-end", daemon=True).start()
 
     def make(self, request: NewBox) -> str:
         """Return the id of a new box."""

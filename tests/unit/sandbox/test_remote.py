@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import socket
 import subprocess
 import sys
 import threading
@@ -111,6 +112,17 @@ def test_other_machines_need_a_token() -> None:
 def test_a_server_that_is_gone_is_our_fault() -> None:
     result = run_program("print(1)", expected="1", backend=RemoteBackend("http://127.0.0.1:9"))
     assert (result.outcome, result.reason) == (Outcome.unscorable, "sandbox")
+
+
+def test_connections_that_ended_meanwhile_cost_one_try(server: SandboxServer) -> None:
+    backend = RemoteBackend(server.url, token="secret-word")
+    for _ in range(3):
+        connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=30)
+        connection.connect()
+        connection.sock.shutdown(socket.SHUT_RDWR)
+        backend._idle.append(connection)
+    assert run_program("print(1)", expected="1", backend=backend).passed
+    backend.close()
 
 
 def test_without_bubblewrap_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
