@@ -152,6 +152,8 @@ def _remove(folder: Path, patience_s: float = 2.0) -> None:
     while folder.exists() and time.monotonic() < until:
         with contextlib.suppress(OSError):
             for line in (folder / "cgroup.procs").read_text(encoding="ascii").split():
+                if line == "0":
+                    continue  # a process of another PID namespace; to kill 0 would kill our own group
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(int(line), signal.SIGKILL)
         with contextlib.suppress(OSError):

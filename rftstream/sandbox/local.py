@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import os
 import selectors
 import signal
@@ -26,6 +27,9 @@ GRACE_S = 20.0
 THREAD_BYTES = 128 * MIB
 """Addresses that the C library reserves for the heap of a thread, and does not use."""
 MAX_FILES = 4096
+
+_numbers = itertools.count(1)
+"""Numbers of places. Those of all back ends of a process differ, as their cgroups are named by them."""
 JUDGE_LIMITS = Limits(output_bytes=MIB)
 
 
@@ -45,23 +49,18 @@ class LocalBackend:
         slots = slots or len(os.sched_getaffinity(0))
         self._programs = _Places(slots, lambda: self._start(readable))
         self._judges = _Places(slots, lambda: self._start(readable))
-        self._lock = threading.Lock()
-        self._number = 0
 
     def create(self, *, disk_bytes: int = 64 * MIB) -> LocalSandbox:
         """Return a new sandbox."""
         return LocalSandbox(self._programs, self._judges, disk_bytes)
 
     def close(self) -> None:
-        """End all warm interpreters. Boxes that are in use end with them."""
+        """End all warm interpreters. Those of boxes that are in use end when the boxes do."""
         self._programs.close()
         self._judges.close()
 
     def _start(self, readable: Sequence[str]) -> SandboxPlace:
-        with self._lock:
-            self._number += 1
-            number = self._number
-        return SandboxPlace(number, readable=tuple(readable), parents=self._parents)
+        return SandboxPlace(next(_numbers), readable=tuple(readable), parents=self._parents)
 
 
 class _Places:
@@ -136,13 +135,11 @@ class LocalSandbox:
     """A box of a place. A LocalBackend makes it."""
 
     def __init__(self, programs: _Places, judges: _Places, disk_bytes: int) -> None:
-        self._programs, self._judges, self._disk_bytes = programs, judges, disk_bytes
-        self._place = programs.take()
+        self._programs, self._judges = programs, judges
         try:
-            self._channel, self._pidfd = self._make()
-        except BaseException:
-            programs.give_back(self._place, is_clean=False)
-            raise
+            self._place, self._channel, self._pidfd = self._make(disk_bytes)
+        except SandboxError:  # the warm interpreter may have died since the place was used: another one, once
+            self._place, self._channel, self._pidfd = self._make(disk_bytes)
         self._is_closed = False
 
     def put(self, files: Sequence[BoxFile]) -> None:
@@ -179,15 +176,14 @@ class LocalSandbox:
             self._is_closed = True
             self._programs.give_back(self._place, is_clean=end_box(self._channel, self._pidfd))
 
-    def _make(self) -> tuple[socket.socket, int]:
-        """Make the box. If the warm interpreter has died since the place was used, start another one, once."""
-        self._place.bound(memory_bytes=512 * MIB, processes=64)
+    def _make(self, disk_bytes: int) -> tuple[SandboxPlace, socket.socket, int]:
+        place = self._programs.take()
         try:
-            return self._place.make_box(self._disk_bytes)
-        except SandboxError:
-            self._programs.give_back(self._place, is_clean=False)
-            self._place = self._programs.take()
-            return self._place.make_box(self._disk_bytes)
+            place.bound(memory_bytes=512 * MIB, processes=64)
+            return place, *place.make_box(disk_bytes)
+        except BaseException:
+            self._programs.give_back(place, is_clean=False)
+            raise
 
     def _asked(self, head: dict[str, Any], body: bytes = b"") -> tuple[dict[str, Any], bytes]:
         try:
@@ -225,7 +221,11 @@ class LocalSandbox:
 def _run_both(program: _ProgramRun, test: _ProgramRun) -> JobEnd:
     """Run the test to its end, and then end the program."""
     program.start()
-    test.start()
+    try:
+        test.start()
+    except BaseException:
+        program.abandon()
+        raise
     found: list[JobEnd | BaseException] = []
     follow = threading.Thread(target=lambda: found.append(_caught(program.end)), name="sandbox-program", daemon=True)
     follow.start()
@@ -311,6 +311,10 @@ class _ProgramRun:
             return self._ended(answer)
         finally:
             self._close()
+
+    def abandon(self) -> None:
+        """Forget a program that was started, whose box is ended next."""
+        self._close()
 
     def _follow(self) -> dict[str, Any]:
         """Read all that comes until the program has ended and its pipes, too. Return how it ended."""
@@ -417,7 +421,7 @@ def _readable(data: bytes) -> int:
 
 
 def _frames(data: bytes, most: int) -> Iterator[bytes]:
-    """Yield the frames, up to the first that is none."""
+    """Yield the frames, or none if what came is not made of frames. One that is not whole at the end is left out."""
     with contextlib.suppress(ValueError):
         yield from (body for body in FrameReader(most).feed(data) if body)
 

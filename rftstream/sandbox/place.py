@@ -101,6 +101,7 @@ class SandboxPlace:
         """Return the socket of a new box, and the descriptor of its process 1. SandboxError if there can be none."""
         ours, theirs = socket.socketpair()
         ours.settimeout(START_S)
+        descriptors: list[int] = []
         try:
             with theirs:
                 wire.send(self._control, {"disk_bytes": disk_bytes}, descriptors=[theirs.fileno()])
@@ -110,11 +111,12 @@ class SandboxPlace:
             made, _, _ = wire.receive(ours)
             if "error" in made:
                 raise SandboxError(f"sandbox: {made['error']}")
-        except OSError as error:
+        except BaseException as error:
             ours.close()
-            raise SandboxError(f"sandbox: the warm interpreter is gone: {error}") from None
-        except BaseException:
-            ours.close()
+            for descriptor in descriptors:
+                os.close(descriptor)
+            if isinstance(error, OSError):
+                raise SandboxError(f"sandbox: the warm interpreter is gone: {error}") from None
             raise
         return ours, descriptors[0]
 
