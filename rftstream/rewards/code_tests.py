@@ -111,18 +111,18 @@ def _cases(cases: Sequence[Mapping[str, Any]], metadata: Any) -> ProblemTests:
 
 def _asserts(test: str, columns: Mapping[str, Any], prompt: str = "") -> CheckTests:
     entry_point = columns.get("entry_point") or _called(test)
-    context = columns.get("prompt") or columns.get("test_setup_code") or _as_context(prompt)
+    context = _as_context(columns.get("prompt")) or columns.get("test_setup_code") or _as_context(prompt)
     imports = columns.get("test_imports") or []
     return CheckTests(test="\n".join([*imports, test]), entry_point=entry_point, context=str(context))
 
 
-def _as_context(prompt: str) -> str:
-    """Return a prompt that is Python text, and nothing for any other."""
+def _as_context(prompt: Any) -> str:
+    """Return a prompt that is Python text, and nothing for any other. A lone word, which Python reads, is not."""
     try:
-        ast.parse(prompt)
-    except (SyntaxError, ValueError):
+        statements = ast.parse(prompt).body if isinstance(prompt, str) else []
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return ""
-    return prompt
+    return prompt if any(not isinstance(one, ast.Expr) for one in statements) else ""
 
 
 def _called(test: str) -> str:

@@ -60,7 +60,7 @@ class ProgramResult:
 
     outcome: Outcome
     reason: str = ""
-    """Why it did not pass: wrong, crash, compile, wall, cpu, memory, output; sandbox or overload if unscorable."""
+    """Why it did not pass: wrong, crash, compile, wall, cpu, memory, output. If unscorable: sandbox, overload, test."""
     detail: str = ""
     """The reason in words, for people."""
     stdout: str = ""
@@ -183,7 +183,7 @@ def run_check(
     The test runs in a sandbox of its own. There `candidate` and the name of the entry point stand for the function,
     which gets and returns plain data only. If the test defines `check`, it is called with the candidate. `context` is
     trusted text that runs before the test, such as the prompt, for names that the test uses. It passes if the test
-    raises nothing.
+    raises nothing. If the context raises, or the test is no Python, nothing is known of the program.
     """
     limits = limits or Limits()
     try:
@@ -372,6 +372,8 @@ def _judged_check(end: JobEnd, limits: Limits) -> ProgramResult:
     base = _base(end)
     if end.verdict == b"P":
         return replace(base, outcome=Outcome.passed)
+    if end.verdict is not None and end.verdict[:1] == b"B":
+        return _unscorable("test", f"the test cannot begin: {end.verdict[1:].decode('utf-8', 'replace').strip()}")
     if end.stopped is not None:
         return _failed(base, end.stopped, _STOPPED.get(end.stopped, end.stopped).format(limits))
     if end.verdict is not None and end.verdict[:1] == b"F":

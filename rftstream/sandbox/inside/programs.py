@@ -5,7 +5,7 @@ Frames on the program's channel are four bytes of length and a body whose first 
     from a program    V value, R what it raised, T its time for one call is up, N its value is no plain data,
                       L it cannot be loaded
     to a program      C a call: (name, arguments, keywords)
-    from a test       P it passed, F it failed, with the reason
+    from a test       P it passed, F it failed, with the reason, B the test itself cannot begin, with the reason
 
 A program may write whatever it likes to its channel. That is the same as returning it.
 """
@@ -238,20 +238,28 @@ def _check(job: dict[str, Any]) -> int:
     globals_: dict[str, Any] = {"__name__": "__test__", "__builtins__": builtins}
     try:
         exec(compile(job["context"], "context.py", "exec", dont_inherit=True), globals_)
-        globals_[job["function"].rpartition(".")[2]] = candidate
-        globals_["candidate"] = candidate
-        exec(compile(job["test"], "test.py", "exec", dont_inherit=True), globals_)
+        test = compile(job["test"], "test.py", "exec", dont_inherit=True)
+    except BaseException as error:
+        _write_frame(VERDICT, b"B" + _last_lines(error))
+        return 0
+    globals_[job["function"].rpartition(".")[2]] = candidate
+    globals_["candidate"] = candidate
+    try:
+        exec(test, globals_)
         if callable(globals_.get("check")):
             globals_["check"](candidate)
     except CandidateGone as error:
         body = b"F" + f"the program has ended before its test: {error}".encode()
     except BaseException as error:
-        last = traceback.format_exception(error, limit=-1)
-        body = b"F" + "".join(last).encode(errors="replace")[-MAX_TEXT:]
+        body = b"F" + _last_lines(error)
     else:
         body = b"P"
     _write_frame(VERDICT, body)
     return 0
+
+
+def _last_lines(error: BaseException) -> bytes:
+    return "".join(traceback.format_exception(error, limit=-1)).encode(errors="replace")[-MAX_TEXT:]
 
 
 class Candidate:
@@ -292,8 +300,8 @@ def _as_builtin(body: bytes) -> Exception:
             kind = getattr(builtins, str(name), None)
             if kind in (StopIteration, StopAsyncIteration):
                 break  # it would end the test's own loops, and what they have not yet compared
-            if isinstance(kind, type) and issubclass(kind, Exception):
-                return kind(str(text))
+            if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, UnicodeError):
+                return kind(str(text))  # UnicodeDecodeError and its like take more than a text
     except Exception:
         raise CandidateGone("an answer that is no frame") from None
     return RuntimeError(str(text))

@@ -158,6 +158,24 @@ def test_a_program_that_hangs_longer_than_a_reward_may_is_wrong() -> None:
         scorer.close()
 
 
+@pytest.mark.parametrize("prompt", ["Write a function f.", "Factorial", "1 + 1"])
+def test_a_prompt_in_words_is_no_context(prompt: str) -> None:
+    reward = CodeReward(CodeReward.Config(wall_s=30.0, cpu_s=30.0))
+    info = {"test_list": ["assert f(1) == 1"], "prompt": prompt}
+    assert reward(item("def f(x): return x", info, prompt=prompt)).reward == 1.0
+
+
+@pytest.mark.parametrize("info", [{"test_setup_code": "import no_such_module"}, {"test_setup_code": "def ("}])
+def test_a_test_that_cannot_begin_gives_no_reward(info: dict[str, Any]) -> None:
+    with pytest.raises(RewardError, match="the test cannot begin"):
+        score("def f(x): return 2", {"test_list": ["assert f(1) == 1"], **info})
+
+
+def test_an_error_that_takes_more_than_a_text_comes_as_its_base() -> None:
+    test = "try:\n    f(1)\n    assert False\nexcept ValueError:\n    pass"
+    assert score("def f(x): return b'\\xff'.decode()", {"test": test, "entry_point": "f"}).reward == 1.0
+
+
 @pytest.mark.slow
 def test_human_eval() -> None:
     """All canonical solutions pass, and no empty one."""
