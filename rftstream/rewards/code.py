@@ -107,7 +107,7 @@ class CodeReward:
                 language = str(item.info.get("language") or self._config.language)
                 results = run_tests(
                     source, tests.pairs[:most], language=language, tolerance=self._config.tolerance,
-                    limits=limits, backend=backend, stop_early=self._config.give == "all",
+                    limits=limits, backend=backend, stop_early=self._config.give == "all", keep_output=False,
                 )  # fmt: skip
                 return [one.passed for one in results], results
             case FunctionTests():

@@ -62,9 +62,6 @@ class SchoolReward:
     Metrics: `parsed` (an answer of the problem's kind was found) and `over_limit` (it would take too long to evaluate).
     """
 
-    answer_limits = True
-    """A limit that is exceeded inside of `evaluating_answer` is the policy's fault."""
-
     @dataclass(frozen=True, kw_only=True)
     class Config:
         """The settings in `[rewards.k12]`."""

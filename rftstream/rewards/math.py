@@ -67,9 +67,6 @@ class MathReward:
     answer would take too long), and where both decided, `disagree` (our readers and math-verify say different things).
     """
 
-    answer_limits = True
-    """A limit that is exceeded inside of `evaluating_answer` is the policy's fault."""
-
     @dataclass(frozen=True, kw_only=True)
     class Config:
         """The settings in `[rewards.math]`."""

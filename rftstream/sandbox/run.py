@@ -110,9 +110,11 @@ def run_tests(
     limits: Limits | None = None,
     backend: SandboxBackend | None = None,
     stop_early: bool = False,
+    keep_output: bool = True,
 ) -> list[ProgramResult]:
     """Run a program on each pair of stdin and expected stdout, each time in a fresh sandbox. It is compiled once. With
-    `stop_early` the list ends with the first test that is not passed."""
+    `stop_early` the list ends with the first test that is not passed. Without `keep_output` the results have none, so
+    that many tests need no more memory than one."""
     spoken, limits = find_language(language), limits or Limits()
     try:
         backend = backend or default_backend()
@@ -125,13 +127,12 @@ def run_tests(
     for stdin, expected in tests:
         data = stdin.encode("utf-8", "surrogatepass") if isinstance(stdin, str) else stdin
         job = _program(source, spoken, arguments, data, limits)
-        results.append(
-            _tried(
-                partial(_run, backend, job, files),
-                partial(_judged, expected=expected, tolerance=tolerance, limits=limits),
-            )
+        result = _tried(
+            partial(_run, backend, job, files),
+            partial(_judged, expected=expected, tolerance=tolerance, limits=limits),
         )
-        if stop_early and results[-1].outcome not in (Outcome.passed, Outcome.finished):
+        results.append(result if keep_output else replace(result, stdout="", stderr=""))
+        if stop_early and result.outcome not in (Outcome.passed, Outcome.finished):
             break
     return results
 
