@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from rftstream.errors import RewardError
+from rftstream.errors import ConfigError, RewardError
 from rftstream.rewards.base import RewardInput, Score
 from rftstream.rewards.code_tests import CheckTests, FunctionTests, ProblemTests, StdioTests, read_tests
 from rftstream.rewards.evaluating import allow_time
@@ -84,8 +84,17 @@ class CodeReward:
         return Score(reward=reward, metrics={**metrics, "tests_passed": share, "no_program": 0.0})
 
     def check(self, item: RewardInput) -> None:
-        """Raise RewardError if the problem has no tests that can be read."""
-        self._tests(item)
+        """Raise RewardError if the problem has no tests that can be read, or a language that is unknown."""
+        if isinstance(self._tests(item), StdioTests):
+            self._language(item)
+
+    def _language(self, item: RewardInput) -> str:
+        language = str(item.info.get("language") or self._config.language)
+        try:
+            find_language(language)
+        except ConfigError as error:
+            raise RewardError(f"code: {error}") from None
+        return language
 
     def _tests(self, item: RewardInput) -> ProblemTests:
         return read_tests(item.info, item.answer, item.prompt, column=self._config.tests)
@@ -100,27 +109,23 @@ class CodeReward:
         self, source: str, tests: ProblemTests, item: RewardInput
     ) -> tuple[Sequence[bool], Sequence[ProgramResult]]:
         most = self._config.max_tests or None
-        limits = self._limits(len(tests.calls[:most]) if isinstance(tests, FunctionTests) else 1)
+        limits = self._limits(tests, most)
         backend = self._backend(limits)
         match tests:
             case StdioTests():
-                language = str(item.info.get("language") or self._config.language)
                 results = run_tests(
-                    source, tests.pairs[:most], language=language, tolerance=self._config.tolerance,
+                    source, tests.pairs[:most], language=self._language(item), tolerance=self._config.tolerance,
                     limits=limits, backend=backend, stop_early=self._config.give == "all", keep_output=False,
                 )  # fmt: skip
                 return [one.passed for one in results], results
             case FunctionTests():
-                calls = tests.calls[:most]
+                calls, expected = tests.calls[:most], tests.expected[:most]
                 result = run_function(source, tests.function, calls, limits=limits, backend=backend)
-                return [
-                    self._is_right(*pair)
-                    for pair in zip(
-                        result.calls or [CallEnd(passed=False, error="-")] * len(calls),
-                        tests.expected[:most],
-                        strict=True,
-                    )
-                ], [result]
+                ends = result.calls or [CallEnd(passed=False, error="-")] * len(calls)
+                passed = [self._is_right(*pair) for pair in zip(ends, expected, strict=True)]
+                if result.outcome is Outcome.finished and not all(passed):
+                    result = replace(result, reason="wrong")
+                return passed, [result]
             case CheckTests():
                 result = run_check(
                     source, tests.test, tests.entry_point, context=tests.context, limits=limits, backend=backend,
@@ -137,11 +142,16 @@ class CodeReward:
             for one in ([expected, expected[0]] if wrapped and isinstance(expected, list) else [expected])
         )
 
-    def _limits(self, num_calls: int) -> Limits:
-        config, times = self._config, min(10, num_calls)
+    def _limits(self, tests: ProblemTests, most: int | None) -> Limits:
+        """Return the limits of one run. A program may write a multiple of what is expected of it."""
+        config, times, expected = self._config, 1, 0
+        if isinstance(tests, FunctionTests):
+            times, expected = min(10, len(tests.calls[:most])), len(repr(tests.expected[:most]))
+        elif isinstance(tests, StdioTests):
+            expected = max(len(stdout) for _, stdout in tests.pairs[:most])
         return Limits(
             wall_s=config.wall_s * times, cpu_s=config.cpu_s * times, call_s=config.cpu_s,
-            memory_bytes=config.memory_mib * MIB,
+            memory_bytes=config.memory_mib * MIB, output_bytes=min(48 * MIB, Limits().output_bytes + 10 * expected),
         )  # fmt: skip
 
 

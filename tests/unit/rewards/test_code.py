@@ -125,7 +125,27 @@ def test_names_of_java_files(source: str, name: str) -> None:
     assert find_language("java").name_file(source) == name
 
 
-@pytest.mark.parametrize("info", [{}, {"tests": "{"}, {"tests": {"inputs": [], "outputs": []}}, {"test": "x = 1"}])
+def test_wrong_values_are_counted_as_such() -> None:
+    found = score("def f(x): return x", {"tests": {"fn_name": "f", "inputs": [[1], [2]], "outputs": [1, 3]}})
+    assert (found.reward, found.metrics["failed_wrong"], found.metrics["failed_crash"]) == (0.0, 1.0, 0.0)
+
+
+def test_a_program_may_write_what_is_expected_however_long() -> None:
+    tests = {"fn_name": "f", "inputs": [[1]], "outputs": [[0.5] * 600_000]}
+    assert score("def f(x): return [0.5] * 600_000", {"tests": tests}).reward == 1.0
+    assert score("print('x' * 5_000_000)", {"tests": {"inputs": [""], "outputs": ["x" * 5_000_000]}}).reward == 1.0
+
+
+@pytest.mark.parametrize(
+    "info",
+    [
+        {},
+        {"tests": "{"},
+        {"tests": {"inputs": [], "outputs": []}},
+        {"test": "x = 1"},
+        {"tests": PLAIN, "language": "q"},
+    ],
+)
 def test_problems_without_tests_are_found_before_a_run(info: dict[str, Any]) -> None:
     with pytest.raises(RewardError, match="code: "):
         CodeReward(CodeReward.Config()).check(item("", info))
