@@ -122,7 +122,7 @@ def _as_context(prompt: Any) -> str:
         statements = ast.parse(prompt).body if isinstance(prompt, str) else []
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return ""
-    return prompt if any(not isinstance(one, ast.Expr) for one in statements) else ""
+    return str(prompt) if any(not isinstance(one, ast.Expr) for one in statements) else ""
 
 
 def _called(test: str) -> str:
