@@ -204,7 +204,9 @@ class LocalSandbox:
             place.bound(memory_bytes=JUDGE_LIMITS.memory_bytes, processes=JUDGE_LIMITS.processes)
             channel, pidfd = place.make_box(JUDGE_LIMITS.disk_bytes)
             try:
-                limits = replace(job.limits, memory_bytes=JUDGE_LIMITS.memory_bytes, output_bytes=MIB)
+                # the program's watch says when time is up: a test that waits for it sees nothing of its delays
+                memory_bytes, wall_s = JUDGE_LIMITS.memory_bytes, job.limits.hard_s
+                limits = replace(job.limits, memory_bytes=memory_bytes, output_bytes=MIB, wall_s=wall_s)
                 test = _ProgramRun(place, channel, pidfd, replace(job, limits=limits), partner=theirs)
                 program = _ProgramRun(
                     self._place, self._channel, self._pidfd, replace(job, mode="script"), partner=ours
@@ -219,7 +221,7 @@ class LocalSandbox:
 
 
 def _run_both(program: _ProgramRun, test: _ProgramRun) -> JobEnd:
-    """Run the test to its end, and then end the program."""
+    """Run the test to its end, and then end the program. If that comes to one of its limits, the test ends with it."""
     program.start()
     try:
         test.start()
@@ -227,7 +229,13 @@ def _run_both(program: _ProgramRun, test: _ProgramRun) -> JobEnd:
         program.abandon()
         raise
     found: list[JobEnd | BaseException] = []
-    follow = threading.Thread(target=lambda: found.append(_caught(program.end)), name="sandbox-program", daemon=True)
+
+    def follow_program() -> None:
+        found.append(end := _caught(program.end))
+        if isinstance(end, BaseException) or end.stopped not in (None, "done"):
+            test.stop("done")
+
+    follow = threading.Thread(target=follow_program, name="sandbox-program", daemon=True)
     follow.start()
     try:
         judged = test.end()

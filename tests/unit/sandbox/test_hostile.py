@@ -71,6 +71,15 @@ def test_a_function_can_read_its_own_text(backend: LocalBackend) -> None:
     assert run_function(source, "f", [[41]], expected=[42], limits=ROOMY, backend=backend).passed
 
 
+@pytest.mark.parametrize(
+    ("source", "test"),
+    [("def f(x):\n    import time\n    time.sleep(1000)", "f(1)"), ("f = str", "import time\ntime.sleep(1000)")],
+)
+def test_a_test_that_waits_ends_with_the_time_of_the_program(backend: LocalBackend, source: str, test: str) -> None:
+    result = run_check(source, test, "f", limits=Limits(wall_s=1.0), backend=backend)
+    assert (result.outcome, result.reason) == (Outcome.failed, "wall"), result.detail
+
+
 def test_a_bool_is_no_number_among_keys(backend: LocalBackend) -> None:
     for wanted, other in (("{1, 2}", {True, 2}), ("{True: 5}", {1: 5}), ("{(1, 0)}", {(True, 0)})):
         source = f"def f(): return {wanted}"
