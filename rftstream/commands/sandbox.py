@@ -15,6 +15,7 @@ TOKEN = "RFTSTREAM_SANDBOX_TOKEN"
 """Environment variable with the token of a server."""
 
 
+@examples("rftstream sandbox layers")
 @click.group()
 def sandbox() -> None:
     """Sandboxes for programs that a policy wrote."""
