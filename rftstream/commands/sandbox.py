@@ -22,7 +22,7 @@ def sandbox() -> None:
 
 
 @examples("rftstream sandbox layers")
-@sandbox.command()
+@click.command()
 def layers() -> None:
     """Show the layers that this machine has, and what it costs that one is missing."""
     from rftstream.sandbox.layers import find_layers, missing_text
@@ -36,7 +36,7 @@ def layers() -> None:
 
 
 @examples("rftstream sandbox serve", "rftstream sandbox serve --address 0.0.0.0:8090 --slots 8")
-@sandbox.command()
+@click.command()
 @click.option("--address", default="127.0.0.1:8090", show_default=True, help="HOST:PORT; port 0: any free one.")
 @click.option("--slots", type=click.IntRange(0), default=0, help="Programs at once.  [default: one for each core]")
 def serve(address: str, slots: int) -> None:
@@ -60,3 +60,7 @@ def serve(address: str, slots: int) -> None:
         server.serve_forever()
     finally:
         server.close()
+
+
+for _command in (layers, serve):
+    sandbox.add_command(_command)
