@@ -24,7 +24,7 @@ from rftstream.rewards.answers.reading import read_answer
 from rftstream.rewards.answers.second import SecondChecker
 from rftstream.rewards.answers.values import constant
 from rftstream.rewards.base import RewardInput, Score, needed_answer
-from rftstream.rewards.evaluating import evaluating_answer
+from rftstream.rewards.evaluating import apart_from_answer, evaluating_answer
 from rftstream.rewards.version import config_version
 
 MAX_PLAIN_GOLD = 300
@@ -139,7 +139,7 @@ class MathReward:
         if not too_costly:
             try:
                 check_text(reading.text)
-                second = functools.cache(lambda: self._second.read_gold(text))
+                second = functools.cache(lambda: self._read_second(text))
             except TooCostly as error:
                 too_costly = "" if reading.whole else str(error)
         if not bare_words(text) and not reading.whole:
@@ -148,6 +148,16 @@ class MathReward:
         if unread and all(isinstance(one, str) for one in second()):
             return None
         return _Gold(text=text, reading=reading, letter=lone_letter(text), second=second, too_costly=too_costly)
+
+    def _read_second(self, text: str) -> list[Any]:
+        """Return how math-verify reads a problem's answer. A limit that this exceeds is not the policy's fault."""
+        with apart_from_answer():
+            try:
+                return self._second.read_gold(text)
+            except (TooCostly, MemoryError, RecursionError) as error:
+                raise RewardError(
+                    f"math: math-verify cannot read the problem's answer {text[:200]!r}: {type(error).__name__}"
+                ) from None
 
     def _judge(self, gold: _Gold, completion: str) -> _Judgement:
         answers = find_answers(completion, boxed_only=self._config.boxed_only)
