@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rftstream.contracts.rollouts import RolloutStatus
 from rftstream.data.tasksets.reasoning_gym import import_reasoning_gym
 from tests.e2e.workplace import EXAMPLES, RunView, Workplace, sets
 
@@ -64,7 +65,9 @@ def test_a_few_steps_with_feedback_over_attempts(place: Workplace, model: Path) 
         assert rollout is not None and verdict is not None and rollout.posted is not None
         said = [turn for turn in rollout.turns if turn.role == "assistant"]
         heard = [turn for turn in rollout.turns if turn.role == "user"]
-        assert [turn.content for turn in heard] == [feedback] * (len(said) - 1)
+        assert {turn.content for turn in heard} <= {feedback}
+        unanswered = len(heard) - (len(said) - 1)  # no room was left for another attempt
+        assert unanswered == 0 or (unanswered, rollout.status) == (1, RolloutStatus.truncated)
         assert verdict.reward == rollout.posted.reward == pytest.approx(sum(turn.reward or 0.0 for turn in said))
         assert rollout.metrics["num_attempts"] == len(said)
         (segment,) = rollout.segments
