@@ -261,4 +261,7 @@ def test_the_log_replayed_gives_the_recorded_logprobs(style: str, tmp_path: Path
     assert np.abs(others).max() > 20 * TOLERANCE, "any token of the prompt matters to what is sampled far behind it"
     assert found["environments"] > 0
     if histories.count >= 100:  # fewer may have none of a kind
-        assert found["branch"] > 0 and (found["goes on"] > 0 or style in NEVER_GO_ON)
+        if style in NEVER_GO_ON:  # its template breaks nearly each call, and is asked before branches are looked for
+            assert found["template_changes_history"] + found["other_stop"] > 0
+        else:
+            assert found["branch"] > 0 and found["goes on"] > 0
