@@ -65,7 +65,7 @@ class ExplorerSection(WorkerSection):
     max_calls_at_once: Positive = 16
     """Model calls of one rollout at the same time; more are refused with 429."""
     idle_timeout_s: AboveZero = 600.0
-    """A rollout whose agent is silent for so long ends, as `truncated`."""
+    """Seconds after which a rollout whose agent makes no call ends, as `truncated`."""
     reply_timeout_s: AboveZero = 60.0
     """Time limit of one call of an environment, as its answer to a turn. A rollout whose environment exceeds it ends as
     `truncated` with what it has. It holds in evaluations, too."""
