@@ -8,9 +8,13 @@ from typing import Any
 import pytest
 
 from rftstream.rewards import REWARDS
+from rftstream.rewards.anls import AnlsReward
 from rftstream.rewards.base import RewardInput
+from rftstream.rewards.box_iou import BoxReward
+from rftstream.rewards.chart_answer import ChartReward
 from rftstream.rewards.k12 import SchoolReward
 from rftstream.rewards.math import MathReward
+from rftstream.rewards.object_count import CountReward
 from tests.docs.reading import ROOT
 
 PAGE = (ROOT / "docs" / "rewards.md").read_text(encoding="utf-8")
@@ -49,3 +53,14 @@ def test_examples_of_k12(row: list[str]) -> None:
     for reward in (SchoolReward(SchoolReward.Config()), SchoolReward(SchoolReward.Config(kind=kind))):
         assert reward(item(right, gold)).reward == 1.0
         assert reward(item(wrong, gold)).reward == 0.0
+
+
+PICTURES: dict[str, Any] = {
+    "box_iou": BoxReward, "object_count": CountReward, "chart_answer": ChartReward, "anls": AnlsReward
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "row"), [(name, row) for name in PICTURES for row in rows(name)])
+def test_examples_of_pictures(name: str, row: list[str]) -> None:
+    gold, answer, reward = row
+    assert PICTURES[name](PICTURES[name].Config())(item(answer, gold)).reward == pytest.approx(float(reward), abs=5e-4)

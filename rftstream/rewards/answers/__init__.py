@@ -1,4 +1,5 @@
-"""How an answer is found in a text, read, and compared with another one. `math` and `k12` share it.
+"""How an answer is found in a text, read, and compared with another one. `math`, `k12` and the rewards for pictures
+share it.
 
 The modules, in the order in which an answer goes through them:
 
@@ -15,5 +16,8 @@ The modules, in the order in which an answer goes through them:
     compare      compares two answers: equal, different, or cannot tell
     units        names of units in English and Chinese, and their conversion by pint
     second       math-verify, asked where our own readers cannot tell
+    golds        problems with several right answers
+    rectangles   reads boxes in pictures, and says how much two of them have in common
+    assignment   the best matching of boxes
     guards       refuses to evaluate what would take too long
 """
