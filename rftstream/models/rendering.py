@@ -199,6 +199,11 @@ class HfRenderer:
     def render(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
         return self.encode(self._template.render(messages, tools))
 
+    def render_whole(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
+        """Return the ids of a finished conversation, as the template writes it. ConfigError if the template or the
+        tokenizer refuses it."""
+        return self.encode(self._template.render(messages, tools, add_generation_prompt=False))
+
     def render_turn(
         self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -38,14 +38,19 @@ UNSEEN = {"api_key": None, "max_concurrent": 1, "timeout_s": 1.0, "tries": 1}
 """Settings that change no score."""
 
 
+GREEDY = {"temperature": 0.0}
+"""Fields of requests to models that generate."""
+
+
 class AskedModel:
     """A served model, asked through `resource` of its server. A reward makes it; RewardErrors begin with `name`."""
 
-    def __init__(self, name: str, config: ServedConfig, resource: str) -> None:
+    def __init__(self, name: str, config: ServedConfig, resource: str, *, fixed: Mapping[str, Any] = GREEDY) -> None:
+        """`fixed`: fields of every request beside the model's name."""
         if not config.url or not config.model:
             raise ConfigError(f"rewards.{name}: expected url and model, where the model is served and its name there")
         self._name = name
-        self._fixed = {"model": config.model, "temperature": 0.0}
+        self._fixed = {"model": config.model, **fixed}
         self._extra = config.extra
         self._server = ModelServer(
             config.url,

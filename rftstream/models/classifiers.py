@@ -1,0 +1,90 @@
+"""Folders of sequence classifiers: what their config says of labels, context and padding, before anything is loaded.
+
+Imports neither torch nor transformers, so that `check` can look at a reward model in a moment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rftstream.errors import ConfigError
+from rftstream.models.files import digest_files, read_json
+
+CLASSIFIER = "ForSequenceClassification"
+"""How the names of transformers' sequence classifiers end."""
+RENDERING_FILE = "rftstream_reward_model.json"
+"""File beside the weights of a reward model that was trained here: `{"rendering": "turn"}`, how its texts ended."""
+NO_LIMIT = 1 << 24
+"""Lengths from here on stand for no limit: tokenizers write absurd numbers for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassifierFolder:
+    """A sequence classifier on disk. `read_classifier` makes it."""
+
+    folder: Path
+    labels: tuple[str, ...]
+    """Names of the outputs, in order."""
+    context: int | None
+    """Largest number of tokens that the model takes; None if its files say nothing."""
+    rendering: str
+    """How conversations end: `template`, as the chat template writes them; `turn`, with the token that ends the last
+    turn."""
+
+    def place_of(self, label: int | str | None, where: str) -> int:
+        """Return the place of a label among the outputs. ConfigError, which begins with `where`, if there is none, or
+        if none is named and there are several."""
+        count, names = len(self.labels), ", ".join(self.labels)
+        if label is None:
+            if count != 1:
+                raise ConfigError(
+                    f"{where}.label: {self.folder} has {count} labels ({names}), expected one; set `label` to the name "
+                    "or the number of the one that is the reward"
+                )
+            return 0
+        if isinstance(label, str):
+            if label not in self.labels:
+                raise ConfigError(f"{where}.label: {self.folder} has no label {label!r}, known: {names}")
+            return self.labels.index(label)
+        if not 0 <= label < count:
+            raise ConfigError(f"{where}.label: got {label}, expected below {count}, the labels of {self.folder}")
+        return label
+
+    @property
+    def digest(self) -> str:
+        """`sha256:<hex>` of all files of the folder: weights, config, tokenizer and template."""
+        return digest_files([path for path in sorted(self.folder.iterdir()) if path.is_file()])
+
+
+def read_classifier(folder: Path, where: str) -> ClassifierFolder:
+    """Return what a folder's files say of its classifier. ConfigError, which begins with `where`, if the folder is not
+    there, is no classifier, or has no weights that can be read without running anything."""
+    config = read_json(folder / "config.json")
+    if not config:
+        raise ConfigError(f"{where}: {folder}: found no config.json, expected a Hugging Face model folder")
+    kind = str((config.get("architectures") or ["a model of no kind"])[0])
+    if not kind.endswith(CLASSIFIER):
+        raise ConfigError(
+            f"{where}: {folder} is a {kind}, which has no classifier head, expected a ...{CLASSIFIER}; train one with "
+            'algorithm = "reward_model", or name another folder'
+        )
+    if not any(folder.glob("*.safetensors")):
+        raise ConfigError(f"{where}: {folder}: has no weights, expected *.safetensors in it")
+    limits = (
+        config.get("max_position_embeddings"),
+        read_json(folder / "tokenizer_config.json").get("model_max_length"),
+    )
+    known = [int(limit) for limit in limits if isinstance(limit, int | float) and 0 < limit < NO_LIMIT]
+    rendering = read_json(folder / RENDERING_FILE).get("rendering", "template")
+    return ClassifierFolder(
+        folder=folder, labels=_labels(config), context=min(known, default=None), rendering=str(rendering)
+    )
+
+
+def _labels(config: dict[str, Any]) -> tuple[str, ...]:
+    """Return the names of the labels; transformers' own where the config has none."""
+    names = config.get("id2label")
+    if isinstance(names, dict) and names:
+        return tuple(str(names[key]) for key in sorted(names, key=int))
+    return tuple(f"LABEL_{number}" for number in range(int(config.get("num_labels") or 2)))

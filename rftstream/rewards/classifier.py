@@ -1,0 +1,154 @@
+"""A sequence classifier in the verifier's own process: conversations become tokens, and many of them one forward pass.
+
+Shapes: B texts of a pass, T tokens of the longest, L labels.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rftstream.contracts.tasks import ChatMessage
+from rftstream.errors import ConfigError, RewardError
+from rftstream.models.classifiers import ClassifierFolder
+from rftstream.models.devices import check_device
+from rftstream.models.rendering import HfRenderer
+from rftstream.models.spec import ModelSpec
+from rftstream.rewards.base import RewardInput
+
+WHERE = "rewards.reward_model"
+
+
+class ClassifierTexts:
+    """Makes the tokens that a classifier reads: of a conversation by the folder's chat template, or of a plain text.
+    `rewards.reward_model` makes it."""
+
+    def __init__(
+        self, classifier: ClassifierFolder, *, text: str | None, chat_template: str | None, rendering: str | None
+    ) -> None:
+        """ConfigError if the folder has no chat template, and no `text` says what to do without one."""
+        self._folder = classifier.folder
+        self._rendering = rendering or classifier.rendering
+        self._renderer: HfRenderer | None = None
+        if text is None:
+            try:
+                self._renderer = HfRenderer(_spec(classifier.folder, chat_template))
+            except ConfigError as error:
+                raise ConfigError(f'{WHERE}: {error}; or set `text`, e.g. "{{prompt}}\\n{{completion}}"') from None
+
+    def of_item(self, item: RewardInput, text: str) -> list[int]:
+        """Return the tokens of a rollout. `text` is what its template made of it, if there is one. RewardError if the
+        chat template or the tokenizer refuses it."""
+        if self._renderer is None:
+            return list(_tokenizer(self._folder)(text)["input_ids"])
+        messages = [
+            ChatMessage(role=one["role"], content=one["content"], tool_calls=tuple(one.get("tool_calls", ())))
+            for one in item.messages
+        ]
+        try:
+            if self._rendering == "template":
+                return list(self._renderer.render_whole(messages))
+            while messages and messages[-1].role != "assistant":
+                messages.pop()  # what an environment said last
+            if not messages:
+                raise RewardError(
+                    "reward_model: the conversation has no turn of the assistant's, expected one to score"
+                )
+            prompt, said = self._renderer.render_turn(messages)
+            return [*prompt, *said]
+        except ConfigError as error:
+            raise RewardError(f"reward_model: {error}") from None
+
+
+class LocalClassifier:
+    """The classifier of a folder. `rewards.reward_model` makes it, opens it once, and asks it for many texts at a
+    time."""
+
+    def __init__(self, classifier: ClassifierFolder, *, device: str, dtype: str, threads: int, batch_size: int) -> None:
+        self._classifier = classifier
+        self._settings = device, dtype, threads
+        self._batch_size = batch_size
+        self._model: Any = None
+
+    def open(self) -> None:
+        """Load the model. ConfigError if the folder cannot be read as a classifier."""
+        self._model = _load(self._classifier.folder, *self._settings)
+
+    def logits(self, texts: Sequence[Sequence[int]]) -> list[np.ndarray]:
+        """Return the outputs for each text, float32 [L], whatever they are. RewardError for a token that the model does
+        not know. Texts of like lengths go together, so that little is padding."""
+        import torch
+
+        if self._model is None:
+            self.open()
+        config = self._model.config.get_text_config()
+        most = max(max(text) for text in texts)
+        if most >= config.vocab_size:
+            raise RewardError(f"reward_model: knows {config.vocab_size} tokens, got token {most}; another tokenizer?")
+        order = sorted(range(len(texts)), key=lambda place: len(texts[place]))
+        size = 1 if config.pad_token_id is None else self._batch_size
+        result: list[np.ndarray] = [np.zeros(0, np.float32)] * len(texts)
+        for begin in range(0, len(order), size):
+            places = order[begin : begin + size]
+            ids_BT, mask_BT = _padded([texts[place] for place in places], config.pad_token_id or 0)
+            with torch.no_grad():
+                found_BL = self._model(
+                    input_ids=torch.from_numpy(ids_BT).to(self._model.device),
+                    attention_mask=torch.from_numpy(mask_BT).to(self._model.device),
+                ).logits
+            for place, found_L in zip(places, found_BL.float().cpu().numpy(), strict=True):
+                result[place] = found_L
+        return result
+
+
+def _padded(texts: Sequence[Sequence[int]], padding: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return ids and attention mask, int64 [B, T], padded on the right."""
+    longest = max(map(len, texts))
+    ids_BT = np.full((len(texts), longest), padding, np.int64)
+    mask_BT = np.zeros((len(texts), longest), np.int64)
+    for row, text in enumerate(texts):
+        ids_BT[row, : len(text)], mask_BT[row, : len(text)] = text, 1
+    return ids_BT, mask_BT
+
+
+def _spec(folder: Path, chat_template: str | None) -> ModelSpec:
+    return ModelSpec(name=folder.name, folder=folder, dtype="float32", context=None, chat_template=chat_template)
+
+
+@functools.cache
+def _tokenizer(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    loader: Any = AutoTokenizer
+    return loader.from_pretrained(folder, local_files_only=True)
+
+
+@functools.cache
+def _load(folder: Path, device: str, dtype: str, threads: int) -> Any:
+    """Load a classifier, once for all tasksets of a process that ask for it. ConfigError if it cannot be read, or if
+    its head is not in the files: transformers would make one up."""
+    import torch
+    from transformers import AutoModelForSequenceClassification, logging
+
+    check_device(device, where=f"{WHERE}.device")
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    torch.set_num_threads(threads)
+    loader: Any = AutoModelForSequenceClassification
+    wanted = {"dtype": getattr(torch, dtype), "local_files_only": True, "use_safetensors": True}
+    try:
+        model, found = loader.from_pretrained(folder, output_loading_info=True, **wanted)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise ConfigError(f"{WHERE}.path: {folder}: cannot be read as a sequence classifier: {error}") from None
+    if missing := sorted(found["missing_keys"]):
+        raise ConfigError(
+            f"{WHERE}.path: {folder}: its weights lack {', '.join(missing[:3])}, which would be random numbers; name a "
+            "folder that was saved with its classifier head"
+        )
+    config = model.config.get_text_config()
+    if config.pad_token_id is None and isinstance(config.eos_token_id, int):
+        config.pad_token_id = config.eos_token_id  # as trainers of reward models do; it marks where a text ends
+    return model.to(device).eval()

@@ -1,0 +1,254 @@
+"""A reward model: a sequence classifier that reads the conversation, in the verifier's children or behind an endpoint.
+
+    reward = scale (activation(output of the label) - offset)
+
+In a child it is loaded once, and all rollouts that wait are scored in a few forward passes. What has no finite output,
+or is longer than the model's context, has no reward, which is not 0.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+from msgspec import Meta
+
+from rftstream.errors import ConfigError, RewardError
+from rftstream.models.classifiers import ClassifierFolder, read_classifier
+from rftstream.rewards.base import RewardInput, Score
+from rftstream.rewards.classifier import WHERE, ClassifierTexts, LocalClassifier
+from rftstream.rewards.scoring_endpoint import ScoringEndpoint
+from rftstream.rewards.served import UNSEEN, ServedConfig
+from rftstream.rewards.version import config_version
+
+UNSEEN_HERE = {**UNSEEN, "path": None, "device": "cpu", "threads": 1, "batch_size": 1}
+"""Settings that change no score but for rounding; the digest of the files stands for the path."""
+
+
+class ModelReward:
+    """The output of a sequence classifier as the reward. Metric `score`: the output as the model gave it; metric `cut`:
+    1 where the text was cut to fit into the model's context."""
+
+    batched = True
+    takes_base = True
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(ServedConfig):
+        """`path` of a folder, or `url` and `model` of a served one."""
+
+        path: str | None = None
+        """A Hugging Face model folder, relative to the run file: a ...ForSequenceClassification with its tokenizer.
+        Each of `verifier.processes` children holds it."""
+        endpoint: Literal["classify", "pooling", "score"] = "classify"
+        """Of a served one: what is asked below `url`, in vLLM's forms. `classify` gives outputs between 0 and 1 unless
+        `extra = { use_activation = false }`; `score` reads the last user message and the completion alone."""
+        label: int | str | None = None
+        """The label whose output is the reward: its number, or (in a folder) its name. Unset: the model has only
+        one."""
+        activation: Literal["none", "sigmoid", "softmax"] = "none"
+        """What is made of the outputs before the label's is taken."""
+        offset: float = 0.0
+        """Taken from it: for example the mean over the reference's answers, so that rewards lie around 0."""
+        scale: float = 1.0
+        """What the result is multiplied by."""
+        text: str | None = None
+        """What the model reads instead of the conversation; {prompt}, {completion} and {answer} are filled in. The
+        tokenizer adds its special tokens to it."""
+        chat_template: str | None = None
+        """A Jinja file, relative to the run file, instead of the folder's chat template."""
+        rendering: Literal["template", "turn"] | None = None
+        """How a conversation ends: as the chat template writes it, or with the token that ends the last turn. Unset:
+        as the folder says, if the model was trained here, else by the template."""
+        max_tokens: Annotated[int, Meta(ge=1)] | None = None
+        """The longest text that a folder's model reads. Unset: its context."""
+        too_long: Literal["unscorable", "cut_left", "cut_right"] = "unscorable"
+        """What becomes of longer texts: no reward, or they lose their beginning or their end, which metric `cut`
+        counts. A served model says itself what is too long, which has no reward."""
+        device: str = "cpu"
+        """Where a folder's model is computed: cpu, cuda, cuda:0 or the like."""
+        dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+        """What it computes in."""
+        threads: Annotated[int, Meta(ge=1)] = 1
+        """CPU threads of each child."""
+        batch_size: Annotated[int, Meta(ge=1)] = 16
+        """Texts of one forward pass; those of like lengths go together. `verifier.max_batch` rollouts come at once."""
+
+    def __init__(self, config: Config, *, base: str = ".") -> None:
+        if (config.url is None) == (config.path is None):
+            raise ConfigError(f"{WHERE}: expected url and model of a served reward model, or the path of a folder")
+        self._config = config
+        self._local: _Local | None = None
+        seen = ""
+        if config.path is not None:
+            folder = read_classifier(Path(base, config.path).expanduser().resolve(), f"{WHERE}.path")
+            template = _chat_template(config, base)
+            self._local, seen = _Local(config, folder, template), f"{folder.digest}{template or ''}"
+            self._place = folder.place_of(config.label, WHERE)
+        else:
+            self._endpoint = ScoringEndpoint(config, config.endpoint)
+            self._place = _served_place(config)
+            self._threads = ThreadPoolExecutor(config.max_concurrent, thread_name_prefix="reward-model")
+        self.version = config_version("1", (replace(config, **UNSEEN_HERE), seen))  # type: ignore[arg-type]
+
+    def open(self) -> None:
+        """Load the model, where it is a folder."""
+        if self._local is not None:
+            self._local.model.open()
+
+    def check(self, item: RewardInput) -> None:
+        """Raise RewardError if the problem alone is as long as the model's context."""
+        if self._local is not None:
+            self._local.check(item)
+
+    def __call__(self, item: RewardInput) -> Score:
+        outcome = self.score_all([item])[0]
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    def score_all(self, items: Sequence[RewardInput]) -> list[Score | BaseException]:
+        """Return the score of each item, or the exception that says why there is none."""
+        if self._local is None:
+            return list(self._threads.map(self._ask, items))
+        return [
+            found if isinstance(found, BaseException) else _caught(self._score, *found)
+            for found in self._local.outputs(items)
+        ]
+
+    def _ask(self, item: RewardInput) -> Score | BaseException:
+        try:
+            text = None if self._config.text is None else _filled(self._config.text, item)
+            return self._score(np.asarray(self._endpoint.outputs(item, text), np.float64), {})
+        except Exception as error:
+            return error
+
+    def _score(self, outputs_L: np.ndarray, metrics: dict[str, float]) -> Score:
+        """Return the score of the model's outputs. RewardError if there is no such label, or no finite number."""
+        config = self._config
+        if config.label is None and len(outputs_L) != 1:
+            raise RewardError(f"reward_model: got {len(outputs_L)} outputs, expected one; set `label`")
+        if self._place >= len(outputs_L):
+            raise RewardError(f"reward_model: got {len(outputs_L)} outputs, expected label {self._place} among them")
+        if not np.isfinite(outputs_L).all():
+            raise RewardError(f"reward_model: the model gave {outputs_L.tolist()[:8]}, expected finite numbers")
+        value = float(_activated(outputs_L.astype(np.float64), config.activation)[self._place])
+        reward = config.scale * (value - config.offset)
+        if not math.isfinite(reward):
+            raise RewardError(f"reward_model: the reward is {reward}, expected a finite number; see offset and scale")
+        return Score(reward=reward, metrics={"score": float(outputs_L[self._place]), **metrics})
+
+
+class _Local:
+    """A folder's model with its texts and its limits."""
+
+    def __init__(self, config: ModelReward.Config, folder: ClassifierFolder, template: str | None) -> None:
+        self._config = config
+        self._texts = ClassifierTexts(folder, text=config.text, chat_template=template, rendering=config.rendering)
+        limits = [limit for limit in (config.max_tokens, folder.context) if limit is not None]
+        if config.max_tokens is not None and folder.context is not None and config.max_tokens > folder.context:
+            raise ConfigError(
+                f"{WHERE}.max_tokens: got {config.max_tokens:,}, expected at most {folder.context:,}, the context of "
+                f"{folder.folder}"
+            )
+        self._limit = min(limits, default=None)
+        self.model = LocalClassifier(
+            folder, device=config.device, dtype=config.dtype, threads=config.threads, batch_size=config.batch_size
+        )
+
+    def check(self, item: RewardInput) -> None:
+        asked = replace(item, messages=(*item.messages, {"role": "assistant", "content": ""}))
+        count = len(self._tokens(asked))
+        if self._limit is not None and count >= self._limit and self._config.too_long == "unscorable":
+            raise RewardError(
+                f"reward_model: the prompt alone has {count:,} tokens, expected fewer than {self._limit:,}, which the "
+                "model reads; set too_long, or use another model"
+            )
+
+    def outputs(self, items: Sequence[RewardInput]) -> list[tuple[np.ndarray, dict[str, float]] | BaseException]:
+        """Return for each item the outputs of the model, float32 [L], and metrics; or why there are none."""
+        found: list[tuple[np.ndarray, dict[str, float]] | BaseException] = []
+        texts: dict[int, list[int]] = {}
+        cuts: dict[int, dict[str, float]] = {}
+        for place, item in enumerate(items):
+            try:
+                whole = self._tokens(item)
+                texts[place] = self._fitted(whole)
+                cuts[place] = {} if self._config.too_long == "unscorable" else {"cut": float(whole != texts[place])}
+                found.append(RewardError("reward_model: not scored"))
+            except Exception as error:
+                found.append(error)
+        if texts:
+            for place, outputs_L in zip(texts, self.model.logits(list(texts.values())), strict=True):
+                found[place] = outputs_L, cuts[place]
+        return found
+
+    def _tokens(self, item: RewardInput) -> list[int]:
+        text = "" if self._config.text is None else _filled(self._config.text, item)
+        tokens = self._texts.of_item(item, text)
+        if not tokens:
+            raise RewardError("reward_model: the conversation has no tokens, expected some to read")
+        return tokens
+
+    def _fitted(self, tokens: list[int]) -> list[int]:
+        """Return the tokens, cut to the limit if the settings say so. RewardError if they say that it has no reward."""
+        limit = self._limit
+        if limit is None or len(tokens) <= limit:
+            return tokens
+        if self._config.too_long == "unscorable":
+            raise RewardError(
+                f"reward_model: the conversation has {len(tokens):,} tokens, expected at most {limit:,}, which the "
+                "model reads; set too_long to cut it"
+            )
+        return tokens[-limit:] if self._config.too_long == "cut_left" else tokens[:limit]
+
+
+def _chat_template(config: ModelReward.Config, base: str) -> str | None:
+    """Return the text of the run file's own template, or None. ConfigError if it is not there."""
+    if config.chat_template is None:
+        return None
+    file = Path(base, config.chat_template).expanduser()
+    if not file.is_file():
+        raise ConfigError(f"{WHERE}.chat_template: {file}: no such file, expected a Jinja template")
+    return file.read_text(encoding="utf-8")
+
+
+def _served_place(config: ModelReward.Config) -> int:
+    """Return the place of the label in the answers of a server. ConfigError for settings that a server cannot keep."""
+    if isinstance(config.label, str):
+        raise ConfigError(f"{WHERE}.label: got {config.label!r}, expected a number: a server's outputs have no names")
+    if config.text is not None and config.endpoint == "score":
+        raise ConfigError(f"{WHERE}.text: the endpoint 'score' takes prompt and completion as they are; remove it")
+    for name in ("chat_template", "rendering", "max_tokens"):
+        if getattr(config, name) is not None:
+            raise ConfigError(f"{WHERE}.{name}: means nothing for a served model; remove it, or set `path`")
+    if config.too_long != "unscorable":
+        raise ConfigError(f"{WHERE}.too_long: means nothing for a served model; see its truncate_prompt_tokens")
+    return config.label or 0
+
+
+def _activated(outputs_L: np.ndarray, activation: str) -> np.ndarray:
+    if activation == "sigmoid":
+        return np.asarray(np.exp(-np.logaddexp(0.0, -outputs_L)))
+    if activation == "softmax":
+        weights_L = np.exp(outputs_L - outputs_L.max())
+        return np.asarray(weights_L / weights_L.sum())
+    return outputs_L
+
+
+def _filled(template: str, item: RewardInput) -> str:
+    filled = {"prompt": item.prompt, "completion": item.completion, "answer": item.answer or ""}
+    # in one go: what is filled in is not looked at again
+    return re.sub(r"\{(prompt|completion|answer)\}", lambda match: filled[match[1]], template)
+
+
+def _caught(score: object, *arguments: object) -> Score | BaseException:
+    try:
+        return score(*arguments)  # type: ignore[operator,no-any-return]
+    except RewardError as error:
+        return error
