@@ -18,6 +18,7 @@
     │   ├── WeightsGone           1     yes   ... was deleted by retention; take a newer one
     │   ├── StoreRefused          2     no    the store takes no such request: no keys, no rights, no such bucket
     │   └── StoreUnreachable      3     yes   the store did not answer within weights.patience_s
+    ├── ImageError                1     no    an image that no model can be shown: not there, no image, too large
     ├── BackendError              1     no    a process that trains along died, failed or hangs; start the trainer again
     ├── HostError                 1     yes   a host process died, or could not be started
     │   └── HostTimeout           1     yes   ... or did not answer in time
@@ -178,6 +179,11 @@ class StoreUnreachable(WeightsError):
     ends, and can be resumed."""
 
     exit_code = 3
+
+
+class ImageError(RftError):
+    """An image that no model can be shown: it is not there, not an image, damaged or too large. The text begins with
+    its digest, or with where it should be."""
 
 
 class BackendError(RftError):

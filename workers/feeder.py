@@ -13,6 +13,7 @@ from rftstream.roles.feeder import FEEDER
 from rftstream.roles.feeder.step import FeederStep, Source
 from rftstream.runs.manifest import check_same_run, data_digests, make_manifest
 from rftstream.service.role import Log, Role, RoleContext
+from rftstream.weights.media import MediaStore
 from workers.parts import context_length, model_spec, own_renderers
 
 
@@ -49,5 +50,6 @@ def build(context: RoleContext) -> Role:
         make_manifest=lambda: make_manifest(config, context.folder.run_id, digests(), context.clock.now()),
         check_same_run=lambda theirs: check_same_run(theirs, config, digests()),
         clock=context.clock,
+        keep=MediaStore(context.open_store()).keep_problem,
     )
     return Role(spec=FEEDER, step=step)

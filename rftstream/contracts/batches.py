@@ -99,6 +99,7 @@ def _experience_id(experience: Experience) -> str:
 EXPERIENCE = MessageSpec(
     type=Experience,
     contract="experience",
+    version=2,
     topic="batches",
     key=lambda experience: f"{experience.batch_sequence}",
     id=_experience_id,

@@ -64,7 +64,7 @@ def _check_demonstration(demonstration: Demonstration) -> Violation | None:
 DEMONSTRATION = MessageSpec(
     type=Demonstration,
     contract="demonstration",
-    version=2,
+    version=3,
     topic="experts",
     key=lambda demonstration: demonstration.demonstration_id,
     headers=lambda demonstration: {"number": demonstration.number},

@@ -32,6 +32,18 @@ class VersionSpan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ImageSpan:
+    """`count` consecutive tokens from position `start` on stand for an image. None of them was sampled."""
+
+    start: NonNegativeInt
+    """Position in the segment, from 0."""
+    count: PositiveInt
+    """Number of tokens, at least 1; the model family says how many an image has."""
+    image: Media
+    """The image that the policy saw there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
     """A run of turns flattened to tokens."""
 
@@ -43,6 +55,8 @@ class Segment:
     """uint8 [T]: 1 where the token was sampled by the policy and may be trained on."""
     versions: tuple[VersionSpan, ...]
     """Spans in order, not overlapping; together they cover the sampled tokens."""
+    images: tuple[ImageSpan, ...] = ()
+    """Where images stand, in order, not overlapping; empty for a segment of text alone."""
 
 
 @rule(Segment)
@@ -66,6 +80,19 @@ def _check_segment(segment: Segment) -> Violation | None:
         end = span.start + span.count
     if shape and end > shape[0]:
         return ".versions", f"got spans up to position {end}, expected at most {shape[0]}, the tokens of the segment"
+    return _check_images(segment)
+
+
+def _check_images(segment: Segment) -> Violation | None:
+    end, num_tokens = 0, len(segment.loss_mask.data)
+    for i, span in enumerate(segment.images):
+        if span.start < end:
+            return f".images[{i}].start", f"got {span.start}, expected at least {end}, the end of the image before"
+        end = span.start + span.count
+        if end > num_tokens:
+            return f".images[{i}]", f"got a span up to position {end}, expected at most {num_tokens}"
+        if 1 in segment.loss_mask.data[span.start : end]:
+            return f".images[{i}]", "got a sampled token in it, expected tokens of an image alone"
     return None
 
 
@@ -221,7 +248,7 @@ def _check_rollout(rollout: Rollout) -> Violation | None:
 ROLLOUT = MessageSpec(
     type=Rollout,
     contract="rollout",
-    version=2,
+    version=3,
     topic="rollouts",
     key=lambda rollout: rollout.ids.rollout_id,
     headers=lambda rollout: {
@@ -305,7 +332,7 @@ def _check_partial_rollout(partial: PartialRollout) -> Violation | None:
 PARTIAL_ROLLOUT = MessageSpec(
     type=PartialRollout,
     contract="partial_rollout",
-    version=4,
+    version=5,
     topic="partials",
     key=lambda partial: f"{partial.ids.rollout_id}#{partial.piece}",
     id=lambda partial: partial.ids.rollout_id,

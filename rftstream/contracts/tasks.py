@@ -61,11 +61,17 @@ class Media:
     """An image or other payload, by reference."""
 
     url: str
-    """Where the bytes are; any URL that fsspec opens."""
+    """Where the bytes are: `store:NAME` for an object of the run's store, or any URL that fsspec opens."""
     digest: str
-    """`sha256:<hex>` of the bytes behind the url."""
+    """`sha256:<hex>` of the bytes behind the url; empty if whoever made the reference could not read them."""
     kind: str
-    """Media type, e.g. image/png."""
+    """Media type, e.g. image/png; empty if it could not be told."""
+    num_bytes: NonNegativeInt = 0
+    """Size of the payload; 0 if it is not known."""
+    width: NonNegativeInt = 0
+    """Of an image, in pixels; 0 if it is not known."""
+    height: NonNegativeInt = 0
+    """Of an image, in pixels; 0 if it is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +158,7 @@ class Task:
 TASK = MessageSpec(
     type=Task,
     contract="task",
+    version=2,
     topic="tasks",
     key=lambda task: task.ids.rollout_id,
     headers=lambda task: headers_of_ids(task.ids),

@@ -114,7 +114,7 @@ def _verified_headers(verified: VerifiedRollout) -> Facts:
 VERIFIED_ROLLOUT = MessageSpec(
     type=VerifiedRollout,
     contract="verified_rollout",
-    version=2,
+    version=3,
     topic="verified",
     key=lambda verified: verified.ids.rollout_id,
     headers=_verified_headers,

@@ -40,6 +40,7 @@ from rftstream.service.control_view import read_control
 from rftstream.service.role import Log
 from rftstream.transport.base import Transport
 from rftstream.weights.checkpoints import CheckpointStore
+from rftstream.weights.media import copy_media
 
 CHANGEABLE = (
     "trainer",
@@ -218,6 +219,7 @@ class Replay:
             if folder.exists():
                 return
             copy_model(self._source.folder, folder)
+            copy_media(self._source.store(), open_store(config, folder))
             model = prepare_model(config.model, folder.model, config.run.seed)
             digests = data_digests(config, model)
             theirs = read_control(self._source.transport).manifest

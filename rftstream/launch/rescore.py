@@ -15,12 +15,22 @@ from rftstream.preflight.plan import Purpose, plan
 from rftstream.rewards.resolve import build_reward
 from rftstream.roles.verifier import VERIFIER
 from rftstream.runs.create import write_config
-from rftstream.runs.folder import OpenRun, RunFolder, create_log, open_run, open_transport, read_config, shown_path
+from rftstream.runs.folder import (
+    OpenRun,
+    RunFolder,
+    create_log,
+    open_run,
+    open_store,
+    open_transport,
+    read_config,
+    shown_path,
+)
 from rftstream.runs.fork import copy_model, derive_config, differences
 from rftstream.runs.imported import RolloutImport, Say, check_whole
 from rftstream.runs.manifest import data_digests, make_manifest
 from rftstream.runs.services import build_service, role_context
 from rftstream.transport.base import Transport
+from rftstream.weights.media import copy_media
 
 SAY_EVERY_S = 5.0
 
@@ -41,6 +51,7 @@ def rescore(source: OpenRun, into: Path, *, reward: str, sets: Sequence[str] = (
         if folder.exists():
             _check_same(config, read_config(folder), folder)
         copy_model(source.folder, folder)
+        copy_media(source.store(), open_store(config, folder))
         model = prepare_model(config.model, folder.model, config.run.seed)
         transport = open_transport(config, folder, create=True)
         try:

@@ -50,7 +50,7 @@ PARTS = (
 )
 """What a run makes in its folder, in the order of deletion. The files that say that it is a run are deleted last."""
 
-OBJECTS = ("versions/", "checkpoints/", "evals/", "states/")
+OBJECTS = ("versions/", "checkpoints/", "evals/", "states/", "media/")
 """What a run puts into its object store."""
 
 

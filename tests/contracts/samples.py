@@ -17,7 +17,7 @@ from typing import Any
 from rftstream.contracts.arrays import Array
 from rftstream.contracts.assistant import ToolCall
 from rftstream.contracts.batches import BatchManifest, Experience, LossKind
-from rftstream.contracts.codec import digest_of_experiences, encode, headers_of, key_of
+from rftstream.contracts.codec import encode, headers_of, key_of
 from rftstream.contracts.control import (
     Claim,
     DesiredState,
@@ -36,6 +36,7 @@ from rftstream.contracts.messages import SPEC_OF, Message
 from rftstream.contracts.outcomes import GroupOutcome, GroupResult, RolloutSummary
 from rftstream.contracts.rollouts import (
     AgentCall,
+    ImageSpan,
     PartialRollout,
     Posted,
     Rollout,
@@ -58,6 +59,10 @@ IDS = RolloutIds(
     min_version=2,
 )  # fmt: skip
 CHART = Media(url="s3://runs/media/chart-17.png", digest="sha256:" + "5e" * 32, kind="image/png")
+SEEN = Media(
+    url="store:media/5e/" + "5e" * 32, digest="sha256:" + "5e" * 32, kind="image/png", num_bytes=3217, width=32,
+    height=24,
+)  # fmt: skip
 ROUTING = Media(url="file://media/routing-17-3.bin", digest="sha256:" + "a7" * 32, kind="application/octet-stream")
 CALCULATOR: dict[str, Any] = {
     "type": "function",
@@ -100,6 +105,10 @@ SEGMENTS = (
         ),
     ),
 )
+SEEN_PROBLEM = dataclasses.replace(
+    PROBLEM, messages=(PROBLEM.messages[0], dataclasses.replace(PROBLEM.messages[1], media=(SEEN,)))
+)
+SEEN_SEGMENTS = (dataclasses.replace(SEGMENTS[0], images=(ImageSpan(start=1, count=2, image=SEEN),)),)
 ROLLOUT = Rollout(
     ids=IDS, status=RolloutStatus.truncated, problem=PROBLEM, turns=TURNS, segments=SEGMENTS, num_tokens=7,
     sampling=SAMPLING, error="the calculator timed out once", metrics={"tool_calls": 1.0, "turns": 2.0},
@@ -145,6 +154,8 @@ EXPERT = Experience(
     batch_sequence=3, share=1, position=6, loss_kind=LossKind.dpo, segments=(), reward=None, sampling=Sampling(),
     expert=True, pair="chosen",
 )  # fmt: skip
+EXPERIENCES_DIGEST = "sha256:372cbb64b6af5f0a1a390b4620eacc6fe03ce76378000de2bc791a3ea8057f5e"
+"""Of EXPERIENCE and EXPERT as version 1 of the contract encoded them."""
 QUESTION = (ChatMessage(role="user", content="What is 2 + 2?"),)
 
 SAMPLES: dict[str, Message] = {
@@ -152,8 +163,10 @@ SAMPLES: dict[str, Message] = {
         ids=IDS, problem=PROBLEM, sampling=SAMPLING, seed=8070450532247928832, environment="tools",
         stored_rollout="rollouts[1]@8172", created_at=1767225599.0,
     ),
+    "task.v2": Task(ids=IDS, problem=SEEN_PROBLEM, sampling=SAMPLING, seed=17, created_at=1767225599.0),
     "rollout.v1": ROLLOUT,
     "rollout.v2": POSTED_ROLLOUT,
+    "rollout.v3": dataclasses.replace(ROLLOUT, problem=SEEN_PROBLEM, segments=SEEN_SEGMENTS),
     "partial_rollout.v1": PartialRollout(
         ids=IDS, piece=1, turns=TURNS[:1], segments=SEGMENTS, num_tokens=7, environment_state=b"\x82\xa1n\x01\xa1m\xc0",
         sampler_state=bytes(range(16)), saved_at=1767225605.75,
@@ -194,10 +207,18 @@ SAMPLES: dict[str, Message] = {
             digest="sha256:" + "8c" * 32,
         ),
     ),
+    "partial_rollout.v5": PartialRollout(
+        ids=IDS, piece=0, turns=TURNS[:1], segments=SEEN_SEGMENTS, num_tokens=7, saved_at=1767225605.75,
+        started_at=1767225600.25, explorer="explorer-1",
+    ),
     "verified_rollout.v1": VerifiedRollout(ids=IDS, rollout=ROLLOUT, verdict=VERDICT, verified_at=1767225612.0),
     "verified_rollout.v2": VerifiedRollout(
         ids=IDS, rollout=POSTED_ROLLOUT, verdict=None, reason=UnscorableReason.no_reward,
         detail="environment: the environment gave no reward", verified_at=1767225612.0,
+    ),
+    "verified_rollout.v3": VerifiedRollout(
+        ids=IDS, rollout=dataclasses.replace(ROLLOUT, problem=SEEN_PROBLEM, segments=SEEN_SEGMENTS), verdict=VERDICT,
+        verified_at=1767225612.0,
     ),
     "verified_rollout.v1-undecodable": VerifiedRollout(
         ids=IDS, rollout=None, verdict=None, reason=UnscorableReason.undecodable,
@@ -218,22 +239,27 @@ SAMPLES: dict[str, Message] = {
         demonstration_id="1f5ad3f4a98fd3b5a3c9a3b84e34a6f1", source="traces.jsonl",
         messages=(*QUESTION, ChatMessage(role="assistant", content="4")), number=17,
     ),
+    "demonstration.v3": Demonstration(
+        demonstration_id="1f5ad3f4a98fd3b5a3c9a3b84e34a6f2", source="traces.jsonl",
+        messages=(SEEN_PROBLEM.messages[1], ChatMessage(role="assistant", content="4")), number=18,
+    ),
     "feedback.v1": Feedback(
         feedback_id="web/ada/gsm8k/0/17/0/3", rollout_id=IDS.rollout_id, source="web/ada", reward=-1.0,
         comment="right number, wrong reason", given_at=1767229200.0,
     ),
     "experience.v1": EXPERIENCE,
     "experience.v1-expert": EXPERT,
+    "experience.v2": dataclasses.replace(EXPERIENCE, segments=SEEN_SEGMENTS),
     "batch_manifest.v1": BatchManifest(
         batch_sequence=3, share=1, num_shares=2, count=2,
-        digest=digest_of_experiences([encode(EXPERIENCE), encode(EXPERT)]),
+        digest=EXPERIENCES_DIGEST,
         groups=("gsm8k/0/17/0", "experts/0/2/0"), num_groups=4, total_groups=16, last=True, admitted=17,
         max_staleness=1,
         metrics={"reward_mean": 0.4375, "filtered_share": 0.125},
     ),
     "batch_manifest.v2": BatchManifest(
         batch_sequence=4, share=0, num_shares=1, count=2,
-        digest=digest_of_experiences([encode(EXPERIENCE), encode(EXPERT)]), groups=("gsm8k/0/17/0",), num_groups=1,
+        digest=EXPERIENCES_DIGEST, groups=("gsm8k/0/17/0",), num_groups=1,
         total_groups=5, metrics={"experts": 1.0}, total_experts=9,
     ),
     "group_outcome.v1": GroupOutcome(

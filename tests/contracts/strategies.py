@@ -18,9 +18,9 @@ from rftstream.contracts.checks import first_violation
 from rftstream.contracts.demonstrations import Demonstration
 from rftstream.contracts.messages import MESSAGES, Message
 from rftstream.contracts.outcomes import GroupOutcome, GroupResult
-from rftstream.contracts.rollouts import Rollout, RolloutStatus, Segment, VersionSpan
+from rftstream.contracts.rollouts import ImageSpan, Rollout, RolloutStatus, Segment, VersionSpan
 from rftstream.contracts.rules import RULES
-from rftstream.contracts.tasks import ChatMessage, RolloutIds
+from rftstream.contracts.tasks import ChatMessage, Media, RolloutIds
 from rftstream.contracts.verdicts import UnscorableReason, VerifiedRollout
 from rftstream.contracts.versions import StepRecord, WeightsAnnounced, WeightsKind
 
@@ -101,11 +101,14 @@ def _segments(draw: st.DrawFn) -> Segment:
         VersionSpan(start=start, count=end - start, trainer_epoch=draw(INTS), version=draw(INTS))
         for start, end in zip(cuts[::2], cuts[1::2], strict=False)
     ]
+    mask = draw(st.lists(st.sampled_from([0, 1]), min_size=num_tokens, max_size=num_tokens))
+    places = [place for place, is_sampled in enumerate(mask) if not is_sampled][: draw(st.integers(0, 2))]
     return Segment(
         token_ids=draw(_arrays("int32", (num_tokens,))),
         behavior_logprobs=draw(_arrays("float32", (num_tokens,))),
-        loss_mask=Array.of(draw(st.lists(st.sampled_from([0, 1]), min_size=num_tokens, max_size=num_tokens)), "uint8"),
+        loss_mask=Array.of(mask, "uint8"),
         versions=tuple(spans),
+        images=tuple(ImageSpan(start=place, count=1, image=draw(_of(Media))) for place in places),
     )
 
 

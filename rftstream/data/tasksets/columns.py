@@ -11,6 +11,7 @@ import decimal
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
@@ -19,9 +20,12 @@ from msgspec import Meta
 from rftstream.config import registry
 from rftstream.contracts.tasks import ChatMessage, Problem
 from rftstream.contracts.topics import MAX_RECORD_BYTES
+from rftstream.data.tasksets.images import check_images, text_of_part, with_images
 from rftstream.errors import ConfigError
 
-OUR_COLUMNS = ("prompt", "messages", "answer", "system", "tools", "data_source")
+OUR_COLUMNS = ("prompt", "messages", "answer", "system", "tools", "data_source", "images")
+NAMED_ONLY = ("images",)
+"""Columns that are looked at only if the section names them: many files have pictures beside texts that do without."""
 CHATS = ("prompt", "messages")
 """Columns of which one holds what the model is asked. Unless a column is named, the first of them is taken; the other
 often holds the solution."""
@@ -45,6 +49,9 @@ class TableConfig:
     """Leaves out the first so many rows: `size = 80` here and `skip = 80` there have no problem in common."""
     size: Annotated[int, Meta(ge=1)] | None = None
     """Takes at most so many rows; default: all."""
+    image_folder: str | None = None
+    """Folder that paths of images are relative to, and lie in; relative to that of the data file, which is the
+    default."""
 
 
 class Columns:
@@ -54,12 +61,22 @@ class Columns:
     """
 
     def __init__(
-        self, columns: Mapping[str, str], *, system: str | None, config: TableConfig, data_source: str
+        self,
+        columns: Mapping[str, str],
+        *,
+        system: str | None,
+        config: TableConfig,
+        data_source: str,
+        folder: Path = Path(),
     ) -> None:
+        """`folder`: where the data file lies."""
         for key in columns:
             if key not in OUR_COLUMNS:
                 raise ConfigError(f"columns.{key}: unknown; {registry.suggest(key, list(OUR_COLUMNS))}")
-        self._paths = {name: columns.get(name, name) for name in OUR_COLUMNS}
+        self._paths = {
+            name: columns.get(name, name) for name in OUR_COLUMNS if name in columns or name not in NAMED_ONLY
+        }
+        self._image_folder = folder / (config.image_folder or "")
         self._mapped = tuple(name for name in OUR_COLUMNS if name in columns)
         chats = [name for name in CHATS if name in columns]
         self._chats = chats or list(CHATS)
@@ -97,13 +114,17 @@ class Columns:
 
     def check(self, row: Mapping[str, Any], where: str) -> None:
         """Refuse the rows that `problem` refuses, as far as a quick look can tell."""
-        self._messages(row, where)
+        messages = self._messages(row, where)
+        if "images" in self._paths:
+            check_images(messages, self._value(row, "images", where), self._image_folder, where)
         self._answer(row, where)
         self._tools(row, where)
 
     def problem(self, row: Mapping[str, Any], where: str) -> Problem:
         """Return the problem in a row. ConfigError, which names `where`, if there is none."""
         messages, answer, tools = self._messages(row, where), self._answer(row, where), self._tools(row, where)
+        if "images" in self._paths:
+            messages = with_images(messages, self._value(row, "images", where), self._image_folder, where)
         rest = {name: value for name, value in row.items() if self._goes_on(name)}
         plain = Plain(where)
         problem = Problem(
@@ -157,7 +178,7 @@ class Columns:
         else:
             if not any(look_up(row, self._paths[name])[0] for name in self._chats):
                 raise ConfigError(_missing(where, "prompt", "prompt", list(row)))
-        messages = read_chat(chat, where)
+        messages = read_chat(chat, where, images="images" in self._paths)
         system = self._value(row, "system", where)
         return with_system(messages, self._system if system is None else system, where)
 
@@ -202,14 +223,19 @@ def look_up(row: Mapping[str, Any], path: str) -> tuple[bool, Any, Sequence[str]
 # ------------------------------------------------------------------------------------------------ chats
 
 
-def read_chat(chat: Any, where: str, *, what: str = "prompt", role: str = "user") -> tuple[ChatMessage, ...]:
-    """Read a text, which becomes a message of `role`, or a list of messages. `what` names it in errors."""
+def read_chat(
+    chat: Any, where: str, *, what: str = "prompt", role: str = "user", images: bool = False
+) -> tuple[ChatMessage, ...]:
+    """Read a text, which becomes a message of `role`, or a list of messages. `what` names it in errors. `images`:
+    whether contents may have places for images."""
     if isinstance(chat, str):
         return (ChatMessage(role=role, content=chat),)
     if not isinstance(chat, list) or not chat:
         found = "an empty list" if chat == [] else a_kind(chat)
         raise ConfigError(f"{where}: the {what} is {found}, expected a text or a list of messages")
-    return tuple(_message(one, f"{where}: message {place} of the {what}") for place, one in enumerate(chat))
+    return tuple(
+        _message(one, f"{where}: message {place} of the {what}", images=images) for place, one in enumerate(chat)
+    )
 
 
 def with_system(messages: tuple[ChatMessage, ...], system: Any, where: str) -> tuple[ChatMessage, ...]:
@@ -241,7 +267,7 @@ def read_tools(tools: Any, where: str) -> tuple[dict[str, Any], ...]:
     return tuple(plain(without_nulls(tool), 1) for tool in tools)
 
 
-def _message(message: Any, where: str) -> ChatMessage:
+def _message(message: Any, where: str, *, images: bool) -> ChatMessage:
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise ConfigError(f"{where}, expected {{role, content}} as texts")
     calls = without_nulls(message.get("tool_calls") or [])
@@ -252,23 +278,26 @@ def _message(message: Any, where: str) -> ChatMessage:
     plain = Plain(where)
     return ChatMessage(
         role=message["role"],
-        content=_content(message.get("content"), bool(calls), where),
+        content=_content(message.get("content"), bool(calls), where, images=images),
         name=_text_or_none(message, "name", where),
         tool_calls=tuple(plain(call, 1) for call in calls),
         tool_call_id=_text_or_none(message, "tool_call_id", where),
     )
 
 
-def _content(content: Any, may_be_empty: bool, where: str) -> str:
+def _content(content: Any, may_be_empty: bool, where: str, *, images: bool) -> str:
     if isinstance(content, str):
         return content
     if content is None and may_be_empty:
         return ""
     if isinstance(content, list) and content:  # in parts, as services take it
-        texts = [one.get("text") if isinstance(one, dict) and one.get("type") == "text" else None for one in content]
+        texts = [text_of_part(one, images=images) for one in content]
         if all(isinstance(text, str) for text in texts):
             return "".join(text for text in texts if text)
-        raise ConfigError(f"{where}: its content has parts other than text, which are not supported")
+        raise ConfigError(
+            f"{where}: its content has parts other than text, which are not supported; images stand in a column of "
+            "their own: set columns.images"
+        )
     raise ConfigError(f"{where}, expected {{role, content}} as texts")
 
 

@@ -36,7 +36,8 @@ class HfTaskset(RowTaskset):
         """Branch, tag or commit on the hub; default: the newest. A commit keeps a run's data as they are."""
 
     def __init__(self, config: Config, *, location: str, columns: Mapping[str, str], system: str | None) -> None:
-        mapping = Columns(columns, system=system, config=config, data_source=_name(location))
+        folder = Path(location).expanduser()
+        mapping = Columns(columns, system=system, config=config, data_source=_name(location), folder=folder)
         super().__init__(self.open_rows(config, location, mapping), mapping, config, f"hf:{location}")
 
     @staticmethod

@@ -20,7 +20,7 @@ class JsonlTaskset(RowTaskset):
 
     def __init__(self, config: Config, *, location: str, columns: Mapping[str, str], system: str | None) -> None:
         path = Path(location)
-        mapping = Columns(columns, system=system, config=config, data_source=path.stem)
+        mapping = Columns(columns, system=system, config=config, data_source=path.stem, folder=path.parent)
         super().__init__(self.open_rows(config, location, mapping), mapping, config, str(path))
 
     @staticmethod

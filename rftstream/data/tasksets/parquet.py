@@ -22,7 +22,8 @@ class ParquetTaskset(RowTaskset):
         """The settings in `[tasksets.NAME.options]`."""
 
     def __init__(self, config: Config, *, location: str, columns: Mapping[str, str], system: str | None) -> None:
-        mapping = Columns(columns, system=system, config=config, data_source=Path(location).stem.rstrip("-_*?[]"))
+        source = Path(location).stem.rstrip("-_*?[]")
+        mapping = Columns(columns, system=system, config=config, data_source=source, folder=_folder(location))
         super().__init__(self.open_rows(config, location, mapping), mapping, config, location)
 
     @staticmethod
@@ -45,6 +46,14 @@ def find_files(location: str) -> list[Path]:
         text = "nothing matches" if glob.has_magic(location) and not path.is_dir() else text
         raise ConfigError(f"{location}: {text}; expected a Parquet file, a pattern or a folder of such files")
     return sorted(found)
+
+
+def _folder(location: str) -> Path:
+    """Return the folder that a file, a pattern or a folder of files stands for."""
+    path = Path(location)
+    while glob.has_magic(str(path)):
+        path = path.parent
+    return path if path.is_dir() else path.parent
 
 
 def _hidden(path: Path) -> bool:

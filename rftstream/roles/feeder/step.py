@@ -86,8 +86,11 @@ class FeederStep(SingleStepDefaults):
         make_manifest: Callable[[], RunManifest],
         check_same_run: Callable[[RunManifest], None],
         clock: Clock,
+        keep: Callable[[Problem], Problem] = lambda problem: problem,
     ) -> None:
-        """`log_`: the run's log, of which nothing is known before `recover`."""
+        """`log_`: the run's log, of which nothing is known before `recover`. `keep` puts a problem's images where every
+        host can read them."""
+        self._keep = keep
         self._config = config
         self._sources = sources
         self._context = context
@@ -256,6 +259,7 @@ class FeederStep(SingleStepDefaults):
         problem: Problem,
         stored: Mapping[int, str] | None = None,
     ) -> list[Task]:
+        problem = self._keep(problem)
         min_version = replace(self._admission, admitted=cursor.admitted).min_version(self._in_force)
         size = self._config.feeder.group_size
         now = self._clock.now()

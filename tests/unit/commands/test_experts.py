@@ -78,7 +78,7 @@ def test_load(folder: RunFolder, tmp_path: Path) -> None:
         "rows": 3, "new": 2, "known": 1, "total": 4,
     }  # fmt: skip
     code, out, _ = call("inspect", folder.path, "experts", "--last", "1")
-    assert (code, "demonstration.v2" in out) == (0, True)
+    assert (code, "demonstration.v3" in out) == (0, True)
     code, out, _ = call("trace", folder.path, "experts/0/3/0")
     assert (code, "number 3" in out, "batch  not yet" in out) == (0, True, True)
     code, _, err = call("trace", folder.path, "experts/0/9/0")
