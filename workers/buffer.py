@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rftstream.config.stages import Stages
+from rftstream.data.operators.pipeline import ExperiencePipeline
 from rftstream.roles.buffer import BUFFER
 from rftstream.roles.buffer.step import BufferStep
 from rftstream.service.role import Log, Role, RoleContext
@@ -21,5 +22,6 @@ def build(context: RoleContext) -> Role:
         imported=config.run.imported_from is not None,
         stages=stages,
         demonstrations=demonstrations(context),
+        pipeline=ExperiencePipeline.of(config),
     )
     return Role(spec=BUFFER, step=step)

@@ -7,6 +7,7 @@ from functools import cache
 from rftstream.algorithms.requirements import has_greedy_sibling
 from rftstream.config.loader import sampling_for
 from rftstream.config.sections import name_of_part
+from rftstream.data.operators.pipeline import TaskPipeline
 from rftstream.data.tasksets.open import open_taskset
 from rftstream.models.rendering import open_renderer
 from rftstream.roles.feeder import FEEDER
@@ -51,5 +52,6 @@ def build(context: RoleContext) -> Role:
         check_same_run=lambda theirs: check_same_run(theirs, config, digests()),
         clock=context.clock,
         keep=MediaStore(context.open_store()).keep_problem,
+        pipeline=TaskPipeline.of(config),
     )
     return Role(spec=FEEDER, step=step)

@@ -13,7 +13,7 @@ from pages.source import field_docs, find_class, first_paragraph, table, tree
 from pages.types import in_words, toml
 from pages.words import WORDS
 from rftstream.algorithms.settings import CriticConfig
-from rftstream.config import loader, registry
+from rftstream.config import loader, ranges, registry
 from rftstream.config import sections as declared
 from rftstream.config.registry import KINDS
 from rftstream.contracts.tasks import Sampling
@@ -25,7 +25,12 @@ HEAD = ("key", "value", "default", "meaning")
 NAMES = {"tasksets": "tasksets.NAME", "evaluations": "evaluations.NAME"}
 SUBTABLES = {"model": {"make": declared.MakeModel, "lora": declared.LoraSection}}
 """Section -> keys that are tables with keys of their own."""
-TABLES = {"policy": "policies", "taskset": "tasksets.NAME.options", "transport": "transport.options"}
+TABLES = {
+    "policy": "policies",
+    "taskset": "tasksets.NAME.options",
+    "transport": "transport.options",
+    "operator": "[pipeline]",
+}
 """Kind -> where its parts' settings stand, if not in [<kind>s.<name>]."""
 SEVERAL: dict[str, type] = {
     "tasksets": declared.TasksetSection,
@@ -42,6 +47,7 @@ NAMESPACE = {
     "Any": Any,
     "CriticConfig": CriticConfig,
     "UpdateRequest": UpdateRequest,
+    **{name: getattr(ranges, name) for name in ("Count", "Fraction", "NotNegative", "Positive")},
 }
 
 
@@ -171,7 +177,7 @@ def _part(kind: str, name: str, where: str) -> str:
         text += f"the settings {', '.join(_inherits(where))}"
         return f"{text}; and\n\n{table(HEAD, rows)}" if rows else f"{text}."
     place = TABLES.get(kind, f"{kind}s")
-    place = f"{place}.{name}" if kind not in ("taskset", "transport") else place
+    place = f"{place}.{name}" if kind not in ("taskset", "transport", "operator") else place
     rows = list(_part_rows(config_body(source, found), name))
     head = f"### {kind} `{name}`\n\n{about}"
     return f"{head}\n\nIn `[{place}]`:\n\n{table(HEAD, rows)}" if rows else f"{head} No settings."

@@ -12,7 +12,17 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-KINDS = ("transports", "policies", "backends", "algorithms", "rewards", "environments", "tasksets", "runs")
+KINDS = (
+    "transports",
+    "policies",
+    "backends",
+    "algorithms",
+    "rewards",
+    "environments",
+    "tasksets",
+    "operators",
+    "runs",
+)
 
 
 class AnyPath(click.Path):

@@ -153,6 +153,16 @@ class TasksetSpec(PartSpec):
 
 
 @dataclass(frozen=True, slots=True)
+class OperatorSpec(PartSpec):
+    """What others may know of an operator."""
+
+    kind = "operator"
+
+    side: Literal["task", "experience"] = "task"
+    """Where it works: on problems before they are tasks (feeder), or on groups before they are experience (buffer)."""
+
+
+@dataclass(frozen=True, slots=True)
 class TrackerSpec(PartSpec):
     """What others may know of a tracker. Run files name trackers by their sections, so all are built in."""
 

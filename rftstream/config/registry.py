@@ -33,6 +33,7 @@ KINDS = {
     "reward": "rftstream.rewards:REWARDS",
     "environment": "rftstream.environments:ENVIRONMENTS",
     "taskset": "rftstream.data.tasksets:TASKSETS",
+    "operator": "rftstream.data.operators:OPERATORS",
 }
 """Kind -> where its table is."""
 

@@ -138,6 +138,9 @@ class TasksetSection:
     """Differences from the model's."""
     options: dict[str, Any] = field(default_factory=dict)
     """Settings of the source's own."""
+    pipeline: tuple[dict[str, Any], ...] = ()
+    """Operators for this taskset, after those for all in `[[pipeline]]`: each `[[tasksets.NAME.pipeline]]` has a name,
+    `op`, and the operator's settings."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -308,6 +311,8 @@ class RunConfig:
     retention: RetentionSection | None = None
     trackers: TrackersSection = field(default_factory=TrackersSection)
     log: LogSection = field(default_factory=LogSection)
+    pipeline: tuple[dict[str, Any], ...] = ()
+    """Operators for all tasksets, in order: each `[[pipeline]]` has a name, `op`, and the operator's settings."""
     policies: dict[str, dict[str, Any]] = field(default_factory=dict)
     backends: dict[str, dict[str, Any]] = field(default_factory=dict)
     algorithms: dict[str, dict[str, Any]] = field(default_factory=dict)

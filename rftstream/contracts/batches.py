@@ -72,6 +72,10 @@ class Experience:
     """Payloads of the rollout, by reference."""
     weight: float = 1.0
     """Factor of its loss."""
+    terms: dict[str, float] = field(default_factory=dict)
+    """What operators added to the reward, by the terms' names."""
+    verified_reward: float | None = None
+    """The reward of the verdict, where `terms` were added to it."""
 
 
 @rule(Experience)
@@ -99,7 +103,7 @@ def _experience_id(experience: Experience) -> str:
 EXPERIENCE = MessageSpec(
     type=Experience,
     contract="experience",
-    version=2,
+    version=3,
     topic="batches",
     key=lambda experience: f"{experience.batch_sequence}",
     id=_experience_id,

@@ -132,6 +132,45 @@ TASKS_ENDED = MessageSpec(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """How far the feeder has drawn from the tasksets, and what operators of the task side said to it. Written by runs
+    that have such operators, with each transaction of tasks, and alone where all that was drawn was skipped.
+
+    `control`, key `drawn`, or `drawn/<number of problems drawn>` if it is alone, so that none of these is compacted
+    away: a group's Task says by which facts the problems before it were skipped, and these have no group after them.
+    For the tasksets together: problems drawn = admitted - put back + left out + skipped."""
+
+    seen: NonNegativeInt
+    """Operators decided by the facts in this many records of `outcomes`, the first ones."""
+    admitted: NonNegativeInt
+    """Groups admitted in all, those of this transaction included."""
+    drawn: dict[str, _Count]
+    """Taskset -> problems taken from it."""
+    left_out: dict[str, _Count] = field(default_factory=dict)
+    """Taskset -> problems left out since they were too long for the context."""
+    skipped: dict[str, dict[str, dict[str, _Count]]] = field(default_factory=dict)
+    """Taskset -> operator -> reason -> problems that the operator skipped."""
+    changed: dict[str, dict[str, _Count]] = field(default_factory=dict)
+    """Taskset -> operator -> problems that the operator changed."""
+    put_back: NonNegativeInt = 0
+    """Groups among the admitted ones that were not drawn, but put back."""
+    alone: bool = False
+    """Whether no group was admitted with it."""
+
+
+def _drawn_key(drawn: Drawn) -> str:
+    return f"drawn/{sum(drawn.drawn.values())}" if drawn.alone else "drawn"
+
+
+DRAWN = MessageSpec(
+    type=Drawn,
+    contract="drawn",
+    topic="control",
+    key=_drawn_key,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunFinished:
     """The run is over. `control`, key `finished`; a tombstone takes it back."""
 

@@ -34,3 +34,8 @@ def derive_seed(run_seed: int, *parts: object) -> int:
     """Return a seed below 2**63 that depends on the run's seed and the parts alone."""
     text = "\x1f".join([str(run_seed), *map(str, parts)])
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
+
+
+def unit_interval(seed: int) -> float:
+    """Return the number in [0, 1) that a derived seed stands for."""
+    return seed / 2**63

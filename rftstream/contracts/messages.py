@@ -13,6 +13,7 @@ from typing import Any
 from rftstream.contracts.batches import BATCH_MANIFEST, EXPERIENCE, BatchManifest, Experience
 from rftstream.contracts.control import (
     CLAIM,
+    DRAWN,
     REQUEST,
     RUN_FINISHED,
     RUN_MANIFEST,
@@ -20,6 +21,7 @@ from rftstream.contracts.control import (
     TASKS_ENDED,
     TRIMMED,
     Claim,
+    Drawn,
     Request,
     RunFinished,
     RunManifest,
@@ -63,6 +65,7 @@ MESSAGES: dict[str, MessageSpec[Any]] = {
         RUN_MANIFEST,
         CLAIM,
         RUN_STATE,
+        DRAWN,
         TASKS_ENDED,
         RUN_FINISHED,
         REQUEST,
@@ -89,6 +92,7 @@ Message = (
     | RunManifest
     | Claim
     | RunState
+    | Drawn
     | TasksEnded
     | RunFinished
     | Request

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from rftstream.contracts.message_spec import Facts, MessageSpec
@@ -39,6 +39,37 @@ class RolloutSummary:
     """None: not scored."""
     reason: UnscorableReason | None = None
     """Why it was not scored."""
+    rejected: str | None = None
+    """`operator: reason` where an operator left this sibling out of its group's batch."""
+
+
+class OperatorAction(StrEnum):
+    """What an operator of the experience side did."""
+
+    reject = "reject"
+    """Left out the group, or some of its siblings."""
+    mask = "mask"
+    """Kept tokens from being trained on."""
+    shape = "shape"
+    """Added a term to rewards."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorDecision:
+    """What an operator of the experience side did to a group. Who keeps a group as it is has no such record."""
+
+    operator: str
+    """Name of the operator, as the run file has it."""
+    action: OperatorAction
+    """What it did."""
+    reason: str = ""
+    """Why, in the operator's words; of a term its name."""
+    siblings: tuple[NonNegativeInt, ...] = ()
+    """Whom it concerns, in order; none where a whole group is rejected."""
+    num_tokens: NonNegativeInt = 0
+    """Tokens that were masked."""
+    terms: tuple[float, ...] = ()
+    """What was added to the reward of each of the siblings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +98,12 @@ class GroupOutcome:
     """When the buffer decided."""
     group_size: NonNegativeInt = 0
     """Siblings that the feeder admitted; 0 in records before version 2, which do not say it."""
+    seen: NonNegativeInt | None = None
+    """Operators decided by the facts in this many records of `outcomes`, the first ones; None: there were none."""
+    decisions: tuple[OperatorDecision, ...] = ()
+    """What operators did to a group that is batched or filtered, in order."""
+    parts: dict[str, float] = field(default_factory=dict)
+    """Mean of each named part over the scored siblings, in runs with operators."""
 
 
 @rule(
@@ -101,7 +138,7 @@ def _outcome_headers(outcome: GroupOutcome) -> Facts:
 GROUP_OUTCOME = MessageSpec(
     type=GroupOutcome,
     contract="group_outcome",
-    version=3,
+    version=4,
     topic="outcomes",
     key=lambda outcome: outcome.group_id,
     id=_outcome_id,

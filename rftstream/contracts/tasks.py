@@ -153,12 +153,15 @@ class Task:
     """`topic[partition]@offset` of a rollout to score again instead of sampling."""
     created_at: float = 0.0
     """When the feeder admitted it."""
+    seen: NonNegativeInt | None = None
+    """Operators decided about this group, and about the problems that were skipped before it, by the facts in this many
+    records of `outcomes`, the first ones; None: there are no operators."""
 
 
 TASK = MessageSpec(
     type=Task,
     contract="task",
-    version=2,
+    version=3,
     topic="tasks",
     key=lambda task: task.ids.rollout_id,
     headers=lambda task: headers_of_ids(task.ids),

@@ -18,6 +18,7 @@ from rftstream.algorithms.by_taskset import build_algorithm
 from rftstream.algorithms.requirements import critic_folder, the_critic
 from rftstream.config import registry
 from rftstream.config.part_specs import BackendSpec, PolicySpec
+from rftstream.config.pipelines import operator_places
 from rftstream.config.reward_uses import reward_formula, reward_uses
 from rftstream.config.sections import EvaluationSection, RunConfig, TasksetSection, name_of_part
 from rftstream.config.stages import Stages
@@ -124,6 +125,10 @@ def _parts(config: RunConfig) -> Iterator[PartLine]:
         with suppress(RftError):
             yield PartLine(kind=kind, name=name, settings=_settings(config.build_part(kind, name)[1]))
     yield from dict.fromkeys(_environments(config))
+    for place in operator_places(config):
+        with suppress(RftError):
+            options = place.build_config()[1]
+            yield PartLine(kind=f"operator {place.where}", name=place.name, settings=_settings(options))
     for where, named in config.algorithms_named().items():
         with suppress(RftError):
             options = config.build_algorithm(where)[1]

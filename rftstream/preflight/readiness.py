@@ -18,6 +18,7 @@ from rftstream.algorithms.requirements import check_demands
 from rftstream.config import registry
 from rftstream.config.part_names import PART_CHECKS
 from rftstream.config.part_specs import BackendSpec, PolicySpec, RewardSpec
+from rftstream.config.pipelines import operator_places
 from rftstream.config.reward_uses import reward_names
 from rftstream.config.sections import RunConfig, name_of_part
 from rftstream.config.stages import Stages
@@ -97,6 +98,7 @@ def requirements(
         yield Requirement("environment", lambda where=where: _environment(config, where))  # type: ignore[misc]
     for where, named in config.algorithms_named().items():
         yield Requirement("algorithm", lambda where=where, named=named: _algorithm(config, where, named))  # type: ignore[misc]
+    yield Requirement("pipeline", lambda: _pipelines(config))
     yield Requirement("algorithm", lambda: _demands(config))
     yield Requirement("lora", lambda: _lora(config))
     yield Requirement("experts", lambda: check_demonstrations(config))
@@ -160,6 +162,15 @@ def _algorithm(config: RunConfig, where: str, named: object) -> str:
     part, options = config.build_algorithm(where)
     part(options)
     return f"{name_of_part(named, where)} can be used"  # type: ignore[arg-type]
+
+
+def _pipelines(config: RunConfig) -> str | None:
+    """Build every operator."""
+    names = []
+    for place in operator_places(config):
+        place.build()
+        names.append(f"{place.name} ({place.side} side)")
+    return f"{', '.join(names)} can be used" if names else None
 
 
 def _demands(config: RunConfig) -> None:

@@ -23,6 +23,7 @@ from rftstream.queries.rows import (
     MANIFEST,
     NAMED,
     OUTCOME,
+    REJECTED,
     RESULT_MASK,
     RESULTS,
     ROLLOUT,
@@ -224,9 +225,12 @@ def outcomes_of(table: TopicTable, version: int) -> Outcomes:
     groups = outcomes[outcomes["code"] & LATE == 0]
     fate_N = _fates(named, version)
     late_N, scored_N = named["code"] & LATE != 0, named["code"] & SCORED != 0
+    rejected_N = named["code"] & REJECTED != 0
     in_batch_N = (fate_N == BATCHED) | (fate_N == TRAINED)
-    # Of the siblings of a batched group a latecomer is expired, one without a reward dead.
+    # Of the siblings of a batched group a latecomer is expired, one without a reward dead, one that an operator
+    # rejected filtered.
     fate_N[in_batch_N & ~scored_N] = DEAD
+    fate_N[in_batch_N & rejected_N] = FILTERED
     fate_N[in_batch_N & late_N] = EXPIRED
     return Outcomes(
         group_G=column(groups, "group"),
@@ -234,7 +238,7 @@ def outcomes_of(table: TopicTable, version: int) -> Outcomes:
         batch_G=column(groups, "number"),
         rollout_N=column(named, "rollout"),
         fate_N=fate_N,
-        batch_N=np.where(scored_N & ~late_N, named["number"], -1),
+        batch_N=np.where(scored_N & ~late_N & ~rejected_N, named["number"], -1),
         tokens_N=column(named, "count").astype(np.int64),
         twins=twins,
         broken=tuple(text for _, text in table.broken),

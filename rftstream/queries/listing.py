@@ -29,10 +29,15 @@ SETTINGS = {
     "reward": "tasksets.NAME.reward",
     "environment": "tasksets.NAME.environment",
     "taskset": "tasksets.NAME.source",
+    "operator": "pipeline.op",
 }
 """Kind -> the setting that names one."""
 
-OPTIONS = {"taskset": "tasksets.NAME.options", "transport": "transport.options"}
+OPTIONS = {
+    "taskset": "tasksets.NAME.options",
+    "transport": "transport.options",
+    "operator": "[pipeline]], [[tasksets.NAME.pipeline]",
+}
 """Kind -> the table of its parts' settings, where it is not [<kind>s.<name>]."""
 
 ERROR_WIDTH = 60

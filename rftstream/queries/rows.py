@@ -32,7 +32,7 @@ UNREADABLE, KEYED, ROLLOUT, MANIFEST, OUTCOME, NAMED, DEMONSTRATION = range(7)
 the outcome before it names; an experience from a demonstration."""
 
 RESULTS = (GroupResult.batched, GroupResult.expired, GroupResult.filtered, GroupResult.dead)
-RESULT_MASK, LATE, SCORED = 3, 4, 8
+RESULT_MASK, LATE, SCORED, REJECTED = 3, 4, 8, 16
 """`code` of OUTCOME and NAMED: index into RESULTS, and flags."""
 
 ROW = np.dtype(
@@ -252,6 +252,7 @@ def _outcome_rows(record: Record, broken: list[tuple[int, str]]) -> bytes:
     found = _pack(0, group, key, batch, *place, -1, OUTCOME, code)
     for one in outcome.rollouts:
         flags = code | (SCORED if one.reason is None and one.reward is not None else 0)
+        flags |= REJECTED if one.rejected is not None else 0
         tokens = -1 if one.status.encode() in UNSAMPLED else min(one.num_tokens, (1 << 31) - 1)
         found += _pack(digest(one.rollout_id.encode()), group, key, batch, *place, tokens, NAMED, flags)
     return found

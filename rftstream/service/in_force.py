@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from rftstream.contracts import codec
-from rftstream.contracts.control import Claim, RunFinished, RunManifest, TasksEnded, Trimmed
+from rftstream.contracts.control import Claim, Drawn, RunFinished, RunManifest, TasksEnded, Trimmed
 from rftstream.contracts.messages import Message
 from rftstream.contracts.records import Record, TopicPartition
 from rftstream.contracts.role_names import RoleName
@@ -185,6 +185,9 @@ class RecordsInForce:
             case TasksEnded():
                 was_imported = message.reason == "imported" and epoch == 0 and RoleName.feeder not in self._claims
                 if not was_imported and not self._rules(RoleName.feeder, epoch):
+                    return _not_in_force(RoleName.feeder, epoch, self._claims)
+            case Drawn():
+                if not self._rules(RoleName.feeder, epoch):
                     return _not_in_force(RoleName.feeder, epoch, self._claims)
             case RunFinished():
                 if not self._rules(RoleName.trainer, epoch) or message.name.trainer_epoch != epoch:

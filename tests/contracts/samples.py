@@ -21,6 +21,7 @@ from rftstream.contracts.codec import encode, headers_of, key_of
 from rftstream.contracts.control import (
     Claim,
     DesiredState,
+    Drawn,
     Request,
     RequestKind,
     RunFinished,
@@ -33,7 +34,7 @@ from rftstream.contracts.dead import DeadDropped, DeadLetter
 from rftstream.contracts.demonstrations import Demonstration, Preference
 from rftstream.contracts.feedback import Feedback
 from rftstream.contracts.messages import SPEC_OF, Message
-from rftstream.contracts.outcomes import GroupOutcome, GroupResult, RolloutSummary
+from rftstream.contracts.outcomes import GroupOutcome, GroupResult, OperatorAction, OperatorDecision, RolloutSummary
 from rftstream.contracts.rollouts import (
     AgentCall,
     ImageSpan,
@@ -164,6 +165,9 @@ SAMPLES: dict[str, Message] = {
         stored_rollout="rollouts[1]@8172", created_at=1767225599.0,
     ),
     "task.v2": Task(ids=IDS, problem=SEEN_PROBLEM, sampling=SAMPLING, seed=17, created_at=1767225599.0),
+    "task.v3": Task(
+        ids=IDS, problem=PROBLEM, sampling=SAMPLING, seed=8070450532247928832, created_at=1767225599.0, seen=12,
+    ),
     "rollout.v1": ROLLOUT,
     "rollout.v2": POSTED_ROLLOUT,
     "rollout.v3": dataclasses.replace(ROLLOUT, problem=SEEN_PROBLEM, segments=SEEN_SEGMENTS),
@@ -250,6 +254,7 @@ SAMPLES: dict[str, Message] = {
     "experience.v1": EXPERIENCE,
     "experience.v1-expert": EXPERT,
     "experience.v2": dataclasses.replace(EXPERIENCE, segments=SEEN_SEGMENTS),
+    "experience.v3": dataclasses.replace(EXPERIENCE, reward=1.15, terms={"short": 0.25}, verified_reward=0.9),
     "batch_manifest.v1": BatchManifest(
         batch_sequence=3, share=1, num_shares=2, count=2,
         digest=EXPERIENCES_DIGEST,
@@ -296,6 +301,26 @@ SAMPLES: dict[str, Message] = {
             ),
         ),
         decided_at=1767225699.0, group_size=1,
+    ),
+    "group_outcome.v4": GroupOutcome(
+        group_id="gsm8k/0/21/0", taskset="gsm8k", sequence=21, result=GroupResult.batched, reason="complete",
+        rollouts=(
+            RolloutSummary(rollout_id="gsm8k/0/21/0/0", num_tokens=90, status=RolloutStatus.completed, reward=1.0),
+            RolloutSummary(
+                rollout_id="gsm8k/0/21/0/1", num_tokens=512, status=RolloutStatus.truncated, reward=0.0,
+                rejected="truncated: a token limit ended it",
+            ),
+        ),
+        batch_sequence=4, decided_at=1767225700.0, group_size=2, seen=19, parts={"math": 0.5, "format": 1.0},
+        decisions=(
+            OperatorDecision(
+                operator="truncated", action=OperatorAction.reject, reason="a token limit ended it", siblings=(1,),
+            ),
+            OperatorDecision(operator="my_ops:Mask", action=OperatorAction.mask, siblings=(0,), num_tokens=7),
+            OperatorDecision(
+                operator="my_ops:Short", action=OperatorAction.shape, reason="short", siblings=(0,), terms=(0.25,),
+            ),
+        ),
     ),
     "weights_announced.v1": WeightsAnnounced(
         model="SmolLM2-135M-Instruct", name=STEP, kind=WeightsKind.delta,
@@ -357,6 +382,11 @@ SAMPLES: dict[str, Message] = {
         role="trainer", epoch=2, host="node-3", pid=4711, process="trainer-0", claimed_at=1767225589.0,
     ),
     "run_state.v1": RunState(state=DesiredState.paused, by="ada", reason="disk swap", since=1767225650.0),
+    "drawn.v1": Drawn(
+        seen=12, admitted=17, drawn={"gsm8k": 40, "sums": 2}, left_out={"gsm8k": 3},
+        skipped={"gsm8k": {"solve_rate": {"too easy": 15, "too hard": 6}}}, changed={"sums": {"budget": 1}},
+        put_back=1, alone=True,
+    ),
     "tasks_ended.v1": TasksEnded(admitted=3200, reason="taskset"),
     "tasks_ended.v2": TasksEnded(admitted=0, reason="experts", experts=1000, batches=188),
     "run_finished.v1": RunFinished(reason="no_signal", name=STEP, finished_at=1767225800.0, exit_code=6),

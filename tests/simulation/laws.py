@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from rftstream.algorithms.learning_signal import STEPS_WITHOUT_SIGNAL
+from rftstream.config.pipelines import has_operators
 from rftstream.contracts import codec
 from rftstream.contracts.batches import BatchManifest, Experience
 from rftstream.contracts.control import Claim, RunFinished, TasksEnded, Trimmed
@@ -224,7 +225,9 @@ class Laws:
             ids = siblings[0].ids
             assert group_id not in self.admitted
             assert ids.sequence == len(self.admitted), "sequences are dense"
-            assert [one.ids.sibling for one in siblings] == list(range(feeder.group_size))
+            assert [one.ids.sibling for one in siblings] == list(range(ids.group_size))
+            assert ids.group_size == feeder.group_size or has_operators(self.config)
+            assert (ids.group_size, siblings[0].seen) == (siblings[-1].ids.group_size, siblings[-1].seen)
             self.admitted[group_id] = siblings
             self._attempt(group_id)
             batches = self._batches_of_rollouts(version)
@@ -327,6 +330,7 @@ class Laws:
         assert outcome.group_id not in self.outcomes, f"{outcome.group_id}: a second outcome"
         self.outcomes[outcome.group_id] = outcome
         scored = [one.reward for one in outcome.rollouts if one.reward is not None]
+        kept = [one for one in outcome.rollouts if one.reward is not None and one.rejected is None]
         enough = len(scored) >= min(self.config.buffer.min_siblings, size)
         if outcome.result is not GroupResult.batched:
             self.num_rejected += 1
@@ -335,12 +339,16 @@ class Laws:
                 assert not enough
                 assert len(named) == size
             case GroupResult.filtered:
-                assert self.config.buffer.zero_variance == "replace"
-                assert len(set(scored)) == 1
+                if not outcome.decisions:
+                    assert self.config.buffer.zero_variance == "replace"
+                    assert len(set(scored)) == 1
+                elif outcome.decisions[-1].siblings:
+                    assert len(kept) < min(self.config.buffer.min_siblings, size)
+                assert enough
             case GroupResult.expired:
                 assert self.config.feeder.on_stale == "drop" or self.config.buffer.group_deadline_s is not None
             case GroupResult.batched:
-                assert enough
+                assert len(kept) >= min(self.config.buffer.min_siblings, size)
                 assert self.config.buffer.zero_variance == "keep" or len(set(scored)) > 1
 
     def _step(self, step: StepRecord) -> None:

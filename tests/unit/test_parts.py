@@ -22,6 +22,7 @@ FOLDERS = {
     "rftstream/rewards": "reward",
     "rftstream/environments": "environment",
     "rftstream/data/tasksets": "taskset",
+    "rftstream/data/operators": "operator",
     "rftstream/trackers": "tracker",
 }
 """Folder -> the kind whose names may be compared with literals in it."""
@@ -49,6 +50,11 @@ EXCEPTIONS = {
     ("rftstream/gateway/dialects/chat.py", "code"): "a field of an answer",
     ("rftstream/launch/zygote.py", "code"): "the exit code of a worker",
     ("rftstream/queries/ledger.py", "code"): "a column",
+    ("rftstream/policies/openai.py", "length"): "why a completion ended",
+    ("rftstream/policies/vllm_engine.py", "length"): "why a completion ended",
+    ("rftstream/preflight/trial.py", "length"): "why a completion ended",
+    ("rftstream/roles/explorer/attempt.py", "length"): "why a completion ended",
+    ("rftstream/roles/explorer/attempt.py", "repetition"): "why a completion ended",
     ("rftstream/sandbox/cgroups.py", "memory"): "a controller of cgroups",
     ("rftstream/sandbox/inside/programs.py", "environment"): "variables of a job",
     ("rftstream/sandbox/layers.py", "memory"): "a controller of cgroups",

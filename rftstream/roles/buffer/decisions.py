@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 from rftstream import metrics
 from rftstream.clock import Clock
 from rftstream.contracts.outcomes import GroupOutcome, GroupResult
 from rftstream.contracts.verdicts import VerifiedRollout
+from rftstream.errors import StopRule
 from rftstream.roles.buffer.groups import Group, late_outcome
 from rftstream.roles.buffer.tally import Tally
 from rftstream.service.role import Publish
@@ -28,8 +31,10 @@ class Decisions:
     `outcomes` when it makes a transaction, and `committed` when that transaction is on the log; more decisions may be
     added in between."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, *, with_operators: bool = False) -> None:
+        """`with_operators`: the run declares operators, and outcomes say what they did and what their facts need."""
         self._clock = clock
+        self._with_operators = with_operators
         self._new: list[Decision] = []
         self._late: list[GroupOutcome] = []
         self._in_transaction: list[Decision] = []
@@ -65,12 +70,30 @@ class Decisions:
                 decided_at=now,
                 batch_sequence=next_batch if result is GroupResult.batched else None,
                 group_size=group.size,
+                **(self._of_operators(group, result) if self._with_operators else {}),
             )
             records.append(Publish("outcomes", 0, outcome))
         late, self._late = self._late, []
         return records + [Publish("outcomes", 0, outcome) for outcome in late]
 
+    def _of_operators(self, group: Group, result: GroupResult) -> dict[str, Any]:
+        """Return the fields of an outcome that are there in runs with operators."""
+        found = group.result if result in (GroupResult.batched, GroupResult.filtered) else None
+        if found is None:
+            return {"parts": group.part_means}
+        return {"parts": group.part_means, "seen": found.seen, "decisions": found.decisions}
+
     def committed(self) -> list[Decision]:
         """Return the decisions of the transaction that is on the log now, once."""
         committed, self._in_transaction = self._in_transaction, []
         return committed
+
+
+def no_batch(filtered: Counter[str]) -> StopRule:
+    """Return what ends a run in which no batch came together. `filtered`: the groups since the last one, by reason."""
+    shown = ", ".join(f"{reason} {count:,}" for reason, count in filtered.most_common(5))
+    return StopRule(
+        "no_signal",
+        f"buffer: {filtered.total():,} groups in a row were filtered and no batch came together (buffer.max_refill): "
+        f"{shown}; make the tasks easier or harder, the groups larger, or let the operators keep more",
+    )

@@ -3,39 +3,68 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from rftstream.contracts.batches import Experience, LossKind
 from rftstream.contracts.records import TopicPartition
-from rftstream.contracts.rollouts import RolloutStatus
+from rftstream.contracts.rollouts import RolloutStatus, Segment
 from rftstream.contracts.verdicts import VerifiedRollout
+from rftstream.data.operators.base import TokenSpan
+from rftstream.data.operators.pipeline import ExperienceResult
 from rftstream.roles.buffer.groups import Group
 
 VerifiedAt = Mapping[tuple[TopicPartition, int], VerifiedRollout]
 """Partition and offset on `verified` -> what stands there."""
 
 
-def experience_of(verified: VerifiedRollout, batch: int, share: int, *, position: int) -> Experience:
-    """Return what the trainer gets of a scored rollout. `position`: its place in the share of the batch."""
+def experience_of(
+    verified: VerifiedRollout, batch: int, share: int, *, position: int, result: ExperienceResult | None = None
+) -> Experience:
+    """Return what the trainer gets of a scored rollout. `position`: its place in the share of the batch. `result`: what
+    operators made of its group."""
     rollout, verdict = verified.rollout, verified.verdict
     assert rollout is not None and verdict is not None, "others are in no batch"
+    sibling = verified.ids.sibling
+    terms = dict(result.terms.get(sibling, {})) if result is not None else {}
+    spans = result.masks.get(sibling, ()) if result is not None else ()
     return Experience(
         ids=verified.ids,
         batch_sequence=batch,
         share=share,
         position=position,
         loss_kind=LossKind.rl,
-        segments=rollout.segments,
-        reward=verdict.reward,
+        segments=mask_tokens(rollout.segments, spans),
+        reward=verdict.reward + sum(terms.values()) if terms else verdict.reward,
         sampling=rollout.sampling,
         truncated=rollout.status is RolloutStatus.truncated,
         parts=verdict.parts,
         metrics={**rollout.metrics, **verdict.metrics},
         additions=verdict.additions,
         attachments=rollout.attachments,
+        terms=terms,
+        verified_reward=verdict.reward if terms else None,
+    )
+
+
+def mask_tokens(segments: tuple[Segment, ...], spans: Sequence[TokenSpan]) -> tuple[Segment, ...]:
+    """Return the segments with the loss mask 0 in these spans."""
+    if not spans:
+        return segments
+    masks = {number: bytearray(segments[number].loss_mask.data) for number in {span.segment for span in spans}}
+    for span in spans:
+        masks[span.segment][span.start : span.stop] = bytes(span.stop - span.start)
+    return tuple(
+        replace(segment, loss_mask=replace(segment.loss_mask, data=bytes(masks[number])))
+        if number in masks
+        else segment
+        for number, segment in enumerate(segments)
     )
 
 
 def experiences_of_share(groups: Sequence[Group], share: int, batch: int, verified: VerifiedAt) -> list[Experience]:
-    """Return the experiences of a share of a batch: all scored siblings of these groups, in order."""
-    scored = [verified[sibling.place_offset] for group in groups for sibling in group.scored]
-    return [experience_of(rollout, batch, share, position=position) for position, rollout in enumerate(scored)]
+    """Return the experiences of a share of a batch: all kept siblings of these groups, in order."""
+    kept = [(verified[sibling.place_offset], group.result) for group in groups for sibling in group.kept]
+    return [
+        experience_of(rollout, batch, share, position=position, result=result)
+        for position, (rollout, result) in enumerate(kept)
+    ]

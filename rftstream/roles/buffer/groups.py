@@ -9,12 +9,14 @@ from __future__ import annotations
 import heapq
 import math
 import sys
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from rftstream.contracts.outcomes import GroupOutcome, GroupResult, RolloutSummary
 from rftstream.contracts.records import TopicPartition
 from rftstream.contracts.rollouts import RolloutStatus
 from rftstream.contracts.verdicts import VerifiedRollout
+from rftstream.data.operators.pipeline import ExperienceResult
 from rftstream.roles.explorer.attempt import oldest_version
 
 
@@ -27,6 +29,8 @@ class Sibling:
     offset: int
     oldest_version: int | None
     sibling: int
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Of its verdict."""
 
     @property
     def scored(self) -> bool:
@@ -49,7 +53,14 @@ def sibling_of(verified: VerifiedRollout, place: TopicPartition, offset: int) ->
         reward=verified.verdict.reward if verified.verdict else None,
         reason=verified.reason,
     )
-    return Sibling(summary, place, offset, oldest_version(rollout.segments) if rollout else None, verified.ids.sibling)
+    return Sibling(
+        summary,
+        place,
+        offset,
+        oldest_version(rollout.segments) if rollout else None,
+        verified.ids.sibling,
+        verified.verdict.parts if verified.verdict else {},
+    )
 
 
 def unscorable_reasons(group: Group) -> str:
@@ -89,6 +100,8 @@ class Group:
     siblings: dict[int, Sibling] = field(default_factory=dict)
     ready: bool = False
     """It may be batched as it is."""
+    result: ExperienceResult | None = None
+    """What operators made of it when they were asked last."""
 
     @property
     def complete(self) -> bool:
@@ -101,21 +114,37 @@ class Group:
         return [self.siblings[number] for number in sorted(self.siblings) if self.siblings[number].scored]
 
     @property
+    def kept(self) -> list[Sibling]:
+        """The siblings that go into the batch, in order: those that have a reward and that no operator rejected."""
+        rejected = self.result.rejected if self.result is not None else {}
+        return [sibling for sibling in self.scored if sibling.sibling not in rejected]
+
+    @property
     def summaries(self) -> tuple[RolloutSummary, ...]:
         """Summaries of all siblings, in order."""
-        return tuple(self.siblings[number].summary for number in sorted(self.siblings))
+        rejected = self.result.rejected if self.result is not None else {}
+        return tuple(
+            replace(self.siblings[number].summary, rejected=rejected[number])
+            if number in rejected
+            else self.siblings[number].summary
+            for number in sorted(self.siblings)
+        )
+
+    @property
+    def part_means(self) -> dict[str, float]:
+        """The mean of each named part over the scored siblings that have it."""
+        values: dict[str, list[float]] = {}
+        for sibling in self.scored:
+            for name, value in sibling.parts.items():
+                values.setdefault(name, []).append(value)
+        means = {name: sum(some) / len(some) for name, some in sorted(values.items())}
+        return {name: mean for name, mean in means.items() if math.isfinite(mean)}
 
     @property
     def oldest_version(self) -> int | None:
-        """The oldest version that sampled a token of a scored sibling; None if nothing was sampled."""
-        versions = [sibling.oldest_version for sibling in self.scored if sibling.oldest_version is not None]
+        """The oldest version that sampled a token of a kept sibling; None if nothing was sampled."""
+        versions = [sibling.oldest_version for sibling in self.kept if sibling.oldest_version is not None]
         return min(versions) if versions else None
-
-    @property
-    def zero_variance(self) -> bool:
-        """Whether all rewards are the same."""
-        rewards = [sibling.summary.reward for sibling in self.scored]
-        return len(set(rewards)) <= 1
 
 
 def _age(group: Group) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 from rftstream.contracts.batches import BatchManifest
@@ -23,8 +24,8 @@ class BufferProgress:
         """Groups that have an outcome, those of the next transaction included."""
         self.tally = Tally()
         """Rewards and lengths of what was decided since the last batch of rollouts."""
-        self.num_filtered = 0
-        """Filtered groups since the last batch of rollouts."""
+        self.filtered: Counter[str] = Counter()
+        """Filtered groups since the last batch of rollouts, by reason."""
         self.next_batch = 0
         """Sequence of the next batch."""
         self.total_groups = 0
@@ -45,9 +46,10 @@ class BufferProgress:
             self.total_groups += 1
             if self.next_batch != (outcome.batch_sequence or 0) + 1:
                 self.next_batch = (outcome.batch_sequence or 0) + 1
-                self.tally, self.num_filtered = Tally(), 0
+                self.tally, self.filtered = Tally(), Counter()
             return
-        self.num_filtered += outcome.result is GroupResult.filtered
+        if outcome.result is GroupResult.filtered:
+            self.filtered[outcome.reason] += 1
         self.tally.group(outcome.taskset, outcome.result, outcome.rollouts)
 
     def restore(self, committed: Mapping[TopicPartition, Position]) -> Cursor:
@@ -85,4 +87,4 @@ class BufferProgress:
         self.total_groups = manifest.total_groups
         self.is_last_written = manifest.last
         if of_rollouts:
-            self.tally, self.num_filtered = Tally(), 0
+            self.tally, self.filtered = Tally(), Counter()

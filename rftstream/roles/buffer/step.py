@@ -22,15 +22,17 @@ from rftstream.contracts.outcomes import GroupOutcome, GroupResult
 from rftstream.contracts.records import Record, TopicPartition
 from rftstream.contracts.verdicts import UnscorableReason, VerifiedRollout
 from rftstream.contracts.versions import StepRecord
+from rftstream.data.operators.pipeline import ExperiencePipeline
 from rftstream.errors import ContractError, StopRule
 from rftstream.roles.buffer import BUFFER
 from rftstream.roles.buffer.batch_records import batch_records
 from rftstream.roles.buffer.bodies import Bodies
-from rftstream.roles.buffer.decisions import Decisions
+from rftstream.roles.buffer.decisions import Decisions, no_batch
 from rftstream.roles.buffer.demonstration_intake import DemonstrationIntake
 from rftstream.roles.buffer.demonstrations import DEMONSTRATIONS, DemonstrationQueue, spread
 from rftstream.roles.buffer.experiences import experiences_of_share
 from rftstream.roles.buffer.groups import Group, OpenGroups, sibling_of, unscorable_reasons
+from rftstream.roles.buffer.operators import GroupOperators
 from rftstream.roles.buffer.progress import BufferProgress
 from rftstream.roles.feeder.admission import VersionInForce
 from rftstream.service.role import Log, Received, SingleTransaction
@@ -63,9 +65,12 @@ class BufferStep(SingleStepDefaults):
         imported: bool = False,
         stages: Stages,
         demonstrations: DemonstrationQueue | None = None,
+        pipeline: ExperiencePipeline | None = None,
     ) -> None:
         """`log_`: the run's log, of which nothing is known before `recover`. `imported`: the versions of the rollouts
-        are another run's, and say nothing about this one's. `stages`: what batches are made of."""
+        are another run's, and say nothing about this one's. `stages`: what batches are made of. `pipeline`: operators
+        of the experience side."""
+        self._pipeline = pipeline or ExperiencePipeline({}, is_declared=False)
         self._imported = imported
         self._intake = DemonstrationIntake(demonstrations, stages, feeder.group_size)
         self._stages = stages
@@ -73,7 +78,6 @@ class BufferStep(SingleStepDefaults):
         self._settings = buffer
         self._shares = shares
         self._clock = clock
-        self._min_siblings = min(buffer.min_siblings, feeder.group_size)
         self._stop: StopRule | None = None
         self._reset(log_)
 
@@ -81,7 +85,8 @@ class BufferStep(SingleStepDefaults):
         """Forget what was known of the log: it is read again."""
         self._bodies = Bodies(log_.transport, self._settings.max_body_bytes)
         self._groups = OpenGroups()
-        self._decisions = Decisions(self._clock)
+        self._decisions = Decisions(self._clock, with_operators=self._pipeline.is_declared)
+        self._operators = GroupOperators(self._pipeline, self._bodies)
         self._progress = BufferProgress()
         self._ended: TasksEnded | None = None
         """The feeder's word that there are no more groups; None while there are."""
@@ -97,6 +102,7 @@ class BufferStep(SingleStepDefaults):
         for received in log_.messages("outcomes"):
             if isinstance(received.message, GroupOutcome):
                 self._progress.recall(received.message)
+                self._operators.learn(received.message)
         for received in log_.messages("control"):
             self._absorb_control(received)
         cursor = self._progress.restore(log_.committed(BUFFER.name))
@@ -154,20 +160,23 @@ class BufferStep(SingleStepDefaults):
         group = self._groups.add(verified, sibling, record.timestamp_s)
         if verified.verdict is not None:
             self._bodies.hold(place, record.offset, verified, len(record.value or b""))
-        if group.complete:
+        if group.complete or group.ready:  # the operators have not seen this sibling yet
             self._judge(group)
 
     # ------------------------------------------------------------------------------------------ deciding
 
     def _judge(self, group: Group) -> None:
         """Decide about a group that is complete, or whose time is up."""
-        if len(group.scored) < self._min_siblings:
+        least = min(self._settings.min_siblings, group.size)
+        if len(group.scored) < least:
             if group.complete:
                 self._decide(group, GroupResult.dead, unscorable_reasons(group))
             else:
                 self._decide(group, GroupResult.expired, "deadline")
-        elif group.zero_variance and self._settings.zero_variance == "replace":
-            self._decide(group, GroupResult.filtered, "zero_variance")
+            return
+        filtered = self._operators.judge(group, least)
+        if filtered is not None:
+            self._decide(group, GroupResult.filtered, filtered)
         else:
             self._groups.mark_ready(group)
 
@@ -249,9 +258,7 @@ class BufferStep(SingleStepDefaults):
         progress, stage, batch = self._progress, self._stage, self._progress.next_batch
         # All that is read from the log, first: what fails for now is asked again, as if nothing had been begun.
         bodies = {
-            sibling.place_offset: self._bodies.get(*sibling.place_offset)
-            for group in groups
-            for sibling in group.scored
+            sibling.place_offset: self._bodies.get(*sibling.place_offset) for group in groups for sibling in group.kept
         }
         num_demonstrations = self._ended.experts if self._ended is not None else None
         demonstrations, letters = self._intake.take(stage, len(groups), num_demonstrations)
@@ -265,7 +272,7 @@ class BufferStep(SingleStepDefaults):
         last = stage.takes_rollouts and self._all_in(0)
         for share in range(self._shares):
             for group in groups_of[share]:
-                for sibling in group.scored:
+                for sibling in group.kept:
                     progress.tally.rollout(bodies[sibling.place_offset], None if self._imported else batch)
         experiences_of = {
             share: experiences_of_share(groups_of[share], share, batch, bodies) for share in range(self._shares)
@@ -299,18 +306,18 @@ class BufferStep(SingleStepDefaults):
         """Forget the bodies of decided groups, and go on to the next batch if this was one."""
         progress = self._progress
         for decision in self._decisions.committed():
-            progress.num_filtered += decision.result is GroupResult.filtered
+            if decision.result is GroupResult.filtered:
+                progress.filtered[decision.reason] += 1
             for sibling in decision.group.siblings.values():
                 self._bodies.forget(sibling.place, sibling.offset)
+        for output in transaction.outputs:
+            if isinstance(output.message, GroupOutcome):
+                self._operators.learn(output.message)
         manifests = [output.message for output in transaction.outputs if isinstance(output.message, BatchManifest)]
         if manifests:
             progress.batch_written(manifests[0], of_rollouts=self._stage.takes_rollouts)
-        elif self._settings.zero_variance == "replace" and progress.num_filtered >= self._settings.max_refill:
-            self._stop = StopRule(
-                "no_signal",
-                f"buffer: {progress.num_filtered} groups in a row had no spread in their rewards and no batch came "
-                "together (buffer.max_refill); make the tasks easier or harder, or the groups larger",
-            )
+        elif self._pipeline and progress.filtered.total() >= self._settings.max_refill:
+            self._stop = no_batch(progress.filtered)
 
     # ------------------------------------------------------------------------------------------ the rest
 

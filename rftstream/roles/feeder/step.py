@@ -1,14 +1,19 @@
 """The feeder: admits groups of tasks, as the log allows, and makes the run.
 
 Its cursor (how many groups, how far in each taskset) travels as metadata with its position on `steps`, in the
-transaction that admits the tasks; nothing else is remembered.
+transaction that admits the tasks; nothing else is remembered. With operators of the task side, each such transaction
+has a Drawn on `control` as well, which counts what was skipped and why.
+
+All draws of a transaction are decided by the facts that the step has then. `seen` of its tasks says which. A
+transaction ends with a group, and what was skipped after it is drawn again, by newer facts; only where nothing was
+admitted at all a Drawn stands alone.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, replace
 
 from rftstream import metrics
@@ -16,20 +21,25 @@ from rftstream.clock import Clock
 from rftstream.config.sections import RunConfig
 from rftstream.config.stages import Stages
 from rftstream.contracts import codec
-from rftstream.contracts.control import Claim, Request, RunManifest, TasksEnded
-from rftstream.contracts.ids import derive_seed, group_id, rollout_id
+from rftstream.contracts.control import Claim, Drawn, Request, RunManifest, TasksEnded
+from rftstream.contracts.ids import derive_seed, group_id, rollout_id, split_group_id
 from rftstream.contracts.outcomes import GroupOutcome
 from rftstream.contracts.records import Record, TopicPartition
 from rftstream.contracts.tasks import Problem, RolloutIds, Sampling, Task
 from rftstream.contracts.versions import StepRecord
 from rftstream.data.demonstrations.split import trained_numbers
+from rftstream.data.operators.base import Draw
+from rftstream.data.operators.facts import Facts
+from rftstream.data.operators.pipeline import TaskPipeline
 from rftstream.data.tasksets.base import Taskset
 from rftstream.data.tasksets.open import mix, order
 from rftstream.errors import ConfigError, ContractError
 from rftstream.models.rendering import Renderer
 from rftstream.roles.feeder import FEEDER
 from rftstream.roles.feeder.admission import Admission, VersionInForce
+from rftstream.roles.feeder.cursor import FeederCursor, OperatorCounts
 from rftstream.roles.feeder.retries import Retries
+from rftstream.roles.feeder.skip_watch import SkipWatch
 from rftstream.service.role import Log, Publish, Received, SingleTransaction
 from rftstream.service.step_defaults import SingleStepDefaults
 from rftstream.transport.base import Position
@@ -38,6 +48,8 @@ log = logging.getLogger(__name__)
 
 STEPS = TopicPartition("steps", 0)
 MAX_TASKS_A_TRANSACTION = 512
+MAX_DRAWS_A_TRANSACTION = 4096
+"""Problems that are drawn for one transaction, where operators may skip them all."""
 
 
 @dataclass(slots=True)
@@ -55,9 +67,22 @@ class Source:
     greedy_baseline: bool = False
     """The first sibling of each group is sampled at temperature 0, for algorithms that compare with it."""
 
-    def sampling_of(self, sibling: int) -> Sampling:
-        """Return how a sibling of a group is sampled."""
-        return replace(self.sampling, temperature=0.0) if self.greedy_baseline and sibling == 0 else self.sampling
+    def sampling_of(self, sampling: Sampling, sibling: int) -> Sampling:
+        """Return how a sibling is sampled whose group is sampled by `sampling`."""
+        return replace(sampling, temperature=0.0) if self.greedy_baseline and sibling == 0 else sampling
+
+    def draw(self, group: str, problem: Problem, group_size: int) -> Draw:
+        """Return a problem of the taskset as operators see it first. `group`: the id that its group would have."""
+        name, taskset_pass, index, _ = split_group_id(group) or (group, 0, 0, 0)
+        return Draw(
+            group_id=group,
+            taskset=name,
+            taskset_pass=taskset_pass,
+            index=index,
+            problem=problem,
+            sampling=self.sampling,
+            group_size=group_size,
+        )
 
     @property
     def size(self) -> int | None:
@@ -87,10 +112,12 @@ class FeederStep(SingleStepDefaults):
         check_same_run: Callable[[RunManifest], None],
         clock: Clock,
         keep: Callable[[Problem], Problem] = lambda problem: problem,
+        pipeline: TaskPipeline | None = None,
     ) -> None:
         """`log_`: the run's log, of which nothing is known before `recover`. `keep` puts a problem's images where every
-        host can read them."""
+        host can read them. `pipeline`: operators of the task side."""
         self._keep = keep
+        self._pipeline = pipeline or TaskPipeline({}, config.run.seed)
         self._config = config
         self._sources = sources
         self._context = context
@@ -116,7 +143,12 @@ class FeederStep(SingleStepDefaults):
         self._manifest: RunManifest | None = None
         self._pending_manifest: RunManifest | None = None
         self._ended = False
-        self._pending: _Cursor | None = None
+        self._pending: FeederCursor | None = None
+        self._counts = OperatorCounts()
+        self._facts = Facts()
+        """Empty where there are no operators."""
+        size = sum(len(source.taskset) for source in self._sources.values() if source.weight > 0)
+        self._watch = SkipWatch(max(self._config.buffer.max_refill, size), self._config.feeder.groups_per_batch)
         self._retries = Retries(log_)
         self._num_demonstrations = 0
 
@@ -130,10 +162,12 @@ class FeederStep(SingleStepDefaults):
             self._num_demonstrations = sum(not codec.is_foreign(record) for record in records)
         for received in log_.messages("control"):
             self._absorb_control(received)
+            if isinstance(received.message, Drawn):
+                self._counts = OperatorCounts.of(received.message)  # the newest comes last
         self._check_manifest()
         committed = log_.committed(FEEDER.name)
         if STEPS in committed and committed[STEPS].metadata:
-            self._restore(json.loads(committed[STEPS].metadata))
+            self._restore(FeederCursor.of_json(committed[STEPS].metadata, self._counts))
         positions: dict[TopicPartition, int] = {}
         for topic in ("outcomes", "steps"):
             positions.update(log_.transport.admin.begin_offsets(topic))
@@ -151,6 +185,8 @@ class FeederStep(SingleStepDefaults):
             case GroupOutcome() as outcome:
                 self._admission.absorb(outcome)
                 self._retries.decided(outcome)
+                if self._pipeline:
+                    self._facts.absorb(outcome)
             case _:
                 self._absorb_control(received)
 
@@ -193,44 +229,65 @@ class FeederStep(SingleStepDefaults):
         wanted = self._admission.wanted(self._in_force, self._config.run.steps)
         if wanted == 0:
             return None
-        cursor = _Cursor(self._admission.admitted, dict(self._drawn), dict(self._left_out))
+        cursor = FeederCursor(self._admission.admitted, dict(self._drawn), dict(self._left_out), deepcopy(self._counts))
+        begin = cursor.num_drawn
+        undecided = cursor.admitted - self._facts.num_groups
+        if not self._left(cursor) or self._watch.may_draw(cursor, self._facts.seen, undecided):
+            end = begin + MAX_DRAWS_A_TRANSACTION
+        else:
+            end = begin
         tasks: list[Task] = []
         answered: list[bytes] = []
+        after_group = cursor
         while wanted and len(tasks) < MAX_TASKS_A_TRANSACTION:
-            group = self._retried_group(cursor, answered) or self._next_group(cursor)
+            group = self._retried_group(cursor, answered) or self._next_group(cursor, end)
             if group is None:
                 break
             tasks.extend(group)
             wanted -= 1
-        if not tasks and not answered:
-            return self._end("taskset", cursor)
+            after_group = cursor.copy() if self._pipeline else cursor
+        if tasks:
+            cursor = after_group
+        elif not answered and (not self._pipeline or cursor.num_drawn == begin):
+            return self._end("taskset", cursor) if not self._left(cursor) else None
         self._pending = cursor
         outputs = [Publish("tasks", task.ids.sequence % self._partitions, task) for task in tasks]
         outputs += [Publish("control", 0, None, key=key) for key in answered]
+        if self._pipeline:
+            outputs.append(Publish("control", 0, cursor.to_record(self._facts.seen, alone=not tasks)))
         return SingleTransaction(tuple(outputs), {STEPS: Position(self._steps_position, cursor.to_json())})
 
-    def _retried_group(self, cursor: _Cursor, answered: list[bytes]) -> list[Task] | None:
+    def _retried_group(self, cursor: FeederCursor, answered: list[bytes]) -> list[Task] | None:
         """Return the tasks of the next group that is put back; None if none is asked for. Keys of requests that are
         done go to `answered`."""
         while (retry := self._retries.next(self._clock.now(), answered)) is not None:
             source = self._sources.get(retry.taskset)
             problem = None
             if source is not None and retry.index < len(source.taskset):
-                problem = self._fitting(source, retry.taskset, retry.index)
+                problem = self._fitting(source, retry.taskset, retry.index, source.taskset.problem(retry.index))
             if source is None or problem is None:
                 log.warning("%s: cannot be put back: the tasksets have no such problem, or it is too long", retry.group)
                 continue
-            return self._tasks(cursor, retry.taskset, source, retry.group, problem, retry.stored)
+            draw = source.draw(retry.group, problem, self._config.feeder.group_size)
+            result = self._pipeline.decide(draw, self._facts, put_back=True)
+            cursor.counts.put_back += 1
+            cursor.counts.change(retry.taskset, result.changed)
+            return self._tasks(cursor, source, result.draw, retry.stored)
         return None
 
-    def _next_group(self, cursor: _Cursor) -> list[Task] | None:
-        """Return the next group's tasks, and move the cursor; None when every taskset is at its end."""
-        while True:
-            left = {
-                name: source.weight
-                for name, source in self._sources.items()
-                if source.weight > 0 and (source.size is None or cursor.drawn[name] < source.size)
-            }
+    def _left(self, cursor: FeederCursor) -> dict[str, float]:
+        """Return the weights of the tasksets that are not at their end."""
+        return {
+            name: source.weight
+            for name, source in self._sources.items()
+            if source.weight > 0 and (source.size is None or cursor.drawn[name] < source.size)
+        }
+
+    def _next_group(self, cursor: FeederCursor, end: int) -> list[Task] | None:
+        """Return the next group's tasks, and move the cursor. None when every taskset is at its end, or where operators
+        have skipped all problems up to the number `end`."""
+        while not self._pipeline or cursor.num_drawn < end:
+            left = self._left(cursor)
             if not left:
                 return None
             name = mix(left, cursor.drawn)
@@ -241,27 +298,28 @@ class FeederStep(SingleStepDefaults):
             if source.shuffle:
                 seed = derive_seed(self._config.run.seed, "order", name)
                 index = order(len(source.taskset), taskset_pass, seed)(index)
-            problem = self._fitting(source, name, index)
+            group = group_id(name, taskset_pass, index, 0)
+            draw = source.draw(group, source.taskset.problem(index), self._config.feeder.group_size)
+            result = self._pipeline.decide(draw, self._facts)
+            if result.skipped is not None:
+                cursor.counts.skip(name, *result.skipped)
+                continue
+            problem = self._fitting(source, name, index, result.draw.problem)
             if problem is None:
                 cursor.left_out[name] += 1
                 if cursor.left_out[name] >= len(source.taskset) and cursor.left_out[name] == cursor.drawn[name]:
                     raise ConfigError(f"tasksets.{name}: every prompt is longer than the context")
                 continue
-            group = group_id(name, taskset_pass, index, 0)
-            return self._tasks(cursor, name, source, group, problem)
+            cursor.counts.change(name, result.changed)
+            return self._tasks(cursor, source, result.draw)
+        return None
 
     def _tasks(
-        self,
-        cursor: _Cursor,
-        name: str,
-        source: Source,
-        group: str,
-        problem: Problem,
-        stored: Mapping[int, str] | None = None,
+        self, cursor: FeederCursor, source: Source, draw: Draw, stored: Mapping[int, str] | None = None
     ) -> list[Task]:
-        problem = self._keep(problem)
+        problem = self._keep(draw.problem)
         min_version = replace(self._admission, admitted=cursor.admitted).min_version(self._in_force)
-        size = self._config.feeder.group_size
+        group, name, size = draw.group_id, draw.taskset, draw.group_size
         now = self._clock.now()
         tasks = []
         for sibling in range(size):
@@ -280,20 +338,20 @@ class FeederStep(SingleStepDefaults):
                 Task(
                     ids=ids,
                     problem=problem,
-                    sampling=source.sampling_of(sibling),
+                    sampling=source.sampling_of(draw.sampling, sibling),
                     seed=seed,
                     environment=source.environment,
                     stored_rollout=(stored or {}).get(sibling),
                     created_at=now,
+                    seen=self._facts.seen if self._pipeline else None,
                 )
             )
         cursor.admitted += 1
         return tasks
 
-    def _fitting(self, source: Source, name: str, index: int) -> Problem | None:
+    def _fitting(self, source: Source, name: str, index: int, problem: Problem) -> Problem | None:
         """Return the problem if its prompt leaves room for a completion, else as `too_long` says. None: it is left
         out."""
-        problem = source.taskset.problem(index)
         if self._context is None:
             return problem
         try:
@@ -322,7 +380,7 @@ class FeederStep(SingleStepDefaults):
         batches = -(-count * (section.passes or 1) // section.per_batch)
         return TasksEnded(admitted=0, reason="experts", experts=self._num_demonstrations, batches=batches)
 
-    def _end(self, reason: str, cursor: _Cursor | None = None) -> SingleTransaction:
+    def _end(self, reason: str, cursor: FeederCursor | None = None) -> SingleTransaction:
         self._pending = cursor
         return SingleTransaction((Publish("control", 0, TasksEnded(admitted=self._admission.admitted, reason=reason)),))
 
@@ -332,7 +390,9 @@ class FeederStep(SingleStepDefaults):
             self._manifest, self._pending_manifest = self._pending_manifest, None
             return
         if self._pending is not None:
-            self._restore(json.loads(self._pending.to_json()))
+            alone = any(isinstance(output.message, Drawn) and output.message.alone for output in transaction.outputs)
+            self._watch.committed(self._pending.num_drawn - sum(self._drawn.values()) if alone else None)
+            self._restore(self._pending)
             self._pending = None
         for output in transaction.outputs:
             match output.message:
@@ -344,11 +404,11 @@ class FeederStep(SingleStepDefaults):
                     self._retries.taken_back(output.key or b"")
         metrics.ADMITTED.set(self._admission.admitted)
 
-    def _restore(self, cursor: Mapping[str, object]) -> None:
-        parsed = _Cursor(**cursor)  # type: ignore[arg-type]  # written by to_json
-        self._admission.admitted = parsed.admitted
-        self._drawn.update(parsed.drawn)
-        self._left_out.update(parsed.left_out)
+    def _restore(self, cursor: FeederCursor) -> None:
+        self._admission.admitted = cursor.admitted
+        self._drawn.update(cursor.drawn)
+        self._left_out.update(cursor.left_out)
+        self._counts = cursor.counts
 
     # ------------------------------------------------------------------------------------------ the rest
 
@@ -366,18 +426,7 @@ class FeederStep(SingleStepDefaults):
             "admitted": self._admission.admitted,
             "rejected": self._admission.rejected,
             "left_out": sum(self._left_out.values()),
+            **({"skipped": self._counts.num_skipped} if self._pipeline else {}),
             "retries": len(self._retries),
             "version": self._in_force.name.version,
         }
-
-
-@dataclass(slots=True)
-class _Cursor:
-    admitted: int
-    drawn: dict[str, int]
-    left_out: dict[str, int]
-
-    def to_json(self) -> str:
-        return json.dumps(
-            {"admitted": self.admitted, "drawn": self.drawn, "left_out": self.left_out}, separators=(",", ":")
-        )

@@ -58,8 +58,11 @@ class CompletedGroups:
 
 
 def _fate(outcome: GroupOutcome, rollout: RolloutSummary) -> str:
-    """Return what became of a sibling. In a batched group a latecomer is expired, and one without a reward is dead."""
+    """Return what became of a sibling. In a batched group a latecomer is expired, one without a reward is dead, and one
+    that an operator rejected is filtered."""
     if outcome.late or outcome.result is not GroupResult.batched:
         return str(outcome.result)
+    if rollout.rejected is not None:
+        return str(GroupResult.filtered)
     scored = rollout.reward is not None and rollout.reason is None
     return TRAINED if scored else str(GroupResult.dead)

@@ -1,0 +1,189 @@
+"""What operators see and what they answer.
+
+An operator is pure: the same problem or group, the same facts and the same seed give the same answer, so that each
+decision can be computed again from the log. It reads no clock, draws no numbers of its own (the seed is for that),
+keeps nothing from call to call, and asks no model: feeder and buffer wait for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from rftstream.contracts.tasks import Problem, Sampling
+from rftstream.contracts.verdicts import Verdict, VerifiedRollout
+from rftstream.data.operators.facts import Facts
+
+Seed = int
+"""Non-negative, below 2**63; derived from the run's seed, the operator's place and the group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Leave it as it is."""
+
+
+KEEP = Keep()
+"""What operators return most of the time."""
+
+
+# --------------------------------------------------------------------------------------------- task side
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draw:
+    """A problem that was drawn from a taskset and may become a group, with what operators before have changed."""
+
+    group_id: str
+    """`taskset/pass/index/attempt`."""
+    taskset: str
+    """Name in the run file."""
+    taskset_pass: int
+    """How often the taskset has been gone through."""
+    index: int
+    """Number of the problem in the taskset."""
+    problem: Problem
+    """What is to be solved."""
+    sampling: Sampling
+    """How its rollouts will be sampled."""
+    group_size: int
+    """Rollouts that it will get."""
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """Leave the problem out this time."""
+
+    reason: str
+    """Why, in a few words that are the same for all problems with this reason: skips are counted by them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """Admit the problem with these changes; what is None stays. Id and place in the taskset never change."""
+
+    problem: Problem | None = None
+    sampling: Sampling | None = None
+    group_size: int | None = None
+    """At least 1 and at most `pipeline.MAX_GROUP_SIZE`. `feeder.groups_per_batch` still counts groups."""
+
+
+TaskDecision = Keep | Skip | Change
+
+
+class TaskOperator(Protocol):
+    """An operator of the task side. The feeder builds it once and calls `decide` for each problem that it draws.
+
+    Worked example: `length.Length`."""
+
+    def decide(self, draw: Draw, facts: Facts, seed: Seed) -> TaskDecision:
+        """Return what to do with a problem. What it raises skips the problem, with the error's name as the reason.
+        `facts` is what outcomes say so far; nothing in it may be changed."""
+
+
+# --------------------------------------------------------------------------------------------- experience side
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredRollout:
+    """A scored rollout of a group, as the operators before have left it."""
+
+    sibling: int
+    """Its number in the group."""
+    reward: float
+    """The reward of the verdict; no operator changes it."""
+    num_tokens: int
+    """Sampled tokens."""
+    truncated: bool
+    """Whether a limit ended it."""
+    load: Callable[[], VerifiedRollout]
+    """Returns the whole rollout with its verdict; it may have to be read from the log. See `verified`."""
+    terms: Mapping[str, float] = field(default_factory=dict)
+    """What operators before have added to the reward, by name."""
+
+    @property
+    def verified(self) -> VerifiedRollout:
+        """The whole rollout with its verdict."""
+        return self.load()
+
+    @property
+    def shaped_reward(self) -> float:
+        """The reward that it would be trained with now: the verdict's and all terms."""
+        return self.reward + sum(self.terms.values())
+
+    def score(self, on: str = "") -> float | None:
+        """Return the verdict's part of this name, None if it has none; without a name its reward, without terms."""
+        if not on:
+            return self.reward
+        verdict = self.verified.verdict
+        assert isinstance(verdict, Verdict), "the rollout is scored"
+        return verdict.parts.get(on)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredGroup:
+    """The scored siblings of a group that may be batched, without those that operators before have rejected."""
+
+    group_id: str
+    taskset: str
+    sequence: int
+    """The feeder's count of admitted groups."""
+    size: int
+    """Siblings that were admitted; some may have no reward or be missing."""
+    rollouts: tuple[ScoredRollout, ...]
+    """In order of their numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """Leave out the group, or some of its siblings. A group with fewer than `buffer.min_siblings` left is filtered."""
+
+    reason: str = ""
+    """Why, in a few words that are the same for all groups with this reason."""
+    siblings: tuple[int, ...] | None = None
+    """Their numbers; None: the whole group."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSpan:
+    """Tokens of a rollout: those of one segment from `start` on, before `stop`."""
+
+    segment: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """Do not train on these tokens."""
+
+    spans: Mapping[int, tuple[TokenSpan, ...]]
+    """By sibling."""
+    reason: str = ""
+    """Why, in a few words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Add a term to rewards. What the verdict said is kept beside it."""
+
+    terms: Mapping[int, float]
+    """By sibling; finite numbers."""
+    name: str = ""
+    """Of the term; default: the operator's."""
+
+
+ExperienceDecision = Keep | Reject | Mask | Shape
+
+
+class ExperienceOperator(Protocol):
+    """An operator of the experience side. The buffer builds it once, and calls `decide` for each group that may be
+    batched: when all siblings are there or the group's time is up, and again if another sibling comes before the group
+    is in a batch.
+
+    Worked example: `truncated.Truncated`."""
+
+    def decide(self, group: ScoredGroup, facts: Facts, seed: Seed) -> ExperienceDecision:
+        """Return what to do with a group. What it raises rejects the group, with the error's name as the reason.
+        `facts` is what outcomes say so far; nothing in it may be changed."""

@@ -1,0 +1,94 @@
+"""Facts: what the outcomes of a run say about its problems so far, as operators see it.
+
+A fold over the records of `outcomes`, in order. `seen` says over how many of them, so that the facts of any moment can
+be made again from the log. Each record costs the same, however many problems there are.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from rftstream.contracts.ids import split_group_id
+from rftstream.contracts.outcomes import GroupOutcome
+
+RECENT_GROUPS = 64
+"""How many groups of a taskset `PastGroups.recent` looks at."""
+
+
+class PastGroups:
+    """What became of the groups of a problem, or of a taskset. Facts makes it; operators read it."""
+
+    __slots__ = ("_last", "_parts", "_reward", "num_groups", "num_scored")
+
+    def __init__(self, recent: int = 1) -> None:
+        self.num_groups = 0
+        """Groups with an outcome."""
+        self.num_scored = 0
+        """Rollouts of these that have a reward."""
+        self._reward = 0.0
+        self._parts: dict[str, tuple[float, int]] = {}
+        """Name -> sum over scored rollouts, and their number."""
+        self._last: deque[tuple[float, dict[str, float]]] = deque(maxlen=recent)
+        """Mean reward and mean parts of the newest groups."""
+
+    def mean(self, on: str = "") -> float | None:
+        """Return the mean of a named part over all scored rollouts, or without a name of the reward. None if no rollout
+        has it."""
+        if on:
+            total, count = self._parts.get(on, (0.0, 0))
+            return total / count if count else None
+        return self._reward / self.num_scored if self.num_scored else None
+
+    def recent(self, on: str = "") -> float | None:
+        """Return the mean of the newest groups' means: of a taskset up to RECENT_GROUPS, of a problem the last one."""
+        means = [reward for reward, _ in self._last] if not on else [one[on] for _, one in self._last if on in one]
+        return sum(means) / len(means) if means else None
+
+    def absorb(self, rewards: list[float], parts: dict[str, float]) -> None:
+        """Take the scored rollouts of a group, and the means of their parts."""
+        self.num_groups += 1
+        if not rewards:
+            return
+        total = sum(rewards)
+        self.num_scored += len(rewards)
+        self._reward += total
+        for name, value in parts.items():
+            before, count = self._parts.get(name, (0.0, 0))
+            self._parts[name] = before + value * len(rewards), count + len(rewards)
+        self._last.append((total / len(rewards), parts))
+
+
+_NOTHING = PastGroups()
+
+
+class Facts:
+    """What is known of the problems of a run. Feeder and buffer each make one at every recovery, call `absorb` for each
+    record of `outcomes` in order, and hand it to the operators."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+        """Records of `outcomes` in these facts."""
+        self.num_groups = 0
+        """Groups with an outcome."""
+        self._problems: dict[tuple[str, int], PastGroups] = {}
+        self._tasksets: dict[str, PastGroups] = {}
+
+    def problem(self, taskset: str, index: int) -> PastGroups:
+        """Return what became of the groups of a problem, in all passes."""
+        return self._problems.get((taskset, index), _NOTHING)
+
+    def taskset(self, name: str) -> PastGroups:
+        """Return what became of the groups of a taskset."""
+        return self._tasksets.get(name, _NOTHING)
+
+    def absorb(self, outcome: GroupOutcome) -> None:
+        """Take the next record of `outcomes`. Late siblings count as seen, and tell nothing."""
+        self.seen += 1
+        if outcome.late:
+            return
+        self.num_groups += 1
+        rewards = [rollout.reward for rollout in outcome.rollouts if rollout.reward is not None]
+        taskset = self._tasksets.setdefault(outcome.taskset, PastGroups(RECENT_GROUPS))
+        taskset.absorb(rewards, outcome.parts)
+        if (place := split_group_id(outcome.group_id)) is not None:
+            self._problems.setdefault((place[0], place[2]), PastGroups()).absorb(rewards, outcome.parts)

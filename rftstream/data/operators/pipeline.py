@@ -1,0 +1,374 @@
+"""Pipelines: the operators of a run in order, and what comes of asking them.
+
+An operator that raises or answers nonsense skips the problem or rejects the group. The reason says so, the log names
+the operator and the problem, and the run goes on, or ends when nothing is left.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from rftstream.config.pipelines import OperatorPlace, operator_places
+from rftstream.config.sections import RunConfig
+from rftstream.contracts import codec
+from rftstream.contracts.ids import derive_seed
+from rftstream.contracts.outcomes import OperatorAction, OperatorDecision
+from rftstream.contracts.tasks import Problem, RolloutIds, Sampling, Task
+from rftstream.data.operators.base import (
+    Change,
+    Draw,
+    Keep,
+    Mask,
+    Reject,
+    ScoredGroup,
+    ScoredRollout,
+    Shape,
+    Skip,
+    TokenSpan,
+)
+from rftstream.data.operators.facts import Facts
+from rftstream.errors import ContractError, RftError
+
+log = logging.getLogger(__name__)
+
+MAX_GROUP_SIZE = 512
+"""The most rollouts that an operator may give a problem."""
+
+MAX_REASON = 80
+"""Characters of a reason that are kept."""
+
+_MAX_COMPLAINTS = 20
+"""Errors of one operator that are logged; all are counted."""
+
+
+class _Nonsense(Exception):
+    """An answer that is none."""
+
+
+@dataclass(slots=True)
+class PlacedOperator:
+    """An operator at its place in a pipeline. Pipelines make it."""
+
+    name: str
+    where: str
+    number: int
+    """Place among all operators of the run; its seeds depend on it."""
+    operator: Any
+    num_complaints: int = 0
+
+    def ask(self, what: Any, facts: Facts, seed: int, check: Callable[[Any], None]) -> Any:
+        """Return the operator's decision about `what`, a Draw or an ScoredGroup; or a text that says why there is
+        none. `check` raises _Nonsense for a decision that cannot be carried out."""
+        try:
+            decision = self.operator.decide(what, facts, derive_seed(seed, "operator", self.number, what.group_id))
+            check(decision)
+        except _Nonsense as error:
+            self._complain(what.group_id, f"answered {error}")
+            return "answered nonsense"
+        except (RftError, MemoryError):  # the log does not answer; nobody's answer
+            raise
+        except Exception as error:
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            self._complain(what.group_id, f"raised {type(error).__name__}: {error} ({frame.filename}:{frame.lineno})")
+            return f"raised {type(error).__name__}"
+        return decision
+
+    def _complain(self, group_id: str, what: str) -> None:
+        self.num_complaints += 1
+        if self.num_complaints <= _MAX_COMPLAINTS:
+            log.error("%s (%s): %s: the operator %s; it is left out", self.where, self.name, group_id, what)
+
+
+def _placed(
+    places: Iterable[OperatorPlace], side: str, tasksets: Iterable[str]
+) -> dict[str, tuple[PlacedOperator, ...]]:
+    """Return the operators of a side for each taskset, in order."""
+    built = [
+        (place.taskset, PlacedOperator(place.name, place.where, number, place.build()))
+        for number, place in enumerate(places)
+        if place.side == side
+    ]
+    return {name: tuple(one for taskset, one in built if taskset in (None, name)) for name in tasksets}
+
+
+def clean_reason(reason: str) -> str:
+    """Return a reason as it is recorded: printable ASCII, and not too long."""
+    text = "".join(character if character.isprintable() else " " for character in reason)
+    return text.encode("ascii", "backslashreplace").decode("ascii")[:MAX_REASON]
+
+
+# --------------------------------------------------------------------------------------------- task side
+
+
+@dataclass(frozen=True, slots=True)
+class TaskResult:
+    """What became of a draw."""
+
+    draw: Draw
+    """As operators have changed it."""
+    skipped: tuple[str, str] | None = None
+    """Operator and reason."""
+    changed: tuple[str, ...] = ()
+    """Operators that changed it."""
+
+
+class TaskPipeline:
+    """The operators of the task side. `workers/feeder.py` makes it, and the feeder asks `decide` for each draw."""
+
+    def __init__(self, operators: Mapping[str, Sequence[PlacedOperator]], run_seed: int) -> None:
+        """`operators`: taskset -> its operators, in order."""
+        self._operators = {name: tuple(some) for name, some in operators.items()}
+        self._seed = run_seed
+
+    @classmethod
+    def of(cls, config: RunConfig) -> TaskPipeline:
+        """Build what the run file declares. ConfigError if an operator cannot be built."""
+        return cls(_placed(operator_places(config), "task", config.tasksets), config.run.seed)
+
+    def __bool__(self) -> bool:
+        """Whether there are any operators."""
+        return any(self._operators.values())
+
+    def decide(self, draw: Draw, facts: Facts, *, put_back: bool = False) -> TaskResult:
+        """Ask the operators in order. `put_back`: somebody asked for the group, so nobody may skip it."""
+        changed: list[str] = []
+        for one in self._operators.get(draw.taskset, ()):
+            decision = one.ask(draw, facts, self._seed, partial(_check_task_decision, draw))
+            if isinstance(decision, str):
+                decision = Skip(decision)
+            if isinstance(decision, Skip) and not put_back:
+                return TaskResult(draw, (one.name, clean_reason(decision.reason)))
+            if isinstance(decision, Change):
+                after = _changed(draw, decision)
+                if after != draw:
+                    changed.append(one.name)
+                draw = after
+        return TaskResult(draw, changed=tuple(changed))
+
+
+def _changed(draw: Draw, change: Change) -> Draw:
+    return replace(
+        draw,
+        problem=draw.problem if change.problem is None else change.problem,
+        sampling=draw.sampling if change.sampling is None else change.sampling,
+        group_size=draw.group_size if change.group_size is None else change.group_size,
+    )
+
+
+def _check_task_decision(draw: Draw, decision: Any) -> None:
+    match decision:
+        case Keep():
+            return
+        case Skip(reason=str()):
+            return
+        case Change():
+            size = decision.group_size
+            if size is not None and (type(size) is not int or not 1 <= size <= MAX_GROUP_SIZE):
+                raise _Nonsense(f"group_size = {size!r}, expected 1 to {MAX_GROUP_SIZE}")
+            _check_writable(decision, draw)
+        case _:
+            raise _Nonsense(f"{_shown(decision)}, expected Keep, Skip or Change")
+
+
+def _check_writable(change: Change, draw: Draw) -> None:
+    """Check that a task with these changes can be written."""
+    if not isinstance(change.problem, Problem | None) or not isinstance(change.sampling, Sampling | None):
+        raise _Nonsense(f"{_shown(change)}, expected a Problem and a Sampling")
+    after = _changed(draw, change)
+    ids = RolloutIds(
+        rollout_id=f"{draw.group_id}/0",
+        group_id=draw.group_id,
+        taskset=draw.taskset,
+        sibling=0,
+        group_size=after.group_size,
+        sequence=0,
+        min_version=0,
+    )
+    try:
+        codec.encode(Task(ids=ids, problem=after.problem, sampling=after.sampling, seed=0))
+    except ContractError as error:
+        raise _Nonsense(f"a change that cannot be written: {error}") from None
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:197]}..."
+
+
+# --------------------------------------------------------------------------------------------- experience side
+
+
+@dataclass(frozen=True, slots=True)
+class ExperienceResult:
+    """What operators made of a group."""
+
+    seen: int
+    """Records of `outcomes` in the facts that they decided by."""
+    decisions: tuple[OperatorDecision, ...] = ()
+    """Of those that did something, in order."""
+    filtered: str | None = None
+    """Why the whole group is left out; None: it is not."""
+    rejected: Mapping[int, str] = field(default_factory=dict)
+    """Sibling -> why it alone is left out."""
+    terms: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+    """Sibling -> what is added to its reward, by name."""
+    masks: Mapping[int, tuple[TokenSpan, ...]] = field(default_factory=dict)
+    """Sibling -> tokens that are not trained on."""
+
+
+class ExperiencePipeline:
+    """The operators of the experience side. `workers/buffer.py` makes it, and the buffer asks `decide` for each group
+    that may be batched."""
+
+    def __init__(
+        self, operators: Mapping[str, Sequence[PlacedOperator]], run_seed: int = 0, *, is_declared: bool = True
+    ) -> None:
+        """`operators`: taskset -> its operators, in order. `is_declared`: the run file declares operators, of either
+        side, so that outcomes say what facts need."""
+        self._operators = {name: tuple(some) for name, some in operators.items()}
+        self._seed = run_seed
+        self.is_declared = is_declared
+
+    @classmethod
+    def of(cls, config: RunConfig) -> ExperiencePipeline:
+        """Build what the run file declares, after the operator that `buffer.zero_variance` stands for. ConfigError if
+        an operator cannot be built."""
+        places = list(operator_places(config))
+        operators = _placed(places, "experience", config.tasksets)
+        if config.buffer.zero_variance == "replace":
+            place = OperatorPlace("buffer.zero_variance", "zero_variance", {}, None)
+            first = PlacedOperator(place.name, place.where, -1, place.build())
+            operators = {name: (first, *some) for name, some in operators.items()}
+        return cls(operators, config.run.seed, is_declared=bool(places))
+
+    def __bool__(self) -> bool:
+        """Whether there are any operators."""
+        return any(self._operators.values())
+
+    def decide(self, group: ScoredGroup, facts: Facts, min_siblings: int) -> ExperienceResult:
+        """Ask the operators in order, until the group is left out. `min_siblings`: how many it must keep."""
+        decisions: list[OperatorDecision] = []
+        filtered: str | None = None
+        rejected: dict[int, str] = {}
+        masks: dict[int, tuple[TokenSpan, ...]] = {}
+        for one in self._operators.get(group.taskset, ()):
+            decision = one.ask(group, facts, self._seed, partial(_check_decision, group))
+            match decision:
+                case str():
+                    decision = Reject(decision)
+                    filtered = _full_reason(one.name, decision.reason)
+                    decisions.append(_decision(one, OperatorAction.reject, decision.reason))
+                case Reject(siblings=None):
+                    filtered = _full_reason(one.name, decision.reason)
+                    decisions.append(_decision(one, OperatorAction.reject, decision.reason))
+                case Reject() if decision.siblings:
+                    numbers = tuple(sorted(set(decision.siblings)))
+                    rejected |= dict.fromkeys(numbers, _full_reason(one.name, decision.reason))
+                    decisions.append(_decision(one, OperatorAction.reject, decision.reason, numbers))
+                    group = _without(group, numbers)
+                    if len(group.rollouts) < min_siblings:
+                        filtered = _full_reason(one.name, decision.reason)
+                case Mask():
+                    some = {number: spans for number, spans in sorted(decision.spans.items()) if spans}
+                    if some:
+                        masks = {**masks, **{number: masks.get(number, ()) + tuple(some[number]) for number in some}}
+                        count = sum(_num_masked(_rollout(group, number), some[number]) for number in some)
+                        reason = decision.reason
+                        decisions.append(_decision(one, OperatorAction.mask, reason, tuple(some), num_tokens=count))
+                case Shape():
+                    name = clean_reason(decision.name or one.name)
+                    added = {number: float(value) for number, value in sorted(decision.terms.items())}
+                    if added:
+                        group = _shaped(group, name, added)
+                        decisions.append(
+                            _decision(one, OperatorAction.shape, name, tuple(added), terms=tuple(added.values()))
+                        )
+            if filtered is not None:
+                break
+        terms = {rollout.sibling: dict(rollout.terms) for rollout in group.rollouts if rollout.terms}
+        return ExperienceResult(facts.seen, tuple(decisions), filtered, rejected, terms, masks)
+
+
+def _full_reason(operator: str, reason: str) -> str:
+    name = operator.encode("ascii", "backslashreplace").decode("ascii")  # reasons travel in headers
+    return f"{name}: {clean_reason(reason)}" if reason else name
+
+
+def _decision(
+    one: PlacedOperator, action: OperatorAction, reason: str, siblings: tuple[int, ...] = (), **values: Any
+) -> OperatorDecision:
+    return OperatorDecision(operator=one.name, action=action, reason=clean_reason(reason), siblings=siblings, **values)
+
+
+def _without(group: ScoredGroup, siblings: Sequence[int]) -> ScoredGroup:
+    return replace(group, rollouts=tuple(one for one in group.rollouts if one.sibling not in siblings))
+
+
+def _shaped(group: ScoredGroup, name: str, added: Mapping[int, float]) -> ScoredGroup:
+    """Add a term. Of operators that use one name the terms add up."""
+
+    def shaped(rollout: ScoredRollout) -> ScoredRollout:
+        if rollout.sibling not in added:
+            return rollout
+        before = rollout.terms.get(name, 0.0)
+        return replace(rollout, terms={**rollout.terms, name: before + added[rollout.sibling]})
+
+    return replace(group, rollouts=tuple(map(shaped, group.rollouts)))
+
+
+def _rollout(group: ScoredGroup, sibling: int) -> ScoredRollout:
+    return next(rollout for rollout in group.rollouts if rollout.sibling == sibling)
+
+
+def _num_masked(rollout: ScoredRollout, spans: Sequence[TokenSpan]) -> int:
+    """Return how many sampled tokens the spans cover."""
+    body = rollout.verified.rollout
+    assert body is not None, "it was sampled"
+    covered: dict[int, set[int]] = {}
+    for span in spans:
+        covered.setdefault(span.segment, set()).update(range(span.start, span.stop))
+    return sum(body.segments[number].loss_mask.data[place] for number, places in covered.items() for place in places)
+
+
+def _check_decision(group: ScoredGroup, decision: Any) -> None:
+    known = {rollout.sibling: rollout for rollout in group.rollouts}
+
+    def check_siblings(numbers: Iterable[Any]) -> None:
+        if strangers := [number for number in numbers if type(number) is not int or number not in known]:
+            raise _Nonsense(f"sibling {_shown(strangers[0])}, expected one of {sorted(known)}")
+
+    match decision:
+        case Keep():
+            return
+        case Reject(reason=str(), siblings=None):
+            return
+        case Reject(reason=str(), siblings=tuple()):
+            check_siblings(decision.siblings or ())
+        case Mask(reason=str(), spans=Mapping()):
+            check_siblings(decision.spans)
+            for number, spans in decision.spans.items():
+                _check_spans(known[number], spans)
+        case Shape(name=str(), terms=Mapping()):
+            check_siblings(decision.terms)
+            for number, term in decision.terms.items():
+                if not isinstance(term, int | float) or not math.isfinite(known[number].shaped_reward + term):
+                    raise _Nonsense(f"the term {_shown(term)}, expected a finite number")
+        case _:
+            raise _Nonsense(f"{_shown(decision)}, expected Keep, Reject, Mask or Shape")
+
+
+def _check_spans(rollout: ScoredRollout, spans: Any) -> None:
+    body = rollout.verified.rollout
+    assert body is not None, "it was sampled"
+    lengths = [segment.token_ids.shape[0] for segment in body.segments]
+    for span in spans:
+        if not isinstance(span, TokenSpan) or not (
+            0 <= span.segment < len(lengths) and 0 <= span.start <= span.stop <= lengths[span.segment]
+        ):
+            raise _Nonsense(f"{_shown(span)}, expected a TokenSpan within segments of {lengths} tokens")

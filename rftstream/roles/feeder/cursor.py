@@ -1,0 +1,111 @@
+"""How far the feeder has come in each taskset, and what operators have said on the way."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field
+
+from rftstream.contracts.control import Drawn
+
+MAX_REASONS = 64
+"""Reasons of one operator that are counted apart, for each taskset; further ones are counted as OTHER."""
+
+OTHER = "other reasons"
+
+
+@dataclass(slots=True)
+class OperatorCounts:
+    """What operators of the task side did so far. It is on the log in the newest Drawn."""
+
+    skipped: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
+    """Taskset -> operator -> reason -> problems."""
+    changed: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Taskset -> operator -> problems."""
+    put_back: int = 0
+    """Groups that were admitted without being drawn."""
+
+    @classmethod
+    def of(cls, drawn: Drawn) -> OperatorCounts:
+        """Return the counts that a record holds."""
+        return cls(deepcopy(drawn.skipped), deepcopy(drawn.changed), drawn.put_back)
+
+    def skip(self, taskset: str, operator: str, reason: str) -> None:
+        """Count a problem that was skipped."""
+        reasons = self.skipped.setdefault(taskset, {}).setdefault(operator, {})
+        if reason not in reasons and len(reasons) >= MAX_REASONS:
+            reason = OTHER
+        reasons[reason] = reasons.get(reason, 0) + 1
+
+    def change(self, taskset: str, operators: tuple[str, ...]) -> None:
+        """Count a problem that was changed."""
+        for operator in operators:
+            counts = self.changed.setdefault(taskset, {})
+            counts[operator] = counts.get(operator, 0) + 1
+
+    def to_text(self) -> str:
+        """Return who skipped how many problems and why, most first, for people."""
+        totals: dict[str, int] = {}
+        for operators in self.skipped.values():
+            for operator, reasons in operators.items():
+                for reason, count in reasons.items():
+                    text = f"{operator} ({reason})"
+                    totals[text] = totals.get(text, 0) + count
+        ordered = sorted(totals.items(), key=lambda pair: (-pair[1], pair[0]))
+        return ", ".join(f"{text} {count:,}" for text, count in ordered[:5])
+
+    @property
+    def num_skipped(self) -> int:
+        """Problems that were skipped in all."""
+        return sum(n for operators in self.skipped.values() for some in operators.values() for n in some.values())
+
+
+@dataclass(slots=True)
+class FeederCursor:
+    """Where the next draw begins. The step makes one for each transaction and makes it its own once that is on the
+    log."""
+
+    admitted: int
+    """Groups."""
+    drawn: dict[str, int]
+    """Taskset -> problems taken, left-out and skipped ones included."""
+    left_out: dict[str, int]
+    """Taskset -> problems whose prompt was too long."""
+    counts: OperatorCounts = field(default_factory=OperatorCounts)
+
+    @classmethod
+    def of_json(cls, text: str, counts: OperatorCounts) -> FeederCursor:
+        """Return what a committed position says, with counts that stand elsewhere."""
+        return cls(**json.loads(text), counts=counts)
+
+    def copy(self) -> FeederCursor:
+        """Return a cursor at the same place that moves on its own."""
+        return FeederCursor(self.admitted, dict(self.drawn), dict(self.left_out), deepcopy(self.counts))
+
+    @property
+    def num_drawn(self) -> int:
+        """Problems taken from all tasksets."""
+        return sum(self.drawn.values())
+
+    def to_json(self) -> str:
+        """Return what travels with the position: all but the counts, for which there is no room."""
+        values = {"admitted": self.admitted, "drawn": self.drawn, "left_out": self.left_out}
+        return json.dumps(values, separators=(",", ":"))
+
+    def to_record(self, seen: int, *, alone: bool) -> Drawn:
+        """Return the record that says how far the feeder has drawn. `seen`: records in the facts that were used."""
+        return Drawn(
+            seen=seen,
+            admitted=self.admitted,
+            drawn=dict(self.drawn),
+            left_out=_nonzero(self.left_out),
+            skipped=deepcopy(self.counts.skipped),
+            changed=deepcopy(self.counts.changed),
+            put_back=self.counts.put_back,
+            alone=alone,
+        )
+
+
+def _nonzero(counts: Mapping[str, int]) -> dict[str, int]:
+    return {name: count for name, count in counts.items() if count}

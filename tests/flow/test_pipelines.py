@@ -1,0 +1,400 @@
+"""Operators in feeder and buffer: what they skip, change, reject, mask and shape, and that a kill changes nothing."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rftstream.contracts.batches import Experience
+from rftstream.contracts.control import Drawn, TasksEnded
+from rftstream.contracts.outcomes import GroupOutcome, GroupResult, OperatorAction
+from rftstream.contracts.rollouts import RolloutStatus
+from rftstream.contracts.tasks import Task
+from rftstream.contracts.verdicts import Verdict, VerifiedRollout
+from rftstream.data.operators.base import KEEP, Change, Draw, Mask, Reject, ScoredGroup, Shape, Skip, TokenSpan
+from rftstream.data.operators.facts import Facts
+from rftstream.errors import StopRule
+from rftstream.testing import RoleDriver
+from rftstream.testing.faults import Kill
+from tests.flow.scene import Scene, problem
+
+OWN = "tests.flow.test_pipelines:"
+
+
+class Sizes:
+    """A task operator of one's own: problem n gets 1 + n % 3 rollouts."""
+
+    def decide(self, draw: Draw, facts: Facts, seed: int) -> Change:
+        return Change(group_size=1 + draw.index % 3, problem=problem(f"{draw.index}+0="))
+
+
+class Raises:
+    """Raises for every third problem or group, and answers nonsense for the one after."""
+
+    def decide(self, what: Draw | ScoredGroup, facts: Facts, seed: int) -> Any:
+        number = int(what.group_id.split("/")[2]) % 3
+        if number == 0:
+            raise ValueError(f"no {what.group_id}")
+        return KEEP if number == 1 else "nonsense"
+
+
+class RaisesLate(Raises):
+    side = "experience"
+
+
+class Seen:
+    """Skips whatever was ever decided, and half of the rest by its seed: as sensitive to facts and seeds as can be."""
+
+    def decide(self, draw: Draw, facts: Facts, seed: int) -> Any:
+        if facts.problem(draw.taskset, draw.index).num_groups:
+            return Skip("seen")
+        return Skip("unlucky") if seed % 2 else KEEP
+
+
+class Shaper:
+    side = "experience"
+
+    def decide(self, group: ScoredGroup, facts: Facts, seed: int) -> Any:
+        return Shape({one.sibling: 0.5 for one in group.rollouts if one.reward > 0}, "bonus")
+
+
+class Masker:
+    side = "experience"
+
+    def decide(self, group: ScoredGroup, facts: Facts, seed: int) -> Any:
+        return Mask({group.rollouts[0].sibling: (TokenSpan(0, 0, 5),)}, "first")
+
+
+class ByFacts:
+    """Rejects by facts and seed."""
+
+    side = "experience"
+
+    def decide(self, group: ScoredGroup, facts: Facts, seed: int) -> Any:
+        return Reject(f"after {facts.seen}") if seed % 3 == 0 else KEEP
+
+
+def own(name: str) -> dict[str, Any]:
+    return {"op": OWN + name}
+
+
+def feeding(folder: Path, *operators: dict[str, Any], **settings: Any) -> Scene:
+    return Scene(folder, manifest=False, pipeline=list(operators), **settings)
+
+
+def buffering(folder: Path, *operators: dict[str, Any], **settings: Any) -> Scene:
+    return Scene(folder, **{"pipeline": list(operators), "feeder__max_staleness": 100, **settings})
+
+
+def tasks_of(scene: Scene) -> list[Task]:
+    tasks = [message for message in scene.messages("tasks") if isinstance(message, Task)]
+    return sorted(tasks, key=lambda task: (task.ids.sequence, task.ids.sibling))
+
+
+def drawn_of(scene: Scene) -> list[Drawn]:
+    return [message for message in scene.messages("control") if isinstance(message, Drawn)]
+
+
+def outcomes_of(scene: Scene) -> list[GroupOutcome]:
+    return [one for one in scene.messages("outcomes") if isinstance(one, GroupOutcome) and not one.late]
+
+
+def experiences_of(scene: Scene) -> list[Experience]:
+    return [one for one in scene.messages("batches") if isinstance(one, Experience)]
+
+
+def indexes_of(scene: Scene) -> list[int]:
+    return [int(task.ids.group_id.split("/")[2]) for task in tasks_of(scene) if task.ids.sibling == 0]
+
+
+def check_balance(scene: Scene) -> Drawn:
+    """What was drawn was admitted, put back, left out or skipped."""
+    drawn = drawn_of(scene)[-1]
+    groups = {task.ids.group_id for task in tasks_of(scene)}
+    skipped = sum(n for ops in drawn.skipped.values() for reasons in ops.values() for n in reasons.values())
+    assert drawn.admitted == len(groups)
+    left_out = sum(drawn.left_out.values())
+    assert sum(drawn.drawn.values()) == drawn.admitted - drawn.put_back + left_out + skipped
+    return drawn
+
+
+# --------------------------------------------------------------------------------------------- task side
+
+
+def test_without_operators_there_is_nothing_new_on_the_log(tmp_path: Path) -> None:
+    scene = feeding(tmp_path)
+    RoleDriver(scene, "feeder").work()
+    assert not drawn_of(scene)
+    assert {task.seen for task in tasks_of(scene)} == {None}
+    buffered = buffering(tmp_path / "buffer")
+    buffered.verify(0)
+    buffered.verify(1)
+    RoleDriver(buffered, "buffer").work()
+    assert {(one.seen, one.decisions, tuple(one.parts)) for one in outcomes_of(buffered)} == {(None, (), ())}
+
+
+def test_operators_skip_in_order_and_each_skip_is_counted(tmp_path: Path) -> None:
+    source = {"source": "arithmetic", "passes": 1, "shuffle": False, "options": {"size": 40, "high": 20}}
+    operators = ({"op": "length", "max_characters": 4}, {"op": "regex", "skip": "^1", "field": "answer"})
+    scene = feeding(tmp_path, *operators, tasksets={"sums": source}, feeder__groups_per_batch=100)
+    RoleDriver(scene, "feeder").work()
+    drawn = check_balance(scene)
+    assert drawn.drawn == {"sums": 40}
+    skipped = drawn.skipped["sums"]
+    assert set(skipped) == {"length", "regex"}
+    assert skipped["length"]["too long"] > 0
+    for task in tasks_of(scene):
+        assert sum(len(one.content) for one in task.problem.messages) <= 4
+        assert not (task.problem.answer or "").startswith("1")
+    (end,) = [one for one in scene.messages("control") if isinstance(one, TasksEnded)]
+    assert (end.reason, end.admitted) == ("taskset", drawn.admitted)
+
+
+def test_operators_of_a_taskset_are_asked_about_it_alone(tmp_path: Path) -> None:
+    source = {"source": "arithmetic"}
+    never = {**source, "pipeline": [{"op": "regex", "skip": "."}]}
+    scene = feeding(tmp_path, tasksets={"sums": source, "never": never}, feeder__groups_per_batch=10)
+    RoleDriver(scene, "feeder").work()
+    assert {task.ids.taskset for task in tasks_of(scene)} == {"sums"}
+    assert set(check_balance(scene).skipped) == {"never"}
+
+
+def test_an_operator_gives_each_problem_its_own_number_of_rollouts(tmp_path: Path) -> None:
+    """Admission counts groups, so that a batch is as many groups as before."""
+    scene = feeding(tmp_path, own("Sizes"), feeder__groups_per_batch=3)
+    RoleDriver(scene, "feeder").work()
+    assert check_balance(scene).admitted == 6
+    for task in tasks_of(scene):
+        index = int(task.ids.group_id.split("/")[2])
+        assert task.ids.group_size == 1 + index % 3
+        assert task.problem.messages[0].content == f"{index}+0="
+    assert check_balance(scene).changed["sums"][OWN + "Sizes"] == 6
+
+
+def test_solve_rate_skips_what_is_always_or_never_solved(tmp_path: Path) -> None:
+    source = {"source": "arithmetic", "shuffle": False, "options": {"size": 8}}
+    operator = {"op": "solve_rate", "keep": [0.1, 0.9], "explore": 0.0}
+    scene = feeding(tmp_path, operator, tasksets={"sums": source}, feeder__groups_per_batch=4)
+    feeder = RoleDriver(scene, "feeder")
+    feeder.work()
+    assert indexes_of(scene) == list(range(8))
+    for sequence in range(8):
+        scene.decide(sequence, GroupResult.batched, batch=0)  # rewards of 1.0
+    scene.step(1, trained=4)
+    with pytest.raises(StopRule, match=r"no_signal|solve_rate \(too easy\)") as stopped:
+        feeder.work()
+    assert stopped.value.reason == "no_signal"
+    assert check_balance(scene).skipped["sums"]["solve_rate"]["too easy"] >= 1000
+
+
+def test_an_operator_that_fails_is_named_and_skips_the_problem(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = {"source": "arithmetic", "shuffle": False}
+    scene = feeding(tmp_path, own("Raises"), tasksets={"sums": source}, feeder__groups_per_batch=5)
+    with caplog.at_level(logging.ERROR):
+        RoleDriver(scene, "feeder").work()
+    assert indexes_of(scene) == [1 + 3 * n for n in range(10)]
+    skipped = check_balance(scene).skipped["sums"][OWN + "Raises"]
+    assert set(skipped) == {"raised ValueError", "answered nonsense"}
+    assert "pipeline.0" in caplog.text
+    assert "sums/0/3/0: the operator raised ValueError: no sums/0/3/0" in caplog.text
+
+
+@pytest.mark.parametrize("point", ["before_commit", "after_commit"])
+def test_a_feeder_killed_at_every_commit_skips_the_same(tmp_path: Path, point: str) -> None:
+    """Outcomes come at fixed moments; killed or not, what is decided by the same facts is the same."""
+
+    def play(folder: Path, *, kills: bool) -> Scene:
+        source = {"source": "arithmetic", "options": {"size": 30}}
+        operators = (own("Seen"), own("Sizes"))
+        scene = feeding(folder, *operators, tasksets={"sums": source}, buffer__max_refill=10_000)
+        reached = kill_at(scene, point) if kills else []
+        feeder = RoleDriver(scene, "feeder")
+        for version in range(1, 8):
+            work(feeder)
+            groups = list(dict.fromkeys(task.ids.group_id for task in tasks_of(scene)))
+            for sequence in range(2 * version - 2, 2 * version):
+                scene.put("outcomes", GroupOutcome(
+                    group_id=groups[sequence], taskset="sums", sequence=sequence, result=GroupResult.batched,
+                    reason="complete", rollouts=(), batch_sequence=version - 1,
+                ))  # fmt: skip
+            scene.step(version)
+        assert len(reached) > 8 or not kills
+        return scene
+
+    calm, killed = play(tmp_path / "calm", kills=False), play(tmp_path / "killed", kills=True)
+    assert check_balance(killed) == check_balance(calm)
+
+    def told(scene: Scene) -> list[Any]:
+        return [(task.ids, task.problem, task.sampling, task.seen) for task in tasks_of(scene)]
+
+    assert told(killed) == told(calm)
+    assert len({task.seen for task in tasks_of(killed)}) > 3
+
+
+def work(driver: RoleDriver) -> None:
+    """Let the role work, and kill it when it reaches the point for the third time, and so on."""
+    while True:
+        try:
+            driver.work()
+            return
+        except Kill:
+            driver.restart()
+
+
+def kill_at(scene: Scene, point: str) -> list[str]:
+    """Kill feeder or buffer at every third commit. The claim of whoever comes next is one, too."""
+    reached: list[str] = []
+
+    def fault(where: str, process: str) -> None:
+        if where == point and process in ("feeder", "buffer"):
+            reached.append(where)
+            if len(reached) % 3 == 0:
+                raise Kill(where)
+
+    scene.log.fault = fault
+    return reached
+
+
+# --------------------------------------------------------------------------------------------- experience side
+
+
+def test_truncated_siblings_are_left_out_and_filtered(tmp_path: Path) -> None:
+    scene = buffering(tmp_path, {"op": "truncated"}, feeder__group_size=3, feeder__groups_per_batch=1)
+    put_group(scene, 0, (0.0, 1.0, 1.0), truncated=(1,))
+    put_group(scene, 1, (0.0, 1.0, 1.0), truncated=(1, 2))
+    RoleDriver(scene, "buffer").work()
+    first, second = sorted(outcomes_of(scene), key=lambda one: one.sequence)
+    assert (first.result, second.result) == ("batched", "filtered")
+    assert second.reason == "truncated: a limit ended it"
+    assert [one.rejected for one in first.rollouts] == [None, "truncated: a limit ended it", None]
+    (decision,) = first.decisions
+    assert (decision.operator, decision.action, decision.siblings) == ("truncated", OperatorAction.reject, (1,))
+    assert [one.ids.sibling for one in experiences_of(scene)] == [0, 2]
+    assert first.seen == 0
+
+
+def test_an_audit_counts_rejected_siblings_as_filtered(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, manifest=False, pipeline=[{"op": "truncated"}], feeder__group_size=3,
+                  feeder__groups_per_batch=1, feeder__max_staleness=0)  # fmt: skip
+    RoleDriver(scene, "feeder").work()
+    tasks = tasks_of(scene)
+    statuses = [RolloutStatus.truncated, RolloutStatus.completed, RolloutStatus.completed]
+    verified = [
+        VerifiedRollout(ids=task.ids, rollout=scene.rollout(task.ids, status=status),
+                        verdict=Verdict(reward=float(number), scorer="exact", scorer_version="1"))
+        for number, (task, status) in enumerate(zip(tasks, statuses, strict=True))
+    ]  # fmt: skip
+    scene.put("rollouts", *(one.rollout for one in verified if one.rollout is not None))
+    scene.put("verified", *verified)
+    RoleDriver(scene, "buffer").work()
+    report = scene.audit()
+    assert report.problems == ()
+    assert (report.rollouts.filtered, report.rollouts.pending_by_stage["batched"]) == (1, 2)
+    scene.step(1, trained=1)
+    report = scene.audit()
+    assert (report.balanced, report.rollouts.trained, report.rollouts.filtered) == (True, 2, 1)
+
+
+def test_repetition_is_rejected_or_masked(tmp_path: Path) -> None:
+    for action in ("reject", "mask"):
+        scene = buffering(tmp_path / action, {"op": "repetition", "ngram": 3, "max_share": 0.5, "action": action},
+                          feeder__groups_per_batch=1, feeder__group_size=3)  # fmt: skip
+        put_group(scene, 0, (0.0, 1.0, 1.0), num_tokens=(30, 500, 30))  # the scene's tokens repeat after 200
+        RoleDriver(scene, "buffer").work()
+        (outcome,) = outcomes_of(scene)
+        (decision,) = outcome.decisions
+        assert (decision.siblings, decision.action) == ((1,), action)
+        masks = {one.ids.sibling: sum(one.segments[0].loss_mask.data) for one in experiences_of(scene)}
+        assert masks == ({0: 30, 2: 30} if action == "reject" else {0: 30, 1: 0, 2: 30})
+        assert decision.num_tokens == (0 if action == "reject" else 500)
+
+
+def test_zero_variance_looks_at_a_part_and_never_at_the_shaped_reward(tmp_path: Path) -> None:
+    operators = (own("Shaper"), {"op": "zero_variance", "on": "right"})
+    scene = buffering(tmp_path, *operators, feeder__groups_per_batch=1)
+    put_group(scene, 0, (0.25, 0.5), parts=({"right": 0.0}, {"right": 0.0}))
+    put_group(scene, 1, (0.25, 0.25), parts=({"right": 0.0}, {"right": 1.0}))
+    RoleDriver(scene, "buffer").work()
+    first, second = sorted(outcomes_of(scene), key=lambda one: one.sequence)
+    assert (first.result, first.reason) == ("filtered", "zero_variance: no spread of right")
+    assert (second.result, second.parts) == ("batched", {"right": 0.5})
+    assert [one.action for one in second.decisions] == ["shape"]
+
+
+def test_a_term_is_added_and_the_verdict_is_kept(tmp_path: Path) -> None:
+    scene = buffering(tmp_path, own("Shaper"), own("Masker"), feeder__groups_per_batch=1)
+    put_group(scene, 0, (0.0, 1.0))
+    RoleDriver(scene, "buffer").work()
+    first, second = experiences_of(scene)
+    assert (first.reward, first.terms, first.verified_reward) == (0.0, {}, None)
+    assert (second.reward, second.terms, second.verified_reward) == (1.5, {"bonus": 0.5}, 1.0)
+    (outcome,) = outcomes_of(scene)
+    assert [one.reward for one in outcome.rollouts] == [0.0, 1.0]
+    assert [(one.action, one.siblings, one.terms, one.num_tokens) for one in outcome.decisions] == [
+        ("shape", (1,), (0.5,), 0),
+        ("mask", (0,), (), 1),  # four of the five masked tokens are the prompt's
+    ]
+    assert list(first.segments[0].loss_mask.data) == [0, 0, 0, 0, 0, 1]
+
+
+def test_an_operator_that_rejects_everything_ends_the_run_by_its_name(tmp_path: Path) -> None:
+    scene = buffering(tmp_path, own("RaisesLate"), {"op": "zero_variance"}, buffer__max_refill=4)
+    buffer = RoleDriver(scene, "buffer")
+    for sequence in (0, 2, 3):
+        scene.verify(sequence)
+    buffer.work()
+    buffer.restart()
+    scene.verify(1, (1.0, 1.0))
+    with pytest.raises(StopRule, match="RaisesLate: raised ValueError 2") as stopped:
+        buffer.work()
+    assert stopped.value.reason == "no_signal"
+    assert {one.sequence: one.reason for one in outcomes_of(scene)} == {
+        0: f"{OWN}RaisesLate: raised ValueError",
+        1: "zero_variance",
+        2: f"{OWN}RaisesLate: answered nonsense",
+        3: f"{OWN}RaisesLate: raised ValueError",
+    }
+
+
+@pytest.mark.parametrize("point", ["before_commit", "after_commit"])
+def test_a_buffer_killed_at_every_commit_decides_the_same(tmp_path: Path, point: str) -> None:
+    def play(folder: Path, *, kills: bool) -> Scene:
+        operators = (own("ByFacts"), {"op": "truncated"}, own("Shaper"), own("Masker"))
+        scene = buffering(folder, *operators, feeder__group_size=3, feeder__groups_per_batch=3)
+        reached = kill_at(scene, point) if kills else []
+        buffer = RoleDriver(scene, "buffer")
+        for sequence in range(24):
+            put_group(scene, sequence, (0.0, 1.0, 0.5), truncated=(1,) if sequence % 4 == 0 else ())
+            work(buffer)
+        assert len(reached) > 8 or not kills
+        return scene
+
+    calm, killed = play(tmp_path / "calm", kills=False), play(tmp_path / "killed", kills=True)
+    assert [(one.group_id, one.result, one.rollouts) for one in outcomes_of(killed)] == [
+        (one.group_id, one.result, one.rollouts) for one in outcomes_of(calm)
+    ]
+    assert experiences_of(killed) == experiences_of(calm)
+    assert {one.result for one in outcomes_of(calm)} == {"batched", "filtered"}
+
+
+def put_group(
+    scene: Scene,
+    sequence: int,
+    rewards: tuple[float, ...],
+    *,
+    truncated: tuple[int, ...] = (),
+    num_tokens: tuple[int, ...] = (),
+    parts: tuple[dict[str, float], ...] = (),
+) -> None:
+    """A group on `verified`, sibling by sibling."""
+    for one, reward in zip(scene.siblings(sequence, size=len(rewards)), rewards, strict=True):
+        status = RolloutStatus.truncated if one.sibling in truncated else RolloutStatus.completed
+        count = num_tokens[one.sibling] if num_tokens else 2
+        verdict = Verdict(reward=reward, scorer="exact", scorer_version="1", parts=parts[one.sibling] if parts else {})
+        rollout = scene.rollout(one, status=status, num_tokens=count)
+        scene.put("verified", VerifiedRollout(ids=one, rollout=rollout, verdict=verdict))
