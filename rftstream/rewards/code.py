@@ -14,6 +14,7 @@ from rftstream.rewards.base import RewardInput, Score
 from rftstream.rewards.code_tests import CheckTests, FunctionTests, ProblemTests, StdioTests, read_tests
 from rftstream.rewards.evaluating import allow_time
 from rftstream.rewards.version import config_version
+from rftstream.sandbox import cgroups
 from rftstream.sandbox.base import MIB, Limits, Outcome, Sandbox, SandboxBackend, SandboxError
 from rftstream.sandbox.compare import same_value
 from rftstream.sandbox.languages import find_language
@@ -63,6 +64,11 @@ class CodeReward:
         self._config = config
         self.version = config_version("1", config)
         self._remote = RemoteBackend(config.sandbox_url, token=config.auth_token) if config.sandbox_url else None
+
+    def open(self) -> None:
+        """Remove what killed processes have left of their sandboxes on this machine."""
+        if self._remote is None:
+            cgroups.sweep_all()
 
     def __call__(self, item: RewardInput) -> Score:
         tests = self._tests(item)

@@ -1,7 +1,8 @@
 """Cgroups around sandboxes: they bound the memory and the processes of all that is in one, which rlimits cannot.
 
 Both versions are used as they are found, without rights beyond those that the process has. The name of our folder
-carries the id and the start time of its owner, so that the next start can remove what a killed owner left.
+carries the id and the start time of its owner. So the next start can remove what is left where both the owner and the
+keeper of its place (inside/launch.py) were killed.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,20 +83,19 @@ def _can_make(folder: Path) -> bool:
 
 
 class SandboxCgroup:
-    """The cgroups of one place for programs. A SandboxPlace makes it and removes it at its end."""
+    """The cgroups of one place for programs. The keeper of the place makes their folders, so that none is made which
+    nobody would remove. A SandboxPlace names them, sets their limits, and removes them at its end."""
 
     def __init__(self, parents: Parents, name: str) -> None:
         self._is_v2 = parents.is_v2
         owner = f"{PREFIX}{os.getpid()}-{start_time(os.getpid())}"
         self._folders = {controller: folder / f"{owner}-{name}" for controller, folder in parents.by_controller.items()}
         self._memory_bytes = 0
-        for folder in set(self._folders.values()):
-            folder.mkdir(exist_ok=True)
 
     @property
-    def join_files(self) -> list[str]:
-        """Return the files to which a process writes its id to join."""
-        return [str(folder / "cgroup.procs") for folder in dict.fromkeys(self._folders.values())]
+    def folders(self) -> list[str]:
+        """Return its folders. A process joins by its id, written to `cgroup.procs` of each."""
+        return [str(folder) for folder in dict.fromkeys(self._folders.values())]
 
     @property
     def bounds_memory(self) -> bool:
@@ -132,7 +133,7 @@ class SandboxCgroup:
     def remove(self) -> None:
         """Kill what is in it, and remove it."""
         for folder in dict.fromkeys(self._folders.values()):
-            _remove(folder)
+            remove(folder)
 
 
 def sweep(parents: Parents) -> int:
@@ -142,12 +143,19 @@ def sweep(parents: Parents) -> int:
         for folder in parent.glob(f"{PREFIX}*-*-*"):
             pid, began, _ = folder.name.removeprefix(PREFIX).split("-", 2)
             if pid.isdigit() and start_time(int(pid)) != began:
-                _remove(folder)
+                remove(folder)
                 count += 1
     return count
 
 
-def _remove(folder: Path, patience_s: float = 2.0) -> None:
+def sweep_all() -> int:
+    """As `sweep`, wherever cgroups can be made here."""
+    parents = find_parents() if sys.platform == "linux" else None
+    return 0 if parents is None else sweep(parents)
+
+
+def remove(folder: Path, patience_s: float = 2.0) -> None:
+    """Kill what is in a cgroup, and remove it."""
     until = time.monotonic() + patience_s
     while folder.exists() and time.monotonic() < until:
         with contextlib.suppress(OSError):

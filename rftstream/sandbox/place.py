@@ -144,7 +144,8 @@ class SandboxPlace:
         python = _interpreter()
         shown = [_prefix(python), str(_INSIDE), *readable]
         plan = {
-            "cgroups": self._cgroup.join_files if self._cgroup else [],
+            "owner": os.getpid(),
+            "cgroups": self._cgroup.folders if self._cgroup else [],
             "uid": uid,
             "shown": [path for path in shown if path],
             "command": [*_bubblewrap(python, readable), *_inner(python, theirs.fileno())],

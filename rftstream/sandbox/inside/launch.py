@@ -1,25 +1,63 @@
-"""The way into bubblewrap: `python launch.py PLAN`, a JSON object, becomes bubblewrap with the user's rights dropped.
+"""The way into bubblewrap: `python launch.py PLAN`, a JSON object, starts bubblewrap with the user's rights dropped.
 
-In the plan: `cgroups` are files to write this process's id into; `uid` is the user to become, or null; `shown` are the
-folders that bubblewrap is to show, which that user may be unable to reach; `command` is bubblewrap with its arguments.
-This process has a mount namespace of its own by then, so what it mounts is seen by nobody else.
+In the plan: `owner` is the process that starts this one; `cgroups` are the folders of the place's cgroups; `uid` is the
+user to become, or null; `shown` are the folders that bubblewrap is to show, which that user may be unable to reach;
+`command` is bubblewrap with its arguments. The child has a mount namespace of its own before it becomes bubblewrap, so
+what it mounts is seen by nobody else.
+
+The parent stays as the keeper of the place. It makes the cgroups, keeps its rights, and waits. When the owner dies, the
+kernel tells the keeper, which then ends bubblewrap and removes the cgroups. When the keeper itself is killed, the
+kernel ends bubblewrap; the cgroups are then left to the next start.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 from rftstream.sandbox.inside import kernel
 
+_WAITED_FOR = (signal.SIGCHLD, signal.SIGTERM)
+
 
 def main() -> None:
-    """Become bubblewrap."""
+    """Start bubblewrap, and keep its place."""
     plan: dict[str, Any] = json.loads(sys.argv[1])
-    for path in plan["cgroups"]:
-        with open(path, "w", encoding="ascii") as file:
+    signal.pthread_sigmask(signal.SIG_BLOCK, _WAITED_FOR)
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != plan["owner"]:
+        return  # it died before the kernel was asked
+    for folder in plan["cgroups"]:
+        os.makedirs(folder, exist_ok=True)
+    keeper = os.getpid()
+    pid = os.fork()
+    if pid:
+        _keep(pid, plan["cgroups"])
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _WAITED_FOR)
+    _become_bubblewrap(plan, keeper)
+
+
+def _keep(pid: int, folders: list[str]) -> NoReturn:
+    """Wait until bubblewrap or the owner has ended, and leave nothing of the place."""
+    reason = signal.sigwait(_WAITED_FOR)
+    os.kill(pid, signal.SIGKILL)
+    _, status = os.waitpid(pid, 0)
+    if reason == signal.SIGTERM:  # an owner that lives removes them itself
+        from pathlib import Path
+
+        from rftstream.sandbox.cgroups import remove
+
+        for folder in folders:
+            remove(Path(folder))
+    os._exit(max(0, os.waitstatus_to_exitcode(status)))
+
+
+def _become_bubblewrap(plan: dict[str, Any], keeper: int) -> None:
+    for folder in plan["cgroups"]:
+        with open(f"{folder}/cgroup.procs", "w", encoding="ascii") as file:
             file.write(str(os.getpid()))
     if plan["uid"] is not None:
         hidden = [path for path in plan["shown"] if _barrier(path) is not None]
@@ -28,6 +66,9 @@ def main() -> None:
         os.setgroups([])
         os.setresgid(plan["uid"], plan["uid"], plan["uid"])
         os.setresuid(plan["uid"], plan["uid"], plan["uid"])
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)  # another user's process would not have kept it
+    if os.getppid() != keeper:
+        return
     os.execve(plan["command"][0], plan["command"], {})
 
 
