@@ -18,9 +18,10 @@ from rftstream.sandbox import cgroups
 from rftstream.sandbox.base import MIB, Limits, Outcome, Sandbox, SandboxBackend, SandboxError
 from rftstream.sandbox.compare import same_value
 from rftstream.sandbox.languages import find_language
-from rftstream.sandbox.local import GRACE_S, default_backend
+from rftstream.sandbox.local import default_backend
 from rftstream.sandbox.place import START_S
-from rftstream.sandbox.remote import WAIT_S, RemoteBackend
+from rftstream.sandbox.program_run import GRACE_S
+from rftstream.sandbox.remote import RemoteBackend
 from rftstream.sandbox.run import COMPILE_LIMITS, CallEnd, ProgramResult, run_check, run_function, run_tests
 
 _FENCE = re.compile(r"(`{3,}+(?=[^`]*$)|~{3,}+)", re.DOTALL)
@@ -58,12 +59,19 @@ class CodeReward:
         """A server of `rftstream sandbox serve`. Empty: this machine."""
         auth_token: str = ""
         """The token of that server, as `env:NAME`."""
+        wait_s: Annotated[float, Meta(gt=0)] = 600.0
+        """Most seconds for an answer of that server, which may have no free place for a while, beside those that a
+        program may take."""
 
     def __init__(self, config: Config) -> None:
         find_language(config.language)
         self._config = config
-        self.version = config_version("1", config)
-        self._remote = RemoteBackend(config.sandbox_url, token=config.auth_token) if config.sandbox_url else None
+        self.version = config_version("2", replace(config, auth_token="", wait_s=1.0))
+        self._remote = (
+            RemoteBackend(config.sandbox_url, token=config.auth_token, wait_s=config.wait_s)
+            if config.sandbox_url
+            else None
+        )
 
     def open(self) -> None:
         """Remove what killed processes have left of their sandboxes on this machine."""
@@ -106,7 +114,7 @@ class CodeReward:
         return read_tests(item.info, item.answer, item.prompt, column=self._config.tests)
 
     def _backend(self, limits: Limits) -> SandboxBackend:
-        start_s = WAIT_S if self._remote else 2 * START_S
+        start_s = self._config.wait_s if self._remote else 2 * START_S
         allow_time(start_s)
         seconds = start_s + max(limits.hard_s, COMPILE_LIMITS.hard_s) + GRACE_S
         return _TimedBackend(self._remote or default_backend(), seconds)

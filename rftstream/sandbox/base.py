@@ -53,12 +53,17 @@ class Limits:
     """Stack of its first thread."""
     call_s: float = 10.0
     """Processor seconds of one call of a function."""
+    cores: float = 1.0
+    """Processors that its processes may use at once, where a cgroup can bound that. Not below 1: what waits for less
+    would look like a program that others hold up."""
 
     @property
     def hard_s(self) -> float:
         """Return the seconds after which it is killed however busy the machine is. It has not failed then."""
         return max(5 * self.wall_s, self.wall_s + 20.0)
 
+
+Stopped = Literal["wall", "cpu", "memory", "output", "overload", "stop", "done"]
 
 Mode = Literal["script", "calls", "check", "command"]
 
@@ -90,8 +95,8 @@ class JobEnd:
 
     exit_code: int | None
     """Status, or the negative number of the signal that ended it."""
-    stopped: str | None = None
-    """Why it was killed: wall, cpu, memory, output, overload, or None."""
+    stopped: Stopped | None = None
+    """Why it was killed, or None. stop: its user asked for it; done: its partner has ended."""
     stdout: bytes = b""
     stderr: bytes = b""
     frames: tuple[bytes, ...] = ()

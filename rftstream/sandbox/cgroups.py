@@ -1,4 +1,5 @@
-"""Cgroups around sandboxes: they bound the memory and the processes of all that is in one, which rlimits cannot.
+"""Cgroups around sandboxes: they bound the memory, the processes and the processors of all that is in one, which
+rlimits cannot.
 
 Both versions are used as they are found, without rights beyond those that the process has. The name of our folder
 carries the id and the start time of its owner. So the next start can remove what is left where both the owner and the
@@ -8,14 +9,23 @@ keeper of its place (inside/launch.py) were killed.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path("/sys/fs/cgroup")
+CONTROLLERS = ("memory", "pids", "cpu")
+PERIOD_US = 100_000
+"""Microseconds over which the kernel counts processor time."""
+SLACK_BYTES = 4 << 20
+"""Who comes so near to a limit of memory has reached it: the kernel gives memory in pieces."""
+BUSY_S = 1.0
+"""Most seconds in which a limit of memory is tried to be lowered. The memory of an ended program is freed later."""
 PREFIX = "rftstream-sandbox-"
 
 
@@ -33,7 +43,7 @@ class Parents:
 
     is_v2: bool
     by_controller: dict[str, Path]
-    """memory, pids -> folder. With version 2 both are the same folder."""
+    """memory, pids, cpu -> folder. With version 2 they are the same folder."""
 
 
 def find_parents() -> Parents | None:
@@ -47,7 +57,7 @@ def find_parents() -> Parents | None:
     if unified:
         return _find_v2(ROOT / own.get("", "/").lstrip("/"))
     found: dict[str, Path] = {}
-    for controller in ("memory", "pids"):
+    for controller in CONTROLLERS:
         folder = ROOT / controller / own.get(controller, "/").lstrip("/")
         if not (folder / "cgroup.procs").exists():
             folder = ROOT / controller  # in a container the path is that of the host
@@ -60,12 +70,13 @@ def _find_v2(folder: Path) -> Parents | None:
     """Return the folder if its children can have controllers. A folder with processes in it, other than the root, can
     not."""
     try:
-        with contextlib.suppress(OSError):
-            (folder / "cgroup.subtree_control").write_text("+memory +pids", encoding="ascii")
+        for name in CONTROLLERS:
+            with contextlib.suppress(OSError):
+                (folder / "cgroup.subtree_control").write_text(f"+{name}", encoding="ascii")
         given = (folder / "cgroup.subtree_control").read_text(encoding="ascii").split()
     except OSError:
         return None
-    found: dict[str, Path] = {name: folder for name in ("memory", "pids") if name in given}
+    found: dict[str, Path] = {name: folder for name in CONTROLLERS if name in given}
     return Parents(True, found) if found and _can_make(folder) else None
 
 
@@ -80,6 +91,14 @@ def _can_make(folder: Path) -> bool:
     with contextlib.suppress(OSError):
         probe.rmdir()
     return True
+
+
+class MemoryEvents(NamedTuple):
+    """How often the kernel killed a process of a cgroup for want of memory, and how often its own limit was reached. If
+    the first grows and the second does not, it was the machine that had no memory left."""
+
+    kills: int
+    hits: int
 
 
 class SandboxCgroup:
@@ -102,33 +121,40 @@ class SandboxCgroup:
         """Return whether it bounds memory."""
         return "memory" in self._folders
 
-    def bound(self, *, memory_bytes: int, processes: int) -> None:
-        """Set the limits for the next program."""
+    def bound(self, *, memory_bytes: int, processes: int, cores: float) -> None:
+        """Set the limits for the next program. OSError if one cannot be set: nothing is run with weaker ones."""
         if (folder := self._folders.get("pids")) is not None:
             _write(folder / "pids.max", processes)
-        if (folder := self._folders.get("memory")) is None or memory_bytes == self._memory_bytes:
-            return
-        self._memory_bytes = memory_bytes
-        if self._is_v2:
-            _write(folder / "memory.swap.max", 0)
-            _write(folder / "memory.max", memory_bytes)
-            return
-        limit, with_swap = folder / "memory.limit_in_bytes", folder / "memory.memsw.limit_in_bytes"
-        _write(with_swap, -1)  # it may never be below the other
-        _write(limit, memory_bytes)
-        _write(with_swap, memory_bytes)
-
-    def num_kills(self) -> int:
-        """Return how often the kernel killed a process in it for want of memory."""
+        if (folder := self._folders.get("cpu")) is not None:
+            quota = round(cores * PERIOD_US)
+            file, text = ("cpu.max", f"{quota} {PERIOD_US}") if self._is_v2 else ("cpu.cfs_quota_us", str(quota))
+            _write(folder / file, text)
         if (folder := self._folders.get("memory")) is None:
-            return 0
-        file = folder / ("memory.events" if self._is_v2 else "memory.oom_control")
-        with contextlib.suppress(OSError):
-            for line in file.read_text(encoding="ascii").splitlines():
-                name, _, count = line.partition(" ")
-                if name == "oom_kill":
-                    return int(count)
-        return 0
+            return
+        _write(folder / "memory.max_usage_in_bytes", 0, may_lack=True)
+        if memory_bytes == self._memory_bytes:
+            return
+        self._memory_bytes = 0
+        if self._is_v2:
+            _write(folder / "memory.swap.max", 0, may_lack=True)
+            _write(folder / "memory.max", memory_bytes)
+        else:
+            with_swap = folder / "memory.memsw.limit_in_bytes"
+            _write(with_swap, -1, may_lack=True)  # it may never be below the other
+            _write(folder / "memory.limit_in_bytes", memory_bytes)
+            _write(with_swap, memory_bytes, may_lack=True)
+        self._memory_bytes = memory_bytes
+
+    def memory_events(self) -> MemoryEvents:
+        """Return what has happened so far for want of memory."""
+        if (folder := self._folders.get("memory")) is None:
+            return MemoryEvents(0, 0)
+        if self._is_v2:
+            events = _counts(folder / "memory.events")
+            return MemoryEvents(events.get("oom_kill", 0), events.get("max", 0) + events.get("oom", 0))
+        kills = _counts(folder / "memory.oom_control").get("oom_kill", 0)
+        most = _count(folder / "memory.max_usage_in_bytes")  # memory.failcnt stays 0 in newer kernels
+        return MemoryEvents(kills, int(most > self._memory_bytes - SLACK_BYTES))
 
     def remove(self) -> None:
         """Kill what is in it, and remove it."""
@@ -164,12 +190,40 @@ def remove(folder: Path, patience_s: float = 2.0) -> None:
                     continue  # a process of another PID namespace; to kill 0 would kill our own group
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(int(line), signal.SIGKILL)
-        with contextlib.suppress(OSError):
+        try:
             folder.rmdir()
-            return
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                return
         time.sleep(0.005)  # the kernel says nothing when the last process is gone
 
 
-def _write(file: Path, value: int) -> None:
-    with contextlib.suppress(OSError):
-        file.write_text(str(value), encoding="ascii")
+def _write(file: Path, value: int | str, *, may_lack: bool = False) -> None:
+    """Write a limit. The kernel refuses a limit of memory as long as more than that is in use."""
+    if may_lack and not file.exists():
+        return
+    until = time.monotonic() + BUSY_S
+    while True:
+        try:
+            file.write_text(str(value), encoding="ascii")
+        except OSError as error:
+            if error.errno != errno.EBUSY or time.monotonic() >= until:
+                raise
+            time.sleep(0.005)
+        else:
+            return
+
+
+def _counts(file: Path) -> dict[str, int]:
+    try:
+        lines = file.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return {}
+    return {name: int(count) for name, _, count in (line.partition(" ") for line in lines) if count.isdigit()}
+
+
+def _count(file: Path) -> int:
+    try:
+        return int(file.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return 0

@@ -48,7 +48,7 @@ def missing_text() -> str | None:
 
 def find_bwrap() -> str | None:
     """Return the path of bubblewrap, or None."""
-    return shutil.which("bwrap") or shutil.which("bwrap", path="/usr/local/bin:/usr/bin:/bin")
+    return shutil.which("bwrap")
 
 
 def _bubblewrap() -> Layer:
@@ -96,10 +96,10 @@ def _landlock() -> Layer:
     return Layer("landlock", version > 0, f"version {version}" if version else "the kernel has none", cost)
 
 
-def _cgroups() -> tuple[Layer, Layer]:
+def _cgroups() -> tuple[Layer, ...]:
     parents = cgroups.find_parents() if sys.platform == "linux" else None
     found = parents.by_controller if parents else {}
-    memory, pids = found.get("memory"), found.get("pids")
+    memory, pids, cpu = map(found.get, cgroups.CONTROLLERS)
     return (
         Layer(
             "cgroup memory", memory is not None, str(memory or "cannot be written to"),
@@ -108,5 +108,9 @@ def _cgroups() -> tuple[Layer, Layer]:
         Layer(
             "cgroup pids", pids is not None, str(pids or "cannot be written to"),
             "RLIMIT_NPROC alone bounds how many processes a program has",
+        ),
+        Layer(
+            "cgroup cpu", cpu is not None, str(cpu or "cannot be written to"),
+            "a program with many processes takes processors away from others until its processor time is up",
         ),
     )  # fmt: skip

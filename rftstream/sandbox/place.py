@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rftstream.sandbox import cgroups, layers
-from rftstream.sandbox.base import MIB, SandboxError
+from rftstream.sandbox.base import MIB, Limits, SandboxError
 from rftstream.sandbox.inside import wire
 from rftstream.sandbox.inside.confine import HOME
 
@@ -29,6 +29,7 @@ END_S = 10.0
 OWN_BYTES = 64 * MIB
 """Memory for the warm interpreter and process 1 of a box, beside the program."""
 OWN_PROCESSES = 8
+OWN_CORES = 0.1
 
 _INSIDE = Path(__file__).parent / "inside"
 _SYSTEM = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
@@ -80,16 +81,21 @@ class SandboxPlace:
 
     def __init__(self, number: int, *, readable: tuple[str, ...] = (), parents: cgroups.Parents | None) -> None:
         self._cgroup = cgroups.SandboxCgroup(parents, str(number)) if parents else None
-        self._control, theirs = socket.socketpair()
+        try:
+            self._control, theirs = socket.socketpair()
+            self._errors = os.memfd_create("sandbox-errors")
+        except OSError as error:
+            raise SandboxError(f"sandbox: no place can be made: {error}") from None
         self._control.settimeout(START_S)
-        self._errors = os.memfd_create("sandbox-errors")
         uid = layers.UID_BASE + (os.getpid() * 64 + number) % 1_000_000 if layers.has("own user") else None
         try:
             with theirs:
                 self._process: subprocess.Popen[bytes] = _starter.call(lambda: self._start(theirs, uid, readable))
             self._hello()
-        except BaseException:
+        except BaseException as error:
             self.close()
+            if isinstance(error, OSError | RuntimeError):  # no process or thread can be started
+                raise SandboxError(f"sandbox: no place can be made: {error}") from None
             raise
 
     @property
@@ -99,7 +105,10 @@ class SandboxPlace:
 
     def make_box(self, disk_bytes: int) -> tuple[socket.socket, int]:
         """Return the socket of a new box, and the descriptor of its process 1. SandboxError if there can be none."""
-        ours, theirs = socket.socketpair()
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:
+            raise SandboxError(f"sandbox: no box can be made: {error}") from None
         ours.settimeout(START_S)
         descriptors: list[int] = []
         try:
@@ -120,14 +129,22 @@ class SandboxPlace:
             raise
         return ours, descriptors[0]
 
-    def bound(self, *, memory_bytes: int, processes: int) -> None:
-        """Set the limits of its cgroup for the next program."""
-        if self._cgroup is not None:
-            self._cgroup.bound(memory_bytes=memory_bytes + OWN_BYTES, processes=processes + OWN_PROCESSES)
+    def bound(self, limits: Limits) -> None:
+        """Set the limits of its cgroup for the next program. SandboxError if they cannot be set."""
+        if self._cgroup is None:
+            return
+        try:
+            self._cgroup.bound(
+                memory_bytes=limits.memory_bytes + OWN_BYTES,
+                processes=limits.processes + OWN_PROCESSES,
+                cores=max(1.0, limits.cores) + OWN_CORES,
+            )
+        except OSError as error:
+            raise SandboxError(f"sandbox: a limit of the cgroup cannot be set: {error}") from None
 
-    def num_kills(self) -> int:
-        """Return how often the kernel killed one of its processes for want of memory."""
-        return 0 if self._cgroup is None else self._cgroup.num_kills()
+    def memory_events(self) -> cgroups.MemoryEvents:
+        """Return what has happened in it so far for want of memory."""
+        return cgroups.MemoryEvents(0, 0) if self._cgroup is None else self._cgroup.memory_events()
 
     def close(self) -> None:
         """End all its processes, and remove its cgroup."""

@@ -6,7 +6,7 @@ import contextlib
 import http.client
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 import msgspec
@@ -16,25 +16,33 @@ from rftstream.sandbox.base import MIB, BoxFile, BoxRefused, Job, JobEnd, Sandbo
 
 CONNECT_S = 10.0
 WAIT_S = 600.0
-"""Most seconds to wait for a free place of the server."""
+"""Most seconds to wait for an answer of the server, which may have no free place for a while."""
 MAX_ANSWER_BYTES = 256 << 20
 
 
-class RemoteBackend:
-    """Makes sandboxes on a server. `url` is http://HOST:PORT; the token is that of the server, if it has one."""
+class MadeBox(msgspec.Struct):
+    """The answer to a request for a new box."""
 
-    def __init__(self, url: str, *, token: str = "") -> None:
+    id: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
+
+
+class RemoteBackend:
+    """Makes sandboxes on a server. `url` is http://HOST:PORT; the token is that of the server, if it has one. An answer
+    may take `wait_s` seconds, beside those of the program."""
+
+    def __init__(self, url: str, *, token: str = "", wait_s: float = WAIT_S) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"sandbox url: found {url!r}, expected http://HOST:PORT")
         self._parts, self._token = parts, token
+        self.wait_s = wait_s
         self._lock = threading.Lock()
         self._idle: list[http.client.HTTPConnection] = []
 
     def create(self, *, disk_bytes: int = 64 * MIB) -> RemoteSandbox:
         """Return a new sandbox of the server."""
-        answer = self.ask("POST", "/v1/boxes", {"disk_bytes": disk_bytes}, dict[str, str], WAIT_S)
-        return RemoteSandbox(self, answer["id"])
+        made = self.ask("POST", "/v1/boxes", {"disk_bytes": disk_bytes}, MadeBox)
+        return RemoteSandbox(self, made.id)
 
     def close(self) -> None:
         """Close all connections. The server ends boxes that nobody uses any more."""
@@ -43,8 +51,11 @@ class RemoteBackend:
         for connection in idle:
             connection.close()
 
-    def ask(self, method: str, path: str, body: Any, answer: Any, timeout_s: float) -> Any:
-        """Return the answer to a request, of the given type. SandboxError if there is none."""
+    def ask(
+        self, method: str, path: str, body: Any, answer: Any, *, more_s: float = 0.0, of_files: bool = False
+    ) -> Any:
+        """Return the answer to a request, of the given type. SandboxError if there is none. Only a request `of_files`
+        can end as BoxRefused, which is the program's fault."""
         with self._lock:
             connection = self._idle.pop() if self._idle else None
         if connection is None:
@@ -53,7 +64,7 @@ class RemoteBackend:
         try:
             if connection.sock is None:
                 connection.connect()
-            connection.sock.settimeout(timeout_s)
+            connection.sock.settimeout(self.wait_s + more_s)
             headers = {"Content-Type": "application/json"}
             if self._token:
                 headers["Authorization"] = f"Bearer {self._token}"
@@ -61,7 +72,7 @@ class RemoteBackend:
             came = connection.getresponse()
             data = came.read(MAX_ANSWER_BYTES)
             if came.status != 200:
-                raise (BoxRefused if came.status == 507 else SandboxError)(
+                raise (BoxRefused if came.status == 507 and of_files else SandboxError)(
                     f"sandbox: {self._parts.netloc}: {came.status} {data[:500].decode(errors='replace')}"
                 )
             decoded = msgspec.json.decode(data, type=answer)
@@ -85,20 +96,20 @@ class RemoteSandbox:
 
     def put(self, files: Sequence[BoxFile]) -> None:
         """Write files below the home folder."""
-        self._backend.ask("POST", f"{self._path}/put", list(files), dict[str, str], WAIT_S)
+        self._backend.ask("POST", f"{self._path}/put", list(files), dict[str, str], of_files=True)
 
     def get(self, names: Sequence[str] | None = None, *, max_bytes: int = 64 * MIB) -> list[BoxFile]:
         """Return regular files below the home folder."""
         body = {"names": None if names is None else list(names), "max_bytes": max_bytes}
-        found: list[BoxFile] = self._backend.ask("POST", f"{self._path}/get", body, list[BoxFile], WAIT_S)
+        found: list[BoxFile] = self._backend.ask("POST", f"{self._path}/get", body, list[BoxFile], of_files=True)
         return found
 
     def run(self, job: Job) -> JobEnd:
         """Run a program to its end."""
-        end: JobEnd = self._backend.ask("POST", f"{self._path}/run", job, JobEnd, WAIT_S + job.limits.hard_s)
+        end: JobEnd = self._backend.ask("POST", f"{self._path}/run", job, JobEnd, more_s=job.limits.hard_s)
         return end
 
     def close(self) -> None:
         """End the box. If the server cannot be reached, it does so itself after a time."""
         with contextlib.suppress(SandboxError):
-            self._backend.ask("DELETE", self._path, {}, dict[str, str], WAIT_S)
+            self._backend.ask("DELETE", self._path, {}, dict[str, str])

@@ -213,8 +213,11 @@ def _tried(run: Callable[[], JobEnd], judge: Callable[[JobEnd], ProgramResult]) 
             end = run()
         except BoxRefused as error:  # by what the program was compiled to
             return _failed(ProgramResult(outcome=Outcome.failed), "compile", str(error))
-        except SandboxError as error:
-            result = _unscorable("sandbox", str(error))
+        except (SandboxError, OSError, RuntimeError, MemoryError) as error:  # as threads or descriptors run out
+            result = _unscorable("sandbox", str(error) or type(error).__name__)
+            continue
+        if end.exit_code is None and end.stopped is None:
+            result = _unscorable("sandbox", "sandbox: how the program ended is not known")
             continue
         if end.stopped != "overload":
             return judge(end)
@@ -325,10 +328,10 @@ def _judged_calls(
         calls.append(_judged_call(frame, wanted, tolerance, lost))
     base = replace(base, calls=tuple(calls))
     bad = next((call for call in calls if call.error or call.passed is False), None)
-    if bad is None:
-        return replace(base, outcome=Outcome.finished if expected is None else Outcome.passed)
     if end.stopped is not None:
         return _failed(base, end.stopped, _STOPPED.get(end.stopped, end.stopped).format(limits))
+    if bad is None:
+        return replace(base, outcome=Outcome.finished if expected is None else Outcome.passed)
     if bad.error:
         return _failed(base, "crash", bad.error)
     return _failed(base, "wrong", f"call {calls.index(bad)}: got {_shown(bad.value)}")

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import signal
+import socket
+
 import pytest
 
+from rftstream.sandbox.layers import missing_text
 from tests.e2e.workplace import FAKE, Workplace, sets
 
 pytestmark = pytest.mark.slow
@@ -112,4 +116,39 @@ n = 2
     assert nothing.code == 0, nothing.err
     assert again.audit().groups.pending == 0, "what was pending in the first run was skipped, and is dead here"
     assert "has trained all that was imported" in place.call("resume", "runs/again", *sets("run.steps=2000")).err
+    place.assert_nobody_left()
+
+
+def test_programs_that_no_server_ran_are_put_back_when_it_is_there(place: Workplace) -> None:
+    if (problem := missing_text()) is not None:
+        pytest.skip(problem)
+    prompt = "def f(x):\n    return "
+    place.write_lines("functions.jsonl", [{"prompt": prompt, "test": "assert f(1) < 5", "entry_point": "f"}])
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    code = FAKE.replace('source = "arithmetic"', 'source = "jsonl:functions.jsonl"\nreward = "code"')
+    place.write("tiny.toml", f'{code}\n[rewards.code]\nsandbox_url = "http://127.0.0.1:{port}"\n')
+    stopped = place.call("run", "tiny.toml", "--json", *sets("verifier.tries=1", "feeder.groups_per_batch=4"))
+    assert stopped.code == 6, stopped.err
+    assert "could not be scored by code" in stopped.err
+    assert "code: sandbox: sandbox: 127.0.0.1" in stopped.err
+    view = place.view("runs/tiny")
+    before = view.assert_nothing_lost()
+    assert before.groups.trained == 0
+    assert not [one for one in view.verified() if one.verdict is not None], "neither 0 nor 1"
+
+    server = place.start("sandbox", "serve", "--address", f"127.0.0.1:{port}")
+    place.wait_for(lambda: "serving" in server.out or not server.alive, "the server")
+    asked = place.look("dead", "retry", "runs/tiny", "--all", "--json").result
+    assert len(asked["groups"]) == before.groups.dead
+    done = place.call("resume", "runs/tiny", "--json", *sets("run.steps=25"))
+    assert done.code == 0, done.err
+    after = view.assert_nothing_lost()
+    assert after.groups.dead == before.groups.dead, "none died again"
+    trained = {one.ids.group_id for one in view.experiences() if one.batch_sequence < 25}
+    retried = {group.rpartition("/")[0] + "/1" for group in asked["groups"]}
+    assert retried <= trained
+    assert {one.verdict.reward for one in view.verified() if one.verdict is not None} == {0.0, 1.0}
+    server.send(signal.SIGTERM)
+    assert server.finish().code == 0
     place.assert_nobody_left()

@@ -105,7 +105,7 @@ OWNERS = {
 """Other people's package -> the only modules of ours that import it, by how their names begin."""
 
 NEVER = ("pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve")
-FORKS = ("rftstream.launch.zygote", "rftstream.sandbox.inside.box")
+FORKS = ("rftstream.launch.zygote", "rftstream.sandbox.inside.box", "rftstream.sandbox.inside.launch")
 """The modules that fork: warm interpreters, and process 1 of a sandbox. None of them has threads."""
 OTHER_INTERPRETERS = {
     "rftstream.environments.hosts.guard": "starts another interpreter, which must not see the variables of this one",

@@ -58,7 +58,7 @@ EXCEPTIONS = {
     ("rftstream/sandbox/cgroups.py", "memory"): "a controller of cgroups",
     ("rftstream/sandbox/inside/programs.py", "environment"): "variables of a job",
     ("rftstream/sandbox/layers.py", "memory"): "a controller of cgroups",
-    ("rftstream/sandbox/local.py", "environment"): "variables of a job",
+    ("rftstream/sandbox/program_run.py", "environment"): "variables of a job",
     ("rftstream/sandbox/run.py", "memory"): "a limit",
 }
 """File, name -> why it stands there as a key all the same."""

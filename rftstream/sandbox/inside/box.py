@@ -13,6 +13,7 @@ The end of the socket ends the box: when process 1 is gone, the kernel kills all
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import resource
 import select
@@ -30,6 +31,9 @@ from rftstream.sandbox.inside.confine import HOME, confine
 
 POLL_S = 0.05
 """Seconds between two looks at the memory and the processor time of all processes of a program."""
+
+OURS = (errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EROFS)
+"""Errors of a file that are the machine's fault, and not that of who wants to write it."""
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _NUM_CPUS = os.cpu_count() or 1
@@ -109,7 +113,8 @@ class Box:
                     file.write(body[position : position + size])
                 position += size
         except OSError as error:
-            _answer(self._channel, {"refused": f"{error.strerror}: {error.filename or 'a file'}"})
+            kind = "error" if error.errno in OURS else "refused"
+            _answer(self._channel, {kind: f"{error.strerror}: {error.filename or 'a file'}"})
         else:
             _answer(self._channel, {"done": True})
 

@@ -14,6 +14,15 @@ HOME = "/box"
 WRITABLE = (HOME, "/tmp", "/dev/shm")
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty", "/dev/pts", "/dev/ptmx")
 MAX_DESCRIPTORS = 256
+_PROMISED = {
+    resource.RLIMIT_AS: "ulimit -v",
+    resource.RLIMIT_CPU: "ulimit -t",
+    resource.RLIMIT_FSIZE: "ulimit -f",
+    resource.RLIMIT_NOFILE: "ulimit -n",
+    resource.RLIMIT_NPROC: "ulimit -u",
+    resource.RLIMIT_STACK: "ulimit -s",
+}
+"""Limits that a program is promised in full."""
 IGNORED = (signal.SIGPIPE, signal.SIGXFSZ)
 """Signals that Python turns into errors. Other programs get them as they are."""
 
@@ -54,5 +63,10 @@ def _limit(limits: dict[str, Any]) -> None:
         wanted[resource.RLIMIT_AS] = int(limits["address_bytes"])
     for name, value in wanted.items():
         _, hard = resource.getrlimit(name)
-        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        if hard != resource.RLIM_INFINITY and hard < value:
+            if name in _PROMISED:  # a program that comes to it would seem to be at fault
+                raise OSError(
+                    f"{_PROMISED[name]} is {hard} in the sandbox itself, below the program's limit of {value}"
+                )
+            value = hard
         resource.setrlimit(name, (value, value))
