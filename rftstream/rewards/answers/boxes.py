@@ -3,9 +3,9 @@ r"""Finds the answer in a completion: the last `\boxed{}`, what follows "the ans
 from __future__ import annotations
 
 import re
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
-
-from rftstream.rewards.answers.clean import matching_brace
 
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)(?![a-zA-Z])\s*")
 _UNBRACED = re.compile(r"[^\s$]+")
@@ -25,12 +25,19 @@ _MARKS = (
     re.compile(r"(?:故选|应选|因此选|所以选|我选|选择|選)[:：]?\s*"),
 )
 _SENTENCE_END = re.compile(r"\n|。|(?<=[^\d\s.])\.(?=\s|$)|(?<=\d)\.(?=\s|$)|\.\s*$|[!?！？](?=\s|$)|<\|")
-_HOPE = re.compile(r"\.?\s*I hope it is correct.*$", re.IGNORECASE | re.DOTALL)
-_FORMULA = re.compile(r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|(?<![\\$])\$((?:\\\$|[^$\n])+?)\$(?!\d)|\\\((.+?)\\\)", re.DOTALL)
+_HOPE = re.compile(r"I hope it is correct", re.IGNORECASE)
+_FORMULA_BEGIN = re.compile(r"\$\$|\\\[|\\\(|(?<![\\$])\$")
+_FORMULA_END = {"$$": "$$", r"\[": r"\]", r"\(": r"\)"}
+_INLINE = re.compile(r"\$((?:\\\$|[^$\n])+?)\$(?!\d)")
+_BRACES = re.compile(r"\\[\s\S]|[{}]")
 _THINKING = re.compile(r"^.*</think(?:ing)?>", re.DOTALL)
 _TAIL = re.compile(
     r"(?:\b(?:is|are|equals|gives|at|be|was|get|have|it's)\b|[:：]|等于|得到|得|共有|共|有|是|为)\s*", re.IGNORECASE
 )
+MAX_MARKS = 50
+"""Of so many marks, the last ones, the first that something follows is taken."""
+MAX_MARKED = 4000
+"""Characters after a mark in which the answer ends."""
 MAX_WHOLE = 200
 """Characters up to which a completion may be an answer as it is."""
 
@@ -69,13 +76,14 @@ def last_boxes(text: str) -> str | None:
     r"""Return the content of the last box; with those right before it if only commas or "and" stand between them.
 
     A box that is not closed reaches to the end of its line. None: there is no box."""
-    boxes = []
+    boxes: list[tuple[int, int, str]] = []
     place = 0
+    closing = _matching_braces(text) if _BOX.search(text) else {}
     while match := _BOX.search(text, place):
         start = match.end()
         if text.startswith("{", start):
-            end = matching_brace(text, start)
-            content = text[start + 1 : end] if end is not None else _unclosed(text[start + 1 :])
+            end = closing.get(start)
+            content = text[start + 1 : end] if end is not None else _unclosed(text, start + 1)
             place = start + 1 + len(content)
             boxes.append((match.start(), (end + 1) if end is not None else place, content))
             place = boxes[-1][1]
@@ -93,9 +101,9 @@ def last_boxes(text: str) -> str | None:
             break
         if "\n" in between.strip(" "):
             break
-        if before[2].strip() != contents[0].strip():
-            contents.insert(0, before[2])
-    return ", ".join(contents)
+        if before[2].strip() != contents[-1].strip():
+            contents.append(before[2])
+    return ", ".join(reversed(contents))
 
 
 def _is_joint(between: str) -> bool:
@@ -103,22 +111,41 @@ def _is_joint(between: str) -> bool:
     return bool(words) and all(word.lower() in ("and", "or") for word in words)
 
 
-def _unclosed(text: str) -> str:
-    return text.split("\n", 1)[0].rstrip("$ ")
+def _matching_braces(text: str) -> dict[int, int]:
+    r"""Return the place of each opening brace that is closed, with that of the closing one. `\{` and `\}` do not
+    count. All at once, since a text may have many boxes that are not closed."""
+    open_places: list[int] = []
+    found = {}
+    for match in _BRACES.finditer(text):
+        if match[0] == "{":
+            open_places.append(match.start())
+        elif match[0] == "}" and open_places:
+            found[open_places.pop()] = match.start()
+    return found
+
+
+def _unclosed(text: str, start: int) -> str:
+    end = text.find("\n", start)
+    return text[start : end if end >= 0 else len(text)].rstrip("$ ")
 
 
 def _after_mark(text: str) -> str | None:
     """Return what follows the last "the answer is", up to the end of its sentence."""
     for pattern in _MARKS:
         matches = list(pattern.finditer(text))
-        for match in reversed(matches):
-            rest = _HOPE.sub("", text[match.end() :])
+        for match in reversed(matches[-MAX_MARKS:]):
+            rest = _without_hope(text[match.end() : match.end() + MAX_MARKED])
             rest = rest.lstrip("*_ \n:：")
             end = _end_of_sentence(rest)
             answer = rest[:end].strip().strip("*").strip()
             if answer:
                 return answer
     return None
+
+
+def _without_hope(text: str) -> str:
+    hope = _HOPE.search(text)
+    return text if hope is None else text[: hope.start()].rstrip().removesuffix(".")
 
 
 def _tail(text: str) -> str | None:
@@ -133,16 +160,33 @@ def _tail(text: str) -> str | None:
 
 def _end_of_sentence(text: str) -> int:
     """Return where the first sentence ends; a dot inside of a formula does not end one."""
-    formula = next((match for match in _FORMULA.finditer(text) if not text[: match.start()].strip("*_ ")), None)
-    match = _SENTENCE_END.search(text, formula.end() if formula else 0)
+    begin, end, _ = next(_formulas(text), (0, 0, ""))
+    match = _SENTENCE_END.search(text, end if not text[:begin].strip("*_ ") else 0)
     return match.start() if match else len(text)
 
 
 def _last_formula(text: str) -> str | None:
-    matches = list(_FORMULA.finditer(text))
-    if not matches:
-        return None
-    last = matches[-1]
-    if text[last.end() :].strip() and re.search(r"\d", text[last.end() :]):
+    last = next(iter(deque(_formulas(text), maxlen=1)), None)
+    if last is None or re.search(r"\d", text[last[1] :]):
         return None  # a number follows: the formula need not be the answer
-    return next(group for group in last.groups() if group is not None)
+    return last[2]
+
+
+def _formulas(text: str) -> Iterator[tuple[int, int, str]]:
+    """Yield the start, end and content of each formula. What is not closed is looked for once, not from each start."""
+    place = 0
+    never: set[str] = set()
+    while match := _FORMULA_BEGIN.search(text, place):
+        start, begin = match.start(), match[0]
+        place = start + 1
+        if begin == "$":
+            if inline := _INLINE.match(text, start):
+                place = inline.end()
+                yield start, place, inline[1]
+        elif begin not in never:
+            end = text.find(_FORMULA_END[begin], match.end() + 1)
+            if end < 0:
+                never.add(begin)
+            else:
+                place = end + 2
+                yield start, place, text[match.end() : end]
