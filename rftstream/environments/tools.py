@@ -17,7 +17,7 @@ from rftstream.contracts.assistant import AssistantMessage, ToolCall
 from rftstream.contracts.tasks import ChatMessage, Problem
 from rftstream.environments.base import Reply
 from rftstream.environments.toolset.arguments import as_text, cut, shown
-from rftstream.environments.toolset.base import CannotSave, Tool, ToolError, ToolResult
+from rftstream.environments.toolset.base import CannotSave, Tool, ToolBroken, ToolError, ToolResult
 from rftstream.environments.toolset.open import OpenedTools, finished
 from rftstream.errors import ConfigError
 
@@ -33,7 +33,7 @@ class ToolEnvironment:
         """The settings in `[environments.tools]`."""
 
         tools: tuple[str, ...] = ("calculator",)
-        """Built-in tools (calculator, search, mcp), and your own as `module:function` or `module:Class`."""
+        """Built-in tools (calculator, python, search, mcp), and your own as `module:function` or `module:Class`."""
         options: dict[str, dict[str, Any]] = field(default_factory=dict)
         """Settings of tools, by their names in `tools`: `[environments.tools.options.search]`. Those of a class of your
         own are the parameters of its `__init__`."""
@@ -138,6 +138,8 @@ class ToolEnvironment:
         try:
             value = await self._run(tool, arguments)
             return value if isinstance(value, ToolResult) else ToolResult(content=as_text(value))
+        except ToolBroken:
+            raise
         except ToolError as error:
             text = str(error)
         except Exception as error:  # the user's code: the model is told, as it would be of any tool that fails

@@ -39,6 +39,7 @@ from rftstream.preflight.check_rewards import check_columns, check_given
 from rftstream.preflight.estimate import DiskEstimate, estimate_disk
 from rftstream.preflight.memory import MemoryEstimate, estimate_memory, longest_row, memory_warnings
 from rftstream.preflight.plan import Purpose, plan
+from rftstream.preflight.programs import sandbox_warnings
 from rftstream.preflight.sizes import ModelSizes
 from rftstream.preflight.template_turns import first_break
 from rftstream.rewards.resolve import build_reward
@@ -84,6 +85,7 @@ def check(config: RunConfig) -> CheckReport:
     report.warnings = find_warnings(config, {line.place: line for line in report.tasksets}, report.disk, report.context)
     report.warnings += planned.notes
     report.warnings += memory_warnings(report.memory)
+    report.warnings += sandbox_warnings(config)
     report.warnings += dict.fromkeys(sentence for line in report.tasksets for sentence in line.advice)
     return report
 

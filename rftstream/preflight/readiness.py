@@ -17,19 +17,18 @@ from rftstream.algorithms.by_taskset import build_algorithm
 from rftstream.algorithms.requirements import check_demands
 from rftstream.config import registry
 from rftstream.config.part_names import PART_CHECKS
-from rftstream.config.part_specs import BackendSpec, PolicySpec, RewardSpec
+from rftstream.config.part_specs import BackendSpec, PolicySpec
 from rftstream.config.pipelines import operator_places
-from rftstream.config.reward_uses import reward_names
 from rftstream.config.sections import RunConfig, name_of_part
 from rftstream.config.stages import Stages
 from rftstream.errors import ConfigError, RftError
 from rftstream.models.devices import check_device
 from rftstream.models.folder import check_complete, prepare_model
 from rftstream.models.rendering import open_renderer
+from rftstream.preflight.programs import look_at_sandbox, runs_programs
 from rftstream.runs.folder import RunFolder, candidates_here, check_transport, open_store, store_place
 from rftstream.runs.init_from import fetch_initial
 from rftstream.runs.load_demonstrations import check_demonstrations
-from rftstream.sandbox.layers import find_layers, missing_text
 from rftstream.trackers import check_trackers
 from rftstream.weights.store import place_on_disk
 
@@ -107,8 +106,8 @@ def requirements(
         yield Requirement(device, lambda where=where, device=device: check_device(device, where=where))  # type: ignore[misc]
     yield Requirement("model", lambda: _model(config, scratch, weights=here and loads_model(config)))
     yield Requirement("run folders", lambda: check_folder(folder.path.parent, where="run.folder"))
-    if here and _runs_programs(config):
-        yield Requirement("sandbox", _sandbox)
+    if here and runs_programs(config):
+        yield Requirement("sandbox", look_at_sandbox)
     if here:
         yield Requirement("object store", lambda: _store(config, folder, patience_s))
 
@@ -183,25 +182,6 @@ def _lora(config: RunConfig) -> None:
         from rftstream.backends.torch import lora
 
         lora.require()
-
-
-def _runs_programs(config: RunConfig) -> bool:
-    """Return whether a reward runs programs of the policy on this machine."""
-    named = [] if config.without_tasks else [section.reward for section in config.tasksets.values()]
-    named += [section.reward for section in config.evaluations.values()]
-    names = {name for reward in named for name in reward_names(reward)}
-    return any(
-        registry.find_spec(RewardSpec, name).runs_programs and not config.rewards.get(name, {}).get("sandbox_url")
-        for name in names
-    )
-
-
-def _sandbox() -> str:
-    if (problem := missing_text()) is not None:
-        raise ConfigError(problem)
-    there = ", ".join(layer.name for layer in find_layers() if layer.is_there)
-    lacking = "; ".join(f"without {layer.name}: {layer.cost}" for layer in find_layers() if not layer.is_there)
-    return f"{there}{'; ' if lacking else ''}{lacking}"
 
 
 # ------------------------------------------------------------------------------------------------ model

@@ -17,6 +17,7 @@ from rftstream.contracts.assistant import AssistantMessage, ToolCall
 from rftstream.contracts.tasks import ChatMessage, Problem
 from rftstream.data.tasksets.open import open_taskset
 from rftstream.environments.base import Reply
+from rftstream.sandbox.layers import missing_text
 from tests.docs.reading import ROOT, blocks, read
 
 PAGE = ROOT / "docs" / "environments.md"
@@ -93,6 +94,16 @@ def test_tools_of_ones_own() -> None:
         return [await call(again, f'notebook(note="{note}")') for note in "bcd"][-1]
 
     assert asyncio.run(notes()) == "b\nc\nd"
+
+
+def test_python() -> None:
+    if (problem := missing_text()) is not None:
+        pytest.skip(problem)
+    config = settings("options.python")
+    rows = table_below("### Python")
+    assert len(rows) == 4
+    for text, heard in rows:
+        assert one_call(config, text) == heard
 
 
 def test_search(tmp_path: Path) -> None:

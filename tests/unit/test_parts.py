@@ -57,7 +57,6 @@ EXCEPTIONS = {
     ("rftstream/roles/explorer/attempt.py", "repetition"): "why a completion ended",
     ("rftstream/sandbox/cgroups.py", "memory"): "a controller of cgroups",
     ("rftstream/sandbox/inside/programs.py", "environment"): "variables of a job",
-    ("rftstream/sandbox/layers.py", "memory"): "a controller of cgroups",
     ("rftstream/sandbox/program_run.py", "environment"): "variables of a job",
     ("rftstream/sandbox/run.py", "memory"): "a limit",
 }

@@ -7,6 +7,10 @@ class, as `base` describes them, and a line here. A run file names a tool of its
 
 TOOLS = {
     "calculator": "rftstream.environments.toolset.calculator:calculator",
+    "python": "rftstream.environments.toolset.python:Python",
     "search": "rftstream.environments.toolset.search:Search",
     "mcp": "rftstream.environments.toolset.mcp:McpServers",
 }
+
+PROGRAM_TOOLS = frozenset({"python"})
+"""Those that run programs of the policy in a sandbox: on this machine unless their setting `sandbox_url` is set."""

@@ -28,6 +28,11 @@ class ToolError(RftError):
     """A tool cannot answer a call. The model is told the text; the rollout goes on."""
 
 
+class ToolBroken(RftError):
+    """A tool cannot work, by no fault of the model, such as one whose server is gone. The rollout fails, so that nobody
+    learns from it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolResult:
     """What a tool may return instead of a text, if there is more to say."""
