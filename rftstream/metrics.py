@@ -95,6 +95,12 @@ SEGMENT_BREAKS = Counter(
 )
 ROLLOUTS = Counter("rftstream_rollouts", "Rollouts finished, by status.", ["status"], registry=REGISTRY)
 VERDICTS = Counter("rftstream_verdicts", "Rollouts scored, or the reason why not.", ["result"], registry=REGISTRY)
+REWARD_SPENT = Counter(
+    "rftstream_reward_spent",
+    "What rewards cost that ask models, by kind: requests, prompt_tokens, completion_tokens, money.",
+    ["kind"],
+    registry=REGISTRY,
+)
 GROUPS = Counter("rftstream_groups", "Groups decided, by result.", ["result"], registry=REGISTRY)
 ADMITTED = Gauge("rftstream_groups_admitted", "Groups admitted since the run began.", registry=REGISTRY)
 MAX_STALENESS = Gauge("rftstream_max_staleness", "The setting `feeder.max_staleness`, in versions.", registry=REGISTRY)

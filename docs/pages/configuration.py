@@ -20,6 +20,7 @@ from rftstream.contracts.tasks import Sampling
 from rftstream.errors import ConfigError
 from rftstream.policies.server_updates import UpdateRequest
 from rftstream.queries.listing import config_body
+from rftstream.rewards.judge_forms import JudgeCriterion
 
 HEAD = ("key", "value", "default", "meaning")
 NAMES = {"tasksets": "tasksets.NAME", "evaluations": "evaluations.NAME"}
@@ -48,6 +49,7 @@ NAMESPACE = {
     "CriticConfig": CriticConfig,
     "UpdateRequest": UpdateRequest,
     **{name: getattr(ranges, name) for name in ("Count", "Fraction", "NotNegative", "Positive")},
+    "JudgeCriterion": JudgeCriterion,
 }
 
 

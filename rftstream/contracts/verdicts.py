@@ -5,6 +5,7 @@ Shapes: T tokens of a segment.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -13,6 +14,9 @@ from rftstream.contracts.message_spec import Facts, MessageSpec
 from rftstream.contracts.rollouts import Rollout, RolloutStatus
 from rftstream.contracts.rules import Violation, presence, rule, show
 from rftstream.contracts.tasks import RolloutIds, headers_of_ids
+
+SPENT = "spent_"
+"""What the names of metrics begin with that are amounts, such as `spent_requests`: they are summed, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +35,17 @@ class Verdict:
     """What the reward measured; goes to the trackers."""
     additions: dict[str, Array] = field(default_factory=dict)
     """Arrays that the algorithm may need, e.g. teacher_logprobs [T]."""
+
+
+def spent_amounts(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return what a verdict cost, by kind such as `requests`: the sums over all its rewards."""
+    amounts: dict[str, float] = {}
+    for name, value in metrics.items():
+        short = name.rpartition(".")[2]
+        if short.startswith(SPENT):
+            kind = short.removeprefix(SPENT)
+            amounts[kind] = amounts.get(kind, 0.0) + value
+    return amounts
 
 
 class UnscorableReason(StrEnum):

@@ -40,6 +40,16 @@ class History:
         """Return a clock time without the pauses before it. Differences of such times are seconds of work."""
         return at - sum(min(at, end) - begin for begin, end in self.pauses if begin < at)
 
+    def spent(self) -> dict[str, float]:
+        """Return what the verdicts of all batches cost, by kind such as `requests`."""
+        amounts: dict[str, float] = {}
+        for step in self.steps:
+            for name, value in step.metrics.items():
+                if name.startswith("spent/"):
+                    kind = name.removeprefix("spent/")
+                    amounts[kind] = amounts.get(kind, 0.0) + value
+        return amounts
+
     def rewards(self) -> list[float]:
         """Return the rewards of the steps that have one."""
         return [step.metrics["reward"] for step in self.steps if "reward" in step.metrics]

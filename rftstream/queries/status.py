@@ -242,6 +242,7 @@ def _json(status: Status) -> dict[str, Any]:
         "reward": _reward(history),
         "no_signal": None if status.no_signal is None else status.no_signal.to_json(),
         "reward_signs": [sign.to_json() for sign in status.reward_signs],
+        "spent": history.spent(),
         "standstill": None if status.standstill is None else status.standstill.to_json(),
         "evaluations": _evaluations(history),
         "groups": dict(status.groups),
@@ -304,6 +305,8 @@ def _text(status: Status, now: float) -> list[str]:
     if status.no_signal is not None:
         rows.append(("no signal", f"for {status.no_signal.steps:,} steps: {status.no_signal.cause}"))
     rows += [(f"look at {sign.subject or 'rewards'}", f"{sign.kind}: {sign.text}") for sign in status.reward_signs]
+    if spent := data["spent"]:
+        rows.append(("judges", _spent_sentence(spent)))
     for name, entry in data["evaluations"].items():
         results = [f"{number(one.get('mean'))} at version {one['version']}" for one in (entry["newest"], entry["best"])]
         rows.append((f"eval {name}", f"{results[0]}, best {results[1]}"))
@@ -348,6 +351,11 @@ def _text(status: Status, now: float) -> list[str]:
             ),
         ]
     return lines
+
+
+def _spent_sentence(spent: Mapping[str, float]) -> str:
+    amounts = ", ".join(f"{number(value)} {kind.replace('_', ' ')}" for kind, value in sorted(spent.items()))
+    return f"{amounts} for the rollouts of batches"
 
 
 def _state_sentence(status: Status) -> str:

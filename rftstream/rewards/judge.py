@@ -1,97 +1,217 @@
-r"""A judge: a served model reads problem and completion and says a score; any server with OpenAI's
-`/v1/chat/completions`.
+r"""A judge: a served model reads problem and completion and judges; any server with OpenAI's `/v1/chat/completions`.
 
-What it said without a score in it is no score of 0: the rollout then has no reward. What the policy wrote is put into
-the prompt as it is; a policy may learn to talk a judge round, so look at what it scores high.
+It says a score in prose, gives a number for each criterion of a rubric, or compares the completion with a reference in
+both orders (judge_forms.py). What it said without a judgement in it is no score of 0: the rollout then has no reward.
+What it said is kept on the host (judge_cache.py), so that a retry or a later scoring does not pay for it again.
 """
 
 from __future__ import annotations
 
-import math
-import re
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
 from rftstream.errors import ConfigError, RewardError
 from rftstream.rewards.base import RewardInput, Score
-from rftstream.rewards.served import UNSEEN, AskedModel, Concurrent, ServedConfig
+from rftstream.rewards.judge_cache import JudgeCache, cache_folder
+from rftstream.rewards.judge_forms import (
+    JudgeCriterion,
+    JudgeForm,
+    PairForm,
+    RubricForm,
+    ScoreForm,
+    UnreadableJudgement,
+)
+from rftstream.rewards.served import UNSEEN, AskedModel, Concurrent, ServedConfig, ServerRefusal
 from rftstream.rewards.version import config_version
 
-PROMPT = """\
-Judge how well the answer solves the problem.
+MAX_REPEATED = 4000
+"""Characters of an answer that could not be read which are shown to the judge when it is asked again."""
 
-<problem>
-{prompt}
-</problem>
-<answer>
-{completion}
-</answer>
 
-Think it over in a few sentences. Then end with one line, `Score: N`, with N from 0 (useless) to 10 (faultless)."""
+@dataclass(slots=True)
+class _Spent:
+    """What one verdict cost."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    is_counted: bool = True
+    """Whether the server said how many tokens each request had."""
+    cached: int = 0
+    asked: int = 0
+    """Questions that the cache did not answer."""
+
+    def count(self, usage: Any) -> None:
+        """Count a request by what the server says of it."""
+        self.requests += 1
+        prompt, completion = (
+            usage.get(name) if isinstance(usage, dict) else None for name in ("prompt_tokens", "completion_tokens")
+        )
+        if not isinstance(prompt, int) or not isinstance(completion, int) or prompt < 0 or completion < 0:
+            self.is_counted = False
+            return
+        self.prompt_tokens += prompt
+        self.completion_tokens += completion
+
+    def metrics(self, prices: tuple[float, float]) -> dict[str, float]:
+        """Return the cost as metrics. Tokens are left out if the server did not count them."""
+        metrics = {"cached": self.cached / (self.cached + self.asked), "spent_requests": float(self.requests)}
+        if not self.is_counted:
+            return metrics
+        tokens = (self.prompt_tokens, self.completion_tokens)
+        metrics |= {"spent_prompt_tokens": float(tokens[0]), "spent_completion_tokens": float(tokens[1])}
+        if any(prices):
+            metrics["spent_money"] = sum(price * number for price, number in zip(prices, tokens, strict=True)) / 1e6
+        return metrics
 
 
 class JudgeReward(Concurrent):
-    """The judge's score, moved from its range to 0 to 1. Metric `score`: as it said it."""
+    """The judgement as a reward from 0 to 1; the criteria of a rubric are its parts.
+
+    Metrics: `score` (of prose, as it was said), `orders_disagree` and `prefers_first` (of comparisons: the judge
+    contradicts itself; 1 if it chose the answer shown first both times, -1 the one shown last), `cached` (share of the
+    questions that the cache answered), and what it cost: `spent_requests`, `spent_prompt_tokens`,
+    `spent_completion_tokens` and `spent_money`.
+    """
+
+    takes_base = True
 
     @dataclass(frozen=True, kw_only=True)
     class Config(ServedConfig):
         """The settings in `[rewards.judge]`."""
 
         prompt: str | None = None
-        """What it is asked; {prompt}, {completion} and {answer} are filled in. Default: how well the completion solves
-        the problem, as `Score: N` from 0 to 10."""
+        """What it is asked; {prompt}, {completion} and {answer} are filled in, {rubric} with a rubric, {first} and
+        {second} with `compare_with`. Default: how well the completion solves the problem."""
         system: str | None = None
         """Its system prompt."""
+        rubric: tuple[JudgeCriterion, ...] = ()
+        """Criteria that the judge gives a number for, in JSON. Each becomes a part of the verdict, from 0 to 1; the
+        reward is their weighted mean."""
+        compare_with: str = ""
+        """Compare the completion with this, in both orders: `answer`, or a column with an answer of a baseline. 1: it
+        is better, 0: worse, 0.5: as good, or the orders disagree."""
         pattern: str = r"(?i)score:\W*(-?\d+(?:\.\d+)?)"
-        """A regular expression: the first group of its last match in what the judge said is the score."""
+        """Without rubric and comparison: a regular expression; the first group of its last match in what the judge said
+        is the score."""
         low: float = 0.0
         """The score that becomes a reward of 0; below it there is none."""
         high: float = 10.0
         """The score that becomes a reward of 1; above it there is none."""
         max_tokens: Annotated[int, Meta(ge=1)] = 1024
         """Of its answer."""
+        asks: Annotated[int, Meta(ge=1)] = 2
+        """How often it is asked in all if its answer cannot be read; it is told what is wrong."""
+        response_format: Literal["schema", "object", "none"] = "schema"
+        """How the server is told that the answer is JSON. A server that refuses it is asked without."""
+        fenced: bool = True
+        """Put what is filled into `prompt` between tags that it cannot close. The default prompts always do."""
+        cache_mib: Annotated[int, Meta(ge=0)] = 256
+        """Size of what judges said, on disk. All runs of this user on a host share it. 0: it is not kept."""
+        cache_folder: str | None = None
+        """Where it is kept, relative to the run file. Default: `rftstream/judge` in $XDG_CACHE_HOME, or in ~/.cache."""
+        price_prompt: Annotated[float, Meta(ge=0)] = 0.0
+        """Price of a million tokens of prompts, for the metric `spent_money`."""
+        price_completion: Annotated[float, Meta(ge=0)] = 0.0
+        """Price of a million tokens of answers."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, *, base: str = ".") -> None:
         self._config = config
-        try:
-            self._pattern = re.compile(config.pattern)
-        except re.error as error:
-            raise ConfigError(f"rewards.judge.pattern: {config.pattern!r} is no regular expression: {error}") from None
-        if self._pattern.groups < 1:
-            raise ConfigError(f"rewards.judge.pattern: {config.pattern!r} has no group, expected one round the number")
-        if not config.low < config.high:
-            raise ConfigError(f"rewards.judge.low: got {config.low}, expected less than high = {config.high}")
+        self._form = _form(config)
         self._model = AskedModel("judge", config, "chat/completions")
-        self.version = config_version("1", replace(config, **UNSEEN))  # type: ignore[arg-type]
+        self._takes_format = config.response_format != "none" and self._form.schema is not None
+        self._cache: JudgeCache | None = None
+        if config.cache_mib:
+            self._cache = JudgeCache(cache_folder(config.cache_folder, base), max_bytes=config.cache_mib << 20)
+        unseen = {**UNSEEN, "cache_mib": 0, "cache_folder": None, "price_prompt": 0.0, "price_completion": 0.0}
+        self.version = config_version("2", replace(config, **unseen))  # type: ignore[arg-type]
         super().__init__(config.max_concurrent)
 
     def __call__(self, item: RewardInput) -> Score:
-        said = self._said(item)
-        found = list(self._pattern.finditer(said))
-        try:
-            score = float(found[-1][1])
-        except (IndexError, TypeError, ValueError):
-            raise RewardError(
-                f"judge: no score in {said[-300:]!r}, expected a match of {self._pattern.pattern}"
-            ) from None
-        low, high = self._config.low, self._config.high
-        if not math.isfinite(score) or not low <= score <= high:
-            raise RewardError(f"judge: the score is {score:g}, expected one from {low:g} to {high:g}")
-        return Score(reward=(score - low) / (high - low), metrics={"score": score})
+        spent = _Spent()
+        found = [self._judgement(question, spent) for question in self._form.questions(item)]
+        score = self._form.score(found)
+        prices = (self._config.price_prompt, self._config.price_completion)
+        return replace(score, metrics={**score.metrics, **spent.metrics(prices)})
 
-    def _said(self, item: RewardInput) -> str:
-        filled = {"prompt": item.prompt, "completion": item.completion, "answer": item.answer or ""}
-        # in one go: what is filled in is not looked at again
-        text = re.sub(r"\{(prompt|completion|answer)\}", lambda match: filled[match[1]], self._config.prompt or PROMPT)
+    def check(self, item: RewardInput) -> None:
+        """Raise RewardError if the problem lacks what the completion is compared with."""
+        self._form.questions(item)
+
+    def _judgement(self, question: str, spent: _Spent) -> Any:
+        """Return the judgement of one question, from the cache if it is there. What could not be read is not kept."""
         system = [] if self._config.system is None else [{"role": "system", "content": self._config.system}]
-        messages = [*system, {"role": "user", "content": text}]
-        answer = self._model.ask({"messages": messages, "max_tokens": self._config.max_tokens})
+        messages = [*system, {"role": "user", "content": question}]
+        key = self._model.digest({**self._body(messages), "response_format": self._config.response_format})
+        if (kept := None if self._cache is None else self._cache.get(key)) is not None:
+            try:
+                found = self._form.read(kept)
+            except UnreadableJudgement:
+                pass
+            else:
+                spent.cached += 1
+                return found
+        problem = ""
+        for _ in range(self._config.asks):
+            said = self._said(messages, spent)
+            try:
+                found = self._form.read(said)
+            except UnreadableJudgement as error:
+                problem = str(error)
+                messages = [
+                    *messages,
+                    {"role": "assistant", "content": said[-MAX_REPEATED:]},
+                    {"role": "user", "content": f"That cannot be read. {self._form.wanted}"},
+                ]
+            else:
+                if self._cache is not None:
+                    self._cache.put(key, said)
+                spent.asked += 1
+                return found
+        times = f"; it was asked {self._config.asks} times" if self._config.asks > 1 else ""
+        raise RewardError(f"judge: {problem}{times}")
+
+    def _said(self, messages: list[dict[str, str]], spent: _Spent) -> str:
+        answer = self._answer(messages)
+        spent.count(answer.get("usage"))
         try:
-            content = answer["choices"][0]["message"]["content"]
+            choice = answer["choices"][0]
+            content = choice["message"]["content"]
         except (LookupError, TypeError):
             content = None
         if not isinstance(content, str):
             raise RewardError("judge: the server gave no message, expected choices[0].message.content")
         return content
+
+    def _answer(self, messages: list[dict[str, str]]) -> dict[str, Any]:
+        body = self._body(messages)
+        if not self._takes_format:
+            return self._model.ask(body)
+        schema = {"name": "judgement", "strict": True, "schema": self._form.schema}
+        told = {"type": "json_schema", "json_schema": schema}
+        if self._config.response_format == "object":
+            told = {"type": "json_object"}
+        try:
+            return self._model.ask({**body, "response_format": told})
+        except ServerRefusal as refusal:
+            try:
+                answer = self._model.ask(body)
+            except RewardError:
+                raise refusal from None
+            self._takes_format = False  # it was the format that the server does not know
+            return answer
+
+    def _body(self, messages: list[dict[str, str]]) -> dict[str, Any]:
+        return {"messages": messages, "max_tokens": self._config.max_tokens}
+
+
+def _form(config: JudgeReward.Config) -> JudgeForm:
+    if config.rubric and config.compare_with:
+        raise ConfigError("rewards.judge: found a rubric and compare_with, expected one of them; name two judges")
+    if config.rubric:
+        return RubricForm(config.prompt, config.rubric, fenced=config.fenced)
+    if config.compare_with:
+        return PairForm(config.prompt, config.compare_with, fenced=config.fenced)
+    return ScoreForm(config.prompt, config.pattern, config.low, config.high, fenced=config.fenced)

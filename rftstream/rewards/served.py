@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -42,6 +44,10 @@ GREEDY = {"temperature": 0.0}
 """Fields of requests to models that generate."""
 
 
+class ServerRefusal(RewardError):
+    """The server does not take a request of this form. Another try would not change that."""
+
+
 class AskedModel:
     """A served model, asked through `resource` of its server. A reward makes it; RewardErrors begin with `name`."""
 
@@ -61,13 +67,18 @@ class AskedModel:
             section=f"rewards.{name}",
         )
 
+    def digest(self, body: dict[str, Any]) -> str:
+        """Return a digest of a request: of the server, the model, its sampling, and all that is in the body."""
+        whole = [self._server.where, {**self._fixed, **body, **self._extra}]
+        return hashlib.sha256(json.dumps(whole, sort_keys=True, default=str).encode()).hexdigest()
+
     def ask(self, body: dict[str, Any], *, hint: str = "") -> dict[str, Any]:
         """Return the server's answer. RewardError if there is none. `hint` ends the error if the server refuses, and
         says what to look at."""
         try:
             return self._server.ask({**self._fixed, **body, **self._extra})
         except Refused as error:
-            raise RewardError(f"{self._name}: {error}{hint}") from None
+            raise ServerRefusal(f"{self._name}: {error}{hint}") from None
         except Unreachable as error:
             raise (RewardTimeout if error.timed_out else RewardError)(f"{self._name}: {error}") from None
 

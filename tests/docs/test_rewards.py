@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rftstream.config import registry
 from rftstream.rewards import REWARDS
 from rftstream.rewards.anls import AnlsReward
 from rftstream.rewards.base import RewardInput
 from rftstream.rewards.box_iou import BoxReward
 from rftstream.rewards.chart_answer import ChartReward
+from rftstream.rewards.judge import JudgeReward
 from rftstream.rewards.k12 import SchoolReward
 from rftstream.rewards.math import MathReward
 from rftstream.rewards.object_count import CountReward
-from tests.docs.reading import ROOT
+from tests.docs.reading import ROOT, blocks
+from tests.unit.rewards.test_judge_forms import says
+from tests.unit.served import Server
 
 PAGE = (ROOT / "docs" / "rewards.md").read_text(encoding="utf-8")
 
@@ -27,9 +34,9 @@ def rows(name: str) -> list[list[str]]:
     return [[cell.strip().strip("`").replace(r"\|", "|") for cell in row] for row in cells]
 
 
-def item(completion: str, answer: str) -> RewardInput:
+def item(completion: str, answer: str, **info: Any) -> RewardInput:
     return RewardInput(
-        completion=completion, answer=answer, prompt="p", messages=(), info={}, data_source="d", num_tokens=1,
+        completion=completion, answer=answer, prompt="p", messages=(), info=info, data_source="d", num_tokens=1,
         truncated=False,
     )  # fmt: skip
 
@@ -64,3 +71,32 @@ PICTURES: dict[str, Any] = {
 def test_examples_of_pictures(name: str, row: list[str]) -> None:
     gold, answer, reward = row
     assert PICTURES[name](PICTURES[name].Config())(item(answer, gold)).reward == pytest.approx(float(reward), abs=5e-4)
+
+
+@pytest.fixture
+def server() -> Iterator[Any]:
+    opened: Any = Server()  # type: ignore[no-untyped-call]
+    yield opened
+    opened.close()
+
+
+JUDGED = {
+    "rubric": (['{"correct": 8, "polite": 5}'], (3 * 0.8 + 1.0) / 4, {"correct": 0.8, "polite": 1.0}),
+    "comparison": (['{"better": "A"}', '{"better": "B"}'], 1.0, {}),
+    "score": (["Friendly. Score: 7"], 0.7, {}),
+}
+"""Form of judgement -> what the judge says, the reward, and its parts."""
+
+
+@pytest.mark.parametrize("name", JUDGED)
+def test_examples_of_judges(name: str, server: Any, tmp_path: Path) -> None:
+    (block,) = (one for one in blocks(ROOT / "docs" / "rewards.md", "toml") if (one.kind, one.name) == ("judge", name))
+    settings = tomllib.loads(block.text)["rewards"]["judge"]
+    settings |= {"url": server.url, "cache_folder": str(tmp_path)}
+    said, reward, parts = JUDGED[name]
+    server.answers += [(200, says(text)) for text in said]
+    score = JudgeReward(registry.build_config(JudgeReward, settings, where="rewards.judge"))(
+        item("Dear Sir", "", baseline="Hey")
+    )
+    assert (score.reward, dict(score.parts)) == (pytest.approx(reward), parts)
+    assert ("spent_money" in score.metrics) == ("price_prompt" in settings)

@@ -15,6 +15,7 @@ from rftstream.contracts.records import NewRecord, TopicPartition
 from rftstream.contracts.rollouts import RolloutStatus
 from rftstream.contracts.verdicts import UnscorableReason, VerifiedRollout
 from rftstream.errors import ProducerLost, RewardError, StopRule, TransactionAborted
+from rftstream.metrics import REGISTRY
 from rftstream.rewards.base import RewardInput, Score, ScoreReply, ScoreRequest
 from rftstream.roles.verifier import VERIFIER
 from rftstream.roles.verifier.step import VerifierStep
@@ -128,6 +129,18 @@ def test_a_verdict_beside_the_rollout_unchanged(tmp_path: Path) -> None:
         assert (verdict.scorer, verdict.scorer_version) == ("stub", "7")
     assert rollouts == {}
     assert letters_of(scene) == []
+
+
+def test_what_rewards_spend_is_counted(tmp_path: Path) -> None:
+    def counted() -> float:
+        return REGISTRY.get_sample_value("rftstream_reward_spent_total", {"kind": "requests"}) or 0.0
+
+    before = counted()
+    spending = Score(reward=1.0, metrics={"judge.spent_requests": 2.0, "spent_requests": 1.0, "cached": 1.0})
+    scene = Scene(tmp_path)
+    put_rollouts(scene, 0)
+    stub_verifier(scene, always(spending))[0].work()
+    assert counted() - before == 3.0 * len(verified_of(scene))
 
 
 def test_the_built_in_rewards_are_wired(tmp_path: Path) -> None:

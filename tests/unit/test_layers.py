@@ -75,6 +75,7 @@ ONLY = {
 
 EXCEPTIONS = {
     ("rftstream.runs.manifest", "tomllib"): "compares with the config that the manifest recorded",
+    ("rftstream.rewards.judge_cache", "sqlite3"): "keeps what judges said, which is no part of any log",
     ("rftstream.data.tasksets.datafolder", "fsspec"): "shows names to datasets, which looks for files through it",
 }
 """Module, what it imports all the same -> why."""

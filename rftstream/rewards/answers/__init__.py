@@ -16,6 +16,7 @@ The modules, in the order in which an answer goes through them:
     compare      compares two answers: equal, different, or cannot tell
     units        names of units in English and Chinese, and their conversion by pint
     second       math-verify, asked where our own readers cannot tell
+    json_values  finds JSON in a text
     golds        problems with several right answers
     rectangles   reads boxes in pictures, and says how much two of them have in common
     assignment   the best matching of boxes

@@ -11,7 +11,6 @@ Forms that are read, in JSON or in text:
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from rftstream.rewards.answers.boxes import last_boxes
+from rftstream.rewards.answers.json_values import json_values
 
 BoxForm = Literal["xyxy", "xywh", "cxcywh", "yxyx"]
 """What the four numbers of a list are: two corners, corner and size, centre and size, or two corners with y first."""
@@ -29,8 +29,6 @@ MAX_BOXES = 200
 """Most boxes that are matched."""
 MAX_TEXT = 20_000
 """Characters of a completion, from its end, that are looked at."""
-MAX_TRIES = 500
-"""Most places of a text where a JSON value may begin."""
 MAX_NUMBER = 1e7
 
 _LABELS = ("label", "labels", "name", "class", "category", "categories", "objects_label")
@@ -51,7 +49,6 @@ _CORNERS = re.compile(
     r"(?:(?:<ref>|<\|object_ref_start\|>)([^<]{0,200})(?:</ref>|<\|object_ref_end\|>)\s*)?"
     rf"(?:<box>|<\|box_start\|>)?{_POINT}\s*,\s*{_POINT}"
 )
-_OPENING = re.compile(r"[\[{]")
 _FENCED = re.compile(r"```[a-zA-Z]*\n(.*?)```", re.DOTALL)
 _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
 
@@ -124,7 +121,7 @@ def _boxes_of_text(text: str, form: BoxForm) -> list[Rectangle] | None:
     ]
     single: list[Rectangle] = []
     several: list[Rectangle] | None = None
-    for value in _json_values(text):
+    for value in json_values(text):
         try:
             boxes = _boxes_in(value, form)
         except (NotBoxes, RecursionError):
@@ -136,22 +133,6 @@ def _boxes_of_text(text: str, form: BoxForm) -> list[Rectangle] | None:
     if several is not None:
         return several
     return corners or single or None
-
-
-def _json_values(text: str) -> list[Any]:
-    """Return the JSON lists and objects in a text that are not inside of another one."""
-    decoder = json.JSONDecoder()
-    values: list[Any] = []
-    place = tries = 0
-    while tries < MAX_TRIES and (match := _OPENING.search(text, place)):
-        tries += 1
-        try:
-            value, place = decoder.raw_decode(text, match.start())
-        except (ValueError, RecursionError):
-            place = match.start() + 1
-        else:
-            values.append(value)
-    return values
 
 
 def _boxes_in(value: Any, form: BoxForm) -> list[Rectangle]:

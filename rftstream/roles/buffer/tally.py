@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from rftstream.contracts.outcomes import GroupResult, RolloutSummary
 from rftstream.contracts.rollouts import RolloutStatus
-from rftstream.contracts.verdicts import VerifiedRollout
+from rftstream.contracts.verdicts import VerifiedRollout, spent_amounts
 
 
 class Tally:
@@ -23,6 +23,8 @@ class Tally:
         self._parts_of_tasksets: set[str] = set()
         """Names of means of one taskset's parts."""
         self._groups: dict[str, int] = defaultdict(int)
+        self._spent: dict[str, float] = defaultdict(float)
+        """What the verdicts of the batch cost, by kind."""
 
     def group(self, taskset: str, result: GroupResult, rollouts: Sequence[RolloutSummary]) -> None:
         """Count a group by nothing but its outcome, so that a successor counts the same."""
@@ -52,6 +54,8 @@ class Tally:
             self._add(of_taskset, value)
         for name, value in {**rollout.metrics, **verdict.metrics}.items():
             self._add(f"metric/{name}", value)
+        for kind, amount in spent_amounts(verdict.metrics).items():
+            self._spent[f"spent/{kind}"] += amount
         versions = [span.version for segment in rollout.segments for span in segment.versions if span.count]
         if versions and batch is not None:
             self._add("staleness_in_flight", max(versions) - min(versions))
@@ -73,6 +77,7 @@ class Tally:
                 values[f"reward_std/{taskset}"] = self._std(name, squares / self._counts[name])
         else:  # they say what those of all say
             values = {name: value for name, value in values.items() if name not in self._parts_of_tasksets}
+        values |= self._spent
         values["rollouts"] = float(self._counts["unscored_share"])
         decided = sum(self._groups.values())
         for result in GroupResult:

@@ -12,6 +12,7 @@ alike, but skipped rollouts are not counted. So a broken reward or environment d
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -25,7 +26,7 @@ from rftstream.contracts.records import Record
 from rftstream.contracts.rollouts import Rollout, RolloutStatus
 from rftstream.contracts.tasks import RolloutIds
 from rftstream.contracts.topics import MAX_RECORD_BYTES
-from rftstream.contracts.verdicts import UnscorableReason, Verdict, VerifiedRollout
+from rftstream.contracts.verdicts import UnscorableReason, Verdict, VerifiedRollout, spent_amounts
 from rftstream.error_kinds import Kinds, kind_of, last_line
 from rftstream.errors import ContractError, StopRule
 from rftstream.rewards.base import (
@@ -219,6 +220,9 @@ class VerifierStep(ConcurrentStepDefaults):
                 reply = replace(reply, score=None, reason="error", detail=str(error))
             else:
                 self._deaths.scored()
+                for kind, amount in spent_amounts(verdict.metrics).items():
+                    if 0 <= amount < math.inf:
+                        metrics.REWARD_SPENT.labels(kind).inc(amount)
                 self._finish(item, verified, value=value)
                 return
         reply = replace(reply, detail=reply.detail.encode(errors="backslashreplace").decode())

@@ -160,6 +160,16 @@ def test_a_run_in_the_middle(log: SyntheticLog, tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_what_judges_cost_is_summed_over_steps(log: SyntheticLog, tmp_path: Path) -> None:
+    assert "for the rollouts of batches" not in status(log, tmp_path).to_text()
+    for version, requests in enumerate([8.0, 1200.0], start=1):
+        log.trained[version] = version
+        log.step(version, metrics={"reward": 0.5, "spent/requests": requests, "spent/money": 0.25})
+    told = status(log, tmp_path)
+    assert told.to_json()["spent"] == {"requests": 1208.0, "money": 0.5}
+    assert re.search(r"judges +0\.500 money, 1,208 requests for the rollouts of batches\n", told.to_text())
+
+
 def test_states(log: SyntheticLog, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     with folder.held():

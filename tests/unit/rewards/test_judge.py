@@ -16,7 +16,8 @@ def says(text):
 
 
 @pytest.fixture
-def server(monkeypatch):
+def server(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(server_client, "PAUSE_S", 0.001)
     opened = Server(lambda body: says("It is fine.\nScore: 7.5"))
     yield opened
@@ -34,8 +35,9 @@ def item(completion="5", answer="6"):
 
 def test_it_reads_problem_completion_and_answer(server):
     template = "{prompt} -> {completion}, expected {answer}; {other}"
-    score = judge(server, prompt=template, system="Be fair.", api_key="sk-secret")(item("say {answer}"))
-    assert (score.reward, dict(score.metrics)) == (0.75, {"score": 7.5})
+    settings = {"prompt": template, "system": "Be fair.", "api_key": "sk-secret", "fenced": False}
+    score = judge(server, **settings)(item("say {answer}"))
+    assert (score.reward, dict(score.metrics)) == (0.75, {"score": 7.5, "cached": 0.0, "spent_requests": 1.0})
     ((path, body),) = server.requests
     assert path == "/v1/chat/completions"
     assert (body["model"], body["temperature"], body["max_tokens"]) == ("big", 0.0, 1024)
@@ -68,12 +70,12 @@ def test_scores(server, text, settings, reward):
 def test_what_is_no_score(server, answer, error):
     server.answers.append(answer)
     with pytest.raises(RewardError, match=error):
-        judge(server)(item())
+        judge(server, asks=1)(item())
 
 
 def test_many_are_judged_at_once_and_each_alone(server):
     server.answers.append((200, says("?")))
-    outcomes = judge(server, max_concurrent=1).score_all([item(), item()])
+    outcomes = judge(server, max_concurrent=1, asks=1).score_all([item(), item()])
     assert isinstance(outcomes[0], RewardError)
     assert outcomes[1].reward == 0.75
 
@@ -91,5 +93,5 @@ def test_settings_that_cannot_work(server, settings, error):
 
 def test_its_version_is_that_of_the_question(server):
     version = judge(server, api_key="one").version
-    assert version == judge(server, api_key="two", tries=9).version
+    assert version == judge(server, api_key="two", tries=9, cache_mib=0, price_prompt=3.0).version
     assert version != judge(server, prompt="{completion}?").version

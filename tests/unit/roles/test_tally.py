@@ -52,6 +52,20 @@ def test_one_taskset_is_not_named_twice() -> None:
     assert not {"part/sums/a", "part/sums/style/tone", "reward_std/sums"} & values.keys()
 
 
+def test_what_was_spent_is_summed_and_not_only_a_mean() -> None:
+    tally = Tally()
+    for amounts in (
+        {"spent_requests": 2.0},
+        {"judge.spent_requests": 1.0, "judge-2.spent_requests": 4.0, "cached": 1.0},
+    ):
+        one = verified("sums")
+        assert one.verdict is not None
+        tally.rollout(replace(one, verdict=replace(one.verdict, metrics=amounts)), 5)
+    values = tally.metrics()
+    assert (values["spent/requests"], values["metric/spent_requests"]) == (7.0, 2.0)
+    assert {name for name in values if name.startswith("spent/")} == {"spent/requests"}
+
+
 def test_staleness_in_flight_and_in_the_queue() -> None:
     """Trained at 7: sampled by 3 to 5, and by 6 alone."""
     tally = Tally()
