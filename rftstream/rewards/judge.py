@@ -7,6 +7,7 @@ What it said is kept on the host (judge_cache.py), so that a retry or a later sc
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
@@ -39,9 +40,10 @@ class _Spent:
     completion_tokens: int = 0
     is_counted: bool = True
     """Whether the server said how many tokens each request had."""
-    cached: int = 0
-    asked: int = 0
-    """Questions that the cache did not answer."""
+    num_cached: int = 0
+    """Questions that the cache answered."""
+    num_asked: int = 0
+    """Those that it did not."""
 
     def count(self, usage: Any) -> None:
         """Count a request by what the server says of it."""
@@ -57,7 +59,10 @@ class _Spent:
 
     def metrics(self, prices: tuple[float, float]) -> dict[str, float]:
         """Return the cost as metrics. Tokens are left out if the server did not count them."""
-        metrics = {"cached": self.cached / (self.cached + self.asked), "spent_requests": float(self.requests)}
+        metrics = {
+            "cached": self.num_cached / (self.num_cached + self.num_asked),
+            "spent_requests": float(self.requests),
+        }
         if not self.is_counted:
             return metrics
         tokens = (self.prompt_tokens, self.completion_tokens)
@@ -141,18 +146,25 @@ class JudgeReward(Concurrent):
         self._form.questions(item)
 
     def _judgement(self, question: str, spent: _Spent) -> Any:
-        """Return the judgement of one question, from the cache if it is there. What could not be read is not kept."""
+        """Return the judgement of one question, from the cache if it is there."""
         system = [] if self._config.system is None else [{"role": "system", "content": self._config.system}]
         messages = [*system, {"role": "user", "content": question}]
+        if self._cache is None:
+            return self._read(messages, spent)[0]
         key = self._model.digest({**self._body(messages), "response_format": self._config.response_format})
-        if (kept := None if self._cache is None else self._cache.get(key)) is not None:
-            try:
-                found = self._form.read(kept)
-            except UnreadableJudgement:
-                pass
-            else:
-                spent.cached += 1
-                return found
+        with self._cache.asking(key):
+            if (kept := self._cache.get(key)) is not None:
+                with contextlib.suppress(UnreadableJudgement):  # it was kept by code that read it otherwise
+                    found = self._form.read(kept)
+                    spent.num_cached += 1
+                    return found
+            found, said = self._read(messages, spent)
+            self._cache.put(key, said)
+        return found
+
+    def _read(self, messages: list[dict[str, str]], spent: _Spent) -> tuple[Any, str]:
+        """Ask until the answer can be read. Return the judgement, and what the judge said. RewardError if it never can
+        be."""
         problem = ""
         for _ in range(self._config.asks):
             said = self._said(messages, spent)
@@ -166,10 +178,8 @@ class JudgeReward(Concurrent):
                     {"role": "user", "content": f"That cannot be read. {self._form.wanted}"},
                 ]
             else:
-                if self._cache is not None:
-                    self._cache.put(key, said)
-                spent.asked += 1
-                return found
+                spent.num_asked += 1
+                return found, said
         times = f"; it was asked {self._config.asks} times" if self._config.asks > 1 else ""
         raise RewardError(f"judge: {problem}{times}")
 
@@ -177,8 +187,7 @@ class JudgeReward(Concurrent):
         answer = self._answer(messages)
         spent.count(answer.get("usage"))
         try:
-            choice = answer["choices"][0]
-            content = choice["message"]["content"]
+            content = answer["choices"][0]["message"]["content"]
         except (LookupError, TypeError):
             content = None
         if not isinstance(content, str):

@@ -7,11 +7,14 @@ A cache that cannot be used is passed over: the judge is then asked.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sqlite3
 import threading
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -36,6 +39,14 @@ _TABLES = (
 )
 
 
+@dataclass(slots=True)
+class _Turn:
+    """A question that is being asked, and how many threads ask it or wait for that."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    num_waiting: int = 0
+
+
 class JudgeCache:
     """Texts by digest, at most `max_bytes` of them; those used last are kept. A JudgeReward makes it; threads share it.
 
@@ -48,6 +59,23 @@ class JudgeCache:
         self._lock = threading.Lock()
         self._database: sqlite3.Connection | None = None
         self._failed = False
+        self._turns: dict[str, _Turn] = {}
+        """The questions that are being asked, by digest."""
+
+    @contextlib.contextmanager
+    def asking(self, key: str) -> Iterator[None]:
+        """Let one thread at a time ask a question: siblings often say the same, and the second finds the answer."""
+        with self._lock:
+            turn = self._turns.setdefault(key, _Turn())
+            turn.num_waiting += 1
+        try:
+            with turn.lock:
+                yield
+        finally:
+            with self._lock:
+                turn.num_waiting -= 1
+                if not turn.num_waiting:
+                    del self._turns[key]
 
     def get(self, key: str) -> str | None:
         """Return what was said to the question of this digest, or None."""

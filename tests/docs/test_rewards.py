@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rftstream.config import registry
+from rftstream.config import loader, registry
 from rftstream.rewards import REWARDS
 from rftstream.rewards.anls import AnlsReward
 from rftstream.rewards.base import RewardInput
@@ -20,6 +20,7 @@ from rftstream.rewards.judge import JudgeReward
 from rftstream.rewards.k12 import SchoolReward
 from rftstream.rewards.math import MathReward
 from rftstream.rewards.object_count import CountReward
+from rftstream.rewards.resolve import build_reward
 from tests.docs.reading import ROOT, blocks
 from tests.unit.rewards.test_judge_forms import says
 from tests.unit.served import Server
@@ -100,3 +101,28 @@ def test_examples_of_judges(name: str, server: Any, tmp_path: Path) -> None:
     )
     assert (score.reward, dict(score.parts)) == (pytest.approx(reward), parts)
     assert ("spent_money" in score.metrics) == ("price_prompt" in settings)
+
+
+def built(reward: str, **more: Any) -> Any:
+    """Return the reward of the page's run file for it, with all its settings."""
+    found = [tomllib.loads(block.text) for block in blocks(ROOT / "docs" / "rewards.md", "toml")]
+    (values,) = (one for one in found if one["tasksets"].popitem()[1]["reward"] == reward and reward in one["rewards"])
+    run = {"run": {"name": "page", "steps": 1}, "model": {"path": "fake"}, "rewards": values["rewards"]}
+    config = loader.from_dict({**run, "tasksets": {"page": {"source": "arithmetic", "reward": reward}}, **more})
+    return build_reward(reward, config)
+
+
+def test_the_run_file_of_math() -> None:
+    reward = built("math")
+    assert reward(item(r"It is \boxed{7}.", "6+1=7 #### 7")).reward == 1.0
+    assert reward(item("The answer is 7.", "6+1=7 #### 7")).reward == 0.0  # boxed_only
+
+
+def test_the_run_file_of_boxes() -> None:
+    """A row of COCO's kind: corner and size in pixels, labels beside; the answer is in thousandths."""
+    gold = '{"bbox": [[20, 10, 40, 60], [100, 50, 60, 50]], "category": ["cat", "dog"]}'
+    answer = '[{"bbox_2d": [500, 500, 800, 1000], "label": "Dog"}, {"bbox_2d": [100, 100, 300, 700], "label": "cat"}]'
+    reward = built("box_iou")
+    assert reward(item(answer, gold, width=200, height=100)).reward == pytest.approx(1.0)
+    swapped = answer.replace("Dog", "x").replace("cat", "dog").replace("x", "cat")
+    assert reward(item(swapped, gold, width=200, height=100)).reward == 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -340,6 +341,15 @@ def test_what_it_cost(server: Any) -> None:
 def test_a_server_that_counts_no_tokens(server: Any, usage: Any) -> None:
     server.answers.append((200, {**rubric_says(correct=8, polite=2), "usage": usage}))
     assert dict(judge(server, rubric=RUBRIC)(item()).metrics) == {"cached": 0.0, "spent_requests": 1.0}
+
+
+def test_siblings_that_say_the_same_at_once_are_judged_once(server: Any) -> None:
+    server.hold.clear()  # until all have come
+    reward = judge(server, rubric=RUBRIC, max_concurrent=16)
+    threading.Timer(0.2, server.hold.set).start()
+    outcomes = reward.score_all([item("same")] * 8 + [item("other")] * 8)
+    assert sorted(one.metrics["cached"] for one in outcomes if isinstance(one, Score)) == [0.0] * 2 + [1.0] * 14
+    assert len(server.requests) == 2
 
 
 def test_many_at_once(server: Any) -> None:
