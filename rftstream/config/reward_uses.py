@@ -65,6 +65,15 @@ def reward_names(named: RewardNamed) -> list[str]:
     return [one if isinstance(one, str) else str(one.get("name", "")) for one in many]
 
 
+def part_names(uses: Sequence[RewardUse]) -> list[str]:
+    """Return the names of the rewards' parts in a verdict: without the module, and numbered where a name is taken."""
+    names: list[str] = []
+    for use in uses:
+        short = use.name.rpartition(":")[2]
+        names.append(short if short not in names else f"{short}-{len(names) + 1}")
+    return names
+
+
 def reward_formula(uses: Sequence[RewardUse]) -> str:
     """Return how the rewards make one number, for people: `1 math + 0.2 length_penalty, if well_formed >= 1`."""
     if len(uses) == 1 and uses[0].weight == 1.0:

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rftstream.config.reward_uses import RewardUse, reward_uses
+from rftstream.config.reward_uses import RewardUse, part_names, reward_uses
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.versions import EvalResult, StepRecord
 from rftstream.queries.history import History
@@ -110,8 +110,7 @@ def _canaries(evaluations: Sequence[EvalResult], config: RunConfig) -> Iterator[
 
 
 def _checks(windows: _Windows, config: RunConfig) -> Iterator[RewardSign]:
-    for name in sorted({use.name for _, use in _uses(config) if use.use == "check"}):
-        short = name.rpartition(":")[2]
+    for short in sorted({name for name, use in _uses(config) if use.use == "check"}):
         if (apart := windows.last.get(f"metric/{short}.apart", 0.0)) >= CHECK_APART:
             text = f"this second opinion is {apart:.2f} from the reward in the mean"
             yield RewardSign("checks", short, text)
@@ -121,12 +120,11 @@ def _dominance(windows: _Windows, config: RunConfig) -> Iterator[RewardSign]:
     """Yield the parts by which alone a reward rose. Parts of tasksets have names of their own where there are
     several."""
     for taskset, section in config.tasksets.items():
-        uses = [use for use in reward_uses(section.reward, taskset) if use.use == "sum" and use.weight]
+        uses = reward_uses(section.reward, taskset)
         prefix = f"part/{taskset}/" if len(config.tasksets) > 1 else "part/"
         changes = {}
-        for use in uses:
-            short = use.name.rpartition(":")[2]
-            if (change := windows.change(prefix + short)) is not None:
+        for use, short in zip(uses, part_names(uses), strict=True):
+            if use.use == "sum" and use.weight and (change := windows.change(prefix + short)) is not None:
                 changes[short] = use.weight * change
         if len(changes) < 2:
             continue
@@ -175,6 +173,7 @@ def _has_mean(result: EvalResult) -> bool:
 
 
 def _uses(config: RunConfig) -> Iterator[tuple[str, RewardUse]]:
+    """Yield the rewards of all tasksets, each with the name of its part."""
     for name, section in config.tasksets.items():
-        for use in reward_uses(section.reward, f"tasksets.{name}.reward"):
-            yield name, use
+        uses = reward_uses(section.reward, f"tasksets.{name}.reward")
+        yield from zip(part_names(uses), uses, strict=True)

@@ -161,10 +161,11 @@ class CompositeReward:
 
 
 def _second_opinion(name: str, outcome: Outcome, total: float) -> dict[str, float]:
-    """Return the metrics of a check: how far it is from the whole, or that it failed."""
+    """Return the metrics of a check: its own, and how far it is from the whole, or that it failed."""
     if not isinstance(outcome, Score):
         return {f"{name}.failed": 1.0}
-    return {f"{name}.apart": abs(outcome.reward - total), f"{name}.failed": 0.0}
+    measured = {f"{name}.{key}": value for key, value in outcome.metrics.items()}
+    return {**measured, f"{name}.apart": abs(outcome.reward - total), f"{name}.failed": 0.0}
 
 
 def _chance(name: str, item: RewardInput) -> float:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from rftstream.config import registry, secrets
 from rftstream.config.part_specs import RewardSpec
-from rftstream.config.reward_uses import RewardNamed, RewardUse, reward_uses
+from rftstream.config.reward_uses import RewardNamed, RewardUse, part_names, reward_uses
 from rftstream.config.sections import EvaluationSection, RunConfig, TasksetSection
 from rftstream.errors import ConfigError, MissingChecker
 from rftstream.rewards.base import Reward
@@ -26,10 +25,11 @@ def build_reward(
     """Build the reward that `named` holds, for the taskset of `section`. ConfigError for unknown rewards,
     MissingChecker for absent packages."""
     parts: list[RewardPart] = []
-    for use in reward_uses(named, where):
+    uses = reward_uses(named, where)
+    for use, name in zip(uses, part_names(uses), strict=True):
         reward = _build_one(use, config, section, where=where)
         always = registry.find_spec(RewardSpec, use.name).asks_teacher
-        parts.append(RewardPart(name=_part_name(use.name, parts), use=use, reward=reward, is_always_asked=always))
+        parts.append(RewardPart(name=name, use=use, reward=reward, is_always_asked=always))
     return CompositeReward(parts)
 
 
@@ -74,9 +74,3 @@ def _build_one(
     if not isinstance(getattr(reward, "version", None), str):
         reward.version = source_version(thing, options)
     return reward
-
-
-def _part_name(name: str, taken: Sequence[RewardPart]) -> str:
-    short = name.rpartition(":")[2]
-    used = {part.name for part in taken}
-    return short if short not in used else f"{short}-{len(taken) + 1}"

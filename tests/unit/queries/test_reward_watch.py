@@ -100,6 +100,8 @@ def test_a_second_opinion_that_is_far_away() -> None:
     config = config_of([{"name": "exact"}, {"name": "well_formed", "use": "check"}])
     assert signs(history({"reward": (0.5, 0.5), "metric/well_formed.apart": (0.0, 0.6)}), config).keys() == {"checks"}
     assert signs(history({"reward": (0.5, 0.5), "metric/well_formed.apart": (0.0, 0.1)}), config) == {}
+    config = config_of([{"name": "judge"}, {"name": "judge", "use": "check"}])  # the second is called judge-2
+    assert signs(history({"reward": (0.5, 0.5), "metric/judge-2.apart": (0.0, 0.6)}), config).keys() == {"checks"}
 
 
 def test_more_and_more_rollouts_without_a_reward() -> None:

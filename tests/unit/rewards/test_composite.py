@@ -100,6 +100,13 @@ def test_a_second_opinion_never_counts() -> None:
     assert score(reward, a=1.0, b=None) == Score(reward=1.0, parts={"a": 1.0}, metrics={"b.failed": 1.0})
 
 
+def test_what_a_second_opinion_measured_and_cost_is_kept() -> None:
+    reward = built({"name": "a"}, {"name": "object_count", "use": "check", "share": 1.0})
+    assert score(reward, a=0.5).metrics == {
+        "object_count.parsed": 1.0, "object_count.off": 0.0, "object_count.apart": 0.5, "object_count.failed": 0.0,
+    }  # fmt: skip
+
+
 def test_a_second_opinion_is_asked_of_the_same_share_each_time() -> None:
     reward = built({"name": "a"}, {"name": "b", "use": "check", "share": 0.2})
     items = [replace(ITEM, completion=str(n), info={"a": 1.0, "b": 0.0}) for n in range(500)]
