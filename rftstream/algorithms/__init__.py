@@ -34,6 +34,7 @@ ALGORITHMS = {
     "kimi": AlgorithmSpec("rftstream.algorithms.kimi:Kimi", compares_siblings=True),
     "sft": AlgorithmSpec("rftstream.algorithms.sft:Sft"),
     "dpo": AlgorithmSpec("rftstream.algorithms.dpo:Dpo"),
+    "reward_model": AlgorithmSpec("rftstream.algorithms.reward_model:RewardModel", trains_classifier=True),
     "mix": AlgorithmSpec("rftstream.algorithms.mix:Mix"),
     "chord": AlgorithmSpec("rftstream.algorithms.chord:Chord"),
 }

@@ -58,14 +58,7 @@ class Dpo:
                     "sign": np.full(len(row.token_ids), sign, np.float32),
                 }
                 rows.append(replace(row, additions=additions))
-        sides = {(row.group, float(row.additions["sign"][0])) for row in rows if row.loss_mask.any()}
-        whole = {pair for pair in numbers.values() if {(pair, 1.0), (pair, -1.0)} <= sides}
-        metrics = {"num_pairs": float(len(whole))}
-        if len(whole) < len(numbers):
-            metrics["pairs_one_sided"] = float(len(numbers) - len(whole))
-        return tuple(
-            row if row.group in whole else replace(row, loss_mask=np.zeros_like(row.loss_mask)) for row in rows
-        ), metrics
+        return of_whole_pairs(rows, len(numbers))
 
     def loss(
         self, policy_logprobs_BT: torch.Tensor, rows: MicroBatch, denominators: Denominators
@@ -90,10 +83,7 @@ class Dpo:
 
     def summarise(self, means: Mapping[str, float]) -> dict[str, float]:
         """Return means over pairs; the sums over pairs come divided by tokens."""
-        pairs = means.get("pairs", 0.0)
-        own = ("accuracy", "margin", "chosen_reward", "rejected_reward")
-        ratios = {name: means[name] / pairs if pairs else 0.0 for name in own if name in means}
-        return {**{name: value for name, value in means.items() if name not in (*own, "pairs")}, **ratios}
+        return means_over_pairs(means)
 
     def held_out(
         self, rows: Sequence[TrainingRow], logprobs: Sequence[np.ndarray], reference: Sequence[np.ndarray] | None
@@ -119,3 +109,24 @@ class Dpo:
             "held_out_loss": float((weights_P * losses_P).mean()),
             "held_out_accuracy": float((margins_P > 0).mean()),
         }
+
+
+def of_whole_pairs(rows: Sequence[TrainingRow], num_pairs: int) -> tuple[tuple[TrainingRow, ...], dict[str, float]]:
+    """Return the rows, with empty masks where a side of the pair has nothing to train on, and how many pairs are whole.
+    The addition `sign` says which side a row is of; `num_pairs` is their number, 0 ... num_pairs - 1."""
+    sides = {(row.group, float(row.additions["sign"][0])) for row in rows if row.loss_mask.any()}
+    whole = {pair for pair in range(num_pairs) if {(pair, 1.0), (pair, -1.0)} <= sides}
+    metrics = {"num_pairs": float(len(whole))}
+    if len(whole) < num_pairs:
+        metrics["pairs_one_sided"] = float(num_pairs - len(whole))
+    return tuple(
+        row if row.group in whole else replace(row, loss_mask=np.zeros_like(row.loss_mask)) for row in rows
+    ), metrics
+
+
+def means_over_pairs(means: Mapping[str, float]) -> dict[str, float]:
+    """Return the metrics of pairs as means over pairs, from sums that come divided by tokens."""
+    pairs = means.get("pairs", 0.0)
+    own = ("accuracy", "margin", "chosen_reward", "rejected_reward")
+    ratios = {name: means[name] / pairs if pairs else 0.0 for name in own if name in means}
+    return {**{name: value for name, value in means.items() if name not in (*own, "pairs")}, **ratios}

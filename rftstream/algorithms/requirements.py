@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -10,7 +11,7 @@ from rftstream.algorithms.base import Algorithm, CriticAlgorithm
 from rftstream.algorithms.settings import CriticConfig
 from rftstream.config import registry
 from rftstream.config.loader import sampling_for
-from rftstream.config.part_specs import AlgorithmSpec
+from rftstream.config.part_specs import AlgorithmSpec, BackendSpec
 from rftstream.config.sections import RunConfig, name_of_part
 from rftstream.config.stages import Stages
 from rftstream.errors import ConfigError
@@ -64,7 +65,37 @@ def check_demands(config: RunConfig, algorithms: Sequence[Algorithm], backend_cl
                 f"trainer.reference_every: the backend {backend!r} cannot renew a reference; use 'torch' or "
                 "'deepspeed', or leave it out"
             )
+    _check_classifier(config)
     has_greedy_sibling(config)
+
+
+def trains_classifier(config: RunConfig) -> bool:
+    """Return whether what the run trains is a classifier in the place of a policy."""
+    names = {name_of_part(named, where) for where, named in config.algorithms_named().items()}
+    return any(registry.find_spec(AlgorithmSpec, name).trains_classifier for name in names)
+
+
+def trained_spec(config: RunConfig, spec: ModelSpec) -> ModelSpec:
+    """Return the model as the run trains it."""
+    return replace(spec, as_classifier=True) if trains_classifier(config) else spec
+
+
+def _check_classifier(config: RunConfig) -> None:
+    """ConfigError if the run trains a classifier and asks for what only a policy can do."""
+    if not trains_classifier(config):
+        return
+    named, backend = config.trainer.algorithm, config.trainer.backend
+    asked = {
+        "stages": "stages are trained with one head" if config.stages else "",
+        "evaluations": "nothing can be sampled from a classifier; see experts.held_out" if config.evaluations else "",
+        "tasksets": "nothing can be sampled from a classifier" if not config.without_tasks else "",
+        "model.lora": "adapters of classifiers are not trained here" if config.model.lora is not None else "",
+    }
+    for where, why in asked.items():
+        if why:
+            raise ConfigError(f"{where}: {named!r} trains a classifier, and {why}; leave it out")
+    if not registry.find_spec(BackendSpec, backend).trains_classifiers:
+        raise ConfigError(f"trainer.backend: {backend!r} cannot train a classifier, which {named!r} does; use 'torch'")
 
 
 def critic_folder(config: RunConfig, critic: CriticConfig, spec: ModelSpec) -> Path:

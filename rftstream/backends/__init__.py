@@ -10,6 +10,7 @@ BACKENDS = {
         "rftstream.backends.torch.backend:TorchBackend",
         loads_model=True,
         needs_peft=True,
+        trains_classifiers=True,
         is_estimated=True,
         preload=(
             "torch",
@@ -18,6 +19,7 @@ BACKENDS = {
             "transformers.models.auto.modeling_auto",
             "rftstream.backends.torch.critic",
             "rftstream.backends.torch.lora",
+            "rftstream.backends.torch.scorer",
         ),
     ),
     "deepspeed": BackendSpec(

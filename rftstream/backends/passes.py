@@ -49,10 +49,11 @@ class Minibatch:
     """Reference logprobs [B, T] of each of the inputs; None before they are computed."""
 
 
-def check_needs(algorithm: Algorithm, backend: str, *, critic: bool = False) -> None:
+def check_needs(algorithm: Algorithm, backend: str, *, critic: bool = False, classifier: bool = False) -> None:
     """Raise ConfigError if the algorithm needs what this backend cannot give. `critic` says whether there is a
-    critic."""
-    if missing := algorithm.needs - PROVIDED - ({"values"} if critic else set()):
+    critic, and `classifier` whether the model is one."""
+    held = {name for name, there in (("values", critic), ("scores", classifier)) if there}
+    if missing := algorithm.needs - PROVIDED - held:
         raise ConfigError(f"backend {backend}: the algorithm needs {', '.join(sorted(missing))}, which it can't give")
 
 

@@ -16,7 +16,7 @@ from rftstream.commands.views import opened_run, print_out
 )
 @click.group()
 def experts() -> None:
-    """Demonstrations and preference pairs, for the algorithms mix, chord, sft and dpo.
+    """Demonstrations and preference pairs, for the algorithms mix, chord, sft, dpo and reward_model.
 
     A run file names them by `experts.source`; this adds more to a run that is there.
     """

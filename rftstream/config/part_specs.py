@@ -81,6 +81,8 @@ class BackendSpec(PartSpec):
     """Whether it loads the model's weights from the model folder."""
     needs_peft: bool = False
     """Whether it trains adapters (`model.lora`) with the package peft."""
+    trains_classifiers: bool = False
+    """Whether it can train a classifier with one output in the place of a policy."""
     is_estimated: bool = False
     """Whether `check` estimates its memory: it trains in torch, and its Config has the settings of the backend
     `torch`."""
@@ -100,6 +102,8 @@ class AlgorithmSpec(PartSpec):
     """Whether it learns from a teacher's logprobs, which a reward has to ask for."""
     replaces_groups: bool = False
     """Whether it is meant to be used with `buffer.zero_variance = "replace"`."""
+    trains_classifier: bool = False
+    """Whether what it trains is no policy but a classifier with one output, such as a reward model."""
     max_tokens_setting: str = ""
     """The setting of its Config that should equal `sampling.max_tokens`, if it has one."""
 

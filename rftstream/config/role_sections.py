@@ -159,7 +159,7 @@ class TrainerSection(WorkerSection):
     max_steps_without_signal: Count = 100
     """Stops with exit 6 after so many steps in a row in which no group had a spread of rewards (`reinforce_plus_plus`
     and `ppo`: the batch), and again after as many more if the run was resumed. Steps of algorithms that learn without
-    a spread (`sft`, `dpo`, `opd`, `topr`, `asymre`) do not count. 0: never."""
+    a spread (`sft`, `dpo`, `reward_model`, `opd`, `topr`, `asymre`) do not count. 0: never."""
     warn_mismatch: NotNegative = 0.05
     """Warns, with the likely cause, when `mismatch_k3` of a step is above this: sampler and trainer then disagree about
     the tokens' probabilities by more than some staleness explains. 0: never."""

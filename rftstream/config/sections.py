@@ -145,8 +145,8 @@ class TasksetSection:
 
 @dataclass(frozen=True, kw_only=True)
 class DemonstrationsSection:
-    """Demonstrations or preference pairs, for algorithms that take them: `mix` and `chord` beside rollouts, `sft` and
-    `dpo` alone."""
+    """Demonstrations or preference pairs, for algorithms that take them: `mix` and `chord` beside rollouts; `sft`,
+    `dpo` and `reward_model` alone."""
 
     source: str | tuple[str, ...] | None = None
     """Loaded when the run is made, and again, what is new of it, by `resume`: `jsonl:PATH`, `parquet:PATH`,

@@ -92,6 +92,47 @@ def preference_loss(
     }
 
 
+def bradley_terry_loss(
+    scores_B: Tensor,
+    pairs_B: Tensor,
+    signs_B: Tensor,
+    weights_B: Tensor,
+    margins_B: Tensor,
+    *,
+    centring: float,
+    num_pairs: float,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Bradley-Terry on scores: l = - w log sigmoid(r_c - r_r - m) + centring (r_c + r_r)^2, averaged over pairs.
+
+    Ouyang et al. (arXiv 2203.02155, formula 1), with the margin m of Llama 2 (arXiv 2307.09288, formula 2) and the
+    regulariser of Eisenstein et al. (arXiv 2312.09244).
+
+    scores: float [B], one row a side. pairs_B: int64 [B], the two rows of a pair share a number. signs_B: 1 for chosen,
+    -1 for rejected. weights_B, margins_B: of its pair, taken as constants. A pair of which one side is missing is a
+    ValueError. centring at least 0. Returns the scalar loss, and sums over pairs: accuracy (a half where the scores are
+    equal), margin, chosen_reward, rejected_reward; and pairs, their number.
+    """
+    if not centring >= 0:
+        raise ValueError(f"bradley_terry_loss: got centring {centring}, expected at least 0")
+    numbers_P, places_B = torch.unique(pairs_B, return_inverse=True)
+    signed_B, zeros_P = signs_B.to(scores_B.dtype), scores_B.new_zeros(len(numbers_P))
+    _check_sides(numbers_P, places_B, signed_B)
+    gaps_P = zeros_P.index_add(0, places_B, signed_B * scores_B)
+    sums_P = zeros_P.index_add(0, places_B, scores_B)
+    weights_P, margins_P = (
+        zeros_P.index_copy(0, places_B, one_B.detach().to(scores_B.dtype)) for one_B in (weights_B, margins_B)
+    )
+    losses_P = -weights_P * logsigmoid(gaps_P - margins_P) + centring * sums_P.square()
+    scores_B, gaps_P = scores_B.detach(), gaps_P.detach()
+    return losses_P.sum() / positive(num_pairs), {
+        "pairs": gaps_P.new_tensor(float(len(gaps_P))),
+        "accuracy": ((gaps_P > 0).to(gaps_P.dtype) + 0.5 * (gaps_P == 0)).sum(),
+        "margin": gaps_P.sum(),
+        "chosen_reward": (scores_B * (signed_B > 0)).sum(),
+        "rejected_reward": (scores_B * (signed_B < 0)).sum(),
+    }
+
+
 def _check_sides(numbers_P: Tensor, places_B: Tensor, signed_B: Tensor) -> None:
     if bool((signed_B.abs() != 1).any()):
         raise ValueError("preference_loss: signs hold values that are neither 1 nor -1, expected 1 for chosen rows")

@@ -4,6 +4,7 @@ Imports neither torch nor transformers, so that `check` can look at a reward mod
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,29 @@ def read_classifier(folder: Path, where: str) -> ClassifierFolder:
     return ClassifierFolder(
         folder=folder, labels=_labels(config), context=min(known, default=None), rendering=str(rendering)
     )
+
+
+def as_classifier(config: Mapping[str, Any], *, where: str) -> dict[str, Any]:
+    """Return a model's config as that of a classifier with one output on top of it. ConfigError, which begins with
+    `where`, if the model has a head with several.
+
+    The padding marks where a text ends; without a token for it, the end of texts serves, as other trainers have it."""
+    kind = str((config.get("architectures") or [""])[0])
+    one_label = {"id2label": {"0": "reward"}, "label2id": {"reward": 0}}
+    if kind.endswith(CLASSIFIER):
+        if (count := len(_labels(dict(config)))) != 1:
+            raise ConfigError(f"{where}: has a head with {count} labels, expected one; begin with another model")
+        one_label = {}
+    for ending in ("ForCausalLM", "LMHeadModel", "Model"):
+        if kind.endswith(ending):
+            kind = kind.removesuffix(ending) + CLASSIFIER
+    end = config.get("eos_token_id")
+    end = end[0] if isinstance(end, list) and end else end
+    padding = config.get("pad_token_id")
+    if not kind or (padding is None and end is None):
+        raise ConfigError(f"{where}: names no architecture, or neither padding nor end, expected both in config.json")
+    plain = {key: value for key, value in config.items() if key != "num_labels"}
+    return {**plain, "architectures": [kind], **one_label, "pad_token_id": end if padding is None else padding}
 
 
 def _labels(config: dict[str, Any]) -> tuple[str, ...]:

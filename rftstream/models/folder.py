@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rftstream.errors import ConfigError
+from rftstream.models.classifiers import RENDERING_FILE, as_classifier
 from rftstream.models.devices import check_device
 from rftstream.models.files import digest_bytes, digest_files, read_json, tokenizer_files, write_json
 from rftstream.models.made import RECIPE, make_model
@@ -259,6 +260,9 @@ def copy_companions(spec: ModelSpec, target: Path) -> None:
     config = read_json(target / "config.json")
     config.pop("torch_dtype", None)
     config["dtype"] = spec.dtype
+    if spec.as_classifier:
+        config = as_classifier(config, where=f"model.path: {spec.folder}")
+        write_json(target / RENDERING_FILE, {"rendering": "turn"})
     write_json(target / "config.json", config)
 
 

@@ -31,6 +31,8 @@ class ModelSpec:
     """Text of a Jinja template that replaces the model's own."""
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Values that the template gets beside messages and tools, by name."""
+    as_classifier: bool = False
+    """Whether what is trained is a sequence classifier with one output, which begins as the model in `folder`."""
     lora: LoraSection | None = None
     """Settings of the adapters that versions consist of; the weights in `folder` stay as they are. None if all
     weights are trained."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rftstream.algorithms.requirements import trained_spec
 from rftstream.contracts.versions import VersionName, WeightsAnnounced
 from rftstream.errors import ConfigError, WeightsError
 from rftstream.models.folder import copy_companions, prepare_model
@@ -74,7 +75,7 @@ def verify(published: Published) -> Iterator[tuple[WeightsAnnounced, str | None]
 
 def model_of(opened: OpenRun) -> ModelSpec:
     """Return the run's model. ConfigError if it has no folder that could be copied."""
-    spec = prepare_model(opened.config.model, opened.folder.model, opened.config.run.seed)
+    spec = trained_spec(opened.config, prepare_model(opened.config.model, opened.folder.model, opened.config.run.seed))
     if not (spec.folder / "config.json").is_file():
         raise ConfigError(f"{opened.run_id}: its model is {spec.name!r}, expected one with a folder")
     return spec

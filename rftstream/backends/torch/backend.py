@@ -96,14 +96,22 @@ class TorchBackend:
 
         torch.set_num_threads(self._spec.threads)
         torch.manual_seed(self._seed)
-        model = load_model(self._spec, self._device)
-        parameters = dict(model.named_parameters())  # tied ones once
+        model: Any
+        parameters: Any
+        network: type[Network]
+        if self._spec.as_classifier:
+            from rftstream.backends.torch.scorer import ScoreNetwork, load_scorer
+
+            (model, parameters), network = load_scorer(self._spec, self._device), ScoreNetwork
+        else:
+            model, network = load_model(self._spec, self._device), Network
+            parameters = dict(model.named_parameters())  # tied ones once
         settings = NetworkSettings.of(self._config, self._device)
         if self._spec.lora is not None:
             parameters = lora.add_adapters(model, self._spec)
         if self._config.gradient_checkpointing:
             recompute_activations(model)
-        self._network = Network(model, settings)
+        self._network = network(model, settings)
         if self._spec.lora is not None and settings.autocast is not None:
             lora.hold_frozen(model, settings.autocast)
         if self._config.compile:
@@ -117,7 +125,7 @@ class TorchBackend:
         from rftstream.backends.passes import check_needs
         from rftstream.backends.torch.profiling import traced
 
-        check_needs(algorithm, "torch", critic=self._critic is not None)
+        check_needs(algorithm, "torch", critic=self._critic is not None, classifier=self._spec.as_classifier)
         number, self._num_updates = self._num_updates, self._num_updates + 1
         if number not in self._config.profile:
             return self._update(rows, algorithm, plan)
@@ -151,7 +159,7 @@ class TorchBackend:
         from rftstream.backends.torch.learner import Learner
 
         whole_groups = "whole_groups" in algorithm.needs
-        passes = Passes(self._network, rows, plan, self._device, whole_groups=whole_groups)
+        passes = Passes(self._network, self._network.placed(rows), plan, self._device, whole_groups=whole_groups)
         if passes.wants_proximal(algorithm):
             passes.compute_proximal()
         if "reference_logprobs" in algorithm.needs:
@@ -162,7 +170,7 @@ class TorchBackend:
         """Return the policy's logprobs of each row's unmasked tokens now: float32 [T], 0 elsewhere."""
         from rftstream.backends.passes import row_logprobs
 
-        return row_logprobs(rows, tokens_per_microbatch, self._network, self._device)
+        return row_logprobs(self._network.placed(rows), tokens_per_microbatch, self._network, self._device)
 
     def reference_logprobs(self, rows: Sequence[TrainingRow], tokens_per_microbatch: int) -> list[np.ndarray]:
         """Return the same logprobs under the reference."""

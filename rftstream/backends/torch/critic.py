@@ -81,7 +81,7 @@ def load_critic(folder: Path, device: torch.device, *, vocabulary: int) -> Value
             f"critic: {folder}: knows {known} tokens, expected the {vocabulary} of the policy; give a model with its "
             "tokenizer"
         )
-    if not _is_causal(model):
+    if not is_causal(model):
         raise ConfigError(f"critic: {folder}: sees what comes after a token, expected a decoder; give another model")
     return model
 
@@ -116,7 +116,7 @@ def _parts_of(folder: Path) -> tuple[Any, nn.Linear]:
 
 
 @torch.no_grad()
-def _is_causal(model: ValueModel) -> bool:
+def is_causal(model: ValueModel) -> bool:
     """Return whether no output depends on later tokens, found by trying."""
     one_BT = torch.tensor([[1, 2, 3, 1]], device=model.device)
     other_BT = torch.tensor([[1, 2, 3, 2]], device=model.device)

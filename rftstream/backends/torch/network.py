@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rftstream.algorithms.base import TrainingRow
 from rftstream.backends.torch import attention
 from rftstream.backends.torch.inputs import Inputs
 from rftstream.core.logprobs import token_logprobs
@@ -107,6 +108,10 @@ class Network:
         places = (inputs.rows_N, inputs.places_N)
         zeros_BT = torch.zeros(inputs.rows.loss_mask_BT.shape, device=self._device)
         return zeros_BT.index_put(places, logprobs_N), zeros_BT.index_put(places, entropy_N)
+
+    def placed(self, rows: Sequence[TrainingRow]) -> Sequence[TrainingRow]:
+        """Return the rows with their masks where this network reads them; here they stay as they are."""
+        return rows
 
     def within(self, change: Callable[[Any], contextlib.AbstractContextManager[None]]) -> Network:
         """Return a network of the same model that computes inside of `change`, for passes without gradients."""

@@ -8,7 +8,14 @@ from typing import cast
 
 from rftstream.algorithms.base import Algorithm, CriticAlgorithm, RefiningAlgorithm
 from rftstream.algorithms.by_taskset import build_algorithm
-from rftstream.algorithms.requirements import check_demands, critic_folder, critic_of, has_reference, the_critic
+from rftstream.algorithms.requirements import (
+    check_demands,
+    critic_folder,
+    critic_of,
+    has_reference,
+    the_critic,
+    trained_spec,
+)
 from rftstream.backends.base import Backend, CriticBackend, OptimizerSettings, RenewingBackend, Update, UpdatePlan
 from rftstream.backends.numerics import peak_tflops
 from rftstream.config.role_sections import TrainerSection
@@ -102,6 +109,7 @@ def build_training(config: RunConfig, spec: ModelSpec) -> Training:
     stages = Stages.of(config)
     algorithms = tuple(build_algorithm(config, stage.where) for stage in stages.all)
     check_demands(config, algorithms, backend_class)
+    spec = trained_spec(config, spec)
     backend = backend_class(backend_options, model=spec, optimizer=optimizer, seed=config.run.seed)
     if (critic := the_critic(algorithms)) is not None:
         backend.hold_critic(critic, critic_folder(config, critic, spec))

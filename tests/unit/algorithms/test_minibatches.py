@@ -80,7 +80,7 @@ def pairs(count: int, seed: int = 0) -> list[Experience]:
 
 
 def given_to(name: str, groups: list[int], experts: int) -> list[Experience]:
-    if name == "dpo":
+    if name in ("dpo", "reward_model"):
         return pairs(len(groups))
     if name == "sft":
         return demonstrations(len(groups))
