@@ -11,11 +11,13 @@ Most of it is in `rftstream.algorithms.policy_gradient`: inherit from there, and
 from rftstream.config.part_specs import AlgorithmSpec
 
 ALGORITHMS = {
-    "grpo": AlgorithmSpec("rftstream.algorithms.grpo:Grpo", compares_siblings=True),
+    "grpo": AlgorithmSpec("rftstream.algorithms.grpo:Grpo", compares_siblings=True, steps_setting="step_rewards"),
     "dr_grpo": AlgorithmSpec(
         "rftstream.algorithms.dr_grpo:DrGrpo", compares_siblings=True, max_tokens_setting="row_tokens"
     ),
-    "dapo": AlgorithmSpec("rftstream.algorithms.dapo:Dapo", compares_siblings=True, replaces_groups=True),
+    "dapo": AlgorithmSpec(
+        "rftstream.algorithms.dapo:Dapo", compares_siblings=True, replaces_groups=True, steps_setting="step_rewards"
+    ),
     "gspo": AlgorithmSpec("rftstream.algorithms.gspo:Gspo", compares_siblings=True),
     "cispo": AlgorithmSpec("rftstream.algorithms.cispo:Cispo", compares_siblings=True),
     "sapo": AlgorithmSpec("rftstream.algorithms.sapo:Sapo", compares_siblings=True),
@@ -35,6 +37,6 @@ ALGORITHMS = {
     "sft": AlgorithmSpec("rftstream.algorithms.sft:Sft"),
     "dpo": AlgorithmSpec("rftstream.algorithms.dpo:Dpo"),
     "reward_model": AlgorithmSpec("rftstream.algorithms.reward_model:RewardModel", trains_classifier=True),
-    "mix": AlgorithmSpec("rftstream.algorithms.mix:Mix"),
-    "chord": AlgorithmSpec("rftstream.algorithms.chord:Chord"),
+    "mix": AlgorithmSpec("rftstream.algorithms.mix:Mix", steps_setting="step_rewards"),
+    "chord": AlgorithmSpec("rftstream.algorithms.chord:Chord", steps_setting="step_rewards"),
 }

@@ -13,6 +13,7 @@ from msgspec import Meta
 
 from rftstream.algorithms.grpo import Grpo
 from rftstream.algorithms.settings import GrpoConfig
+from rftstream.algorithms.step_rewards import StepConfig
 
 
 class Dapo(Grpo):
@@ -21,7 +22,7 @@ class Dapo(Grpo):
     name = "dapo"
 
     @dataclass(frozen=True, kw_only=True)
-    class Config(GrpoConfig):
+    class Config(StepConfig, GrpoConfig):
         """The settings in `[algorithms.dapo]`."""
 
         clip_high: Annotated[float, Meta(gt=0)] = 0.28

@@ -8,10 +8,16 @@ sampled (an older version, an engine that rounds otherwise) is made up for by a 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from rftstream.algorithms.base import TrainingRow
 from rftstream.algorithms.policy_gradient import Clipped, GroupRelative
+from rftstream.algorithms.scored import ScoredBatch
 from rftstream.algorithms.settings import GrpoConfig
+from rftstream.algorithms.step_rewards import StepConfig, step_advantages, step_metrics
 
 
 class Grpo(GroupRelative, Clipped):
@@ -20,9 +26,39 @@ class Grpo(GroupRelative, Clipped):
     name = "grpo"
 
     @dataclass(frozen=True, kw_only=True)
-    class Config(GrpoConfig):
+    class Config(StepConfig, GrpoConfig):
         """The settings in `[algorithms.grpo]`."""
 
     def __init__(self, config: GrpoConfig) -> None:
         super().__init__(config)
         self.normalise = config.normalise
+        self._steps = config.step_rewards if isinstance(config, StepConfig) else "off"
+        if self._steps != "off":
+            self.needs_spread = "none"  # steps may differ where rewards of rollouts do not
+
+    def token_advantages(
+        self,
+        scored: ScoredBatch,
+        rows: Sequence[TrainingRow],
+        advantages_N: np.ndarray,
+        rewards_N: np.ndarray,
+        kl_R: Sequence[np.ndarray] | None,
+    ) -> list[np.ndarray]:
+        """Return the rollout's advantage for each token, or that of its steps, or both, as `step_rewards` says."""
+        whole_R = super().token_advantages(scored, rows, advantages_N, rewards_N, kl_R)
+        if self._steps == "off":
+            return whole_R
+        steps_R = step_advantages(scored, eps=self.config.advantage_eps, name=self.name)
+        if self._steps == "only":
+            return steps_R
+        return [whole_T + steps_T for whole_T, steps_T in zip(whole_R, steps_R, strict=True)]
+
+    def describe(self, scored: ScoredBatch, rows: Sequence[TrainingRow], advantages_N: np.ndarray) -> dict[str, float]:
+        """Return metrics of steps, where they count."""
+        more = super().describe(scored, rows, advantages_N)
+        return more if self._steps == "off" else {**more, **step_metrics(scored, self.name)}
+
+    @property
+    def has_token_advantages(self) -> bool:
+        """Whether tokens of one rollout may have different advantages."""
+        return self._steps != "off" or type(self).token_advantages is not Grpo.token_advantages

@@ -211,9 +211,12 @@ class PolicyGradient:
     def _trained_advantages(self, rows: Sequence[TrainingRow], advantages_N: np.ndarray) -> np.ndarray:
         """Return the advantages that metrics describe: those of rollouts, or of trained tokens where tokens have their
         own."""
-        if type(self).token_advantages is PolicyGradient.token_advantages:
-            return advantages_N
-        return of_trained_tokens(rows)
+        return of_trained_tokens(rows) if self.has_token_advantages else advantages_N
+
+    @property
+    def has_token_advantages(self) -> bool:
+        """Whether tokens of one rollout may have different advantages."""
+        return type(self).token_advantages is not PolicyGradient.token_advantages
 
     def old_logprobs(self, policy_BT: Tensor, rows: MicroBatch) -> Tensor:
         """Return the logprobs of the policy before the batch, without gradient [B, T]."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from rftstream.config import registry
 from rftstream.config.part_specs import AlgorithmSpec, PolicySpec, RewardSpec, TransportSpec
-from rftstream.config.reward_uses import reward_names, reward_uses
+from rftstream.config.reward_uses import RewardUse, reward_names, reward_uses
 from rftstream.config.sections import RunConfig, name_of_part
 from rftstream.contracts.role_names import RoleName
 from rftstream.errors import ConfigError
@@ -64,6 +65,35 @@ def check_teacher(config: RunConfig) -> None:
             )
 
 
+def check_steps(config: RunConfig) -> None:
+    """Raise ConfigError for an algorithm that is to learn from rewards of steps if a taskset's rewards give none.
+    Rewards of users' own pass, since nobody knows before what they add."""
+    named = config.algorithms_named()
+    usual = [where for where in named if not where.startswith("tasksets.")]
+    for name, section in config.tasksets.items():
+        places = [f"tasksets.{name}.algorithm"] if section.algorithm else usual
+        learning = [where for where in places if _learns_from_steps(config, named[where], where)]
+        uses = reward_uses(section.reward, f"tasksets.{name}.reward")
+        if learning and not any(":" in use.name or gives_steps(config, use) for use in uses):
+            raise ConfigError(
+                f"tasksets.{name}.reward: gives no rewards of steps, expected some for {learning[0]}, whose "
+                'step_rewards is not "off"; add { name = "reward_model", steps = "\\n\\n" }'
+            )
+
+
+def _learns_from_steps(config: RunConfig, named: str | dict[str, Any], where: str) -> bool:
+    name = name_of_part(named, where)
+    setting = registry.find_spec(AlgorithmSpec, name).steps_setting
+    own = {} if isinstance(named, str) else named
+    return bool(setting) and {**config.algorithms.get(name, {}), **own}.get(setting, "off") != "off"
+
+
+def gives_steps(config: RunConfig, use: RewardUse) -> bool:
+    """Return whether a reward, as it is used, gives rewards of steps."""
+    setting = registry.find_spec(RewardSpec, use.name).steps_setting
+    return bool(setting and {**config.rewards.get(use.name, {}), **use.settings}.get(setting))
+
+
 def check_server_updates(config: RunConfig) -> None:
     """Raise ConfigError for a server that two roles would give weights: one would sample with the weights of the
     other."""
@@ -89,7 +119,7 @@ def server_update(config: RunConfig, policy: str) -> str | None:
     return setting if options and options.get(setting) else None
 
 
-PART_CHECKS = (check_rewards, check_known, check_teacher, check_server_updates, check_shared)
+PART_CHECKS = (check_rewards, check_known, check_teacher, check_steps, check_server_updates, check_shared)
 """Each looks at one thing, in this order."""
 
 

@@ -102,6 +102,8 @@ class AlgorithmSpec(PartSpec):
     """Whether it learns from a teacher's logprobs, which a reward has to ask for."""
     replaces_groups: bool = False
     """Whether it is meant to be used with `buffer.zero_variance = "replace"`."""
+    steps_setting: str = ""
+    """The setting by which it learns from rewards of steps, `off` unless it does, if it has one."""
     trains_classifier: bool = False
     """Whether what it trains is no policy but a classifier with one output, such as a reward model."""
     max_tokens_setting: str = ""
@@ -118,6 +120,8 @@ class RewardSpec(PartSpec):
     """Whether it adds a teacher's logprobs to the verdict."""
     takes_given: bool = False
     """Whether it is the reward that the environment or agent gave, so that one has to be given."""
+    steps_setting: str = ""
+    """The setting by which it gives rewards of steps too, if it has one."""
     runs_programs: bool = False
     """Whether it runs what the policy wrote, in a sandbox: on this machine unless its setting `sandbox_url` is set."""
 

@@ -14,6 +14,10 @@ from rftstream.models.files import digest_files, read_json
 
 CLASSIFIER = "ForSequenceClassification"
 """How the names of transformers' sequence classifiers end."""
+TOKEN_CLASSIFIER = "ForTokenClassification"
+"""How the names of its classifiers of tokens end."""
+HEADS = ("score", "classifier")
+"""What transformers calls the head of models for classification."""
 RENDERING_FILE = "rftstream_reward_model.json"
 """File beside the weights of a reward model that was trained here: `{"rendering": "turn"}`, how its texts ended."""
 NO_LIMIT = 1 << 24
@@ -29,6 +33,8 @@ class ClassifierFolder:
     """Names of the outputs, in order."""
     context: int | None
     """Largest number of tokens that the model takes; None if its files say nothing."""
+    loader: str = "AutoModelForSequenceClassification"
+    """The class of transformers that loads it."""
     rendering: str
     """How conversations end: `template`, as the chat template writes them; `turn`, with the token that ends the last
     turn."""
@@ -58,14 +64,17 @@ class ClassifierFolder:
         return digest_files([path for path in sorted(self.folder.iterdir()) if path.is_file()])
 
 
-def read_classifier(folder: Path, where: str) -> ClassifierFolder:
-    """Return what a folder's files say of its classifier. ConfigError, which begins with `where`, if the folder is not
-    there, is no classifier, or has no weights that can be read without running anything."""
+def read_classifier(folder: Path, where: str, *, of_tokens: bool = False) -> ClassifierFolder:
+    """Return what a folder's files say of its classifier, which may be one of tokens if `of_tokens`.
+
+    ConfigError, which begins with `where`, if the folder is not there, is no classifier, or has no weights that can be
+    read without running anything."""
     config = read_json(folder / "config.json")
     if not config:
         raise ConfigError(f"{where}: {folder}: found no config.json, expected a Hugging Face model folder")
     kind = str((config.get("architectures") or ["a model of no kind"])[0])
-    if not kind.endswith(CLASSIFIER):
+    is_of_tokens = of_tokens and kind.endswith(TOKEN_CLASSIFIER)
+    if not kind.endswith(CLASSIFIER) and not is_of_tokens:
         raise ConfigError(
             f"{where}: {folder} is a {kind}, which has no classifier head, expected a ...{CLASSIFIER}; train one with "
             'algorithm = "reward_model", or name another folder'
@@ -79,7 +88,11 @@ def read_classifier(folder: Path, where: str) -> ClassifierFolder:
     known = [int(limit) for limit in limits if isinstance(limit, int | float) and 0 < limit < NO_LIMIT]
     rendering = read_json(folder / RENDERING_FILE).get("rendering", "template")
     return ClassifierFolder(
-        folder=folder, labels=_labels(config), context=min(known, default=None), rendering=str(rendering)
+        folder=folder,
+        labels=_labels(config),
+        context=min(known, default=None),
+        loader=f"AutoModel{TOKEN_CLASSIFIER if is_of_tokens else CLASSIFIER}",
+        rendering=str(rendering),
     )
 
 

@@ -20,7 +20,7 @@ REWARDS = {
     "chart_answer": RewardSpec("rftstream.rewards.chart_answer:ChartReward"),
     "anls": RewardSpec("rftstream.rewards.anls:AnlsReward"),
     "judge": RewardSpec("rftstream.rewards.judge:JudgeReward"),
-    "reward_model": RewardSpec("rftstream.rewards.reward_model:ModelReward"),
+    "reward_model": RewardSpec("rftstream.rewards.reward_model:ModelReward", steps_setting="steps"),
     "teacher": RewardSpec("rftstream.rewards.teacher:TeacherReward", asks_teacher=True),
     "reasoning_gym": RewardSpec("rftstream.rewards.reasoning_gym:ReasoningGymReward"),
 }

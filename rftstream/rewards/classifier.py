@@ -6,7 +6,7 @@ Shapes: B texts of a pass, T tokens of the longest, L labels.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from rftstream.contracts.tasks import ChatMessage
 from rftstream.errors import ConfigError, RewardError
-from rftstream.models.classifiers import ClassifierFolder
+from rftstream.models.classifiers import HEADS, ClassifierFolder
 from rftstream.models.devices import check_device
 from rftstream.models.rendering import HfRenderer
 from rftstream.models.spec import ModelSpec
@@ -76,11 +76,23 @@ class LocalClassifier:
 
     def open(self) -> None:
         """Load the model. ConfigError if the folder cannot be read as a classifier."""
-        self._model = _load(self._classifier.folder, *self._settings)
+        self._model = _load(self._classifier.folder, self._classifier.loader, *self._settings)
 
     def logits(self, texts: Sequence[Sequence[int]]) -> list[np.ndarray]:
-        """Return the outputs for each text, float32 [L], whatever they are. RewardError for a token that the model does
-        not know. Texts of like lengths go together, so that little is padding."""
+        """Return the outputs for each text, float32 [L], whatever they are. RewardError as `in_batches`."""
+        return self.in_batches(
+            texts, lambda ids_BT, mask_BT: self._model(input_ids=ids_BT, attention_mask=mask_BT).logits
+        )
+
+    @property
+    def model(self) -> Any:
+        """The model; None before it is opened."""
+        return self._model
+
+    def in_batches(self, texts: Sequence[Sequence[int]], compute: Callable[[Any, Any], Any]) -> list[np.ndarray]:
+        """Return what `compute` makes of ids and attention mask [B, T], for each text: float32 [L], or [T, L] without
+        what it made of padding. RewardError for a token that the model does not know. Texts of like lengths go
+        together, so that little is padding."""
         import torch
 
         if self._model is None:
@@ -95,14 +107,58 @@ class LocalClassifier:
         for begin in range(0, len(order), size):
             places = order[begin : begin + size]
             ids_BT, mask_BT = _padded([texts[place] for place in places], config.pad_token_id or 0)
+            device = self._model.device
             with torch.no_grad():
-                found_BL = self._model(
-                    input_ids=torch.from_numpy(ids_BT).to(self._model.device),
-                    attention_mask=torch.from_numpy(mask_BT).to(self._model.device),
-                ).logits
-            for place, found_L in zip(places, found_BL.float().cpu().numpy(), strict=True):
-                result[place] = found_L
+                found_B = compute(torch.from_numpy(ids_BT).to(device), torch.from_numpy(mask_BT).to(device))
+            for place, found in zip(places, found_B.float().cpu().numpy(), strict=True):
+                result[place] = found if found.ndim == 1 else found[: len(texts[place])]
         return result
+
+
+class StepClassifier:
+    """The classifier of a folder, read at several tokens of a text: what it says of the text so far. A process reward
+    model is one, for sequences or for tokens. `rewards.reward_model` makes it, opens it once, and asks it."""
+
+    def __init__(self, local: LocalClassifier) -> None:
+        self._local = local
+        self._head: Any = None
+
+    def open(self) -> None:
+        """Load the model. ConfigError if what it says of a text's beginning depends on what comes later."""
+        import torch
+
+        self._local.open()
+        model = self._local.model
+        found = (getattr(model, name, None) for name in HEADS)
+        self._head = next((one for one in found if isinstance(one, torch.nn.Linear)), None)
+        if self._head is None or not self._reads_along():
+            raise ConfigError(
+                f"{WHERE}.steps: {model.name_or_path}: what it says of a step depends on what comes later, expected a "
+                "decoder with a linear head; leave `steps` out, or use another model"
+            )
+
+    def logits(self, texts: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Return the outputs at each token of each text, float32 [T, L]."""
+        if self._head is None:
+            self.open()
+        return self._local.in_batches([text.tolist() for text in texts], self._along)
+
+    def _along(self, ids_BT: Any, mask_BT: Any) -> Any:
+        return self._head(self._local.model.base_model(input_ids=ids_BT, attention_mask=mask_BT).last_hidden_state)
+
+    def _reads_along(self) -> bool:
+        """Return whether the output at a token is the one that the model gives for the text up to there, found by
+        trying."""
+        import torch
+
+        one_T, other_T = [1, 2, 3, 1], [1, 2, 3, 2]
+        found, others = self._local.in_batches([one_T, other_T], self._along)
+        if not np.allclose(found[:3], others[:3], rtol=1e-2, atol=1e-2):
+            return False
+        with torch.no_grad():
+            whole = self._local.model(input_ids=torch.tensor([one_T], device=self._local.model.device)).logits
+        whole_L = whole[0, -1] if whole.ndim == 3 else whole[0]
+        return bool(np.allclose(found[-1], whole_L.float().cpu().numpy(), rtol=1e-2, atol=1e-2))
 
 
 def _padded(texts: Sequence[Sequence[int]], padding: int) -> tuple[np.ndarray, np.ndarray]:
@@ -128,21 +184,22 @@ def _tokenizer(folder: Path) -> Any:
 
 
 @functools.cache
-def _load(folder: Path, device: str, dtype: str, threads: int) -> Any:
+def _load(folder: Path, loader_name: str, device: str, dtype: str, threads: int) -> Any:
     """Load a classifier, once for all tasksets of a process that ask for it. ConfigError if it cannot be read, or if
     its head is not in the files: transformers would make one up."""
     import torch
-    from transformers import AutoModelForSequenceClassification, logging
+    import transformers
+    from transformers import logging
 
     check_device(device, where=f"{WHERE}.device")
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     torch.set_num_threads(threads)
-    loader: Any = AutoModelForSequenceClassification
+    loader: Any = getattr(transformers, loader_name)
     wanted = {"dtype": getattr(torch, dtype), "local_files_only": True, "use_safetensors": True}
     try:
         model, found = loader.from_pretrained(folder, output_loading_info=True, **wanted)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise ConfigError(f"{WHERE}.path: {folder}: cannot be read as a sequence classifier: {error}") from None
+        raise ConfigError(f"{WHERE}.path: {folder}: cannot be read as a classifier: {error}") from None
     if missing := sorted(found["missing_keys"]):
         raise ConfigError(
             f"{WHERE}.path: {folder}: its weights lack {', '.join(missing[:3])}, which would be random numbers; name a "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rftstream.config import registry, secrets
+from rftstream.config.part_names import gives_steps
 from rftstream.config.part_specs import RewardSpec
 from rftstream.config.reward_uses import RewardNamed, RewardUse, part_names, reward_uses
 from rftstream.config.sections import EvaluationSection, RunConfig, TasksetSection
@@ -28,7 +29,7 @@ def build_reward(
     uses = reward_uses(named, where)
     for use, name in zip(uses, part_names(uses), strict=True):
         reward = _build_one(use, config, section, where=where)
-        always = registry.find_spec(RewardSpec, use.name).asks_teacher
+        always = registry.find_spec(RewardSpec, use.name).asks_teacher or gives_steps(config, use)
         parts.append(RewardPart(name=name, use=use, reward=reward, is_always_asked=always))
     return CompositeReward(parts)
 

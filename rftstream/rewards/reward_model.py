@@ -10,21 +10,24 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from msgspec import Meta
 
+from rftstream.algorithms.step_rewards import STEP_ENDS, STEP_REWARDS
+from rftstream.contracts.arrays import Array
 from rftstream.errors import ConfigError, RewardError
 from rftstream.models.classifiers import ClassifierFolder, read_classifier
 from rftstream.rewards.base import RewardInput, Score
-from rftstream.rewards.classifier import WHERE, ClassifierTexts, LocalClassifier
+from rftstream.rewards.classifier import WHERE, ClassifierTexts, LocalClassifier, StepClassifier
 from rftstream.rewards.scoring_endpoint import ScoringEndpoint
 from rftstream.rewards.served import UNSEEN, ServedConfig
+from rftstream.rewards.step_scores import Marked, StepScores
 from rftstream.rewards.version import config_version
 
 UNSEEN_HERE = {**UNSEEN, "path": None, "device": "cpu", "threads": 1, "batch_size": 1}
@@ -70,6 +73,12 @@ class ModelReward:
         too_long: Literal["unscorable", "cut_left", "cut_right"] = "unscorable"
         """What becomes of longer texts: no reward, or they lose their beginning or their end, which metric `cut`
         counts. A served model says itself what is too long, which has no reward."""
+        steps: str | None = None
+        """What stands between the steps of an answer, for example "\\n\\n": makes it a process reward model, a folder
+        with the tokenizer of the run's model, read at the end of each step. Algorithms with `step_rewards` learn from
+        its rewards of steps."""
+        steps_as: Literal["min", "last", "mean", "sum"] = "min"
+        """What the rollout's reward is made of, where there are steps. `min`: Math-Shepherd."""
         device: str = "cpu"
         """Where a folder's model is computed: cpu, cuda, cuda:0 or the like."""
         dtype: Literal["float32", "bfloat16", "float16"] = "float32"
@@ -86,7 +95,8 @@ class ModelReward:
         self._local: _Local | None = None
         seen = ""
         if config.path is not None:
-            folder = read_classifier(Path(base, config.path).expanduser().resolve(), f"{WHERE}.path")
+            place = Path(base, config.path).expanduser().resolve()
+            folder = read_classifier(place, f"{WHERE}.path", of_tokens=config.steps is not None)
             template = _chat_template(config, base)
             self._local, seen = _Local(config, folder, template), f"{folder.digest}{template or ''}"
             self._place = folder.place_of(config.label, WHERE)
@@ -99,11 +109,11 @@ class ModelReward:
     def open(self) -> None:
         """Load the model, where it is a folder."""
         if self._local is not None:
-            self._local.model.open()
+            self._local.open()
 
     def check(self, item: RewardInput) -> None:
         """Raise RewardError if the problem alone is as long as the model's context."""
-        if self._local is not None:
+        if self._local is not None and self._config.steps is None:
             self._local.check(item)
 
     def __call__(self, item: RewardInput) -> Score:
@@ -116,6 +126,11 @@ class ModelReward:
         """Return the score of each item, or the exception that says why there is none."""
         if self._local is None:
             return list(self._threads.map(self._ask, items))
+        if self._local.steps is not None:
+            return [
+                found if isinstance(found, BaseException) else _caught(self._score_steps, found)
+                for found in self._local.steps.of_items(items)
+            ]
         return [
             found if isinstance(found, BaseException) else _caught(self._score, *found)
             for found in self._local.outputs(items)
@@ -130,6 +145,30 @@ class ModelReward:
 
     def _score(self, outputs_L: np.ndarray, metrics: dict[str, float]) -> Score:
         """Return the score of the model's outputs. RewardError if there is no such label, or no finite number."""
+        return Score(reward=self._value(outputs_L), metrics={"score": float(outputs_L[self._place]), **metrics})
+
+    def _score_steps(self, segments: Sequence[Marked]) -> Score:
+        """Return the score of a rollout from the model's outputs at the ends of its steps."""
+        values = [[self._value(outputs_L) for outputs_L in outputs_SL] for _, outputs_SL in segments]
+        rewards, ends = [], []
+        for (ends_T, _), values_S in zip(segments, values, strict=True):
+            rewards_T = np.zeros(len(ends_T), np.float32)
+            rewards_T[ends_T] = values_S
+            rewards.append(rewards_T)
+            ends.append(ends_T)
+        steps_S = np.concatenate(values)
+        return Score(
+            reward=float(_WHOLES[self._config.steps_as](steps_S)),
+            metrics={"score": float(steps_S.mean()), "steps": float(len(steps_S))},
+            additions={
+                STEP_REWARDS: Array.of(np.concatenate(rewards), "float32"),
+                STEP_ENDS: Array.of(np.concatenate(ends), "uint8"),
+            },
+        )
+
+    def _value(self, outputs_L: np.ndarray) -> float:
+        """Return the reward that the model's outputs make. RewardError if there is no such label, or no finite
+        number."""
         config = self._config
         if config.label is None and len(outputs_L) != 1:
             raise RewardError(f"reward_model: got {len(outputs_L)} outputs, expected one; set `label`")
@@ -141,7 +180,16 @@ class ModelReward:
         reward = config.scale * (value - config.offset)
         if not math.isfinite(reward):
             raise RewardError(f"reward_model: the reward is {reward}, expected a finite number; see offset and scale")
-        return Score(reward=reward, metrics={"score": float(outputs_L[self._place]), **metrics})
+        return reward
+
+
+_WHOLES: dict[str, Callable[[np.ndarray], Any]] = {
+    "min": np.min,
+    "last": lambda steps_S: steps_S[-1],
+    "mean": np.mean,
+    "sum": np.sum,
+}
+"""Setting `steps_as` -> how the rewards of steps make one."""
 
 
 class _Local:
@@ -149,7 +197,6 @@ class _Local:
 
     def __init__(self, config: ModelReward.Config, folder: ClassifierFolder, template: str | None) -> None:
         self._config = config
-        self._texts = ClassifierTexts(folder, text=config.text, chat_template=template, rendering=config.rendering)
         limits = [limit for limit in (config.max_tokens, folder.context) if limit is not None]
         if config.max_tokens is not None and folder.context is not None and config.max_tokens > folder.context:
             raise ConfigError(
@@ -160,6 +207,16 @@ class _Local:
         self.model = LocalClassifier(
             folder, device=config.device, dtype=config.dtype, threads=config.threads, batch_size=config.batch_size
         )
+        self.steps: StepScores | None = None
+        if config.steps is None:
+            self._texts = ClassifierTexts(folder, text=config.text, chat_template=template, rendering=config.rendering)
+        else:
+            _check_steps(config)
+            self._along = StepClassifier(self.model)
+            self.steps = StepScores(folder, self._along, separator=config.steps, limit=self._limit)
+
+    def open(self) -> None:
+        (self.model if self.steps is None else self._along).open()
 
     def check(self, item: RewardInput) -> None:
         asked = replace(item, messages=(*item.messages, {"role": "assistant", "content": ""}))
@@ -208,6 +265,18 @@ class _Local:
         return tokens[-limit:] if self._config.too_long == "cut_left" else tokens[:limit]
 
 
+def _check_steps(config: ModelReward.Config) -> None:
+    """Raise ConfigError for settings that mean nothing for a process reward model."""
+    if not config.steps:
+        raise ConfigError(f'{WHERE}.steps: got an empty text, expected what stands between steps, such as "\\n\\n"')
+    unused = {"text": None, "chat_template": None, "rendering": None, "too_long": "unscorable"}
+    for name, default in unused.items():
+        if getattr(config, name) != default:
+            raise ConfigError(
+                f"{WHERE}.{name}: means nothing with `steps`, which reads the rollout's own tokens; remove it"
+            )
+
+
 def _chat_template(config: ModelReward.Config, base: str) -> str | None:
     """Return the text of the run file's own template, or None. ConfigError if it is not there."""
     if config.chat_template is None:
@@ -224,7 +293,7 @@ def _served_place(config: ModelReward.Config) -> int:
         raise ConfigError(f"{WHERE}.label: got {config.label!r}, expected a number: a server's outputs have no names")
     if config.text is not None and config.endpoint == "score":
         raise ConfigError(f"{WHERE}.text: the endpoint 'score' takes prompt and completion as they are; remove it")
-    for name in ("chat_template", "rendering", "max_tokens"):
+    for name in ("chat_template", "rendering", "max_tokens", "steps"):
         if getattr(config, name) is not None:
             raise ConfigError(f"{WHERE}.{name}: means nothing for a served model; remove it, or set `path`")
     if config.too_long != "unscorable":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections.abc import Iterator
@@ -126,3 +127,17 @@ def test_the_run_file_of_boxes() -> None:
     assert reward(item(answer, gold, width=200, height=100)).reward == pytest.approx(1.0)
     swapped = answer.replace("Dog", "x").replace("cat", "dog").replace("x", "cat")
     assert reward(item(swapped, gold, width=200, height=100)).reward == 0.0
+
+
+def test_the_example_of_pairs_prefers_what_the_page_says() -> None:
+    """480 pairs to learn from, of which the better answer has more even digits."""
+    lines = (ROOT / "examples" / "preferences.jsonl").read_text(encoding="utf-8").splitlines()
+    pairs = [json.loads(line) for line in lines]
+
+    def worth(answer: str) -> int:
+        return sum(1 if digit in "02468" else -1 for digit in answer)
+
+    assert all(worth(pair["chosen"]) > worth(pair["rejected"]) for pair in pairs)
+    held_out = loader.load([ROOT / "examples" / "reward_model.toml"], env={}).experts
+    assert held_out is not None
+    assert round(len(pairs) * (1 - held_out.held_out)) == 480

@@ -24,12 +24,11 @@ from rftstream.backends.torch.learner import Learner
 from rftstream.backends.torch.network import Network, NetworkSettings
 from rftstream.backends.torch.optimizer import Masters
 from rftstream.errors import ConfigError
+from rftstream.models.classifiers import HEADS
 from rftstream.models.files import read_json
 from rftstream.weights.tensors import raw, write_tensors
 
 MASTERS_FILE, OPTIMIZER_FILE = "critic.safetensors", "critic_optimizer.safetensors"
-HEADS = ("score", "classifier")
-"""What transformers calls the head of models for classification."""
 
 
 class ValueModel(nn.Module):

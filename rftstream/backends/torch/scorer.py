@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from rftstream.algorithms.base import TrainingRow
 from rftstream.backends.torch import attention
-from rftstream.backends.torch.critic import HEADS, ValueModel, ValueNetwork, is_causal
+from rftstream.backends.torch.critic import ValueModel, ValueNetwork, is_causal
 from rftstream.backends.torch.inputs import Inputs
 from rftstream.backends.torch.network import NetworkSettings
 from rftstream.errors import ConfigError
-from rftstream.models.classifiers import as_classifier
+from rftstream.models.classifiers import HEADS, as_classifier
 from rftstream.models.files import read_json
 from rftstream.models.folder import loading
 from rftstream.models.spec import ModelSpec
