@@ -39,19 +39,27 @@ def layers() -> None:
 @click.command()
 @click.option("--address", default="127.0.0.1:8090", show_default=True, help="HOST:PORT; port 0: any free one.")
 @click.option("--slots", type=click.IntRange(0), default=0, help="Programs at once.  [default: one for each core]")
-def serve(address: str, slots: int) -> None:
+@click.option(
+    "--isolation", type=click.Choice(["full", "shared_user"]), default="full", show_default=True,
+    help="shared_user: programs run as this user, which is weaker.",
+)  # fmt: skip
+def serve(address: str, slots: int, isolation: str) -> None:
     """Run programs for others, over HTTP.
 
     Machines other than this one are served only with a token: both sides have it in RFTSTREAM_SANDBOX_TOKEN.
     """
     from rftstream.errors import ConfigError
+    from rftstream.sandbox.base import Isolation
+    from rftstream.sandbox.layers import weaknesses
     from rftstream.sandbox.local import LocalBackend
     from rftstream.sandbox.server import SandboxServer
 
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         raise ConfigError(f"--address: found {address!r}, expected HOST:PORT")
-    backend = LocalBackend(slots=slots)
+    backend = LocalBackend(slots=slots, isolation=Isolation(isolation))
+    for name in weaknesses(Isolation(isolation)):
+        click.echo(f"warning: sandboxes {name.replace('-', ' ')}", err=True)
     server = SandboxServer((host.strip("[]"), int(port)), backend, token=os.environ.get(TOKEN, ""))
     click.echo(f"serving sandboxes at {server.url}")
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -25,7 +25,7 @@ from rftstream.errors import ConfigError, RftError
 from rftstream.models.devices import check_device
 from rftstream.models.folder import check_complete, prepare_model
 from rftstream.models.rendering import open_renderer
-from rftstream.preflight.programs import look_at_sandbox, runs_programs
+from rftstream.preflight.programs import isolations, look_at_sandbox
 from rftstream.runs.folder import RunFolder, candidates_here, check_transport, open_store, store_place
 from rftstream.runs.init_from import fetch_initial
 from rftstream.runs.load_demonstrations import check_demonstrations
@@ -106,8 +106,8 @@ def requirements(
         yield Requirement(device, lambda where=where, device=device: check_device(device, where=where))  # type: ignore[misc]
     yield Requirement("model", lambda: _model(config, scratch, weights=here and loads_model(config)))
     yield Requirement("run folders", lambda: check_folder(folder.path.parent, where="run.folder"))
-    if here and runs_programs(config):
-        yield Requirement("sandbox", look_at_sandbox)
+    if here and isolations(config):
+        yield Requirement("sandbox", lambda: look_at_sandbox(config))
     if here:
         yield Requirement("object store", lambda: _store(config, folder, patience_s))
 

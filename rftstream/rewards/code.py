@@ -15,9 +15,10 @@ from rftstream.rewards.code_tests import CheckTests, FunctionTests, ProblemTests
 from rftstream.rewards.evaluating import allow_time
 from rftstream.rewards.version import config_version
 from rftstream.sandbox import cgroups
-from rftstream.sandbox.base import MIB, Limits, Outcome, Sandbox, SandboxBackend, SandboxError
+from rftstream.sandbox.base import MIB, Isolation, Limits, Outcome, Sandbox, SandboxBackend, SandboxError
 from rftstream.sandbox.compare import same_value
 from rftstream.sandbox.languages import find_language
+from rftstream.sandbox.layers import weaknesses
 from rftstream.sandbox.local import default_backend
 from rftstream.sandbox.place import START_S
 from rftstream.sandbox.program_run import GRACE_S
@@ -59,6 +60,9 @@ class CodeReward:
         """A server of `rftstream sandbox serve`. Empty: this machine."""
         auth_token: str = ""
         """The token of that server, as `env:NAME`."""
+        isolation: Literal["full", "shared_user"] = "full"
+        """`shared_user`: programs run as the user of the verifier, for machines that let only root make user
+        namespaces. That is weaker: `check`, `doctor` and the scorer's version name it."""
         wait_s: Annotated[float, Meta(gt=0)] = 600.0
         """Most seconds for an answer of that server, which may have no free place for a while, beside those that a
         program may take."""
@@ -66,7 +70,8 @@ class CodeReward:
     def __init__(self, config: Config) -> None:
         find_language(config.language)
         self._config = config
-        self.version = config_version("2", replace(config, auth_token="", wait_s=1.0))
+        version = config_version("2", replace(config, auth_token="", wait_s=1.0))
+        self.version = "+".join([version, *(() if config.sandbox_url else weaknesses(Isolation(config.isolation)))])
         self._remote = (
             RemoteBackend(config.sandbox_url, token=config.auth_token, wait_s=config.wait_s)
             if config.sandbox_url
@@ -117,7 +122,7 @@ class CodeReward:
         start_s = self._config.wait_s if self._remote else 2 * START_S
         allow_time(start_s)
         seconds = start_s + max(limits.hard_s, COMPILE_LIMITS.hard_s) + GRACE_S
-        return _TimedBackend(self._remote or default_backend(), seconds)
+        return _TimedBackend(self._remote or default_backend(Isolation(self._config.isolation)), seconds)
 
     def _run(
         self, source: str, tests: ProblemTests, item: RewardInput

@@ -20,6 +20,15 @@ class BoxRefused(SandboxError):
     """Files do not fit into a box, or are too large or too many to be taken out of it."""
 
 
+class Isolation(StrEnum):
+    """How far programs are kept apart from the user who runs them. Anything but `full` is weaker."""
+
+    full = "full"
+    """As a user of their own, where this process may change its user."""
+    shared_user = "shared_user"
+    """As the user of this process. For machines that let only root make user namespaces."""
+
+
 class Outcome(StrEnum):
     """What is known of a program after it ran."""
 

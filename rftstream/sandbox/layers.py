@@ -10,10 +10,14 @@ import sys
 from dataclasses import dataclass
 
 from rftstream.sandbox import cgroups
+from rftstream.sandbox.base import Isolation
 from rftstream.sandbox.inside import kernel, syscall_filter
 
 UID_BASE = 2_046_820_352
 """The first of the users that programs run as. They have no names, and own nothing."""
+
+
+_WALLS = ("own user", "seccomp", "landlock")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,20 +34,30 @@ class Layer:
 
 
 @functools.cache
-def find_layers() -> tuple[Layer, ...]:
+def find_layers(isolation: Isolation = Isolation.full) -> tuple[Layer, ...]:
     """Look at this machine, once."""
-    return (_bubblewrap(), _user(), _seccomp(), _landlock(), *_cgroups())
+    memory, pids, cpu = _cgroups(isolation)
+    return (_bubblewrap(isolation), _user(isolation), _seccomp(isolation), _landlock(isolation), memory, pids, cpu)
 
 
-def has(name: str) -> bool:
+def has(name: str, isolation: Isolation = Isolation.full) -> bool:
     """Return whether this machine has a layer."""
-    return any(layer.name == name and layer.is_there for layer in find_layers())
+    return any(layer.name == name and layer.is_there for layer in find_layers(isolation))
 
 
-def missing_text() -> str | None:
+def missing_text(isolation: Isolation = Isolation.full) -> str | None:
     """Return why no sandbox can be had here, or None if one can."""
-    lacking = [layer for layer in find_layers() if layer.is_needed and not layer.is_there]
+    lacking = [layer for layer in find_layers(isolation) if layer.is_needed and not layer.is_there]
     return f"sandbox: {lacking[0].name}: {lacking[0].found}; {lacking[0].cost}" if lacking else None
+
+
+def weaknesses(isolation: Isolation = Isolation.full) -> tuple[str, ...]:
+    """Return the names of layers that lack here and without which programs that break out get further, as parts of a
+    scorer's version: `without-landlock`. None if nothing is run here."""
+    if missing_text(isolation) is not None:
+        return ()
+    lacking = [layer.name for layer in find_layers(isolation) if not layer.is_there and layer.name in _WALLS]
+    return tuple(f"without-{name.replace(' ', '-')}" for name in lacking)
 
 
 def find_bwrap() -> str | None:
@@ -51,7 +65,7 @@ def find_bwrap() -> str | None:
     return shutil.which("bwrap")
 
 
-def _bubblewrap() -> Layer:
+def _bubblewrap(isolation: Isolation) -> Layer:
     cost = (
         "no program of a policy can be run here; install the package bubblewrap and allow user namespaces, or use a "
         "machine that has it, by `rftstream sandbox serve` there and sandbox.url here"
@@ -62,7 +76,7 @@ def _bubblewrap() -> Layer:
     try:
         version = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, env={}, check=True)
         command = [path, "--unshare-all", "--ro-bind", "/", "/", "--proc", "/proc", "/bin/true"]
-        user = UID_BASE if _can_drop() else None
+        user = UID_BASE if drops_user(isolation) else None
         tried = subprocess.run(
             command, capture_output=True, text=True, timeout=60, env={}, user=user, group=user, check=False,
             cwd="/", extra_groups=[] if user is not None else None,
@@ -70,33 +84,45 @@ def _bubblewrap() -> Layer:
     except (OSError, subprocess.SubprocessError) as error:
         return Layer("bubblewrap", False, f"cannot be started: {error}", cost, True)
     if tried.returncode:
+        if user is not None:
+            cost += '. If only root may make user namespaces here, isolation = "shared_user" does without own users'
         return Layer("bubblewrap", False, tried.stderr.strip() or f"ended with {tried.returncode}", cost, True)
     return Layer("bubblewrap", True, version.stdout.strip(), cost, True)
 
 
-def _can_drop() -> bool:
-    return os.geteuid() == 0
+def drops_user(isolation: Isolation) -> bool:
+    """Return whether programs run as a user of their own."""
+    return os.geteuid() == 0 and isolation is Isolation.full
 
 
-def _user() -> Layer:
+def _runs_as_root(isolation: Isolation) -> bool:
+    """Return whether programs are root outside of the sandbox, so that no other layer may lack."""
+    return os.geteuid() == 0 and not drops_user(isolation)
+
+
+def _user(isolation: Isolation) -> Layer:
     cost = "programs have the rights of this user to files that the sandbox shows, should they break out of it"
-    fine = _can_drop()
+    if isolation is Isolation.shared_user:
+        return Layer("own user", False, 'given up by isolation = "shared_user"', cost)
+    fine = drops_user(isolation)
     return Layer("own user", fine, "dropped before bubblewrap" if fine else "this process is not root", cost)
 
 
-def _seccomp() -> Layer:
+def _seccomp(isolation: Isolation) -> Layer:
     fine = kernel.machine() in syscall_filter.ARCHITECTURES
     cost = "programs reach all of the kernel that bubblewrap leaves them"
-    return Layer("seccomp", fine, kernel.machine() if fine else f"no filter for {kernel.machine()}", cost)
+    found = kernel.machine() if fine else f"no filter for {kernel.machine()}"
+    return Layer("seccomp", fine, found, cost, _runs_as_root(isolation))
 
 
-def _landlock() -> Layer:
+def _landlock(isolation: Isolation) -> Layer:
     version = kernel.landlock_version() if sys.platform == "linux" else 0
     cost = "mounts alone keep programs from writing to the system"
-    return Layer("landlock", version > 0, f"version {version}" if version else "the kernel has none", cost)
+    found = f"version {version}" if version else "the kernel has none"
+    return Layer("landlock", version > 0, found, cost, _runs_as_root(isolation))
 
 
-def _cgroups() -> tuple[Layer, ...]:
+def _cgroups(isolation: Isolation) -> tuple[Layer, Layer, Layer]:
     parents = cgroups.find_parents() if sys.platform == "linux" else None
     found = parents.by_controller if parents else {}
     memory, pids, cpu = map(found.get, cgroups.CONTROLLERS)
@@ -107,7 +133,8 @@ def _cgroups() -> tuple[Layer, ...]:
         ),
         Layer(
             "cgroup pids", pids is not None, str(pids or "cannot be written to"),
-            "RLIMIT_NPROC alone bounds how many processes a program has",
+            "RLIMIT_NPROC alone bounds how many processes a program has, and it does not bind root",
+            is_needed=_runs_as_root(isolation),
         ),
         Layer(
             "cgroup cpu", cpu is not None, str(cpu or "cannot be written to"),

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from rftstream.sandbox import cgroups, layers
-from rftstream.sandbox.base import MIB, BoxFile, BoxRefused, Job, JobEnd, Limits, SandboxError
+from rftstream.sandbox.base import MIB, BoxFile, BoxRefused, Isolation, Job, JobEnd, Limits, SandboxError
 from rftstream.sandbox.inside import wire
 from rftstream.sandbox.place import SandboxPlace, end_box
 from rftstream.sandbox.program_run import ProgramRun
@@ -31,10 +31,11 @@ class LocalBackend:
     candidate run in places of their own, so that a candidate never waits for its test.
     """
 
-    def __init__(self, *, slots: int = 0, readable: Sequence[str] = ()) -> None:
-        if (problem := layers.missing_text()) is not None:
+    def __init__(self, *, slots: int = 0, readable: Sequence[str] = (), isolation: Isolation = Isolation.full) -> None:
+        if (problem := layers.missing_text(isolation)) is not None:
             layers.find_layers.cache_clear()  # it may be mended while this process lives
             raise SandboxError(problem)
+        self._isolation = isolation
         self._parents = cgroups.find_parents()
         if self._parents is not None:
             cgroups.sweep(self._parents)
@@ -52,7 +53,7 @@ class LocalBackend:
         self._judges.close()
 
     def _start(self, readable: Sequence[str]) -> SandboxPlace:
-        return SandboxPlace(next(_numbers), readable=tuple(readable), parents=self._parents)
+        return SandboxPlace(next(_numbers), readable=tuple(readable), parents=self._parents, isolation=self._isolation)
 
 
 class _Places:
@@ -247,14 +248,14 @@ def _caught(function: Callable[[], JobEnd]) -> JobEnd | BaseException:
         return error
 
 
-_default: tuple[int, LocalBackend] | None = None
+_defaults: dict[tuple[int, Isolation], LocalBackend] = {}
 _default_lock = threading.Lock()
 
 
-def default_backend() -> LocalBackend:
+def default_backend(isolation: Isolation = Isolation.full) -> LocalBackend:
     """Return the sandboxes of this process. They are made when first needed. SandboxError if there can be none."""
-    global _default
     with _default_lock:
-        if _default is None or _default[0] != os.getpid():
-            _default = (os.getpid(), LocalBackend())
-        return _default[1]
+        key = (os.getpid(), isolation)
+        if key not in _defaults:
+            _defaults[key] = LocalBackend(isolation=isolation)
+        return _defaults[key]

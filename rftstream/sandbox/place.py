@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from rftstream.sandbox import cgroups, layers
-from rftstream.sandbox.base import MIB, Limits, SandboxError
+from rftstream.sandbox.base import MIB, Isolation, Limits, SandboxError
 from rftstream.sandbox.inside import wire
-from rftstream.sandbox.inside.confine import HOME
+from rftstream.sandbox.inside.confine import HOME, OUTER_PROC
 
 START_S = 60.0
 """Most seconds for the warm interpreter to start, or to make a box."""
@@ -79,7 +79,14 @@ class SandboxPlace:
     interpreter died, is closed and not used again.
     """
 
-    def __init__(self, number: int, *, readable: tuple[str, ...] = (), parents: cgroups.Parents | None) -> None:
+    def __init__(
+        self,
+        number: int,
+        *,
+        readable: tuple[str, ...] = (),
+        parents: cgroups.Parents | None,
+        isolation: Isolation = Isolation.full,
+    ) -> None:
         self._cgroup = cgroups.SandboxCgroup(parents, str(number)) if parents else None
         try:
             self._control, theirs = socket.socketpair()
@@ -87,7 +94,7 @@ class SandboxPlace:
         except OSError as error:
             raise SandboxError(f"sandbox: no place can be made: {error}") from None
         self._control.settimeout(START_S)
-        uid = layers.UID_BASE + (os.getpid() * 64 + number) % 1_000_000 if layers.has("own user") else None
+        uid = layers.UID_BASE + (os.getpid() * 64 + number) % 1_000_000 if layers.drops_user(isolation) else None
         try:
             with theirs:
                 self._process: subprocess.Popen[bytes] = _starter.call(lambda: self._start(theirs, uid, readable))
@@ -165,7 +172,10 @@ class SandboxPlace:
             "cgroups": self._cgroup.folders if self._cgroup else [],
             "uid": uid,
             "shown": [path for path in shown if path],
-            "command": [*_bubblewrap(python, readable), *_inner(python, theirs.fileno())],
+            "command": [
+                *_bubblewrap(python, readable, as_root=uid is None and os.geteuid() == 0),
+                *_inner(python, theirs.fileno()),
+            ],
         }
         root = str(_INSIDE.parents[2])
         return subprocess.Popen(
@@ -202,7 +212,7 @@ def _prefix(python: str) -> str:
     return "" if prefix == "/usr" or prefix.startswith("/usr/") else prefix
 
 
-def _bubblewrap(python: str, readable: tuple[str, ...]) -> list[str]:
+def _bubblewrap(python: str, readable: tuple[str, ...], *, as_root: bool) -> list[str]:
     path = layers.find_bwrap()
     if path is None:
         raise SandboxError(layers.missing_text() or "sandbox: no bubblewrap")
@@ -222,6 +232,8 @@ def _bubblewrap(python: str, readable: tuple[str, ...]) -> list[str]:
         command += ["--ro-bind", folder, folder]
     command += ["--ro-bind", str(_INSIDE), "/sandbox/rftstream/sandbox/inside"]
     command += ["--proc", "/proc", "--dev", "/dev", "--dir", HOME, "--dir", "/tmp", "--chdir", "/"]
+    if as_root:
+        command += ["--bind", "/proc", OUTER_PROC]
     command += ["--remount-ro", "/dev", "--remount-ro", "/"]
     path_of_programs = f"{os.path.dirname(python)}:/usr/local/bin:/usr/bin:/bin"
     for name, value in {

@@ -69,6 +69,7 @@ ONLY = {
         "rftstream.config.part_specs",
         "rftstream.config.secrets",  # the key of a server stands in no run file
         "rftstream.data.gym_entries",
+        "rftstream.sandbox",  # where the tool `python` runs programs
     ),
 }
 """Module or package -> all of our own that it may import."""

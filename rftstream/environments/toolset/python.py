@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
 from rftstream.config.secrets import reveal
 from rftstream.environments.toolset.base import ToolBroken
 from rftstream.errors import ConfigError
-from rftstream.sandbox.base import MIB, Limits, Outcome, SandboxBackend, SandboxError
+from rftstream.sandbox.base import MIB, Isolation, Limits, Outcome, SandboxBackend, SandboxError
 from rftstream.sandbox.layers import missing_text
 from rftstream.sandbox.local import default_backend
 from rftstream.sandbox.remote import RemoteBackend
@@ -59,16 +59,17 @@ class Python:
         processes: Annotated[int, Meta(ge=1)] = 16,
         sandbox_url: str = "",
         auth_token: str = "",
+        isolation: Literal["full", "shared_user"] = "full",
         wait_s: Annotated[float, Meta(gt=0)] = 60.0,
     ) -> None:
         self._limits = Limits(
             wall_s=wall_s, cpu_s=cpu_s, memory_bytes=memory_mib * MIB, disk_bytes=disk_mib * MIB,
             output_bytes=output_kib << 10, processes=processes,
         )  # fmt: skip
-        self._server = None
+        self._server, self._isolation = None, Isolation(isolation)
         if sandbox_url:
             self._server = _server(sandbox_url, reveal({"auth_token": auth_token}, where=WHERE)["auth_token"], wait_s)
-        elif (problem := missing_text()) is not None:
+        elif (problem := missing_text(self._isolation)) is not None:
             raise ConfigError(f"{WHERE}: {problem}")
 
     def __call__(self, code: str) -> str:
@@ -79,7 +80,7 @@ class Python:
         """
         source = f"code = {code!r}\n{_RUN}"
         try:
-            result = run_program(source, limits=self._limits, backend=self._server or default_backend())
+            result = run_program(source, limits=self._limits, backend=self._server or default_backend(self._isolation))
         except SandboxError as error:
             raise ToolBroken(f"python: {error}") from None
         if result.outcome is Outcome.unscorable:

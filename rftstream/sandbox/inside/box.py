@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from rftstream.sandbox.inside import kernel, programs, wire
-from rftstream.sandbox.inside.confine import HOME, confine
+from rftstream.sandbox.inside.confine import HOME, OUTER_PROC, confine
 
 POLL_S = 0.05
 """Seconds between two looks at the memory and the processor time of all processes of a program."""
@@ -80,6 +80,12 @@ def _mount(disk_bytes: int) -> None:
         os.mkdir(f"{HOME}/.{name}", 0o777)
         kernel.mount(f"{HOME}/.{name}", target, None, kernel.MS_BIND)
     kernel.mount("proc", "/proc", "proc", flags | kernel.MS_NOEXEC)
+    if os.path.isdir(OUTER_PROC):  # the program is root outside, whatever it is called here
+        for name in ("sys", "sysrq-trigger", "irq", "bus"):
+            if os.path.exists(path := f"/proc/{name}"):
+                kernel.mount(path, path, None, kernel.MS_BIND | kernel.MS_REC)
+                kernel.mount("none", path, None, flags | kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY)
+        kernel.mount("tmpfs", OUTER_PROC, "tmpfs", flags | kernel.MS_RDONLY | kernel.MS_NOEXEC, "size=4k,mode=0")
 
 
 class Box:

@@ -11,6 +11,9 @@ from rftstream.sandbox.inside import kernel
 
 HOME = "/box"
 """The folder in which a program begins. With /tmp and /dev/shm it lies in one small tmpfs."""
+OUTER_PROC = "/outer-proc"
+"""Where bubblewrap shows its own /proc if root starts it: it then covers parts of the one that it mounts, and the
+kernel lets nobody mount another one who has none that is uncovered. A box covers this one by an empty folder."""
 WRITABLE = (HOME, "/tmp", "/dev/shm")
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty", "/dev/pts", "/dev/ptmx")
 MAX_DESCRIPTORS = 256

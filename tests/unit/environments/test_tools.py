@@ -329,7 +329,7 @@ def test_tools_that_the_problem_offers_itself_are_not_offered_twice() -> None:
 @pytest.mark.parametrize(
     ("tools", "settings", "why"),
     [
-        (["claculator"], {}, "unknown tool 'claculator'; known: calculator, search, mcp"),
+        (["claculator"], {}, "unknown tool 'claculator'; known: calculator, python, search, mcp"),
         (["sample_tools:nothing"], {}, "'sample_tools:nothing' cannot be imported: AttributeError"),
         (["no_such_module:f"], {}, "cannot be imported: ModuleNotFoundError"),
         ([":"], {}, "cannot be imported: ValueError"),

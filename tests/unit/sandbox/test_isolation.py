@@ -1,0 +1,130 @@
+"""Less isolation than the machine could give: only where it is asked for, and named wherever somebody looks."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rftstream.config.loader import from_dict
+from rftstream.preflight.check import check
+from rftstream.rewards.code import CodeReward
+from rftstream.sandbox import layers, run_program
+from rftstream.sandbox.base import Isolation, Limits
+from rftstream.sandbox.local import LocalBackend
+from tests.unit.sandbox.corpus import ATTACKS, EXPECTED, PROBES
+
+SHARED = Isolation.shared_user
+SLEEP = "import time\ntime.sleep({})\nprint(1)"
+
+pytestmark = [
+    pytest.mark.skipif(layers.missing_text(SHARED) is not None, reason="this machine has no such sandbox"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root can give up users of programs' own"),
+]
+
+
+def users(isolation: Isolation) -> set[int]:
+    """The users, seen from outside, of all processes of a sandbox in which a program runs."""
+    backend = LocalBackend(slots=1, isolation=isolation)
+    before = {process.pid for process in psutil.Process().children(recursive=True)}
+    results = []
+    source, limits = SLEEP.format(1.0), Limits(wall_s=60.0)
+    thread = threading.Thread(
+        target=lambda: results.append(run_program(source, expected="1", limits=limits, backend=backend))
+    )
+    thread.start()
+    seen: set[int] = set()
+    while thread.is_alive():
+        found = [one for one in psutil.Process().children(recursive=True) if one.pid not in before]
+        for process in found:
+            try:
+                if len([one for one in process.parents() if one in found]) >= 4:  # the box and the program in it
+                    seen.add(process.uids().real)
+            except psutil.Error:
+                continue
+        time.sleep(0.02)
+    backend.close()
+    assert results[0].passed, results
+    return seen
+
+
+def test_programs_run_as_the_own_user_only_where_that_is_asked_for() -> None:
+    assert users(SHARED) == {0}
+    (user,) = users(Isolation.full)
+    assert user >= layers.UID_BASE
+
+
+def test_a_weaker_sandbox_is_named_in_the_version_of_the_scorer() -> None:
+    full, shared = (CodeReward(CodeReward.Config(isolation=one)).version for one in ("full", "shared_user"))
+    assert "without-own-user" not in full
+    assert shared.endswith("+" + "+".join(layers.weaknesses(SHARED)))
+    assert "without-own-user" in shared
+    elsewhere = CodeReward(CodeReward.Config(isolation="shared_user", sandbox_url="http://127.0.0.1:9"))
+    assert "without" not in elsewhere.version
+
+
+@pytest.mark.parametrize("isolation", list(Isolation))
+def test_check_names_it(isolation: Isolation) -> None:
+    report = check(from_dict({
+        "run": {"name": "t", "steps": 1}, "model": {"path": "fake"}, "explorer": {"policy": "fake"},
+        "trainer": {"backend": "fake"}, "tasksets": {"t": {"source": "arithmetic", "reward": "code"}},
+        "rewards": {"code": {"isolation": str(isolation)}},
+    }))  # fmt: skip
+    named = [one for one in report.warnings if one.startswith("sandbox: without own user (given up by isolation")]
+    assert len(named) == (isolation is SHARED)
+
+
+def test_root_without_own_users_needs_a_cgroup_for_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rftstream.sandbox.cgroups.find_parents", lambda: None)
+    layers.find_layers.cache_clear()
+    try:
+        assert "cgroup pids" in (layers.missing_text(SHARED) or "")
+        assert layers.missing_text() is None
+    finally:
+        monkeypatch.undo()
+        layers.find_layers.cache_clear()
+
+
+@pytest.mark.parametrize("name", ["children that nobody waits for", "signals to all", "fork bomb"])
+def test_attacks_fail_without_own_users(name: str) -> None:
+    backend = LocalBackend(slots=1, isolation=SHARED)
+    limits = Limits(wall_s=1.5, cpu_s=1.5, memory_bytes=256 << 20, disk_bytes=16 << 20)
+    try:
+        assert run_program(ATTACKS[name], stdin="41", expected=EXPECTED, limits=limits, backend=backend).reason
+        assert run_program("print(42)", expected="42", limits=Limits(wall_s=60.0), backend=backend).passed
+    finally:
+        backend.close()
+
+
+PROC_SYS = """
+try: open("/proc/sys/kernel/core_pattern", "r+")
+except OSError as error: print(error.errno)
+"""
+
+
+def test_the_kernels_settings_are_read_only_even_without_landlock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers, "has", lambda name, *isolation: False)
+    backend = LocalBackend(slots=1, isolation=SHARED)
+    result = run_program(PROC_SYS, limits=Limits(wall_s=60.0), backend=backend)
+    backend.close()
+    assert result.stdout.strip() == str(errno.EROFS), result
+
+
+# whose names of descriptors its own user may list, and no more
+@pytest.mark.parametrize("name", [name for name in PROBES if name != "memory of process 1"])
+def test_probes_reach_nothing_without_own_users(name: str, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("x", encoding="utf-8")
+    backend = LocalBackend(slots=1, isolation=SHARED)
+    source = PROBES[name].replace("PORT", "9").replace("SECRET", str(tmp_path / "secret"))
+    try:
+        result = run_program(source, limits=Limits(wall_s=60.0), backend=backend)
+        assert set(result.stdout.split()) == {"no"}, result
+        listed = run_program("import os\nprint(os.listdir('/outer-proc'))", limits=Limits(wall_s=60.0), backend=backend)
+        assert "PermissionError" in listed.stderr or listed.stdout.strip() == "[]"
+    finally:
+        backend.close()
