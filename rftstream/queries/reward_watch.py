@@ -7,6 +7,7 @@ read some rollouts (`rftstream inspect`), not a proof.
     checks       a second opinion (`use = "check"`) is far from the reward
     dominance    the reward rose by one of its parts, while the others together fell
     held_out     the reward rose, and no evaluation followed
+    judge        a judge that compares answers contradicts itself when their order changes
     length       completions became much longer or shorter, while no evaluation rose
     unscored     more and more rollouts have no reward
 """
@@ -28,6 +29,8 @@ CANARY_REWARD = 0.1
 """Mean reward of a canary that is told, if it is above what version 0 had by as much."""
 CHECK_APART = 0.25
 """Mean distance of a second opinion from the reward that is told."""
+ORDERS_DISAGREE = 0.5
+"""Share of comparisons in which a judge contradicts itself that is told."""
 RISE = 0.1
 """A rise of the mean reward that evaluations should follow."""
 FOLLOWED = 0.02
@@ -43,7 +46,7 @@ class RewardSign:
     """A sign that a reward may be hacked. `find_reward_signs` makes it."""
 
     kind: str
-    """canary, checks, dominance, held_out, length or unscored."""
+    """canary, checks, judge, dominance, held_out, length or unscored."""
     subject: str
     """The evaluation, reward or taskset that it is about; empty if it is about the whole run."""
     text: str
@@ -76,7 +79,12 @@ def find_reward_signs(history: History, config: RunConfig) -> tuple[RewardSign, 
     windows = _windows(history.steps)
     signs = [*_canaries(history.evaluations, config)]
     if windows is not None:
-        signs += [*_checks(windows, config), *_dominance(windows, config), *_held_out(windows, history, config)]
+        signs += [
+            *_checks(windows, config),
+            *_judges(windows),
+            *_dominance(windows, config),
+            *_held_out(windows, history, config),
+        ]
         signs += _unscored(windows)
     return tuple(signs)
 
@@ -114,6 +122,19 @@ def _checks(windows: _Windows, config: RunConfig) -> Iterator[RewardSign]:
         if (apart := windows.last.get(f"metric/{short}.apart", 0.0)) >= CHECK_APART:
             text = f"this second opinion is {apart:.2f} from the reward in the mean"
             yield RewardSign("checks", short, text)
+
+
+def _judges(windows: _Windows) -> Iterator[RewardSign]:
+    """Yield the judges that name another winner when the answers are shown the other way round."""
+    for name, share in sorted(windows.last.items()):
+        part = name.removeprefix("metric/").removesuffix("orders_disagree")
+        if name == f"metric/{part}orders_disagree" and share >= ORDERS_DISAGREE:
+            first = windows.last.get(f"metric/{part}prefers_first", 0.0)
+            text = (
+                f"the judge contradicts itself in {share:.0%} of the comparisons when the order changes (a tie then); "
+                f"its bias for what it sees first is {first:+.2f}, from -1 to 1"
+            )
+            yield RewardSign("judge", part.rstrip("."), text)
 
 
 def _dominance(windows: _Windows, config: RunConfig) -> Iterator[RewardSign]:

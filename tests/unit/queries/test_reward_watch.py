@@ -104,6 +104,20 @@ def test_a_second_opinion_that_is_far_away() -> None:
     assert signs(history({"reward": (0.5, 0.5), "metric/judge-2.apart": (0.0, 0.6)}), config).keys() == {"checks"}
 
 
+@pytest.mark.parametrize("part", ["", "judge-2."])
+def test_a_judge_that_contradicts_itself(part: str) -> None:
+    bias = {
+        f"metric/{part}orders_disagree": (0.0, 0.7),
+        f"metric/{part}prefers_first": (0.0, 0.7),
+        "reward": (0.5, 0.5),
+    }
+    found = signs(history(bias), config_of())
+    assert found.keys() == {"judge"}
+    assert "contradicts itself in 62% of the comparisons" in str(found["judge"])
+    assert "sees first is +0.62" in str(found["judge"])
+    assert signs(history({**bias, f"metric/{part}orders_disagree": (0.0, 0.4)}), config_of()) == {}
+
+
 def test_more_and_more_rollouts_without_a_reward() -> None:
     assert signs(history({"reward": (0.5, 0.5), "unscored_share": (0.0, 0.4)}), config_of()).keys() == {"unscored"}
 
