@@ -40,7 +40,7 @@ _TABLES = (
 
 
 @dataclass(slots=True)
-class _Question:
+class _AskedNow:
     """A question that is being asked, and how many threads ask it or wait for that."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -59,14 +59,14 @@ class JudgeCache:
         self._lock = threading.Lock()
         self._database: sqlite3.Connection | None = None
         self._failed = False
-        self._turns: dict[str, _Question] = {}
+        self._turns: dict[str, _AskedNow] = {}
         """The questions that are being asked, by digest."""
 
     @contextlib.contextmanager
     def asking(self, key: str) -> Iterator[None]:
         """Let one thread at a time ask a question: siblings often say the same, and the second finds the answer."""
         with self._lock:
-            turn = self._turns.setdefault(key, _Question())
+            turn = self._turns.setdefault(key, _AskedNow())
             turn.num_waiting += 1
         try:
             with turn.lock:

@@ -104,10 +104,16 @@ def test_examples_of_judges(name: str, server: Any, tmp_path: Path) -> None:
     assert ("spent_money" in score.metrics) == ("price_prompt" in settings)
 
 
+def _taskset(values: dict[str, Any]) -> dict[str, Any]:
+    return next(iter(values.get("tasksets", {}).values()), {})
+
+
 def built(reward: str, **more: Any) -> Any:
     """Return the reward of the page's run file for it, with all its settings."""
     found = [tomllib.loads(block.text) for block in blocks(ROOT / "docs" / "rewards.md", "toml")]
-    (values,) = (one for one in found if one["tasksets"].popitem()[1]["reward"] == reward and reward in one["rewards"])
+    (values,) = (
+        one for one in found if {"reward": reward}.items() <= _taskset(one).items() and reward in one["rewards"]
+    )
     run = {"run": {"name": "page", "steps": 1}, "model": {"path": "fake"}, "rewards": values["rewards"]}
     config = loader.from_dict({**run, "tasksets": {"page": {"source": "arithmetic", "reward": reward}}, **more})
     return build_reward(reward, config)
