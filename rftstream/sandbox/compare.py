@@ -8,7 +8,8 @@ from collections.abc import Collection
 from decimal import Decimal
 from typing import Any
 
-_NUMBER = re.compile(r"[+-]?(\d{1,60}(\.\d{0,60})?|\.\d{1,60})([eE][+-]?\d{1,3})?")
+_NUMBER = re.compile(r"[+-]?((0|[1-9]\d{0,59})(\.\d{0,60})?|\.\d{1,60})([eE][+-]?\d{1,3})?")
+"""A number that may be written in another way. One with zeros in front, such as 007, is a name and no number."""
 
 
 def same_text(found: str, expected: str, *, tolerance: float = 0.0) -> bool:

@@ -50,8 +50,9 @@ class _Starter:
         """Return what the function returns, called in the thread."""
         with self._lock:
             if self._pid != os.getpid():
-                self._pid, self._asked = os.getpid(), queue.SimpleQueue()
-                threading.Thread(target=self._work, args=(self._asked,), name="sandbox-starter", daemon=True).start()
+                asked: queue.SimpleQueue[tuple[Callable[[], Any], queue.SimpleQueue[Any]]] = queue.SimpleQueue()
+                threading.Thread(target=self._work, args=(asked,), name="sandbox-starter", daemon=True).start()
+                self._pid, self._asked = os.getpid(), asked  # only now: no thread may be left on this machine
         answer: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._asked.put((function, answer))
         found = answer.get()
@@ -215,7 +216,8 @@ def _prefix(python: str) -> str:
 def _bubblewrap(python: str, readable: tuple[str, ...], *, as_root: bool) -> list[str]:
     path = layers.find_bwrap()
     if path is None:
-        raise SandboxError(layers.missing_text() or "sandbox: no bubblewrap")
+        layers.find_layers.cache_clear()  # it was there before
+        raise SandboxError(layers.missing_text() or "sandbox: bubblewrap: not found")
     command = [path, "--unshare-all", "--unshare-user", "--die-with-parent", "--new-session", "--clearenv"]
     command += ["--uid", "1000", "--gid", "1000", "--hostname", "sandbox"]
     command += ["--cap-drop", "ALL", "--cap-add", "CAP_SYS_ADMIN", "--cap-add", "CAP_SETPCAP"]

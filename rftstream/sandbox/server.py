@@ -18,6 +18,7 @@ import hmac
 import ipaddress
 import logging
 import secrets
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -78,13 +79,15 @@ class SandboxServer(ThreadingHTTPServer):
         self.backend, self.token = backend, token
         self._boxes: dict[str, _HeldBox] = {}
         self._lock = threading.Lock()
+        if ":" in address[0]:
+            self.address_family = socket.AF_INET6
         super().__init__(address, _SandboxHandler)
 
     @property
     def url(self) -> str:
         """Return the address under which it can be reached."""
         host, port = self.server_address[:2]
-        return f"http://{host!s}:{port}"
+        return f"http://[{host!s}]:{port}" if self.address_family == socket.AF_INET6 else f"http://{host!s}:{port}"
 
     def service_actions(self) -> None:
         """End boxes whose users are gone. `serve_forever` calls it twice a second."""

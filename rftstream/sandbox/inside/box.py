@@ -305,7 +305,8 @@ class _Watch:
                 ran_s[pid, fields[19]] = sum(map(int, fields[11:13])) * _TICK_S
                 num_threads += int(fields[17])
                 memory_bytes += int(fields[21]) * _PAGE_BYTES
-                delays += _delays(pid)
+                if int(fields[16]) <= 0 and not _has_low_priority_group(pid):  # else it is delayed by its own doing
+                    delays += _delays(pid)
             except (OSError, ValueError, IndexError):
                 continue  # it has ended meanwhile
         self._account(ran_s, num_threads)
@@ -339,6 +340,16 @@ def _reap_others(pid: int) -> None:
             os.waitpid(int(name), os.WNOHANG)
         except ChildProcessError:
             continue
+
+
+def _has_low_priority_group(pid: int) -> bool:
+    """Return whether a process has made its session's group one that others overtake. Landlock prevents it where it is
+    there."""
+    try:
+        with open(f"/proc/{pid}/autogroup", encoding="ascii") as file:
+            return int(file.read().split()[-1]) > 0
+    except (OSError, ValueError, IndexError):
+        return False
 
 
 def _delays(pid: int) -> list[tuple[float, float]]:

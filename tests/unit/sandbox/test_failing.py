@@ -23,7 +23,7 @@ NEEDS_ROOT = {"no right to change the user", "no processes", "few processes for 
 REASONS = {
     "no bubblewrap": "not found",
     "no right to change the user": "Operation not permitted",
-    "no processes": "Resource temporarily unavailable",
+    "no processes": "Resource temporarily unavailable|can't start new thread",
     "few processes for a user": "below the program's limit",
     "memory cgroup read-only": "a limit of the cgroup cannot be set",
     "keeper killed": "does not start",

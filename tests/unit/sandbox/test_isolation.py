@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -16,6 +18,7 @@ from rftstream.preflight.check import check
 from rftstream.rewards.code import CodeReward
 from rftstream.sandbox import layers, run_program
 from rftstream.sandbox.base import Isolation, Limits
+from rftstream.sandbox.inside import box
 from rftstream.sandbox.local import LocalBackend
 from tests.unit.sandbox.corpus import ATTACKS, EXPECTED, PROBES
 
@@ -128,3 +131,18 @@ def test_probes_reach_nothing_without_own_users(name: str, tmp_path: Path) -> No
         assert "PermissionError" in listed.stderr or listed.stdout.strip() == "[]"
     finally:
         backend.close()
+
+
+def test_who_lets_others_overtake_is_not_delayed_by_them() -> None:
+    """Without Landlock a program could fake an overloaded machine in this way."""
+    if not os.path.exists("/proc/self/autogroup"):
+        pytest.skip("this kernel has no groups of sessions")
+    source = "open('/proc/self/autogroup', 'w').write('19'); print(1, flush=True); input()"
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", source], stdin=pipe, stdout=pipe, start_new_session=True) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout.readline()
+        assert box._has_low_priority_group(process.pid)
+        process.stdin.write(b"\n")
+    assert not box._has_low_priority_group(os.getpid())

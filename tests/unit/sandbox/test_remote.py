@@ -168,3 +168,22 @@ def test_a_killed_owner_leaves_nothing() -> None:
             name for place in parents.by_controller.values() for name in place.glob(f"{cgroups.PREFIX}{owner.pid}-*")
         ]
         assert not left
+
+
+def test_a_server_on_ipv6() -> None:
+    if not socket.has_ipv6:
+        pytest.skip("this machine has no IPv6")
+    try:
+        made = SandboxServer(("::1", 0), LocalBackend(slots=1))
+    except OSError:
+        pytest.skip("this machine has no IPv6 loopback")
+    thread = threading.Thread(target=made.serve_forever)
+    thread.start()
+    backend = RemoteBackend(made.url)
+    result = run_program("print(1)", expected="1", limits=Limits(wall_s=30), backend=backend)
+    backend.close()
+    made.shutdown()
+    thread.join()
+    made.close()
+    assert made.url.startswith("http://[::1]:")
+    assert result.passed, result
