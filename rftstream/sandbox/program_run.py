@@ -141,7 +141,9 @@ class ProgramRun:
             self.stop("output")
 
     def _ended(self, answer: dict[str, Any]) -> JobEnd:
-        stopped = self._stopped or answer["stopped"]
+        stopped = answer["stopped"]
+        if stopped in (None, "stop"):  # else it was at a limit before anybody asked for its end
+            stopped = self._stopped
         if stopped is None and answer["exit"] == -signal.SIGXCPU:
             stopped = "cpu"
         if stopped is None and answer["exit"] != 0 and self._is_out_of_memory():
