@@ -80,6 +80,7 @@ def without_processes() -> Iterator[None]:
     """Let the cgroup of this process have no more processes and threads than there are now."""
     parents = cgroups.find_parents()
     assert parents is not None
+    local.default_backend()  # it finds where its cgroups are made before this process moves
     folder = parents.by_controller["pids"] / f"rftstream-test-{os.getpid()}"
     folder.mkdir()
     try:
