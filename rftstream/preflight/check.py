@@ -17,6 +17,7 @@ from rftstream.algorithms.base import Algorithm
 from rftstream.algorithms.by_taskset import build_algorithm
 from rftstream.algorithms.requirements import critic_folder, the_critic
 from rftstream.config import registry
+from rftstream.config.loader import sampling_for
 from rftstream.config.part_specs import BackendSpec, PolicySpec
 from rftstream.config.pipelines import operator_places
 from rftstream.config.reward_uses import reward_formula, reward_uses
@@ -35,7 +36,7 @@ from rftstream.preflight.advice import find_warnings
 from rftstream.preflight.check_demonstrations import demonstrations_line
 from rftstream.preflight.check_environments import begin_once
 from rftstream.preflight.check_report import CheckReport, PartLine, Prompt, TasksetLine
-from rftstream.preflight.check_rewards import check_columns, check_given
+from rftstream.preflight.check_rewards import check_columns, check_given, doubts_about_length
 from rftstream.preflight.estimate import DiskEstimate, estimate_disk
 from rftstream.preflight.memory import MemoryEstimate, estimate_memory, longest_row, memory_warnings
 from rftstream.preflight.plan import Purpose, plan
@@ -192,6 +193,8 @@ def _taskset(
     if reward is not None and line.first_problem is not None:
         with collect(f"{line.place}.reward"):
             line.advice += check_columns(line.place, reward, taskset, line.problems)
+            sampling = sampling_for(config, section.sampling, where=f"{line.place}.sampling")
+            line.advice += doubts_about_length(line.place, reward, sampling.max_tokens)
     return line
 
 

@@ -43,6 +43,17 @@ def check_columns(place: str, reward: CompositeReward, taskset: Taskset, num_pro
     ]
 
 
+def doubts_about_length(place: str, reward: CompositeReward, max_tokens: int) -> list[str]:
+    """Return a sentence for each reward that cannot read what completions of `max_tokens` may become."""
+    contexts = [context for one in reward.rewards if (context := getattr(one, "context", None)) is not None]
+    return [
+        f"{place}.reward: reads conversations of up to {context:,} tokens, and completions alone may have "
+        f"{max_tokens:,} (sampling.max_tokens): longer ones will have no reward; see its too_long, or lower max_tokens"
+        for context in contexts
+        if context <= max_tokens
+    ]
+
+
 def _doubts_about_form(place: str, reward: Reward, column: str | None) -> Iterator[str]:
     """Yield a doubt if a function of TRL's may get texts for messages or the reverse. TRL's get what the dataset has;
     here the name of the column says which."""

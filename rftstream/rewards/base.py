@@ -138,6 +138,8 @@ class Reward(Protocol):
                       `rftstream check` does not.
     check(item)       Raises RewardError if the problem lacks what the reward needs, whatever the completion will be.
                       `rftstream check` calls it.
+    context           The most tokens of a conversation that the reward reads; longer ones have no score. None for no
+                      limit. `rftstream check` compares it with `max_tokens`.
     takes_base = True The constructor also gets `base=`, the folder of the run file.
     """
 

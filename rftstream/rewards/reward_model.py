@@ -106,6 +106,11 @@ class ModelReward:
             self._threads = ThreadPoolExecutor(config.max_concurrent, thread_name_prefix="reward-model")
         self.version = config_version("1", (replace(config, **UNSEEN_HERE), seen))  # type: ignore[arg-type]
 
+    @property
+    def context(self) -> int | None:
+        """The longest conversation that has a reward, in tokens; None if there is no limit that is known here."""
+        return None if self._local is None or self._config.too_long != "unscorable" else self._local.limit
+
     def open(self) -> None:
         """Load the model, where it is a folder."""
         if self._local is not None:
@@ -203,7 +208,8 @@ class _Local:
                 f"{WHERE}.max_tokens: got {config.max_tokens:,}, expected at most {folder.context:,}, the context of "
                 f"{folder.folder}"
             )
-        self._limit = min(limits, default=None)
+        self.limit = min(limits, default=None)
+        """Largest number of tokens that the model reads; None if nobody knows."""
         self.model = LocalClassifier(
             folder, device=config.device, dtype=config.dtype, threads=config.threads, batch_size=config.batch_size
         )
@@ -213,7 +219,7 @@ class _Local:
         else:
             _check_steps(config)
             self._along = StepClassifier(self.model)
-            self.steps = StepScores(folder, self._along, separator=config.steps, limit=self._limit)
+            self.steps = StepScores(folder, self._along, separator=config.steps, limit=self.limit)
 
     def open(self) -> None:
         (self.model if self.steps is None else self._along).open()
@@ -221,9 +227,9 @@ class _Local:
     def check(self, item: RewardInput) -> None:
         asked = replace(item, messages=(*item.messages, {"role": "assistant", "content": ""}))
         count = len(self._tokens(asked))
-        if self._limit is not None and count >= self._limit and self._config.too_long == "unscorable":
+        if self.limit is not None and count >= self.limit and self._config.too_long == "unscorable":
             raise RewardError(
-                f"reward_model: the prompt alone has {count:,} tokens, expected fewer than {self._limit:,}, which the "
+                f"reward_model: the prompt alone has {count:,} tokens, expected fewer than {self.limit:,}, which the "
                 "model reads; set too_long, or use another model"
             )
 
@@ -254,7 +260,7 @@ class _Local:
 
     def _fitted(self, tokens: list[int]) -> list[int]:
         """Return the tokens, cut to the limit if the settings say so. RewardError if they say that it has no reward."""
-        limit = self._limit
+        limit = self.limit
         if limit is None or len(tokens) <= limit:
             return tokens
         if self._config.too_long == "unscorable":

@@ -136,7 +136,7 @@ def test_the_run_file_of_boxes() -> None:
 
 
 def test_the_example_of_pairs_prefers_what_the_page_says() -> None:
-    """480 pairs to learn from, of which the better answer has more even digits."""
+    """640 pairs to learn from, of which the better answer has more even digits."""
     lines = (ROOT / "examples" / "preferences.jsonl").read_text(encoding="utf-8").splitlines()
     pairs = [json.loads(line) for line in lines]
 
@@ -146,4 +146,4 @@ def test_the_example_of_pairs_prefers_what_the_page_says() -> None:
     assert all(worth(pair["chosen"]) > worth(pair["rejected"]) for pair in pairs)
     held_out = loader.load([ROOT / "examples" / "reward_model.toml"], env={}).experts
     assert held_out is not None
-    assert round(len(pairs) * (1 - held_out.held_out)) == 480
+    assert round(len(pairs) * (1 - held_out.held_out)) == 640

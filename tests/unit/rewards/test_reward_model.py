@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from rftstream.config.loader import from_dict
 from rftstream.errors import ConfigError, RewardError, RewardTimeout
 from rftstream.models import server_client
+from rftstream.preflight.check import check
 from rftstream.rewards import classifier
 from rftstream.rewards.base import RewardInput, ScoreRequest
 from rftstream.rewards.reward_model import ModelReward
@@ -234,6 +235,32 @@ def test_problems_longer_than_its_context_are_found_before_the_run(made):
     with pytest.raises(RewardError, match="the prompt alone has 4 tokens, expected fewer than 4"):
         reward.check(item(messages=({"role": "user", "content": "2+3="},)))
     reward.check(item(messages=({"role": "user", "content": "2+3"},)))
+
+
+@pytest.mark.parametrize(("settings", "longest", "says"), [
+    ({}, 32, True), ({}, 31, False), ({"max_tokens": 8}, 8, True), ({"too_long": "cut_left"}, 32, False),
+])  # fmt: skip
+def test_check_says_that_completions_may_be_longer_than_its_context(made, settings, longest, says):
+    config = from_dict({
+        "run": {"name": "t", "steps": 1}, "model": {"path": "fake"}, "sampling": {"max_tokens": longest},
+        "tasksets": {"t": {"source": "arithmetic", "reward": "reward_model"}},
+        "explorer": {"policy": "fake"}, "trainer": {"backend": "fake"},
+        "rewards": {"reward_model": {"path": str(made[0]), **settings}},
+    })  # fmt: skip
+    report = check(config)
+    assert not report.errors
+    found = [one for one in report.warnings if one.startswith("tasksets.t.reward: reads conversations of up to")]
+    assert len(found) == says
+
+
+def test_check_finds_a_folder_that_is_not_there(tmp_path):
+    config = from_dict({
+        "run": {"name": "t", "steps": 1}, "model": {"path": "fake"},
+        "tasksets": {"t": {"source": "arithmetic", "reward": "reward_model"}},
+        "explorer": {"policy": "fake"}, "trainer": {"backend": "fake"},
+        "rewards": {"reward_model": {"path": str(tmp_path / "nowhere")}},
+    })  # fmt: skip
+    assert any("nowhere: found no config.json" in one for one in check(config).errors)
 
 
 # ------------------------------------------------------------------------------------------------ an endpoint
