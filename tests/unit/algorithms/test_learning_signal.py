@@ -34,7 +34,7 @@ def test_which_steps_have_none(values: dict[str, float], spread: Spread, without
 
 def test_what_each_algorithm_needs() -> None:
     found: dict[Spread, set[str]] = {"group": set(), "batch": set(), "none": set()}
-    for name in ALGORITHMS.keys() - {"sft", "dpo"}:
+    for name in ALGORITHMS.keys() - {"sft", "dpo", "reward_model"}:
         part = registry.resolve("algorithm", name, where="here")
         found[spread_needed(part(part.Config()))].add(name)
     assert found["none"] == {"opd", "topr", "asymre"}
