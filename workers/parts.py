@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 from rftstream import metrics
 from rftstream.config import registry
-from rftstream.config.part_specs import EnvironmentSpec
+from rftstream.config.part_specs import EnvironmentSpec, PolicySpec
 from rftstream.config.sections import EvaluationSection, RunConfig, TasksetSection
 from rftstream.config.stages import taken_kinds
 from rftstream.contracts.tasks import Problem
@@ -17,6 +17,7 @@ from rftstream.environments.call_workers import CallWorkers
 from rftstream.environments.calls import EnvironmentCalls
 from rftstream.errors import ConfigError
 from rftstream.models.folder import for_section, prepare_model
+from rftstream.models.images import ImageCache
 from rftstream.models.rendering import Renderer, open_renderer
 from rftstream.models.spec import ModelSpec
 from rftstream.policies.base import Policy
@@ -28,7 +29,11 @@ from rftstream.roles.trainer.training import Training
 from rftstream.service.role import RoleContext
 from rftstream.weights.anchors import AnchorCache
 from rftstream.weights.follower import WeightsFollower
+from rftstream.weights.media import MediaStore
 from rftstream.weights.store import ObjectStore
+
+MEDIA_PATIENCE_S = 30.0
+"""Of an image: without it the rollout that shows it fails."""
 
 
 def model_spec(context: RoleContext, *, device: str = "cpu", threads: int = 1) -> ModelSpec:
@@ -56,7 +61,10 @@ def turn_loop(
     config, settings = context.config, context.config.explorer
     renderer = open_renderer(spec)
     policy_class, options = config.build_part("policy", policy_name)
-    policy: Policy = policy_class(options, model=spec, renderer=renderer, clock=context.clock)
+    media = MediaStore(context.open_store(patience_s=MEDIA_PATIENCE_S))
+    takes = registry.find_spec(PolicySpec, policy_name).takes_images
+    more = {"images": ImageCache.of(spec.folder, media.get)} if takes else {}
+    policy: Policy = policy_class(options, model=spec, renderer=renderer, clock=context.clock, **more)
     loop = TurnLoop(
         policy=policy,
         renderer=renderer,

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
+from rftstream.models.images import ImageCache
 from rftstream.roles.trainer import TRAINER
 from rftstream.roles.trainer.pending_update import Inline
 from rftstream.roles.trainer.step import TrainerStep
 from rftstream.roles.trainer.training import build_training
 from rftstream.roles.trainer.trimmed_deletions import TrimmedDeletions
 from rftstream.service.role import Log, Role, RoleContext
+from rftstream.weights.media import MediaStore
 from workers.parts import held_out, model_spec
 
 
 def build(context: RoleContext) -> Role:
     config, settings = context.config, context.config.trainer
     spec = model_spec(context, device=settings.device, threads=settings.threads)
-    training = build_training(config, spec)
     store = context.open_store()
+    training = build_training(config, spec, images=ImageCache.of(spec.folder, MediaStore(store).get))
     deletions = TrimmedDeletions(context.transport, store, context.clock, compacts=config.retention is not None)
     step = TrainerStep(
         config=config,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from rftstream.contracts.batches import Experience
-from rftstream.contracts.rollouts import Segment
+from rftstream.contracts.rollouts import ImageSpan, Segment
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,6 +43,8 @@ class TrainingRow:
     stratum: str = ""
     """What it is learned from, as `KIND/TASKSET`: each mini-batch has as much of each stratum as any other."""
     additions: Mapping[str, np.ndarray] = field(default_factory=dict)
+    images: tuple[ImageSpan, ...] = ()
+    """Where images stand among the tokens."""
 
 
 def stratum_of(experience: Experience) -> str:
@@ -68,6 +70,7 @@ def training_row(
         group=group,
         rollout=rollout,
         stratum=stratum,
+        images=segment.images,
     )
 
 

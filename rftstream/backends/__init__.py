@@ -12,6 +12,7 @@ BACKENDS = {
         needs_peft=True,
         trains_classifiers=True,
         is_estimated=True,
+        takes_images=True,
         preload=(
             "torch",
             "transformers",

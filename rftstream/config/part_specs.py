@@ -69,6 +69,9 @@ class PolicySpec(PartSpec):
     """The setting by which its server is given the trained weights, if it has one."""
     is_estimated: bool = False
     """Whether `check` estimates its memory: it holds a model in torch, and its Config has `batch_size`."""
+    takes_images: bool = False
+    """Whether its model may be one that is shown images: its class takes `images`, an ImageCache, and its requests say
+    where images stand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,9 @@ class BackendSpec(PartSpec):
     is_estimated: bool = False
     """Whether `check` estimates its memory: it trains in torch, and its Config has the settings of the backend
     `torch`."""
+    takes_images: bool = False
+    """Whether its model may be one that is shown images: its class takes `images`, an ImageCache, and rows say where
+    images stand."""
 
 
 @dataclass(frozen=True, slots=True)

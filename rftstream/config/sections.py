@@ -63,6 +63,9 @@ class MakeModel:
     width: Positive = 64
     heads: Positive = 4
     context: Positive = 64
+    vision: bool = False
+    """Whether it is shown images: a small vision tower in front, as in LLaVA. An image becomes 32 x 32 pixels and 16
+    tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +110,8 @@ class TasksetSection:
     """A source of problems, with the reward that scores their completions. A run may mix several tasksets."""
 
     source: str
-    """`jsonl:PATH`, `parquet:PATH`, `hf:FOLDER-OR-NAME`, `reasoning_gym:NAME`, `arithmetic`, or `module:Class`."""
+    """`jsonl:PATH`, `parquet:PATH`, `hf:FOLDER-OR-NAME`, `reasoning_gym:NAME`, `arithmetic`, `squares`, or
+    `module:Class`."""
     columns: dict[str, str] = field(default_factory=dict)
     """Our name (prompt, messages, answer, system, tools, data_source) -> the source's, or the path of a field in it."""
     reward: RewardNamed = "exact"

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from rftstream.contracts.tasks import ChatMessage
 from rftstream.errors import ConfigError
+from rftstream.models.images import IMAGE_MARK
 
 if TYPE_CHECKING:
     import jinja2
@@ -99,6 +100,8 @@ class ChatTemplate:
     def _map_of(self, message: ChatMessage, form: CallForm | None) -> dict[str, Any]:
         """Return the message as this template expects it: keys that do not apply are absent."""
         values: dict[str, Any] = {"role": message.role, "content": message.content}
+        if message.media:
+            values["content"] = _parts_of(message)
         if self._reasoning_field is not None and message.role == "assistant":
             reasoning, content = split_thinking(message.content)
             if reasoning:
@@ -114,6 +117,22 @@ class ChatTemplate:
     def _now(self, form: str) -> str:
         self.dated = True
         return datetime.datetime.now().strftime(form)
+
+
+def _parts_of(message: ChatMessage) -> list[dict[str, str]]:
+    """Return texts and images as parts, in the form that templates of models with images take. An image stands where
+    its mark is in the text; without marks, images come first. ConfigError if there are more or fewer marks."""
+    texts, count = message.content.split(IMAGE_MARK), len(message.media)
+    if len(texts) == 1:
+        texts = [*[""] * count, message.content]
+    if len(texts) != count + 1:
+        raise ConfigError(
+            f"{len(texts) - 1} marks {IMAGE_MARK} in a message with {count} images, expected one for each"
+        )
+    parts: list[dict[str, str]] = []
+    for place, text in enumerate(texts):
+        parts += [{"type": "image"}] * (place > 0) + ([{"type": "text", "text": text}] if text else [])
+    return parts
 
 
 def split_thinking(content: str) -> tuple[str, str]:

@@ -17,6 +17,7 @@ from rftstream.errors import ConfigError
 from rftstream.models.classifiers import RENDERING_FILE, as_classifier
 from rftstream.models.devices import check_device
 from rftstream.models.files import digest_bytes, digest_files, read_json, tokenizer_files, write_json
+from rftstream.models.images import processor_digest
 from rftstream.models.made import RECIPE, make_model
 from rftstream.models.spec import ModelSpec
 
@@ -226,16 +227,18 @@ def chat_template_text(spec: ModelSpec) -> str | None:
 
 
 def model_digests(spec: ModelSpec, *, weights: bool = True) -> dict[str, str]:
-    """Return `sha256:<hex>` of the model (weights and config), its tokenizer and the template in effect. Without
-    `weights`, which take long to read, only the latter two are in it."""
+    """Return `sha256:<hex>` of the model (weights and config), its tokenizer, the template in effect, and the processor
+    of its images if it is shown any. Without `weights`, which take long to read, all but the first are in it."""
     if spec.name == FAKE:
         return dict.fromkeys(("model", "tokenizer", "chat_template"), digest_bytes(FAKE.encode()))
     files = sorted(path for path in spec.folder.iterdir() if path.is_file())
     model = [path for path in files if path.suffix in WEIGHT_SUFFIXES or path.name == "config.json"]
+    processor = processor_digest(spec.folder)
     return {
         **({"model": digest_files(model)} if weights else {}),
         "tokenizer": digest_files(tokenizer_files(spec.folder)),
         "chat_template": template_digest(spec),
+        **({"processor": processor} if processor is not None else {}),
     }
 
 

@@ -76,11 +76,6 @@ def decode_data_url(url: str) -> bytes:
         raise ImageError(f"image {head[:60]}: no data url: {error}") from None
 
 
-def is_image(media: Media) -> bool:
-    """Return whether the payload may be shown to a model."""
-    return media.kind.startswith("image/") or not media.kind
-
-
 def check_image(media: Media) -> None:
     """Raise ImageError for an image that cannot be shown, as far as its reference tells."""
     if not media.digest:
@@ -89,6 +84,8 @@ def check_image(media: Media) -> None:
         raise ImageError(f"{_name(media)}: {media.num_bytes:,} bytes, expected at most {MAX_IMAGE_BYTES:,}")
     if media.width * media.height > MAX_PIXELS:
         raise ImageError(f"{_name(media)}: {media.width} x {media.height} pixels, expected at most {MAX_PIXELS:,}")
+    if media.kind and not media.kind.startswith("image/"):
+        raise ImageError(f"{_name(media)}: got {media.kind}, expected an image")
     if not media.kind:
         raise ImageError(
             f"{_name(media)}: is no image, or one of far too many pixels; expected one of {', '.join(FORMATS)}"
@@ -197,7 +194,7 @@ class ImageTokens:
 
 def images_of(messages: Sequence[ChatMessage]) -> tuple[Media, ...]:
     """Return the images of a chat, in the order in which they are shown."""
-    return tuple(media for message in messages for media in message.media if is_image(media))
+    return tuple(media for message in messages for media in message.media)
 
 
 def why_no_images(folder: Path) -> str:
@@ -264,6 +261,11 @@ class ImageCache:
         self._pixels: OrderedDict[str, np.ndarray] = OrderedDict()
         self._num_bytes = 0
         self._lock = threading.Lock()
+
+    @staticmethod
+    def of(folder: Path, fetch: Callable[[Media], bytes]) -> ImageCache | None:
+        """Return a cache for the model of a folder; None if the model is not shown images."""
+        return None if ImageTokens.of(folder) is None else ImageCache(fetch, folder)
 
     def pixels(self, media: Media) -> np.ndarray:
         """Return an image's pixels, float32 [C, H, W]. ImageError, which begins with the digest, if there are none;

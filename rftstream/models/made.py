@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rftstream.errors import ConfigError
+from rftstream.models import made_vision
 from rftstream.models.files import digest_files, read_json, tokenizer_files, write_json
+from rftstream.models.images import IMAGE_MARK
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,7 +47,7 @@ def make_model(make: MakeModel, folder: Path, seed: int) -> str:
         raise ConfigError(f"model.make.heads: got {make.heads}, expected a width ({make.width}) of heads x even number")
     if len(set(make.characters)) != len(make.characters) or not make.characters:
         raise ConfigError(f"model.make.characters: got {make.characters!r}, expected each character once")
-    if wrong := [word for word in make.words if len(word) < 2 or word in SPECIAL_TOKENS[LAYOUT]]:
+    if wrong := [word for word in make.words if len(word) < 2 or word in (*SPECIAL_TOKENS[LAYOUT], IMAGE_MARK)]:
         raise ConfigError(f"model.make.words: got {wrong[0]!r}, expected texts of two characters or more")
     if len(set(make.words)) != len(make.words):
         raise ConfigError(f"model.make.words: got {list(make.words)!r}, expected each word once")
@@ -78,6 +80,8 @@ def _recipe(make: MakeModel, seed: int, layout: int) -> dict[str, Any]:
     settings = {**dataclasses.asdict(make), "words": list(make.words)}
     if not make.words:  # as it was before there were any
         del settings["words"]
+    if not make.vision:
+        del settings["vision"]
     return {"make": settings, "seed": seed, "layout": layout}
 
 
@@ -108,6 +112,7 @@ def _write_tokenizer(folder: Path, make: MakeModel, layout: int) -> None:
 
     special = SPECIAL_TOKENS[layout]
     pad, unknown = special[0], special[-1] if layout == 1 else None
+    special = (*special, *made_vision.SPECIAL_TOKENS) if make.vision else special
     vocabulary = {token: index for index, token in enumerate([*special, *make.words, *make.characters])}
     words = sorted(map(re.escape, make.words), key=len, reverse=True)
     tokenizer = tokenizers.Tokenizer(models.WordLevel(vocabulary, **({"unk_token": unknown} if unknown else {})))
@@ -126,46 +131,52 @@ def _write_tokenizer(folder: Path, make: MakeModel, layout: int) -> None:
             "model_max_length": make.context,
         },
     )
-    (folder / "chat_template.jinja").write_text(MADE_TEMPLATE, encoding="utf-8")
+    template = made_vision.TEMPLATE if make.vision else MADE_TEMPLATE
+    (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
 
 
 def _write_config(folder: Path, make: MakeModel, layout: int) -> None:
     ids = {"pad_token_id": 0, "eos_token_id": SPECIAL_TOKENS[layout].index(END), "bos_token_id": None}
-    write_json(
-        folder / "config.json",
-        {
-            "architectures": ["LlamaForCausalLM"],
-            "model_type": "llama",
-            "dtype": "float32",
-            "hidden_act": "silu",
-            "vocab_size": _vocabulary_size(make, layout),
-            "hidden_size": make.width,
-            "intermediate_size": 2 * make.width,
-            "num_hidden_layers": make.layers,
-            "num_attention_heads": make.heads,
-            "num_key_value_heads": make.heads,
-            "max_position_embeddings": make.context,
-            "rms_norm_eps": 1e-6,
-            "rope_theta": 10000.0,
-            "tie_word_embeddings": True,
-            "attention_bias": False,
-            "mlp_bias": False,
-            "attention_dropout": 0.0,
-            **ids,
-        },
-    )
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "dtype": "float32",
+        "hidden_act": "silu",
+        "vocab_size": _vocabulary_size(make, layout),
+        "hidden_size": make.width,
+        "intermediate_size": 2 * make.width,
+        "num_hidden_layers": make.layers,
+        "num_attention_heads": make.heads,
+        "num_key_value_heads": make.heads,
+        "max_position_embeddings": make.context,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": True,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "attention_dropout": 0.0,
+        **ids,
+    }
+    if make.vision:
+        config = made_vision.config_around(config, make, image_token=len(SPECIAL_TOKENS[layout]))
+        made_vision.write_processor(folder)
+    write_json(folder / "config.json", config)
     write_json(folder / "generation_config.json", {**ids, "do_sample": True, "temperature": 1.0})
 
 
 def _vocabulary_size(make: MakeModel, layout: int) -> int:
-    return len(SPECIAL_TOKENS[layout]) + len(make.words) + len(make.characters)
+    special = len(SPECIAL_TOKENS[layout]) + (len(made_vision.SPECIAL_TOKENS) if make.vision else 0)
+    return special + len(make.words) + len(make.characters)
 
 
 def _write_weights(folder: Path, make: MakeModel, seed: int, layout: int) -> None:
     from safetensors.numpy import save_file
 
     vocabulary = _vocabulary_size(make, layout)
-    save_file(dict(_made_weights(make, seed, vocabulary)), folder / "model.safetensors", metadata={"format": "pt"})
+    weights = dict(_made_weights(make, seed, vocabulary))
+    if make.vision:
+        weights = made_vision.weights_around(weights, make, seed)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def _made_weights(make: MakeModel, seed: int, vocabulary: int) -> Iterator[tuple[str, np.ndarray]]:

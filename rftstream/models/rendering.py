@@ -7,11 +7,12 @@ import functools
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Any, Protocol
 
 from rftstream.contracts.assistant import AssistantMessage
-from rftstream.contracts.rollouts import AgentCall, Segment, Turn
+from rftstream.contracts.rollouts import AgentCall, ImageSpan, Segment, Turn
 from rftstream.contracts.tasks import ChatMessage
 from rftstream.errors import ConfigError
 from rftstream.models import folder as model_folder
@@ -19,6 +20,7 @@ from rftstream.models import tool_calls
 from rftstream.models.chat_template import ChatTemplate
 from rftstream.models.families import FamilyParser, open_parser
 from rftstream.models.files import read_json
+from rftstream.models.images import ImageTokens, images_of, why_no_images
 from rftstream.models.spec import ModelSpec
 from rftstream.models.splice import Continuation, Conversation, Splicer, difference
 from rftstream.models.tokenizer import SPECIAL_NAMES, open_tokenizer, token_text
@@ -34,6 +36,10 @@ Pieces = list[tuple[str, bool]]
 class Renderer(Protocol):
     """Turns messages into token ids and back. `open_renderer` makes it; explorers, evaluators and readers of data
     call it, in any order."""
+
+    @property
+    def images(self) -> ImageTokens | None:
+        """How images stand in prompts; None for a model that is not shown any."""
 
     @property
     def stop_token_ids(self) -> frozenset[int]:
@@ -60,8 +66,8 @@ class Renderer(Protocol):
         """Whether a prompt rendered so far has the date in it."""
 
     def render(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
-        """Return the ids of the prompt, up to where the assistant's turn begins. ConfigError if the template refuses
-        the messages."""
+        """Return the ids of the prompt, up to where the assistant's turn begins, with all tokens of its images.
+        ConfigError if the template refuses the messages, or if they have images and the model is not shown any."""
 
     def render_turn(
         self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()
@@ -114,6 +120,11 @@ class Renderer(Protocol):
 
     def pieces(self, token_ids: Sequence[int]) -> Pieces:
         """Return the text of all tokens, for people to read, with those that `decode` leaves out."""
+
+
+def image_spans(renderer: Renderer, token_ids: Sequence[int], messages: Sequence[ChatMessage]) -> tuple[ImageSpan, ...]:
+    """Return where the images of the messages stand in ids that the renderer gave for these messages."""
+    return () if renderer.images is None else renderer.images.spans(token_ids, images_of(messages))
 
 
 def pieces_of_turns(
@@ -177,13 +188,17 @@ class HfRenderer:
         self._template = ChatTemplate(template, model=spec.name, special=special, kwargs=kwargs)
         self.names = self._template.names
         self._name = spec.name
-        self.context = spec.context or config.get("max_position_embeddings")
-        self.vocabulary_size = int(config.get("vocab_size") or tokenizer.size)
+        decoder = config.get("text_config", config)  # of models that read more than text
+        self.context = spec.context or decoder.get("max_position_embeddings")
+        self.vocabulary_size = int(decoder.get("vocab_size") or tokenizer.size)
+        self.images, self._folder = ImageTokens.of(spec.folder), spec.folder
         eos = tokenizer.ids.get(special.get("eos_token", ""))
         self.stop_token_ids = _stop_token_ids(spec, config, eos)
         self._end = (eos,) if eos is not None else tuple(sorted(self.stop_token_ids)[:1])
         self._splicer = Splicer(self._template, tokenizer, self.stop_token_ids, encode=self.encode)
         given = [json.dumps(kwargs, sort_keys=True).encode()] if kwargs else []
+        if self.images is not None:
+            given.append(repr(self.images).encode())
         self.digest = _digest(
             tokenizer.identity,
             template.encode(),
@@ -197,7 +212,25 @@ class HfRenderer:
         return self._template.dated
 
     def render(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
-        return self.encode(self._template.render(messages, tools))
+        self._refuse_images(messages)
+        return self._with_images(self.encode(self._template.render(messages, tools)), messages)
+
+    def _refuse_images(self, messages: Sequence[ChatMessage]) -> None:
+        """Raise ConfigError if there are images and the model is not shown any. Its template would write something in
+        their place."""
+        if self.images is None and (shown := images_of(messages)):
+            raise ConfigError(
+                f"model {self._name}: got {len(shown)} images, which it is not shown: {why_no_images(self._folder)}"
+            )
+
+    def _with_images(self, token_ids: tuple[int, ...], messages: Sequence[ChatMessage]) -> tuple[int, ...]:
+        """Return the ids of a text that shows these messages, with all tokens of their images."""
+        if self.images is None:
+            return token_ids
+        try:
+            return self.images.expand(token_ids, len(images_of(messages)))
+        except ConfigError as error:
+            raise ConfigError(f"model {self._name}: {error}") from None
 
     def render_whole(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
         """Return the ids of a finished conversation, as the template writes it. ConfigError if the template or the
@@ -207,6 +240,7 @@ class HfRenderer:
     def render_turn(
         self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        self._refuse_images(messages)
         before, said = self._template.render(messages[:-1], tools), messages[-1].content
         whole = self._template.render(messages, tools, add_generation_prompt=False)
         if whole.startswith(before):
@@ -218,7 +252,8 @@ class HfRenderer:
             )
         ids = self.encode(said)
         ends = [place for place, token in enumerate(ids) if token in self.stop_token_ids]
-        return self.encode(before), ids[: ends[0] + 1] if ends else (*ids, *self._end)
+        prompt = self._with_images(self.encode(before), messages[:-1])
+        return prompt, self._with_images(ids[: ends[0] + 1] if ends else (*ids, *self._end), ())
 
     def parse(
         self,
@@ -257,7 +292,11 @@ class HfRenderer:
     def continue_prompt(
         self, known: Sequence[int], num_said: int, before: Conversation, now: Conversation
     ) -> Continuation:
-        return self._splicer.continue_prompt(known, num_said, before, now)
+        self._refuse_images(now.messages)
+        found = self._splicer.continue_prompt(known, num_said, before, now)
+        if found.break_reason is not None:
+            return found
+        return replace(found, token_ids=self._with_images(found.token_ids, now.messages[len(before.messages) + 1 :]))
 
     def encode(self, text: str) -> tuple[int, ...]:
         try:
@@ -293,6 +332,7 @@ class HfRenderer:
 class FakeRenderer:
     """A renderer without a model, as `Renderer` describes it. Ids are the bytes of UTF-8; id 0 ends a completion."""
 
+    images: ImageTokens | None = None
     vocabulary_size = 256
     stop_token_ids = frozenset({0})
     digest = "sha256:" + hashlib.sha256(b"rftstream FakeRenderer 1").hexdigest()
@@ -303,6 +343,8 @@ class FakeRenderer:
         self.context = context
 
     def render(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
+        if images_of(messages):
+            raise ConfigError("model fake: got images, which it is not shown: it has no model")
         return self.encode("\n".join(message.content for message in messages))
 
     def render_turn(

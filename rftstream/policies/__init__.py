@@ -11,6 +11,7 @@ POLICIES = {
         "rftstream.policies.hf:HfPolicy",
         loads_model=True,
         is_estimated=True,
+        takes_images=True,
         preload=(
             "torch",
             "transformers",

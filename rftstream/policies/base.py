@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from rftstream.contracts.rollouts import VersionSpan
+from rftstream.contracts.rollouts import ImageSpan, VersionSpan
 from rftstream.contracts.tasks import Sampling
 from rftstream.contracts.versions import VersionName
 
@@ -48,6 +48,8 @@ class SampleRequest:
     not draw the numbers again that these tokens were drawn with."""
     sampler_state: bytes | None = None
     """The `sampler_state` that `so_far` gave together with these tokens."""
+    images: tuple[ImageSpan, ...] = ()
+    """Where images stand in `token_ids`. Only a policy that declares `takes_images` is given any."""
     may_go_on: bool = False
     """Whether a later request may begin with these tokens and what is sampled, as the next turn of a rollout does. An
     engine may keep what it has computed for that."""

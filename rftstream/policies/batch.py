@@ -69,6 +69,11 @@ class DecodingBatch:
         return len(self._requests)
 
     @property
+    def requests(self) -> Sequence[SampleRequest]:
+        """The requests of the rows, those that are done included."""
+        return tuple(self._requests)
+
+    @property
     def num_alive(self) -> int:
         """Number of rows that have not finished."""
         return int(self._alive_B.sum())
@@ -255,7 +260,7 @@ class DecodingBatch:
             counts_BV = np.zeros((self.num_rows, vocabulary), dtype=np.float32)
             for row, request in enumerate(self._requests):
                 prompt = len(request.token_ids) - request.num_sampled
-                seen_BV[row, list(request.token_ids[:prompt])] = True
+                seen_BV[row, [token for token in request.token_ids[:prompt] if token >= 0]] = True
                 np.add.at(counts_BV[row], list(request.token_ids[prompt:]), 1)
                 np.add.at(counts_BV[row], self._tokens_BT[row, : self._num_sampled_B[row]], 1)
             self._seen = (torch.from_numpy(seen_BV).to(self._device), torch.from_numpy(counts_BV).to(self._device))

@@ -14,13 +14,15 @@ import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import numpy as np
 from msgspec import Meta
 
 from rftstream.clock import Clock
 from rftstream.contracts.versions import VersionName
+from rftstream.errors import ImageError, WeightsError
+from rftstream.models.images import ImageCache
 from rftstream.models.rendering import Renderer
 from rftstream.models.spec import ModelSpec
 from rftstream.policies.base import Completion, SampleRequest, without_tokens
@@ -29,8 +31,10 @@ from rftstream.weights.adapters import merged_tensors
 from rftstream.weights.snapshot import RawTensor
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from rftstream.policies.batch import DecodingBatch
-    from rftstream.policies.prompts import Block, TokenIds
+    from rftstream.policies.prompts import Block, Features, TokenIds
     from rftstream.policies.turns import KeptTurn
 
 
@@ -56,14 +60,28 @@ class HfPolicy:
         tokens; the recorded logprobs are then those of the stamped weights alone. finish: they are finished with the
         old weights first, and what is new waits for them."""
 
-    def __init__(self, config: Config, *, model: ModelSpec, renderer: Renderer, clock: Clock) -> None:
+    def __init__(
+        self,
+        config: Config,
+        *,
+        model: ModelSpec,
+        renderer: Renderer,
+        clock: Clock,
+        images: ImageCache | None = None,
+    ) -> None:
+        """`images`: pixels of the images that prompts show; None if they show none."""
         from rftstream.policies.hf_model import HfModel
+        from rftstream.policies.images import PromptImages
         from rftstream.policies.prompts import PromptStore
         from rftstream.policies.turns import TurnStore
 
         self.slots = config.batch_size
         self._config, self._spec, self._renderer = config, model, renderer
         self._model = HfModel(model)
+        seeing = self._model.seeing
+        self._images = PromptImages(
+            images, None if seeing is None else seeing.tokens, lambda pixels: cast("Any", seeing).features(pixels)
+        )
         self._stop_ids = np.asarray(sorted(renderer.stop_token_ids), dtype=np.int64)
         self._versions: list[VersionName] = []
         self._next: tuple[Mapping[str, RawTensor], VersionName] | None = None
@@ -113,10 +131,30 @@ class HfPolicy:
         self._next = None
         self._prompts.clear()
         self._turns.clear()
-        if self._config.in_flight == "recompute" and (batch := self._left()) is not None:
-            chunks = _chunks(batch.contexts(), self._config.prefill_tokens)
+        self._images.forget_features()
+        if self._config.in_flight == "recompute":
             with torch.no_grad():
-                batch.renew(self._model.compute(chunk).states for chunk in chunks)
+                self._recompute()
+
+    def _recompute(self) -> None:
+        """Compute keys and values of running requests anew. Requests whose images cannot be had any more end."""
+        features: dict[int, Tensor] = {}
+        for request in self._batch.requests if self._batch is not None else ():
+            if (found := self._features_of(request)) is not None:
+                features |= found
+            elif self._batch is not None:
+                self._batch.forget(request.request_id)
+        if (batch := self._left()) is not None:
+            chunks = _chunks(batch.contexts(), self._config.prefill_tokens)
+            batch.renew(self._model.compute(chunk, features).states for chunk in chunks)
+
+    def _features_of(self, request: SampleRequest) -> Features | None:
+        """Return the features of a request's images. None, and the request is refused, if they cannot be had."""
+        try:
+            return self._images.features([request.token_ids])
+        except (ImageError, WeightsError) as error:
+            self._refused.append(without_tokens(request, "error", str(error)))
+            return None
 
     def submit(self, request: SampleRequest) -> None:
         """Put a request in the queue. Refused requests come back from the next `step`."""
@@ -126,8 +164,13 @@ class HfPolicy:
             self._refused.append(without_tokens(request, "error", "the prompt is empty or has ids out of range"))
         elif room <= 0:
             self._refused.append(without_tokens(request, "length", None))
-        else:
+        elif not request.images:
             self._waiting.append(request)
+        else:
+            try:
+                self._waiting.append(replace(request, token_ids=self._images.admit(request)))
+            except (ImageError, WeightsError) as error:
+                self._refused.append(without_tokens(request, "error", str(error)))
 
     def so_far(self, request_id: str) -> Completion | None:
         """Return what was sampled of a request; None if it waits, has finished, or is unknown."""
@@ -210,6 +253,7 @@ class HfPolicy:
         places: dict[TokenIds, tuple[Block, int]] = {}
         new: dict[TokenIds, None] = {}
         further: dict[TokenIds, KeptTurn] = {}
+        features: dict[int, Tensor] = {}
         longest = most_new = 0
         while self._waiting and len(chosen) < free:
             prompt = self._waiting[0].token_ids
@@ -218,6 +262,11 @@ class HfPolicy:
             elif prompt not in new and prompt not in further:
                 if not may_compute:
                     break
+                if self._waiting[0].images:
+                    if (found := self._features_of(self._waiting[0])) is None:
+                        self._waiting.popleft()
+                        continue
+                    features |= found
                 if (turn := self._turns.find(prompt)) is not None:
                     most_new = max(most_new, len(prompt) - len(turn.token_ids))
                     if further and most_new * (len(further) + 1) > self._config.prefill_tokens:
@@ -231,11 +280,11 @@ class HfPolicy:
                     new[prompt] = None
             chosen.append(self._waiting.popleft())
         if new:
-            block = self._model.compute(tuple(new))
+            block = self._model.compute(tuple(new), features)
             self._prompts.add(block)
             places |= {prompt: (block, number) for number, prompt in enumerate(new)}
         if further:
-            block = self._model.extend(list(further), list(further.values()))
+            block = self._model.extend(list(further), list(further.values()), features)
             places |= {prompt: (block, number) for number, prompt in enumerate(further)}
         if new or further:
             self._missed = 0

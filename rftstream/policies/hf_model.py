@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, DynamicCache, logging
+from transformers import DynamicCache, logging
 
 from rftstream.errors import PolicyError
 from rftstream.models.folder import loading
+from rftstream.models.seeing import SeeingModel, model_class
 from rftstream.models.spec import ModelSpec
 from rftstream.policies import attention
-from rftstream.policies.prompts import Block, TokenIds
+from rftstream.policies.prompts import Block, Features, TokenIds
 from rftstream.policies.turns import KeptTurn
 from rftstream.weights.snapshot import DTYPES, RawTensor
 
@@ -28,9 +29,8 @@ class HfModel:
     def __init__(self, spec: ModelSpec) -> None:
         torch.set_num_threads(spec.threads)
         logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-        loader: Any = AutoModelForCausalLM
         with loading(spec):
-            self._model = loader.from_pretrained(
+            self._model = model_class(spec.folder).from_pretrained(
                 spec.folder,
                 dtype=getattr(torch, spec.dtype),
                 attn_implementation=attention.register(),
@@ -39,7 +39,9 @@ class HfModel:
         self._model.to(spec.device)
         self._model.eval()
         self.device = torch.device(spec.device)
-        self.vocabulary_size = int(self._model.config.vocab_size)
+        self.vocabulary_size = int(self._model.config.get_text_config().vocab_size)
+        self.seeing = SeeingModel.of(self._model, spec.folder)
+        """The same model as one that is shown images; None if it is not."""
         self.parameters = dict(self._model.named_parameters())
         self.expected = {
             name: (DTYPES[str(parameter.dtype).removeprefix("torch.")], tuple(parameter.shape))
@@ -55,8 +57,9 @@ class HfModel:
                 if parameter.numel():
                     parameter.copy_(_tensor(tensor, parameter))
 
-    def compute(self, prompts: tuple[TokenIds, ...]) -> Block:
-        """Return keys, values and next logits of these prompts, which are padded on the left."""
+    def compute(self, prompts: tuple[TokenIds, ...], features: Features) -> Block:
+        """Return keys, values and next logits of these prompts, which are padded on the left. `features`: those of the
+        images in them."""
         longest = max(len(prompt) for prompt in prompts)
         starts_U1 = torch.tensor([[longest - len(prompt)] for prompt in prompts], device=self.device)
         token_ids_UL = np.zeros((len(prompts), longest), dtype=np.int64)
@@ -66,7 +69,7 @@ class HfModel:
         cache: Any = DynamicCache()
         logits_UV = self.forward(
             {
-                "input_ids": torch.from_numpy(token_ids_UL).to(self.device),
+                **self._read(token_ids_UL, features),
                 "position_ids": (columns_1L - starts_U1).clamp(min=0),
                 "attention_mask": columns_1L >= starts_U1,
                 "past_key_values": cache,
@@ -75,7 +78,19 @@ class HfModel:
         states = [(layer.keys, layer.values) for layer in cache.layers]
         return Block(prompts=prompts, states=states, logits_UV=logits_UV)
 
-    def extend(self, prompts: Sequence[TokenIds], turns: Sequence[KeptTurn]) -> Block:
+    def _read(self, token_ids: np.ndarray, features: Features) -> dict[str, Tensor]:
+        """Return what the model reads: tokens, or their embeddings where images stand among them."""
+        places = np.flatnonzero(token_ids < 0)
+        if not len(places):
+            return {"input_ids": torch.from_numpy(token_ids).to(self.device)}
+        assert self.seeing is not None, "others are given no images"
+        tokens = self.seeing.tokens
+        numbers = token_ids.reshape(-1)[places[:: tokens.per_image]]
+        read = torch.from_numpy(np.where(token_ids < 0, tokens.token_id, token_ids)).to(self.device)
+        features_IKD = torch.stack([features[int(number)] for number in numbers])
+        return {"inputs_embeds": self.seeing.embed(read, torch.from_numpy(places).to(self.device), features_IKD)}
+
+    def extend(self, prompts: Sequence[TokenIds], turns: Sequence[KeptTurn], features: Features) -> Block:
         """Return the same as `compute` for prompts that each begin with a turn. Only what is new is computed.
 
         Turns and what is new are each padded on the left. Afterwards each turn is moved up to what is new."""
@@ -83,9 +98,9 @@ class HfModel:
         new = [prompt[len(turn.token_ids) :] for prompt, turn in zip(prompts, turns, strict=True)]
         new_U = torch.tensor([len(one) for one in new])
         before, width = int(before_U.max()), int(new_U.max())
-        token_ids_UN = torch.zeros(len(new), width, dtype=torch.int64)
+        token_ids_UN = np.zeros((len(new), width), dtype=np.int64)
         for row, one in enumerate(new):
-            token_ids_UN[row, width - len(one) :] = torch.tensor(one)
+            token_ids_UN[row, width - len(one) :] = one
         columns_1L = torch.arange(before + width)[None]
         is_turn_UL = (columns_1L >= before - before_U[:, None]) & (columns_1L < before)
         is_new_UL = columns_1L >= before + width - new_U[:, None]
@@ -95,7 +110,7 @@ class HfModel:
             cache.update(*(_padded([turn.states[number][part] for turn in turns], before) for part in (0, 1)), number)
         logits_UV = self.forward(
             {
-                "input_ids": token_ids_UN.to(self.device),
+                **self._read(token_ids_UN, features),
                 "position_ids": positions_UN.clamp(min=0).to(self.device),
                 "attention_mask": (is_turn_UL | is_new_UL).to(self.device),
                 "past_key_values": cache,
@@ -114,13 +129,14 @@ class HfModel:
         try:
             output = self._model(**inputs, use_cache=True, logits_to_keep=1)
         except RuntimeError as error:  # out of memory, for one
-            shape = tuple(inputs["input_ids"].shape)
+            shape = tuple(inputs["position_ids"].shape)
             raise PolicyError(f"policy hf: the model failed at {shape} tokens: {error}") from error
-        return output.logits[:, -1]  # type: ignore[no-any-return]
+        logits_BV: Tensor = output.logits[:, -1]
+        return logits_BV if self.seeing is None else self.seeing.mask(logits_BV)
 
     def close(self) -> None:
         """Drop the model, so that its memory is given back."""
-        self._model, self.parameters = None, {}
+        self._model, self.seeing, self.parameters = None, None, {}
 
 
 def _padded(rows: Sequence[Tensor], width: int) -> Tensor:

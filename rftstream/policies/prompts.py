@@ -6,7 +6,7 @@ Shapes: U prompts, L columns, H heads, D width of a head, V vocabulary.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -14,6 +14,9 @@ from torch import Tensor
 from rftstream.policies.cache import LayerStates
 
 TokenIds = tuple[int, ...]
+"""A prompt. Negative numbers stand for images: `policies.images`."""
+Features = Mapping[int, Tensor]
+"""Number of an image -> what the language model is given in the places of its tokens, [K, D]."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

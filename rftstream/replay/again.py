@@ -17,6 +17,7 @@ from rftstream.config.stages import Stages
 from rftstream.contracts.versions import StepRecord, VersionName
 from rftstream.errors import ConfigError, ContractError, PositionMissing
 from rftstream.models.folder import prepare_model
+from rftstream.models.images import ImageCache
 from rftstream.replay.recorded import Recorded, read_recorded, settings_of
 from rftstream.roles.trainer.assembly import Batch
 from rftstream.roles.trainer.progress import TrainerProgress
@@ -26,6 +27,7 @@ from rftstream.roles.trainer.training import Training, build_training
 from rftstream.runs.folder import OpenRun
 from rftstream.service.role import Log
 from rftstream.weights.checkpoints import CheckpointStore
+from rftstream.weights.media import MediaStore
 from rftstream.weights.snapshot import state_digest
 
 Report = Callable[[int, int, int], None]
@@ -342,7 +344,8 @@ class _RecordedBackends:
         spec = prepare_model(
             config.model, self._run.folder.model, config.run.seed, device=device, threads=settings.threads
         )
-        self._in_use = new = _BackendInUse(config, _as_recorded(build_training(config, spec), said))
+        images = ImageCache.of(spec.folder, MediaStore(self._run.store()).get)
+        self._in_use = new = _BackendInUse(config, _as_recorded(build_training(config, spec, images), said))
         with tempfile.TemporaryDirectory(prefix="rftstream-") as scratch:
             if old is not None:  # a resumed trainer gets this state from its checkpoint
                 old.training.backend.save(Path(scratch))

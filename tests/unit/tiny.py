@@ -12,6 +12,7 @@ from rftstream.config.sections import MakeModel, ModelSection
 from rftstream.contracts.tasks import Sampling
 from rftstream.contracts.versions import VersionName
 from rftstream.models.folder import prepare_model
+from rftstream.models.images import ImageCache, decode_data_url
 from rftstream.models.rendering import open_renderer
 from rftstream.policies.base import SampleRequest
 from rftstream.policies.hf import HfPolicy
@@ -24,8 +25,15 @@ def make(folder, *, dtype="float32", seed=0, **settings):
     return prepare_model(ModelSection(make=MakeModel(**{"width": 32, **settings}), dtype=dtype), folder / "tiny", seed)
 
 
+def images(spec):
+    """An ImageCache of images that stand in their references."""
+    return ImageCache.of(spec.folder, lambda media: decode_data_url(media.url))
+
+
 def backend(spec, **config):
-    opened = TorchBackend(TorchBackend.Config(**config), model=spec, optimizer=OptimizerSettings(), seed=0)
+    opened = TorchBackend(
+        TorchBackend.Config(**config), model=spec, optimizer=OptimizerSettings(), seed=0, images=images(spec)
+    )
     opened.open()
     return opened
 
@@ -65,7 +73,8 @@ def whole_state(opened, folder):
 
 def policy(spec, tensors=None, **config):
     renderer = open_renderer(spec)
-    result = HfPolicy(HfPolicy.Config(**config), model=spec, renderer=renderer, clock=SystemClock())
+    settings = HfPolicy.Config(**config)
+    result = HfPolicy(settings, model=spec, renderer=renderer, clock=SystemClock(), images=images(spec))
     if tensors is not None:
         result.load(tensors, name(0))
     return result

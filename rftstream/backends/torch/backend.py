@@ -20,6 +20,8 @@ from rftstream.algorithms.settings import CriticConfig
 from rftstream.backends.base import OptimizerSettings, Update, UpdatePlan
 from rftstream.errors import ConfigError
 from rftstream.models import folder as model_folder
+from rftstream.models.images import ImageCache
+from rftstream.models.seeing import SeeingModel
 from rftstream.models.spec import ModelSpec
 from rftstream.weights.snapshot import RawTensor
 
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 
     from rftstream.backends.torch.critic import Critic
     from rftstream.backends.torch.learner import Learner
-    from rftstream.backends.torch.network import Network
+    from rftstream.backends.torch.network import Network, NetworkSettings
 
 log = logging.getLogger(__name__)
 
@@ -56,15 +58,29 @@ class TorchBackend:
         compile: bool = False
         """Layers are compiled by torch.compile: fewer passes over memory, and minutes before the first batch. On a CPU
         it needs a C++ compiler. Rounded otherwise than without."""
+        freeze_vision_tower: bool = False
+        """Leaves the vision tower of a model with images as it is; what joins it to the language model is trained all
+        the same. Off by default, as in verl and TRL: a tower learns to see what rewards ask for. On, backward passes
+        end before the tower."""
         profile: tuple[Annotated[int, Meta(ge=0)], ...] = ()
         """Batches, counted from 0 since the trainer was started, of which a trace is written (batch-2.json), for
         ui.perfetto.dev; such a batch takes longer. The first ones are slower than those that follow."""
         profile_folder: str = "profiles"
         """Where traces go; relative to where the trainer was started."""
 
-    def __init__(self, config: Config, *, model: ModelSpec, optimizer: OptimizerSettings, seed: int) -> None:
+    def __init__(
+        self,
+        config: Config,
+        *,
+        model: ModelSpec,
+        optimizer: OptimizerSettings,
+        seed: int,
+        images: ImageCache | None = None,
+    ) -> None:
+        """`images`: pixels of the images that rows show; None if they show none."""
         import torch
 
+        self._images = images
         self._config, self._spec, self._settings, self._seed = config, model, optimizer, seed
         self._device = torch.device(model.device)
         self._network: Any = None
@@ -86,9 +102,9 @@ class TorchBackend:
 
         from rftstream.backends.torch import lora
         from rftstream.backends.torch.network import (
-            Network,
             NetworkSettings,
             compile_layers,
+            freeze_vision_tower,
             load_model,
             recompute_activations,
         )
@@ -98,20 +114,21 @@ class TorchBackend:
         torch.manual_seed(self._seed)
         model: Any
         parameters: Any
-        network: type[Network]
         if self._spec.as_classifier:
-            from rftstream.backends.torch.scorer import ScoreNetwork, load_scorer
+            from rftstream.backends.torch.scorer import load_scorer
 
-            (model, parameters), network = load_scorer(self._spec, self._device), ScoreNetwork
+            model, parameters = load_scorer(self._spec, self._device)
         else:
-            model, network = load_model(self._spec, self._device), Network
+            model = load_model(self._spec, self._device)
+            if self._config.freeze_vision_tower:
+                freeze_vision_tower(model)
             parameters = dict(model.named_parameters())  # tied ones once
         settings = NetworkSettings.of(self._config, self._device)
         if self._spec.lora is not None:
             parameters = lora.add_adapters(model, self._spec)
         if self._config.gradient_checkpointing:
             recompute_activations(model)
-        self._network = network(model, settings)
+        self._network = self._network_of(model, settings)
         if self._spec.lora is not None and settings.autocast is not None:
             lora.hold_frozen(model, settings.autocast)
         if self._config.compile:
@@ -258,15 +275,25 @@ class TorchBackend:
         """Return the reference. Unless it was renewed, it is loaded from the model folder; with adapters, it is the
         model without them."""
         from rftstream.backends.torch import lora
-        from rftstream.backends.torch.network import Network, NetworkSettings, load_model
+        from rftstream.backends.torch.network import NetworkSettings, load_model
 
         if self._reference is None and self._spec.lora is not None:
             self._reference = self._network.within(lora.adapters_off)
         if self._reference is None:
             with self._same_random():
                 model = load_model(self._spec, self._device).requires_grad_(False)
-                self._reference = Network(model, NetworkSettings.of(self._config, self._device))
+                self._reference = self._network_of(model, NetworkSettings.of(self._config, self._device))
         return self._reference
+
+    def _network_of(self, model: Any, settings: NetworkSettings) -> Network:
+        from rftstream.backends.torch.network import Network
+
+        if self._spec.as_classifier:
+            from rftstream.backends.torch.scorer import ScoreNetwork
+
+            return ScoreNetwork(model, settings)
+        seeing = SeeingModel.of(model, self._spec.folder)
+        return Network(model, settings, seeing=seeing, pixels=None if self._images is None else self._images.pixels)
 
     def _put_reference(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Make these weights the reference. Of adapters a copy is held beside the policy's."""

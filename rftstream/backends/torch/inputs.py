@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rftstream.algorithms.base import MicroBatch, TrainingRow
+from rftstream.contracts.tasks import Media
 from rftstream.core.packing import pad_rows
 
 
@@ -36,6 +37,12 @@ class Inputs:
     temperatures_N: Tensor | None
     """Temperature of each unmasked token; None if all are 1."""
     rows: MicroBatch
+    images: tuple[Media, ...] = ()
+    """The images of all rows, each once."""
+    image_numbers: tuple[int, ...] = ()
+    """For each place where an image stands, in the order of the flat `token_ids`, which of the images."""
+    image_places: Tensor | None = None
+    """Indices of their tokens in the flat `token_ids`; None without images."""
 
 
 def make_inputs(rows: Sequence[TrainingRow], device: torch.device, *, packed: bool) -> Inputs:
@@ -58,6 +65,11 @@ def make_inputs(rows: Sequence[TrainingRow], device: torch.device, *, packed: bo
     begins_B = np.cumsum(lengths_B) - lengths_B if packed else np.arange(len(rows)) * lengths_B.max()
     token_ids_BT = pad_rows([np.asarray(row.token_ids, np.int64) for row in rows])
     temperatures_B = np.asarray([row.temperature for row in rows], np.float32)
+    begun = zip(rows, begins_B.tolist(), strict=True)
+    spans = [(begin + span.start, span) for row, begin in begun for span in row.images]
+    images = {span.image.digest: span.image for _, span in spans}
+    numbers = {digest: number for number, digest in enumerate(images)}
+    places = [np.arange(start, start + span.count) for start, span in spans]
     return Inputs(
         token_ids=on_device(np.concatenate(read)[None] if packed else pad_rows(read)),
         position_ids=on_device(np.concatenate([np.arange(one) for one in lengths_B])[None]) if packed else None,
@@ -77,4 +89,7 @@ def make_inputs(rows: Sequence[TrainingRow], device: torch.device, *, packed: bo
                 if all(name in row.additions for row in rows)
             },
         ),
+        images=tuple(images.values()),
+        image_numbers=tuple(numbers[span.image.digest] for _, span in spans),
+        image_places=on_device(np.concatenate(places)) if places else None,
     )

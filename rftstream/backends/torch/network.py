@@ -12,15 +12,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from rftstream.algorithms.base import TrainingRow
 from rftstream.backends.torch import attention
 from rftstream.backends.torch.inputs import Inputs
+from rftstream.contracts.tasks import Media
 from rftstream.core.logprobs import token_logprobs
 from rftstream.errors import ConfigError
 from rftstream.models.folder import loading
+from rftstream.models.images import ImageTokens
+from rftstream.models.seeing import SeeingModel, model_class
 from rftstream.models.spec import ModelSpec
 
 log = logging.getLogger(__name__)
@@ -75,8 +79,17 @@ class Network:
     """A model from micro-batch to logprobs. A backend makes it, and calls it from one thread. `model` may also be a
     wrapper that is called like transformers' model."""
 
-    def __init__(self, model: Any, settings: NetworkSettings) -> None:
+    def __init__(
+        self,
+        model: Any,
+        settings: NetworkSettings,
+        *,
+        seeing: SeeingModel | None = None,
+        pixels: Callable[[Media], np.ndarray] | None = None,
+    ) -> None:
+        """`seeing`: the model as one that is shown images, whose `pixels` are float32 [C, H, W]; None if it is not."""
         self.model = model
+        self._seeing, self._pixels = seeing, pixels
         self._within: Callable[[Any], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
         self._settings = settings
         self._device: torch.device = model.device
@@ -95,12 +108,18 @@ class Network:
         head = self._head
         with self._within(self.model), self._autocast():
             hidden_ND = self._hidden(inputs).flatten(0, 1)[inputs.sources_N]
+        bias_V: Tensor | None = None if head is None else head.bias
+        if self._seeing is not None and head is None:
+            hidden_ND = self._seeing.mask(hidden_ND)
+        elif self._seeing is not None:  # -inf for placeholders, as the sampler has it; 0 changes no bit of the others
+            masked_V = self._seeing.mask(torch.zeros(self.vocabulary, device=self._device))
+            bias_V = masked_V if bias_V is None else bias_V + masked_V
         logprobs_N, entropy_N = token_logprobs(
             hidden_ND,
             None if head is None else head.weight,
             inputs.targets_N,
             inputs.temperatures_N,
-            bias_V=None if head is None else head.bias,
+            bias_V=bias_V,
             entropy_gradient=entropy_gradient,
             chunk_tokens=max(self._settings.max_logits_bytes // (4 * self.vocabulary), 1),
             dtype=self._settings.autocast,
@@ -136,9 +155,18 @@ class Network:
         """Return the states [B, T - 1, D] or [1, P, D]; logits, where the head cannot be taken apart. Padding is on
         the right, where causal attention never looks, so no attention mask is needed."""
         more = {} if inputs.position_ids is None else _packed(inputs.position_ids, inputs.lengths)
+        read = {"input_ids": inputs.token_ids} if inputs.image_places is None else self._embedded(inputs)
         if self._head is None:
-            return self.model(input_ids=inputs.token_ids, use_cache=False, **more).logits  # type: ignore[no-any-return]
-        return _states(self.model, inputs.token_ids, **more)
+            return self.model(**read, use_cache=False, **more).logits  # type: ignore[no-any-return]
+        return self.model.base_model(**read, use_cache=False, **more).last_hidden_state  # type: ignore[no-any-return]
+
+    def _embedded(self, inputs: Inputs) -> dict[str, Tensor]:
+        """Return the embeddings of tokens and images. An image that several rows show goes through the tower once."""
+        if self._seeing is None or self._pixels is None or inputs.image_places is None:
+            raise ConfigError(f"{type(self.model).__name__}: got rows with images, which it is not shown")
+        features_IKD = self._seeing.features([self._pixels(image) for image in inputs.images])
+        numbers = torch.tensor(inputs.image_numbers, device=self._device)
+        return {"inputs_embeds": self._seeing.embed(inputs.token_ids, inputs.image_places, features_IKD[numbers])}
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         if self._settings.autocast is None:
@@ -156,19 +184,26 @@ def _attention_size(config: Any) -> int:
 def load_model(spec: ModelSpec, device: torch.device) -> Any:
     """Load a model in float32. ConfigError unless its weights have the names of the checkpoint, under which they
     travel."""
-    from transformers import AutoModelForCausalLM
     from transformers import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    loader: Any = AutoModelForCausalLM
     with loading(spec):
-        model = loader.from_pretrained(
+        model = model_class(spec.folder).from_pretrained(
             spec.folder, dtype=torch.float32, attn_implementation=attention.register(), use_safetensors=True
         )
     model.to(device)
     model.eval()  # samplers have no dropout, so the ratio must not see any either
-    _check_names(spec, dict(model.named_parameters()))
+    if ImageTokens.of(spec.folder) is None:  # others go to no engine but ours, which calls weights as transformers does
+        _check_names(spec, dict(model.named_parameters()))
     return model
+
+
+def freeze_vision_tower(model: Any) -> None:
+    """Train nothing of the vision tower. ConfigError if there is none."""
+    tower = getattr(model.base_model, "vision_tower", None)
+    if tower is None:
+        raise ConfigError("backends.torch.freeze_vision_tower: the model has no vision tower; remove the setting")
+    tower.requires_grad_(False)
 
 
 def recompute_activations(model: Any) -> None:
@@ -205,8 +240,8 @@ def _check_names(spec: ModelSpec, parameters: Mapping[str, Any]) -> None:
         )
 
 
-def _states(model: Any, token_ids: Tensor, **more: Any) -> Tensor:
-    return model.base_model(input_ids=token_ids, use_cache=False, **more).last_hidden_state  # type: ignore[no-any-return]
+def _states(model: Any, token_ids: Tensor) -> Tensor:
+    return model.base_model(input_ids=token_ids, use_cache=False).last_hidden_state  # type: ignore[no-any-return]
 
 
 def _packed(position_ids: Tensor, lengths: Sequence[int]) -> dict[str, Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -11,9 +11,9 @@ import numpy as np
 
 from rftstream.contracts.arrays import Array
 from rftstream.contracts.assistant import AssistantMessage
-from rftstream.contracts.rollouts import Posted, Segment, StoredState, Turn, VersionSpan
+from rftstream.contracts.rollouts import ImageSpan, Posted, Segment, StoredState, Turn, VersionSpan
 from rftstream.contracts.tasks import ChatMessage, Problem, Sampling
-from rftstream.models.rendering import Renderer
+from rftstream.models.rendering import Renderer, image_spans
 from rftstream.models.splice import BreakReason, Conversation
 from rftstream.policies.base import Completion
 from rftstream.roles.explorer.environment_session import EnvironmentSession
@@ -27,6 +27,7 @@ class OpenSegment:
     logprobs: list[float] = field(default_factory=list)
     mask: list[int] = field(default_factory=list)
     versions: list[VersionSpan] = field(default_factory=list)
+    images: list[ImageSpan] = field(default_factory=list)
 
     @staticmethod
     def of(segment: Segment) -> OpenSegment:
@@ -35,8 +36,9 @@ class OpenSegment:
         opened.extend(segment)
         return opened
 
-    def prompt(self, token_ids: Sequence[int]) -> None:
-        """Add tokens that were not sampled."""
+    def prompt(self, token_ids: Sequence[int], images: Sequence[ImageSpan] = ()) -> None:
+        """Add tokens that were not sampled. `images`: where images stand in them."""
+        self._show(images, len(self.token_ids))
         self.token_ids.extend(token_ids)
         self.logprobs.extend([0.0] * len(token_ids))
         self.mask.extend([0] * len(token_ids))
@@ -52,6 +54,7 @@ class OpenSegment:
     def append(self, added: OpenSegment) -> None:
         """Add what came later."""
         start = len(self.token_ids)
+        self._show(added.images, start)
         self.token_ids.extend(added.token_ids)
         self.logprobs.extend(added.logprobs)
         self.mask.extend(added.mask)
@@ -60,10 +63,14 @@ class OpenSegment:
     def extend(self, segment: Segment) -> None:
         """Add what was saved of the segment later."""
         start = len(self.token_ids)
+        self._show(segment.images, start)
         self.token_ids.extend(segment.token_ids.numpy().tolist())
         self.logprobs.extend(segment.behavior_logprobs.numpy().tolist())
         self.mask.extend(segment.loss_mask.numpy().tolist())
         self._stamp(segment.versions, start)
+
+    def _show(self, spans: Sequence[ImageSpan], start: int) -> None:
+        self.images.extend(replace(span, start=start + span.start) for span in spans)
 
     def _stamp(self, spans: Sequence[VersionSpan], start: int) -> None:
         for span in spans:
@@ -96,6 +103,7 @@ class OpenSegment:
                 for span in self.versions
                 if span.start + span.count > start
             ],
+            [replace(span, start=span.start - start) for span in self.images if span.start >= start],
         )
 
     def close(self) -> Segment:
@@ -105,6 +113,7 @@ class OpenSegment:
             behavior_logprobs=Array.of(self.logprobs, "float32"),
             loss_mask=Array.of(self.mask, "uint8"),
             versions=tuple(self.versions),
+            images=tuple(self.images),
         )
 
 
@@ -148,6 +157,8 @@ class NextPrompt:
     opens_segment: bool
     break_reason: BreakReason | None = None
     """Why it begins a new segment; None for the first one, and where it goes on."""
+    images: tuple[ImageSpan, ...] = ()
+    """Where images stand in `token_ids`."""
 
 
 @dataclass(slots=True)
@@ -227,17 +238,26 @@ class OpenRollout:
             found = self.renderer.continue_prompt(known, num_said, self.asked, now)
             if found.break_reason is None:
                 return NextPrompt(
-                    token_ids=found.token_ids, length=len(known) + len(found.token_ids), opens_segment=False
+                    token_ids=found.token_ids,
+                    length=len(known) + len(found.token_ids),
+                    opens_segment=False,
+                    images=image_spans(self.renderer, found.token_ids, now.messages[len(self.asked.messages) + 1 :]),
                 )
             reason = found.break_reason
         prompt = self.renderer.render(now.messages, now.tools)
-        return NextPrompt(token_ids=prompt, length=len(prompt), opens_segment=True, break_reason=reason)
+        return NextPrompt(
+            token_ids=prompt,
+            length=len(prompt),
+            opens_segment=True,
+            break_reason=reason,
+            images=image_spans(self.renderer, prompt, now.messages),
+        )
 
     def ask(self, prompt: NextPrompt) -> None:
         """Take the tokens of the next prompt."""
         if prompt.opens_segment:
             self.segments.append(OpenSegment())
-        self.segments[-1].prompt(prompt.token_ids)
+        self.segments[-1].prompt(prompt.token_ids, prompt.images)
         self.asked = Conversation(messages=tuple(self.messages), tools=self.tools)
 
     def end_turn(self, *, reward: float | None = None) -> None:

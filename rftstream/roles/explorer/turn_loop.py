@@ -284,6 +284,10 @@ class TurnLoop:
                 why = f"a prompt of {prompt.length} tokens leaves no room in the context of {self._context}"
                 self._end(state, RolloutStatus.failed, why)
                 return
+            if prompt.images:
+                why = f"a prompt of {prompt.length} tokens with images cannot be cut to the context of {self._context}"
+                self._end(state, RolloutStatus.failed, why)
+                return
             keep = max(1, int(self._context) - state.sampling.max_tokens)
             prompt = replace(prompt, token_ids=prompt.token_ids[-min(keep, int(self._context) - 1) :])
         state.ask(prompt)
@@ -304,6 +308,7 @@ class TurnLoop:
                 max_tokens=state.num_left,
                 num_sampled=state.carried,
                 sampler_state=state.sampler_state,
+                images=tuple(state.segments[-1].images),
                 may_go_on=not state.has_one_turn,
             )
         )

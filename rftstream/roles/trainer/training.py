@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
-from rftstream.algorithms.base import Algorithm, CriticAlgorithm, RefiningAlgorithm
+from rftstream.algorithms.base import Algorithm, CriticAlgorithm, RefiningAlgorithm, TrainingRow
 from rftstream.algorithms.by_taskset import build_algorithm
 from rftstream.algorithms.requirements import (
     check_demands,
@@ -18,13 +19,18 @@ from rftstream.algorithms.requirements import (
 )
 from rftstream.backends.base import Backend, CriticBackend, OptimizerSettings, RenewingBackend, Update, UpdatePlan
 from rftstream.backends.numerics import peak_tflops
+from rftstream.config import registry
+from rftstream.config.part_specs import BackendSpec
 from rftstream.config.role_sections import TrainerSection
 from rftstream.config.sections import RunConfig
 from rftstream.config.stages import Stage, Stages
 from rftstream.contracts.batches import LossKind
-from rftstream.errors import ConfigError
+from rftstream.errors import ConfigError, ImageError
+from rftstream.models.images import ImageCache
 from rftstream.models.spec import ModelSpec
 from rftstream.roles.trainer.assembly import Batch
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +48,8 @@ class Training:
     """Whether the reference, if the algorithm has one, becomes the policy before that batch."""
     stratified: bool = True
     """How mini-batches are cut: `UpdatePlan.stratified`."""
+    images: ImageCache | None = None
+    """Pixels of the images that rows show, which the backend uses, too; None if the model is not shown any."""
 
     def at(self, stage: Stage) -> Training:
         """Return how this stage is trained: by the same backend, and so with the same masters and optimizer."""
@@ -60,9 +68,11 @@ class Training:
         if due or (self.own_reference and batch.sequence == self.first):
             cast(RenewingBackend, self.backend).renew_reference()
         rows, values = self.algorithm.prepare(batch.experiences)
+        rows, lost = self._that_can_be_shown(rows)
         if rows and "reference_rewards" in self.algorithm.needs:
             reference = self.backend.reference_logprobs(rows, settings.tokens_per_microbatch)
             rows, values = self.algorithm.prepare(batch.experiences, reference)
+            rows, lost = self._that_can_be_shown(rows)
         if rows and "row_logprobs" in self.algorithm.needs:
             logprobs = self.backend.logprobs(rows, settings.tokens_per_microbatch)
             rows, more = cast(RefiningAlgorithm, self.algorithm).refine(rows, logprobs)
@@ -86,10 +96,27 @@ class Training:
         else:
             update = Update(metrics={})
         tokens = float(sum(row.loss_mask.sum() for row in rows))
-        trained = {"tokens": tokens, "trained_rollouts": float(batch.num_rollouts)}
+        trained = {"tokens": tokens, "trained_rollouts": float(batch.num_rollouts)} | lost
         # An algorithm's mean reward is that of the batch, from which filtered groups are missing.
         values = {**values, **update.metrics, **trained, "lr": lr, **batch.manifest.metrics}
         return update, {name: float(value) for name, value in values.items()}
+
+    def _that_can_be_shown(self, rows: Sequence[TrainingRow]) -> tuple[tuple[TrainingRow, ...], dict[str, float]]:
+        """Return the rows, with nothing to train on in those whose images are gone or damaged, and how many these are.
+        Others of the batch are worth as much as without them."""
+        kept = []
+        for row in rows:
+            try:
+                for span in row.images:
+                    if self.images is None:
+                        raise ImageError(f"image {span.image.digest}: the model is not shown images")
+                    self.images.pixels(span.image)
+                kept.append(row)
+            except ImageError as error:
+                log.warning("%s; a rollout that shows it is not trained on", error)
+                kept.append(replace(row, loss_mask=row.loss_mask * 0, images=()))
+        num_lost = sum(one is not row for one, row in zip(kept, rows, strict=True))
+        return tuple(kept), {"rows_without_image": float(num_lost)} if num_lost else {}
 
     def speeds(self, values: Mapping[str, float], step_s: float) -> dict[str, float]:
         """Return how fast a step was that took so long: tokens of all rows that went through the model, and the share
@@ -101,8 +128,9 @@ class Training:
         return found | ({"mfu": values["tflop"] / step_s / peak} if peak and "tflop" in values else {})
 
 
-def build_training(config: RunConfig, spec: ModelSpec) -> Training:
-    """Build the parts that the run file names. The backend is not opened yet."""
+def build_training(config: RunConfig, spec: ModelSpec, images: ImageCache | None = None) -> Training:
+    """Build the parts that the run file names. The backend is not opened yet. `images`: None if the model is not shown
+    any."""
     settings = config.trainer
     backend_class, backend_options = config.build_part("backend", settings.backend)
     optimizer = OptimizerSettings(weight_decay=settings.weight_decay, betas=settings.adam_betas, eps=settings.adam_eps)
@@ -110,10 +138,11 @@ def build_training(config: RunConfig, spec: ModelSpec) -> Training:
     algorithms = tuple(build_algorithm(config, stage.where) for stage in stages.all)
     check_demands(config, algorithms, backend_class)
     spec = trained_spec(config, spec)
-    backend = backend_class(backend_options, model=spec, optimizer=optimizer, seed=config.run.seed)
+    more = {"images": images} if registry.find_spec(BackendSpec, settings.backend).takes_images else {}
+    backend = backend_class(backend_options, model=spec, optimizer=optimizer, seed=config.run.seed, **more)
     if (critic := the_critic(algorithms)) is not None:
         backend.hold_critic(critic, critic_folder(config, critic, spec))
-    return Training(backend, algorithms[0], settings, algorithms if stages.named else ())
+    return Training(backend, algorithms[0], settings, algorithms if stages.named else (), images=images)
 
 
 def check_made_for(batch: Batch, stage: Stage) -> None:

@@ -1,0 +1,103 @@
+"""Coloured squares in pictures, made on the spot, with a question about each: to see a model learn to look."""
+
+from __future__ import annotations
+
+import random
+import struct
+import zlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from rftstream.contracts.ids import derive_seed
+from rftstream.contracts.tasks import ChatMessage, Problem
+from rftstream.data.tasksets.columns import with_system
+from rftstream.data.tasksets.generated import GeneratedTaskset
+from rftstream.data.tasksets.images import image_in
+from rftstream.errors import ConfigError
+
+COLORS = {
+    "red": (220, 40, 40),
+    "green": (40, 200, 60),
+    "blue": (50, 70, 220),
+    "yellow": (230, 220, 50),
+    "white": (240, 240, 240),
+}
+PLACES = ("top left", "top right", "bottom left", "bottom right")
+"""Where the one square of a question about its place may be: in which quarter of the picture."""
+QUESTIONS = {"color": "color?", "count": "count?", "place": "place?"}
+"""Kind of question -> its text."""
+SIZE, CELL = 32, 8
+"""Pixels on each side of a picture, and of a square. Squares stand in a grid without touching its lines."""
+
+
+class SquaresTaskset(GeneratedTaskset):
+    """Pictures with one kind of question each, in turn: the colour of the one square, how many there are, or in which
+    quarter the one square is. The same number is the same picture, to the byte."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        """The settings in `[tasksets.NAME.options]`."""
+
+        questions: tuple[Literal["color", "count", "place"], ...] = ("color", "count", "place")
+        """Kinds of questions, in turn."""
+        most: Annotated[int, Meta(ge=1, le=9)] = 4
+        """Largest number of squares of a question about their number."""
+        size: Annotated[int, Meta(ge=1)] = 10_000
+        """Problems in one pass."""
+        skip: Annotated[int, Meta(ge=0)] = 0
+        """Leaves out the first so many: `size = 80` here and `skip = 80` there are made from other numbers."""
+        seed: Annotated[int, Meta(ge=0)] = 0
+        """Another seed makes other pictures."""
+
+    def __init__(self, config: Config, *, location: str, columns: Mapping[str, str], system: str | None) -> None:
+        if location or columns:
+            raise ConfigError('squares: takes neither a location nor columns; write source = "squares"')
+        if not config.questions:
+            raise ConfigError("squares: questions is empty, expected some of color, count, place")
+        self._config = config
+        super().__init__("squares", size=config.size, system=system, decided_by=["squares", 1, asdict(config), system])
+
+    def make_problem(self, index: int) -> Problem:
+        """Return the picture of an index with its question."""
+        number = self._config.skip + index
+        chance = random.Random(derive_seed(self._config.seed, "squares", number))
+        kind = self._config.questions[number % len(self._config.questions)]
+        color = chance.choice(sorted(COLORS))
+        cells = SIZE // CELL
+        if kind == "place":
+            quarter = chance.randrange(len(PLACES))
+            half = cells // 2
+            row, column = chance.randrange(half) + half * (quarter // 2), chance.randrange(half) + half * (quarter % 2)
+            squares, answer = [(row, column)], PLACES[quarter]
+        else:
+            count = 1 if kind == "color" else chance.randint(1, self._config.most)
+            places = chance.sample(range(cells * cells), count)
+            squares, answer = [divmod(place, cells) for place in places], color if kind == "color" else str(count)
+        picture = image_in(draw_png([(row, column, COLORS[color]) for row, column in squares]))
+        question = ChatMessage(role="user", content=QUESTIONS[kind], media=(picture,))
+        return Problem(
+            messages=with_system((question,), self._system, "squares"),
+            answer=answer,
+            info={"question": kind, "color": color, "squares": [list(square) for square in squares]},
+            data_source=f"squares/{kind}",
+        )
+
+
+def draw_png(squares: list[tuple[int, int, tuple[int, int, int]]]) -> bytes:
+    """Return a PNG of squares on black, each given by row, column and colour. The bytes depend on nothing else: no
+    library compresses them."""
+    pixels = bytearray(SIZE * SIZE * 3)
+    for row, column, color in squares:
+        for y in range(row * CELL + 1, (row + 1) * CELL - 1):
+            start = (y * SIZE + column * CELL + 1) * 3
+            pixels[start : start + (CELL - 2) * 3] = bytes(color) * (CELL - 2)
+    lines = b"".join(b"\0" + bytes(pixels[y * SIZE * 3 : (y + 1) * SIZE * 3]) for y in range(SIZE))
+    stored = b"\x78\x01\x01" + struct.pack("<HH", len(lines), len(lines) ^ 0xFFFF) + lines
+    header = struct.pack(">IIBBBBB", SIZE, SIZE, 8, 2, 0, 0, 0)
+    parts = ((b"IHDR", header), (b"IDAT", stored + struct.pack(">I", zlib.adler32(lines))), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in parts
+    )
