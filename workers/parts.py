@@ -17,7 +17,7 @@ from rftstream.environments.call_workers import CallWorkers
 from rftstream.environments.calls import EnvironmentCalls
 from rftstream.errors import ConfigError
 from rftstream.models.folder import for_section, prepare_model
-from rftstream.models.images import ImageCache
+from rftstream.models.images import ImageCache, check_takes_images
 from rftstream.models.rendering import Renderer, open_renderer
 from rftstream.models.spec import ModelSpec
 from rftstream.policies.base import Policy
@@ -63,6 +63,7 @@ def turn_loop(
     policy_class, options = config.build_part("policy", policy_name)
     media = MediaStore(context.open_store(patience_s=MEDIA_PATIENCE_S))
     takes = registry.find_spec(PolicySpec, policy_name).takes_images
+    check_takes_images(spec.folder, f"policy {policy_name!r}", takes, advice="use 'hf'")
     more = {"images": ImageCache.of(spec.folder, media.get)} if takes else {}
     policy: Policy = policy_class(options, model=spec, renderer=renderer, clock=context.clock, **more)
     loop = TurnLoop(
@@ -81,6 +82,7 @@ def turn_loop(
         has_one_turn=functools.cache(lambda name: registry.find_spec(EnvironmentSpec, name).has_one_turn),
         reply_timeout_s=settings.reply_timeout_s,
         rollout_timeout_s=settings.rollout_timeout_s,
+        keep=media.keep,
     )
     return policy, loop
 

@@ -197,6 +197,13 @@ def images_of(messages: Sequence[ChatMessage]) -> tuple[Media, ...]:
     return tuple(media for message in messages for media in message.media)
 
 
+def check_takes_images(folder: Path, place: str, takes: bool, *, advice: str) -> None:
+    """Raise ConfigError for a part that is given no images, while the model in `folder` is shown them. `place` names
+    the part in the run file."""
+    if not takes and ImageTokens.of(folder) is not None:
+        raise ConfigError(f"{place}: is given no images, but the model is shown them; {advice}")
+
+
 def why_no_images(folder: Path) -> str:
     """Return why a model is not shown images, for errors."""
     config = read_json(folder / "config.json")

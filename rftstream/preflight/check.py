@@ -29,6 +29,7 @@ from rftstream.data.tasksets.open import open_taskset
 from rftstream.errors import ConfigError, RftError
 from rftstream.models.chat_template import GIVEN
 from rftstream.models.folder import for_section, prepare_model
+from rftstream.models.images import images_of
 from rftstream.models.rendering import Renderer, joined, open_renderer
 from rftstream.models.spec import ModelSpec
 from rftstream.models.tokenizer import SPECIAL_NAMES
@@ -209,8 +210,11 @@ def _measure(
     for index in range(line.problems):
         problem = taskset.problem(index)
         bound = added + sum(len(message.content.encode()) + TEMPLATE_TOKENS for message in problem.messages)
+        if (shown := len(images_of(problem.messages))) and (tokens := rendering.renderer.images) is not None:
+            bound += shown * tokens.per_image
         brings_new = rendering.is_closed and _brings_new(characters, problem)
-        short = context is None or bound < context
+        is_seen = not shown or rendering.renderer.images is not None
+        short = (context is None or bound < context) and is_seen
         if index >= RENDERED_PROMPTS and not problem.tools and short and not brings_new:
             continue
         with _problem(line.place, index):

@@ -12,7 +12,7 @@ from rftstream.models.spec import ModelSpec
 from rftstream.preflight.check_demonstrations import DemonstrationsLine
 from rftstream.preflight.estimate import DiskEstimate
 from rftstream.preflight.memory import MemoryEstimate, memory_lines
-from rftstream.queries.formatting import columns, plural, size
+from rftstream.queries.formatting import columns, image_text, plural, size
 from rftstream.runs.modules import OwnModule
 
 
@@ -217,6 +217,7 @@ def _taskset_lines(line: TasksetLine) -> list[str]:
     for message in line.first.messages:
         first, *more = message.content.split("\n")
         lines += [f"    {message.role}: {first}", *(f"      {text}" for text in more)]
+        lines += [f"      {image_text(image)}" for image in message.media]
     lines += _token_lines(line.first)
     if line.turns is not None and line.one_turn:
         lines.append(

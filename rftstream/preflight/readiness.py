@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rftstream.algorithms.by_taskset import build_algorithm
-from rftstream.algorithms.requirements import check_demands
+from rftstream.algorithms.requirements import check_demands, the_critic
 from rftstream.config import registry
 from rftstream.config.part_names import PART_CHECKS
 from rftstream.config.part_specs import BackendSpec, PolicySpec
@@ -24,7 +24,9 @@ from rftstream.config.stages import Stages
 from rftstream.errors import ConfigError, RftError
 from rftstream.models.devices import check_device
 from rftstream.models.folder import check_complete, prepare_model
+from rftstream.models.images import check_takes_images
 from rftstream.models.rendering import open_renderer
+from rftstream.models.spec import ModelSpec
 from rftstream.preflight.programs import isolations, look_at_sandbox
 from rftstream.runs.folder import RunFolder, candidates_here, check_transport, open_store, store_place
 from rftstream.runs.init_from import fetch_initial
@@ -196,9 +198,25 @@ def _model(config: RunConfig, scratch: Path | None, *, weights: bool) -> str | N
     spec = prepare_model(config.model, place, config.run.seed)
     if weights:
         check_complete(spec)
+    _images(config, spec)
     renderer = open_renderer(spec)
     context = "unbounded" if renderer.context is None else f"{renderer.context:,} tokens"
     return f"{spec.name}: {renderer.vocabulary_size:,} token ids, context {context}"
+
+
+def _images(config: RunConfig, spec: ModelSpec) -> None:
+    """Check that every part that has to do with a model that is shown images is given them."""
+    policies = [] if config.without_tasks else [("explorer.policy", config.explorer.policy)]
+    if config.evaluations:
+        policies.append(("evaluator.policy", config.evaluator.policy or config.explorer.policy))
+    for where, name in policies:
+        takes = registry.find_spec(PolicySpec, name).takes_images
+        check_takes_images(spec.folder, f"{where}: {name!r}", takes, advice="use 'hf'")
+    takes, name = registry.find_spec(BackendSpec, config.trainer.backend).takes_images, config.trainer.backend
+    check_takes_images(spec.folder, f"trainer.backend: {name!r}", takes, advice="use 'torch'")
+    has_critic = the_critic([build_algorithm(config, stage.where) for stage in Stages.of(config).all]) is not None
+    check_takes_images(spec.folder, "trainer.algorithm: its critic", not has_critic, advice="use one without a critic")
+    check_takes_images(spec.folder, "model.lora", config.model.lora is None, advice="remove the section")
 
 
 def loads_model(config: RunConfig) -> bool:

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from rftstream.config.sections import RunConfig
-from rftstream.contracts.rollouts import Rollout, Segment
+from rftstream.contracts.rollouts import ImageSpan, Rollout, Segment
 from rftstream.contracts.verdicts import VerifiedRollout
 from rftstream.models.folder import prepare_model
-from rftstream.models.rendering import Pieces, joined, pieces_of_turns
+from rftstream.models.rendering import Pieces, Renderer, image_spans, joined, pieces_of_turns
 from rftstream.preflight.check import Rendering
 from rftstream.preflight.trial_run import trial_config, try_tasks
-from rftstream.queries.formatting import number, plural
+from rftstream.queries.formatting import image_text, number, plural
 from rftstream.queries.inspect import to_plain
 from rftstream.queries.shown_completions import PLAIN, CompletionReader
 from rftstream.queries.shown_turns import has_many_turns, numbers, posted_text, segment_starts, start_text, turn_lines
@@ -181,20 +181,34 @@ def _tried(verified: VerifiedRollout, rendering: Rendering) -> TriedRollout:
     rollout = verified.rollout
     assert rollout is not None, "its task was made by a feeder"
     token_ids: list[int] = []
+    images: tuple[ImageSpan, ...] = ()
     if rollout.segments:
         first = rollout.segments[0]
         token_ids = first.token_ids.numpy()[: _num_prompt_tokens(first.loss_mask.numpy().tolist())].tolist()
+        images = first.images
     elif rollout.problem is not None:
         with contextlib.suppress(Exception):  # then it is why the rollout failed, and `error` says so
             token_ids = list(rendering.renderer.render(rollout.problem.messages, rollout.problem.tools))
+            images = image_spans(rendering.renderer, token_ids, rollout.problem.messages)
     return TriedRollout(
         verified=verified,
         rollout=rollout,
-        prompt_pieces=rendering.renderer.pieces(token_ids),
+        prompt_pieces=_pieces(token_ids, images, rendering.renderer),
         num_prompt_tokens=len(token_ids),
         turns=tuple(pieces_of_turns(rendering.renderer, rollout.turns, rollout.segments, rollout.calls)),
         segments=tuple(_runs(segment, rendering) for segment in rollout.segments),
     )
+
+
+def _pieces(token_ids: list[int], images: tuple[ImageSpan, ...], renderer: Renderer) -> Pieces:
+    """Return the text of a prompt, with what an image is in the place of its tokens."""
+    pieces: Pieces = []
+    begin = 0
+    for span in images:
+        if span.start + span.count <= len(token_ids):
+            pieces += [*renderer.pieces(token_ids[begin : span.start]), (image_text(span.image), True)]
+            begin = span.start + span.count
+    return pieces + renderer.pieces(token_ids[begin:])
 
 
 def _runs(segment: Segment, rendering: Rendering) -> tuple[TokenRun, ...]:

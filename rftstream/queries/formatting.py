@@ -6,6 +6,8 @@ import math
 import time
 from collections.abc import Sequence
 
+from rftstream.contracts.tasks import Media
+
 
 def columns(rows: Sequence[Sequence[object]], *, left: int = 1, indent: str = "") -> list[str]:
     """Return lines with aligned cells. The first `left` columns are aligned left, the others right. None is an empty
@@ -44,6 +46,14 @@ def size(num_bytes: float) -> str:
             return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
         num_bytes /= 1000
     return f"{num_bytes:.1f} TB"
+
+
+def image_text(image: Media) -> str:
+    """Return what people read in the place of an image: its digest, its size in pixels and bytes, its type."""
+    pixels = f", {image.width} x {image.height} pixels" if image.width else ""
+    return f"[image {image.digest[:19] or image.url[:60]}{pixels}, {size(image.num_bytes)} {image.kind}]".replace(
+        " ]", "]"
+    )
 
 
 def duration(seconds: float, *, exact: bool = False) -> str:

@@ -14,7 +14,7 @@ from rftstream.contracts.rollouts import Rollout
 from rftstream.contracts.tasks import Task
 from rftstream.contracts.verdicts import VerifiedRollout
 from rftstream.errors import ConfigError
-from rftstream.queries.formatting import plural
+from rftstream.queries.formatting import image_text, plural
 from rftstream.queries.lineage import (
     Node,
     Target,
@@ -213,6 +213,10 @@ class GroupTracer:
         if not isinstance(rollout, Rollout):
             return [Node(kind="sampled", name="", facts={"why": rollout})]
         nodes = []
+        shown = {span.image.digest: span for segment in rollout.segments for span in segment.images}
+        for span in shown.values():
+            facts = {"tokens": span.count, "at": span.image.url[:100]}
+            nodes.append(Node(kind="image", name=image_text(span.image), facts=facts))
         for name, count in count_stamps(rollout.segments).items():
             if self._records.other_run is not None:
                 nodes.append(

@@ -31,6 +31,7 @@ SAID = "yes"
 class ChatRenderer:
     """Letters as bytes; what the assistant said ends with END, as with a chat template and its stop token."""
 
+    images = None
     stop_token_ids = frozenset({END})
     vocabulary_size = 256
     digest = ""

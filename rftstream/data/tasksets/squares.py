@@ -26,11 +26,11 @@ COLORS = {
     "white": (240, 240, 240),
 }
 PLACES = ("top left", "top right", "bottom left", "bottom right")
-"""Where the one square of a question about its place may be: in which quarter of the picture."""
+"""The quarters of a picture, in each of which at most one square stands."""
 QUESTIONS = {"color": "color?", "count": "count?", "place": "place?"}
 """Kind of question -> its text."""
-SIZE, CELL = 32, 8
-"""Pixels on each side of a picture, and of a square. Squares stand in a grid without touching its lines."""
+SIZE, SIDE = 32, 12
+"""Pixels on each side of a picture, and of a square."""
 
 
 class SquaresTaskset(GeneratedTaskset):
@@ -43,7 +43,7 @@ class SquaresTaskset(GeneratedTaskset):
 
         questions: tuple[Literal["color", "count", "place"], ...] = ("color", "count", "place")
         """Kinds of questions, in turn."""
-        most: Annotated[int, Meta(ge=1, le=9)] = 4
+        most: Annotated[int, Meta(ge=1, le=4)] = 4
         """Largest number of squares of a question about their number."""
         size: Annotated[int, Meta(ge=1)] = 10_000
         """Problems in one pass."""
@@ -66,17 +66,15 @@ class SquaresTaskset(GeneratedTaskset):
         chance = random.Random(derive_seed(self._config.seed, "squares", number))
         kind = self._config.questions[number % len(self._config.questions)]
         color = chance.choice(sorted(COLORS))
-        cells = SIZE // CELL
-        if kind == "place":
-            quarter = chance.randrange(len(PLACES))
-            half = cells // 2
-            row, column = chance.randrange(half) + half * (quarter // 2), chance.randrange(half) + half * (quarter % 2)
-            squares, answer = [(row, column)], PLACES[quarter]
-        else:
-            count = 1 if kind == "color" else chance.randint(1, self._config.most)
-            places = chance.sample(range(cells * cells), count)
-            squares, answer = [divmod(place, cells) for place in places], color if kind == "color" else str(count)
-        picture = image_in(draw_png([(row, column, COLORS[color]) for row, column in squares]))
+        count = chance.randint(1, self._config.most) if kind == "count" else 1
+        quarters = chance.sample(range(len(PLACES)), count)
+        room = SIZE // 2 - SIDE + 1
+        squares = [
+            (SIZE // 2 * (quarter // 2) + chance.randrange(room), SIZE // 2 * (quarter % 2) + chance.randrange(room))
+            for quarter in quarters
+        ]
+        answer = {"color": color, "count": str(count), "place": PLACES[quarters[0]]}[kind]
+        picture = image_in(draw_png([(top, left, COLORS[color]) for top, left in squares]))
         question = ChatMessage(role="user", content=QUESTIONS[kind], media=(picture,))
         return Problem(
             messages=with_system((question,), self._system, "squares"),
@@ -87,13 +85,13 @@ class SquaresTaskset(GeneratedTaskset):
 
 
 def draw_png(squares: list[tuple[int, int, tuple[int, int, int]]]) -> bytes:
-    """Return a PNG of squares on black, each given by row, column and colour. The bytes depend on nothing else: no
-    library compresses them."""
+    """Return a PNG of squares on black, each given by its top row, its left column and its colour. The bytes depend on
+    nothing else: no library compresses them."""
     pixels = bytearray(SIZE * SIZE * 3)
-    for row, column, color in squares:
-        for y in range(row * CELL + 1, (row + 1) * CELL - 1):
-            start = (y * SIZE + column * CELL + 1) * 3
-            pixels[start : start + (CELL - 2) * 3] = bytes(color) * (CELL - 2)
+    for top, left, color in squares:
+        for y in range(top, top + SIDE):
+            start = (y * SIZE + left) * 3
+            pixels[start : start + SIDE * 3] = bytes(color) * SIDE
     lines = b"".join(b"\0" + bytes(pixels[y * SIZE * 3 : (y + 1) * SIZE * 3]) for y in range(SIZE))
     stored = b"\x78\x01\x01" + struct.pack("<HH", len(lines), len(lines) ^ 0xFFFF) + lines
     header = struct.pack(">IIBBBBB", SIZE, SIZE, 8, 2, 0, 0, 0)

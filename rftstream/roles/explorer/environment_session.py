@@ -6,7 +6,7 @@ import json
 import math
 import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from rftstream.contracts.assistant import AssistantMessage
@@ -56,6 +56,10 @@ class StateKeeper(Protocol):
         """Return a state as it was put. WeightsError if it is not there, or damaged."""
 
 
+KeepMedia = Callable[[Sequence[ChatMessage]], tuple[ChatMessage, ...]]
+"""Messages -> the same with references in the place of the images that stood in them."""
+
+
 class EnvironmentSession:
     """One environment object. The turn loop makes it, calls `begin` or `resume`, then `reply` for each turn and `save`
     in between, and `close` last. Every answer comes by a callback: an object that is done at once gives it before the
@@ -69,9 +73,11 @@ class EnvironmentSession:
         name: str,
         timeout_s: float,
         states: StateKeeper | None = None,
+        keep: KeepMedia | None = None,
     ) -> None:
-        """`name` and `timeout_s`, the time limit of a call, stand in failures. `states`: keeps large states."""
-        self._states = states
+        """`name` and `timeout_s`, the time limit of a call, stand in failures. `states`: keeps large states. `keep`:
+        puts images that stand in messages into the store."""
+        self._states, self._keep = states, keep
         self._line = line
         self._make = make
         self._name = name
@@ -90,6 +96,12 @@ class EnvironmentSession:
             if isinstance(found, CallFailure):
                 then(found)
             else:
+                self._kept("start", found, kept)
+
+        def kept(found: Any) -> None:
+            if isinstance(found, CallFailure):
+                then(found)
+            else:
                 self._ask_tools(found, then)
 
         self._made("start", then, lambda: self._call("start", checked_messages, started))
@@ -105,7 +117,15 @@ class EnvironmentSession:
         def loaded(found: Any) -> None:
             if isinstance(found, CallFailure):
                 then(found)
-            elif state is None and found != tuple(messages):
+            elif state is None:
+                self._kept("start", found, begun)
+            else:
+                self._ask_tools(tuple(messages), then)
+
+        def begun(found: Any) -> None:
+            if isinstance(found, CallFailure):
+                then(found)
+            elif found != tuple(messages):
                 then(CallFailure(text="its environment begins otherwise now", error=ValueError()))
             else:
                 self._ask_tools(tuple(messages), then)
@@ -126,7 +146,30 @@ class EnvironmentSession:
 
     def reply(self, said: AssistantMessage, then: Callable[[Reply | CallFailure], None]) -> None:
         """Have the environment answer."""
-        self._call("reply", checked_reply, then, said)
+
+        def replied(found: Reply | CallFailure) -> None:
+            if isinstance(found, CallFailure):
+                then(found)
+            elif found.rewrite is not None:
+                rewrite = found.rewrite
+                self._kept("reply", rewrite, lambda kept: then(_with(found, rewrite=kept)))
+            else:
+                self._kept("reply", found.messages, lambda kept: then(_with(found, messages=kept)))
+
+        self._call("reply", checked_reply, replied, said)
+
+    def _kept(self, method: str, messages: Sequence[ChatMessage], then: Callable[[Any], None]) -> None:
+        """Have images that stand in messages put into the store, where the environment's own calls run."""
+        keep = self._keep
+        if keep is None or not any(media.url.startswith("data:") for message in messages for media in message.media):
+            then(messages)
+            return
+
+        def done(result: CallResult) -> None:
+            failure = self._failure(method, result)
+            then(result.value if failure is None else failure)
+
+        self._line.call(method, keep, messages, then=done)
 
     def save(self, then: Callable[[bytes | StoredState | CallFailure | None], None]) -> None:
         """Ask for its state. A large one is kept before `then` hears of it."""
@@ -218,6 +261,12 @@ class EnvironmentSession:
 
     def _text(self, method: str, what: str) -> str:
         return f"environment {self._name}: {method}: {what}"
+
+
+def _with(reply: Reply, **changes: Any) -> Reply | CallFailure:
+    """Return the reply with these messages, or the failure that came in their place."""
+    failure = next((value for value in changes.values() if isinstance(value, CallFailure)), None)
+    return failure if failure is not None else replace(reply, **changes)
 
 
 def _line_of(error: BaseException) -> str:

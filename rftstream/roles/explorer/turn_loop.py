@@ -35,6 +35,7 @@ from rftstream.roles.explorer.attempt import (
 from rftstream.roles.explorer.environment_session import (
     CallFailure,
     EnvironmentSession,
+    KeepMedia,
     Opening,
     StateKeeper,
     add_reply,
@@ -73,10 +74,13 @@ class TurnLoop:
         has_one_turn: Callable[[str], bool] = lambda name: False,
         reply_timeout_s: float = math.inf,
         rollout_timeout_s: float = 0.0,
+        keep: KeepMedia | None = None,
     ) -> None:
         """`calls`: None to make all calls of environments in this thread. `is_immediate`: whether environments of this
         name never block. `has_one_turn`: whether they end with the first completion. `reply_timeout_s`: the time limit
-        of `calls`, for errors. `rollout_timeout_s`: 0 for none."""
+        of `calls`, for errors. `rollout_timeout_s`: 0 for none. `keep`: puts images that environments show into the
+        store; None: they stay in the messages."""
+        self._keep = keep
         self.policy = policy
         self.renderer = renderer
         self.calls = calls or EnvironmentCalls(now=now)
@@ -134,6 +138,7 @@ class TurnLoop:
                 name=environment,
                 timeout_s=self._reply_timeout_s,
                 states=states,
+                keep=self._keep,
             )
 
         def opened(opening: Opening | CallFailure) -> None:

@@ -26,7 +26,7 @@ from rftstream.config.sections import RunConfig
 from rftstream.config.stages import Stage, Stages
 from rftstream.contracts.batches import LossKind
 from rftstream.errors import ConfigError, ImageError
-from rftstream.models.images import ImageCache
+from rftstream.models.images import ImageCache, check_takes_images
 from rftstream.models.spec import ModelSpec
 from rftstream.roles.trainer.assembly import Batch
 
@@ -138,7 +138,9 @@ def build_training(config: RunConfig, spec: ModelSpec, images: ImageCache | None
     algorithms = tuple(build_algorithm(config, stage.where) for stage in stages.all)
     check_demands(config, algorithms, backend_class)
     spec = trained_spec(config, spec)
-    more = {"images": images} if registry.find_spec(BackendSpec, settings.backend).takes_images else {}
+    takes = registry.find_spec(BackendSpec, settings.backend).takes_images
+    check_takes_images(spec.folder, f"trainer.backend: {settings.backend!r}", takes, advice="use 'torch'")
+    more = {"images": images} if takes else {}
     backend = backend_class(backend_options, model=spec, optimizer=optimizer, seed=config.run.seed, **more)
     if (critic := the_critic(algorithms)) is not None:
         backend.hold_critic(critic, critic_folder(config, critic, spec))
