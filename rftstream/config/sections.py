@@ -113,7 +113,8 @@ class TasksetSection:
     """`jsonl:PATH`, `parquet:PATH`, `hf:FOLDER-OR-NAME`, `reasoning_gym:NAME`, `arithmetic`, `squares`, or
     `module:Class`."""
     columns: dict[str, str] = field(default_factory=dict)
-    """Our name (prompt, messages, answer, system, tools, data_source) -> the source's, or the path of a field in it."""
+    """Our name (prompt, messages, answer, system, tools, data_source, images) -> the source's, or the path of a field
+    in it."""
     reward: RewardNamed = "exact"
     """What scores its completions: a name, a name with differences from the settings in [rewards.NAME], or a list of
     them, `[{ name = "well_formed", use = "gate" }, { name = "math" }, { name = "length_penalty", weight = 0.2 }]`."""

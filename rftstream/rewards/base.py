@@ -6,12 +6,13 @@ that it may hang, crash or eat memory without taking anything with it.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rftstream.contracts.arrays import Array
-from rftstream.contracts.tasks import Problem
+from rftstream.contracts.tasks import Media, Problem
 from rftstream.errors import RewardError
 
 if TYPE_CHECKING:
@@ -86,9 +87,13 @@ class RewardInput:
         return [int(one) for segment in self.segments for one in segment.token_ids[segment.loss_mask != 0]]
 
 
-def message_seen(role: str, content: str, tool_calls: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+def message_seen(
+    role: str, content: str, tool_calls: Sequence[Mapping[str, Any]] = (), media: Sequence[Media] = ()
+) -> dict[str, Any]:
     """Return a message as a reward sees it."""
     message: dict[str, Any] = {"role": role, "content": content}
+    if media:
+        message["media"] = [dataclasses.asdict(one) for one in media]
     return {**message, "tool_calls": list(tool_calls)} if tool_calls else message
 
 
@@ -99,7 +104,10 @@ def problem_input(problem: Problem) -> RewardInput:
         completion="",
         answer=problem.answer,
         prompt=asked[-1].content if asked else "",
-        messages=tuple(message_seen(message.role, message.content, message.tool_calls) for message in problem.messages),
+        messages=tuple(
+            message_seen(message.role, message.content, message.tool_calls, message.media)
+            for message in problem.messages
+        ),
         info=problem.info,
         data_source=problem.data_source,
         num_tokens=0,

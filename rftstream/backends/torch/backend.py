@@ -60,8 +60,8 @@ class TorchBackend:
         it needs a C++ compiler. Rounded otherwise than without."""
         freeze_vision_tower: bool = False
         """Leaves the vision tower of a model with images as it is; what joins it to the language model is trained all
-        the same. Off by default, as in verl and TRL: a tower learns to see what rewards ask for. On, backward passes
-        end before the tower."""
+        the same. Off by default, as in verl (prime-rl freezes it): a tower learns to see what rewards ask for. On,
+        backward passes end before the tower."""
         profile: tuple[Annotated[int, Meta(ge=0)], ...] = ()
         """Batches, counted from 0 since the trainer was started, of which a trace is written (batch-2.json), for
         ui.perfetto.dev; such a batch takes longer. The first ones are slower than those that follow."""

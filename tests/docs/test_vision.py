@@ -1,0 +1,66 @@
+"""docs/vision.md: its data are opened, and what it says is refused is refused."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from rftstream.config.loader import from_dict
+from rftstream.data.tasksets.open import open_taskset
+from rftstream.data.tasksets.squares import draw_png
+from rftstream.models.images import MODEL_TYPES, digest_of
+from rftstream.policies import POLICIES
+from rftstream.preflight.check import check
+from tests.docs.reading import ROOT, blocks
+
+PAGE = ROOT / "docs" / "vision.md"
+PICTURE = draw_png([(3, 3, (255, 0, 0))])
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "charts" / "pictures").mkdir(parents=True)
+    (tmp_path / "charts" / "pictures" / "17.png").write_bytes(PICTURE)
+    row = {"question": "color?", "picture": "pictures/17.png", "answer": "red"}
+    (tmp_path / "charts" / "train.jsonl").write_text(json.dumps(row) + "\n")
+    return tmp_path
+
+
+def test_the_data_of_the_block_are_opened(folder: Path) -> None:
+    (block,) = blocks(PAGE, "toml")
+    values = {"run": {"name": "t", "steps": 1}, "model": {"path": "fake"}, "base": str(folder)}
+    config = from_dict({**values, **tomllib.loads(block.text)})
+    problem = open_taskset("charts", config.tasksets["charts"], config).problem(0)
+    assert [media.digest for media in problem.messages[0].media] == [digest_of(PICTURE)]
+
+
+def test_the_models_and_parts_of_the_page_are_those_of_the_code() -> None:
+    text = PAGE.read_text()
+    assert all(f"`{kind}`" in text for kind in MODEL_TYPES)
+    refused = {name for name, spec in POLICIES.items() if not spec.takes_images}
+    line = next(line for line in text.splitlines() if line.startswith("| policy |"))
+    assert {name for name in POLICIES if f"`{name}`" in line.partition(";")[2]} == refused
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"explorer": {"policy": "vllm"}}, "explorer.policy: 'vllm': is given no images"),
+        ({"trainer": {"backend": "deepspeed"}}, "trainer.backend: 'deepspeed': is given no images"),
+        ({"trainer": {"algorithm": "ppo"}}, "trainer.algorithm: its critic: is given no images"),
+        ({"model": {"make": {"vision": True}, "lora": {}}}, "model.lora: is given no images"),
+        ({"model": {"make": {"characters": "colr?ed"}}}, "got 1 images, which it is not shown: it reads text alone"),
+    ],
+    ids=["vllm", "deepspeed", "critic", "lora", "text"],
+)
+def test_check_refuses_what_cannot_be_shown_images(
+    folder: Path, settings: dict[str, dict[str, object]], said: str
+) -> None:
+    section = {"source": "jsonl:charts/train.jsonl", "columns": {"prompt": "question", "images": "picture"}}
+    model = {"make": {"vision": True, "characters": "1", "words": ["color?", "red"]}}
+    values = {"run": {"name": "t", "steps": 1}, "model": model, "tasksets": {"charts": section}, "base": str(folder)}
+    report = check(from_dict({**values, **settings}))
+    assert any(said in error for error in report.errors), report.errors
