@@ -7,6 +7,7 @@ from functools import cache
 from rftstream.algorithms.requirements import has_greedy_sibling
 from rftstream.config.loader import sampling_for
 from rftstream.config.sections import name_of_part
+from rftstream.contracts.tasks import Problem
 from rftstream.data.operators.pipeline import TaskPipeline
 from rftstream.data.tasksets.open import open_taskset
 from rftstream.models.rendering import open_renderer
@@ -43,6 +44,14 @@ def build(context: RoleContext) -> Role:
     def digests() -> dict[str, str]:
         return data_digests(config, spec, {name: source.taskset for name, source in sources.items()})
 
+    @cache
+    def media() -> MediaStore:
+        return MediaStore(context.open_store())
+
+    def keep(problem: Problem) -> Problem:
+        """The store is opened when there is an image: feeders of text need no access to it."""
+        return media().keep_problem(problem) if any(message.media for message in problem.messages) else problem
+
     step = FeederStep(
         log_=Log(context.transport),
         config=config,
@@ -51,7 +60,7 @@ def build(context: RoleContext) -> Role:
         make_manifest=lambda: make_manifest(config, context.folder.run_id, digests(), context.clock.now()),
         check_same_run=lambda theirs: check_same_run(theirs, config, digests()),
         clock=context.clock,
-        keep=MediaStore(context.open_store()).keep_problem,
+        keep=keep,
         pipeline=TaskPipeline.of(config),
     )
     return Role(spec=FEEDER, step=step)

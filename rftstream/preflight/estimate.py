@@ -156,6 +156,16 @@ def num_rollouts(config: RunConfig, sizes: Mapping[str, int]) -> int | None:
     return min(groups) * config.feeder.group_size if groups else None
 
 
+def _by_reference(problem: Problem) -> Problem:
+    """Return the problem as it is on the log: its images are in the store."""
+    url = f"store:media/00/{'0' * 64}"
+    messages = (
+        replace(message, media=tuple(replace(media, url=url) for media in message.media))
+        for message in problem.messages
+    )
+    return replace(problem, messages=tuple(messages))
+
+
 def rollout_bytes(
     problem: Problem,
     num_prompt: int,
@@ -168,6 +178,7 @@ def rollout_bytes(
 ) -> int:
     """Return the bytes of one rollout on all the topics of its way, in the records that its roles would write. `saves`
     counts that all of it is saved before it is finished."""
+    problem = _by_reference(problem)
     room = sampling.max_tokens if context is None else context - num_prompt
     num_sampled = max(1, min(sampling.max_tokens, room))
     group = "t/0/100000/0"
