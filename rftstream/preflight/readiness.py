@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rftstream.algorithms.by_taskset import build_algorithm
-from rftstream.algorithms.requirements import check_demands, the_critic
+from rftstream.algorithms.requirements import check_demands, the_critic, trained_spec
 from rftstream.config import registry
 from rftstream.config.part_names import PART_CHECKS
 from rftstream.config.part_specs import BackendSpec, PolicySpec
@@ -216,6 +216,8 @@ def _images(config: RunConfig, spec: ModelSpec) -> None:
     check_takes_images(spec.folder, f"trainer.backend: {name!r}", takes, advice="use 'torch'")
     has_critic = the_critic([build_algorithm(config, stage.where) for stage in Stages.of(config).all]) is not None
     check_takes_images(spec.folder, "trainer.algorithm: its critic", not has_critic, advice="use one without a critic")
+    is_classifier = trained_spec(config, spec).as_classifier
+    check_takes_images(spec.folder, "trainer.algorithm: a classifier", not is_classifier, advice="use a model of text")
     check_takes_images(spec.folder, "model.lora", config.model.lora is None, advice="remove the section")
 
 
