@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from rftstream.data.tasksets.open import open_taskset
+from rftstream.models.rendering import own_renderers
 from rftstream.roles.evaluator import EVALUATOR
 from rftstream.roles.evaluator.agents import AgentSamples
 from rftstream.roles.evaluator.due import build_evaluation
 from rftstream.roles.evaluator.step import EvaluatorStep
 from rftstream.service.role import Role, RoleContext
 from workers.agents import GatewayAddress, agent_parts
-from workers.parts import follower, model_spec, own_renderers, scorer, turn_loop
+from workers.parts import follower, model_spec, scorer, turn_loop
 
 
 def build(context: RoleContext) -> Role:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from concurrent.futures import ThreadPoolExecutor
 
-from rftstream.models.rendering import open_parsers
+from rftstream.models.rendering import open_parsers, own_renderers
 from rftstream.roles.explorer import EXPLORER
 from rftstream.roles.explorer.agent_step import AgentExplorerStep
 from rftstream.roles.explorer.partials import Partials
@@ -16,7 +16,7 @@ from rftstream.roles.trainer.pending_update import DeferredExecutor
 from rftstream.service.role import Role, RoleContext
 from rftstream.service.self_pipe import SelfPipe
 from workers.agents import GatewayAddress, agent_parts
-from workers.parts import follower, model_spec, own_renderers, turn_loop
+from workers.parts import follower, model_spec, turn_loop
 
 STORE_PATIENCE_S = 5.0
 """Of a fetch: it goes on with the weights that it has, and asks again."""

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from rftstream import metrics
 from rftstream.config import registry
 from rftstream.config.part_specs import EnvironmentSpec, PolicySpec
-from rftstream.config.sections import EvaluationSection, RunConfig, TasksetSection
+from rftstream.config.sections import RunConfig
 from rftstream.config.stages import taken_kinds
 from rftstream.contracts.tasks import Problem
 from rftstream.environments.base import Environment
 from rftstream.environments.call_workers import CallWorkers
 from rftstream.environments.calls import EnvironmentCalls
 from rftstream.errors import ConfigError
-from rftstream.models.folder import for_section, prepare_model
+from rftstream.models.folder import prepare_model
 from rftstream.models.images import ImageCache, check_takes_images
 from rftstream.models.rendering import Renderer, open_renderer
 from rftstream.models.spec import ModelSpec
@@ -97,14 +97,6 @@ def follower(context: RoleContext, spec: ModelSpec, store: ObjectStore) -> Weigh
     """Snapshots from elsewhere are kept beside the run, for all workers of this machine."""
     cache = None if store.is_local or context.simulated else AnchorCache(context.folder.anchors)
     return WeightsFollower(store, spec.name, cache=cache, threads=spec.threads)
-
-
-def own_renderers(
-    spec: ModelSpec, sections: Mapping[str, TasksetSection] | Mapping[str, EvaluationSection]
-) -> dict[str, Renderer]:
-    """Of the tasksets or evaluations that have a template, or values for one, of their own."""
-    specs = {name: for_section(spec, section) for name, section in sections.items()}
-    return {name: open_renderer(own) for name, own in specs.items() if own is not spec}
 
 
 def demonstrations(context: RoleContext) -> DemonstrationQueue | None:

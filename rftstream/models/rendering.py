@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rftstream.contracts.assistant import AssistantMessage
 from rftstream.contracts.rollouts import AgentCall, ImageSpan, Segment, Turn
@@ -24,6 +24,9 @@ from rftstream.models.images import ImageTokens, images_of, why_no_images
 from rftstream.models.spec import ModelSpec
 from rftstream.models.splice import Continuation, Conversation, Splicer, difference
 from rftstream.models.tokenizer import SPECIAL_NAMES, open_tokenizer, token_text
+
+if TYPE_CHECKING:
+    from rftstream.config.sections import EvaluationSection, TasksetSection
 
 SHOWN_CHARACTERS = 8
 """Largest number of characters without a token that an error shows."""
@@ -163,6 +166,14 @@ def is_light(spec: ModelSpec) -> bool:
 def open_renderer(spec: ModelSpec) -> Renderer:
     """Return the renderer of a model. ConfigError if its tokenizer or its template cannot be used."""
     return FakeRenderer(spec.context) if spec.name == model_folder.FAKE else HfRenderer(spec)
+
+
+def own_renderers(
+    spec: ModelSpec, sections: Mapping[str, TasksetSection] | Mapping[str, EvaluationSection]
+) -> dict[str, Renderer]:
+    """Return the renderers of tasksets or evaluations that have a template, or values for one, of their own."""
+    specs = {name: model_folder.for_section(spec, section) for name, section in sections.items()}
+    return {name: open_renderer(own) for name, own in specs.items() if own is not spec}
 
 
 def open_parsers(renderers: Iterable[Renderer]) -> None:

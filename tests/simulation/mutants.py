@@ -30,7 +30,7 @@ from rftstream.contracts.versions import StepRecord, VersionName
 from rftstream.errors import AssignmentLost, RftError
 from rftstream.roles.buffer.demonstrations import Cursor, DemonstrationQueue
 from rftstream.roles.buffer.step import BufferStep
-from rftstream.roles.feeder import step as feeder_module
+from rftstream.roles.feeder import draws as draws_module
 from rftstream.roles.feeder.admission import VersionInForce
 from rftstream.roles.feeder.step import FeederStep
 from rftstream.roles.trainer import versions as versions_module
@@ -316,7 +316,7 @@ def ids_drawn() -> Iterator[None]:
     def drawn(taskset: str, taskset_pass: int, index: int, attempt: int) -> str:
         return ids.group_id(taskset, taskset_pass, crc32(str(time.perf_counter_ns()).encode()), attempt)
 
-    with changed(feeder_module, "group_id", drawn):
+    with changed(draws_module, "group_id", drawn):
         yield
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from rftstream import metrics
 from rftstream.clock import Clock
@@ -22,22 +22,20 @@ from rftstream.config.sections import RunConfig
 from rftstream.config.stages import Stages
 from rftstream.contracts import codec
 from rftstream.contracts.control import Claim, Drawn, Request, RunManifest, TasksEnded
-from rftstream.contracts.ids import derive_seed, group_id, rollout_id, split_group_id
+from rftstream.contracts.ids import derive_seed, rollout_id
 from rftstream.contracts.outcomes import GroupOutcome
 from rftstream.contracts.records import Record, TopicPartition
-from rftstream.contracts.tasks import Problem, RolloutIds, Sampling, Task
+from rftstream.contracts.tasks import Problem, RolloutIds, Task
 from rftstream.contracts.versions import StepRecord
 from rftstream.data.demonstrations.split import trained_numbers
 from rftstream.data.operators.base import Draw
 from rftstream.data.operators.facts import Facts
 from rftstream.data.operators.pipeline import TaskPipeline
-from rftstream.data.tasksets.base import Taskset
-from rftstream.data.tasksets.open import mix, order
 from rftstream.errors import ConfigError, ContractError
-from rftstream.models.rendering import Renderer
 from rftstream.roles.feeder import FEEDER
 from rftstream.roles.feeder.admission import Admission, VersionInForce
 from rftstream.roles.feeder.cursor import FeederCursor, OperatorCounts
+from rftstream.roles.feeder.draws import Draws, Source
 from rftstream.roles.feeder.retries import Retries
 from rftstream.roles.feeder.skip_watch import SkipWatch
 from rftstream.service.role import Log, Publish, Received, SingleTransaction
@@ -50,44 +48,6 @@ STEPS = TopicPartition("steps", 0)
 MAX_TASKS_A_TRANSACTION = 512
 MAX_DRAWS_A_TRANSACTION = 4096
 """Problems that are drawn for one transaction, where operators may skip them all."""
-
-
-@dataclass(slots=True)
-class Source:
-    """A taskset of the run."""
-
-    taskset: Taskset
-    weight: float
-    sampling: Sampling
-    environment: str
-    too_long: str
-    shuffle: bool
-    passes: int | None
-    renderer: Renderer
-    greedy_baseline: bool = False
-    """The first sibling of each group is sampled at temperature 0, for algorithms that compare with it."""
-
-    def sampling_of(self, sampling: Sampling, sibling: int) -> Sampling:
-        """Return how a sibling is sampled whose group is sampled by `sampling`."""
-        return replace(sampling, temperature=0.0) if self.greedy_baseline and sibling == 0 else sampling
-
-    def draw(self, group: str, problem: Problem, group_size: int) -> Draw:
-        """Return a problem of the taskset as operators see it first. `group`: the id that its group would have."""
-        name, taskset_pass, index, _ = split_group_id(group) or (group, 0, 0, 0)
-        return Draw(
-            group_id=group,
-            taskset=name,
-            taskset_pass=taskset_pass,
-            index=index,
-            problem=problem,
-            sampling=self.sampling,
-            group_size=group_size,
-        )
-
-    @property
-    def size(self) -> int | None:
-        """Problems in all passes; None without end."""
-        return None if self.passes is None else self.passes * len(self.taskset)
 
 
 class FeederStep(SingleStepDefaults):
@@ -120,7 +80,13 @@ class FeederStep(SingleStepDefaults):
         self._pipeline = pipeline or TaskPipeline({}, config.run.seed)
         self._config = config
         self._sources = sources
-        self._context = context
+        self._draws = Draws(
+            sources,
+            self._pipeline,
+            run_seed=config.run.seed,
+            group_size=config.feeder.group_size,
+            context=context,
+        )
         self._make_manifest = make_manifest
         self._check_same_run = check_same_run
         self._clock = clock
@@ -232,7 +198,7 @@ class FeederStep(SingleStepDefaults):
         cursor = FeederCursor(self._admission.admitted, dict(self._drawn), dict(self._left_out), deepcopy(self._counts))
         begin = cursor.num_drawn
         undecided = cursor.admitted - self._facts.num_groups
-        if not self._left(cursor) or self._watch.may_draw(cursor, self._facts.seen, undecided):
+        if not self._draws.left(cursor) or self._watch.may_draw(cursor, self._facts.seen, undecided):
             end = begin + MAX_DRAWS_A_TRANSACTION
         else:
             end = begin
@@ -249,7 +215,7 @@ class FeederStep(SingleStepDefaults):
         if tasks:
             cursor = after_group
         elif not answered and (not self._pipeline or cursor.num_drawn == begin):
-            return self._end("taskset", cursor) if not self._left(cursor) else None
+            return self._end("taskset", cursor) if not self._draws.left(cursor) else None
         self._pending = cursor
         outputs = [Publish("tasks", task.ids.sequence % self._partitions, task) for task in tasks]
         outputs += [Publish("control", 0, None, key=key) for key in answered]
@@ -261,62 +227,19 @@ class FeederStep(SingleStepDefaults):
         """Return the tasks of the next group that is put back; None if none is asked for. Keys of requests that are
         done go to `answered`."""
         while (retry := self._retries.next(self._clock.now(), answered)) is not None:
-            source = self._sources.get(retry.taskset)
-            problem = None
-            if source is not None and retry.index < len(source.taskset):
-                problem = self._fitting(source, retry.taskset, retry.index, source.taskset.problem(retry.index))
-            if source is None or problem is None:
-                log.warning("%s: cannot be put back: the tasksets have no such problem, or it is too long", retry.group)
-                continue
-            draw = source.draw(retry.group, problem, self._config.feeder.group_size)
-            result = self._pipeline.decide(draw, self._facts, put_back=True)
-            cursor.counts.put_back += 1
-            cursor.counts.change(retry.taskset, result.changed)
-            return self._tasks(cursor, source, result.draw, retry.stored)
+            result = self._draws.put_back(cursor, self._facts, retry.group)
+            if result is not None:
+                return self._tasks(cursor, result.draw, retry.stored)
+            log.warning("%s: cannot be put back: the tasksets have no such problem, or it is too long", retry.group)
         return None
-
-    def _left(self, cursor: FeederCursor) -> dict[str, float]:
-        """Return the weights of the tasksets that are not at their end."""
-        return {
-            name: source.weight
-            for name, source in self._sources.items()
-            if source.weight > 0 and (source.size is None or cursor.drawn[name] < source.size)
-        }
 
     def _next_group(self, cursor: FeederCursor, end: int) -> list[Task] | None:
-        """Return the next group's tasks, and move the cursor. None when every taskset is at its end, or where operators
-        have skipped all problems up to the number `end`."""
-        while not self._pipeline or cursor.num_drawn < end:
-            left = self._left(cursor)
-            if not left:
-                return None
-            name = mix(left, cursor.drawn)
-            ordinal = cursor.drawn[name]
-            cursor.drawn[name] += 1
-            source = self._sources[name]
-            taskset_pass, index = divmod(ordinal, len(source.taskset))
-            if source.shuffle:
-                seed = derive_seed(self._config.run.seed, "order", name)
-                index = order(len(source.taskset), taskset_pass, seed)(index)
-            group = group_id(name, taskset_pass, index, 0)
-            draw = source.draw(group, source.taskset.problem(index), self._config.feeder.group_size)
-            result = self._pipeline.decide(draw, self._facts)
-            if result.skipped is not None:
-                cursor.counts.skip(name, *result.skipped)
-                continue
-            problem = self._fitting(source, name, index, result.draw.problem)
-            if problem is None:
-                cursor.left_out[name] += 1
-                if cursor.left_out[name] >= len(source.taskset) and cursor.left_out[name] == cursor.drawn[name]:
-                    raise ConfigError(f"tasksets.{name}: every prompt is longer than the context")
-                continue
-            cursor.counts.change(name, result.changed)
-            return self._tasks(cursor, source, result.draw)
-        return None
+        """Return the next group's tasks, and move the cursor. None if there is none; `end` as for `Draws.next`."""
+        result = self._draws.next(cursor, self._facts, end)
+        return None if result is None else self._tasks(cursor, result.draw)
 
-    def _tasks(
-        self, cursor: FeederCursor, source: Source, draw: Draw, stored: Mapping[int, str] | None = None
-    ) -> list[Task]:
+    def _tasks(self, cursor: FeederCursor, draw: Draw, stored: Mapping[int, str] | None = None) -> list[Task]:
+        source = self._sources[draw.taskset]
         problem = self._keep(draw.problem)
         min_version = replace(self._admission, admitted=cursor.admitted).min_version(self._in_force)
         group, name, size = draw.group_id, draw.taskset, draw.group_size
@@ -348,24 +271,6 @@ class FeederStep(SingleStepDefaults):
             )
         cursor.admitted += 1
         return tasks
-
-    def _fitting(self, source: Source, name: str, index: int, problem: Problem) -> Problem | None:
-        """Return the problem if its prompt leaves room for a completion, else as `too_long` says. None: it is left
-        out."""
-        if self._context is None:
-            return problem
-        try:
-            length = len(source.renderer.render(problem.messages, problem.tools))
-        except ConfigError as error:
-            raise ConfigError(f"tasksets.{name}: problem {index}: {error}") from None
-        if length < self._context:
-            return problem
-        if source.too_long == "error":
-            raise ConfigError(
-                f"tasksets.{name}: problem {index} has a prompt of {length} tokens, expected fewer than the context "
-                f"of {self._context}; shorten it, raise model.context, or set too_long to 'skip' or 'truncate'"
-            )
-        return problem if source.too_long == "truncate" else None
 
     def _demonstrations_alone(self) -> TasksEnded:
         """Return the word that there are no tasks, and how many batches the demonstrations make that there are now."""

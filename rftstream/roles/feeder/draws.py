@@ -1,0 +1,180 @@
+"""Draws: which problem comes next, and what the operators of the task side say to it.
+
+They depend on the tasksets, the run's seed, the cursor and the facts alone. So the feeder draws here, and whoever
+computes its decisions again from the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from rftstream.algorithms.requirements import has_greedy_sibling
+from rftstream.config.loader import sampling_for
+from rftstream.config.sections import RunConfig, name_of_part
+from rftstream.contracts.ids import derive_seed, group_id, split_group_id
+from rftstream.contracts.tasks import Problem, Sampling
+from rftstream.data.operators.base import Draw
+from rftstream.data.operators.facts import Facts
+from rftstream.data.operators.pipeline import TaskPipeline, TaskResult
+from rftstream.data.tasksets.base import Taskset
+from rftstream.data.tasksets.open import mix, open_taskset, order
+from rftstream.errors import ConfigError
+from rftstream.models.rendering import Renderer, open_renderer, own_renderers
+from rftstream.models.spec import ModelSpec
+from rftstream.roles.feeder.cursor import FeederCursor
+
+
+@dataclass(slots=True)
+class Source:
+    """A taskset of the run."""
+
+    taskset: Taskset
+    weight: float
+    sampling: Sampling
+    environment: str
+    too_long: str
+    shuffle: bool
+    passes: int | None
+    renderer: Renderer
+    greedy_baseline: bool = False
+    """The first sibling of each group is sampled at temperature 0, for algorithms that compare with it."""
+
+    def sampling_of(self, sampling: Sampling, sibling: int) -> Sampling:
+        """Return how a sibling is sampled whose group is sampled by `sampling`."""
+        return replace(sampling, temperature=0.0) if self.greedy_baseline and sibling == 0 else sampling
+
+    def draw(self, group: str, problem: Problem, group_size: int) -> Draw:
+        """Return a problem of the taskset as operators see it first. `group`: the id that its group would have."""
+        name, taskset_pass, index, _ = split_group_id(group) or (group, 0, 0, 0)
+        return Draw(
+            group_id=group,
+            taskset=name,
+            taskset_pass=taskset_pass,
+            index=index,
+            problem=problem,
+            sampling=self.sampling,
+            group_size=group_size,
+        )
+
+    @property
+    def size(self) -> int | None:
+        """Problems in all passes; None without end."""
+        return None if self.passes is None else self.passes * len(self.taskset)
+
+
+def open_sources(config: RunConfig, spec: ModelSpec) -> tuple[dict[str, Source], int | None]:
+    """Return the tasksets of a run, and the longest prompt + completion in tokens: what the run file says, else what
+    the model's config says. ConfigErrors name the section."""
+    renderer = open_renderer(spec)
+    own = own_renderers(spec, config.tasksets)
+    greedy = has_greedy_sibling(config)
+    sources = {
+        name: Source(
+            taskset=open_taskset(name, section, config),
+            weight=section.weight,
+            sampling=sampling_for(config, section.sampling, where=f"tasksets.{name}.sampling"),
+            environment=name_of_part(section.environment, f"tasksets.{name}.environment"),
+            too_long=section.too_long,
+            shuffle=section.shuffle,
+            passes=section.passes,
+            renderer=own.get(name, renderer),
+            greedy_baseline=greedy,
+        )
+        for name, section in config.tasksets.items()
+    }
+    return sources, spec.context if spec.context is not None else renderer.context
+
+
+class Draws:
+    """Draws problems from the tasksets, and asks the operators about each. The feeder's step makes one and calls `next`
+    or `put_back` for each group; both move the cursor. The recomputation of a run does the same with cursors of its
+    own."""
+
+    def __init__(
+        self,
+        sources: Mapping[str, Source],
+        pipeline: TaskPipeline,
+        *,
+        run_seed: int,
+        group_size: int,
+        context: int | None,
+    ) -> None:
+        """`group_size`: rollouts of a problem that no operator changes. `context`: the longest prompt + completion in
+        tokens; None: unknown."""
+        self.sources = sources
+        self.pipeline = pipeline
+        self._seed = run_seed
+        self._group_size = group_size
+        self._context = context
+
+    def left(self, cursor: FeederCursor) -> dict[str, float]:
+        """Return the weights of the tasksets that are not at their end."""
+        return {
+            name: source.weight
+            for name, source in self.sources.items()
+            if source.weight > 0 and (source.size is None or cursor.drawn[name] < source.size)
+        }
+
+    def next(self, cursor: FeederCursor, facts: Facts, end: int) -> TaskResult | None:
+        """Return the next draw that becomes a group, and move the cursor behind it. None when every taskset is at its
+        end, or where operators have skipped all problems up to the number `end`."""
+        while not self.pipeline or cursor.num_drawn < end:
+            left = self.left(cursor)
+            if not left:
+                return None
+            name = mix(left, cursor.drawn)
+            ordinal = cursor.drawn[name]
+            cursor.drawn[name] += 1
+            source = self.sources[name]
+            taskset_pass, index = divmod(ordinal, len(source.taskset))
+            if source.shuffle:
+                seed = derive_seed(self._seed, "order", name)
+                index = order(len(source.taskset), taskset_pass, seed)(index)
+            group = group_id(name, taskset_pass, index, 0)
+            result = self.pipeline.decide(source.draw(group, source.taskset.problem(index), self._group_size), facts)
+            if result.skipped is not None:
+                cursor.counts.skip(name, *result.skipped)
+                continue
+            problem = self._fitting(source, name, index, result.draw.problem)
+            if problem is None:
+                cursor.left_out[name] += 1
+                if cursor.left_out[name] >= len(source.taskset) and cursor.left_out[name] == cursor.drawn[name]:
+                    raise ConfigError(f"tasksets.{name}: every prompt is longer than the context")
+                continue
+            cursor.counts.change(name, result.changed)
+            return result
+        return None
+
+    def put_back(self, cursor: FeederCursor, facts: Facts, group: str) -> TaskResult | None:
+        """Return the draw of a group that is put back, which nobody may skip, and count it. None: the tasksets have no
+        such problem, or it is too long."""
+        name, _, index, _ = split_group_id(group) or ("", 0, 0, 0)
+        source = self.sources.get(name)
+        if source is None or index >= len(source.taskset):
+            return None
+        problem = self._fitting(source, name, index, source.taskset.problem(index))
+        if problem is None:
+            return None
+        result = self.pipeline.decide(source.draw(group, problem, self._group_size), facts, put_back=True)
+        cursor.counts.put_back += 1
+        cursor.counts.change(name, result.changed)
+        return result
+
+    def _fitting(self, source: Source, name: str, index: int, problem: Problem) -> Problem | None:
+        """Return the problem if its prompt leaves room for a completion, else as `too_long` says. None: it is left
+        out."""
+        if self._context is None:
+            return problem
+        try:
+            length = len(source.renderer.render(problem.messages, problem.tools))
+        except ConfigError as error:
+            raise ConfigError(f"tasksets.{name}: problem {index}: {error}") from None
+        if length < self._context:
+            return problem
+        if source.too_long == "error":
+            raise ConfigError(
+                f"tasksets.{name}: problem {index} has a prompt of {length} tokens, expected fewer than the context "
+                f"of {self._context}; shorten it, raise model.context, or set too_long to 'skip' or 'truncate'"
+            )
+        return problem if source.too_long == "truncate" else None
