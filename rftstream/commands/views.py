@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,23 +73,35 @@ def status(run: Path, as_json: bool) -> None:
     print_out(found.to_json() if as_json else found.to_text())
 
 
-@examples("rftstream audit examples/runs/arithmetic", "rftstream audit examples/runs/arithmetic --json | jq .rollouts")
+@examples(
+    "rftstream audit examples/runs/arithmetic",
+    "rftstream audit examples/runs/arithmetic --json | jq .rollouts",
+    "rftstream audit examples/runs/arithmetic --decisions",
+)
 @click.command()
 @run_argument
 @json_option
 @no_index_option
-def audit(run: Path, as_json: bool, no_index: bool) -> None:
+@click.option("--decisions", is_flag=True, help="Compute every decision of the run's operators again, too.")
+def audit(run: Path, as_json: bool, no_index: bool, decisions: bool) -> None:
     """Count from the log what became of every rollout and every group.
 
     admitted = pending + trained + expired + filtered + dead, also while the run is live. Shows the lengths of the
     completions by outcome, twins, and whatever contradicts itself. Exit 1 when it does not balance or a twin is found.
     What was read is kept in RUN/index (safe to delete), so that the next audit reads only what has come since.
-    RUN is a run folder, or a run file (then its newest run).
+    With --decisions the operators of the run file are asked again about every problem and every group, by the facts
+    that the log says they had, and any other answer is shown; exit 1 if there is one. That reads the whole log, and
+    opens tasksets and operators. RUN is a run folder, or a run file (then its newest run).
     """
     from rftstream.queries.audit import audit as count
+    from rftstream.queries.recompute import recompute_run
 
-    with opened_run(run) as opened, indexed(opened, no_index) as index, at_work("reading the log"):
-        report = count(opened.transport, index)
+    with opened_run(run) as opened:
+        with indexed(opened, no_index) as index, at_work("reading the log"):
+            report = count(opened.transport, index)
+        if decisions:
+            with at_work("asking the operators again"):
+                report = replace(report, recomputation=recompute_run(opened))
     print_out(report.to_json() if as_json else report.to_text())
     sys.exit(0 if report.fine else 1)
 

@@ -34,6 +34,7 @@ from rftstream.queries.ledger import (
     RolloutRows,
     TrainingInForce,
 )
+from rftstream.queries.operator_totals import read_totals
 from rftstream.queries.rows import TopicTable
 from rftstream.roles.buffer import BUFFER
 from rftstream.roles.explorer import EXPLORER
@@ -81,6 +82,7 @@ def _audit(transport: Transport, index: Index | None, said: Trimmed) -> AuditRep
         log.committed, (EXPLORER.name, VERIFIER.name, BUFFER.name)
     )
     ended = read_control(transport).ended
+    operators = read_totals(log)
     steps = ledger.read_steps(log)
     decided = table("outcomes")
     outcomes = ledger.outcomes_of(decided.where(lambda rows: rows["sequence"] >= said.sequence), steps.version)
@@ -120,7 +122,9 @@ def _audit(transport: Transport, index: Index | None, said: Trimmed) -> AuditRep
     if ended is not None and fates.groups.admitted < ended.admitted:
         found = plural(fates.groups.admitted, "group")
         contradictions.append(f"tasks: {found}, expected {ended.admitted:,} as `end` says")
+    contradictions += operators.problems(fates.groups.admitted) if operators is not None else []
     return AuditReport(
+        operators=operators,
         trainer_epoch=steps.trainer_epoch,
         version=steps.version,
         rollouts=fates.rollouts,

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rftstream.queries.formatting import columns, number, plural
+from rftstream.queries.operator_totals import OperatorTotals
+from rftstream.queries.recomputation import Recomputation
 
 STAGES = ("to_be_sampled", "sampled", "verified", "batched")
 """Where pending rollouts stand. A group stands where its last sibling does."""
@@ -88,11 +90,16 @@ class AuditReport:
     """Each broken promise in a sentence, twins included."""
     balanced: bool
     """Whether the law holds and nothing on the log contradicts it."""
+    operators: OperatorTotals | None = None
+    """What operators did so far; None where the run has none."""
+    recomputation: Recomputation | None = None
+    """What came of computing the operators' decisions again; None where nobody asked for it."""
 
     @property
     def fine(self) -> bool:
-        """Return whether all is balanced and there are no twins."""
-        return self.balanced and not any(self.twins.values())
+        """Return whether all is balanced, there are no twins, and no decision of operators came out otherwise."""
+        again = self.recomputation
+        return self.balanced and not any(self.twins.values()) and (again is None or again.fine)
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as a dict for JSON."""
@@ -103,6 +110,8 @@ class AuditReport:
             "rollouts": self.rollouts.to_json(),
             "groups": self.groups.to_json(),
             **({"experts": self.demonstrations.to_json()} if self.demonstrations is not None else {}),
+            **({"operators": self.operators.to_json()} if self.operators is not None else {}),
+            **({"decisions": self.recomputation.to_json()} if self.recomputation is not None else {}),
             "twins": dict(self.twins),
             "lengths": {outcome: lengths.to_json() for outcome, lengths in self.lengths.items()},
             "unreadable": dict(self.unreadable),
@@ -156,6 +165,8 @@ def _text(report: AuditReport) -> list[str]:
                 ]
             ),
         ]
+    if report.operators is not None:
+        lines += ["", *report.operators.lines()]
     twins = ", ".join(f"{count:,} on {topic}" for topic, count in report.twins.items() if count)
     lines += ["", f"twins: {twins or 'none'}"]
     if report.deleted_groups:
@@ -171,6 +182,8 @@ def _text(report: AuditReport) -> list[str]:
         )
     for topic, count in report.unreadable.items():
         lines.append(f"{topic}: {plural(count, 'record')} without id headers, not counted")
+    if report.recomputation is not None:
+        lines += ["", report.recomputation.to_text()]
     if report.problems:
         lines += ["", "problems:", *(f"  {sentence}" for sentence in report.problems)]
     return lines

@@ -21,6 +21,7 @@ from rftstream.contracts.records import TopicPartition
 from rftstream.queries.dead import ErrorKind, error_kinds, read_letters
 from rftstream.queries.formatting import columns, duration, moment, number, plural, size
 from rftstream.queries.history import NUM_SMOOTHED, History, read_history
+from rftstream.queries.operator_totals import OperatorTotals, read_totals
 from rftstream.queries.origin import Origin, origin_of
 from rftstream.queries.reward_watch import RewardSign, find_reward_signs
 from rftstream.queries.standstill import Standstill, find_standstill, look_at_movement
@@ -60,6 +61,8 @@ class Status:
     groups: Mapping[str, int]
     left_out: int
     """Problems that the feeder did not admit: their prompts are too long."""
+    operators: OperatorTotals | None
+    """What operators did to problems and groups; None where the run has none."""
     lag: Mapping[str, int]
     """Topic -> records that wait to be read; `batches`: batches that wait to be trained."""
     dead_letters: Mapping[str, int]
@@ -130,6 +133,7 @@ def read_status(run: OpenRun, now: float | None = None) -> Status:
             **groups,
         },
         left_out=sum(cursor.get("left_out", {}).values()),
+        operators=read_totals(log),
         lag=lag,
         dead_letters=dict(Counter(letter.reason for letter in letters).most_common()),
         dead_errors=tuple(error_kinds(letters)[:NUM_DEAD_ERRORS]),
@@ -247,6 +251,7 @@ def _json(status: Status) -> dict[str, Any]:
         "evaluations": _evaluations(history),
         "groups": dict(status.groups),
         "left_out": status.left_out,
+        "operators": None if status.operators is None else status.operators.to_json(),
         "deleted": {
             "groups": control.deleted.sequence,
             "rollouts": sum(control.deleted.rollouts.values()),
@@ -313,6 +318,8 @@ def _text(status: Status, now: float) -> list[str]:
     rows.append(("groups", ", ".join(f"{count:,} {name}" for name, count in status.groups.items())))
     if status.left_out:
         rows.append(("left out", f"{plural(status.left_out, 'problem')} with too long prompts"))
+    if status.operators is not None:
+        rows += status.operators.status_rows()
     rows.append(("waiting", ", ".join(f"{count:,} on {topic}" for topic, count in status.lag.items())))
     dead = ", ".join(f"{count:,} {reason}" for reason, count in status.dead_letters.items())
     rows.append(("dead letters", dead or "none"))

@@ -34,6 +34,7 @@ from rftstream.weights.store import ObjectStore
 
 if TYPE_CHECKING:
     from rftstream.queries.balance import AuditReport
+    from rftstream.queries.recomputation import Recomputation
 
 START_TIME_S = 1_700_000_000.0
 
@@ -175,6 +176,15 @@ class MemoryRun:
         from rftstream.queries.audit import audit
 
         return audit(self.transport())
+
+    def recompute(self, config: RunConfig | None = None) -> Recomputation:
+        """Compute the decisions of all operators again from the log, and return what came of it. `config`: of a run
+        with other settings."""
+        from rftstream.models.folder import prepare_model
+        from rftstream.queries.recompute import recompute
+
+        spec = prepare_model(self.config.model, self.folder.model, self.config.run.seed)
+        return recompute(self.transport(), config or self.config, spec)
 
     def digest(self) -> str:
         """Return a digest over every record of every topic, without host and process id in claims."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rftstream.config import loader
 from rftstream.contracts.batches import Experience
 from rftstream.contracts.control import Drawn, TasksEnded
 from rftstream.contracts.outcomes import GroupOutcome, GroupResult, OperatorAction
@@ -119,6 +120,13 @@ def check_balance(scene: Scene) -> Drawn:
     left_out = sum(drawn.left_out.values())
     assert sum(drawn.drawn.values()) == drawn.admitted - drawn.put_back + left_out + skipped
     return drawn
+
+
+def check_recomputed(scene: Scene, **counts: int) -> None:
+    """All that operators decided, and so much of it, is what comes of asking them again."""
+    found = scene.recompute()
+    assert found.fine, found.to_text()
+    assert counts.items() <= {name: getattr(found, name) for name in counts}.items()
 
 
 # --------------------------------------------------------------------------------------------- task side
@@ -234,6 +242,10 @@ def test_a_feeder_killed_at_every_commit_skips_the_same(tmp_path: Path, point: s
 
     assert told(killed) == told(calm)
     assert len({task.seen for task in tasks_of(killed)}) > 3
+    check_recomputed(killed, num_draws=sum(check_balance(killed).drawn.values()))
+    found = killed.recompute(loader.replace(killed.config, pipeline=(own("Seen"),)))
+    assert not found.fine, "by other operators"
+    assert "its problem, computed again another one" in found.to_text()
 
 
 def work(driver: RoleDriver) -> None:
@@ -380,6 +392,10 @@ def test_a_buffer_killed_at_every_commit_decides_the_same(tmp_path: Path, point:
     ]
     assert experiences_of(killed) == experiences_of(calm)
     assert {one.result for one in outcomes_of(calm)} == {"batched", "filtered"}
+    check_recomputed(killed, num_groups=len(outcomes_of(killed)), num_rollouts=len(experiences_of(killed)))
+    found = killed.recompute(loader.replace(killed.config, pipeline=(own("ByFacts"), own("Shaper"))))
+    assert not found.fine, "by other operators"
+    assert "decisions" in found.to_text()
 
 
 def put_group(

@@ -21,6 +21,7 @@ from rftstream.testing import Faults, Simulation
 from rftstream.testing.faults import FaultScript
 from tests.simulation.games import draw_games
 from tests.simulation.laws import Judge, Laws
+from tests.simulation.pipelines import uses_facts, with_pipelines
 from tests.simulation.staged import PAIRS, TAKES
 
 SLOW = 20.0
@@ -256,11 +257,14 @@ def simulate(
     calm: bool = False,
     faults: Faults | FaultScript | None = None,
     max_ticks: int = 30_000,
+    pipelines: bool = False,
 ) -> tuple[Simulation, Laws]:
     """The run of this seed, to its end, all laws checked. `calm`: the same run with nothing going wrong; `faults`: with
-    these instead of those of the seed."""
+    these instead of those of the seed. `pipelines`: with operators."""
     random = Random(f"grid {seed}")
     config, drawn = draw_config(random), draw_faults(random)
+    if pipelines:
+        config = with_pipelines(config)
     if calm or isinstance(faults, FaultScript):
         drawn = Faults()
     elif faults is not None:
@@ -277,19 +281,24 @@ def simulate(
         simulation.run(max_ticks)
         laws.check_end()
     except BaseException as error:
-        again = f"python -m tests.simulation {seed}" + " --calm" * calm
+        again = f"python -m tests.simulation {seed}" + " --calm" * calm + " --pipelines" * pipelines
         error.add_note(f"{loader.to_toml(config)}\n{simulation.to_text()}\n\nagain: {again}")
         raise
     return simulation, laws
 
 
 def check_seed(
-    seed: int, folder: Path, *, faults: Faults | FaultScript | None = None, max_ticks: int = 30_000
+    seed: int,
+    folder: Path,
+    *,
+    faults: Faults | FaultScript | None = None,
+    max_ticks: int = 30_000,
+    pipelines: bool = False,
 ) -> Simulation:
     """The run of this seed; where nothing that goes wrong may change batches or weights, compared with a calm one."""
-    simulation, laws = simulate(seed, folder, faults=faults, max_ticks=max_ticks)
+    simulation, laws = simulate(seed, folder, faults=faults, max_ticks=max_ticks, pipelines=pipelines)
     if is_deterministic(simulation.config) and not laws.num_retried:
-        _, calm = simulate(seed, folder / "calm", calm=True)
+        _, calm = simulate(seed, folder / "calm", calm=True, pipelines=pipelines)
         try:
             laws.compare(calm)
         except AssertionError as error:
@@ -305,4 +314,5 @@ def is_deterministic(config: RunConfig) -> bool:
         fake["answer_depends_on"] == "task"
         and config.feeder.on_stale == "wait"
         and config.buffer.group_deadline_s is None
+        and not uses_facts(config)
     )

@@ -296,7 +296,8 @@ class Laws:
     def _experience(self, experience: Experience) -> None:
         batch, group = experience.batch_sequence, experience.ids.group_id
         assert self.batched.setdefault(group, (batch, experience.share)) == (batch, experience.share)
-        assert experience.reward == self.rewards[experience.ids.rollout_id]
+        reward = experience.reward if experience.verified_reward is None else experience.verified_reward
+        assert reward == self.rewards[experience.ids.rollout_id]
         versions = [span.version for segment in experience.segments for span in segment.versions]
         if versions:
             assert max(versions) <= batch
@@ -414,6 +415,9 @@ class Laws:
         self.simulation.clock.advance(ALL_THROUGH_S)
         report = self.simulation.audit()
         assert report.fine, report.to_text()
+        if has_operators(self.config):
+            found = self.simulation.recompute()
+            assert found.fine, found.to_text()
         self.deletions.check_end()
         self.demonstrations.check_end()
         assert report.groups.admitted == len(self.admitted)

@@ -56,7 +56,7 @@ from rftstream.transport.memory.transactions import Coordinator
 from rftstream.transport.memory.transport import MemoryAdmin, MemoryTransport
 from rftstream.weights import retention
 from rftstream.weights.lineage import Lineage
-from tests.simulation import agent_mutants, piece_mutants
+from tests.simulation import agent_mutants, piece_mutants, pipeline_mutants
 from tests.simulation.agent_runs import play_agents
 from tests.simulation.changes import changed
 from tests.simulation.grid import check_seed
@@ -73,6 +73,8 @@ class Mutant:
     """Where those of the grid seldom lead to the place."""
     agents: bool = False
     """Whether its runs are those with agents."""
+    pipelines: bool = False
+    """Whether its runs have operators of data pipelines."""
 
     def run(self, seed: int, *, changed: bool) -> None:
         change = contextmanager(self.change)() if changed else contextlib.nullcontext()
@@ -82,7 +84,7 @@ class Mutant:
             return
         faults = self.faults() if callable(self.faults) else self.faults
         with tempfile.TemporaryDirectory() as folder, change:
-            check_seed(seed, Path(folder), faults=faults, max_ticks=MAX_TICKS)
+            check_seed(seed, Path(folder), faults=faults, max_ticks=MAX_TICKS, pipelines=self.pipelines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -524,6 +526,7 @@ MUTANTS: Mapping[str, Mutant] = {
     "any-checkpoint": Mutant("a checkpoint that is not in force is taken", any_checkpoint,
                              zombie_with_a_checkpoint),
     **{name: Mutant(what, change, agents=True) for name, (what, change) in agent_mutants.RULES.items()},
+    **{name: Mutant(what, change, pipelines=True) for name, (what, change) in pipeline_mutants.RULES.items()},
 }  # fmt: skip
 
 

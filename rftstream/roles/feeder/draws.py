@@ -105,8 +105,13 @@ class Draws:
         self.sources = sources
         self.pipeline = pipeline
         self._seed = run_seed
-        self._group_size = group_size
+        self.group_size = group_size
         self._context = context
+
+    def without_operators(self) -> Draws:
+        """Return the same draws, of which nobody skips any."""
+        none = TaskPipeline({}, self._seed)
+        return Draws(self.sources, none, run_seed=self._seed, group_size=self.group_size, context=self._context)
 
     def left(self, cursor: FeederCursor) -> dict[str, float]:
         """Return the weights of the tasksets that are not at their end."""
@@ -132,7 +137,7 @@ class Draws:
                 seed = derive_seed(self._seed, "order", name)
                 index = order(len(source.taskset), taskset_pass, seed)(index)
             group = group_id(name, taskset_pass, index, 0)
-            result = self.pipeline.decide(source.draw(group, source.taskset.problem(index), self._group_size), facts)
+            result = self.pipeline.decide(source.draw(group, source.taskset.problem(index), self.group_size), facts)
             if result.skipped is not None:
                 cursor.counts.skip(name, *result.skipped)
                 continue
@@ -156,7 +161,7 @@ class Draws:
         problem = self._fitting(source, name, index, source.taskset.problem(index))
         if problem is None:
             return None
-        result = self.pipeline.decide(source.draw(group, problem, self._group_size), facts, put_back=True)
+        result = self.pipeline.decide(source.draw(group, problem, self.group_size), facts, put_back=True)
         cursor.counts.put_back += 1
         cursor.counts.change(name, result.changed)
         return result

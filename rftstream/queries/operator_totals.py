@@ -1,0 +1,159 @@
+"""What the operators of a run did so far, counted from the log: skips and changes of problems, and what was done to
+groups."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from rftstream.contracts.control import Drawn
+from rftstream.contracts.messages import Message
+from rftstream.contracts.outcomes import GroupOutcome, GroupResult
+from rftstream.queries.formatting import columns, plural
+from rftstream.service.role import Log
+
+NUM_SHOWN = 12
+"""Lines that people see; the most frequent ones."""
+
+
+NUM_IN_STATUS = 6
+
+
+@dataclass(slots=True)
+class OperatorTotals:
+    """What operators did so far. `read_totals` makes it."""
+
+    drawn: Drawn | None = None
+    """The feeder's newest counts; None: no operators of the task side."""
+    groups: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    """Operator, action and reason -> groups."""
+
+    @property
+    def num_drawn(self) -> int:
+        """Problems that were drawn."""
+        return sum(self.drawn.drawn.values()) if self.drawn is not None else 0
+
+    @property
+    def num_skipped(self) -> int:
+        """Problems that operators skipped."""
+        return sum(count for *_, count in self.skips())
+
+    @property
+    def num_left_out(self) -> int:
+        """Problems that were too long."""
+        return sum(self.drawn.left_out.values()) if self.drawn is not None else 0
+
+    def problems(self, num_groups: int) -> list[str]:
+        """Return a sentence for each contradiction. `num_groups`: groups on `tasks`, which were read after this."""
+        drawn, sentences = self.drawn, []
+        if drawn is None:
+            return []
+        admitted = drawn.admitted - drawn.put_back
+        if self.num_drawn != admitted + self.num_left_out + self.num_skipped:
+            sentences.append(
+                f"control: {plural(self.num_drawn, 'problem')} drawn, expected {admitted:,} admitted + "
+                f"{self.num_left_out:,} left out + {self.num_skipped:,} skipped"
+            )
+        if num_groups < drawn.admitted:
+            sentences.append(f"tasks: {plural(num_groups, 'group')}, expected {drawn.admitted:,} as `drawn` says")
+        return sentences
+
+    def skips(self) -> list[tuple[str, str, str, int]]:
+        """Return taskset, operator, reason and number of problems, most first."""
+        skipped = self.drawn.skipped if self.drawn is not None else {}
+        found = [
+            (taskset, operator, reason, count)
+            for taskset, operators in skipped.items()
+            for operator, reasons in operators.items()
+            for reason, count in reasons.items()
+        ]
+        return sorted(found, key=lambda one: (-one[3], one))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the counts as a dict for JSON."""
+        drawn = self.drawn
+        return {
+            "drawn": None
+            if drawn is None
+            else {
+                "problems": dict(drawn.drawn),
+                "admitted": drawn.admitted,
+                "put_back": drawn.put_back,
+                "left_out": dict(drawn.left_out),
+                "skipped": drawn.skipped,
+                "changed": drawn.changed,
+            },
+            "groups": [
+                {"operator": operator, "action": action, "reason": reason, "groups": count}
+                for (operator, action, reason), count in self._ordered()
+            ],
+        }
+
+    def sentence(self) -> str:
+        """Return the counts of the task side in a line."""
+        drawn = self.drawn
+        if drawn is None:
+            return ""
+        parts = [f"{plural(drawn.admitted - drawn.put_back, 'group')} admitted", f"{self.num_skipped:,} skipped"]
+        if self.num_left_out:
+            parts.append(f"{self.num_left_out:,} too long")
+        return f"{plural(self.num_drawn, 'problem')}: {', '.join(parts)}"
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Return what each operator did and how often, most first."""
+        found = [(f"{operator} ({reason}), {taskset}", f"skipped {count:,}") for taskset, operator, reason, count in
+                 self.skips()]  # fmt: skip
+        changed = self.drawn.changed if self.drawn is not None else {}
+        found += [
+            (f"{operator}, {taskset}", f"changed {count:,}")
+            for taskset, operators in sorted(changed.items())
+            for operator, count in sorted(operators.items())
+        ]
+        for (operator, action, reason), count in self._ordered():
+            what = f"{operator} ({reason})" if reason else operator
+            found.append((what, f"{action} in {plural(count, 'group')}"))
+        return found
+
+    def lines(self) -> list[str]:
+        """Return the counts as lines for people."""
+        rows, sentence = self.rows(), self.sentence()
+        lines = [f"drawn: {sentence}"] if sentence else []
+        lines += columns([("operator", "did"), *rows[:NUM_SHOWN]], left=2) if rows else []
+        return lines + ([f"and {len(rows) - NUM_SHOWN:,} more (--json)"] if len(rows) > NUM_SHOWN else [])
+
+    def status_rows(self) -> list[tuple[str, str]]:
+        """Return the counts as rows of a status: what was drawn, and what the busiest operators did."""
+        sentence = self.sentence()
+        rows = [("drawn", sentence)] if sentence else []
+        shown = self.rows()[:NUM_IN_STATUS]
+        return rows + [("" if number else "operators", f"{what}: {did}") for number, (what, did) in enumerate(shown)]
+
+    def _ordered(self) -> list[tuple[tuple[str, str, str], int]]:
+        return sorted(self.groups.items(), key=lambda pair: (-pair[1], pair[0]))
+
+
+def read_totals(log: Log) -> OperatorTotals | None:
+    """Count what operators did; None where the log says nothing of any. It reads `control`, and `outcomes` with their
+    bodies if operators look at groups."""
+    return totals_of(
+        (received.message for received in log.messages("control")),
+        (received.message for received in log.messages("outcomes")),
+    )
+
+
+def totals_of(control: Iterable[Message | None], outcomes: Iterable[Message | None]) -> OperatorTotals | None:
+    """Count what operators did by these messages, in log order; None if they say nothing of any."""
+    totals, has_any = OperatorTotals(), False
+    for message in control:
+        if isinstance(message, Drawn):
+            totals.drawn, has_any = message, True
+    for message in outcomes:
+        if isinstance(message, GroupOutcome) and message.result in (GroupResult.batched, GroupResult.filtered):
+            if message.seen is None and not message.late:
+                break  # operators were asked about every such group, or about none
+            has_any = True
+            for decision in message.decisions:
+                totals.groups[decision.operator, str(decision.action), decision.reason] += 1
+    return totals if has_any else None

@@ -1,0 +1,77 @@
+"""What came of computing the decisions of operators again, as counts, JSON and text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from rftstream.queries.formatting import plural
+
+MAX_DIFFERENCES = 10
+"""Sentences about differences that are kept; all are counted."""
+
+
+@dataclass(slots=True)
+class Recomputation:
+    """What came of computing all decisions again."""
+
+    num_draws: int = 0
+    """Problems that the operators of the task side were asked about again."""
+    num_groups: int = 0
+    """Groups that the operators of the experience side were asked about again."""
+    num_rollouts: int = 0
+    """Rollouts of batches whose rewards and masks were compared."""
+    num_unknown: int = 0
+    """Decisions about groups whose records are deleted."""
+    num_differences: int = 0
+    differences: list[str] = field(default_factory=list)
+    """The first of them, a sentence each."""
+
+    @property
+    def fine(self) -> bool:
+        """Whether all that could be computed again is what stands on the log."""
+        return not self.num_differences
+
+    def differs(self, sentence: str) -> None:
+        """Note a difference."""
+        self.num_differences += 1
+        if len(self.differences) < MAX_DIFFERENCES:
+            self.differences.append(sentence)
+
+    def expect(self, where: str, what: str, found: Any, expected: Any) -> None:
+        """Note a difference if there is one."""
+        if found != expected:
+            self.differs(f"{where}: {what} {shown(found)}, computed again {shown(expected)}")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the counts as a dict for JSON."""
+        return {
+            "equal": self.fine,
+            "draws": self.num_draws,
+            "groups": self.num_groups,
+            "rollouts": self.num_rollouts,
+            "deleted": self.num_unknown,
+            "num_differences": self.num_differences,
+            "differences": list(self.differences),
+        }
+
+    def to_text(self) -> str:
+        """Return the counts as text for people."""
+        asked = (
+            f"{plural(self.num_draws, 'draw')}, {plural(self.num_groups, 'group')} and "
+            f"{plural(self.num_rollouts, 'rollout')} of batches"
+        )
+        found = "all equal" if self.fine else plural(self.num_differences, "difference")
+        lines = [f"decisions of operators computed again: {asked}: {found}"]
+        if self.num_unknown:
+            lines.append(f"not computed again, since their records are deleted: {plural(self.num_unknown, 'group')}")
+        lines += [f"  {sentence}" for sentence in self.differences]
+        if (more := self.num_differences - len(self.differences)) > 0:
+            lines.append(f"  and {more:,} more")
+        return "\n".join(lines)
+
+
+def shown(value: Any) -> str:
+    """Return the value as Python writes it, cut to 300 characters."""
+    text = repr(value)
+    return text if len(text) <= 300 else f"{text[:297]}..."

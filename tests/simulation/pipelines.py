@@ -1,0 +1,128 @@
+"""Random pipelines: operators that answer by facts and seeds in every way there is, built-in ones among them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any
+from zlib import crc32
+
+from rftstream.config import loader
+from rftstream.config.sections import RunConfig
+from rftstream.contracts.ids import unit_interval
+from rftstream.data.operators.base import KEEP, Change, Draw, Mask, Reject, ScoredGroup, Shape, Skip, TokenSpan
+from rftstream.data.operators.facts import Facts
+
+BY_FACTS = ("Moody", "Picky", "solve_rate")
+"""Operators whose answers depend on what was decided before, which is a matter of time."""
+
+
+def mood(seed: int, *facts: Any) -> float:
+    """Return a number from 0 to below 1 that nobody can tell before."""
+    return unit_interval(seed ^ (crc32(repr(facts).encode()) << 20)) if facts else unit_interval(seed)
+
+
+class Lucky:
+    """Skips and changes problems by its seed alone."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        skip: float = 0.3
+        change: float = 0.3
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+
+    def facts(self, draw: Draw, facts: Facts) -> tuple[Any, ...]:
+        return ()
+
+    def decide(self, draw: Draw, facts: Facts, seed: int) -> Any:
+        luck = mood(seed, *self.facts(draw, facts))
+        if luck < self._config.skip:
+            return Skip(f"unlucky {seed % 3}")
+        if luck < self._config.skip + self._config.change:
+            sampling = replace(draw.sampling, max_tokens=8 + seed % 5) if seed % 2 else None
+            return Change(group_size=1 + seed % 4, sampling=sampling)
+        return KEEP
+
+
+class Moody(Lucky):
+    """By all that facts say, too."""
+
+    def facts(self, draw: Draw, facts: Facts) -> tuple[Any, ...]:
+        mine, all_of_it = facts.problem(draw.taskset, draw.index), facts.taskset(draw.taskset)
+        return facts.seen, facts.num_groups, mine.num_groups, mine.mean(), all_of_it.recent()
+
+
+class Clumsy:
+    """Raises and answers nonsense now and then; of either side."""
+
+    def decide(self, what: Any, facts: Facts, seed: int) -> Any:
+        luck = mood(seed)
+        if luck < 0.08:
+            raise ValueError("clumsy")
+        return "nonsense" if luck < 0.15 else KEEP
+
+
+class ClumsyLate(Clumsy):
+    side = "experience"
+
+
+class Choosy:
+    """Rejects, masks and shapes by its seed alone."""
+
+    side = "experience"
+
+    def facts(self, group: ScoredGroup, facts: Facts) -> tuple[Any, ...]:
+        return ()
+
+    def decide(self, group: ScoredGroup, facts: Facts, seed: int) -> Any:
+        luck, first = mood(seed, *self.facts(group, facts)), group.rollouts[0].sibling
+        if luck < 0.15:
+            return Reject(f"whim {seed % 3}")
+        if luck < 0.3:
+            return Reject("the first", (first,))
+        if luck < 0.5:
+            return Mask({first: (TokenSpan(0, 0, 1 + seed % 2),)}, "the beginning")
+        if luck < 0.8:
+            return Shape({one.sibling: one.reward * 0.25 + seed % 7 for one in group.rollouts}, "bonus")
+        return KEEP
+
+
+class Picky(Choosy):
+    """By all that facts say, too."""
+
+    def facts(self, group: ScoredGroup, facts: Facts) -> tuple[Any, ...]:
+        return facts.seen, facts.num_groups, facts.taskset(group.taskset).mean()
+
+
+def with_pipelines(config: RunConfig) -> RunConfig:
+    """Return the config with operators, drawn from all that it says."""
+    values = loader.to_dict(config)
+    own = Random(f"pipelines {values!r}")
+    here = f"{__name__}:"
+    kinds: list[dict[str, Any]] = [
+        {"op": f"{here}Lucky", "skip": own.choice([0.1, 0.5]), "change": own.choice([0.0, 0.4])},
+        {"op": f"{here}Clumsy"}, {"op": "length", "min_characters": 4}, {"op": "regex", "skip": "1", "field": "answer"},
+        {"op": f"{here}Choosy"}, {"op": f"{here}ClumsyLate"}, {"op": "zero_variance"},
+        {"op": "truncated", "action": own.choice(["reject", "mask"])},
+        {"op": "repetition", "ngram": 2, "max_share": 0.5, "action": "mask"},
+    ]  # fmt: skip
+    if own.random() < 0.7:
+        kinds += 2 * [
+            {"op": f"{here}Moody", "skip": own.choice([0.2, 0.6])}, {"op": f"{here}Picky"},
+            {"op": "solve_rate", "keep": [0.2, 0.9], "explore": 0.5, "last_group": own.random() < 0.5},
+        ]  # fmt: skip
+    if config.feeder.group_size == 1 or config.policies["fake"]["fail_share"]:
+        kinds = [one for one in kinds if one["op"] != "zero_variance"]  # else next to nothing would be left
+    values["pipeline"] = [own.choice(kinds) for _ in range(own.randint(1, 4))]
+    for section in values["tasksets"].values():
+        section["pipeline"] = [own.choice(kinds) for _ in range(own.choice([0, 0, 1, 2]))]
+    values["buffer"]["max_refill"] = 100_000
+    return loader.from_dict(values)
+
+
+def uses_facts(config: RunConfig) -> bool:
+    """Whether any operator answers by what was decided before."""
+    tables = [*config.pipeline, *(table for section in config.tasksets.values() for table in section.pipeline)]
+    return any(table["op"].rpartition(":")[2] in BY_FACTS for table in tables)
