@@ -103,6 +103,23 @@ REWARD_SPENT = Counter(
 )
 GROUPS = Counter("rftstream_groups", "Groups decided, by result.", ["result"], registry=REGISTRY)
 ADMITTED = Gauge("rftstream_groups_admitted", "Groups admitted since the run began.", registry=REGISTRY)
+DRAWN = Gauge(
+    "rftstream_problems_drawn",
+    "Problems drawn since the run began, in runs with operators of the task side.",
+    registry=REGISTRY,
+)
+OPERATOR_PROBLEMS = Gauge(
+    "rftstream_operator_problems",
+    "Problems that an operator did something to since the run began, by action: skip, change.",
+    ["operator", "action"],
+    registry=REGISTRY,
+)
+OPERATOR_GROUPS = Counter(
+    "rftstream_operator_groups",
+    "Decided groups that an operator did something to, by action: reject, mask, shape.",
+    ["operator", "action"],
+    registry=REGISTRY,
+)
 MAX_STALENESS = Gauge("rftstream_max_staleness", "The setting `feeder.max_staleness`, in versions.", registry=REGISTRY)
 WITHOUT_SIGNAL = Gauge(
     "rftstream_steps_without_signal",

@@ -22,7 +22,7 @@ class Recomputation:
     num_rollouts: int = 0
     """Rollouts of batches whose rewards and masks were compared."""
     num_unknown: int = 0
-    """Decisions about groups whose records are deleted."""
+    """Groups whose records are deleted, so that decisions about them cannot be computed again."""
     num_differences: int = 0
     differences: list[str] = field(default_factory=list)
     """The first of them, a sentence each."""

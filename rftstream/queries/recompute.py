@@ -39,6 +39,8 @@ from rftstream.service.control_view import read_control
 from rftstream.service.role import Log
 from rftstream.transport.base import Transport
 
+MAX_TRIES = 5
+
 MAX_DRAWS_OF_A_GROUP = 1 << 20
 """Problems that are drawn again in search of one group."""
 
@@ -50,14 +52,25 @@ def recompute(transport: Transport, config: RunConfig, spec: ModelSpec) -> Recom
     """Compute every decision of the operators again. `config` is the run's, `spec` its model, for the tokens of
     prompts. ConfigError if a taskset or an operator cannot be opened.
 
-    Tasks are kept as digests; memory grows by about a kilobyte per rollout."""
+    Tasks are kept as digests; memory grows by about a kilobyte per rollout. If a trainer deletes records meanwhile, all
+    is read again."""
+    for _ in range(MAX_TRIES):
+        said = read_control(transport).deleted
+        found = _recompute(transport, config, spec, said)
+        if found.fine or read_control(transport).deleted == said:
+            break
+    return found
+
+
+def _recompute(transport: Transport, config: RunConfig, spec: ModelSpec, said: Trimmed) -> Recomputation:
     found = Recomputation()
     tasks_side, experience_side = TaskPipeline.of(config), ExperiencePipeline.of(config)
     log = Log(transport)
-    said = read_control(transport).deleted
     admitted = _read_admitted(log) if tasks_side else {}
     drawn = [one.message for one in log.messages("control") if isinstance(one.message, Drawn)]
     outcomes = [one.message for one in log.messages("outcomes") if isinstance(one.message, GroupOutcome)]
+    if tasks_side or (experience_side and experience_side.is_declared):
+        found.num_unknown = said.sequence
     if tasks_side:
         sources, context = open_sources(config, spec)
         draws = Draws(
@@ -148,7 +161,7 @@ class _TaskSide:
             if not (self._check_alone(sequence) and self._check_group(self._admitted[sequence])):
                 return
             sequence += 1
-        if len(self._admitted) > sequence - self._deleted and max(self._admitted) >= sequence:
+        if any(other > sequence for other in self._admitted):
             self._found.differs(f"tasks: no group {sequence}, but later ones; what follows is not computed again")
         elif self._check_alone(sequence):
             self._check_counts()
@@ -158,7 +171,6 @@ class _TaskSide:
         if not self._deleted:
             return True
         groups = {one.sequence: one.group_id for one in self._outcomes if not one.late}
-        self._found.num_unknown += self._deleted
         bare = self._draws.without_operators()
         for sequence in range(self._deleted):
             group_id = groups.get(sequence)
@@ -294,7 +306,8 @@ class _ExperienceSide:
                 num_folded += 1
             group = _group_of(outcome, siblings)
             if group is None:
-                self._found.num_unknown += 1
+                if outcome.sequence >= self._said.sequence:
+                    self._found.differs(f"outcomes: {outcome.group_id}: names rollouts that verified does not have")
                 continue
             self._judge(outcome, group)
             for sibling in group.kept if outcome.result is GroupResult.batched else ():

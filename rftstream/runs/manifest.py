@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
@@ -22,6 +23,8 @@ from rftstream.version import __version__
 
 _WARNED = ("trainer.lr",)
 """Settings that may change on resume, but change what is learned."""
+
+_OF_A_TASKSET = re.compile(r"tasksets\..+\.pipeline\.\d+\.")
 
 
 def make_manifest(
@@ -47,6 +50,7 @@ def check_same_run(manifest: RunManifest, config: RunConfig, digests: Mapping[st
     not."""
     then, now = _then_and_now(manifest, config)
     differences = _of_the_layout(manifest, config, then)
+    operators = _of_operators(then, now)
     for name in sorted(set(digests) | set(manifest.digests) - {"config"}):
         if digests.get(name) != manifest.digests.get(name):
             differences.append(_explained(name, then, now))
@@ -54,6 +58,12 @@ def check_same_run(manifest: RunManifest, config: RunConfig, digests: Mapping[st
         raise ConfigError(
             f"{manifest.run}: a run keeps its model, template, tasksets, partitions, shares and seed, but found "
             f"{'; '.join(differences)}; take back the change, or start a new run"
+        )
+    if operators:
+        raise ConfigError(
+            f"{manifest.run}: a run keeps its operators, since each of their decisions can be computed again from its "
+            f"log, but found {'; '.join(operators)}; take back the change, or start a new run, from this one's weights "
+            "with model.init_from"
         )
 
 
@@ -114,6 +124,14 @@ def _of_the_layout(manifest: RunManifest, config: RunConfig, then: Mapping[str, 
     for key in sorted({key for key in (*then, *now) if key.startswith("model.lora.")}):
         fixed[key] = (then.get(key), now.get(key))
     return [f"{key} {before!r} -> {after!r}" for key, (before, after) in fixed.items() if before != after]
+
+
+def _of_operators(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return what differs in the operators, and where there are any in what else their decisions depend on."""
+    keys = [key for key in sorted({*then, *now}) if key.startswith("pipeline.") or _OF_A_TASKSET.match(key)]
+    if then and keys:
+        keys += ["buffer.zero_variance", "buffer.min_siblings"]
+    return [_difference(key, then, now) for key in keys if then and then.get(key) != now.get(key)]
 
 
 def _in_stages(settings: Mapping[str, Any]) -> bool:

@@ -125,7 +125,14 @@ class Laws:
             with suppress(TransportError):  # the audit waits for positions that are being committed; here it asks later
                 report = self.simulation.audit()
                 assert report.fine, report.to_text()
+                self._recompute()
                 self._audit_at = self._num_changes + AUDIT_EVERY
+
+    def _recompute(self) -> None:
+        """Every decision of operators is what the log says. While the run goes on, too: later much may be deleted."""
+        if has_operators(self.config):
+            found = self.simulation.recompute()
+            assert found.fine, found.to_text()
 
     def _transaction(self, transaction: MemoryTransaction) -> None:
         """In the order in which they were committed; what a reader sees in which order is a matter of the marks."""
@@ -415,9 +422,7 @@ class Laws:
         self.simulation.clock.advance(ALL_THROUGH_S)
         report = self.simulation.audit()
         assert report.fine, report.to_text()
-        if has_operators(self.config):
-            found = self.simulation.recompute()
-            assert found.fine, found.to_text()
+        self._recompute()
         self.deletions.check_end()
         self.demonstrations.check_end()
         assert report.groups.admitted == len(self.admitted)

@@ -117,6 +117,8 @@ def with_pipelines(config: RunConfig) -> RunConfig:
         kinds = [one for one in kinds if one["op"] != "zero_variance"]  # else next to nothing would be left
     values["pipeline"] = [own.choice(kinds) for _ in range(own.randint(1, 4))]
     for section in values["tasksets"].values():
+        if section.get("passes"):
+            section["passes"] = own.choice([1, 3])  # so that many are skipped and enough is left
         section["pipeline"] = [own.choice(kinds) for _ in range(own.choice([0, 0, 1, 2]))]
     values["buffer"]["max_refill"] = 100_000
     return loader.from_dict(values)

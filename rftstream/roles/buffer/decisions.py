@@ -81,6 +81,8 @@ class Decisions:
         found = group.result if result in (GroupResult.batched, GroupResult.filtered) else None
         if found is None:
             return {"parts": group.part_means}
+        for operator, action in {(one.operator, str(one.action)) for one in found.decisions}:
+            metrics.OPERATOR_GROUPS.labels(operator, action).inc()
         return {"parts": group.part_means, "seen": found.seen, "decisions": found.decisions}
 
     def committed(self) -> list[Decision]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -54,6 +55,17 @@ class OperatorCounts:
                     totals[text] = totals.get(text, 0) + count
         ordered = sorted(totals.items(), key=lambda pair: (-pair[1], pair[0]))
         return ", ".join(f"{text} {count:,}" for text, count in ordered[:5])
+
+    def by_operator(self) -> dict[tuple[str, str], int]:
+        """Return problems by operator and action, `skip` or `change`, of all tasksets."""
+        found: Counter[tuple[str, str]] = Counter()
+        for operators in self.skipped.values():
+            for operator, reasons in operators.items():
+                found[operator, "skip"] += sum(reasons.values())
+        for changed in self.changed.values():
+            for operator, count in changed.items():
+                found[operator, "change"] += count
+        return dict(found)
 
     @property
     def num_skipped(self) -> int:

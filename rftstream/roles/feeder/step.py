@@ -308,6 +308,10 @@ class FeederStep(SingleStepDefaults):
                 case None:
                     self._retries.taken_back(output.key or b"")
         metrics.ADMITTED.set(self._admission.admitted)
+        if self._pipeline:
+            metrics.DRAWN.set(sum(self._drawn.values()))
+            for (operator, action), count in self._counts.by_operator().items():
+                metrics.OPERATOR_PROBLEMS.labels(operator, action).set(count)
 
     def _restore(self, cursor: FeederCursor) -> None:
         self._admission.admitted = cursor.admitted
