@@ -48,7 +48,7 @@ NAMESPACE = {
     "Any": Any,
     "CriticConfig": CriticConfig,
     "UpdateRequest": UpdateRequest,
-    **{name: getattr(ranges, name) for name in ("Count", "Fraction", "NotNegative", "Positive")},
+    **{name: getattr(ranges, name) for name in ("AboveZero", "Count", "Fraction", "NotNegative", "Positive")},
     "JudgeCriterion": JudgeCriterion,
 }
 

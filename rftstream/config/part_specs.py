@@ -174,6 +174,9 @@ class OperatorSpec(PartSpec):
 
     side: Literal["task", "experience"] = "task"
     """Where it works: on problems before they are tasks (feeder), or on groups before they are experience (buffer)."""
+    by_version: bool = False
+    """Whether its answer depends on the trainer's version at which a group is trained. While a group waits for a batch,
+    the operators of its taskset are then asked again at each version."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,11 @@ class OperatorPlace:
         """Where it works: `task` or `experience`. ConfigError if there is no such operator."""
         return registry.spec(OperatorSpec, self.name, where=f"{self.where}.op").side
 
+    @property
+    def by_version(self) -> bool:
+        """Whether its answer depends on the version at which a group is trained."""
+        return registry.spec(OperatorSpec, self.name, where=f"{self.where}.op").by_version
+
     def build_config(self) -> tuple[Any, Any]:
         """Return the operator's class and its Config. ConfigError for unknown and bad settings."""
         part = registry.resolve("operator", self.name, where=f"{self.where}.op")

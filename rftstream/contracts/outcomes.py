@@ -104,6 +104,9 @@ class GroupOutcome:
     """What operators did to a group that is batched or filtered, in order."""
     parts: dict[str, float] = field(default_factory=dict)
     """Mean of each named part over the scored siblings, in runs with operators."""
+    version: NonNegativeInt | None = None
+    """The trainer's version that operators were told, at which the group would be trained; of a batched group that is
+    the batch's. None: no operator looks at it, or the versions of rollouts say nothing about this run."""
 
 
 @rule(
@@ -138,7 +141,7 @@ def _outcome_headers(outcome: GroupOutcome) -> Facts:
 GROUP_OUTCOME = MessageSpec(
     type=GroupOutcome,
     contract="group_outcome",
-    version=4,
+    version=5,
     topic="outcomes",
     key=lambda outcome: outcome.group_id,
     id=_outcome_id,

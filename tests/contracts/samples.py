@@ -322,6 +322,19 @@ SAMPLES: dict[str, Message] = {
             ),
         ),
     ),
+    "group_outcome.v5": GroupOutcome(
+        group_id="gsm8k/0/22/0", taskset="gsm8k", sequence=22, result=GroupResult.filtered, reason="stale: too old",
+        rollouts=(
+            RolloutSummary(
+                rollout_id="gsm8k/0/22/0/0", num_tokens=90, status=RolloutStatus.completed, reward=1.0,
+                rejected="stale: too old",
+            ),
+        ),
+        decided_at=1767225701.0, group_size=1, seen=20, version=5, parts={"math": 1.0},
+        decisions=(
+            OperatorDecision(operator="stale", action=OperatorAction.reject, reason="too old", siblings=(0,)),
+        ),
+    ),
     "weights_announced.v1": WeightsAnnounced(
         model="SmolLM2-135M-Instruct", name=STEP, kind=WeightsKind.delta,
         parent=VersionName(trainer_epoch=2, version=3), object="weights/2-4.delta", num_bytes=612_000,

@@ -15,4 +15,9 @@ OPERATORS = {
     "truncated": OperatorSpec("rftstream.data.operators.truncated:Truncated", side="experience"),
     "repetition": OperatorSpec("rftstream.data.operators.repetition:Repetition", side="experience"),
     "zero_variance": OperatorSpec("rftstream.data.operators.zero_variance:ZeroVariance", side="experience"),
+    "stale": OperatorSpec("rftstream.data.operators.stale:Stale", side="experience", by_version=True),
+    "outliers": OperatorSpec("rftstream.data.operators.outliers:Outliers", side="experience"),
+    "gibberish": OperatorSpec("rftstream.data.operators.gibberish:Gibberish", side="experience"),
+    "shape": OperatorSpec("rftstream.data.operators.shape:ShapeReward", side="experience"),
+    "amplify": OperatorSpec("rftstream.data.operators.amplify:Amplify", side="experience"),
 }

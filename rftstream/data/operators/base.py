@@ -99,6 +99,8 @@ class ScoredRollout:
     """Whether a limit ended it."""
     load: Callable[[], VerifiedRollout]
     """Returns the whole rollout with its verdict; it may have to be read from the log. See `verified`."""
+    oldest_version: int | None = None
+    """The oldest version that sampled a token; None if none was sampled, and where the group has no version."""
     terms: Mapping[str, float] = field(default_factory=dict)
     """What operators before have added to the reward, by name."""
 
@@ -133,6 +135,9 @@ class ScoredGroup:
     """Siblings that were admitted; some may have no reward or be missing."""
     rollouts: tuple[ScoredRollout, ...]
     """In order of their numbers."""
+    version: int | None = None
+    """The trainer's version at which the group is trained if it goes into the next batch. None where no operator of the
+    taskset declares `by_version`, or where the versions of rollouts say nothing about this run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +185,7 @@ ExperienceDecision = Keep | Reject | Mask | Shape
 class ExperienceOperator(Protocol):
     """An operator of the experience side. The buffer builds it once, and calls `decide` for each group that may be
     batched: when all siblings are there or the group's time is up, and again if another sibling comes before the group
-    is in a batch.
+    is in a batch. One that declares `by_version = True` is asked again at each version while the group waits.
 
     Worked example: `truncated.Truncated`."""
 

@@ -7,6 +7,7 @@ be made again from the log. Each record costs the same, however many problems th
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 from rftstream.contracts.ids import split_group_id
 from rftstream.contracts.outcomes import GroupOutcome
@@ -18,7 +19,7 @@ RECENT_GROUPS = 64
 class PastGroups:
     """What became of the groups of a problem, or of a taskset. Facts makes it; operators read it."""
 
-    __slots__ = ("_last", "_parts", "_reward", "num_groups", "num_scored")
+    __slots__ = ("_last", "_parts", "_reward", "_rollouts", "num_groups", "num_scored")
 
     def __init__(self, recent: int = 1) -> None:
         self.num_groups = 0
@@ -30,6 +31,9 @@ class PastGroups:
         """Name -> sum over scored rollouts, and their number."""
         self._last: deque[tuple[float, dict[str, float]]] = deque(maxlen=recent)
         """Mean reward and mean parts of the newest groups."""
+        self._rollouts: deque[tuple[tuple[float, int], ...]] = deque(maxlen=recent if recent > 1 else 0)
+        """Reward and number of tokens of each scored rollout of the newest groups. Problems keep none of them: there
+        may be many problems."""
 
     def mean(self, on: str = "") -> float | None:
         """Return the mean of a named part over all scored rollouts, or without a name of the reward. None if no rollout
@@ -44,18 +48,27 @@ class PastGroups:
         means = [reward for reward, _ in self._last] if not on else [one[on] for _, one in self._last if on in one]
         return sum(means) / len(means) if means else None
 
-    def absorb(self, rewards: list[float], parts: dict[str, float]) -> None:
-        """Take the scored rollouts of a group, and the means of their parts."""
+    def recent_rewards(self) -> list[float]:
+        """Return the rewards of the scored rollouts of a taskset's newest groups."""
+        return [reward for group in self._rollouts for reward, _ in group]
+
+    def recent_lengths(self) -> list[int]:
+        """Return the numbers of sampled tokens of the scored rollouts of a taskset's newest groups."""
+        return [length for group in self._rollouts for _, length in group]
+
+    def absorb(self, scored: Sequence[tuple[float, int]], parts: dict[str, float]) -> None:
+        """Take reward and number of tokens of each scored rollout of a group, and the means of their parts."""
         self.num_groups += 1
-        if not rewards:
+        if not scored:
             return
-        total = sum(rewards)
-        self.num_scored += len(rewards)
+        total = sum(reward for reward, _ in scored)
+        self.num_scored += len(scored)
         self._reward += total
         for name, value in parts.items():
             before, count = self._parts.get(name, (0.0, 0))
-            self._parts[name] = before + value * len(rewards), count + len(rewards)
-        self._last.append((total / len(rewards), parts))
+            self._parts[name] = before + value * len(scored), count + len(scored)
+        self._last.append((total / len(scored), parts))
+        self._rollouts.append(tuple(scored))
 
 
 _NOTHING = PastGroups()
@@ -87,8 +100,8 @@ class Facts:
         if outcome.late:
             return
         self.num_groups += 1
-        rewards = [rollout.reward for rollout in outcome.rollouts if rollout.reward is not None]
+        scored = [(one.reward, one.num_tokens) for one in outcome.rollouts if one.reward is not None]
         taskset = self._tasksets.setdefault(outcome.taskset, PastGroups(RECENT_GROUPS))
-        taskset.absorb(rewards, outcome.parts)
+        taskset.absorb(scored, outcome.parts)
         if (place := split_group_id(outcome.group_id)) is not None:
-            self._problems.setdefault((place[0], place[2]), PastGroups()).absorb(rewards, outcome.parts)
+            self._problems.setdefault((place[0], place[2]), PastGroups()).absorb(scored, outcome.parts)

@@ -60,6 +60,8 @@ class PlacedOperator:
     number: int
     """Place among all operators of the run; its seeds depend on it."""
     operator: Any
+    by_version: bool = False
+    """Whether its answer depends on the version at which a group is trained."""
     num_complaints: int = 0
 
     def ask(self, what: Any, facts: Facts, seed: int, check: Callable[[Any], None]) -> Any:
@@ -90,7 +92,7 @@ def _placed(
 ) -> dict[str, tuple[PlacedOperator, ...]]:
     """Return the operators of a side for each taskset, in order."""
     built = [
-        (place.taskset, PlacedOperator(place.name, place.where, number, place.build()))
+        (place.taskset, PlacedOperator(place.name, place.where, number, place.build(), place.by_version))
         for number, place in enumerate(places)
         if place.side == side
     ]
@@ -210,6 +212,8 @@ class ExperienceResult:
 
     seen: int
     """Records of `outcomes` in the facts that they decided by."""
+    version: int | None = None
+    """The version of the group that they were shown."""
     decisions: tuple[OperatorDecision, ...] = ()
     """Of those that did something, in order."""
     filtered: str | None = None
@@ -234,6 +238,10 @@ class ExperiencePipeline:
         self._operators = {name: tuple(some) for name, some in operators.items()}
         self._seed = run_seed
         self.is_declared = is_declared
+        self.by_version = frozenset(
+            name for name, some in self._operators.items() if any(one.by_version for one in some)
+        )
+        """Tasksets with an operator whose answer depends on the version at which a group is trained."""
 
     @classmethod
     def of(cls, config: RunConfig) -> ExperiencePipeline:
@@ -292,7 +300,7 @@ class ExperiencePipeline:
             if filtered is not None:
                 break
         terms = {rollout.sibling: dict(rollout.terms) for rollout in group.rollouts if rollout.terms}
-        return ExperienceResult(facts.seen, tuple(decisions), filtered, rejected, terms, masks)
+        return ExperienceResult(facts.seen, group.version, tuple(decisions), filtered, rejected, terms, masks)
 
 
 def _full_reason(operator: str, reason: str) -> str:

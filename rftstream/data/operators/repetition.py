@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
 from rftstream.config.ranges import Fraction, Positive
-from rftstream.contracts.rollouts import Rollout
 from rftstream.data.operators.base import KEEP, ExperienceDecision, Mask, Reject, ScoredGroup, ScoredRollout, Seed
 from rftstream.data.operators.facts import Facts
+from rftstream.data.operators.sampled import ngrams_of, sampled_tokens
 from rftstream.data.operators.truncated import all_tokens
 
 _REASON = "too repetitive"
@@ -48,12 +46,5 @@ def _repeated_share(scored: ScoredRollout, size: int) -> float:
     """Return the share of n-grams of sampled tokens that occurred before; 0 for rollouts of fewer than 2 n-grams."""
     if scored.num_tokens <= size:
         return 0.0
-    rollout = scored.verified.rollout
-    assert isinstance(rollout, Rollout), "it was sampled"
-    sampled = [segment.token_ids.numpy()[segment.loss_mask.numpy() == 1] for segment in rollout.segments]
-    tokens = np.concatenate(sampled) if sampled else np.empty(0, np.int32)
-    count = len(tokens) - size + 1
-    if count < 2:
-        return 0.0
-    ngrams = np.lib.stride_tricks.sliding_window_view(tokens, size)
-    return 1.0 - len({ngram.tobytes() for ngram in ngrams}) / count
+    ngrams = ngrams_of(sampled_tokens(scored), size)
+    return 1.0 - len(set(ngrams)) / len(ngrams) if len(ngrams) > 1 else 0.0

@@ -83,7 +83,12 @@ class Decisions:
             return {"parts": group.part_means}
         for operator, action in {(one.operator, str(one.action)) for one in found.decisions}:
             metrics.OPERATOR_GROUPS.labels(operator, action).inc()
-        return {"parts": group.part_means, "seen": found.seen, "decisions": found.decisions}
+        return {
+            "parts": group.part_means,
+            "seen": found.seen,
+            "version": found.version,
+            "decisions": found.decisions,
+        }
 
     def committed(self) -> list[Decision]:
         """Return the decisions of the transaction that is on the log now, once."""

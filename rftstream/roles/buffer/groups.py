@@ -208,6 +208,11 @@ class OpenGroups:
         self._ready.discard(group.sequence)
 
     @property
+    def ready(self) -> list[Group]:
+        """The groups that may be batched, in order."""
+        return [self.by_sequence[sequence] for sequence in sorted(self._ready)]
+
+    @property
     def num_ready(self) -> int:
         """How many groups may be batched."""
         return len(self._ready)

@@ -10,14 +10,19 @@ from rftstream.data.operators.base import ScoredGroup, ScoredRollout
 from rftstream.data.operators.facts import Facts
 from rftstream.data.operators.pipeline import ExperiencePipeline
 from rftstream.roles.buffer.bodies import Bodies
-from rftstream.roles.buffer.groups import Group
+from rftstream.roles.buffer.groups import Group, OpenGroups
+from rftstream.roles.buffer.progress import BufferProgress
 
 
 class GroupOperators:
     """The pipeline with the facts of this run. The step makes it at each recovery, calls `learn` for each outcome on
-    the log, in order, and `judge` for each group that may be batched."""
+    the log, in order, and `judge` for each group that may be batched. Before it chooses a batch it asks `outdated`, and
+    judges those groups again."""
 
-    def __init__(self, pipeline: ExperiencePipeline, bodies: Bodies) -> None:
+    def __init__(self, pipeline: ExperiencePipeline, bodies: Bodies, progress: BufferProgress | None = None) -> None:
+        """`progress` says the version at which the next batch is trained; None where the versions of rollouts are
+        another run's."""
+        self._progress = progress
         self._pipeline = pipeline
         self._bodies = bodies
         self._facts = Facts()
@@ -32,10 +37,26 @@ class GroupOperators:
         """Note in the group what operators make of it. Return why it is filtered, or None if it is not."""
         if not self._pipeline:
             return None
-        group.result = self._pipeline.decide(self._seen(group), self._facts, min_siblings)
+        scored = self._seen(group, self._version_of(group))
+        group.result = self._pipeline.decide(scored, self._facts, min_siblings)
         return group.result.filtered
 
-    def _seen(self, group: Group) -> ScoredGroup:
+    def outdated(self, groups: OpenGroups) -> list[Group]:
+        """Return the waiting groups whose operators look at the version and were told another one than the next
+        batch's. They are judged again, so that whatever is in a batch was judged at the batch's version. A restart
+        changes nothing then."""
+        if not self._pipeline.by_version:
+            return []
+        judged = ((group, group.result) for group in groups.ready)
+        return [group for group, result in judged if result and result.version != self._version_of(group)]
+
+    def _version_of(self, group: Group) -> int | None:
+        """Return the version that the operators of a group are told; None if none of them looks at it."""
+        if self._progress is None or group.taskset not in self._pipeline.by_version:
+            return None
+        return self._progress.next_batch
+
+    def _seen(self, group: Group, version: int | None) -> ScoredGroup:
         rollouts = (
             ScoredRollout(
                 sibling=one.sibling,
@@ -43,6 +64,7 @@ class GroupOperators:
                 num_tokens=one.summary.num_tokens,
                 truncated=one.summary.status is RolloutStatus.truncated,
                 load=partial(self._bodies.get, *one.place_offset),
+                oldest_version=None if version is None else one.oldest_version,
             )
             for one in group.scored
             if one.summary.reward is not None
@@ -53,4 +75,5 @@ class GroupOperators:
             sequence=group.sequence,
             size=group.size,
             rollouts=tuple(rollouts),
+            version=version,
         )

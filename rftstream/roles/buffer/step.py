@@ -86,8 +86,9 @@ class BufferStep(SingleStepDefaults):
         self._bodies = Bodies(log_.transport, self._settings.max_body_bytes)
         self._groups = OpenGroups()
         self._decisions = Decisions(self._clock, with_operators=self._pipeline.is_declared)
-        self._operators = GroupOperators(self._pipeline, self._bodies)
         self._progress = BufferProgress()
+        progress = None if self._imported else self._progress
+        self._operators = GroupOperators(self._pipeline, self._bodies, progress)
         self._ended: TasksEnded | None = None
         """The feeder's word that there are no more groups; None while there are."""
         self._in_force = VersionInForce()
@@ -199,6 +200,8 @@ class BufferStep(SingleStepDefaults):
         if progress.is_last_written and self._all_in(0):
             return None
         self._close_overdue()
+        for group in self._operators.outdated(self._groups):
+            self._judge(group)
         chosen = self._choose() if self._stage.takes_rollouts else self._choose_none()
         if chosen is not None:
             return self._batch(chosen)
