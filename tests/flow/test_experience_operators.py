@@ -11,13 +11,27 @@ import pytest
 from rftstream.contracts.outcomes import GroupOutcome
 from rftstream.contracts.rollouts import RolloutStatus
 from rftstream.contracts.verdicts import VerifiedRollout
-from rftstream.data.operators.base import ScoredGroup, ScoredRollout
+from rftstream.data.operators.base import Reject, ScoredGroup, ScoredRollout
 from rftstream.data.operators.facts import Facts
 from rftstream.data.operators.pipeline import ExperiencePipeline
 from rftstream.roles.explorer.attempt import oldest_version
 from rftstream.testing import RoleDriver
 from tests.flow.scene import Scene
 from tests.flow.test_pipelines import buffering, experiences_of, kill_at, outcomes_of, work
+
+
+class Dated:
+    """An operator of one's own that leaves out the last sibling, with the version as the reason."""
+
+    side = "experience"
+    by_version = True
+
+    def decide(self, group: ScoredGroup, facts: Facts, seed: int) -> Reject:
+        return Reject(f"at {group.version}", (group.rollouts[-1].sibling,))
+
+
+class Undated(Dated):
+    by_version = False
 
 
 def put(
@@ -85,6 +99,18 @@ def test_a_group_is_judged_at_the_version_that_it_is_trained_at(tmp_path: Path) 
     assert rejected[4] == ["stale: too old", None, None]
     assert len(experiences_of(scene)) == 18 - 2
     assert check_recomputed(scene) == 2
+
+
+@pytest.mark.parametrize(("name", "reasons"), [("Dated", ["0", "0", "1", "1"]), ("Undated", ["None"] * 4)])
+def test_only_operators_that_declare_it_are_told_the_version(tmp_path: Path, name: str, reasons: list[str]) -> None:
+    operator = {"op": f"tests.flow.test_experience_operators:{name}"}
+    scene = buffering(tmp_path, operator, feeder__group_size=3)
+    for sequence in (3, 2, 1, 0):
+        put(scene, sequence, (0, 0, 0))
+    RoleDriver(scene, "buffer").work()
+    outcomes = sorted(outcomes_of(scene), key=lambda one: one.sequence)
+    assert [one.decisions[0].reason for one in outcomes] == [f"at {version}" for version in reasons]
+    assert check_recomputed(scene) == 4
 
 
 def test_one_old_sibling_does_not_cost_the_group(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
+from collections import Counter
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -15,6 +16,8 @@ from rftstream.data.operators.facts import Facts
 from rftstream.data.operators.sampled import rollout_of, sampled_logprobs
 from rftstream.data.operators.truncated import all_tokens
 
+_IMPOSSIBLE = -1e4
+"""Stands for a logprob that is minus infinity or no number: sampled all the same, so something is wrong."""
 _LAYOUT = frozenset("\n\r\t\f")
 _REPLACEMENT = "\ufffd"
 """What a decoder writes in the place of bytes that are no character."""
@@ -64,7 +67,7 @@ class Gibberish:
             return "strange characters"
         if config.min_mean_logprob is None and config.max_spike_share == 1:
             return ""
-        logprobs_N = sampled_logprobs(scored)
+        logprobs_N = np.nan_to_num(sampled_logprobs(scored), nan=_IMPOSSIBLE, neginf=_IMPOSSIBLE)
         if not len(logprobs_N):
             return ""
         if config.min_mean_logprob is not None and worst_mean(logprobs_N, config.window) < config.min_mean_logprob:
@@ -76,7 +79,8 @@ class Gibberish:
 
 def strange_share(text: str) -> float:
     """Return the share of characters that no text has; 0 for an empty text."""
-    return sum(map(_is_strange, text)) / len(text) if text else 0.0
+    counts = Counter(text)  # each character is looked up once, since texts are long and alphabets are not
+    return sum(count for character, count in counts.items() if _is_strange(character)) / len(text) if text else 0.0
 
 
 def _is_strange(character: str) -> bool:

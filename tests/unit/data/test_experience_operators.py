@@ -187,6 +187,13 @@ def test_gibberish_by_logprobs() -> None:
     assert decide("gibberish", (calm, late, none), **{**spikes, "max_spike_share": 0.5}) == KEEP
 
 
+@pytest.mark.parametrize("logprob", [-np.inf, np.nan])
+def test_a_logprob_that_cannot_be_is_a_sign_of_gibberish(logprob: float) -> None:
+    group = (rollout(0, 1.0, tokens=range(4), logprobs=(-1, logprob, -1, -1)),)
+    for settings in ({"min_mean_logprob": -100.0}, {"min_mean_logprob": -100.0, "window": 2}, {"max_spike_share": 0.2}):
+        assert isinstance(decide("gibberish", group, **settings), Reject)
+
+
 def test_the_worst_mean_of_a_window() -> None:
     values = np.array([0.0, -1.0, -5.0, -3.0, 0.0])
     assert worst_mean(values, 0) == pytest.approx(-9 / 5)
