@@ -329,7 +329,7 @@ class _ExperienceSide:
 
     def _judge(self, outcome: GroupOutcome, group: Group) -> None:
         where = f"outcomes: {outcome.group_id}"
-        filtered = self._operators.judge(group, min(self._min_siblings, group.size))
+        filtered = self._operators.judge_at(group, min(self._min_siblings, group.size), outcome.version)
         result = group.result
         assert result is not None, "there are operators"
         self._found.num_groups += 1

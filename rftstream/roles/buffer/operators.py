@@ -35,9 +35,13 @@ class GroupOperators:
 
     def judge(self, group: Group, min_siblings: int) -> str | None:
         """Note in the group what operators make of it. Return why it is filtered, or None if it is not."""
+        return self.judge_at(group, min_siblings, self._version_of(group))
+
+    def judge_at(self, group: Group, min_siblings: int, version: int | None) -> str | None:
+        """The same, where the operators are told this version. Who computes recorded decisions again calls it."""
         if not self._pipeline:
             return None
-        scored = self._seen(group, self._version_of(group))
+        scored = self._seen(group, version)
         group.result = self._pipeline.decide(scored, self._facts, min_siblings)
         return group.result.filtered
 
