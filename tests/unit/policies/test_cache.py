@@ -154,7 +154,7 @@ def policy(tmp_path):
     policy = tiny.policy(spec, tiny.backend(spec).served_tensors(), batch_size=16)
     policy.computed = []
     compute = policy._model.compute
-    policy._model.compute = lambda prompts: (policy.computed.append(len(prompts)), compute(prompts))[1]
+    policy._model.compute = lambda prompts, *more: (policy.computed.append(len(prompts)), compute(prompts, *more))[1]
     return policy
 
 
@@ -248,7 +248,7 @@ def test_a_turn_goes_on_from_what_was_computed(tmp_path):
     policy = tiny.policy(spec, tensors)
     extended = []
     extend = policy._model.extend
-    policy._model.extend = lambda prompts, turns: extended.extend(prompts) or extend(prompts, turns)
+    policy._model.extend = lambda prompts, *more: extended.extend(prompts) or extend(prompts, *more)
     again = turns_of(policy)
     assert len(extended) == 9 * 3, "all turns but the first"
     assert anew.keys() == again.keys() and len(anew) == 36
