@@ -7,7 +7,7 @@ from functools import cache
 from rftstream.contracts.tasks import Problem
 from rftstream.data.operators.pipeline import TaskPipeline
 from rftstream.roles.feeder import FEEDER
-from rftstream.roles.feeder.draws import open_sources
+from rftstream.roles.feeder.draws import all_problems, open_sources
 from rftstream.roles.feeder.step import FeederStep
 from rftstream.runs.manifest import check_same_run, data_digests, make_manifest
 from rftstream.service.role import Log, Role, RoleContext
@@ -41,6 +41,6 @@ def build(context: RoleContext) -> Role:
         check_same_run=lambda theirs: check_same_run(theirs, config, digests()),
         clock=context.clock,
         keep=keep,
-        pipeline=TaskPipeline.of(config),
+        pipeline=TaskPipeline.of(config, all_problems(config, sources)),
     )
     return Role(spec=FEEDER, step=step)

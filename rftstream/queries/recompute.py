@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 
+from rftstream.config.pipelines import operator_places
 from rftstream.config.sections import RunConfig
 from rftstream.contracts import codec
 from rftstream.contracts.batches import Experience
@@ -21,7 +22,6 @@ from rftstream.contracts.records import Record, TopicPartition
 from rftstream.contracts.tasks import Problem, RolloutIds, Sampling, Task
 from rftstream.contracts.verdicts import UnscorableReason, VerifiedRollout
 from rftstream.data.operators.base import Draw
-from rftstream.data.operators.facts import Facts
 from rftstream.data.operators.pipeline import ExperiencePipeline, TaskPipeline
 from rftstream.errors import ContractError
 from rftstream.models.folder import prepare_model
@@ -32,7 +32,7 @@ from rftstream.roles.buffer.experiences import experience_of
 from rftstream.roles.buffer.groups import Group, Sibling, sibling_of
 from rftstream.roles.buffer.operators import GroupOperators
 from rftstream.roles.feeder.cursor import FeederCursor
-from rftstream.roles.feeder.draws import Draws, open_sources
+from rftstream.roles.feeder.draws import Draws, all_problems, open_sources
 from rftstream.roles.trainer.recorded_batches import foreign_places
 from rftstream.runs.folder import OpenRun
 from rftstream.service.control_view import read_control
@@ -64,15 +64,17 @@ def recompute(transport: Transport, config: RunConfig, spec: ModelSpec) -> Recom
 
 def _recompute(transport: Transport, config: RunConfig, spec: ModelSpec, said: Trimmed) -> Recomputation:
     found = Recomputation()
-    tasks_side, experience_side = TaskPipeline.of(config), ExperiencePipeline.of(config)
+    experience_side = ExperiencePipeline.of(config)
+    has_tasks_side = any(place.side == "task" for place in operator_places(config))
     log = Log(transport)
-    admitted = _read_admitted(log) if tasks_side else {}
+    admitted = _read_admitted(log) if has_tasks_side else {}
     drawn = [one.message for one in log.messages("control") if isinstance(one.message, Drawn)]
     outcomes = [one.message for one in log.messages("outcomes") if isinstance(one.message, GroupOutcome)]
-    if tasks_side or (experience_side and experience_side.is_declared):
+    if has_tasks_side or (experience_side and experience_side.is_declared):
         found.num_unknown = said.sequence
-    if tasks_side:
+    if has_tasks_side:
         sources, context = open_sources(config, spec)
+        tasks_side = TaskPipeline.of(config, all_problems(config, sources))
         draws = Draws(
             sources, tasks_side, run_seed=config.run.seed, group_size=config.feeder.group_size, context=context
         )
@@ -147,7 +149,7 @@ class _TaskSide:
         self._outcomes = outcomes
         self._deleted = said.sequence
         self._found = found
-        self._facts = Facts()
+        self._facts = draws.pipeline.new_facts()
         self._num_folded = 0
         zeros = dict.fromkeys(draws.sources, 0)
         self._cursor = FeederCursor(0, dict(zeros), dict(zeros))

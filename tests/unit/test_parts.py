@@ -50,6 +50,7 @@ EXCEPTIONS = {
     ("rftstream/gateway/dialects/chat.py", "code"): "a field of an answer",
     ("rftstream/launch/zygote.py", "code"): "the exit code of a worker",
     ("rftstream/queries/ledger.py", "code"): "a column",
+    ("rftstream/rewards/code.py", "language"): "a column: the programming language of an answer",
     ("rftstream/policies/openai.py", "length"): "why a completion ended",
     ("rftstream/policies/vllm_engine.py", "length"): "why a completion ended",
     ("rftstream/preflight/trial.py", "length"): "why a completion ended",

@@ -7,7 +7,7 @@ keeps nothing from call to call, and asks no model: feeder and buffer wait for i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -72,8 +72,58 @@ class Change:
 TaskDecision = Keep | Skip | Change
 
 
+class ProblemSource(Protocol):
+    """Problems by their index: a taskset."""
+
+    def __len__(self) -> int:
+        """Return the number of problems."""
+
+    def problem(self, index: int) -> Problem:
+        """Return the problem of an index below the number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problems:
+    """A source of problems with its name."""
+
+    name: str
+    source: ProblemSource
+    count: int | None = None
+    """How many of the first problems are used; None: all."""
+
+    def __iter__(self) -> Iterator[Problem]:
+        """Yield the problems in order."""
+        count = len(self.source) if self.count is None else min(self.count, len(self.source))
+        return map(self.source.problem, range(count))
+
+
+@dataclass(frozen=True, slots=True)
+class RunProblems:
+    """All problems of a run. Operators that compare a problem with others are given it before the first draw."""
+
+    tasksets: tuple[Problems, ...] = ()
+    """In the order of the run file."""
+    open_evaluations: Callable[[], tuple[Problems, ...]] = tuple
+    """Returns what the run is evaluated on; it is opened only where an operator asks."""
+    asked: frozenset[str] = frozenset()
+    """Tasksets of which the operator will be asked."""
+
+
+class PreparedOperator(Protocol):
+    """What an operator of the task side has beside `decide` if it needs to see all problems once: an index for example.
+
+    Whoever builds the pipeline calls `prepare` once, before the first `decide`. What is kept from it must depend on the
+    problems and the settings alone, so that it is the same after every restart.
+
+    Worked example: `dedupe.Dedupe`."""
+
+    def prepare(self, problems: RunProblems) -> None:
+        """Read all problems of the run."""
+
+
 class TaskOperator(Protocol):
-    """An operator of the task side. The feeder builds it once and calls `decide` for each problem that it draws.
+    """An operator of the task side. The feeder builds it once and calls `decide` for each problem that it draws. It may
+    have `prepare` as well, see `PreparedOperator`, and `fold`, see `facts.Fold`.
 
     Worked example: `length.Length`."""
 

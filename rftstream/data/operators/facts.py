@@ -7,7 +7,8 @@ be made again from the log. Each record costs the same, however many problems th
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 from rftstream.contracts.ids import split_group_id
 from rftstream.contracts.outcomes import GroupOutcome
@@ -74,11 +75,23 @@ class PastGroups:
 _NOTHING = PastGroups()
 
 
+class Fold(Protocol):
+    """What an operator wants to know of the outcomes beside what all are told. An operator of the task side that has a
+    method `fold` returns a new one from it, and finds it in the facts by `facts.fold(self)`.
+
+    Worked example: `curriculum.Progress`."""
+
+    def absorb(self, outcome: GroupOutcome) -> None:
+        """Take the next outcome of a group. What it comes to may depend on the outcomes before alone."""
+
+
 class Facts:
     """What is known of the problems of a run. Feeder and buffer each make one at every recovery, call `absorb` for each
     record of `outcomes` in order, and hand it to the operators."""
 
-    def __init__(self) -> None:
+    def __init__(self, folds: Mapping[Any, Fold] | None = None) -> None:
+        """`folds`: operator -> its own fold, see `TaskPipeline.new_facts`."""
+        self._folds = dict(folds or {})
         self.seen = 0
         """Records of `outcomes` in these facts."""
         self.num_groups = 0
@@ -94,11 +107,17 @@ class Facts:
         """Return what became of the groups of a taskset."""
         return self._tasksets.get(name, _NOTHING)
 
+    def fold(self, operator: Any) -> Any:
+        """Return the fold that the operator asked for."""
+        return self._folds[operator]
+
     def absorb(self, outcome: GroupOutcome) -> None:
         """Take the next record of `outcomes`. Late siblings count as seen, and tell nothing."""
         self.seen += 1
         if outcome.late:
             return
+        for fold in self._folds.values():
+            fold.absorb(outcome)
         self.num_groups += 1
         scored = [(one.reward, one.num_tokens) for one in outcome.rollouts if one.reward is not None]
         taskset = self._tasksets.setdefault(outcome.taskset, PastGroups(RECENT_GROUPS))

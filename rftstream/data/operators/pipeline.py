@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -26,6 +26,7 @@ from rftstream.data.operators.base import (
     Keep,
     Mask,
     Reject,
+    RunProblems,
     ScoredGroup,
     ScoredRollout,
     Shape,
@@ -33,7 +34,7 @@ from rftstream.data.operators.base import (
     TokenSpan,
 )
 from rftstream.data.operators.facts import Facts
-from rftstream.errors import ContractError, RftError
+from rftstream.errors import ConfigError, ContractError, RftError
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +52,7 @@ class _Nonsense(Exception):
     """An answer that is none."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class PlacedOperator:
     """An operator at its place in a pipeline. Pipelines make it."""
 
@@ -129,9 +130,27 @@ class TaskPipeline:
         self._seed = run_seed
 
     @classmethod
-    def of(cls, config: RunConfig) -> TaskPipeline:
-        """Build what the run file declares. ConfigError if an operator cannot be built."""
-        return cls(_placed(operator_places(config), "task", config.tasksets), config.run.seed)
+    def of(cls, config: RunConfig, problems: RunProblems) -> TaskPipeline:
+        """Build what the run file declares, and show `problems` to the operators that want to see them. ConfigError if
+        an operator cannot be built."""
+        pipeline = cls(_placed(operator_places(config), "task", config.tasksets), config.run.seed)
+        for one in pipeline._each():
+            if hasattr(one.operator, "prepare"):
+                asked = frozenset(name for name, some in pipeline._operators.items() if one in some)
+                try:
+                    one.operator.prepare(replace(problems, asked=asked))
+                except ConfigError as error:
+                    raise ConfigError(f"{one.where}.{error}") from None
+        return pipeline
+
+    def _each(self) -> Iterator[PlacedOperator]:
+        """Yield each operator once."""
+        yield from {id(one): one for some in self._operators.values() for one in some}.values()
+
+    def new_facts(self) -> Facts:
+        """Return facts of no outcomes, with the folds that operators ask for."""
+        with_fold = [one.operator for one in self._each() if hasattr(one.operator, "fold")]
+        return Facts({operator: operator.fold() for operator in with_fold})
 
     def __bool__(self) -> bool:
         """Whether there are any operators."""

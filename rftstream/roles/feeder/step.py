@@ -29,7 +29,6 @@ from rftstream.contracts.tasks import Problem, RolloutIds, Task
 from rftstream.contracts.versions import StepRecord
 from rftstream.data.demonstrations.split import trained_numbers
 from rftstream.data.operators.base import Draw
-from rftstream.data.operators.facts import Facts
 from rftstream.data.operators.pipeline import TaskPipeline
 from rftstream.errors import ConfigError, ContractError
 from rftstream.roles.feeder import FEEDER
@@ -111,7 +110,7 @@ class FeederStep(SingleStepDefaults):
         self._ended = False
         self._pending: FeederCursor | None = None
         self._counts = OperatorCounts()
-        self._facts = Facts()
+        self._facts = self._pipeline.new_facts()
         """Empty where there are no operators."""
         size = sum(len(source.taskset) for source in self._sources.values() if source.weight > 0)
         self._watch = SkipWatch(max(self._config.buffer.max_refill, size), self._config.feeder.groups_per_batch)

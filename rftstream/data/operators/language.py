@@ -1,0 +1,115 @@
+"""Skips problems that are not written in the languages that are wanted.
+
+The detector is small and the same everywhere: scripts decide, and for Latin and Cyrillic letters the most frequent
+short words of a language. It knows the languages in `LANGUAGES`. Its limits: short texts, formulas and code have no
+language that it could tell (they are `unknown`); it does not tell close relatives apart that it has no words for
+(Norwegian is Danish to it, Ukrainian is told from Russian by letters of its own); one language is found for a mixed
+text.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import Counter
+from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta
+
+from rftstream.config.ranges import Count
+from rftstream.data.operators.base import KEEP, Draw, Seed, Skip, TaskDecision
+from rftstream.data.operators.facts import Facts
+from rftstream.errors import ConfigError
+
+_SCRIPTS = {"ARABIC": "ar", "GREEK": "el", "HEBREW": "he", "DEVANAGARI": "hi", "HANGUL": "ko", "THAI": "th",
+            "HIRAGANA": "ja", "KATAKANA": "ja", "CJK": "zh"}  # fmt: skip
+"""First word of a letter's Unicode name -> language. Latin and Cyrillic letters need words."""
+
+_WORDS = {
+    language: frozenset(words.split())
+    for language, words in {
+        "bg": "и в на за от се да не са по ще как колко които това към една този тази когато беше има всеки след",
+        "cs": "a je se na že v z do pro jsou jak kolik který která když ale nebo jako byl bylo tento každý má po při",
+        "da": "og er det en et af til på den at som har hvor mange med for ikke hvad der hver når deres efter blev fra",
+        "de": "der die das und ist ein eine einen den dem des mit wie viele von zu auf für nicht wenn jeder sich wird",
+        "en": "the of and is in to a how many what that for with if are be each has on as by find he she it this from",
+        "es": "el la los las de que y en un una es por con para cuántos cuál se del si cada no su como qué tiene son",
+        "fi": "ja on ei että kuinka monta mikä se hän jos kun ovat joka oli mutta kuin tai sen ne jokainen paljon",
+        "fr": "le la les des et est un une de du que qui dans pour combien si chaque il elle au sur avec a quel sont",
+        "hu": "a az és hogy nem egy mennyi hány ha van minden ez ami volt mint vagy azt meg számot ki milyen mi",
+        "it": "il lo la gli di che e è un una per con quanti quale se ogni non del della sono ha nel i le come si",
+        "nl": "de het een en van is hoeveel dat in op te met voor niet als elke zijn wat die er bij hij zij heeft aan",
+        "pl": "i w na z że jest się nie do ile jak które który która jeśli każdy dla po to są był ma od ze oraz przez",
+        "pt": "o a os as de que e em um uma é por com para quantos qual se do da não cada no na são como tem ele ela",
+        "ro": "și în de la este un o cu pe că câte care dacă nu din pentru sunt fiecare are ce se au al mai cât a",
+        "ru": "и в на не что с по как сколько это если для из он она было каждый все его ее к у от были есть какой",
+        "sv": "och är det en ett av till på den att som har hur många med för inte vad varje om när de från var efter",
+        "tr": "ve bir bu kaç ne için ile olan her de da ise kadar olarak çok eğer sayı nedir daha var olduğu gibi",
+        "uk": "і в на не що з по як скільки це якщо для із він вона було кожен всі його її до у від були є який та",
+        "vi": "và là của có bao nhiêu một các cho trong được không với người những này khi hỏi số mỗi thì đã ở",
+    }.items()
+}
+
+UNKNOWN = "unknown"
+LANGUAGES = tuple(sorted({*_SCRIPTS.values(), *_WORDS}))
+"""ISO 639-1 codes."""
+
+_WORD = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)?")
+_CODE = re.compile(r"```.*?```|\$\$.*?\$\$|\$[^$\n]*\$|\\[a-zA-Z]+|https?://\S+", re.DOTALL)
+
+
+def detect(text: str, min_letters: int = 12) -> str:
+    """Return the language of a text, `unknown` if it cannot be told. Code blocks, formulas between dollar signs and
+    addresses do not count."""
+    text = unicodedata.normalize("NFC", _CODE.sub(" ", text)).casefold()
+    words = _WORD.findall(text)
+    letters = Counter(_script(letter) for word in words for letter in word)
+    if sum(letters.values()) < (min_letters if letters["LATIN"] + letters["CYRILLIC"] else min(min_letters, 4)):
+        return UNKNOWN
+    script = max(letters, key=lambda name: (letters[name], name))
+    if letters["HIRAGANA"] + letters["KATAKANA"] > 0 and script in ("CJK", "HIRAGANA", "KATAKANA"):
+        return "ja"
+    if script in _SCRIPTS:
+        return _SCRIPTS[script]
+    if script == "CYRILLIC" and any(letter in text for letter in "іїєґ"):
+        return "uk"
+    scores = {language: sum(word in known for word in words) for language, known in _WORDS.items()}
+    best = max(scores, key=lambda language: (scores[language], language))
+    second = max(count for language, count in scores.items() if language != best)
+    return best if scores[best] >= max(2, len(words) // 12) and scores[best] > second else UNKNOWN
+
+
+def _script(letter: str) -> str:
+    if letter < "\u0250":
+        return "LATIN"
+    return unicodedata.name(letter, "?").partition(" ")[0]
+
+
+class LanguageFilter:
+    """Skips problems in other languages than those that are wanted."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        """The settings of `op = "language"`."""
+
+        keep: Annotated[tuple[str, ...], Meta(min_length=1)] = ("en",)
+        """Languages by their ISO 639-1 codes: `LANGUAGES` of the operator's module has those that it knows."""
+        keep_unknown: bool = True
+        """Problems whose language cannot be told are kept, such as formulas."""
+        min_letters: Count = 12
+        """Shorter texts are of unknown language, outside code and formulas."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        for code in config.keep:
+            if code not in LANGUAGES:
+                raise ConfigError(f"keep: unknown language {code!r}; known: {', '.join(LANGUAGES)}")
+
+    def decide(self, draw: Draw, facts: Facts, seed: Seed) -> TaskDecision:
+        """Return Skip for a problem in another language. Messages of the system do not count."""
+        text = "\n".join(one.content for one in draw.problem.messages if one.role != "system")
+        language = detect(text, self._config.min_letters)
+        if language in self._config.keep or (language == UNKNOWN and self._config.keep_unknown):
+            return KEEP
+        return Skip(f"language {language}")
