@@ -59,7 +59,8 @@ class Budget:
             return KEEP if config.first_size is None else Change(group_size=config.first_size)
         num_scored = record.num_scored / record.num_groups if config.last_group else record.num_scored
         rate = (min(max(mean, 0.0), 1.0) * num_scored + 1.0) / (num_scored + 2.0)
-        return Change(group_size=_size(rate, config.price, config.min_size, config.max_size))
+        size = _size(rate, config.price, config.min_size, config.max_size)
+        return KEEP if size == draw.group_size else Change(group_size=size)
 
 
 def rollout_value(rate: float, size: int) -> float:

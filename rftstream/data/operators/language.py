@@ -51,6 +51,11 @@ _WORDS = {
     }.items()
 }
 
+_LANGUAGES_OF_WORD = {
+    word: tuple(language for language, words in _WORDS.items() if word in words)
+    for word in frozenset().union(*_WORDS.values())
+}
+
 UNKNOWN = "unknown"
 LANGUAGES = tuple(sorted({*_SCRIPTS.values(), *_WORDS}))
 """ISO 639-1 codes."""
@@ -64,7 +69,10 @@ def detect(text: str, min_letters: int = 12) -> str:
     addresses do not count."""
     text = unicodedata.normalize("NFC", _CODE.sub(" ", text)).casefold()
     words = _WORD.findall(text)
-    letters = Counter(_script(letter) for word in words for letter in word)
+    if text.isascii():
+        letters = Counter(LATIN=sum(map(len, words)))
+    else:
+        letters = Counter(_script(letter) for word in words for letter in word)
     if sum(letters.values()) < (min_letters if letters["LATIN"] + letters["CYRILLIC"] else min(min_letters, 4)):
         return UNKNOWN
     script = max(letters, key=lambda name: (letters[name], name))
@@ -74,10 +82,9 @@ def detect(text: str, min_letters: int = 12) -> str:
         return _SCRIPTS[script]
     if script == "CYRILLIC" and any(letter in text for letter in "іїєґ"):
         return "uk"
-    scores = {language: sum(word in known for word in words) for language, known in _WORDS.items()}
-    best = max(scores, key=lambda language: (scores[language], language))
-    second = max(count for language, count in scores.items() if language != best)
-    return best if scores[best] >= max(2, len(words) // 12) and scores[best] > second else UNKNOWN
+    scores = Counter(language for word in words for language in _LANGUAGES_OF_WORD.get(word, ()))
+    (best, count), (_, second) = [*scores.most_common(2), ("", 0), ("", 0)][:2]
+    return best if count >= max(2, len(words) // 12) and count > second else UNKNOWN
 
 
 def _script(letter: str) -> str:
