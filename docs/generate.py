@@ -32,6 +32,7 @@ def example(name: str) -> str:
 
 BLOCKS: dict[str, Callable[[], str]] = {
     "sections": configuration.sections,
+    "operators": configuration.operators,
     "part settings": configuration.part_settings,
     "commands": cli.commands,
     "topics": contracts.topics,

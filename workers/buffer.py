@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rftstream.config.stages import Stages
 from rftstream.data.operators.pipeline import ExperiencePipeline
+from rftstream.data.operators.watch import OperatorWatch
 from rftstream.roles.buffer import BUFFER
 from rftstream.roles.buffer.step import BufferStep
 from rftstream.service.role import Log, Role, RoleContext
@@ -13,6 +14,9 @@ from workers.parts import demonstrations
 def build(context: RoleContext) -> Role:
     config = context.config
     stages = Stages.recorded(config) if config.run.imported_versions is not None else Stages.of(config)
+    pipeline = ExperiencePipeline.of(config)
+    if pipeline and not context.simulated:
+        pipeline.watched_by(OperatorWatch().start())
     step = BufferStep(
         log_=Log(context.transport),
         feeder=config.feeder,
@@ -22,6 +26,6 @@ def build(context: RoleContext) -> Role:
         imported=config.run.imported_from is not None,
         stages=stages,
         demonstrations=demonstrations(context),
-        pipeline=ExperiencePipeline.of(config),
+        pipeline=pipeline,
     )
     return Role(spec=BUFFER, step=step)

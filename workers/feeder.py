@@ -6,6 +6,7 @@ from functools import cache
 
 from rftstream.contracts.tasks import Problem
 from rftstream.data.operators.pipeline import TaskPipeline
+from rftstream.data.operators.watch import OperatorWatch
 from rftstream.roles.feeder import FEEDER
 from rftstream.roles.feeder.draws import all_problems, open_sources
 from rftstream.roles.feeder.step import FeederStep
@@ -32,6 +33,9 @@ def build(context: RoleContext) -> Role:
         """The store is opened when there is an image: feeders of text need no access to it."""
         return media().keep_problem(problem) if any(message.media for message in problem.messages) else problem
 
+    pipeline = TaskPipeline.of(config, all_problems(config, sources))
+    if pipeline and not context.simulated:
+        pipeline.watched_by(OperatorWatch().start())
     step = FeederStep(
         log_=Log(context.transport),
         config=config,
@@ -41,6 +45,6 @@ def build(context: RoleContext) -> Role:
         check_same_run=lambda theirs: check_same_run(theirs, config, digests()),
         clock=context.clock,
         keep=keep,
-        pipeline=TaskPipeline.of(config, all_problems(config, sources)),
+        pipeline=pipeline,
     )
     return Role(spec=FEEDER, step=step)

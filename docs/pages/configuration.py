@@ -15,6 +15,7 @@ from pages.words import WORDS
 from rftstream.algorithms.settings import CriticConfig
 from rftstream.config import loader, ranges, registry
 from rftstream.config import sections as declared
+from rftstream.config.part_specs import OperatorSpec
 from rftstream.config.registry import KINDS
 from rftstream.contracts.tasks import Sampling
 from rftstream.errors import ConfigError
@@ -54,7 +55,29 @@ NAMESPACE = {
 
 
 def sections() -> str:
-    return "\n\n".join(_section(name, cls) for name, cls in _section_classes())
+    return "\n\n".join([*(_section(name, cls) for name, cls in _section_classes()), _pipeline()])
+
+
+def _pipeline() -> str:
+    """The one section that is a list of tables, whose other keys are those of operators."""
+    about = _docs(declared.RunConfig)["pipeline"]
+    rows = [("`op`", "text", "required", "A built-in operator, or `module:Class` of one's own.")]
+    return f"### [[pipeline]]\n\n{about} [Data pipelines](data-pipelines.md) says what they do.\n\n{table(HEAD, rows)}"
+
+
+def operators() -> str:
+    """The built-in operators, with their sides and what they are for."""
+    rows = [
+        (spec.side, f"[`{name}`](configuration.md#operator-{name})", _purpose(spec.path))
+        for name, spec in sorted(registry.table("operator").items(), key=lambda one: (one[1].side != "task", one[0]))
+        if isinstance(spec, OperatorSpec)
+    ]
+    return table(("side", "operator", "what it does"), rows)
+
+
+def _purpose(path: str) -> str:
+    """The first paragraph on a part's module."""
+    return first_paragraph(ast.get_docstring(tree(path.partition(":")[0])))
 
 
 def part_settings() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ from rftstream.contracts.batches import Experience
 from rftstream.contracts.control import Drawn, TasksEnded
 from rftstream.contracts.outcomes import GroupOutcome, GroupResult, OperatorAction
 from rftstream.contracts.rollouts import RolloutStatus
-from rftstream.contracts.tasks import Task
+from rftstream.contracts.tasks import Sampling, Task
 from rftstream.contracts.verdicts import Verdict, VerifiedRollout
 from rftstream.data.operators.base import KEEP, Change, Draw, Mask, Reject, ScoredGroup, Shape, Skip, TokenSpan
 from rftstream.data.operators.facts import Facts
+from rftstream.data.operators.pipeline import PlacedOperator, TaskPipeline
+from rftstream.data.operators.watch import OperatorWatch
 from rftstream.errors import StopRule
 from rftstream.testing import RoleDriver
 from rftstream.testing.faults import Kill
@@ -210,6 +213,43 @@ def test_an_operator_that_fails_is_named_and_skips_the_problem(
     assert set(skipped) == {"raised ValueError", "answered nonsense"}
     assert "pipeline.0" in caplog.text
     assert "sums/0/3/0: the operator raised ValueError: no sums/0/3/0" in caplog.text
+
+
+class Waits:
+    """Answers once it was complained about."""
+
+    complained = threading.Event()
+
+    def decide(self, draw: Draw, facts: Facts, seed: int) -> Any:
+        assert self.complained.wait(60)
+        return KEEP
+
+
+def test_an_operator_that_hangs_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    placed = PlacedOperator("Waits", "pipeline.0", 0, Waits())
+    pipeline, watch = TaskPipeline({"sums": (placed,)}, 0), OperatorWatch(hangs_after_s=0.05).start()
+    pipeline.watched_by(watch)
+    watch_log = logging.getLogger("rftstream.data.operators.watch")
+    handler = Complained()
+    watch_log.addHandler(handler)
+    try:
+        draw = Draw(group_id="sums/0/7/0", taskset="sums", taskset_pass=0, index=7, problem=problem("1+1="),
+                    sampling=Sampling(), group_size=2)  # fmt: skip
+        with caplog.at_level(logging.WARNING):
+            assert pipeline.decide(draw, Facts()).skipped is None
+    finally:
+        watch_log.removeHandler(handler)
+        watch.close()
+    said, *_, answered = [record.getMessage() for record in caplog.records]
+    assert said.startswith("pipeline.0 (Waits): sums/0/7/0: the operator has not answered for")
+    assert "(now at " in said
+    assert answered.endswith("s to answer")
+
+
+class Complained(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        if "has not answered" in record.getMessage():
+            Waits.complained.set()
 
 
 @pytest.mark.parametrize("point", ["before_commit", "after_commit"])

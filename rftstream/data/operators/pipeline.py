@@ -34,6 +34,7 @@ from rftstream.data.operators.base import (
     TokenSpan,
 )
 from rftstream.data.operators.facts import Facts
+from rftstream.data.operators.watch import OperatorWatch
 from rftstream.errors import ConfigError, ContractError, RftError
 
 log = logging.getLogger(__name__)
@@ -64,10 +65,14 @@ class PlacedOperator:
     by_version: bool = False
     """Whether its answer depends on the version at which a group is trained."""
     num_complaints: int = 0
+    watch: OperatorWatch | None = None
+    """Names it where it hangs."""
 
     def ask(self, what: Any, facts: Facts, seed: int, check: Callable[[Any], None]) -> Any:
         """Return the operator's decision about `what`, a Draw or an ScoredGroup; or a text that says why there is
         none. `check` raises _Nonsense for a decision that cannot be carried out."""
+        if self.watch is not None:
+            self.watch.asked(f"{self.where} ({self.name}): {what.group_id}")
         try:
             decision = self.operator.decide(what, facts, derive_seed(seed, "operator", self.number, what.group_id))
             check(decision)
@@ -80,6 +85,9 @@ class PlacedOperator:
             frame = traceback.extract_tb(error.__traceback__)[-1]
             self._complain(what.group_id, f"raised {type(error).__name__}: {error} ({frame.filename}:{frame.lineno})")
             return f"raised {type(error).__name__}"
+        finally:
+            if self.watch is not None:
+                self.watch.answered()
         return decision
 
     def _complain(self, group_id: str, what: str) -> None:
@@ -98,6 +106,12 @@ def _placed(
         if place.side == side
     ]
     return {name: tuple(one for taskset, one in built if taskset in (None, name)) for name in tasksets}
+
+
+def _watch_over(operators: Mapping[str, Sequence[PlacedOperator]], watch: OperatorWatch) -> None:
+    for some in operators.values():
+        for one in some:
+            one.watch = watch
 
 
 def clean_reason(reason: str) -> str:
@@ -151,6 +165,10 @@ class TaskPipeline:
         """Return facts of no outcomes, with the folds that operators ask for."""
         with_fold = [one.operator for one in self._each() if hasattr(one.operator, "fold")]
         return Facts({operator: operator.fold() for operator in with_fold})
+
+    def watched_by(self, watch: OperatorWatch) -> None:
+        """Let operators that hang be named."""
+        _watch_over(self._operators, watch)
 
     def __bool__(self) -> bool:
         """Whether there are any operators."""
@@ -273,6 +291,10 @@ class ExperiencePipeline:
             first = PlacedOperator(place.name, place.where, -1, place.build())
             operators = {name: (first, *some) for name, some in operators.items()}
         return cls(operators, config.run.seed, is_declared=bool(places))
+
+    def watched_by(self, watch: OperatorWatch) -> None:
+        """Let operators that hang be named."""
+        _watch_over(self._operators, watch)
 
     def __bool__(self) -> bool:
         """Whether there are any operators."""
