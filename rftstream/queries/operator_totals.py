@@ -138,8 +138,8 @@ def read_totals(log: Log) -> OperatorTotals | None:
     """Count what operators did; None where the log says nothing of any. It reads `control`, and `outcomes` with their
     bodies if operators look at groups."""
     return totals_of(
-        (received.message for received in log.messages("control")),
-        (received.message for received in log.messages("outcomes")),
+        (message for _, message in log.in_force("control")),
+        (message for _, message in log.in_force("outcomes")),
     )
 
 

@@ -68,7 +68,7 @@ def _recompute(transport: Transport, config: RunConfig, spec: ModelSpec, said: T
     has_tasks_side = any(place.side == "task" for place in operator_places(config))
     log = Log(transport)
     admitted = _read_admitted(log) if has_tasks_side else {}
-    drawn = [one.message for one in log.messages("control") if isinstance(one.message, Drawn)]
+    drawn = [message for _, message in log.in_force("control") if isinstance(message, Drawn)]
     outcomes = [one.message for one in log.messages("outcomes") if isinstance(one.message, GroupOutcome)]
     if has_tasks_side or (experience_side and experience_side.is_declared):
         found.num_unknown = said.sequence
@@ -95,10 +95,9 @@ def recompute_run(run: OpenRun) -> Recomputation:
 
 @dataclass(frozen=True, slots=True)
 class _Admitted:
-    """A group as its first Task has it."""
+    """A group as its first readable Task has it."""
 
-    group_id: str
-    size: int
+    ids: RolloutIds
     seen: int | None
     problem: bytes
     sampling: bytes
@@ -106,13 +105,10 @@ class _Admitted:
 
 def _read_admitted(log: Log) -> dict[int, _Admitted]:
     """Return the groups on `tasks` by sequence."""
-    found = {}
-    for received in log.messages("tasks"):
-        task = received.message
-        if isinstance(task, Task) and task.ids.sibling == 0:
-            found[task.ids.sequence] = _Admitted(
-                task.ids.group_id, task.ids.group_size, task.seen, _digest(task.problem), _digest(task.sampling)
-            )
+    found: dict[int, _Admitted] = {}
+    for _, task in log.in_force("tasks"):
+        if isinstance(task, Task) and task.ids.sequence not in found:
+            found[task.ids.sequence] = _Admitted(task.ids, task.seen, _digest(task.problem), _digest(task.sampling))
     return found
 
 
@@ -220,16 +216,16 @@ class _TaskSide:
 
     def _check_group(self, group: _Admitted) -> bool:
         """Compare a group, and what was skipped before it. Return whether the next one can be computed."""
-        where = f"tasks: {group.group_id}"
+        where = f"tasks: {group.ids.group_id}"
         if not self._fold(where, group.seen):
             return False
         begin = self._cursor.num_drawn
-        if group.group_id.endswith("/0"):
+        if group.ids.group_id.endswith("/0"):
             result = self._draws.next(self._cursor, self._facts, begin + MAX_DRAWS_OF_A_GROUP)
         else:
-            result = self._draws.put_back(self._cursor, self._facts, group.group_id)
+            result = self._draws.put_back(self._cursor, self._facts, group.ids.group_id)
         self._found.num_draws += max(1, self._cursor.num_drawn - begin)
-        if result is None or result.draw.group_id != group.group_id:
+        if result is None or result.draw.group_id != group.ids.group_id:
             found = "nothing" if result is None else result.draw.group_id
             self._found.differs(f"{where}: admitted, computed again {found}; what follows is not computed again")
             return False
@@ -242,11 +238,11 @@ class _TaskSide:
         source = self._draws.sources[draw.taskset]
         if _digest(draw.problem) != group.problem:
             self._found.differs(f"{where}: its problem, computed again another one")
-        sampling = source.sampling_of(draw.sampling, 0)
+        sampling = source.sampling_of(draw.sampling, group.ids.sibling)
         if draw.sampling != source.sampling and _digest(sampling) != group.sampling:
             self._found.differs(f"{where}: its sampling, computed again {shown(sampling)}")
         if draw.group_size != self._draws.group_size:
-            self._found.expect(where, "group_size", group.size, draw.group_size)
+            self._found.expect(where, "group_size", group.ids.group_size, draw.group_size)
 
     def _check_counts(self) -> None:
         """Compare the newest counts, if they are of the newest group that was read."""
@@ -344,8 +340,7 @@ class _ExperienceSide:
 
     def _compare_batches(self, trained: Mapping[str, _Trained]) -> None:
         differing: list[tuple[Record, str]] = []
-        for received in self._log.messages("batches"):
-            experience, record = received.message, received.record
+        for record, experience in self._log.in_force("batches"):
             if not isinstance(experience, Experience) or experience.ids.rollout_id not in trained:
                 continue
             self._found.num_rollouts += 1
