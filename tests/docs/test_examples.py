@@ -19,9 +19,13 @@ from rftstream.config.sections import RunConfig
 from rftstream.contracts.arrays import Array
 from rftstream.contracts.assistant import AssistantMessage
 from rftstream.contracts.batches import Experience, LossKind
-from rftstream.contracts.rollouts import Segment, VersionSpan
+from rftstream.contracts.outcomes import GroupOutcome, GroupResult, RolloutSummary
+from rftstream.contracts.rollouts import RolloutStatus, Segment, VersionSpan
 from rftstream.contracts.tasks import ChatMessage, Problem, RolloutIds, Sampling
 from rftstream.contracts.versions import VersionName
+from rftstream.data.operators.base import Draw
+from rftstream.data.operators.facts import Facts
+from rftstream.data.operators.pipeline import TaskPipeline
 from rftstream.models.rendering import FakeRenderer
 from rftstream.models.spec import ModelSpec
 from rftstream.policies.base import SampleRequest
@@ -52,6 +56,26 @@ def test_reward() -> None:
     assert (wrong.reward, wrong.metrics) == (0.0, {"is_number": 0.0})
     with pytest.raises(ValueError, match="seven"):
         score(reward_input("7", "seven"))
+
+
+def test_operator() -> None:
+    config = run_config(pipeline=[{"op": "my_operators:Spaced", "solved": 0.8}])
+    pipeline, facts = TaskPipeline.of(config), Facts()
+
+    def share_skipped(index: int) -> float:
+        draws = (
+            Draw(group_id=f"sums/{number}/{index}/0", taskset="sums", taskset_pass=number, index=index,
+                 problem=Problem(messages=()), sampling=Sampling(), group_size=2)
+            for number in range(200)
+        )  # fmt: skip
+        return sum(pipeline.decide(draw, facts).skipped is not None for draw in draws) / 200
+
+    for number, (index, reward) in enumerate([(3, 1.0), (3, 1.0), (3, 1.0), (4, 0.5)]):
+        rollout = RolloutSummary(rollout_id="", num_tokens=1, status=RolloutStatus.completed, reward=reward)
+        facts.absorb(GroupOutcome(group_id=f"sums/{number}/{index}/0", taskset="sums", sequence=number,
+                                  result=GroupResult.batched, reason="complete", rollouts=(rollout,)))  # fmt: skip
+    assert share_skipped(3) == pytest.approx(3 / 4, abs=0.12)
+    assert share_skipped(4) == share_skipped(5) == 0.0
 
 
 def test_taskset() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -350,6 +351,31 @@ def test_an_audit_counts_rejected_siblings_as_filtered(tmp_path: Path) -> None:
     scene.step(1, trained=1)
     report = scene.audit()
     assert (report.balanced, report.rollouts.trained, report.rollouts.filtered) == (True, 2, 1)
+    assert report.to_json()["operators"] == {
+        "drawn": None,
+        "groups": [{"operator": "truncated", "action": "reject", "reason": "a limit ended it", "groups": 1}],
+    }
+    assert "truncated (a limit ended it)  reject in 1 group" in report.to_text()
+
+
+def test_an_audit_balances_what_was_drawn(tmp_path: Path) -> None:
+    source = {"source": "arithmetic", "passes": 1, "shuffle": False, "options": {"size": 40, "high": 20}}
+    scene = feeding(tmp_path, {"op": "length", "max_characters": 4}, own("Sizes"), tasksets={"sums": source},
+                    feeder__groups_per_batch=100)  # fmt: skip
+    RoleDriver(scene, "feeder").work()
+    drawn, report = check_balance(scene), scene.audit()
+    assert (report.balanced, report.groups.admitted) == (True, drawn.admitted)
+    assert report.operators is not None
+    assert (report.operators.num_drawn, report.operators.num_skipped) == (40, 40 - drawn.admitted)
+    assert f"drawn: 40 problems: {drawn.admitted} groups admitted, {40 - drawn.admitted} skipped" in report.to_text()
+    assert "length (too long), sums" in report.to_text()
+    again = report.operators.to_json()["drawn"]
+    assert again["changed"] == {"sums": {OWN + "Sizes": drawn.admitted}}
+    scene.put("control", replace(drawn, skipped={"sums": {"length": {"too long": 3}}}))
+    report = scene.audit()
+    assert not report.fine
+    assert "control: 40 problems drawn, expected" in report.to_text()
+    assert not scene.recompute().fine
 
 
 def test_repetition_is_rejected_or_masked(tmp_path: Path) -> None:
