@@ -26,6 +26,8 @@ GROUPS: dict[str, dict[str, str]] = {
         "list": "rftstream.commands.views:list_",
         "convert": "rftstream.commands.convert:convert",
         "sandbox": "rftstream.commands.sandbox:sandbox",
+        "pipeline": "rftstream.commands.pipeline:pipeline",
+        "data": "rftstream.commands.data:data",
     },
     "A run": {
         "run": "rftstream.commands.run:run",

@@ -35,7 +35,7 @@ def load(
     merged: dict[str, Any] = {}
     sources: list[tuple[str, Mapping[str, Any]]] = []
     for file in files:
-        sources.append((f"{file}:", _read_toml(Path(file))))
+        sources.append((f"{file}:", read_toml(Path(file))))
         _merge(merged, copy.deepcopy(sources[-1][1]))
     variables: dict[str, str] = {}
     for name, value in sorted((env if env is not None else os.environ).items()):
@@ -375,7 +375,8 @@ def _not_a_file(folder: Path) -> str:
     return f"{folder}: is a folder, expected a run file" + (f"; there is {found}" if found else "")
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return what a file gives, unchecked. ConfigError if it cannot be read or is not TOML."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -393,7 +394,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
 def glance(path: Path) -> dict[str, Any]:
     """Return what a file gives, unchecked; nothing if it cannot be read or is not TOML."""
     try:
-        return _read_toml(path)
+        return read_toml(path)
     except (ConfigError, OSError):
         return {}
 

@@ -67,6 +67,8 @@ class PlacedOperator:
     num_complaints: int = 0
     watch: OperatorWatch | None = None
     """Names it where it hangs."""
+    complaint: str = ""
+    """What it did wrong last, with the group."""
 
     def ask(self, what: Any, facts: Facts, seed: int, check: Callable[[Any], None]) -> Any:
         """Return the operator's decision about `what`, a Draw or an ScoredGroup; or a text that says why there is
@@ -92,6 +94,7 @@ class PlacedOperator:
 
     def _complain(self, group_id: str, what: str) -> None:
         self.num_complaints += 1
+        self.complaint = f"{self.where}: {group_id}: the operator {self.name} {what}"
         if self.num_complaints <= _MAX_COMPLAINTS:
             log.error("%s (%s): %s: the operator %s; it is left out", self.where, self.name, group_id, what)
 
@@ -169,6 +172,11 @@ class TaskPipeline:
     def watched_by(self, watch: OperatorWatch) -> None:
         """Let operators that hang be named."""
         _watch_over(self._operators, watch)
+
+    @property
+    def operators(self) -> Mapping[str, tuple[PlacedOperator, ...]]:
+        """Return the operators of each taskset, in order."""
+        return self._operators
 
     def __bool__(self) -> bool:
         """Whether there are any operators."""
@@ -295,6 +303,11 @@ class ExperiencePipeline:
     def watched_by(self, watch: OperatorWatch) -> None:
         """Let operators that hang be named."""
         _watch_over(self._operators, watch)
+
+    @property
+    def operators(self) -> Mapping[str, tuple[PlacedOperator, ...]]:
+        """Return the operators of each taskset, in order."""
+        return self._operators
 
     def __bool__(self) -> bool:
         """Whether there are any operators."""

@@ -1,0 +1,54 @@
+"""`data`: data sets made before a run: the task side of a pipeline once, and recipes of Data-Juicer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from rftstream.commands.options import at_work, examples, json_option, load_run_file, set_option
+from rftstream.commands.param_types import AnyPath, RunFile
+from rftstream.commands.views import print_out
+
+out_option = click.option(
+    "--out", required=True, type=AnyPath(file_okay=False), metavar="DIR", help="A new folder; it appears whole."
+)
+
+
+@examples(
+    "rftstream data prepare examples/arithmetic.toml --out data/clean",
+    "rftstream data import --recipe clean.yaml --out data/cleaned",
+)
+@click.group()
+def data() -> None:
+    """Data sets for tasksets, made once before a run."""
+
+
+@examples(
+    "rftstream data prepare my_run.toml --out data/clean",
+    "rftstream data prepare my_run.toml --taskset math --format parquet --out data/math --json",
+)
+@click.command()
+@click.argument("file", type=RunFile())
+@out_option
+@click.option("--taskset", "names", multiple=True, metavar="NAME", help="Only this one; may be given several times.")
+@click.option("--format", "kind", type=click.Choice(["jsonl", "parquet"]), default="jsonl", show_default=True)
+@set_option
+@json_option
+def prepare(file: Path, out: Path, names: tuple[str, ...], kind: str, sets: tuple[str, ...], as_json: bool) -> None:
+    """Run the operators for problems once over whole tasksets, and write what stays.
+
+    FILE is a run file. DIR gets NAME.jsonl (or NAME.parquet) for each taskset and report.json: what went into each
+    operator and came out, by reason, with digests of input and output. The files are read again and compared before
+    DIR appears; killed, it leaves no DIR, and the same command does it again. Operators see no outcomes here, so
+    solve_rate keeps everything. An operator that fails ends it, with the name of the problem.
+    """
+    from rftstream.preflight.prepare import prepare as write
+
+    config = load_run_file((file,), sets)
+    with at_work("going through the tasksets"):
+        done = write(config, out, kind=kind, names=names)
+    print_out(done.to_json() if as_json else done.to_text())
+
+
+data.add_command(prepare)

@@ -1,0 +1,170 @@
+"""Counts what the operators of a pipeline do, one by one, where they are asked outside of a run.
+
+Each operator has what came to it, what it let through, and for each of its reasons a number and some examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rftstream.config.loader import sampling_for
+from rftstream.config.sections import RunConfig, TasksetSection
+from rftstream.contracts.ids import group_id
+from rftstream.contracts.outcomes import OperatorAction
+from rftstream.data.operators.base import Draw
+from rftstream.data.operators.pipeline import ExperienceResult, PlacedOperator, TaskResult
+from rftstream.data.tasksets.base import Taskset
+
+NUM_EXAMPLES = 3
+"""Examples that are kept of each reason."""
+MAX_REASONS = 64
+"""Reasons of one operator that are counted apart; further ones are counted as OTHER."""
+OTHER = "other reasons"
+MAX_FAILURES = 20
+"""Failures that are kept as texts. All are counted as reasons."""
+
+SKIP, CHANGE = "skip", "change"
+
+
+@dataclass(slots=True)
+class Effect:
+    """What an operator did for one reason."""
+
+    count: int = 0
+    """Problems or groups."""
+    num_siblings: int = 0
+    """Rollouts that it concerns, where it is not the whole group."""
+    num_tokens: int = 0
+    """Tokens that were masked."""
+    examples: list[dict[str, Any]] = field(default_factory=list)
+    """The first few, as plain values."""
+
+
+@dataclass(slots=True)
+class OperatorCount:
+    """What one operator did. PipelineCounts makes it."""
+
+    name: str
+    where: str
+    """Its place in the run file."""
+    num_in: int = 0
+    num_out: int = 0
+    effects: dict[tuple[str, str], Effect] = field(default_factory=dict)
+    """Action (skip, change, reject, mask, shape) and reason -> what was done."""
+
+    @property
+    def label(self) -> str:
+        """Return the name as the run file has it."""
+        return self.name.removesuffix(f" ({self.where})")
+
+    def add(self, action: str, reason: str, example: dict[str, Any]) -> Effect:
+        """Count something that the operator did, and return the effect that counts it."""
+        if (action, reason) not in self.effects and len(self.effects) >= MAX_REASONS:
+            reason = OTHER
+        effect = self.effects.setdefault((action, reason), Effect())
+        effect.count += 1
+        if len(effect.examples) < NUM_EXAMPLES:
+            effect.examples.append(example)
+        return effect
+
+    def to_json(self, *, examples: bool = True) -> dict[str, Any]:
+        """Return the counts as a dict for JSON."""
+        return {
+            "operator": self.label,
+            "where": self.where,
+            "in": self.num_in,
+            "out": self.num_out,
+            "reasons": [
+                {
+                    "action": action,
+                    "reason": reason,
+                    "count": effect.count,
+                    **({"siblings": effect.num_siblings} if effect.num_siblings else {}),
+                    **({"tokens": effect.num_tokens} if effect.num_tokens else {}),
+                    **({"examples": effect.examples} if examples else {}),
+                }
+                for (action, reason), effect in self.effects.items()
+            ],
+        }
+
+
+class PipelineCounts:
+    """The counts of all operators of one side for one taskset. The caller makes it and calls `task` or `experience`
+    with each result of the pipeline."""
+
+    def __init__(self, operators: Sequence[PlacedOperator]) -> None:
+        """`operators`: those of the taskset, in order, with names of their own (see `name_apart`)."""
+        self._operators = operators
+        self._complaints = [one.num_complaints for one in operators]
+        self.counts = [OperatorCount(one.name, one.where) for one in operators]
+        self.num_in = 0
+        self.num_out = 0
+        self.failures: list[str] = []
+        """What operators did wrong: place, problem, and what."""
+
+    def task(self, result: TaskResult, example: dict[str, Any]) -> None:
+        """Count what became of a draw."""
+        self._begin()
+        for count in self.counts:
+            count.num_in += 1
+            if result.skipped is not None and result.skipped[0] == count.name:
+                count.add(SKIP, result.skipped[1], example)
+                return
+            if count.name in result.changed:
+                count.add(CHANGE, "", example)
+            count.num_out += 1
+        self.num_out += 1
+
+    def experience(self, result: ExperienceResult, example: dict[str, Any]) -> None:
+        """Count what became of a group."""
+        self._begin()
+        decisions = {one.operator: one for one in result.decisions}
+        last = result.decisions[-1] if result.decisions and result.filtered is not None else None
+        for count in self.counts:
+            count.num_in += 1
+            if (decision := decisions.get(count.name)) is not None:
+                whole = decision.action is OperatorAction.reject and not decision.siblings
+                told = example if whole else {**example, "siblings": list(decision.siblings)}
+                effect = count.add(str(decision.action), decision.reason, told)
+                effect.num_siblings += len(decision.siblings)
+                effect.num_tokens += decision.num_tokens
+                if decision is last:
+                    return
+            count.num_out += 1
+        self.num_out += 1
+
+    def _begin(self) -> None:
+        self.num_in += 1
+        for number, one in enumerate(self._operators):
+            if one.num_complaints > self._complaints[number]:
+                self._complaints[number] = one.num_complaints
+                if len(self.failures) < MAX_FAILURES:
+                    self.failures.append(one.complaint)
+
+
+def name_apart(operators: Mapping[str, Sequence[PlacedOperator]]) -> None:
+    """Give each operator a name of its own, so that what it did can be told from what others of its name did."""
+    known: dict[str, PlacedOperator] = {}
+    for one in sorted(
+        {id(one): one for some in operators.values() for one in some}.values(), key=lambda one: one.number
+    ):
+        if known.setdefault(one.name, one) is not one:
+            one.name = f"{one.name} ({one.where})"
+
+
+def draws(config: RunConfig, name: str, taskset: Taskset, numbers: Sequence[int]) -> Iterator[Draw]:
+    """Yield problems of a taskset as operators see them in its first pass."""
+    section: TasksetSection = config.tasksets[name]
+    sampling = sampling_for(config, section.sampling, where=f"tasksets.{name}.sampling")
+    for index in numbers:
+        yield Draw(
+            group_id=group_id(name, 0, index, 0),
+            taskset=name,
+            taskset_pass=0,
+            index=index,
+            problem=taskset.problem(index),
+            sampling=sampling,
+            group_size=config.feeder.group_size,
+        )

@@ -1,0 +1,319 @@
+"""`data prepare`: the operators of the task side once over whole tasksets, into files that are tasksets again.
+
+The folder appears whole or not at all: everything is written beside it, read again and compared, and then renamed.
+What a killed one left is written anew by the next. Problems are read and written one by one; of each only a number of
+8 bytes is kept.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from array import array
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rftstream.config.loader import to_dict
+from rftstream.config.pipelines import operator_places
+from rftstream.config.sections import RunConfig, TasksetSection
+from rftstream.contracts.tasks import ChatMessage, Problem
+from rftstream.data.operators.base import Draw
+from rftstream.data.operators.counts import SKIP, PipelineCounts, draws, name_apart
+from rftstream.data.operators.facts import Facts
+from rftstream.data.operators.pipeline import TaskPipeline
+from rftstream.data.tasksets.arrow_writer import write_parquet
+from rftstream.data.tasksets.base import Taskset
+from rftstream.data.tasksets.columns import OUR_COLUMNS
+from rftstream.data.tasksets.open import open_taskset
+from rftstream.errors import ConfigError
+from rftstream.version import __version__
+
+REPORT = "report.json"
+FORMATS = ("jsonl", "parquet")
+"""What can be written, by the ending of the files."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """What became of tasksets. `prepare` makes it; a command prints it."""
+
+    out: Path
+    report: dict[str, Any]
+    """As it stands in REPORT."""
+    is_new: bool
+    """False if the folder was there already, made of the same data by the same settings."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as a dict for JSON, with the folder."""
+        return {"out": str(self.out), "new": self.is_new, **self.report}
+
+    def to_text(self) -> str:
+        """Return the report as text for people."""
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        if not self.is_new:
+            yield f"{self.out}: is there already, made of the same data by the same operators; nothing is written"
+        for name, one in self.report["tasksets"].items():
+            yield f"{name}: {one['in']:,} problems, {one['out']:,} stay: {self.out / one['file']} ({one['sha256']})"
+            for operator in one["operators"]:
+                for reason in operator["reasons"]:
+                    yield f"  {operator['operator']} {reason['action']} {reason['reason']}".rstrip() + (
+                        f"  {reason['count']:,}"
+                    )
+            if one["not_written"]:
+                yield (
+                    f"  {one['not_written']:,} have another group size or sampling now, which no taskset holds; leave "
+                    "these operators in the run file"
+                )
+        yield "in a run file:"
+        for name, one in self.report["tasksets"].items():
+            yield f'[tasksets.{name}]\nsource = "{one["source"]}"'
+
+
+class OperatorFailed(ConfigError):
+    """An operator raised, or answered nonsense. The text names the operator, the problem and what it did."""
+
+
+def prepare(config: RunConfig, out: Path, *, kind: str = "jsonl", names: tuple[str, ...] = ()) -> Prepared:
+    """Write the tasksets of a config (`names`: only these) as the operators of the task side leave them, into the
+    folder `out`.
+
+    ConfigError if a taskset cannot be read or written, if an operator fails, if nothing is left of a taskset, or if
+    `out` holds something else. Nothing is written then."""
+    chosen = _chosen(config, names)
+    config = replace(config, tasksets=chosen)
+    pipeline = TaskPipeline.of(config)
+    if not pipeline:
+        raise ConfigError(
+            "pipeline: found no operators of the task side, expected [[pipeline]] or [[tasksets.NAME.pipeline]]"
+        )
+    name_apart(pipeline.operators)
+    out = Path(os.path.abspath(out))
+    with _partial_folder(out) as folder:
+        tasksets = {name: open_taskset(name, section, config) for name, section in chosen.items()}
+        settings = _settings(config, kind, tasksets)
+        if (report := _existing(out, settings)) is not None:
+            return Prepared(out=out, report=report, is_new=False)
+        written = {
+            name: _write_taskset(config, name, taskset, pipeline, folder, kind, out)
+            for name, taskset in tasksets.items()
+        }
+        report = {"rftstream": __version__, "settings": settings, "tasksets": written}
+        _write_durably(folder / REPORT, (json.dumps(report, indent=2, ensure_ascii=False) + "\n").encode())
+        os.rename(folder, out)
+        _make_durable(out.parent)
+    return Prepared(out=out, report=report, is_new=True)
+
+
+def _chosen(config: RunConfig, names: tuple[str, ...]) -> dict[str, TasksetSection]:
+    for name in names:
+        if name not in config.tasksets:
+            raise ConfigError(f"--taskset {name}: unknown; known: {', '.join(config.tasksets) or 'none'}")
+    if not config.tasksets:
+        raise ConfigError("tasksets: none given, expected one at least")
+    return {name: section for name, section in config.tasksets.items() if not names or name in names}
+
+
+def _settings(config: RunConfig, kind: str, tasksets: Mapping[str, Taskset]) -> dict[str, Any]:
+    """Return what the output depends on, as plain values."""
+    sections = to_dict(config)["tasksets"]
+    return {
+        "format": kind,
+        "seed": config.run.seed,
+        "operators": [
+            {"op": place.name, "where": place.where, **place.settings}
+            for place in operator_places(config)
+            if place.side == "task"
+        ],
+        "tasksets": {
+            name: {"source": sections[name]["source"], "digest": taskset.digest} for name, taskset in tasksets.items()
+        },
+    }
+
+
+def _existing(out: Path, settings: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the report of a folder that holds just what would be written, or None if there is no folder. ConfigError
+    for any other folder."""
+    if not out.exists():
+        return None
+    try:
+        report = json.loads((out / REPORT).read_bytes())
+        same = report["settings"] == json.loads(json.dumps(settings)) and all(
+            _sha256(out / one["file"]) == one["sha256"] for one in report["tasksets"].values()
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        same = False
+    if not same:
+        raise ConfigError(
+            f"--out {out}: is there and holds something else, expected a new folder, or one made of the same data by "
+            "the same operators"
+        )
+    return dict(report)
+
+
+@contextmanager
+def _partial_folder(out: Path) -> Iterator[Path]:
+    """Yield an empty folder beside `out`, held for the caller alone. It is removed if it is still there in the end."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    folder, lock = out.with_name(f"{out.name}.partial"), out.with_name(f"{out.name}.lock")
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"--out {out}: is being written by another process; wait for it") from None
+        shutil.rmtree(folder, ignore_errors=True)  # what a killed one left
+        folder.mkdir()
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+            lock.unlink(missing_ok=True)
+    finally:
+        os.close(descriptor)
+
+
+# ------------------------------------------------------------------------------------------ a taskset
+
+
+def _write_taskset(
+    config: RunConfig, name: str, taskset: Taskset, pipeline: TaskPipeline, folder: Path, kind: str, out: Path
+) -> dict[str, Any]:
+    """Write what stays of a taskset and return what is said of it."""
+    counts = PipelineCounts(pipeline.operators.get(name, ()))
+    lines = folder / f"{name}.jsonl"
+    kept = array("Q")
+    """A digest of each problem that was written, in order."""
+    not_written = 0
+    with lines.open("wb") as file:
+        for draw in draws(config, name, taskset, range(len(taskset))):
+            result = pipeline.decide(draw, _NO_FACTS)
+            counts.task(result, {"problem": draw.index})
+            if counts.failures:
+                raise OperatorFailed(f"tasksets.{name}: problem {draw.index}: {counts.failures[0]}; nothing is written")
+            if result.skipped is not None:
+                continue
+            not_written += _is_sampled_otherwise(draw, result.draw)
+            problem = result.draw.problem
+            file.write(_encode(row_of(problem, f"tasksets.{name}: problem {draw.index}")) + b"\n")
+            kept.append(_digest(problem))
+        file.flush()
+        os.fsync(file.fileno())
+    if not kept:
+        raise ConfigError(f"tasksets.{name}: nothing is left of {len(taskset):,} problems: {_why(counts)}")
+    path = lines
+    if kind == "parquet":
+        path = folder / f"{name}.parquet"
+        write_parquet(lines, path)
+        lines.unlink()
+    again = _read_again(config, name, f"{kind}:{path}", kept)
+    return {
+        "source": f"{kind}:{out / path.name}",
+        "file": path.name,
+        "from": config.tasksets[name].source,
+        "in": counts.num_in,
+        "out": counts.num_out,
+        "digest_in": taskset.digest,
+        "digest_out": again.digest,
+        "sha256": _sha256(path),
+        "not_written": not_written,
+        "operators": [one.to_json(examples=False) for one in counts.counts],
+    }
+
+
+_NO_FACTS = Facts()
+
+
+def _is_sampled_otherwise(before: Draw, after: Draw) -> bool:
+    return (before.sampling, before.group_size) != (after.sampling, after.group_size)
+
+
+def _why(counts: PipelineCounts) -> str:
+    reasons = [
+        f"{one.label} ({reason}) {effect.count:,}"
+        for one in counts.counts
+        for (action, reason), effect in one.effects.items()
+        if action == SKIP
+    ]
+    return ", ".join(reasons) + "; let the operators keep more"
+
+
+def row_of(problem: Problem, where: str) -> dict[str, Any]:
+    """Return a problem as a row that a taskset reads as the same problem. ConfigError if there is none."""
+    if any(message.media for message in problem.messages):
+        raise ConfigError(f"{where}: has images, which are not written; expected texts")
+    if taken := sorted(set(problem.info) & set(OUR_COLUMNS)):
+        raise ConfigError(
+            f"{where}: a column {taken[0]!r} goes on to the reward, and would be read as {taken[0]} in what is "
+            'written; leave it out with options = { keep = ["..."] }'
+        )
+    row: dict[str, Any] = {"messages": [_message(message) for message in problem.messages]}
+    if problem.answer is not None:
+        row["answer"] = problem.answer
+    if problem.tools:
+        row["tools"] = list(problem.tools)
+    return {**row, "data_source": problem.data_source, **problem.info}
+
+
+def _message(message: ChatMessage) -> dict[str, Any]:
+    values: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.name is not None:
+        values["name"] = message.name
+    if message.tool_calls:
+        values["tool_calls"] = list(message.tool_calls)
+    if message.tool_call_id is not None:
+        values["tool_call_id"] = message.tool_call_id
+    return values
+
+
+def _read_again(config: RunConfig, name: str, source: str, kept: array[int]) -> Taskset:
+    """Open what was written and compare it, problem by problem. ConfigError if it is not the same."""
+    section = replace(config.tasksets[name], source=source, columns={}, options={}, system=None)
+    taskset = open_taskset(name, section, config)
+    if len(taskset) != len(kept):
+        raise ConfigError(f"tasksets.{name}: wrote {len(kept):,} problems and read {len(taskset):,} again")
+    for index, digest in enumerate(kept):
+        if _digest(taskset.problem(index)) != digest:
+            raise ConfigError(
+                f"tasksets.{name}: problem {index} of those that stay is read otherwise than it was written, because "
+                "its columns have no such form there; try --format jsonl, or leave columns out with "
+                'options = { keep = ["..."] }'
+            )
+    return taskset
+
+
+def _digest(problem: Problem) -> int:
+    return int.from_bytes(hashlib.blake2b(_encode(row_of(problem, "")), digest_size=8).digest(), "little")
+
+
+def _encode(value: Any) -> bytes:
+    return msgspec.json.encode(value, order="sorted")
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+
+
+def _write_durably(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _make_durable(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
