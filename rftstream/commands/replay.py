@@ -7,13 +7,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
 from rftstream.commands.options import examples, json_option, progress_option, run_argument, set_option
-from rftstream.commands.param_types import AnyPath
-from rftstream.commands.views import opened_run
+from rftstream.commands.param_types import AnyPath, RunFile
+from rftstream.commands.views import opened_run, print_out
 from rftstream.contracts.role_names import RoleName
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ SAY_EVERY_S = 5.0
     "rftstream replay examples/runs/arithmetic --from 100 --to 150 --json",
     "rftstream replay examples/runs/arithmetic --set trainer.lr=5e-4 --into examples/runs/slower",
     "rftstream replay runs/a --from 200 --algorithm my_losses:Reinforce --into runs/b --dry-run",
+    "rftstream replay runs/a --pipeline stricter.toml --into runs/stricter",
 )
 @click.command()
 @run_argument
@@ -49,6 +50,12 @@ SAY_EVERY_S = 5.0
     metavar="NEWRUN",
     help="Train into a new run, in this folder, instead of comparing.",
 )
+@click.option(
+    "--pipeline",
+    type=RunFile(),
+    metavar="FILE",
+    help="With --into: decide anew about all recorded groups, with the operators of this file.",
+)
 @click.option("--algorithm", metavar="NAME", help="Of the new run; short for --set trainer.algorithm=NAME.")
 @set_option
 @click.option("--dry-run", is_flag=True, help="With --into: only show what would be trained.")
@@ -60,6 +67,7 @@ def replay(
     last: int | None,
     device: str | None,
     into: Path | None,
+    pipeline: Path | None,
     algorithm: str | None,
     sets: tuple[str, ...],
     dry_run: bool,
@@ -76,13 +84,21 @@ def replay(
     (--algorithm, --set), beginning with the state that RUN had at A. Nothing is sampled or scored; the groups keep
     their ids. It is a run like any other: `rftstream resume NEWRUN`, or the same command again, goes on with it.
 
+    With --pipeline the batches are not those that RUN recorded: all its groups are decided anew, by the operators of
+    FILE (a run file, or operators alone) and by settings of [buffer], and trained from the model that RUN began with.
+    At its end it sets both runs side by side: batches, rewards, and what was rejected by which operator.
+
     RUN is a run folder, or a run file (then its newest run).
     """
     if algorithm is not None:
         sets = (*sets, f"trainer.algorithm={json.dumps(algorithm)}")
-    if into is None and (sets or dry_run):
-        given = "--dry-run" if dry_run else "--algorithm" if algorithm is not None else "--set"
+    if into is None and (sets or dry_run or pipeline is not None):
+        options = {"--pipeline": pipeline is not None, "--dry-run": dry_run, "--algorithm": algorithm is not None}
+        given = next((name for name, is_given in options.items() if is_given), "--set")
         raise click.UsageError(f"{given}: without --into nothing is changed; name the folder of a new run by --into")
+
+    if pipeline is not None and (first or last is not None):
+        raise click.UsageError("--pipeline: decides about all groups of the run; leave out --from and --to")
 
     from rftstream.preflight.plan import Purpose, plan
 
@@ -93,6 +109,8 @@ def replay(
         else:
             if device is not None:
                 sets = (*sets, f"trainer.device={json.dumps(device)}")
+            if pipeline is not None:
+                _decide_anew(opened, pipeline, into, sets, dry_run=dry_run, as_json=as_json, progress=progress)
             _branch(opened, into, sets, first, last, dry_run=dry_run, as_json=as_json, progress=progress)
 
 
@@ -127,6 +145,43 @@ def _branch(
     branch.prepare(lambda text: click.echo(text, err=True), _lines())
     result = branch.train(progress=progress, stream=sys.stderr if as_json else sys.stdout)
     click.echo(json.dumps({**branch.plan.to_json(), **result.to_dict()}) if as_json else result.summary())
+    if result.error:
+        click.echo(f"rftstream: {result.error}", err=True)
+    sys.exit(result.exit_code)
+
+
+def _decide_anew(
+    opened: OpenRun,
+    pipeline: Path,
+    into: Path,
+    sets: tuple[str, ...],
+    *,
+    dry_run: bool,
+    as_json: bool,
+    progress: str,
+) -> NoReturn:
+    from rftstream.launch.replay_pipeline import PipelineReplay
+    from rftstream.queries.side_by_side import compare_runs
+    from rftstream.runs.folder import open_run
+
+    replayed = PipelineReplay(opened, pipeline, into, sets=sets)
+    if not as_json:
+        click.echo(replayed.plan.to_text())
+    if dry_run:
+        if as_json:
+            print_out({**replayed.plan.to_json(), "dry_run": True})
+        sys.exit(0)
+    replayed.prepare(lambda text: click.echo(text, err=True))
+    result = replayed.train(progress=progress, stream=sys.stderr if as_json else sys.stdout)
+    new = open_run(into)
+    try:
+        found = compare_runs((opened.run_id, opened.transport), (new.run_id, new.transport))
+    finally:
+        new.transport.close()
+    if as_json:
+        print_out({**replayed.plan.to_json(), **result.to_dict(), "comparison": found.to_json()})
+    else:
+        click.echo(f"{result.summary()}\n\n{found.to_text()}")
     if result.error:
         click.echo(f"rftstream: {result.error}", err=True)
     sys.exit(result.exit_code)

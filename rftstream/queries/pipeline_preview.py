@@ -261,8 +261,8 @@ def _text(found: Preview) -> Iterator[str]:
         results = ", ".join(f"{result} {count:,}" for result, count in sorted(found.recorded.items()))
         looked = sum(counts.num_in for counts in found.groups.values())
         yield (
-            f"{looked:,} of {plural(found.num_recorded, 'recorded group')} (in the run: {results}); to {found.num_same:,} "
-            "the same is done as in the run"
+            f"{looked:,} of {plural(found.num_recorded, 'recorded group')} (in the run: {results}); to "
+            f"{found.num_same:,} the same is done as in the run"
         )
     for name, counts in found.groups.items():
         yield f"groups of {name}: {counts.num_in:,}, {counts.num_out:,} stay"

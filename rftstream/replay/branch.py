@@ -208,7 +208,7 @@ class BatchImport(Import):
 
     def _unscored(self) -> Iterator[NewRecord]:
         for record in without(self._into, "rollouts", "verified"):
-            verified = _verified(record)
+            verified = as_verified(record)
             yield codec.to_record(verified, "verified", record.partition, run=self._run_id)
 
     def _late(self) -> Iterator[NewRecord]:
@@ -221,7 +221,7 @@ class BatchImport(Import):
             return
         for record in self._into.read("verified"):
             if (record.header("rollout_id") or b"").decode() not in named:
-                outcome = late_outcome(_verified(record), time.time())
+                outcome = late_outcome(as_verified(record), time.time())
                 yield codec.to_record(outcome, "outcomes", 0, run=self._run_id)
 
     # ------------------------------------------------------------------------------------------ the roles' state
@@ -274,7 +274,7 @@ def _epoch(record: Record) -> int:
     return int(record.header("writer_epoch") or 0)
 
 
-def _verified(record: Record) -> VerifiedRollout:
+def as_verified(record: Record) -> VerifiedRollout:
     """Return a record of `rollouts` or `verified` as the buffer sees it. A rollout becomes one that nobody has
     scored."""
     ids = codec.ids_from_headers(record)

@@ -15,7 +15,7 @@ from rftstream.errors import ConfigError
 from rftstream.queries.pipeline_preview import Preview, preview
 from rftstream.testing import RoleDriver
 from tests.flow.scene import Scene
-from tests.flow.test_pipelines import buffering, check_balance, feeding, outcomes_of, own, put_group
+from tests.flow.test_pipelines import buffering, check_balance, feeding, indexes_of, outcomes_of, own, put_group
 
 
 def looked(scene: Scene, num: int = 1000, **settings: Any) -> Preview:
@@ -48,10 +48,9 @@ def test_problems_are_decided_as_the_feeder_decides_them(tmp_path: Path) -> None
 def test_a_sample_is_what_the_feeder_draws_first(tmp_path: Path) -> None:
     scene = feeding(tmp_path, own("Sizes"), feeder__groups_per_batch=3)
     RoleDriver(scene, "feeder").work()
-    groups = dict.fromkeys(task.ids.group_id for task in scene.messages("tasks") if hasattr(task, "ids"))
     found = preview(scene.config, None, num=3)
     examples = found.tasks["sums"].counts[0].effects["change", ""].examples
-    assert [one["problem"] for one in examples] == ["/".join(group.split("/")[::2][:2]) for group in groups][:3]
+    assert [one["problem"] for one in examples] == [f"sums/{index}" for index in indexes_of(scene)][:3]
     assert "the first 3 of" in found.to_text()
 
 

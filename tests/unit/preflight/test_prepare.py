@@ -125,7 +125,7 @@ def test_parquet_is_the_same_taskset_or_refused(tmp_path: Path) -> None:
     done = prepare(config, tmp_path / "out", kind="parquet")
     assert problems(config, done.report["tasksets"]["rows"]["source"]) == problems(config)[:1]
     mixed = [{"prompt": "a", "extra": {"a": 1}}, {"prompt": "b", "extra": {"b": 2}}]
-    with pytest.raises(ConfigError, match="problem 0 of those that stay is read otherwise|no common form"):
+    with pytest.raises(ConfigError, match=r"problem 0 of those that stay is read otherwise|no common form"):
         prepare(config_of(tmp_path, mixed, OPERATORS[0]), tmp_path / "mixed", kind="parquet")
     assert not (tmp_path / "mixed").exists()
 

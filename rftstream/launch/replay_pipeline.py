@@ -1,0 +1,171 @@
+"""`replay --pipeline`: other operators over the groups that a run recorded, trained as a run of its own.
+
+Nothing is sampled or scored. The run begins with the model that the other one began with. Its buffer makes the batches
+from all recorded groups, in the order in which they were admitted.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from rftstream.algorithms.by_taskset import build_algorithm
+from rftstream.config import loader
+from rftstream.config.pipeline_files import with_pipelines_of
+from rftstream.config.pipelines import operator_places
+from rftstream.config.sections import RunConfig
+from rftstream.errors import ConfigError
+from rftstream.launch.replay_into import CHANGEABLE, FIXED, OF_TASKSET
+from rftstream.launch.result import RunResult
+from rftstream.launch.start import resume_if_incomplete
+from rftstream.models.folder import prepare_model
+from rftstream.preflight.plan import Purpose, plan
+from rftstream.replay.regrouped import VerdictImport
+from rftstream.runs.create import write_config
+from rftstream.runs.folder import (
+    OpenRun,
+    RunFolder,
+    create_log,
+    open_store,
+    open_transport,
+    read_config,
+    shown_path,
+)
+from rftstream.runs.fork import OWN, copy_model, derive_config, differences
+from rftstream.runs.imported import Say, check_whole
+from rftstream.runs.manifest import changed_settings, check_same_run, data_digests, make_manifest
+from rftstream.service.control_view import read_control
+from rftstream.weights.media import copy_media
+
+OF_PIPELINE = re.compile(r"(tasksets\.[a-z0-9_-]+\.)?pipeline\b")
+"""Settings of operators, which are shown by their names instead."""
+OF_BUFFER = "buffer."
+"""Settings of the buffer may change as well: it decides anew."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelinePlan:
+    """What a replay under other operators would do. `PipelineReplay.plan` makes it; the command shows it."""
+
+    run: str
+    """Folder of the run whose groups are decided anew."""
+    run_dir: str
+    operators: tuple[str, ...]
+    """Operators of the experience side, in order, as `place: name`."""
+    changed: tuple[str, ...]
+    """One line for each changed setting, as `key before -> after`."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as a dict."""
+        return asdict(self)
+
+    def to_text(self) -> str:
+        """Return the plan as lines for a person."""
+        lines = [f"{shown_path(Path(self.run_dir))}: all groups of {shown_path(Path(self.run))}, decided anew"]
+        lines += [f"operator {line}" for line in self.operators] or ["no operators: every group is kept"]
+        others = [line for line in self.changed if not OF_PIPELINE.match(line)]
+        return "\n".join([*lines, *(f"changed: {line}" for line in others)])
+
+
+class PipelineReplay:
+    """A replay of a run's recorded groups under other operators. The command makes it, shows `plan`, and calls
+    `prepare` and then `train`.
+
+    The constructor checks everything: ConfigError if the replay cannot be done as asked."""
+
+    def __init__(self, source: OpenRun, file: Path, into: Path, *, sets: Sequence[str] = ()) -> None:
+        self._source = source
+        self._folder = RunFolder(into.resolve())
+        self.config = self._configure(file, sets)
+        if self._folder.exists():
+            self._check_begun()
+        else:
+            check_whole(source.transport, "tasks", "rollouts", "verified")
+
+    @property
+    def plan(self) -> PipelinePlan:
+        """Return what the replay would do."""
+        places = [place for place in operator_places(self.config) if place.side == "experience"]
+        return PipelinePlan(
+            run=str(self._source.folder.path),
+            run_dir=str(self._folder.path),
+            operators=tuple(f"{place.where}: {place.name}" for place in places),
+            changed=differences(self._source, self.config),
+        )
+
+    def _configure(self, file: Path, sets: Sequence[str]) -> RunConfig:
+        if self._source.config.without_tasks:
+            raise ConfigError(
+                f"{self._source.run_id}: learned from demonstrations alone, expected a run with groups to decide about"
+            )
+        config = derive_config(self._source, self._folder, [*sets, "verifier.count=0"])
+        keys = {line.partition(" ")[0] for line in differences(self._source, config)}
+        keys |= {one.partition("=")[0] for one in sets} & set(OWN)
+        if refused := sorted(key for key in keys if not _may_change(key)):
+            raise ConfigError(
+                f"{', '.join(refused)}: a replay decides and trains anew what was recorded, which this cannot change "
+                f"any more; expected settings of buffer, {', '.join(CHANGEABLE)}, but not {' or '.join(FIXED)}"
+            )
+        if config.stages:
+            raise ConfigError(
+                "stages: groups that are decided anew are trained on as they come, expected a run without stages; add "
+                "--set stages=[] --set trainer.algorithm=NAME"
+            )
+        config = with_pipelines_of(config, file)
+        for place in operator_places(config):
+            place.build()
+        plan(config, Purpose.build)
+        build_algorithm(config)
+        return config
+
+    def _check_begun(self) -> None:
+        """Check that the folder is a replay that this command began with the same settings."""
+        existing, shown = read_config(self._folder), shown_path(self._folder.path)
+        if existing.run.imported_from != str(self._source.folder.path) or existing.run.imported_versions is not None:
+            raise ConfigError(f"--into {shown}: is another run, expected a new folder or one that this command began")
+        if lines := changed_settings(existing, self.config):
+            raise ConfigError(
+                f"--into {shown}: was begun with other settings: {'; '.join(lines)}; take the same ones to go on, or "
+                "another folder"
+            )
+
+    def prepare(self, say: Say) -> None:
+        """Make the new run, ready to be trained. After a crash, a second call goes on where the first one was."""
+        folder, config = self._folder, self.config
+        with folder.held():
+            if folder.exists():
+                return
+            copy_model(self._source.folder, folder)
+            copy_media(self._source.store(), open_store(config, folder))
+            model = prepare_model(config.model, folder.model, config.run.seed)
+            digests = data_digests(config, model)
+            theirs = read_control(self._source.transport).manifest
+            if theirs is not None:
+                check_same_run(theirs, config, digests)
+            with closing(open_transport(config, folder, create=True)) as transport:
+                create_log(transport, config)
+                copy = VerdictImport(self._source.transport, transport, folder.run_id, say)
+                changed = self.plan.changed
+                copy.run(lambda: make_manifest(config, folder.run_id, digests, time.time(), changed))
+                begun = read_control(transport).manifest
+                if begun is not None and (lines := changed_settings(loader.from_toml(begun.config), config)):
+                    raise ConfigError(
+                        f"--into {shown_path(folder.path)}: was begun with other settings: {'; '.join(lines)}; take "
+                        "the same ones to go on, or another folder"
+                    )
+            write_config(config, folder)
+
+    def train(self, *, progress: str = "auto", stream: TextIO | None = None) -> RunResult:
+        """Train the new run as `rftstream resume` does. If it has ended, return how it ended."""
+        return resume_if_incomplete(self._folder.path, progress=progress, stream=stream)
+
+
+def _may_change(key: str) -> bool:
+    if OF_TASKSET.match(key) or key.startswith(OF_BUFFER):
+        return True
+    return key not in FIXED and any(key == one or key.startswith(f"{one}.") for one in CHANGEABLE)

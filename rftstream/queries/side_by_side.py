@@ -1,0 +1,166 @@
+"""Two runs over the same recorded groups, side by side: batches, rewards, and what was rejected by which operator."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from rftstream.contracts.batches import BatchManifest, Experience
+from rftstream.contracts.outcomes import GroupOutcome, GroupResult, OperatorAction
+from rftstream.contracts.versions import StepRecord
+from rftstream.queries.formatting import columns, number
+from rftstream.service.role import Log
+from rftstream.transport.base import Transport
+
+Key = tuple[str, str, str]
+"""Operator, action and reason."""
+
+
+@dataclass(slots=True)
+class RunSide:
+    """What one of the runs made of the groups. `read_side` makes it."""
+
+    run: str
+    version: int = 0
+    """Also the number of batches that were trained."""
+    num_batches: int = 0
+    num_rollouts: int = 0
+    """Rollouts in batches that were trained."""
+    reward_sum: float = 0.0
+    rewards: list[float] = field(default_factory=list)
+    """Mean reward of the rollouts of each trained batch, with what operators added."""
+    results: Counter[str] = field(default_factory=Counter)
+    """Groups by what became of them."""
+    reasons: Counter[str] = field(default_factory=Counter)
+    """Groups that were filtered, by reason."""
+    groups: Counter[Key] = field(default_factory=Counter)
+    """What operators did -> groups."""
+    siblings: Counter[Key] = field(default_factory=Counter)
+    """What operators did to some siblings of a group -> siblings."""
+    batched: set[str] = field(default_factory=set)
+    """Ids of the groups in batches."""
+
+    @property
+    def mean_reward(self) -> float | None:
+        """Return the mean reward over all trained rollouts, with what operators added."""
+        return self.reward_sum / self.num_rollouts if self.num_rollouts else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the side as a dict for JSON."""
+        return {
+            "run": self.run,
+            "version": self.version,
+            "batches": self.num_batches,
+            "rollouts": self.num_rollouts,
+            "mean_reward": self.mean_reward,
+            "batch_rewards": self.rewards,
+            "groups": {str(result): self.results[str(result)] for result in GroupResult},
+            "filtered": dict(self.reasons),
+            "operators": [
+                {"operator": key[0], "action": key[1], "reason": key[2], "groups": count,
+                 "siblings": self.siblings[key]}
+                for key, count in self.groups.items()
+            ],
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class SideBySide:
+    """Two runs over the same groups. `compare_runs` makes it; a command prints it."""
+
+    before: RunSide
+    after: RunSide
+
+    @property
+    def num_in_both(self) -> int:
+        """Return how many groups are in batches of both."""
+        return len(self.before.batched & self.after.batched)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the comparison as a dict for JSON."""
+        return {
+            "before": self.before.to_json(),
+            "after": self.after.to_json(),
+            "batched_in_both": self.num_in_both,
+            "batched_only_before": len(self.before.batched) - self.num_in_both,
+            "batched_only_after": len(self.after.batched) - self.num_in_both,
+        }
+
+    def to_text(self) -> str:
+        """Return the comparison as text for people."""
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        sides = (self.before, self.after)
+        first, last = (tuple(_mean_of_tenth(side.rewards, end) for side in sides) for end in (0, -1))
+        rows: list[tuple[object, ...]] = [
+            ("", *(side.run for side in sides)),
+            ("batches made", *(f"{side.num_batches:,}" for side in sides)),
+            ("batches trained", *(f"{side.version:,}" for side in sides)),
+            ("rollouts trained", *(f"{side.num_rollouts:,}" for side in sides)),
+            ("reward of these", *(number(side.mean_reward) for side in sides)),
+            ("  first tenth", *map(number, first)),
+            ("  last tenth", *map(number, last)),
+            *((f"groups {result}", *(f"{side.results[str(result)]:,}" for side in sides)) for result in GroupResult),
+        ]
+        for key in sorted({key for side in sides for key in side.groups}):
+            operator, action, reason = key
+            rows.append((f"{operator} {action} {reason}".rstrip(), *(f"{side.groups[key]:,}" for side in sides)))
+            if any(side.siblings[key] for side in sides):
+                rows.append(("  siblings", *(f"{side.siblings[key]:,}" for side in sides)))
+        yield from columns(rows)
+        only = [len(side.batched) - self.num_in_both for side in sides]
+        both = f"groups in batches of both {self.num_in_both:,}"
+        yield f"{both}, of the first alone {only[0]:,}, of the second {only[1]:,}"
+
+
+def compare_runs(before: tuple[str, Transport], after: tuple[str, Transport]) -> SideBySide:
+    """Read two runs, each given by its name and its log. Memory grows by some 100 bytes for each group."""
+    return SideBySide(read_side(*before), read_side(*after))
+
+
+def read_side(name: str, transport: Transport) -> RunSide:
+    """Read what a run made of its groups."""
+    side, log = RunSide(name), Log(transport)
+    for _, message in log.in_force("outcomes"):
+        if isinstance(message, GroupOutcome) and not message.late:
+            _add_outcome(side, message)
+    for _, message in log.in_force("steps"):
+        if isinstance(message, StepRecord):
+            side.version = message.name.version
+    sums: dict[int, tuple[float, int]] = {}
+    sequences: set[int] = set()
+    for _, message in log.in_force("batches"):
+        if isinstance(message, BatchManifest):
+            sequences.add(message.batch_sequence)
+        elif isinstance(message, Experience) and message.reward is not None and message.batch_sequence < side.version:
+            total, count = sums.get(message.batch_sequence, (0.0, 0))
+            sums[message.batch_sequence] = total + message.reward, count + 1
+    side.num_batches = len(sequences)
+    side.num_rollouts = sum(count for _, count in sums.values())
+    side.reward_sum = sum(total for total, _ in sums.values())
+    side.rewards = [total / count for _, (total, count) in sorted(sums.items())]
+    return side
+
+
+def _add_outcome(side: RunSide, outcome: GroupOutcome) -> None:
+    side.results[str(outcome.result)] += 1
+    if outcome.result is GroupResult.batched:
+        side.batched.add(outcome.group_id)
+    elif outcome.result is GroupResult.filtered:
+        side.reasons[outcome.reason] += 1
+    for decision in outcome.decisions:
+        key = (decision.operator, str(decision.action), decision.reason)
+        side.groups[key] += 1
+        if decision.action is OperatorAction.reject:
+            side.siblings[key] += len(decision.siblings)
+    if outcome.result is GroupResult.filtered and not outcome.decisions:  # a run without operators
+        side.groups["(none)", str(OperatorAction.reject), outcome.reason] += 1
+
+
+def _mean_of_tenth(values: list[float], end: int) -> float | None:
+    count = max(1, len(values) // 10)
+    some = values[:count] if end == 0 else values[-count:]
+    return sum(some) / len(some) if some else None
