@@ -51,4 +51,38 @@ def prepare(file: Path, out: Path, names: tuple[str, ...], kind: str, sets: tupl
     print_out(done.to_json() if as_json else done.to_text())
 
 
+@examples(
+    "rftstream data import --recipe clean.yaml --out data/cleaned",
+    "rftstream data import --recipe clean.yaml --from raw.jsonl --python ~/dj/bin/python --out data/cleaned --json",
+)
+@click.command(name="import")
+@click.option("--recipe", required=True, type=AnyPath(dir_okay=False), metavar="RECIPE", help="A YAML file.")
+@click.option(
+    "--from", "dataset", type=AnyPath(), metavar="FILE", help="The data.  [default: the recipe's dataset_path]"
+)
+@click.option(
+    "--python",
+    type=AnyPath(dir_okay=False),
+    metavar="PATH",
+    help="The interpreter of an environment that has Data-Juicer.  [default: one that uv makes, once]",
+)
+@out_option
+@json_option
+def import_(recipe: Path, dataset: Path | None, python: Path | None, out: Path, as_json: bool) -> None:
+    """Run a recipe of Data-Juicer, and take in what comes out with its digest.
+
+    Data-Juicer runs as it is, in an environment of its own: it installs packages there while it runs, as its operators
+    need them. DIR gets data.jsonl, the recipe and report.json, and appears whole or not at all. The result is a data
+    set for a taskset; name its columns there.
+    """
+    from rftstream.launch.data_juicer import import_data
+
+    def say(text: str) -> None:
+        click.echo(text, err=True)
+
+    done = import_data(recipe, out, dataset=dataset, python=python, say=say)
+    print_out(done.to_json() if as_json else done.to_text())
+
+
 data.add_command(prepare)
+data.add_command(import_)

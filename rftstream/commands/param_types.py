@@ -29,8 +29,8 @@ class AnyPath(click.Path):
     """The path of a file or a folder. An empty path is refused: it often comes from a shell variable that is not set,
     and would mean the current folder."""
 
-    def __init__(self, *, file_okay: bool = True) -> None:
-        super().__init__(path_type=Path, file_okay=file_okay)
+    def __init__(self, *, file_okay: bool = True, dir_okay: bool = True) -> None:
+        super().__init__(path_type=Path, file_okay=file_okay, dir_okay=dir_okay)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the path. Fail if the text is empty."""

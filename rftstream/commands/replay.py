@@ -184,6 +184,9 @@ def _decide_anew(
         click.echo(f"{result.summary()}\n\n{found.to_text()}")
     if result.error:
         click.echo(f"rftstream: {result.error}", err=True)
+    elif (why := found.why_nothing_is_left()) is not None:
+        click.echo(f"rftstream: {why}", err=True)
+        sys.exit(1)
     sys.exit(result.exit_code)
 
 

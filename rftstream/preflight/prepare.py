@@ -7,14 +7,10 @@ What a killed one left is written anew by the next. Problems are read and writte
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-import json
 import os
-import shutil
 from array import array
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,9 +30,9 @@ from rftstream.data.tasksets.base import Taskset
 from rftstream.data.tasksets.columns import OUR_COLUMNS
 from rftstream.data.tasksets.open import open_taskset
 from rftstream.errors import ConfigError
+from rftstream.preflight.new_folder import existing_report, new_folder, publish, sha256_of
 from rftstream.version import __version__
 
-REPORT = "report.json"
 FORMATS = ("jsonl", "parquet")
 """What can be written, by the ending of the files."""
 
@@ -47,7 +43,7 @@ class Prepared:
 
     out: Path
     report: dict[str, Any]
-    """As it stands in REPORT."""
+    """As it stands in the folder."""
     is_new: bool
     """False if the folder was there already, made of the same data by the same settings."""
 
@@ -98,19 +94,19 @@ def prepare(config: RunConfig, out: Path, *, kind: str = "jsonl", names: tuple[s
         )
     name_apart(pipeline.operators)
     out = Path(os.path.abspath(out))
-    with _partial_folder(out) as folder:
+    with new_folder(out) as folder:
         tasksets = {name: open_taskset(name, section, config) for name, section in chosen.items()}
         settings = _settings(config, kind, tasksets)
-        if (report := _existing(out, settings)) is not None:
+        names_of_files = [f"{name}.{kind}" for name in chosen]
+        if (report := existing_report(out, settings, names_of_files)) is not None:
             return Prepared(out=out, report=report, is_new=False)
         written = {
             name: _write_taskset(config, name, taskset, pipeline, folder, kind, out)
             for name, taskset in tasksets.items()
         }
-        report = {"rftstream": __version__, "settings": settings, "tasksets": written}
-        _write_durably(folder / REPORT, (json.dumps(report, indent=2, ensure_ascii=False) + "\n").encode())
-        os.rename(folder, out)
-        _make_durable(out.parent)
+        files = {one["file"]: one["sha256"] for one in written.values()}
+        report = {"rftstream": __version__, "settings": settings, "tasksets": written, "files": files}
+        publish(folder, out, report)
     return Prepared(out=out, report=report, is_new=True)
 
 
@@ -138,48 +134,6 @@ def _settings(config: RunConfig, kind: str, tasksets: Mapping[str, Taskset]) -> 
             name: {"source": sections[name]["source"], "digest": taskset.digest} for name, taskset in tasksets.items()
         },
     }
-
-
-def _existing(out: Path, settings: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the report of a folder that holds just what would be written, or None if there is no folder. ConfigError
-    for any other folder."""
-    if not out.exists():
-        return None
-    try:
-        report = json.loads((out / REPORT).read_bytes())
-        same = report["settings"] == json.loads(json.dumps(settings)) and all(
-            _sha256(out / one["file"]) == one["sha256"] for one in report["tasksets"].values()
-        )
-    except (OSError, ValueError, KeyError, TypeError):
-        same = False
-    if not same:
-        raise ConfigError(
-            f"--out {out}: is there and holds something else, expected a new folder, or one made of the same data by "
-            "the same operators"
-        )
-    return dict(report)
-
-
-@contextmanager
-def _partial_folder(out: Path) -> Iterator[Path]:
-    """Yield an empty folder beside `out`, held for the caller alone. It is removed if it is still there in the end."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    folder, lock = out.with_name(f"{out.name}.partial"), out.with_name(f"{out.name}.lock")
-    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(f"--out {out}: is being written by another process; wait for it") from None
-        shutil.rmtree(folder, ignore_errors=True)  # what a killed one left
-        folder.mkdir()
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-            lock.unlink(missing_ok=True)
-    finally:
-        os.close(descriptor)
 
 
 # ------------------------------------------------------------------------------------------ a taskset
@@ -224,7 +178,7 @@ def _write_taskset(
         "out": counts.num_out,
         "digest_in": taskset.digest,
         "digest_out": again.digest,
-        "sha256": _sha256(path),
+        "sha256": sha256_of(path),
         "not_written": not_written,
         "operators": [one.to_json(examples=False) for one in counts.counts],
     }
@@ -297,23 +251,3 @@ def _digest(problem: Problem) -> int:
 
 def _encode(value: Any) -> bytes:
     return msgspec.json.encode(value, order="sorted")
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
-
-
-def _write_durably(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _make_durable(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -78,6 +78,16 @@ class SideBySide:
         """Return how many groups are in batches of both."""
         return len(self.before.batched & self.after.batched)
 
+    def why_nothing_is_left(self) -> str | None:
+        """Return why no group is in a batch of the second run, or None if some are."""
+        if self.after.batched:
+            return None
+        reasons = ", ".join(f"{reason} {count:,}" for reason, count in self.after.reasons.most_common(5))
+        return (
+            f"{self.after.run}: no group is left of {self.after.results.total():,} and nothing was trained: {reasons}; "
+            "let the operators keep more"
+        )
+
     def to_json(self) -> dict[str, Any]:
         """Return the comparison as a dict for JSON."""
         return {

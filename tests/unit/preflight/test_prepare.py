@@ -17,7 +17,8 @@ from rftstream.data.operators.facts import Facts
 from rftstream.data.tasksets.open import open_taskset
 from rftstream.errors import ConfigError
 from rftstream.preflight import prepare as prepare_module
-from rftstream.preflight.prepare import REPORT, prepare
+from rftstream.preflight.new_folder import REPORT
+from rftstream.preflight.prepare import prepare
 
 OWN = "tests.unit.preflight.test_prepare:"
 ROWS: list[dict[str, Any]] = [
@@ -101,7 +102,7 @@ def test_the_same_again_writes_nothing_and_anything_else_is_refused(tmp_path: Pa
         prepare(config_of(tmp_path, ROWS, *OPERATORS), tmp_path / "out")
 
 
-@pytest.mark.parametrize("name", ["row_of", "_read_again", "_write_durably"])
+@pytest.mark.parametrize("name", ["row_of", "_read_again", "publish"])
 def test_killed_anywhere_it_leaves_no_folder_and_does_it_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

@@ -1,0 +1,285 @@
+"""`data import`: a recipe of Data-Juicer, run as it is in an environment of its own.
+
+Data-Juicer is large, brings its own versions of many packages, and installs more while it runs, as its operators ask
+for them. So it never shares our environment: it has an interpreter of its own, which the caller names or which is made
+by uv. What it exports appears in a new folder as a whole, with a report and digests, or not at all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rftstream.environments.hosts import guard
+from rftstream.errors import ConfigError, RftError
+from rftstream.preflight.new_folder import existing_report, new_folder, publish, sha256_of
+from rftstream.version import __version__
+
+VERSION = "1.6.1"
+PACKAGES = (f"py-data-juicer=={VERSION}", "aiohttp", "pip")
+"""What an environment gets. Data-Juicer 1.6.1 imports aiohttp at its start and does not ask for it."""
+DEFAULT_ENVIRONMENT = "~/.cache/rftstream/data-juicer-" + VERSION
+TAIL_LINES = 12
+"""Last lines of its output that an error shows."""
+EXPORTED = "data.jsonl"
+"""Name of what a recipe exports."""
+
+Say = Callable[[str], None]
+
+
+class DataJuicerFailed(RftError):
+    """Data-Juicer, or the making of its environment, ended with an error. The text has the last lines of its output."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imported:
+    """What a recipe made. `import_data` makes it; a command prints it."""
+
+    out: Path
+    report: dict[str, Any]
+    """As it stands in the folder."""
+    is_new: bool
+    """False if the folder was there already, made of the same data by the same recipe."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as a dict for JSON, with the folder."""
+        return {"out": str(self.out), "new": self.is_new, **self.report}
+
+    def to_text(self) -> str:
+        """Return the report as text for people."""
+        report, file = self.report, self.out / EXPORTED
+        is_there = [] if self.is_new else [f"{self.out}: is there already, made of the same data by the same recipe"]
+        lines = [
+            *is_there,
+            f"{report['in'] if report['in'] is not None else 'unknown'} rows in, {report['out']} out: {file}",
+            f"{report['sha256']}, by Data-Juicer {report['data_juicer']}",
+            f"columns: {', '.join(report['columns'])}",
+            "in a run file:",
+            f'[tasksets.NAME]\nsource = "jsonl:{file}"',
+        ]
+        if "prompt" not in report["columns"] and "messages" not in report["columns"]:
+            lines.append(f'columns = {{ prompt = "{report["columns"][0]}" }}')
+        return "\n".join(lines)
+
+
+def import_data(
+    recipe: Path,
+    out: Path,
+    *,
+    dataset: Path | None = None,
+    python: Path | None = None,
+    say: Say,
+) -> Imported:
+    """Run a recipe and put what it exports into the new folder `out`.
+
+    `dataset` replaces the recipe's own `dataset_path`. `python` is an interpreter that has Data-Juicer; by default an
+    environment is made once, in DEFAULT_ENVIRONMENT. ConfigError for bad input and an empty result, DataJuicerFailed
+    with its last words otherwise. Nothing is left in `out` then."""
+    if not recipe.is_file():
+        raise ConfigError(f"{recipe}: no such file, expected a recipe of Data-Juicer (YAML)")
+    if dataset is not None and not dataset.exists():
+        raise ConfigError(f"{dataset}: no such file, expected the data for the recipe")
+    interpreter = _checked(python) if python is not None else make_environment(say)
+    found = _ask(interpreter, _ABOUT, recipe)
+    source = dataset or _dataset_of(found, recipe)
+    out = Path(os.path.abspath(out))
+    with new_folder(out) as folder:
+        settings = {
+            "recipe": sha256_of(recipe),
+            "data_juicer": found["version"],
+            "dataset": str(source),
+            "dataset_digest": _digest_of(source),
+        }
+        if (report := existing_report(out, settings, [EXPORTED])) is not None:
+            return Imported(out=out, report=report, is_new=False)
+        exported = _run_recipe(interpreter, recipe, source, folder, say)
+        num_rows, columns = _look_at(exported, recipe)
+        for path in folder.iterdir():
+            if path != exported:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        shutil.copyfile(recipe, folder / "recipe.yaml")
+        report = {
+            "rftstream": __version__,
+            "settings": settings,
+            "data_juicer": found["version"],
+            "in": _num_lines(source),
+            "out": num_rows,
+            "columns": columns,
+            "sha256": sha256_of(exported),
+            "files": {EXPORTED: sha256_of(exported)},
+        }
+        publish(folder, out, report)
+    return Imported(out=out, report=report, is_new=True)
+
+
+# ------------------------------------------------------------------------------------------ the environment
+
+
+def make_environment(say: Say, folder: Path | None = None) -> Path:
+    """Return the interpreter of the environment of Data-Juicer, which is made if it is not there. An environment that
+    was not completed is made anew."""
+    folder = folder or Path(DEFAULT_ENVIRONMENT).expanduser()
+    python, done = folder / "bin" / "python", folder / ".complete"
+    if done.is_file() and python.exists():
+        return python
+    uv = _uv()
+    say(f"making an environment for Data-Juicer {VERSION} in {folder}; this downloads some 500 MB, once")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    _call([uv, "venv", "-q", "--python", f"{sys.version_info[0]}.{sys.version_info[1]}", str(folder)], "uv venv")
+    _call([uv, "pip", "install", "-q", "--python", str(python), *PACKAGES], "uv pip install")
+    done.write_text("\n".join(PACKAGES) + "\n")
+    return python
+
+
+def _uv() -> str:
+    beside = Path(sys.executable).with_name("uv")
+    found = str(beside) if beside.is_file() else shutil.which("uv")
+    if found is None:
+        raise ConfigError(
+            "uv: not found, expected it on the PATH to make an environment for Data-Juicer; install uv, or make one "
+            f"yourself with {PACKAGES[0]} and {PACKAGES[1]} and name its interpreter by --python"
+        )
+    return found
+
+
+def _checked(python: Path) -> Path:
+    if not (python.is_file() and os.access(python, os.X_OK)):
+        raise ConfigError(f"--python {python}: no such program, expected the interpreter of an environment")
+    if os.path.abspath(python.parent) == os.path.abspath(Path(sys.executable).parent):
+        raise ConfigError(
+            f"--python {python}: is the environment of rftstream, which Data-Juicer would install packages into; "
+            "expected one of its own"
+        )
+    return Path(os.path.abspath(python))  # not resolved: a link in a venv is what makes it one
+
+
+_ABOUT = """
+import importlib.metadata, json, sys, yaml
+with open(sys.argv[1], encoding="utf-8") as file:
+    recipe = yaml.safe_load(file)
+recipe = recipe if isinstance(recipe, dict) else None
+path = recipe.get("dataset_path") if recipe else None
+print(json.dumps({
+    "version": importlib.metadata.version("py-data-juicer"),
+    "is_recipe": recipe is not None and isinstance(recipe.get("process"), list),
+    "dataset": path if isinstance(path, str) else None,
+}))
+"""
+"""Says of what version Data-Juicer is and what is in a recipe. It runs there: YAML is read by the package that will
+read it."""
+
+
+def _ask(python: Path, program: str, recipe: Path) -> dict[str, Any]:
+    ended = subprocess.run(
+        [str(python), "-I", "-c", program, str(recipe)],
+        capture_output=True, text=True, timeout=120, env=_environment(python, {}), check=False,
+    )  # fmt: skip
+    if ended.returncode:
+        last = (ended.stderr.strip().splitlines() or ["no word"])[-1]
+        if "PackageNotFoundError" in ended.stderr or "No module named" in ended.stderr:
+            raise ConfigError(f"{python}: has no Data-Juicer ({last}); expected {PACKAGES[0]} there")
+        raise ConfigError(f"{recipe}: cannot be read as YAML: {last}")
+    found: dict[str, Any] = json.loads(ended.stdout)
+    if not found["is_recipe"]:
+        raise ConfigError(f"{recipe}: has no list `process`, expected a recipe of Data-Juicer")
+    return found
+
+
+def _dataset_of(found: Mapping[str, Any], recipe: Path) -> Path:
+    if found["dataset"] is None:
+        raise ConfigError(f"{recipe}: has no dataset_path, expected one, or --from FILE")
+    path = recipe.parent / Path(found["dataset"]).expanduser()
+    path = path if path.exists() else Path(found["dataset"]).expanduser()
+    if not path.exists():
+        raise ConfigError(f"{recipe}: dataset_path {found['dataset']!r}: no such file; name it by --from FILE")
+    return path.resolve()
+
+
+# ------------------------------------------------------------------------------------------ the run
+
+
+def _run_recipe(python: Path, recipe: Path, source: Path, folder: Path, say: Say) -> Path:
+    """Run the recipe and return the file that it exported."""
+    exported, work = folder / EXPORTED, folder / "work"
+    work.mkdir()
+    command = [
+        str(python), "-m", "data_juicer.tools.process_data",
+        "--config", str(recipe.resolve()), "--dataset_path", str(source.resolve()),
+        "--export_path", str(exported), "--work_dir", str(work / "job"),
+    ]  # fmt: skip
+    say(f"running {recipe} over {source}")
+    caches = {name: str(work / name.lower()) for name in ("DATA_JUICER_CACHE_HOME", "HF_DATASETS_CACHE")}
+    _call(command, "Data-Juicer", env=_environment(python, caches), cwd=work)
+    if not exported.is_file():
+        raise ConfigError(f"{recipe}: nothing was exported, so nothing is left of {source}; let the recipe keep more")
+    return exported
+
+
+def _environment(python: Path, more: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of a program there: few, so that nothing of ours, and no key, reaches it."""
+    kept = ("HOME", "LANG", "LC_ALL", "TMPDIR", "SSL_CERT_FILE", "PIP_INDEX_URL", "UV_INDEX_URL", "UV_DEFAULT_INDEX",
+            "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy", "PIP_CONFIG_FILE",
+            "UV_CONFIG_FILE", "HF_HUB_OFFLINE", "HF_HOME")  # fmt: skip
+    values = {name: os.environ[name] for name in kept if name in os.environ}
+    path = os.pathsep.join([str(python.parent), os.environ.get("PATH", os.defpath)])
+    return {**values, "PATH": path, "VIRTUAL_ENV": str(python.parent.parent), **more}
+
+
+def _call(command: Sequence[str], what: str, *, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> None:
+    """Run a program to its end. It and all that it starts end with us. DataJuicerFailed if it fails."""
+    guarded = [sys.executable, "-I", "-S", guard.__file__, "--command", str(os.getpid()), *command]
+    with tempfile.TemporaryFile() as output:
+        code = subprocess.run(
+            guarded, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=env, cwd=cwd, check=False
+        ).returncode
+        if code:
+            output.seek(max(0, output.seek(0, os.SEEK_END) - (1 << 14)))
+            lines = output.read().decode(errors="replace").strip().splitlines()
+            raise DataJuicerFailed(f"{what} ended with {code}:\n" + "\n".join(lines[-TAIL_LINES:]))
+
+
+def _look_at(exported: Path, recipe: Path) -> tuple[int, list[str]]:
+    """Return the number of rows and the columns of the first. ConfigError if there are none."""
+    num_rows, columns = 0, None
+    with exported.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                row = msgspec.json.decode(line, type=dict[str, Any])
+            except msgspec.DecodeError as error:
+                raise ConfigError(f"{recipe}: line {number} of what was exported is no JSON object: {error}") from None
+            columns = columns or list(row)
+            num_rows += 1
+    if not columns:
+        raise ConfigError(f"{recipe}: nothing is left; let the recipe keep more")
+    return num_rows, columns
+
+
+def _digest_of(source: Path) -> str:
+    """Return the digest of a file, or of all files of a folder with their names."""
+    if source.is_file():
+        return sha256_of(source)
+    files = sorted(path for path in source.rglob("*") if path.is_file())
+    text = "\n".join(f"{path.relative_to(source)} {sha256_of(path)}" for path in files)
+    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def _num_lines(source: Path) -> int | None:
+    """Return the rows of a file of JSON lines; None of other files."""
+    if source.suffix not in (".jsonl", ".json") or not source.is_file():
+        return None
+    with source.open("rb") as file:
+        return sum(1 for line in file if line.strip())

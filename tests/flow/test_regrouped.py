@@ -1,0 +1,137 @@
+"""Recorded groups decided anew in another run: copied exactly once, decided as the same operators decided there."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rftstream.contracts.outcomes import GroupResult
+from rftstream.contracts.verdicts import UnscorableReason, VerifiedRollout
+from rftstream.queries.side_by_side import compare_runs
+from rftstream.replay.regrouped import VerdictImport
+from rftstream.runs import imported
+from rftstream.testing import RoleDriver
+from rftstream.testing.faults import Kill
+from tests.flow.scene import Scene
+from tests.flow.test_imported import manifest
+from tests.flow.test_pipelines import outcomes_of, own, put_group
+
+OPERATORS = [own("Shaper"), {"op": "truncated"}, {"op": "zero_variance"}]
+
+
+def scene_of(folder: Path, *operators: dict[str, Any], **settings: Any) -> Scene:
+    return Scene(folder, manifest=False, pipeline=list(operators), feeder__group_size=3, feeder__max_staleness=100,
+                 **settings)  # fmt: skip
+
+
+def copy(source: Scene, target: Scene) -> None:
+    VerdictImport(source.transport(), target.transport("import"), target.folder.run_id, lambda text: None).run(
+        lambda: manifest(target)
+    )
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Scene:
+    """Groups 0 to 8, decided; every second has a truncated sibling, every third equal rewards. Of group 9 one rollout
+    is not scored yet, and of group 10 one is not sampled."""
+    scene = scene_of(tmp_path / "source", *OPERATORS)
+    scene.put_manifest()
+    scene.admit(*range(11))
+    for sequence in range(9):
+        rewards = (1.0, 1.0, 1.0) if sequence % 3 == 0 else (0.0, 1.0, 1.0)
+        put_group(scene, sequence, rewards, truncated=(1,) if sequence % 2 else ())
+    for verified in scene.messages("verified"):
+        assert isinstance(verified, VerifiedRollout)
+        assert verified.rollout is not None
+        scene.put("rollouts", verified.rollout)
+    RoleDriver(scene, "buffer").work()
+    scene.put("rollouts", *(scene.rollout(one) for one in (*scene.siblings(9), *scene.siblings(10)[:2])))
+    scene.verify(9, (0.0, 1.0), only=(0, 1))
+    scene.verify(10, (0.0, 1.0), only=(0, 1))
+    return scene
+
+
+def verified_of(scene: Scene) -> dict[str, VerifiedRollout]:
+    some = [one for one in scene.messages("verified") if isinstance(one, VerifiedRollout)]
+    assert len({one.ids.rollout_id for one in some}) == len(some), "no twins"
+    return {one.ids.rollout_id: one for one in some}
+
+
+def test_the_same_operators_decide_the_same_and_others_do_not(source: Scene, tmp_path: Path) -> None:
+    same = scene_of(tmp_path / "same", *OPERATORS, run__imported_from="source", explorer__count=0)
+    copy(source, same)
+    ours, theirs = verified_of(same), verified_of(source)
+    assert {name: ours[name] for name in theirs} == theirs
+    assert {name: ours[name].reason for name in set(ours) - set(theirs)} == dict.fromkeys(
+        ("sums/0/9/0/2", "sums/0/10/0/2"), UnscorableReason.skipped
+    )
+    RoleDriver(same, "buffer").work()
+
+    def told(scene: Scene) -> dict[str, Any]:
+        return {one.group_id: (one.result, one.reason, one.rollouts, one.decisions) for one in outcomes_of(scene)
+                if one.sequence < 9}  # fmt: skip
+
+    assert told(same) == told(source)
+    assert {one[0] for one in told(source).values()} == {"batched", "filtered"}
+    report = same.audit()
+    assert report.fine, report.to_text()
+
+    other = scene_of(tmp_path / "other", {"op": "truncated"}, run__imported_from="source", explorer__count=0)
+    copy(source, other)
+    RoleDriver(other, "buffer").work()
+    other.step(1)
+    found = compare_runs(("source", source.transport()), ("other", other.transport())).to_json()
+    before, after = found["before"], found["after"]
+    assert before["groups"] == {**dict.fromkeys(map(str, GroupResult), 0), "batched": 6, "filtered": 3}
+    assert after["groups"]["batched"] == 11
+    assert (found["batched_in_both"], found["batched_only_before"], found["batched_only_after"]) == (6, 0, 5)
+    done = {(one["operator"], one["action"]): (one["groups"], one["siblings"]) for one in after["operators"]}
+    assert done == {("truncated", "reject"): (4, 4)}
+    done = {(one["operator"], one["action"]): (one["groups"], one["siblings"]) for one in before["operators"]}
+    assert done["zero_variance", "reject"] == (3, 0)
+    assert done["truncated", "reject"] == (4, 4)
+    assert (before["rollouts"], after["batches"]) == (0, 6)
+    assert after["batch_rewards"] == [pytest.approx((3 * 1.0 + 0.0 + 1.0) / 5)], "of the one that was trained"
+
+
+@pytest.mark.parametrize("point", ["before_commit", "after_commit"])
+def test_killed_at_any_commit_the_import_goes_on(
+    source: Scene, tmp_path: Path, point: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(imported, "MAX_RECORDS", 5)
+    target = scene_of(tmp_path / "target", run__imported_from="source", explorer__count=0)
+    calm = scene_of(tmp_path / "calm", run__imported_from="source", explorer__count=0)
+    copy(source, calm)
+    kills = 0
+    for number in range(60):
+        seen = Counter[str]()
+
+        def fault(at: str, process: str, number: int = number, seen: Counter[str] = seen) -> None:
+            seen[at] += 1
+            if seen[point] == 1 + number % 3:
+                raise Kill(at)
+
+        target.log.fault = fault
+        try:
+            copy(source, target)
+            break
+        except Kill:
+            kills += 1
+            if kills == 3:  # the source goes on meanwhile
+                scored = source.verified(source.siblings(9)[2], 1.0)
+                source.put("verified", scored)
+        if kills > 40:
+            break
+    target.log.fault = None
+    copy(source, target)
+    assert kills > 3
+
+    def told(scene: Scene) -> dict[str, Any]:
+        return {name: replace(one, verified_at=0.0, rollout=None) for name, one in verified_of(scene).items()}
+
+    assert told(target) == told(calm)
+    assert len(target.records("rollouts")) == len(target.records("tasks")) == 33
