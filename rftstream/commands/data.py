@@ -26,16 +26,16 @@ def data() -> None:
 
 @examples(
     "rftstream data prepare my_run.toml --out data/clean",
-    "rftstream data prepare my_run.toml --taskset math --format parquet --out data/math --json",
+    "rftstream data prepare my_run.toml --taskset math --parquet --out data/math --json",
 )
 @click.command()
 @click.argument("file", type=RunFile())
 @out_option
 @click.option("--taskset", "names", multiple=True, metavar="NAME", help="Only this one; may be given several times.")
-@click.option("--format", "kind", type=click.Choice(["jsonl", "parquet"]), default="jsonl", show_default=True)
+@click.option("--parquet", is_flag=True, help="Write Parquet instead of JSON lines.")
 @set_option
 @json_option
-def prepare(file: Path, out: Path, names: tuple[str, ...], kind: str, sets: tuple[str, ...], as_json: bool) -> None:
+def prepare(file: Path, out: Path, names: tuple[str, ...], parquet: bool, sets: tuple[str, ...], as_json: bool) -> None:
     """Run the operators for problems once over whole tasksets, and write what stays.
 
     FILE is a run file. DIR gets NAME.jsonl (or NAME.parquet) for each taskset and report.json: what went into each
@@ -47,7 +47,7 @@ def prepare(file: Path, out: Path, names: tuple[str, ...], kind: str, sets: tupl
 
     config = load_run_file((file,), sets)
     with at_work("going through the tasksets"):
-        done = write(config, out, kind=kind, names=names)
+        done = write(config, out, parquet=parquet, names=names)
     print_out(done.to_json() if as_json else done.to_text())
 
 

@@ -33,9 +33,6 @@ from rftstream.errors import ConfigError
 from rftstream.preflight.new_folder import existing_report, new_folder, publish, sha256_of
 from rftstream.version import __version__
 
-FORMATS = ("jsonl", "parquet")
-"""What can be written, by the ending of the files."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
@@ -79,9 +76,9 @@ class OperatorFailed(ConfigError):
     """An operator raised, or answered nonsense. The text names the operator, the problem and what it did."""
 
 
-def prepare(config: RunConfig, out: Path, *, kind: str = "jsonl", names: tuple[str, ...] = ()) -> Prepared:
+def prepare(config: RunConfig, out: Path, *, parquet: bool = False, names: tuple[str, ...] = ()) -> Prepared:
     """Write the tasksets of a config (`names`: only these) as the operators of the task side leave them, into the
-    folder `out`.
+    folder `out`, as JSON lines or as Parquet.
 
     ConfigError if a taskset cannot be read or written, if an operator fails, if nothing is left of a taskset, or if
     `out` holds something else. Nothing is written then."""
@@ -96,12 +93,12 @@ def prepare(config: RunConfig, out: Path, *, kind: str = "jsonl", names: tuple[s
     out = Path(os.path.abspath(out))
     with new_folder(out) as folder:
         tasksets = {name: open_taskset(name, section, config) for name, section in chosen.items()}
-        settings = _settings(config, kind, tasksets)
-        names_of_files = [f"{name}.{kind}" for name in chosen]
+        settings = _settings(config, parquet, tasksets)
+        names_of_files = [name + (".parquet" if parquet else ".jsonl") for name in chosen]
         if (report := existing_report(out, settings, names_of_files)) is not None:
             return Prepared(out=out, report=report, is_new=False)
         written = {
-            name: _write_taskset(config, name, taskset, pipeline, folder, kind, out)
+            name: _write_taskset(config, name, taskset, pipeline, folder, parquet, out)
             for name, taskset in tasksets.items()
         }
         files = {one["file"]: one["sha256"] for one in written.values()}
@@ -119,11 +116,11 @@ def _chosen(config: RunConfig, names: tuple[str, ...]) -> dict[str, TasksetSecti
     return {name: section for name, section in config.tasksets.items() if not names or name in names}
 
 
-def _settings(config: RunConfig, kind: str, tasksets: Mapping[str, Taskset]) -> dict[str, Any]:
+def _settings(config: RunConfig, parquet: bool, tasksets: Mapping[str, Taskset]) -> dict[str, Any]:
     """Return what the output depends on, as plain values."""
     sections = to_dict(config)["tasksets"]
     return {
-        "format": kind,
+        "as_parquet": parquet,
         "seed": config.run.seed,
         "operators": [
             {"op": place.name, "where": place.where, **place.settings}
@@ -140,7 +137,7 @@ def _settings(config: RunConfig, kind: str, tasksets: Mapping[str, Taskset]) -> 
 
 
 def _write_taskset(
-    config: RunConfig, name: str, taskset: Taskset, pipeline: TaskPipeline, folder: Path, kind: str, out: Path
+    config: RunConfig, name: str, taskset: Taskset, pipeline: TaskPipeline, folder: Path, parquet: bool, out: Path
 ) -> dict[str, Any]:
     """Write what stays of a taskset and return what is said of it."""
     counts = PipelineCounts(pipeline.operators.get(name, ()))
@@ -165,13 +162,14 @@ def _write_taskset(
     if not kept:
         raise ConfigError(f"tasksets.{name}: nothing is left of {len(taskset):,} problems: {_why(counts)}")
     path = lines
-    if kind == "parquet":
+    if parquet:
         path = folder / f"{name}.parquet"
         write_parquet(lines, path)
         lines.unlink()
-    again = _read_again(config, name, f"{kind}:{path}", kept)
+    scheme = path.suffix.removeprefix(".")
+    again = _read_again(config, name, f"{scheme}:{path}", kept)
     return {
-        "source": f"{kind}:{out / path.name}",
+        "source": f"{scheme}:{out / path.name}",
         "file": path.name,
         "from": config.tasksets[name].source,
         "in": counts.num_in,
@@ -239,7 +237,7 @@ def _read_again(config: RunConfig, name: str, source: str, kept: array[int]) -> 
         if _digest(taskset.problem(index)) != digest:
             raise ConfigError(
                 f"tasksets.{name}: problem {index} of those that stay is read otherwise than it was written, because "
-                "its columns have no such form there; try --format jsonl, or leave columns out with "
+                "its columns have no such form there; write JSON lines, or leave columns out with "
                 'options = { keep = ["..."] }'
             )
     return taskset

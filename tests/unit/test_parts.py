@@ -38,6 +38,7 @@ EXCEPTIONS = {
     ("rftstream/queries/listing.py", "environment"): "a kind of parts",
     ("rftstream/queries/trace_groups.py", "environment"): "a key of what is shown of a task",
     ("rftstream/preflight/check_report.py", "memory"): "a key of the report: the estimate of memory",
+    ("rftstream/preflight/prepare.py", "tools"): "a column of a row",
     ("rftstream/preflight/check_report.py", "tools"): "a key of the report: what a prompt offers",
     ("rftstream/data/demonstrations/rows.py", "tools"): "a column of a row",
     ("rftstream/data/demonstrations/tokens.py", "tools"): "a key of what a problem knows",

@@ -123,11 +123,11 @@ def test_parquet_is_the_same_taskset_or_refused(tmp_path: Path) -> None:
     plain = [{**row, "level": number} for number, row in enumerate(ROWS[:2])]
     plain[0].pop("extra")
     config = config_of(tmp_path, plain, OPERATORS[0])
-    done = prepare(config, tmp_path / "out", kind="parquet")
+    done = prepare(config, tmp_path / "out", parquet=True)
     assert problems(config, done.report["tasksets"]["rows"]["source"]) == problems(config)[:1]
     mixed = [{"prompt": "a", "extra": {"a": 1}}, {"prompt": "b", "extra": {"b": 2}}]
     with pytest.raises(ConfigError, match=r"problem 0 of those that stay is read otherwise|no common form"):
-        prepare(config_of(tmp_path, mixed, OPERATORS[0]), tmp_path / "mixed", kind="parquet")
+        prepare(config_of(tmp_path, mixed, OPERATORS[0]), tmp_path / "mixed", parquet=True)
     assert not (tmp_path / "mixed").exists()
 
 
