@@ -6,9 +6,10 @@ from functools import cache
 
 from rftstream.contracts.tasks import Problem
 from rftstream.data.operators.pipeline import TaskPipeline
+from rftstream.data.operators.problems import all_problems
 from rftstream.data.operators.watch import OperatorWatch
 from rftstream.roles.feeder import FEEDER
-from rftstream.roles.feeder.draws import all_problems, open_sources
+from rftstream.roles.feeder.draws import open_sources, tasksets_of
 from rftstream.roles.feeder.step import FeederStep
 from rftstream.runs.manifest import check_same_run, data_digests, make_manifest
 from rftstream.service.role import Log, Role, RoleContext
@@ -23,7 +24,7 @@ def build(context: RoleContext) -> Role:
 
     @cache
     def digests() -> dict[str, str]:
-        return data_digests(config, spec, {name: source.taskset for name, source in sources.items()})
+        return data_digests(config, spec, tasksets_of(sources))
 
     @cache
     def media() -> MediaStore:
@@ -33,7 +34,7 @@ def build(context: RoleContext) -> Role:
         """The store is opened when there is an image: feeders of text need no access to it."""
         return media().keep_problem(problem) if any(message.media for message in problem.messages) else problem
 
-    pipeline = TaskPipeline.of(config, all_problems(config, sources))
+    pipeline = TaskPipeline.of(config, all_problems(config, tasksets_of(sources)))
     if pipeline and not context.simulated:
         pipeline.watched_by(OperatorWatch().start())
     step = FeederStep(

@@ -25,6 +25,7 @@ from rftstream.data.operators.base import Draw
 from rftstream.data.operators.counts import SKIP, PipelineCounts, draws, name_apart
 from rftstream.data.operators.facts import Facts
 from rftstream.data.operators.pipeline import TaskPipeline
+from rftstream.data.operators.problems import all_problems
 from rftstream.data.tasksets.arrow_writer import write_parquet
 from rftstream.data.tasksets.base import Taskset
 from rftstream.data.tasksets.columns import OUR_COLUMNS
@@ -84,15 +85,15 @@ def prepare(config: RunConfig, out: Path, *, parquet: bool = False, names: tuple
     `out` holds something else. Nothing is written then."""
     chosen = _chosen(config, names)
     config = replace(config, tasksets=chosen)
-    pipeline = TaskPipeline.of(config)
-    if not pipeline:
+    if not any(place.side == "task" for place in operator_places(config)):
         raise ConfigError(
             "pipeline: found no operators of the task side, expected [[pipeline]] or [[tasksets.NAME.pipeline]]"
         )
+    tasksets = {name: open_taskset(name, section, config) for name, section in chosen.items()}
+    pipeline = TaskPipeline.of(config, all_problems(config, tasksets))
     name_apart(pipeline.operators)
     out = Path(os.path.abspath(out))
     with new_folder(out) as folder:
-        tasksets = {name: open_taskset(name, section, config) for name, section in chosen.items()}
         settings = _settings(config, parquet, tasksets)
         names_of_files = [name + (".parquet" if parquet else ".jsonl") for name in chosen]
         if (report := existing_report(out, settings, names_of_files)) is not None:

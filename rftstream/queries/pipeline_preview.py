@@ -19,15 +19,18 @@ from rftstream.contracts.ids import derive_seed
 from rftstream.contracts.outcomes import GroupOutcome
 from rftstream.contracts.records import TopicPartition
 from rftstream.contracts.rollouts import RolloutStatus
+from rftstream.contracts.verdicts import VerifiedRollout
 from rftstream.data.operators.base import Draw, ScoredGroup, ScoredRollout
 from rftstream.data.operators.counts import PipelineCounts, draws, name_apart
 from rftstream.data.operators.facts import Facts
 from rftstream.data.operators.pipeline import ExperiencePipeline, TaskPipeline
+from rftstream.data.operators.problems import all_problems
 from rftstream.data.tasksets.base import Taskset
 from rftstream.data.tasksets.open import open_taskset, order
 from rftstream.errors import ConfigError
 from rftstream.queries.formatting import columns, plural
 from rftstream.roles.buffer.bodies import Bodies
+from rftstream.roles.explorer.attempt import oldest_version
 from rftstream.service.role import Log
 from rftstream.transport.base import Transport
 
@@ -84,16 +87,17 @@ def preview(config: RunConfig, transport: Transport | None, *, num: int) -> Prev
     if not has_operators(config) and config.buffer.zero_variance == "keep":
         raise ConfigError("pipeline: found no operators, expected [[pipeline]] or [[tasksets.NAME.pipeline]]")
     found = Preview(tasks={}, sizes={})
-    task_side, experience_side = TaskPipeline.of(config), ExperiencePipeline.of(config)
+    tasksets = {name: open_taskset(name, section, config) for name, section in config.tasksets.items()}
+    task_side, experience_side = TaskPipeline.of(config, all_problems(config, tasksets)), ExperiencePipeline.of(config)
     name_apart(task_side.operators)
     name_apart(experience_side.operators)
-    facts = Facts()
+    facts = task_side.new_facts()
     if transport is not None:
         for outcome in _outcomes(transport):
             facts.absorb(outcome)
         found.seen = facts.seen
     if task_side:
-        _preview_tasks(found, task_side, config, facts, num)
+        _preview_tasks(found, task_side, config, tasksets, facts, num)
     if experience_side and transport is not None:
         _preview_groups(found, experience_side, config, transport, num)
     elif experience_side:
@@ -104,11 +108,18 @@ def preview(config: RunConfig, transport: Transport | None, *, num: int) -> Prev
 # --------------------------------------------------------------------------------------------- task side
 
 
-def _preview_tasks(found: Preview, pipeline: TaskPipeline, config: RunConfig, facts: Facts, num: int) -> None:
+def _preview_tasks(
+    found: Preview,
+    pipeline: TaskPipeline,
+    config: RunConfig,
+    tasksets: Mapping[str, Taskset],
+    facts: Facts,
+    num: int,
+) -> None:
     for name, operators in pipeline.operators.items():
         if not operators:
             continue
-        taskset = open_taskset(name, config.tasksets[name], config)
+        taskset = tasksets[name]
         found.sizes[name] = len(taskset)
         counts = found.tasks[name] = PipelineCounts(operators)
         for draw in draws(config, name, taskset, list(_first_numbers(config, name, taskset, num))):
@@ -218,13 +229,15 @@ def _scored_group(
             continue
         if one.rollout_id not in places:
             return None
+        load = cache(partial(bodies.get, *places[one.rollout_id]))
         rollouts.append(
             ScoredRollout(
                 sibling=int(one.rollout_id.rpartition("/")[2]),
                 reward=one.reward,
                 num_tokens=one.num_tokens,
                 truncated=one.status is RolloutStatus.truncated,
-                load=cache(partial(bodies.get, *places[one.rollout_id])),
+                load=load,
+                oldest_version=None if outcome.version is None else _oldest_version(load()),
             )
         )
     return ScoredGroup(
@@ -233,7 +246,12 @@ def _scored_group(
         sequence=outcome.sequence,
         size=outcome.group_size or len(outcome.rollouts),
         rollouts=tuple(rollouts),
+        version=outcome.version,
     )
+
+
+def _oldest_version(verified: VerifiedRollout) -> int | None:
+    return oldest_version(verified.rollout.segments) if verified.rollout is not None else None
 
 
 def _group_example(group: ScoredGroup) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from rftstream.contracts.tasks import Problem, RolloutIds, Sampling, Task
 from rftstream.contracts.verdicts import UnscorableReason, VerifiedRollout
 from rftstream.data.operators.base import Draw
 from rftstream.data.operators.pipeline import ExperiencePipeline, TaskPipeline
+from rftstream.data.operators.problems import all_problems
 from rftstream.errors import ContractError
 from rftstream.models.folder import prepare_model
 from rftstream.models.spec import ModelSpec
@@ -32,7 +33,7 @@ from rftstream.roles.buffer.experiences import experience_of
 from rftstream.roles.buffer.groups import Group, Sibling, sibling_of
 from rftstream.roles.buffer.operators import GroupOperators
 from rftstream.roles.feeder.cursor import FeederCursor
-from rftstream.roles.feeder.draws import Draws, all_problems, open_sources
+from rftstream.roles.feeder.draws import Draws, open_sources, tasksets_of
 from rftstream.roles.trainer.recorded_batches import foreign_places
 from rftstream.runs.folder import OpenRun
 from rftstream.service.control_view import read_control
@@ -74,7 +75,7 @@ def _recompute(transport: Transport, config: RunConfig, spec: ModelSpec, said: T
         found.num_unknown = said.sequence
     if has_tasks_side:
         sources, context = open_sources(config, spec)
-        tasks_side = TaskPipeline.of(config, all_problems(config, sources))
+        tasks_side = TaskPipeline.of(config, all_problems(config, tasksets_of(sources)))
         draws = Draws(
             sources, tasks_side, run_seed=config.run.seed, group_size=config.feeder.group_size, context=context
         )

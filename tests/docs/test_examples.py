@@ -26,6 +26,7 @@ from rftstream.contracts.versions import VersionName
 from rftstream.data.operators.base import Draw
 from rftstream.data.operators.facts import Facts
 from rftstream.data.operators.pipeline import TaskPipeline
+from rftstream.data.operators.problems import all_problems
 from rftstream.models.rendering import FakeRenderer
 from rftstream.models.spec import ModelSpec
 from rftstream.policies.base import SampleRequest
@@ -60,7 +61,7 @@ def test_reward() -> None:
 
 def test_operator() -> None:
     config = run_config(pipeline=[{"op": "my_operators:Spaced", "solved": 0.8}])
-    pipeline, facts = TaskPipeline.of(config), Facts()
+    pipeline, facts = TaskPipeline.of(config, all_problems(config, {})), Facts()
 
     def share_skipped(index: int) -> float:
         draws = (

@@ -14,7 +14,7 @@ from rftstream.config.loader import sampling_for
 from rftstream.config.sections import RunConfig, name_of_part
 from rftstream.contracts.ids import derive_seed, group_id, split_group_id
 from rftstream.contracts.tasks import Problem, Sampling
-from rftstream.data.operators.base import Draw, Problems, RunProblems
+from rftstream.data.operators.base import Draw
 from rftstream.data.operators.facts import Facts
 from rftstream.data.operators.pipeline import TaskPipeline, TaskResult
 from rftstream.data.tasksets.base import Taskset
@@ -86,16 +86,9 @@ def open_sources(config: RunConfig, spec: ModelSpec) -> tuple[dict[str, Source],
     return sources, spec.context if spec.context is not None else renderer.context
 
 
-def all_problems(config: RunConfig, sources: Mapping[str, Source]) -> RunProblems:
-    """Return the problems of the run's tasksets, and those of its evaluations when they are asked for."""
-
-    def evaluations() -> tuple[Problems, ...]:
-        return tuple(
-            Problems(name, open_taskset(name, section, config), section.num_tasks)
-            for name, section in config.evaluations.items()
-        )
-
-    return RunProblems(tuple(Problems(name, source.taskset) for name, source in sources.items()), evaluations)
+def tasksets_of(sources: Mapping[str, Source]) -> dict[str, Taskset]:
+    """Return the tasksets behind the sources."""
+    return {name: source.taskset for name, source in sources.items()}
 
 
 class Draws:
