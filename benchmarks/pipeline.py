@@ -98,8 +98,8 @@ def _problems() -> dict[str, Any]:
     ours = [(one.skipped is None, one.draw.group_size) for one in (pipeline.decide(draw, facts) for draw in draws)]
     ours_s = time.process_time() - began
 
-    equal: set[str] = set()
-    repeated = [text in equal or equal.add(text) for text in (one.problem.messages[0].content for one in draws)]
+    first: dict[str, int] = {}
+    repeated = [first.setdefault(draw.problem.messages[0].content, draw.index) != draw.index for draw in draws]
     rates = {index: (float(sum(_rewards(index))), len(_rewards(index))) for index in range(0, NUM_PROBLEMS, 5)}
     solved = facts.taskset("sums").recent() or 0.0
     began = time.process_time()
@@ -111,7 +111,7 @@ def _problems() -> dict[str, Any]:
 
 
 def _bare(
-    draws: list[Draw], repeated: list[Any], rates: Mapping[int, tuple[float, int]], chance: float
+    draws: list[Draw], repeated: list[bool], rates: Mapping[int, tuple[float, int]], chance: float
 ) -> list[tuple[bool, int]]:
     pattern = re.compile(r"https?://")
     found = []
