@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from rftstream.config import loader
 from rftstream.config.part_names import check_part_names
 from tests.docs.reading import PAGES, ROOT, Block, blocks, shown
 
-BASE: dict[str, dict[str, object]] = {
+BASE: dict[str, dict[str, Any]] = {
     "run": {"name": "base", "steps": 1},
     "model": {"path": "fake"},
     "tasksets": {"base": {"source": "arithmetic"}},
@@ -26,7 +27,9 @@ def test_blocks_load(block: Block) -> None:
     run = {**BASE["run"], **values.get("run", {})}
     if "stages" in values:  # which say how long it is
         del run["steps"]
-    whole = values if {"run", "model", "tasksets"} <= set(values) else {**BASE, **values, "run": run}
+    tasksets = {name: BASE["tasksets"]["base"] | one for name, one in values.get("tasksets", BASE["tasksets"]).items()}
+    is_whole = {"run", "model", "tasksets"} <= set(values)
+    whole = values if is_whole else {**BASE, **values, "run": run, "tasksets": tasksets}
     loaded = loader.from_dict(whole)
     check_part_names(loaded)
 
