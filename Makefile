@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 BIN := .venv/bin
-JOBS ?= 2
+JOBS ?= 3
 export PYTHON
 
 NODES ?= 1

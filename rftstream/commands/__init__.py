@@ -26,8 +26,11 @@ GROUPS: dict[str, dict[str, str]] = {
         "list": "rftstream.commands.views:list_",
         "convert": "rftstream.commands.convert:convert",
         "sandbox": "rftstream.commands.sandbox:sandbox",
-        "pipeline": "rftstream.commands.pipeline:pipeline",
+    },
+    "What it learns from": {
         "data": "rftstream.commands.data:data",
+        "pipeline": "rftstream.commands.pipeline:pipeline",
+        "experts": "rftstream.commands.experts:experts",
     },
     "A run": {
         "run": "rftstream.commands.run:run",
@@ -49,7 +52,6 @@ GROUPS: dict[str, dict[str, str]] = {
     "What comes of it": {
         "evaluate": "rftstream.commands.evaluate:evaluate",
         "weights": "rftstream.commands.weights:weights",
-        "experts": "rftstream.commands.experts:experts",
         "replay": "rftstream.commands.replay:replay",
         "rescore": "rftstream.commands.rescore:rescore",
     },

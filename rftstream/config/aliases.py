@@ -234,7 +234,6 @@ COMMANDS: dict[str, str] = {
     "unhold": "unpause",
     "demonstrations": "experts",
     "sft": "experts",
-    "data": "experts",
     **{role.value: "worker" for role in RoleName},
     "join": "worker",
 }

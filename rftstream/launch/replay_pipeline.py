@@ -146,7 +146,7 @@ class PipelineReplay:
             digests = data_digests(config, model)
             theirs = read_control(self._source.transport).manifest
             if theirs is not None:
-                check_same_run(theirs, config, digests)
+                check_same_run(theirs, config, digests, other_operators=True)
             with closing(open_transport(config, folder, create=True)) as transport:
                 create_log(transport, config)
                 copy = VerdictImport(self._source.transport, transport, folder.run_id, say)

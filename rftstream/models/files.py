@@ -15,7 +15,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file; empty if the file isn't there."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return {}
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not JSON: {error}") from None

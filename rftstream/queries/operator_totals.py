@@ -8,10 +8,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from rftstream.contracts.control import Drawn
+from rftstream.contracts.control import Drawn, RunManifest
 from rftstream.contracts.messages import Message
 from rftstream.contracts.outcomes import GroupOutcome, GroupResult
 from rftstream.queries.formatting import columns, plural
+from rftstream.runs.manifest import declares_operators
 from rftstream.service.role import Log
 
 NUM_SHOWN = 12
@@ -136,11 +137,10 @@ class OperatorTotals:
 
 def read_totals(log: Log) -> OperatorTotals | None:
     """Count what operators did; None where the log says nothing of any. It reads `control`, and `outcomes` with their
-    bodies if operators look at groups."""
-    return totals_of(
-        (message for _, message in log.in_force("control")),
-        (message for _, message in log.in_force("outcomes")),
-    )
+    bodies if the run declares operators."""
+    control = [message for _, message in log.in_force("control")]
+    declared = any(declares_operators(one) for one in control if isinstance(one, RunManifest))
+    return totals_of(control, (message for _, message in log.in_force("outcomes")) if declared else ())
 
 
 def totals_of(control: Iterable[Message | None], outcomes: Iterable[Message | None]) -> OperatorTotals | None:

@@ -45,9 +45,11 @@ def make_manifest(
     )
 
 
-def check_same_run(manifest: RunManifest, config: RunConfig, digests: Mapping[str, str]) -> None:
-    """Check that a run goes on with its model, template, tasksets and layout. ConfigError, with the differences, if
-    not."""
+def check_same_run(
+    manifest: RunManifest, config: RunConfig, digests: Mapping[str, str], *, other_operators: bool = False
+) -> None:
+    """Check that a run goes on with its model, template, tasksets, layout and operators. ConfigError, with the
+    differences, if not. `other_operators`: those may differ, since another run decides anew."""
     then, now = _then_and_now(manifest, config)
     differences = _of_the_layout(manifest, config, then)
     operators = _of_operators(then, now)
@@ -59,7 +61,7 @@ def check_same_run(manifest: RunManifest, config: RunConfig, digests: Mapping[st
             f"{manifest.run}: a run keeps its model, template, tasksets, partitions, shares and seed, but found "
             f"{'; '.join(differences)}; take back the change, or start a new run"
         )
-    if operators:
+    if operators and not other_operators:
         raise ConfigError(
             f"{manifest.run}: a run keeps its operators, since each of their decisions can be computed again from its "
             f"log, but found {'; '.join(operators)}; take back the change, or start a new run, from this one's weights "
@@ -124,6 +126,11 @@ def _of_the_layout(manifest: RunManifest, config: RunConfig, then: Mapping[str, 
     for key in sorted({key for key in (*then, *now) if key.startswith("model.lora.")}):
         fixed[key] = (then.get(key), now.get(key))
     return [f"{key} {before!r} -> {after!r}" for key, (before, after) in fixed.items() if before != after]
+
+
+def declares_operators(manifest: RunManifest) -> bool:
+    """Return whether the run file that a manifest holds has operators."""
+    return any(key.startswith("pipeline.") or _OF_A_TASKSET.match(key) for key in _settings_in(manifest.config))
 
 
 def _of_operators(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -465,7 +465,7 @@ def test_ranks_end_with_rank_0(monkeypatch):
             assert process.poll() is None
             time.sleep(0.05)
         del ranks._store
-        assert process.wait() == 1
+        assert process.wait() in (1, -signal.SIGABRT)  # threads of torch may still run when it ends with the error
     finally:
         ranks.end()
 

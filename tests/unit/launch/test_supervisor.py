@@ -446,7 +446,8 @@ def test_what_parts_import_late_is_imported_before_workers_are_forked(tmp_path: 
     wanted = {
         "explorer-0": ("rftstream.policies.hf", *shared, "rftstream.policies.attention", "rftstream.policies.batch"),
         "trainer-0": ("rftstream.backends.torch.backend", "rftstream.algorithms.grpo", *shared,
-                      "rftstream.backends.torch.critic", "rftstream.backends.torch.lora"),
+                      "rftstream.backends.torch.critic", "rftstream.backends.torch.lora",
+                      "rftstream.backends.torch.scorer"),
         "feeder-0": (),
     }  # fmt: skip
     commands = {command.process: command for _, command in worker_commands(config, RunFolder(tmp_path), model=tmp_path)}
