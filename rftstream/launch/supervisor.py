@@ -9,6 +9,7 @@ exit 5              another took the role over: left alone while that one lives
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import socket
 import time
@@ -40,6 +41,8 @@ FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 10.0
 HEALTHY_AFTER_S = 60.0
 """Seconds alive after which a process that dies is started again with the shortest pause."""
+FULL_BYTES = 1 << 16
+"""With less room on its disk, a process may end without a word in its log."""
 MAX_CRASHES = 10
 """Crashes of one process in a row, without a step of the run in between, after which the run ends."""
 STOPPED_HOLDER_S = 10.0
@@ -254,7 +257,7 @@ class Supervisor:
             slot.start_at = now
 
     def _error(self, slot: Slot) -> str:
-        text = logs.last_error(slot.command.log, since=slot.log_offset) or f"no word in {slot.command.log}"
+        text = logs.last_error(slot.command.log, since=slot.log_offset) or _silence(slot.command.log)
         self._troubles[slot.process].said(text)
         return text
 
@@ -383,3 +386,11 @@ def _architecture(model: Path | None) -> list[str]:
     except (OSError, ValueError, KeyError, TypeError):
         kind = None
     return [ARCHITECTURE.format(kind=kind)] if kind else []
+
+
+def _silence(log: Path) -> str:
+    """Return what to say of a process whose log holds no error. On a full disk it could not write any."""
+    free = shutil.disk_usage(log.parent).free if log.parent.is_dir() else None
+    if free is not None and free < FULL_BYTES:
+        return f"no word in {log}, whose disk is full ({free:,} bytes free); make room and run `rftstream resume`"
+    return f"no word in {log}"

@@ -456,3 +456,11 @@ def test_what_parts_import_late_is_imported_before_workers_are_forked(tmp_path: 
         assert commands[process].preload == (worker, "rftstream.transport.embedded.transport", *modules)
     commands = {command.process: command for _, command in worker_commands(config, RunFolder(tmp_path), model=None)}
     assert not [module for module in commands["trainer-0"].preload if module.startswith("transformers.models.llama")]
+
+
+def test_a_process_without_a_word_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = tmp_path / "trainer-0.log"
+    assert supervisors._silence(log) == f"no word in {log}"
+    monkeypatch.setattr(supervisors, "FULL_BYTES", 1 << 62)
+    assert "whose disk is full" in supervisors._silence(log)
+    assert supervisors._silence(tmp_path / "gone" / "trainer-0.log").startswith("no word in ")
