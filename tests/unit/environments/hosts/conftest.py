@@ -18,11 +18,12 @@ from tests.unit.environments.hosts.scene import FOREIGN, PROBLEM, wait_until
 @pytest.fixture
 def foreign(tmp_path: Path) -> Iterator[Path]:
     """The file with foreign code. At the end all hosts are closed, and nothing of them is left."""
+    before = descendants(os.getpid())  # of other tests: sandboxes stay warm, and start processes when they like
     path = tmp_path / "foreign.py"
     path.write_text(FOREIGN)
     yield path
     close_pools()
-    wait_until(lambda: not descendants(os.getpid()))
+    wait_until(lambda: not descendants(os.getpid()) - before.union(*map(descendants, before)))
 
 
 Made = Callable[..., HostedEnvironment]
