@@ -136,10 +136,15 @@ def with_pipelines(config: RunConfig) -> RunConfig:
 
 def _replay(own: Random) -> dict[str, Any]:
     return {
-        "op": "replay", "per_batch": own.randint(1, 4), "max_uses": own.randint(1, 3),
-        "cool_down": own.choice([0, 1, 2]), "max_staleness": own.choice([1, 3, 8]), "decay": own.choice([0.5, 1.0]), "flat_too": own.random() < 0.7,
+        "op": "replay",
+        "per_batch": own.randint(1, 4),
+        "max_uses": own.randint(1, 3),
+        "cool_down": own.choice([0, 1, 2]),
+        "max_staleness": own.choice([1, 3, 8]),
+        "decay": own.choice([0.5, 1.0]),
+        "flat_too": own.random() < 0.7,
         "max_held": own.choice([3, 1024]),
-    }  # fmt: skip
+    }
 
 
 def _can_imitate(config: RunConfig) -> bool:

@@ -157,8 +157,13 @@ class ReusePool:
                 held.num_uses, held.last = use.use, reuse.batch_sequence
                 if use.use >= self.reusing[use.operator].max_uses:
                     del self._held[use.operator][use.sequence]
+        self._forget_too_old(reuse.batch_sequence)
+
+    def _forget_too_old(self, batch: int) -> None:
+        """Forget what no batch behind this one may use. It happens where the log says so and not where a batch is made,
+        so that whoever comes next knows the same offers."""
         for own in self._held.values():
-            for sequence in [sequence for sequence, held in own.items() if held.offer.until <= reuse.batch_sequence]:
+            for sequence in [sequence for sequence, held in own.items() if held.offer.until <= batch]:
                 del own[sequence]
 
     def choose(self, batch: int, sequences: Collection[int], *, takes_demonstrations: bool) -> list[ChosenUse]:
