@@ -20,7 +20,7 @@ from rftstream.queries.rows import KEYED, KINDS, USE, USED, TopicTable, column
 
 
 @dataclass(frozen=True, slots=True)
-class Uses:
+class GroupUses:
     """The uses that records of batches tell of, those of deleted batches included."""
 
     group_U: Digests
@@ -68,12 +68,12 @@ class ReuseCounts:
         )
 
 
-def reuse_of(table: TopicTable) -> Uses:
+def reuse_of(table: TopicTable) -> GroupUses:
     """Return the uses, from the whole table of `outcomes`."""
     uses = table.rows[table.rows["kind"] == USE]
     used = table.rows[table.rows["kind"] == USED]
     keys = table.rows["key"][table.rows["kind"] == KEYED]
-    return Uses(
+    return GroupUses(
         group_U=column(uses, "group"),
         batch_U=column(uses, "number"),
         number_U=column(uses, "count").astype(np.int64),
@@ -86,7 +86,7 @@ def reuse_of(table: TopicTable) -> Uses:
     )
 
 
-def count_reuse(uses: Uses, version: int) -> ReuseCounts | None:
+def count_reuse(uses: GroupUses, version: int) -> ReuseCounts | None:
     """Count the uses, given the version in force; None if the run never had any to choose from."""
     if not uses.num_records:
         return None
@@ -98,7 +98,7 @@ def count_reuse(uses: Uses, version: int) -> ReuseCounts | None:
     return ReuseCounts(trained=counts(trained_U), batched=counts(~trained_U), rollouts=len(uses.rollout_N))
 
 
-def reuse_problems(uses: Uses, outcomes: Outcomes, through: Outcomes) -> list[str]:
+def reuse_problems(uses: GroupUses, outcomes: Outcomes, through: Outcomes) -> list[str]:
     """Return a sentence for each broken promise: uses are of decided groups, later than the groups' own batches, and
     numbered without a gap."""
     sentences = []

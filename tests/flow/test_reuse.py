@@ -20,7 +20,7 @@ from rftstream.contracts.verdicts import Verdict, VerifiedRollout
 from rftstream.data.operators.base import Offer, ReuseLimits, ScoredGroup, Shape
 from rftstream.data.operators.facts import Facts
 from rftstream.data.operators.pipeline import ExperiencePipeline
-from rftstream.data.operators.replay import Replay
+from rftstream.data.operators.replay import ReplayGroups
 from rftstream.errors import ConfigError, PositionMissing
 from rftstream.testing import RoleDriver
 from tests.flow.scene import Scene, make_config
@@ -245,7 +245,7 @@ def test_an_operator_that_offers_says_how(tmp_path: Path, caplog: pytest.LogCapt
         RoleDriver(scene, "buffer").work()
     assert "answered Offer, expected it from an operator with an attribute `reuse` alone" in caplog.text
     assert [one.result for one in outcomes_of(scene)] == ["filtered"]
-    assert isinstance(Replay(Replay.Config()).reuse, ReuseLimits)
+    assert isinstance(ReplayGroups(ReplayGroups.Config()).reuse, ReuseLimits)
 
 
 # --------------------------------------------------------------------------------------------- the audit

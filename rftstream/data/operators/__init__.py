@@ -26,6 +26,6 @@ OPERATORS = {
     "shape": OperatorSpec("rftstream.data.operators.shape:ShapeReward", side="experience"),
     "amplify": OperatorSpec("rftstream.data.operators.amplify:Amplify", side="experience"),
     "priority": OperatorSpec("rftstream.data.operators.priority:Priority", side="experience"),
-    "replay": OperatorSpec("rftstream.data.operators.replay:Replay", side="experience"),
+    "replay": OperatorSpec("rftstream.data.operators.replay:ReplayGroups", side="experience"),
     "hindsight": OperatorSpec("rftstream.data.operators.hindsight:Hindsight", side="experience"),
 }

@@ -281,7 +281,7 @@ class ExperienceOperator(Protocol):
     is in a batch. One that declares `by_version = True` is asked again at each version while the group waits. One that
     answers Offer has an attribute `reuse`, its ReuseLimits.
 
-    Worked example: `truncated.Truncated`; of one that offers `replay.Replay`."""
+    Worked example: `truncated.Truncated`; of one that offers `replay.ReplayGroups`."""
 
     def decide(self, group: ScoredGroup, facts: Facts, seed: Seed) -> ExperienceDecision:
         """Return what to do with a group. What it raises rejects the group, with the error's name as the reason.

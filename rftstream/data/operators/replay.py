@@ -13,7 +13,7 @@ from rftstream.data.operators.base import KEEP, ExperienceDecision, Offer, Reuse
 from rftstream.data.operators.facts import Facts
 
 
-class Replay:
+class ReplayGroups:
     """Offers the groups that are trained on to later batches. Each batch of rollouts takes up to `per_batch` of them,
     beside `feeder.groups_per_batch` new ones.
 
