@@ -44,6 +44,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "capabilities": parts.capabilities,
     "measured algorithms": measured.algorithms,
     "measured staleness": measured.staleness,
+    "measured reuse": measured.reuse,
     "measured trl": measured.beside_trl,
     "measured trl-smollm2": measured.beside_trl_smollm2,
     "measured trl-long": measured.beside_trl_long,

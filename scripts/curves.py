@@ -24,6 +24,7 @@ from typing import Any
 
 from rftstream.config import loader
 from rftstream.config.registry import suggest
+from rftstream.contracts.versions import EvalResult
 from rftstream.errors import ConfigError
 from rftstream.models.folder import CONVERTED
 from rftstream.queries.history import History, read_history
@@ -34,6 +35,7 @@ from scripts import experiments, side_by_side
 from scripts.experiments import (
     EVALUATION,
     EXPERIMENTS,
+    LEARNED,
     MEASURED,
     ROOT,
     RUN_FILE,
@@ -183,7 +185,8 @@ def row_of(experiment: Experiment, seed: int, run: OpenRun) -> dict[str, Any] | 
 def facts(history: History) -> dict[str, Any]:
     """`held_out`: mean reward of the first and the last version that were evaluated. `reward`: of samples, in the first
     and the last tenth of steps. `staleness`: mean and largest, in versions. `seconds` from the first step to the last;
-    none of a run that was stopped meanwhile."""
+    none of a run that was stopped meanwhile. `learned`: version and rollouts of the first evaluation that is above
+    LEARNED; a group that is used once more counts once."""
     results = [one for one in history.evaluations if one.evaluation == EVALUATION]
     rewards, tenth = history.rewards(), max(1, len(history.steps) // 10)
     stale = [step.metrics["staleness_mean"] for step in history.steps if "staleness_mean" in step.metrics]
@@ -195,7 +198,15 @@ def facts(history: History) -> dict[str, Any]:
         "reward": [round(_mean(some), 4) for some in (rewards[:tenth], rewards[-tenth:])],
         "staleness": [round(_mean(stale), 2), max(oldest)],
         "seconds": None if history.resumes else round(took_s, 1),
+        "learned": next(([*_place(history, one)] for one in results if one.metrics["mean"] > LEARNED), None),
     }
+
+
+def _place(history: History, result: EvalResult) -> tuple[int, int]:
+    """The version that was evaluated, and the rollouts that it was trained on."""
+    version = result.name.version
+    trained = {step.name.version: step.trained_rollouts for step in history.steps}
+    return version, trained.get(version, 0)
 
 
 def _mean(values: Sequence[float]) -> float:

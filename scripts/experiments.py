@@ -1,7 +1,8 @@
-"""What `make curves` measures on examples/arithmetic.toml: how every algorithm learns, and what staleness costs.
+"""What `make curves` measures on examples/arithmetic.toml: how every algorithm learns, what staleness costs, and what
+it saves to train on groups once more.
 
 An experiment is that run file with some settings changed, and has a name that says which: `algorithms/gspo`,
-`staleness/8/plain`. To add one: a line in a table here.
+`staleness/8/plain`, `reuse/replay`. To add one: a line in a table here.
 """
 
 from __future__ import annotations
@@ -64,6 +65,22 @@ FOR_STALENESS: dict[str, Any] = {
 }
 """Of both losses. From the second step on the clip of the decoupled one is of use, too. Without a bonus of entropy it
 is chance, and not staleness, which of the 25 sums a policy gives up for good: four points each."""
+FOR_REUSE: dict[str, Any] = {
+    "run.steps": 140,
+    "feeder.groups_per_batch": 16,
+    "trainer.lr_schedule": "constant",
+    "trainer.lr": 1e-3,
+    "evaluations.sums.every": 4,
+}
+_REPLAY = {"op": "replay", "per_batch": 16, "max_uses": 2, "cool_down": 0, "max_staleness": 8, "decay": 1.0}
+REUSE: dict[str, dict[str, Any]] = {
+    "none": {"pipeline": []},
+    "updates": {"pipeline": [], "trainer.updates_per_batch": 2},
+    "replay": {"pipeline": [_REPLAY]},
+    "priority": {"pipeline": [{"op": "priority", "by": "spread"}, _REPLAY]},
+}
+"""Each group once; each batch twice, at once; as many groups of earlier batches beside the new ones; the same, those
+with a large spread of rewards more often."""
 SECTIONS = ("run", "buffer", "trainer")
 IRRELEVANT = ("explorer", "verifier", "transport")
 """Sections of the run file that change how fast a run is, and not what it learns from."""
@@ -77,7 +94,7 @@ class Experiment:
 
     def sets(self, seed: int) -> list[str]:
         """Values of --set."""
-        return [f"{key}={json.dumps(value)}" for key, value in {"run.seed": seed, **self.settings}.items()]
+        return [f"{key}={_toml(value)}" for key, value in {"run.seed": seed, **self.settings}.items()]
 
     @property
     def digest(self) -> str:
@@ -86,6 +103,15 @@ class Experiment:
         kept = {section: values[section] for section in values if section not in IRRELEVANT}
         text = json.dumps([kept, dict(self.settings)], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def _toml(value: Any) -> str:
+    """Return the value as TOML writes it."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key} = {_toml(one)}' for key, one in value.items())}}}"
+    return json.dumps(value)
 
 
 def own_settings(algorithm: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -105,6 +131,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
         for eta in STALENESS
         for loss, options in LOSSES.items()
     ),
+    *(Experiment(f"reuse/{name}", {**FOR_REUSE, **options}) for name, options in REUSE.items()),
 )
 
 

@@ -44,6 +44,8 @@ HEADERS = {
     "result": "what became of the group",
     "total_experts": "demonstrations in all batches so far",
     "late": "`1` for siblings that came after their group's outcome",
+    "num_uses": "groups that the batch has once more",
+    "use": "number of the use of a group that was in a batch before",
     "version": "of the weights",
     "trainer_epoch": "of the weights",
     "trained_groups": "by all batches up to this version",

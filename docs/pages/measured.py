@@ -64,6 +64,48 @@ def staleness(rows: Rows | None = None) -> str:
     return table(head, lines)
 
 
+REUSES = {
+    "none": "each group once",
+    "updates": "each batch twice at once (`trainer.updates_per_batch = 2`)",
+    "replay": "`replay`: 16 groups of earlier batches beside 16 new ones",
+    "priority": "the same, with `priority` by `spread`",
+}
+
+
+def reuse(rows: Rows | None = None) -> str:
+    """New rollouts until held-out rewards are above LEARNED, of each seed, and their mean beside that without reuse."""
+    rows = read_rows(MEASURED) if rows is None else rows
+    plain = runs(rows, "reuse/none")
+    lines = []
+    for name, text in REUSES.items():
+        found = runs(rows, f"reuse/{name}")
+        shares = [
+            row["learned"][1] / plain[seed]["learned"][1]
+            for seed, row in found.items()
+            if row["learned"] and seed in plain and plain[seed]["learned"]
+        ]
+        lines.append(
+            (
+                text,
+                *(_learned(found.get(seed)) for seed in SEEDS),
+                f"{sum(shares) / len(shares):.2f}" if shares else "-",
+                *(_seconds(found),),
+            )
+        )
+    return table(("", *(f"seed {seed}" for seed in SEEDS), "share, mean", "seconds of a run, mean"), lines)
+
+
+def _learned(row: Mapping[str, Any] | None) -> str:
+    if row is None:
+        return NOT_YET
+    return "never" if row["learned"] is None else f"{row['learned'][1]:,} (version {row['learned'][0]})"
+
+
+def _seconds(found: Runs) -> str:
+    values = [row["seconds"] for row in found.values() if row["seconds"]]
+    return f"{sum(values) / len(values):.0f}" if values else "-"
+
+
 def beside_trl(one: Comparison = ARITHMETIC, rows: Rows | None = None) -> str:
     """A line for each seed and side, and the picture once a seed has all of them."""
     rows = side_by_side.read_rows() if rows is None else rows

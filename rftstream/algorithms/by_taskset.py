@@ -30,7 +30,7 @@ from rftstream.algorithms.base import (
 )
 from rftstream.algorithms.scored import masked_fraction
 from rftstream.config.sections import RunConfig
-from rftstream.contracts.batches import Experience
+from rftstream.contracts.batches import Experience, LossKind
 from rftstream.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class ByTaskset:
                 yield number, part, own
 
     def _number_of(self, experience: Experience) -> int:
-        return 0 if experience.expert else self._numbers.get(experience.ids.taskset, 0)
+        return 0 if experience.loss_kind is not LossKind.rl else self._numbers.get(experience.ids.taskset, 0)
 
     # ----------------------------------------------------------------------------- loss
 

@@ -55,8 +55,9 @@ class Mix:
         demonstrations = demonstration_rows(batch)
         if reference_logprobs is not None:  # those of GRPO's rows, which come first
             reference_logprobs = reference_logprobs[: len(reference_logprobs) - len(demonstrations)]
-        usual, metrics = self._grpo.prepare([one for one in batch if not one.expert], reference_logprobs)
+        usual, metrics = self._grpo.prepare([one for one in batch if one.loss_kind is LossKind.rl], reference_logprobs)
         num_groups = 1 + max((row.group for row in usual), default=-1)
+        added = sorted({name for row in usual for name in row.additions} | self._grpo.added)
         mu = self.mu(batch[0].batch_sequence) if batch else 0.0
         # a demonstration has no version that sampled it, and its rows need what the others of their micro-batch have
         rows = tuple(
@@ -64,7 +65,7 @@ class Mix:
                 row,
                 group=row.group + first_group,
                 additions={
-                    **{name: _all(row, 0.0) for name in self._grpo.added},
+                    **{name: _all(row, 0.0) for name in added},
                     **row.additions,
                     "expert": _all(row, flag),
                     "mu": _all(row, mu),

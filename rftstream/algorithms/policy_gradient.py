@@ -4,9 +4,10 @@ An algorithm inherits from `PolicyGradient`, or from `CorrectedPolicyGradient` i
 the batch (`Clipped`: PPO's), and says `advantages` and `token_losses`; the rest (penalties and divergence in the
 reward, weights, divergence and entropy in the loss, means, metrics) is done here, for all in the same way:
 
-    loss = reduce(w d l + kl_coef k - entropy_coefficient H)
+    loss = reduce(v w d l + kl_coef k - entropy_coefficient H)
 
-with d = staleness_decay ** (versions since the token was sampled).
+with d = staleness_decay ** (versions since the token was sampled), and v the weight of the experience: 1, but of groups
+that are in a batch once more what the operator `replay` gives them.
 
 Legend: N rollouts of the batch, B rows of a micro-batch, T padded tokens.
 """
@@ -45,6 +46,9 @@ PROXIMAL_SHARE = "proximal_share"
 """Addition of a row: how far the proximal policy is from who sampled each token towards the policy now."""
 AGE_WEIGHT = "age_weight"
 """Addition of a row: what a token counts for its age."""
+DISCOUNT = "discount"
+"""Addition of a row, in batches in which some experience has another weight than 1: 1 minus the weight. So a row that
+lacks it, such as one of another algorithm, counts in full."""
 
 
 class PolicyGradient:
@@ -161,6 +165,7 @@ class PolicyGradient:
         advantages_N = self.rollout_advantages(scored, rewards_N)
         advantages_R = self.token_advantages(scored, rows, advantages_N, rewards_N, kl_R)
         additions_R = [self.additions(one, segment) for one in scored.experiences for segment in one.segments]
+        additions_R = _with_discounts(scored, additions_R)
         rows = tuple(
             replace(row, advantages=advantages_T.astype(np.float32), additions=additions)
             for row, advantages_T, additions in zip(rows, advantages_R, additions_R, strict=True)
@@ -187,6 +192,8 @@ class PolicyGradient:
         if AGE_WEIGHT in self.added:
             age_weights_BT = apply_mask(rows.additions[AGE_WEIGHT], mask_BT)
             losses_BT, metrics[AGE_WEIGHT] = losses_BT * age_weights_BT, age_weights_BT.sum()
+        if DISCOUNT in rows.additions:
+            losses_BT = losses_BT * (1 - apply_mask(rows.additions[DISCOUNT], mask_BT))
         parts = {"policy_loss": losses_BT.detach().sum()}
         if config.entropy_coefficient:
             if rows.entropy_BT is None:
@@ -250,6 +257,16 @@ class PolicyGradient:
         )
         ends = np.cumsum([len(row.token_ids) for row in rows])[:-1]
         return np.split(kl_1T[0].numpy(), ends)
+
+
+def _with_discounts(scored: ScoredBatch, additions_R: list[dict[str, np.ndarray]]) -> list[dict[str, np.ndarray]]:
+    """Return the additions of the rows with their discounts, if any experience has another weight than 1."""
+    if all(one.weight == 1 for one in scored.experiences):
+        return additions_R
+    return [
+        {**additions, DISCOUNT: np.full(segment.token_ids.shape[0], 1 - scored.experiences[owner].weight, np.float32)}
+        for additions, segment, owner in zip(additions_R, scored.segments, scored.owners_R, strict=True)
+    ]
 
 
 class CorrectedPolicyGradient(PolicyGradient):

@@ -66,7 +66,7 @@ class Sft:
 
 def demonstration_rows(batch: Sequence[Experience]) -> tuple[TrainingRow, ...]:
     """Return the rows of all demonstrations in the batch, each demonstration a group of its own."""
-    demonstrations = [one for one in batch if one.expert and one.loss_kind is LossKind.sft]
+    demonstrations = [one for one in batch if one.loss_kind is LossKind.sft]
     return tuple(
         replace(row, behavior_logprobs=np.zeros_like(row.behavior_logprobs))
         for group, one in enumerate(demonstrations)

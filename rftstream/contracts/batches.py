@@ -76,6 +76,8 @@ class Experience:
     """What operators added to the reward, by the terms' names."""
     verified_reward: float | None = None
     """The reward of the verdict, where `terms` were added to it."""
+    use: NonNegativeInt = 0
+    """0 in the batch of its group; else the number of the use, as `BatchReuse` has it."""
 
 
 @rule(Experience)
@@ -92,6 +94,7 @@ def _experience_headers(experience: Experience) -> Facts:
         "batch_sequence": experience.batch_sequence,
         "share": experience.share,
         "expert": experience.expert,
+        "use": experience.use or None,
     }
 
 
@@ -103,7 +106,7 @@ def _experience_id(experience: Experience) -> str:
 EXPERIENCE = MessageSpec(
     type=Experience,
     contract="experience",
-    version=3,
+    version=4,
     topic="batches",
     key=lambda experience: f"{experience.batch_sequence}",
     id=_experience_id,
@@ -141,6 +144,8 @@ class BatchManifest:
     """What the buffer saw since the batch before: reward over all decided rollouts, filtered share, ..."""
     total_experts: NonNegativeInt = 0
     """Demonstrations in all batches up to and including this one; one that came in two passes counts twice."""
+    reused: tuple[str, ...] = ()
+    """Groups that were decided before and are in this share once more, in order. `num_groups` does not count them."""
 
 
 @rule(BatchManifest)
@@ -160,7 +165,7 @@ def _manifest_headers(manifest: BatchManifest) -> Facts:
 BATCH_MANIFEST = MessageSpec(
     type=BatchManifest,
     contract="batch_manifest",
-    version=2,
+    version=3,
     topic="batches",
     key=lambda manifest: f"{manifest.batch_sequence}",
     id=lambda manifest: "manifest",

@@ -33,7 +33,7 @@ from rftstream.contracts.dead import DEAD_DROPPED, DEAD_LETTER, DeadDropped, Dea
 from rftstream.contracts.demonstrations import DEMONSTRATION, Demonstration
 from rftstream.contracts.feedback import FEEDBACK, Feedback
 from rftstream.contracts.message_spec import MessageSpec
-from rftstream.contracts.outcomes import GROUP_OUTCOME, GroupOutcome
+from rftstream.contracts.outcomes import BATCH_REUSE, GROUP_OUTCOME, BatchReuse, GroupOutcome
 from rftstream.contracts.rollouts import PARTIAL_ROLLOUT, ROLLOUT, PartialRollout, Rollout
 from rftstream.contracts.tasks import TASK, Task
 from rftstream.contracts.topics import TOPICS
@@ -59,6 +59,7 @@ MESSAGES: dict[str, MessageSpec[Any]] = {
         EXPERIENCE,
         BATCH_MANIFEST,
         GROUP_OUTCOME,
+        BATCH_REUSE,
         WEIGHTS_ANNOUNCED,
         STEP_RECORD,
         EVAL_RESULT,
@@ -86,6 +87,7 @@ Message = (
     | Experience
     | BatchManifest
     | GroupOutcome
+    | BatchReuse
     | WeightsAnnounced
     | StepRecord
     | EvalResult

@@ -1,4 +1,5 @@
-"""An outcome says what became of a group and why. Topic `outcomes`: buffer -> feeder, audit."""
+"""An outcome says what became of a group and why; a reuse says which groups a batch has once more. Topic `outcomes`:
+buffer -> feeder, audit."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from rftstream.contracts.message_spec import Facts, MessageSpec
-from rftstream.contracts.ranges import NonNegativeInt
+from rftstream.contracts.ranges import NonNegativeFloat, NonNegativeInt
 from rftstream.contracts.rollouts import RolloutStatus
 from rftstream.contracts.rules import Violation, presence, rule
 from rftstream.contracts.verdicts import UnscorableReason
@@ -52,6 +53,10 @@ class OperatorAction(StrEnum):
     """Kept tokens from being trained on."""
     shape = "shape"
     """Added a term to rewards."""
+    prioritise = "prioritise"
+    """Said how much the group matters."""
+    offer = "offer"
+    """Let later batches have the group, or some of its siblings, once more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +74,48 @@ class OperatorDecision:
     num_tokens: NonNegativeInt = 0
     """Tokens that were masked."""
     terms: tuple[float, ...] = ()
-    """What was added to the reward of each of the siblings."""
+    """What was added to the reward of each of the siblings; of a group that was prioritised the factor of its
+    priority."""
+
+
+class ReuseKind(StrEnum):
+    """How a batch uses a group that was decided before."""
+
+    replay = "replay"
+    """It is trained on once more, with its rewards."""
+    hindsight = "hindsight"
+    """Its attempts are demonstrations of what they did reach."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReuseOffer:
+    """What later batches may have of a group once more."""
+
+    kind: ReuseKind
+    """How they use it."""
+    operator: NonNegativeInt
+    """Place, among all operators of the run, of the one that offers it."""
+    since: NonNegativeInt
+    """The version from which its age counts: the oldest that sampled one of its tokens. Where the versions of rollouts
+    say nothing about this run, the batch that was next when the group was decided."""
+    until: NonNegativeInt
+    """The last batch that may have it."""
+    siblings: tuple[NonNegativeInt, ...] = ()
+    """Whom it is about, in order; none where it is the whole group."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaskedSpan:
+    """Tokens that an operator kept from being trained on."""
+
+    sibling: NonNegativeInt
+    """Number of the rollout in its group."""
+    segment: NonNegativeInt
+    """Index of the segment."""
+    start: NonNegativeInt
+    """Position of the first masked token in the segment."""
+    stop: NonNegativeInt
+    """Position behind the last one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +153,14 @@ class GroupOutcome:
     version: NonNegativeInt | None = None
     """The trainer's version that operators were told, at which the group would be trained; of a batched group that is
     the batch's. None: no operator looks at it, or the versions of rollouts say nothing about this run."""
+    priority: NonNegativeFloat = 1.0
+    """How much the group matters, the product of what operators said."""
+    offers: tuple[ReuseOffer, ...] = ()
+    """What later batches may have of it once more, in order of the operators."""
+    offsets: tuple[NonNegativeInt, ...] = ()
+    """Offset on `verified` of each of `rollouts`, where there are offers."""
+    masks: tuple[MaskedSpan, ...] = ()
+    """What operators masked, where there are offers."""
 
 
 @rule(
@@ -123,6 +177,8 @@ def _check_group_outcome(outcome: GroupOutcome) -> Violation | None:
             f"got {presence(outcome.batch_sequence)} with result {outcome.result}, "
             "expected one exactly for batched groups"
         )
+    if outcome.offers and len(outcome.offsets) != len(outcome.rollouts):
+        return ".offsets", f"got {len(outcome.offsets)}, expected {len(outcome.rollouts)}, one for each rollout"
     if outcome.late and not outcome.rollouts:
         return ".rollouts", "got none, expected at least one in a late record"
     return None
@@ -141,9 +197,69 @@ def _outcome_headers(outcome: GroupOutcome) -> Facts:
 GROUP_OUTCOME = MessageSpec(
     type=GroupOutcome,
     contract="group_outcome",
-    version=5,
+    version=6,
     topic="outcomes",
     key=lambda outcome: outcome.group_id,
     id=_outcome_id,
     headers=_outcome_headers,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupUse:
+    """A group that was decided before and is in a batch once more."""
+
+    group_id: str
+    """`taskset/pass/index/attempt`."""
+    taskset: str
+    """Name in the run file."""
+    sequence: NonNegativeInt
+    """The feeder's count of admitted groups."""
+    kind: ReuseKind
+    """How the batch uses it."""
+    operator: NonNegativeInt
+    """Place, among all operators of the run, of the one that offered it."""
+    use: NonNegativeInt
+    """Number of the use, from 1; the group's own batch is not counted."""
+    weight: NonNegativeFloat
+    """Factor of its loss."""
+    staleness: NonNegativeInt
+    """The batch minus `since` of the offer."""
+    rollouts: tuple[str, ...]
+    """Ids of the rollouts that the batch has, in order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchReuse:
+    """Which groups a batch has once more. Written with each batch of rollouts, in runs with operators that offer groups
+    for reuse. `outcomes`: buffer -> audit.
+
+    It changes no outcome: a group has exactly one, and each further use of it is counted here."""
+
+    batch_sequence: NonNegativeInt
+    """The batch k, trained at version k."""
+    seen: NonNegativeInt
+    """The groups were chosen by this many outcomes, the first ones on `outcomes`."""
+    uses: tuple[GroupUse, ...]
+    """In the order in which they were chosen."""
+
+
+@rule(BatchReuse)
+def _check_batch_reuse(reuse: BatchReuse) -> Violation | None:
+    seen: set[str] = set()
+    for i, use in enumerate(reuse.uses):
+        if use.group_id in seen:
+            return f".uses[{i}].group_id", f"got {use.group_id} twice, expected each group once"
+        if use.use < 1:
+            return f".uses[{i}].use", "got 0, expected at least 1"
+        seen.add(use.group_id)
+    return None
+
+
+BATCH_REUSE = MessageSpec(
+    type=BatchReuse,
+    contract="batch_reuse",
+    topic="outcomes",
+    key=lambda reuse: f"reuse/{reuse.batch_sequence}",
+    headers=lambda reuse: {"batch_sequence": reuse.batch_sequence, "num_uses": len(reuse.uses)},
 )

@@ -128,6 +128,9 @@ class Posted:
     """Who gave it: environment or agent."""
     error: str | None = None
     """What is wrong with what was given, e.g. a reward that is not finite; the rollout then has no reward."""
+    reached: tuple[ChatMessage, ...] = ()
+    """The first messages of a problem that this attempt solves, in the place of its own; empty: the environment says of
+    none. Text alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,7 +251,7 @@ def _check_rollout(rollout: Rollout) -> Violation | None:
 ROLLOUT = MessageSpec(
     type=Rollout,
     contract="rollout",
-    version=3,
+    version=4,
     topic="rollouts",
     key=lambda rollout: rollout.ids.rollout_id,
     headers=lambda rollout: {
@@ -332,7 +335,7 @@ def _check_partial_rollout(partial: PartialRollout) -> Violation | None:
 PARTIAL_ROLLOUT = MessageSpec(
     type=PartialRollout,
     contract="partial_rollout",
-    version=5,
+    version=6,
     topic="partials",
     key=lambda partial: f"{partial.ids.rollout_id}#{partial.piece}",
     id=lambda partial: partial.ids.rollout_id,

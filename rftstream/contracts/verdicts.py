@@ -129,7 +129,7 @@ def _verified_headers(verified: VerifiedRollout) -> Facts:
 VERIFIED_ROLLOUT = MessageSpec(
     type=VerifiedRollout,
     contract="verified_rollout",
-    version=3,
+    version=4,
     topic="verified",
     key=lambda verified: verified.ids.rollout_id,
     headers=_verified_headers,

@@ -33,6 +33,9 @@ class Reply:
     """What was measured. A later value of a name replaces an earlier one."""
     rewrite: tuple[ChatMessage, ...] | None = None
     """The whole context from now on, for agents that rewrite theirs: a new segment begins."""
+    reached: tuple[ChatMessage, ...] = ()
+    """What the policy would have been shown first in a problem that this attempt solves, for the operator `hindsight`;
+    a later one replaces an earlier one. Empty: the environment does not know of any."""
 
 
 class Environment(Protocol):

@@ -4,7 +4,8 @@
     message  {"role", "content"}, and where there is any: "media", "name", "tool_calls", "tool_call_id"
     said     {"content", "reasoning", "tool_calls": [call, ...], "finish_reason", "text"}
     call     {"id", "name", "arguments", "text", "error"}; "error" is null for a call that can be read
-    reply    {"done", "messages", "reward", "parts", "metrics", "rewrite"}; "done" is needed, all others may be left out
+    reply    {"done", "messages", "reward", "parts", "metrics", "rewrite", "reached"}; "done" is needed, all others may
+             be left out
 
 A message that is returned may be a text alone: then it is the user's. Several of them are a list. Numbers that are not
 finite pass, so that a reward of NaN is seen for what it is.
@@ -73,6 +74,7 @@ def reply_from_plain(value: Any) -> Reply:
         parts=numbers_from_plain(value.get("parts"), what="reply.parts"),
         metrics=numbers_from_plain(value.get("metrics"), what="reply.metrics"),
         rewrite=None if rewrite is None else messages_from_plain(rewrite, what="reply.rewrite"),
+        reached=messages_from_plain(value.get("reached") or [], what="reply.reached"),
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
@@ -16,16 +15,13 @@ from rftstream.config.sections import RunConfig
 from rftstream.errors import ConfigError
 from rftstream.launch.result import RunResult
 from rftstream.launch.start import resume_if_incomplete
-from rftstream.models.folder import prepare_model
 from rftstream.preflight.plan import Purpose, plan
 from rftstream.replay.again import Report, check_versions, save_state
 from rftstream.replay.branch import BatchImport, Extent, measure
 from rftstream.replay.recorded import read_recorded, settings_of
-from rftstream.runs.create import write_config
 from rftstream.runs.folder import (
     OpenRun,
     RunFolder,
-    create_log,
     lies_in_folder,
     names_on_log,
     open_store,
@@ -33,14 +29,14 @@ from rftstream.runs.folder import (
     read_config,
     shown_path,
 )
-from rftstream.runs.fork import OWN, copy_model, derive_config, differences
+from rftstream.runs.fork import OWN, derive_config, differences
 from rftstream.runs.imported import Say
-from rftstream.runs.manifest import changed_settings, check_same_run, data_digests, make_manifest
+from rftstream.runs.made_from import make_from
+from rftstream.runs.manifest import changed_settings
 from rftstream.service.control_view import read_control
 from rftstream.service.role import Log
 from rftstream.transport.base import Transport
 from rftstream.weights.checkpoints import CheckpointStore
-from rftstream.weights.media import copy_media
 
 CHANGEABLE = (
     "trainer",
@@ -215,33 +211,21 @@ class Replay:
     def prepare(self, say: Say, report: Report = lambda version, last, different: None) -> None:
         """Make the new run, ready to be trained. After a crash, a second call goes on where the first one was."""
         folder, config = self._folder, self.config
-        with folder.held():
-            if folder.exists():
-                return
-            copy_model(self._source.folder, folder)
-            copy_media(self._source.store(), open_store(config, folder))
-            model = prepare_model(config.model, folder.model, config.run.seed)
-            digests = data_digests(config, model)
-            theirs = read_control(self._source.transport).manifest
-            if theirs is not None:
-                check_same_run(theirs, config, digests)
-            with closing(open_transport(config, folder, create=True)) as transport:
-                create_log(transport, config)
-                store = CheckpointStore(open_store(config, folder))
-                copy = BatchImport(
-                    self._source.transport,
-                    transport,
-                    folder.run_id,
-                    say,
-                    extent=self._extent,
-                    recorded=self._recorded,
-                    checkpoints=store,
-                    fill=lambda to: self._fill(to, say, report),
-                    rewards_kept=config.run.stop_reward_over,
-                )
-                changed = self.plan.changed
-                copy.run(lambda: make_manifest(config, folder.run_id, digests, time.time(), changed))
-            write_config(config, folder)
+
+        def import_into(transport: Transport) -> BatchImport:
+            return BatchImport(
+                self._source.transport,
+                transport,
+                folder.run_id,
+                say,
+                extent=self._extent,
+                recorded=self._recorded,
+                checkpoints=CheckpointStore(open_store(config, folder)),
+                fill=lambda to: self._fill(to, say, report),
+                rewards_kept=config.run.stop_reward_over,
+            )
+
+        make_from(self._source, folder, config, import_into, changed=self.plan.changed)
 
     def train(self, *, progress: str = "auto", stream: TextIO | None = None) -> RunResult:
         """Train the new run as `rftstream resume` does. If it has ended, return how it ended."""

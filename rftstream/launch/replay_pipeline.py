@@ -7,9 +7,7 @@ from all recorded groups, in the order in which they were admitted.
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -23,24 +21,20 @@ from rftstream.errors import ConfigError
 from rftstream.launch.replay_into import CHANGEABLE, FIXED, OF_TASKSET
 from rftstream.launch.result import RunResult
 from rftstream.launch.start import resume_if_incomplete
-from rftstream.models.folder import prepare_model
 from rftstream.preflight.plan import Purpose, plan
 from rftstream.replay.regrouped import VerdictImport
-from rftstream.runs.create import write_config
 from rftstream.runs.folder import (
     OpenRun,
     RunFolder,
-    create_log,
-    open_store,
-    open_transport,
     read_config,
     shown_path,
 )
-from rftstream.runs.fork import OWN, copy_model, derive_config, differences
+from rftstream.runs.fork import OWN, derive_config, differences
 from rftstream.runs.imported import Say, check_whole
-from rftstream.runs.manifest import changed_settings, check_same_run, data_digests, make_manifest
+from rftstream.runs.made_from import make_from
+from rftstream.runs.manifest import changed_settings
 from rftstream.service.control_view import read_control
-from rftstream.weights.media import copy_media
+from rftstream.transport.base import Transport
 
 OF_PIPELINE = re.compile(r"(tasksets\.[a-z0-9_-]+\.)?pipeline\b")
 """Settings of operators, which are shown by their names instead."""
@@ -137,28 +131,20 @@ class PipelineReplay:
     def prepare(self, say: Say) -> None:
         """Make the new run, ready to be trained. After a crash, a second call goes on where the first one was."""
         folder, config = self._folder, self.config
-        with folder.held():
-            if folder.exists():
-                return
-            copy_model(self._source.folder, folder)
-            copy_media(self._source.store(), open_store(config, folder))
-            model = prepare_model(config.model, folder.model, config.run.seed)
-            digests = data_digests(config, model)
-            theirs = read_control(self._source.transport).manifest
-            if theirs is not None:
-                check_same_run(theirs, config, digests, other_operators=True)
-            with closing(open_transport(config, folder, create=True)) as transport:
-                create_log(transport, config)
-                copy = VerdictImport(self._source.transport, transport, folder.run_id, say)
-                changed = self.plan.changed
-                copy.run(lambda: make_manifest(config, folder.run_id, digests, time.time(), changed))
-                begun = read_control(transport).manifest
-                if begun is not None and (lines := changed_settings(loader.from_toml(begun.config), config)):
-                    raise ConfigError(
-                        f"--into {shown_path(folder.path)}: was begun with other settings: {'; '.join(lines)}; take "
-                        "the same ones to go on, or another folder"
-                    )
-            write_config(config, folder)
+
+        def import_into(transport: Transport) -> VerdictImport:
+            return VerdictImport(self._source.transport, transport, folder.run_id, say)
+
+        def check(transport: Transport) -> None:
+            begun = read_control(transport).manifest
+            if begun is not None and (lines := changed_settings(loader.from_toml(begun.config), config)):
+                raise ConfigError(
+                    f"--into {shown_path(folder.path)}: was begun with other settings: {'; '.join(lines)}; take "
+                    "the same ones to go on, or another folder"
+                )
+
+        changed = self.plan.changed
+        make_from(self._source, folder, config, import_into, changed=changed, other_operators=True, check=check)
 
     def train(self, *, progress: str = "auto", stream: TextIO | None = None) -> RunResult:
         """Train the new run as `rftstream resume` does. If it has ended, return how it ended."""

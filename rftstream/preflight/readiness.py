@@ -21,6 +21,7 @@ from rftstream.config.part_specs import BackendSpec, PolicySpec
 from rftstream.config.pipelines import operator_places
 from rftstream.config.sections import RunConfig, name_of_part
 from rftstream.config.stages import Stages
+from rftstream.data.operators.pipeline import ExperiencePipeline
 from rftstream.errors import ConfigError, RftError
 from rftstream.models.devices import check_device
 from rftstream.models.folder import check_complete, prepare_model
@@ -171,6 +172,7 @@ def _pipelines(config: RunConfig) -> str | None:
     for place in operator_places(config):
         place.build()
         names.append(f"{place.name} ({place.side} side)")
+    ExperiencePipeline.of(config)
     return f"{', '.join(names)} can be used" if names else None
 
 

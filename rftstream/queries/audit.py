@@ -35,6 +35,7 @@ from rftstream.queries.ledger import (
     TrainingInForce,
 )
 from rftstream.queries.operator_totals import read_totals
+from rftstream.queries.reuse_counts import count_reuse, reuse_of, reuse_problems
 from rftstream.queries.rows import TopicTable
 from rftstream.roles.buffer import BUFFER
 from rftstream.roles.explorer import EXPLORER
@@ -87,6 +88,7 @@ def _audit(transport: Transport, index: Index | None, said: Trimmed) -> AuditRep
     decided = table("outcomes")
     outcomes = ledger.outcomes_of(decided.where(lambda rows: rows["sequence"] >= said.sequence), steps.version)
     through = ledger.outcomes_of(decided.where(lambda rows: rows["sequence"] < said.sequence), steps.version)
+    reuse = reuse_of(decided)
     batches_table = table("batches").where(lambda rows: (rows["number"] < 0) | (rows["number"] >= said.version))
     batches_table = batches_in_force(log, batches_table, said)
     batches, shares = ledger.rows_of("batches", batches_table), ledger.shares_of(batches_table)
@@ -102,7 +104,7 @@ def _audit(transport: Transport, index: Index | None, said: Trimmed) -> AuditRep
     fates = _fates(tasks, rollouts, verified, outcomes, said, through)
     twins = {
         "steps": steps.twins,
-        "outcomes": np.concatenate([through.twins, outcomes.twins]),
+        "outcomes": np.concatenate([through.twins, outcomes.twins, reuse.twins]),
         **{one.topic: one.twins for one in (*rows, partials, *rest)},
     }
     contradictions = [
@@ -112,7 +114,8 @@ def _audit(transport: Transport, index: Index | None, said: Trimmed) -> AuditRep
         *_foreign(log, rows, partials, outcomes),
         *_lost(log, rows, outcomes),
         *_incomplete(log, tasks),
-        *_outcomes_against_batches(log, outcomes, batches, said.version),
+        *_outcomes_against_batches(log, outcomes, batches, reuse.in_batches(said.version), said.version),
+        *reuse_problems(reuse, outcomes, through),
         *_batches_against_steps(steps, outcomes, shares, said, num_shares=len(log.ends("batches"))),
     ]
     demonstrations, more = count_demonstrations(
@@ -125,6 +128,7 @@ def _audit(transport: Transport, index: Index | None, said: Trimmed) -> AuditRep
     contradictions += operators.problems(fates.groups.admitted) if operators is not None else []
     return AuditReport(
         operators=operators,
+        reuse=count_reuse(reuse, steps.version),
         trainer_epoch=steps.trainer_epoch,
         version=steps.version,
         rollouts=fates.rollouts,
@@ -306,9 +310,11 @@ def _incomplete(log: Log, tasks: RolloutRows) -> list[str]:
     ]
 
 
-def _outcomes_against_batches(log: Log, outcomes: Outcomes, batches: RolloutRows, first: int) -> list[str]:
+def _outcomes_against_batches(
+    log: Log, outcomes: Outcomes, batches: RolloutRows, reused: Digests, first: int
+) -> list[str]:
     """Compare outcomes with batches. Both are written in one transaction, so a batch holds exactly the rollouts that
-    outcomes name. Batches below `first` are deleted."""
+    outcomes name, and those that it has once more (`reused`). Batches below `first` are deleted."""
     sentences = []
     batched = outcomes.batch_N >= first
     promised = ledger.in_batch(outcomes.rollout_N[batched], outcomes.batch_N[batched])
@@ -319,14 +325,23 @@ def _outcomes_against_batches(log: Log, outcomes: Outcomes, batches: RolloutRows
             f"batches: {plural(int(absent.sum()), 'rollout')} not in the batch that the outcome says: "
             + _examples(log, "verified", outcomes.rollout_N[batched][absent], "rollout_id")
         )
+    if lacking := len(ledger.missing(reused, held)):
+        sentences.append(f"batches: {plural(lacking, 'rollout')} not in the batch that is said to have it once more")
     newest = int(outcomes.batch_G.max(initial=-1))  # outcomes of later batches were written after we looked
     early = batches.number_R <= newest
-    unnamed = early & ~ledger.isin(batches.rollout_R, outcomes.rollout_N[batched])
+    unnamed = early & ~ledger.isin(batches.rollout_R, outcomes.rollout_N[batched]) & ~ledger.isin(held, reused)
     if unnamed.any():
         strangers = ledger.distinct(batches.rollout_R[unnamed])
         sentences.append(
             f"batches: {plural(len(strangers), 'rollout')} that no outcome batched: "
             + _examples(log, "batches", strangers, "rollout_id")
+        )
+    again = early & ~unnamed & ~ledger.isin(held, np.concatenate([promised, reused]))
+    if again.any():
+        strangers = ledger.distinct(batches.rollout_R[again])
+        sentences.append(
+            f"batches: {plural(len(strangers), 'rollout')} in a batch for which neither its outcome nor a reuse is "
+            "there: " + _examples(log, "batches", strangers, "rollout_id")
         )
     return sentences
 

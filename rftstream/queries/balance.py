@@ -9,6 +9,7 @@ from typing import Any
 from rftstream.queries.formatting import columns, number, plural
 from rftstream.queries.operator_totals import OperatorTotals
 from rftstream.queries.recomputation import Recomputation
+from rftstream.queries.reuse_counts import ReuseCounts
 
 STAGES = ("to_be_sampled", "sampled", "verified", "batched")
 """Where pending rollouts stand. A group stands where its last sibling does."""
@@ -92,6 +93,8 @@ class AuditReport:
     """Whether the law holds and nothing on the log contradicts it."""
     operators: OperatorTotals | None = None
     """What operators did so far; None where the run has none."""
+    reuse: ReuseCounts | None = None
+    """How often batches have groups once more; None where the run has no operator for that."""
     recomputation: Recomputation | None = None
     """What came of computing the operators' decisions again; None where nobody asked for it."""
 
@@ -110,6 +113,7 @@ class AuditReport:
             "rollouts": self.rollouts.to_json(),
             "groups": self.groups.to_json(),
             **({"experts": self.demonstrations.to_json()} if self.demonstrations is not None else {}),
+            **({"reused": self.reuse.to_json()} if self.reuse is not None else {}),
             **({"operators": self.operators.to_json()} if self.operators is not None else {}),
             **({"decisions": self.recomputation.to_json()} if self.recomputation is not None else {}),
             "twins": dict(self.twins),
@@ -165,6 +169,8 @@ def _text(report: AuditReport) -> list[str]:
                 ]
             ),
         ]
+    if report.reuse is not None:
+        lines += ["", report.reuse.to_text()]
     if report.operators is not None:
         lines += ["", *report.operators.lines()]
     twins = ", ".join(f"{count:,} on {topic}" for topic, count in report.twins.items() if count)

@@ -21,6 +21,8 @@ class Recomputation:
     """Groups that the operators of the experience side were asked about again."""
     num_rollouts: int = 0
     """Rollouts of batches whose rewards and masks were compared."""
+    num_choices: int = 0
+    """Batches for which was chosen again what they have once more."""
     num_unknown: int = 0
     """Groups whose records are deleted, so that decisions about them cannot be computed again."""
     num_differences: int = 0
@@ -50,6 +52,7 @@ class Recomputation:
             "draws": self.num_draws,
             "groups": self.num_groups,
             "rollouts": self.num_rollouts,
+            "reuse": self.num_choices,
             "deleted": self.num_unknown,
             "num_differences": self.num_differences,
             "differences": list(self.differences),
@@ -61,6 +64,8 @@ class Recomputation:
             f"{plural(self.num_draws, 'draw')}, {plural(self.num_groups, 'group')} and "
             f"{plural(self.num_rollouts, 'rollout')} of batches"
         )
+        if self.num_choices:
+            asked += f", {plural(self.num_choices, 'choice')} of what to reuse"
         found = "all equal" if self.fine else plural(self.num_differences, "difference")
         lines = [f"decisions of operators computed again: {asked}: {found}"]
         if self.num_unknown:

@@ -28,10 +28,12 @@ from rftstream.errors import ContractError
 from rftstream.models.folder import prepare_model
 from rftstream.models.spec import ModelSpec
 from rftstream.queries.recomputation import Recomputation, shown
+from rftstream.queries.recompute_reuse import ReuseAgain
 from rftstream.roles.buffer.bodies import Bodies
 from rftstream.roles.buffer.experiences import experience_of
 from rftstream.roles.buffer.groups import Group, Sibling, sibling_of
 from rftstream.roles.buffer.operators import GroupOperators
+from rftstream.roles.buffer.reuse import offers_of
 from rftstream.roles.feeder.cursor import FeederCursor
 from rftstream.roles.feeder.draws import Draws, open_sources, tasksets_of
 from rftstream.roles.trainer.recorded_batches import foreign_places
@@ -70,7 +72,8 @@ def _recompute(transport: Transport, config: RunConfig, spec: ModelSpec, said: T
     log = Log(transport)
     admitted = _read_admitted(log) if has_tasks_side else {}
     drawn = [message for _, message in log.in_force("control") if isinstance(message, Drawn)]
-    outcomes = [one.message for one in log.messages("outcomes") if isinstance(one.message, GroupOutcome)]
+    told = [one.message for one in log.messages("outcomes") if one.message is not None]
+    outcomes = [message for message in told if isinstance(message, GroupOutcome)]
     if has_tasks_side or (experience_side and experience_side.is_declared):
         found.num_unknown = said.sequence
     if has_tasks_side:
@@ -81,7 +84,9 @@ def _recompute(transport: Transport, config: RunConfig, spec: ModelSpec, said: T
         )
         _TaskSide(draws, admitted, drawn, outcomes, said, found).check()
     if experience_side.is_declared and experience_side:
-        _ExperienceSide(log, config, experience_side, outcomes, said, found).check()
+        reuse = ReuseAgain(log, config, experience_side, spec, found)
+        reuse.choose(told)
+        _ExperienceSide(log, config, experience_side, outcomes, said, found, reuse).check()
     return found
 
 
@@ -280,8 +285,11 @@ class _ExperienceSide:
         outcomes: Sequence[GroupOutcome],
         said: Trimmed,
         found: Recomputation,
+        reuse: ReuseAgain,
     ) -> None:
+        self._reuse = reuse
         self._log = log
+        self._imported = config.run.imported_from is not None
         self._min_siblings = config.buffer.min_siblings
         self._outcomes = outcomes
         self._said = said
@@ -338,14 +346,27 @@ class _ExperienceSide:
         self._found.expect(where, "decisions", outcome.decisions, result.decisions)
         self._found.expect(where, "rollouts", outcome.rollouts, group.summaries)
         self._found.expect(where, "parts", outcome.parts, group.part_means)
+        self._found.expect(where, "priority", outcome.priority, result.priority)
+        oldest, batch = group.oldest_version, outcome.batch_sequence
+        if outcome.offers and (self._imported or oldest is None):  # its age counts from the batch that was next
+            oldest = outcome.offers[0].since
+        offered = offers_of(group, result, oldest, 0 if batch is None else batch)
+        for name in ("offers", "masks", "offsets"):
+            self._found.expect(where, name, getattr(outcome, name), offered.get(name, ()))
 
     def _compare_batches(self, trained: Mapping[str, _Trained]) -> None:
         differing: list[tuple[Record, str]] = []
         for record, experience in self._log.in_force("batches"):
-            if not isinstance(experience, Experience) or experience.ids.rollout_id not in trained:
+            if not isinstance(experience, Experience):
+                continue
+            if experience.use:
+                is_equal = self._reuse.check_body(experience, self._said)
+            elif experience.ids.rollout_id in trained:
+                is_equal = _trained(experience) == trained[experience.ids.rollout_id]
+            else:
                 continue
             self._found.num_rollouts += 1
-            if _trained(experience) != trained[experience.ids.rollout_id]:
+            if not is_equal:
                 differing.append((record, experience.ids.rollout_id))
         if not differing:
             return

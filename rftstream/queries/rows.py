@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from rftstream.contracts import codec
 from rftstream.contracts.messages import CONTRACTS_ON
-from rftstream.contracts.outcomes import GroupOutcome, GroupResult
+from rftstream.contracts.outcomes import BatchReuse, GroupOutcome, GroupResult, ReuseKind
 from rftstream.contracts.records import Record, TopicPartition
 from rftstream.contracts.topics import TOPICS
 from rftstream.errors import ContractError
@@ -27,11 +27,13 @@ from rftstream.service.role import Log
 
 RowArray = npt.NDArray[np.void]
 
-UNREADABLE, KEYED, ROLLOUT, MANIFEST, OUTCOME, NAMED, DEMONSTRATION = range(7)
+UNREADABLE, KEYED, ROLLOUT, MANIFEST, OUTCOME, NAMED, DEMONSTRATION, USE, USED = range(9)
 """Kinds of rows: without id headers; with a twin key only; of a rollout; a batch manifest; an outcome; a rollout that
-the outcome before it names; an experience from a demonstration."""
+the outcome before it names; an experience from a demonstration; a group that a batch has once more; a rollout of it."""
 
 RESULTS = (GroupResult.batched, GroupResult.expired, GroupResult.filtered, GroupResult.dead)
+KINDS = (ReuseKind.replay, ReuseKind.hindsight)
+"""`code` of USE and USED: index into these."""
 RESULT_MASK, LATE, SCORED, REJECTED = 3, 4, 8, 16
 """`code` of OUTCOME and NAMED: index into RESULTS, and flags."""
 
@@ -46,7 +48,7 @@ ROW = np.dtype(
         ("partition", "<i4"),
         ("share", "<i4"),
         ("count", "<i4"),  # on batches; count: as a manifest says; tokens of NAMED ones, -1 if unsampled;
-        # the number of the demonstration of a DEMONSTRATION
+        # the number of the demonstration of a DEMONSTRATION, of the use of a USE
         ("kind", "u1"),
         ("code", "u1"),
         ("", "V2"),
@@ -240,6 +242,8 @@ def _outcome_rows(record: Record, broken: list[tuple[int, str]]) -> bytes:
         return b""
     try:
         outcome = codec.from_record(record)
+        if isinstance(outcome, BatchReuse):
+            return _reuse_rows(record, outcome)
         assert isinstance(outcome, GroupOutcome)
     except ContractError as error:
         broken.append((record.offset, str(error)))
@@ -255,6 +259,20 @@ def _outcome_rows(record: Record, broken: list[tuple[int, str]]) -> bytes:
         flags |= REJECTED if one.rejected is not None else 0
         tokens = -1 if one.status.encode() in UNSAMPLED else min(one.num_tokens, (1 << 31) - 1)
         found += _pack(digest(one.rollout_id.encode()), group, key, batch, *place, tokens, NAMED, flags)
+    return found
+
+
+def _reuse_rows(record: Record, reuse: BatchReuse) -> bytes:
+    """Return a row for the record, and one for each use and each of its rollouts."""
+    key = digest(twin_key("outcomes", headers_of(record)) or str(record).encode())
+    batch = min(reuse.batch_sequence, 1 << 62)
+    found = _pack(0, 0, key, batch, record.offset, -1, record.partition, -1, -1, KEYED, 0)
+    for use in reuse.uses:
+        place = (record.offset, min(use.sequence, 1 << 62), record.partition, use.operator)
+        group, count = digest(use.group_id.encode()), min(use.use, (1 << 31) - 1)
+        found += _pack(0, group, key, batch, *place, count, USE, KINDS.index(use.kind))
+        for rollout_id in use.rollouts:
+            found += _pack(digest(rollout_id.encode()), group, key, batch, *place, count, USED, KINDS.index(use.kind))
     return found
 
 

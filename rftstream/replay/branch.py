@@ -84,7 +84,7 @@ def measure(transport: Transport, first: int, last: int) -> Extent:
                 batch, why = None, str(error)
             if batch is None:
                 raise ConfigError(f"batch {sequence} cannot be trained: {why}; give a --to of at most {sequence}")
-            groups.update(*(manifest.groups for manifest in batch.manifests))
+            groups.update(*(manifest.groups + manifest.reused for manifest in batch.manifests))
             if sequence >= first:
                 num_rollouts += batch.num_rollouts
                 num_groups += sum(len(manifest.groups) for manifest in batch.manifests)
@@ -150,6 +150,9 @@ class BatchImport(Import):
 
     def _of_the_groups(self, record: Record) -> NewRecord | None:
         group = record.header("group_id")
+        if record.header("contract") == b"batch_reuse":
+            is_trained = 0 <= int(record.header("batch_sequence") or -1) < self._extent.last
+            return self.as_it_is(record) if is_trained else None
         return self.as_it_is(record) if group is not None and group.decode() in self._extent.groups else None
 
     def _of_the_batches(self, record: Record) -> NewRecord | None:

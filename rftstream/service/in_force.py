@@ -6,7 +6,7 @@ nothing for anybody, and is passed over.
 
 - On `control`, claims of a role follow one another by one. The first good manifest is the manifest. What the trainer
   and the feeder say there (`finished`, `trimmed`, `end`) counts under the epoch that is in force at this place, and
-  `trimmed` may contradict neither the log's ends nor what was said before.
+  `trimmed` may contradict neither the log's ends nor what was said before, and its checkpoint's version is on `steps`.
 - On `weights` and `steps` each record names a version of its writer's epoch, newer than the one before.
 - On `batches` a record belongs to the chain of batches, which roles/trainer/assembly.py puts together.
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 CONTROL = TopicPartition("control", 0)
+STEPS = TopicPartition("steps", 0)
 RULED = frozenset(("control", *(name for name, topic in TOPICS.items() if topic.writer is not None)))
 """Topics that the rule is about."""
 PASSED_OVER = frozenset(("control", "weights", "steps"))
@@ -214,6 +215,12 @@ class RecordsInForce:
         before = self._trimmed
         if before is not None and (said.version < before.version or said.sequence < before.sequence):
             return f"it takes back that what is below version {before.version} was deleted"
+        if said.version > said.name.version:
+            return (
+                f"it deletes what is below version {said.version}, and its newest checkpoint is of {said.name.version}"
+            )
+        if said.name.version and not self._was_made(said.name):
+            return f"its checkpoint is of version {said.name.version} of epoch {said.name.trainer_epoch}, not on steps"
         for topic, offsets in said.offsets.items():
             if topic not in TOPICS:
                 return f"it deletes from {show(topic)}, which is no topic"
@@ -224,6 +231,22 @@ class RecordsInForce:
             if any(offset < least for offset, least in zip(offsets, kept, strict=True)):
                 return f"it takes back that {topic} was deleted up to {kept}"
         return None
+
+    def _was_made(self, name: VersionName) -> bool:
+        """Return whether the version stands on `steps`, read to its end before the answer is no: a step is there before
+        a checkpoint of it is spoken of."""
+        wanted = (b"%d" % name.trainer_epoch, b"%d" % name.version)
+        for settled in (False, True):  # an open transaction may hide it
+            end = self._transport.admin.end_offsets("steps", settled=settled)[STEPS]
+            begin = self._transport.admin.begin_offsets("steps")[STEPS]
+            reader = self._transport.reader({STEPS: begin}, bodies=False)
+            try:
+                for records in read_to_ends(self._transport, reader, {STEPS: end}):
+                    if any((one.header("trainer_epoch"), one.header("version")) == wanted for one in records):
+                        return True
+            finally:
+                reader.close()
+        return False
 
 
 def writer_epoch(record: Record) -> int:

@@ -110,7 +110,7 @@ class ForeignWriter:
         return self._raw(RunFinished(reason="foreign", name=name, finished_at=0.0), "control", epoch)
 
     def _trimmed(self) -> NewRecord | None:
-        """Under the trainer's epoch, and beyond the end of the log."""
+        """Under the trainer's epoch, and beyond the end of the log; or within it, of a checkpoint that nobody made."""
         found = self._some("control", Claim)
         if found is None:
             return None
@@ -123,17 +123,15 @@ class ForeignWriter:
             default=0,
         )
         ends = [end for _, end in sorted(self._transport.admin.end_offsets("tasks").items())]
-        return self._raw(
-            Trimmed(
-                name=VersionName(trainer_epoch=newest, version=0),
-                checkpoints=(),
-                offsets={"tasks": tuple(end + 1000 for end in ends)},
-                version=5,
-                sequence=50,
-            ),
-            "control",
-            newest,
+        beyond, version = (1000, 0) if sum(ends) % 2 else (0, 10_000)  # nothing is drawn: other records stay the same
+        said = Trimmed(
+            name=VersionName(trainer_epoch=newest, version=version),
+            checkpoints=(),
+            offsets={"tasks": tuple(end + beyond for end in ends)},
+            version=5,
+            sequence=50,
         )
+        return self._raw(said, "control", newest)
 
     def _end(self) -> NewRecord:
         return self._raw(TasksEnded(admitted=0, reason="foreign"), "control", self._strange_epoch())

@@ -34,7 +34,18 @@ from rftstream.contracts.dead import DeadDropped, DeadLetter
 from rftstream.contracts.demonstrations import Demonstration, Preference
 from rftstream.contracts.feedback import Feedback
 from rftstream.contracts.messages import SPEC_OF, Message
-from rftstream.contracts.outcomes import GroupOutcome, GroupResult, OperatorAction, OperatorDecision, RolloutSummary
+from rftstream.contracts.outcomes import (
+    BatchReuse,
+    GroupOutcome,
+    GroupResult,
+    GroupUse,
+    MaskedSpan,
+    OperatorAction,
+    OperatorDecision,
+    ReuseKind,
+    ReuseOffer,
+    RolloutSummary,
+)
 from rftstream.contracts.rollouts import (
     AgentCall,
     ImageSpan,
@@ -133,6 +144,9 @@ MODEL_CALL = AgentCall(
     asked={"temperature": 0.2, "stop_sequences": ["END"]}, started_at=1767225600.5, finished_at=1767225601.25,
 )  # fmt: skip
 POSTED_ROLLOUT = dataclasses.replace(ROLLOUT, turns=CALLING_TURNS, posted=POSTED, calls=(MODEL_CALL,))
+REACHED = dataclasses.replace(
+    POSTED, reward=0.0, parts={}, reached=(ChatMessage(role="user", content="Make 12 of 3 and 4."),)
+)
 VERDICT = Verdict(
     reward=0.9, scorer="math+format", scorer_version="1.0.2:9f2c", parts={"math": 1.0, "format": 0.5},
     metrics={"answer_found": 1.0},
@@ -171,6 +185,7 @@ SAMPLES: dict[str, Message] = {
     "rollout.v1": ROLLOUT,
     "rollout.v2": POSTED_ROLLOUT,
     "rollout.v3": dataclasses.replace(ROLLOUT, problem=SEEN_PROBLEM, segments=SEEN_SEGMENTS),
+    "rollout.v4": dataclasses.replace(POSTED_ROLLOUT, posted=REACHED),
     "partial_rollout.v1": PartialRollout(
         ids=IDS, piece=1, turns=TURNS[:1], segments=SEGMENTS, num_tokens=7, environment_state=b"\x82\xa1n\x01\xa1m\xc0",
         sampler_state=bytes(range(16)), saved_at=1767225605.75,
@@ -215,6 +230,9 @@ SAMPLES: dict[str, Message] = {
         ids=IDS, piece=0, turns=TURNS[:1], segments=SEEN_SEGMENTS, num_tokens=7, saved_at=1767225605.75,
         started_at=1767225600.25, explorer="explorer-1",
     ),
+    "partial_rollout.v6": PartialRollout(
+        ids=IDS, piece=2, turns=TURNS[:1], segments=SEGMENTS, num_tokens=7, saved_at=1767225605.75, posted=REACHED,
+    ),
     "verified_rollout.v1": VerifiedRollout(ids=IDS, rollout=ROLLOUT, verdict=VERDICT, verified_at=1767225612.0),
     "verified_rollout.v2": VerifiedRollout(
         ids=IDS, rollout=POSTED_ROLLOUT, verdict=None, reason=UnscorableReason.no_reward,
@@ -223,6 +241,9 @@ SAMPLES: dict[str, Message] = {
     "verified_rollout.v3": VerifiedRollout(
         ids=IDS, rollout=dataclasses.replace(ROLLOUT, problem=SEEN_PROBLEM, segments=SEEN_SEGMENTS), verdict=VERDICT,
         verified_at=1767225612.0,
+    ),
+    "verified_rollout.v4": VerifiedRollout(
+        ids=IDS, rollout=dataclasses.replace(POSTED_ROLLOUT, posted=REACHED), verdict=VERDICT, verified_at=1767225612.0,
     ),
     "verified_rollout.v1-undecodable": VerifiedRollout(
         ids=IDS, rollout=None, verdict=None, reason=UnscorableReason.undecodable,
@@ -255,6 +276,7 @@ SAMPLES: dict[str, Message] = {
     "experience.v1-expert": EXPERT,
     "experience.v2": dataclasses.replace(EXPERIENCE, segments=SEEN_SEGMENTS),
     "experience.v3": dataclasses.replace(EXPERIENCE, reward=1.15, terms={"short": 0.25}, verified_reward=0.9),
+    "experience.v4": dataclasses.replace(EXPERIENCE, batch_sequence=5, weight=0.25, use=2),
     "batch_manifest.v1": BatchManifest(
         batch_sequence=3, share=1, num_shares=2, count=2,
         digest=EXPERIENCES_DIGEST,
@@ -266,6 +288,10 @@ SAMPLES: dict[str, Message] = {
         batch_sequence=4, share=0, num_shares=1, count=2,
         digest=EXPERIENCES_DIGEST, groups=("gsm8k/0/17/0",), num_groups=1,
         total_groups=5, metrics={"experts": 1.0}, total_experts=9,
+    ),
+    "batch_manifest.v3": BatchManifest(
+        batch_sequence=5, share=0, num_shares=1, count=2, digest=EXPERIENCES_DIGEST, groups=("gsm8k/0/24/0",),
+        num_groups=1, total_groups=6, reused=("gsm8k/0/17/0",),
     ),
     "group_outcome.v1": GroupOutcome(
         group_id="gsm8k/0/17/0", taskset="gsm8k", sequence=17, result=GroupResult.batched, reason="complete",
@@ -333,6 +359,33 @@ SAMPLES: dict[str, Message] = {
         decided_at=1767225701.0, group_size=1, seen=20, version=5, parts={"math": 1.0},
         decisions=(
             OperatorDecision(operator="stale", action=OperatorAction.reject, reason="too old", siblings=(0,)),
+        ),
+    ),
+    "group_outcome.v6": GroupOutcome(
+        group_id="gsm8k/0/23/0", taskset="gsm8k", sequence=23, result=GroupResult.batched, reason="complete",
+        rollouts=(
+            RolloutSummary(rollout_id="gsm8k/0/23/0/0", num_tokens=90, status=RolloutStatus.completed, reward=1.0),
+            RolloutSummary(rollout_id="gsm8k/0/23/0/1", num_tokens=80, status=RolloutStatus.completed, reward=0.0),
+        ),
+        batch_sequence=4, decided_at=1767225702.0, group_size=2, seen=21, parts={"math": 0.5},
+        decisions=(
+            OperatorDecision(operator="priority", action=OperatorAction.prioritise, reason="difficulty", terms=(0.5,)),
+            OperatorDecision(operator="replay", action=OperatorAction.offer, reason="replay"),
+        ),
+        priority=0.5, offsets=(31, 35),
+        offers=(
+            ReuseOffer(kind=ReuseKind.replay, operator=2, since=3, until=11),
+            ReuseOffer(kind=ReuseKind.hindsight, operator=3, since=3, until=7, siblings=(1,)),
+        ),
+        masks=(MaskedSpan(sibling=0, segment=0, start=2, stop=9),),
+    ),
+    "batch_reuse.v1": BatchReuse(
+        batch_sequence=6, seen=24,
+        uses=(
+            GroupUse(
+                group_id="gsm8k/0/23/0", taskset="gsm8k", sequence=23, kind=ReuseKind.replay, operator=2, use=1,
+                weight=0.5, staleness=3, rollouts=("gsm8k/0/23/0/0", "gsm8k/0/23/0/1"),
+            ),
         ),
     ),
     "weights_announced.v1": WeightsAnnounced(

@@ -98,12 +98,12 @@ def test_ids_come_from_headers_alone() -> None:
             "elsewhere[3]@8172 headers.contract: got 'rollout', expected no message: the topic is not in the table",
         ),
         (
-            (("contract", b"rollout"), ("contract_version", b"4")), "rollouts",
-            "rollouts[3]@8172 headers.contract_version: got rollout.v4, expected at most v3; update rftstream",
+            (("contract", b"rollout"), ("contract_version", b"5")), "rollouts",
+            "rollouts[3]@8172 headers.contract_version: got rollout.v5, expected at most v4; update rftstream",
         ),
         (
             (("contract", b"rollout"), ("contract_version", b"one")), "rollouts",
-            "rollouts[3]@8172 headers.contract_version: got rollout.vone, expected at most v3; update rftstream",
+            "rollouts[3]@8172 headers.contract_version: got rollout.vone, expected at most v4; update rftstream",
         ),
         (
             (("contract", b"rollout"),), "rollouts",

@@ -82,6 +82,7 @@ class Deletions:
         sizes = sum(len(laws.admitted[one.group_id]) for one in groups)
         assert sum(trimmed.rollouts.values()) == sizes
         assert all(one.batch_sequence is None or one.batch_sequence < trimmed.version for one in groups)
+        assert all(offer.until < trimmed.version for one in groups for offer in one.offers), "a batch may use it"
         assert trimmed.version <= laws.version
 
     def check(self) -> None:

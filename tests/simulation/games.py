@@ -50,6 +50,12 @@ class Plan:
         luck = uniform(self._seed, "reward", turn)
         return None if luck < 0.3 or (turn == self.odd_turn and self.odd == "nan") else round(luck, 3)
 
+    def reached(self, turn: int) -> tuple[ChatMessage, ...]:
+        """What the rollout did reach, where its last turn has a reward."""
+        if self.reward(turn) is None or uniform(self._seed, "reached") < 0.3:
+            return ()
+        return (ChatMessage(role="user", content=f"{self._seed % 10}+0="),)
+
 
 class Game:
     """As its plan says. Its coroutines wait by the clock; `save` is a plain function, as most are."""
@@ -82,6 +88,7 @@ class Game:
             messages=() if done else (ChatMessage(role="user", content=f"{turn}+{self._turn}="),),
             reward=math.nan if odd == "nan" else plan.reward(turn),
             metrics={"turns": self._turn},
+            reached=plan.reached(turn) if done else (),
         )
 
     def save(self) -> bytes | None:

@@ -15,7 +15,7 @@ from rftstream.contracts.batches import BatchManifest, Experience
 from rftstream.contracts.control import Claim, RunFinished, TasksEnded, Trimmed
 from rftstream.contracts.dead import DeadLetter
 from rftstream.contracts.demonstrations import Demonstration
-from rftstream.contracts.outcomes import GroupOutcome, GroupResult
+from rftstream.contracts.outcomes import BatchReuse, GroupOutcome, GroupResult
 from rftstream.contracts.records import Record, TopicPartition
 from rftstream.contracts.rollouts import PartialRollout, Rollout, RolloutStatus, Segment
 from rftstream.contracts.tasks import RolloutIds, Task
@@ -28,6 +28,7 @@ from rftstream.testing.foreign import TRANSACTIONAL_ID
 from rftstream.transport.memory.log import MemoryTransaction
 from tests.simulation.deletions import Deletions
 from tests.simulation.demonstrations import Demonstrations
+from tests.simulation.reused import Reused
 from tests.simulation.staged import batches_of
 from tests.simulation.unfinished import Unfinished
 
@@ -111,6 +112,7 @@ class Laws:
         self.deletions = Deletions(self)
         self.demonstrations = Demonstrations(self)
         self.unfinished = Unfinished(self)
+        self.reused = Reused(self)
 
     def __call__(self) -> None:
         log = self.simulation.log
@@ -137,6 +139,8 @@ class Laws:
     def _transaction(self, transaction: MemoryTransaction) -> None:
         """In the order in which they were committed; what a reader sees in which order is a matter of the marks."""
         new_tasks: list[Task] = []
+        reuses: list[BatchReuse] = []
+        manifests: list[BatchManifest] = []
         if transaction.transactional_id == TRANSACTIONAL_ID:
             return  # what somebody else writes changes nothing
         if transaction.group is not None:
@@ -144,12 +148,18 @@ class Laws:
                 self._positions[transaction.group, place] = position.offset
         for records in transaction.records.values():
             for record in records:
-                self._look(record, new_tasks)
+                self._look(record, new_tasks, reuses, manifests)
+        for reuse in reuses:  # what it tells of is in this transaction
+            self.reused.told(reuse)
+        for batch, num_groups in {(one.batch_sequence, one.num_groups) for one in manifests}:
+            self.reused.manifest(batch, num_groups)
         self.unfinished.transaction(transaction.transactional_id)
         if new_tasks:
             self._admission(new_tasks)
 
-    def _look(self, record: Record, new_tasks: list[Task]) -> None:
+    def _look(
+        self, record: Record, new_tasks: list[Task], reuses: list[BatchReuse], manifests: list[BatchManifest]
+    ) -> None:
         self._twin(record)
         self.deletions.look(record)
         self.unfinished.look(record)
@@ -172,10 +182,16 @@ class Laws:
                 self.demonstrations.loaded(record, message)
             case Experience(expert=True):
                 self.demonstrations.taken(message)
+            case Experience(use=use) if use:
+                self.reused.again(message)
             case Experience():
                 self._experience(message)
+                self.reused.first(message)
+            case BatchReuse():
+                reuses.append(message)
             case BatchManifest():
                 self._manifest(message)
+                manifests.append(message)
             case GroupOutcome():
                 self._outcome(message)
             case StepRecord():

@@ -56,7 +56,7 @@ from rftstream.transport.memory.transactions import Coordinator
 from rftstream.transport.memory.transport import MemoryAdmin, MemoryTransport
 from rftstream.weights import retention
 from rftstream.weights.lineage import Lineage
-from tests.simulation import agent_mutants, piece_mutants, pipeline_mutants
+from tests.simulation import agent_mutants, piece_mutants, pipeline_mutants, reuse_mutants
 from tests.simulation.agent_runs import play_agents
 from tests.simulation.changes import changed
 from tests.simulation.grid import check_seed
@@ -527,6 +527,7 @@ MUTANTS: Mapping[str, Mutant] = {
                              zombie_with_a_checkpoint),
     **{name: Mutant(what, change, agents=True) for name, (what, change) in agent_mutants.RULES.items()},
     **{name: Mutant(what, change, pipelines=True) for name, (what, change) in pipeline_mutants.RULES.items()},
+    **{name: Mutant(what, change, pipelines=True) for name, (what, change) in reuse_mutants.RULES.items()},
 }  # fmt: skip
 
 

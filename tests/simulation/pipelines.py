@@ -9,6 +9,8 @@ from zlib import crc32
 
 from rftstream.config import loader
 from rftstream.config.sections import RunConfig
+from rftstream.config.stages import Stages
+from rftstream.contracts.batches import LossKind
 from rftstream.contracts.ids import unit_interval
 from rftstream.data.operators.base import KEEP, Change, Draw, Mask, Reject, ScoredGroup, Shape, Skip, TokenSpan
 from rftstream.data.operators.facts import Facts
@@ -108,6 +110,13 @@ def with_pipelines(config: RunConfig) -> RunConfig:
         {"op": "truncated", "action": own.choice(["reject", "mask"])},
         {"op": "repetition", "ngram": 2, "max_share": 0.5, "action": "mask"},
     ]  # fmt: skip
+    kinds += [
+        {"op": "priority", "by": own.choice(["difficulty", "spread", "advantage"]), "floor": own.choice([0.0, 0.1])},
+        *2 * [_replay(own)],
+    ]  # fmt: skip
+    if _can_imitate(config):
+        limits = {key: value for key, value in _replay(own).items() if key not in ("decay", "flat_too")}
+        kinds += 2 * [{**limits, "op": "hindsight", "per_group": own.randint(1, 2), "right_from": 0.9}]
     if own.random() < 0.7:
         kinds += 2 * [
             {"op": f"{here}Moody", "skip": own.choice([0.2, 0.6])}, {"op": f"{here}Picky"},
@@ -125,7 +134,32 @@ def with_pipelines(config: RunConfig) -> RunConfig:
     return loader.from_dict(values)
 
 
+def _replay(own: Random) -> dict[str, Any]:
+    return {
+        "op": "replay",
+        "per_batch": own.randint(1, 4),
+        "max_uses": own.randint(1, 3),
+        "cool_down": own.choice([0, 1, 2]),
+        "max_staleness": own.choice([1, 3, 8]),
+        "decay": own.choice([0.5, 1.0]),
+        "flat_too": own.random() < 0.7,
+        "max_held": own.choice([3, 1024]),
+    }
+
+
+def _can_imitate(config: RunConfig) -> bool:
+    """Whether some batches may have demonstrations beside rollouts."""
+    stages = Stages.of(config)
+    if stages.named:
+        takes = any(stage.takes_rollouts and stage.kind is LossKind.sft for stage in stages.all)
+    else:
+        takes = config.trainer.algorithm in ("mix", "chord")
+    return takes and config.buffer.zero_variance == "keep"
+
+
 def uses_facts(config: RunConfig) -> bool:
-    """Whether any operator answers by what was decided before."""
+    """Whether any operator answers by what was decided before, or is heard by the versions that sampled."""
     tables = [*config.pipeline, *(table for section in config.tasksets.values() for table in section.pipeline)]
-    return any(table["op"].rpartition(":")[2] in BY_FACTS for table in tables)
+    names = {table["op"].rpartition(":")[2] for table in tables}
+    by_versions = config.feeder.max_staleness > 0 and names & {"replay", "hindsight"}
+    return bool(names & set(BY_FACTS)) or bool(by_versions)

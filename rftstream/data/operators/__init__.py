@@ -25,4 +25,7 @@ OPERATORS = {
     "gibberish": OperatorSpec("rftstream.data.operators.gibberish:Gibberish", side="experience"),
     "shape": OperatorSpec("rftstream.data.operators.shape:ShapeReward", side="experience"),
     "amplify": OperatorSpec("rftstream.data.operators.amplify:Amplify", side="experience"),
+    "priority": OperatorSpec("rftstream.data.operators.priority:Priority", side="experience"),
+    "replay": OperatorSpec("rftstream.data.operators.replay:ReplayGroups", side="experience"),
+    "hindsight": OperatorSpec("rftstream.data.operators.hindsight:Hindsight", side="experience"),
 }

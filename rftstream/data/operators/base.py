@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from rftstream.contracts.outcomes import ReuseKind
 from rftstream.contracts.tasks import Problem, Sampling
 from rftstream.contracts.verdicts import Verdict, VerifiedRollout
 from rftstream.data.operators.facts import Facts
@@ -66,7 +67,7 @@ class Change:
     problem: Problem | None = None
     sampling: Sampling | None = None
     group_size: int | None = None
-    """At least 1 and at most `pipeline.MAX_GROUP_SIZE`. `feeder.groups_per_batch` still counts groups."""
+    """At least 1 and at most `answers.MAX_GROUP_SIZE`. `feeder.groups_per_batch` still counts groups."""
 
 
 TaskDecision = Keep | Skip | Change
@@ -229,15 +230,58 @@ class Shape:
     """Of the term; default: the operator's."""
 
 
-ExperienceDecision = Keep | Reject | Mask | Shape
+@dataclass(frozen=True, slots=True)
+class Prioritise:
+    """Say how much the group matters to those who choose among groups. What several operators say is multiplied."""
+
+    factor: float
+    """At least 0; 1 changes nothing. A group with priority 0 is never used once more."""
+    reason: str = ""
+    """By what, in a few words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReuseLimits:
+    """How later batches use what an operator offers. The operator has it as its attribute `reuse`; it is the same for
+    all of its offers."""
+
+    kind: ReuseKind
+    """Train on the group once more, or on its attempts as demonstrations."""
+    per_batch: int
+    """At most so many groups are used once more in a batch."""
+    max_uses: int = 1
+    """At most so often, beside the batch of its own."""
+    cool_down: int = 0
+    """So many batches lie between two uses at least, the batch of its own included."""
+    max_staleness: int = 8
+    """No use in a batch whose version is more than this above the version that the offer's age counts from."""
+    weight: float = 1.0
+    """Factor of the loss at the first use."""
+    decay: float = 1.0
+    """Each further use has the weight of the one before times this."""
+    max_held: int = 1024
+    """So many offers are kept in mind, the newest ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Let later batches have the group once more, as the operator's `reuse` says. A group that is filtered is not
+    trained on, so of its offers only those as demonstrations count."""
+
+    siblings: tuple[int, ...] | None = None
+    """Numbers of those that may be used; None: all. A sibling that an operator rejects is not used."""
+
+
+ExperienceDecision = Keep | Reject | Mask | Shape | Prioritise | Offer
 
 
 class ExperienceOperator(Protocol):
     """An operator of the experience side. The buffer builds it once, and calls `decide` for each group that may be
     batched: when all siblings are there or the group's time is up, and again if another sibling comes before the group
-    is in a batch. One that declares `by_version = True` is asked again at each version while the group waits.
+    is in a batch. One that declares `by_version = True` is asked again at each version while the group waits. One that
+    answers Offer has an attribute `reuse`, its ReuseLimits.
 
-    Worked example: `truncated.Truncated`."""
+    Worked example: `truncated.Truncated`; of one that offers `replay.ReplayGroups`."""
 
     def decide(self, group: ScoredGroup, facts: Facts, seed: Seed) -> ExperienceDecision:
         """Return what to do with a group. What it raises rejects the group, with the error's name as the reason.

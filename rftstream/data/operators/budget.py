@@ -15,9 +15,9 @@ from typing import Annotated
 from msgspec import Meta
 
 from rftstream.config.ranges import AboveZero, Positive
+from rftstream.data.operators.answers import MAX_GROUP_SIZE
 from rftstream.data.operators.base import KEEP, Change, Draw, Seed, TaskDecision
 from rftstream.data.operators.facts import Facts
-from rftstream.data.operators.pipeline import MAX_GROUP_SIZE
 from rftstream.errors import ConfigError
 
 

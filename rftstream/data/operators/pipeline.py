@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,16 +17,17 @@ from typing import Any
 
 from rftstream.config.pipelines import OperatorPlace, operator_places
 from rftstream.config.sections import RunConfig
-from rftstream.contracts import codec
 from rftstream.contracts.ids import derive_seed
-from rftstream.contracts.outcomes import OperatorAction, OperatorDecision
-from rftstream.contracts.tasks import Problem, RolloutIds, Sampling, Task
+from rftstream.contracts.outcomes import OperatorAction, OperatorDecision, ReuseKind
+from rftstream.data.operators.answers import Nonsense, changed_draw, check_experience_decision, check_task_decision
 from rftstream.data.operators.base import (
     Change,
     Draw,
-    Keep,
     Mask,
+    Offer,
+    Prioritise,
     Reject,
+    ReuseLimits,
     RunProblems,
     ScoredGroup,
     ScoredRollout,
@@ -33,24 +35,18 @@ from rftstream.data.operators.base import (
     Skip,
     TokenSpan,
 )
+from rftstream.data.operators.demonstrating import check_demonstrating
 from rftstream.data.operators.facts import Facts
 from rftstream.data.operators.watch import OperatorWatch
-from rftstream.errors import ConfigError, ContractError, RftError
+from rftstream.errors import ConfigError, RftError
 
 log = logging.getLogger(__name__)
-
-MAX_GROUP_SIZE = 512
-"""The most rollouts that an operator may give a problem."""
 
 MAX_REASON = 80
 """Characters of a reason that are kept."""
 
 _MAX_COMPLAINTS = 20
 """Errors of one operator that are logged; all are counted."""
-
-
-class _Nonsense(Exception):
-    """An answer that is none."""
 
 
 @dataclass(slots=True, eq=False)
@@ -70,15 +66,21 @@ class PlacedOperator:
     complaint: str = ""
     """What it did wrong last, with the group."""
 
+    @property
+    def reuse(self) -> ReuseLimits | None:
+        """How later batches use what it offers; None if it never offers anything."""
+        limits = getattr(self.operator, "reuse", None)
+        return limits if isinstance(limits, ReuseLimits) else None
+
     def ask(self, what: Any, facts: Facts, seed: int, check: Callable[[Any], None]) -> Any:
         """Return the operator's decision about `what`, a Draw or an ScoredGroup; or a text that says why there is
-        none. `check` raises _Nonsense for a decision that cannot be carried out."""
+        none. `check` raises Nonsense for a decision that cannot be carried out."""
         if self.watch is not None:
             self.watch.asked(f"{self.where} ({self.name}): {what.group_id}")
         try:
             decision = self.operator.decide(what, facts, derive_seed(seed, "operator", self.number, what.group_id))
             check(decision)
-        except _Nonsense as error:
+        except Nonsense as error:
             self._complain(what.group_id, f"answered {error}")
             return "answered nonsense"
         except (RftError, MemoryError):  # the log does not answer; nobody's answer
@@ -186,69 +188,32 @@ class TaskPipeline:
         """Ask the operators in order. `put_back`: somebody asked for the group, so nobody may skip it."""
         changed: list[str] = []
         for one in self._operators.get(draw.taskset, ()):
-            decision = one.ask(draw, facts, self._seed, partial(_check_task_decision, draw))
+            decision = one.ask(draw, facts, self._seed, partial(check_task_decision, draw))
             if isinstance(decision, str):
                 decision = Skip(decision)
             if isinstance(decision, Skip) and not put_back:
                 return TaskResult(draw, (one.name, clean_reason(decision.reason)))
             if isinstance(decision, Change):
-                after = _changed(draw, decision)
+                after = changed_draw(draw, decision)
                 if after != draw:
                     changed.append(one.name)
                 draw = after
         return TaskResult(draw, changed=tuple(changed))
 
 
-def _changed(draw: Draw, change: Change) -> Draw:
-    return replace(
-        draw,
-        problem=draw.problem if change.problem is None else change.problem,
-        sampling=draw.sampling if change.sampling is None else change.sampling,
-        group_size=draw.group_size if change.group_size is None else change.group_size,
-    )
-
-
-def _check_task_decision(draw: Draw, decision: Any) -> None:
-    match decision:
-        case Keep():
-            return
-        case Skip(reason=str()):
-            return
-        case Change():
-            size = decision.group_size
-            if size is not None and (type(size) is not int or not 1 <= size <= MAX_GROUP_SIZE):
-                raise _Nonsense(f"group_size = {size!r}, expected 1 to {MAX_GROUP_SIZE}")
-            _check_writable(decision, draw)
-        case _:
-            raise _Nonsense(f"{_shown(decision)}, expected Keep, Skip or Change")
-
-
-def _check_writable(change: Change, draw: Draw) -> None:
-    """Check that a task with these changes can be written."""
-    if not isinstance(change.problem, Problem | None) or not isinstance(change.sampling, Sampling | None):
-        raise _Nonsense(f"{_shown(change)}, expected a Problem and a Sampling")
-    after = _changed(draw, change)
-    ids = RolloutIds(
-        rollout_id=f"{draw.group_id}/0",
-        group_id=draw.group_id,
-        taskset=draw.taskset,
-        sibling=0,
-        group_size=after.group_size,
-        sequence=0,
-        min_version=0,
-    )
-    try:
-        codec.encode(Task(ids=ids, problem=after.problem, sampling=after.sampling, seed=0))
-    except ContractError as error:
-        raise _Nonsense(f"a change that cannot be written: {error}") from None
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 200 else f"{text[:197]}..."
-
-
 # --------------------------------------------------------------------------------------------- experience side
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedReuse:
+    """What an operator offers of a group."""
+
+    operator: int
+    """Its place among all operators of the run."""
+    limits: ReuseLimits
+    """How later batches use it."""
+    siblings: tuple[int, ...] = ()
+    """Whom it is about, in order; none where it is the whole group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +234,10 @@ class ExperienceResult:
     """Sibling -> what is added to its reward, by name."""
     masks: Mapping[int, tuple[TokenSpan, ...]] = field(default_factory=dict)
     """Sibling -> tokens that are not trained on."""
+    priority: float = 1.0
+    """How much the group matters."""
+    offers: tuple[OfferedReuse, ...] = ()
+    """What later batches may have of it once more."""
 
 
 class ExperiencePipeline:
@@ -298,7 +267,9 @@ class ExperiencePipeline:
             place = OperatorPlace("buffer.zero_variance", "zero_variance", {}, None)
             first = PlacedOperator(place.name, place.where, -1, place.build())
             operators = {name: (first, *some) for name, some in operators.items()}
-        return cls(operators, config.run.seed, is_declared=bool(places))
+        pipeline = cls(operators, config.run.seed, is_declared=bool(places))
+        check_demonstrating(config, pipeline.reusing.values())
+        return pipeline
 
     def watched_by(self, watch: OperatorWatch) -> None:
         """Let operators that hang be named."""
@@ -308,6 +279,17 @@ class ExperiencePipeline:
     def operators(self) -> Mapping[str, tuple[PlacedOperator, ...]]:
         """Return the operators of each taskset, in order."""
         return self._operators
+
+    @property
+    def run_seed(self) -> int:
+        """Return the run's seed."""
+        return self._seed
+
+    @property
+    def reusing(self) -> Mapping[int, ReuseLimits]:
+        """Return the limits of the operators that offer groups for reuse, by their places, in order."""
+        found = {one.number: one.reuse for some in self._operators.values() for one in some if one.reuse is not None}
+        return dict(sorted(found.items()))
 
     def __bool__(self) -> bool:
         """Whether there are any operators."""
@@ -319,8 +301,12 @@ class ExperiencePipeline:
         filtered: str | None = None
         rejected: dict[int, str] = {}
         masks: dict[int, tuple[TokenSpan, ...]] = {}
+        priority = 1.0
+        offers: list[OfferedReuse] = []
         for one in self._operators.get(group.taskset, ()):
-            decision = one.ask(group, facts, self._seed, partial(_check_decision, group))
+            decision = one.ask(
+                group, facts, self._seed, partial(check_experience_decision, group, one.reuse is not None)
+            )
             match decision:
                 case str():
                     decision = Reject(decision)
@@ -351,10 +337,36 @@ class ExperiencePipeline:
                         decisions.append(
                             _decision(one, OperatorAction.shape, name, tuple(added), terms=tuple(added.values()))
                         )
+                case Prioritise():
+                    priority *= decision.factor
+                    factor = (float(decision.factor),)
+                    decisions.append(_decision(one, OperatorAction.prioritise, decision.reason, terms=factor))
+                case Offer():
+                    assert one.reuse is not None, "it was checked"
+                    numbers = tuple(sorted(set(decision.siblings or ())))
+                    offers.append(OfferedReuse(one.number, one.reuse, numbers))
+                    decisions.append(_decision(one, OperatorAction.offer, str(one.reuse.kind), numbers))
             if filtered is not None:
                 break
+        if not math.isfinite(priority):
+            priority = sys.float_info.max
+        offers = list(_that_count(offers, rejected, filtered))
         terms = {rollout.sibling: dict(rollout.terms) for rollout in group.rollouts if rollout.terms}
-        return ExperienceResult(facts.seen, group.version, tuple(decisions), filtered, rejected, terms, masks)
+        return ExperienceResult(
+            facts.seen, group.version, tuple(decisions), filtered, rejected, terms, masks, priority, tuple(offers)
+        )
+
+
+def _that_count(
+    offers: Iterable[OfferedReuse], rejected: Mapping[int, str], filtered: str | None
+) -> Iterator[OfferedReuse]:
+    """Yield the offers without siblings that were rejected; of a filtered group those of demonstrations alone."""
+    for offer in offers:
+        if filtered is not None and offer.limits.kind is ReuseKind.replay:
+            continue
+        siblings = tuple(number for number in offer.siblings if number not in rejected)
+        if siblings or not offer.siblings:
+            yield replace(offer, siblings=siblings)
 
 
 def _full_reason(operator: str, reason: str) -> str:
@@ -396,41 +408,3 @@ def _num_masked(rollout: ScoredRollout, spans: Sequence[TokenSpan]) -> int:
     for span in spans:
         covered.setdefault(span.segment, set()).update(range(span.start, span.stop))
     return sum(body.segments[number].loss_mask.data[place] for number, places in covered.items() for place in places)
-
-
-def _check_decision(group: ScoredGroup, decision: Any) -> None:
-    known = {rollout.sibling: rollout for rollout in group.rollouts}
-
-    def check_siblings(numbers: Iterable[Any]) -> None:
-        if strangers := [number for number in numbers if type(number) is not int or number not in known]:
-            raise _Nonsense(f"sibling {_shown(strangers[0])}, expected one of {sorted(known)}")
-
-    match decision:
-        case Keep():
-            return
-        case Reject(reason=str(), siblings=None):
-            return
-        case Reject(reason=str(), siblings=tuple()):
-            check_siblings(decision.siblings or ())
-        case Mask(reason=str(), spans=Mapping()):
-            check_siblings(decision.spans)
-            for number, spans in decision.spans.items():
-                _check_spans(known[number], spans)
-        case Shape(name=str(), terms=Mapping()):
-            check_siblings(decision.terms)
-            for number, term in decision.terms.items():
-                if not isinstance(term, int | float) or not math.isfinite(known[number].shaped_reward + term):
-                    raise _Nonsense(f"the term {_shown(term)}, expected a finite number")
-        case _:
-            raise _Nonsense(f"{_shown(decision)}, expected Keep, Reject, Mask or Shape")
-
-
-def _check_spans(rollout: ScoredRollout, spans: Any) -> None:
-    body = rollout.verified.rollout
-    assert body is not None, "it was sampled"
-    lengths = [segment.token_ids.shape[0] for segment in body.segments]
-    for span in spans:
-        if not isinstance(span, TokenSpan) or not (
-            0 <= span.segment < len(lengths) and 0 <= span.start <= span.stop <= lengths[span.segment]
-        ):
-            raise _Nonsense(f"{_shown(span)}, expected a TokenSpan within segments of {lengths} tokens")

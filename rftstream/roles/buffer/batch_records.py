@@ -13,6 +13,7 @@ from rftstream.service.role import Publish
 def batch_records(
     experiences_of: Mapping[int, Sequence[Experience]],
     groups_of: Mapping[int, Sequence[Group]],
+    reused_of: Mapping[int, tuple[str, ...]],
     *,
     batch_sequence: int,
     total_groups: int,
@@ -41,6 +42,7 @@ def batch_records(
             max_staleness=max_staleness,
             metrics=metrics,
             total_experts=total_experts,
+            reused=reused_of.get(share, ()),
         )
         outputs += [Publish("batches", share, *pair) for pair in zip(experiences, encoded, strict=True)]
         outputs.append(Publish("batches", share, manifest))

@@ -12,6 +12,7 @@ from rftstream.contracts.outcomes import GroupOutcome, GroupResult
 from rftstream.contracts.verdicts import VerifiedRollout
 from rftstream.errors import StopRule
 from rftstream.roles.buffer.groups import Group, late_outcome
+from rftstream.roles.buffer.reuse import offers_of
 from rftstream.roles.buffer.tally import Tally
 from rftstream.service.role import Publish
 
@@ -31,8 +32,10 @@ class Decisions:
     `outcomes` when it makes a transaction, and `committed` when that transaction is on the log; more decisions may be
     added in between."""
 
-    def __init__(self, clock: Clock, *, with_operators: bool = False) -> None:
-        """`with_operators`: the run declares operators, and outcomes say what they did and what their facts need."""
+    def __init__(self, clock: Clock, *, with_operators: bool = False, imported: bool = False) -> None:
+        """`with_operators`: the run declares operators, and outcomes say what they did and what their facts need.
+        `imported`: the versions of rollouts say nothing about this run."""
+        self._imported = imported
         self._clock = clock
         self._with_operators = with_operators
         self._new: list[Decision] = []
@@ -70,13 +73,13 @@ class Decisions:
                 decided_at=now,
                 batch_sequence=next_batch if result is GroupResult.batched else None,
                 group_size=group.size,
-                **(self._of_operators(group, result) if self._with_operators else {}),
+                **(self._of_operators(group, result, next_batch) if self._with_operators else {}),
             )
             records.append(Publish("outcomes", 0, outcome))
         late, self._late = self._late, []
         return records + [Publish("outcomes", 0, outcome) for outcome in late]
 
-    def _of_operators(self, group: Group, result: GroupResult) -> dict[str, Any]:
+    def _of_operators(self, group: Group, result: GroupResult, next_batch: int) -> dict[str, Any]:
         """Return the fields of an outcome that are there in runs with operators."""
         found = group.result if result in (GroupResult.batched, GroupResult.filtered) else None
         if found is None:
@@ -88,6 +91,8 @@ class Decisions:
             "seen": found.seen,
             "version": found.version,
             "decisions": found.decisions,
+            "priority": found.priority,
+            **(offers_of(group, found, None if self._imported else group.oldest_version, next_batch)),
         }
 
     def committed(self) -> list[Decision]:

@@ -18,10 +18,17 @@ VerifiedAt = Mapping[tuple[TopicPartition, int], VerifiedRollout]
 
 
 def experience_of(
-    verified: VerifiedRollout, batch: int, share: int, *, position: int, result: ExperienceResult | None = None
+    verified: VerifiedRollout,
+    batch: int,
+    share: int,
+    *,
+    position: int,
+    result: ExperienceResult | None = None,
+    use: int = 0,
+    weight: float = 1.0,
 ) -> Experience:
     """Return what the trainer gets of a scored rollout. `position`: its place in the share of the batch. `result`: what
-    operators made of its group."""
+    operators made of its group. `use` and `weight`: where it is not the batch of its group."""
     rollout, verdict = verified.rollout, verified.verdict
     assert rollout is not None and verdict is not None, "others are in no batch"
     sibling = verified.ids.sibling
@@ -43,6 +50,8 @@ def experience_of(
         attachments=rollout.attachments,
         terms=terms,
         verified_reward=verdict.reward if terms else None,
+        use=use,
+        weight=weight,
     )
 
 

@@ -131,6 +131,11 @@ class Group:
         )
 
     @property
+    def priority(self) -> float:
+        """How much it matters, as operators said."""
+        return self.result.priority if self.result is not None else 1.0
+
+    @property
     def part_means(self) -> dict[str, float]:
         """The mean of each named part over the scored siblings that have it."""
         values: dict[str, list[float]] = {}
@@ -147,10 +152,11 @@ class Group:
         return min(versions) if versions else None
 
 
-def _age(group: Group) -> tuple[int, int]:
-    """Return a key that is smaller for older groups."""
-    oldest = group.oldest_version
-    return (sys.maxsize if oldest is None else oldest, group.sequence)
+def _turn(group: Group, last_chance: int) -> tuple[bool, float, int, int]:
+    """Return a key that is smaller for groups that are to be batched first: those that will be too old after this
+    batch, which are from `last_chance` or an older version; then those that matter more; then older ones."""
+    oldest = sys.maxsize if group.oldest_version is None else group.oldest_version
+    return oldest > last_chance, -group.priority, oldest, group.sequence
 
 
 class DecidedSequences:
@@ -231,10 +237,12 @@ class OpenGroups:
             sequence += 1
         return chosen
 
-    def oldest_first(self, count: int) -> list[Group]:
+    def oldest_first(self, count: int, last_chance: int) -> list[Group]:
         """Return up to `count` ready groups, the one first that will be too old first. When many become ready at once,
-        a long one that came last would else expire behind fresh ones."""
-        return heapq.nsmallest(count, (self.by_sequence[sequence] for sequence in self._ready), key=_age)
+        a long one that came last would else expire behind fresh ones. `last_chance`: what has tokens of this version or
+        an older one is too old for the next batch; of the others those with a higher priority come first."""
+        ready = (self.by_sequence[sequence] for sequence in self._ready)
+        return heapq.nsmallest(count, ready, key=lambda group: _turn(group, last_chance))
 
     def overdue(self, now: float, deadline_s: float | None) -> list[Group]:
         """Return the groups that have waited for siblings for as long as they may."""

@@ -28,6 +28,11 @@ class GroupOperators:
         self._facts = Facts()
         """Empty where the run file declares no operators."""
 
+    @property
+    def seen(self) -> int:
+        """Records of `outcomes` in the facts."""
+        return self._facts.seen
+
     def learn(self, outcome: GroupOutcome) -> None:
         """Add an outcome that stands on the log to the facts."""
         if self._pipeline.is_declared:

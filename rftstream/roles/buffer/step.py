@@ -18,12 +18,14 @@ from rftstream.config.stages import Stage, Stages
 from rftstream.contracts import codec
 from rftstream.contracts.batches import BatchManifest
 from rftstream.contracts.control import Claim, TasksEnded
-from rftstream.contracts.outcomes import GroupOutcome, GroupResult
+from rftstream.contracts.messages import Message
+from rftstream.contracts.outcomes import BatchReuse, GroupOutcome, GroupResult
 from rftstream.contracts.records import Record, TopicPartition
 from rftstream.contracts.verdicts import UnscorableReason, VerifiedRollout
 from rftstream.contracts.versions import StepRecord
 from rftstream.data.operators.pipeline import ExperiencePipeline
 from rftstream.errors import ContractError, StopRule
+from rftstream.models.rendering import Renderer
 from rftstream.roles.buffer import BUFFER
 from rftstream.roles.buffer.batch_records import batch_records
 from rftstream.roles.buffer.bodies import Bodies
@@ -34,8 +36,9 @@ from rftstream.roles.buffer.experiences import experiences_of_share
 from rftstream.roles.buffer.groups import Group, OpenGroups, sibling_of, unscorable_reasons
 from rftstream.roles.buffer.operators import GroupOperators
 from rftstream.roles.buffer.progress import BufferProgress
+from rftstream.roles.buffer.reuse import ReusedBodies, ReusePool, metrics_of, takes_demonstrations, uses_of
 from rftstream.roles.feeder.admission import VersionInForce
-from rftstream.service.role import Log, Received, SingleTransaction
+from rftstream.service.role import Log, Publish, Received, SingleTransaction
 from rftstream.service.step_defaults import SingleStepDefaults
 
 log = logging.getLogger(__name__)
@@ -66,10 +69,12 @@ class BufferStep(SingleStepDefaults):
         stages: Stages,
         demonstrations: DemonstrationQueue | None = None,
         pipeline: ExperiencePipeline | None = None,
+        renderer: Renderer | None = None,
     ) -> None:
         """`log_`: the run's log, of which nothing is known before `recover`. `imported`: the versions of the rollouts
         are another run's, and say nothing about this one's. `stages`: what batches are made of. `pipeline`: operators
-        of the experience side."""
+        of the experience side. `renderer`: for prompts of demonstrations that operators make of attempts."""
+        self._renderer = renderer
         self._pipeline = pipeline or ExperiencePipeline({}, is_declared=False)
         self._imported = imported
         self._intake = DemonstrationIntake(demonstrations, stages, feeder.group_size)
@@ -85,10 +90,13 @@ class BufferStep(SingleStepDefaults):
         """Forget what was known of the log: it is read again."""
         self._bodies = Bodies(log_.transport, self._settings.max_body_bytes)
         self._groups = OpenGroups()
-        self._decisions = Decisions(self._clock, with_operators=self._pipeline.is_declared)
+        self._decisions = Decisions(self._clock, with_operators=self._pipeline.is_declared, imported=self._imported)
         self._progress = BufferProgress()
         progress = None if self._imported else self._progress
         self._operators = GroupOperators(self._pipeline, self._bodies, progress)
+        in_order = self._feeder.on_stale == "wait"
+        self._reuse = ReusePool(self._pipeline.reusing, self._pipeline.run_seed, in_order)
+        self._reused_bodies = ReusedBodies(log_.transport, self._renderer)
         self._ended: TasksEnded | None = None
         """The feeder's word that there are no more groups; None while there are."""
         self._in_force = VersionInForce()
@@ -103,7 +111,7 @@ class BufferStep(SingleStepDefaults):
         for received in log_.messages("outcomes"):
             if isinstance(received.message, GroupOutcome):
                 self._progress.recall(received.message)
-                self._operators.learn(received.message)
+            self._learn(received.message)
         for received in log_.messages("control"):
             self._absorb_control(received)
         cursor = self._progress.restore(log_.committed(BUFFER.name))
@@ -114,6 +122,15 @@ class BufferStep(SingleStepDefaults):
                 self.absorb(received)
                 positions[received.record.place] = received.record.offset + 1
         return positions
+
+    def _learn(self, message: Message | None) -> None:
+        """Take what stands on `outcomes`, in order."""
+        match message:
+            case GroupOutcome() as outcome:
+                self._operators.learn(outcome)
+                self._reuse.learn(outcome)
+            case BatchReuse() as reuse:
+                self._reuse.learn_uses(reuse)
 
     def absorb(self, received: Received) -> None:
         """Add a rollout to its group; note demonstrations, and what the trainer and the feeder say."""
@@ -203,7 +220,7 @@ class BufferStep(SingleStepDefaults):
         for group in self._operators.outdated(self._groups):
             self._judge(group)
         chosen = self._choose() if self._stage.takes_rollouts else self._choose_none()
-        if chosen is not None:
+        if chosen is not None and not (self._decisions and self._reuse.waits_for_outcomes):
             return self._batch(chosen)
         if not self._decisions:
             return None
@@ -218,7 +235,7 @@ class BufferStep(SingleStepDefaults):
             if self._feeder.on_stale == "wait":
                 chosen = self._groups.in_order(self._progress.decided, size)
             else:
-                chosen = self._groups.oldest_first(size)
+                chosen = self._groups.oldest_first(size, self._last_chance)
             stale = [group for group in chosen if self._staleness(group) > self._feeder.max_staleness]
             for group in stale:
                 self._decide(group, GroupResult.expired, "stale")
@@ -240,6 +257,11 @@ class BufferStep(SingleStepDefaults):
     def _all_in(self, num_chosen: int) -> bool:
         """Whether these are the last groups there will be."""
         return self._ended is not None and len(self._progress.decided) + num_chosen >= self._ended.admitted
+
+    @property
+    def _last_chance(self) -> int:
+        """The version below which tokens are too old for the batch after the next one, plus one."""
+        return -1 if self._imported else self._progress.next_batch - self._feeder.max_staleness
 
     def _choose_none(self) -> list[Group] | None:
         """Return no groups if the next batch, one of demonstrations alone, may be made; None if it has to wait."""
@@ -263,6 +285,12 @@ class BufferStep(SingleStepDefaults):
         bodies = {
             sibling.place_offset: self._bodies.get(*sibling.place_offset) for group in groups for sibling in group.kept
         }
+        again = self._reuse.choose(
+            batch,
+            [group.sequence for group in groups],
+            takes_demonstrations=takes_demonstrations(self._stages, stage),
+        )
+        reused_bodies = self._reused_bodies.read(again)
         num_demonstrations = self._ended.experts if self._ended is not None else None
         demonstrations, letters = self._intake.take(stage, len(groups), num_demonstrations)
         groups_of: dict[int, list[Group]] = defaultdict(list)
@@ -283,6 +311,7 @@ class BufferStep(SingleStepDefaults):
         for share, some in enumerate(spread(demonstrations, self._shares)):
             for demonstration in some:
                 experiences_of[share] += demonstration.experiences(batch, share, len(experiences_of[share]))
+        reused_of = self._reused_bodies.add_to(experiences_of, again, reused_bodies, batch)
         values = progress.tally.metrics() if stage.takes_rollouts else {}
         if demonstrations:
             values["experts"] = float(len(demonstrations))
@@ -290,10 +319,17 @@ class BufferStep(SingleStepDefaults):
             values["staleness_max"] = float(max(staleness, default=0))
         if groups and not self._imported:
             values["staleness_mean"] = sum(staleness) / len(groups)
+        reuse = []
+        if self._reuse and groups:
+            seen = self._operators.seen
+            reuse = [Publish("outcomes", 0, BatchReuse(batch_sequence=batch, seen=seen, uses=uses_of(again)))]
+            values |= metrics_of(again)
+            staleness += [one.use.staleness for one in again]
         cursor = self._intake.cursor
         outputs = batch_records(
             experiences_of,
             groups_of,
+            reused_of,
             batch_sequence=batch,
             total_groups=progress.total_groups + len(groups),
             last=last,
@@ -303,7 +339,7 @@ class BufferStep(SingleStepDefaults):
             total_experts=cursor.total,
         )
         positions = progress.positions(self._groups.low_waters(), cursor, next_batch=batch + 1, last=last)
-        return SingleTransaction((*outputs, *outcomes, *letters), positions)
+        return SingleTransaction((*outputs, *reuse, *outcomes, *letters), positions)
 
     def committed(self, transaction: SingleTransaction) -> None:
         """Forget the bodies of decided groups, and go on to the next batch if this was one."""
@@ -314,8 +350,7 @@ class BufferStep(SingleStepDefaults):
             for sibling in decision.group.siblings.values():
                 self._bodies.forget(sibling.place, sibling.offset)
         for output in transaction.outputs:
-            if isinstance(output.message, GroupOutcome):
-                self._operators.learn(output.message)
+            self._learn(output.message)
         manifests = [output.message for output in transaction.outputs if isinstance(output.message, BatchManifest)]
         if manifests:
             progress.batch_written(manifests[0], of_rollouts=self._stage.takes_rollouts)
@@ -337,4 +372,5 @@ class BufferStep(SingleStepDefaults):
             "decided_groups": len(self._progress.decided),
             "next_batch": self._progress.next_batch,
             "body_bytes": self._bodies.num_bytes,
+            **({"reusable_groups": self._reuse.num_held} if self._reuse else {}),
         }

@@ -277,7 +277,7 @@ def _line_of(error: BaseException) -> str:
 
 def add_reply(posted: Posted | None, reply: Reply, turn: int) -> Posted | None:
     """Return what the environment gave in all, with the reply to turn number `turn`."""
-    if reply.reward is None and not reply.parts:
+    if reply.reward is None and not reply.parts and not reply.reached:
         return posted
     posted = posted or Posted(reward=None)
     reward, parts, error = posted.reward, dict(posted.parts), posted.error
@@ -295,7 +295,8 @@ def add_reply(posted: Posted | None, reply: Reply, turn: int) -> Posted | None:
     for name, given in reply.parts.items():
         if (total := summed(parts.get(name), given, f"part {name!r}")) is not None:
             parts[name] = total
-    return Posted(reward=reward, parts=parts, source="environment", error=error)
+    reached = reply.reached or posted.reached
+    return Posted(reward=reward, parts=parts, source="environment", error=error, reached=reached)
 
 
 # ------------------------------------------------------------------------------------------ what may come
@@ -337,7 +338,16 @@ def checked_reply(found: Any) -> Reply:
         parts=_numbers(found.parts, "parts"),
         metrics=_numbers(found.metrics, "metrics"),
         rewrite=None if found.rewrite is None else checked_messages(found.rewrite),
+        reached=_checked_texts(found.reached),
     )
+
+
+def _checked_texts(found: Any) -> tuple[ChatMessage, ...]:
+    """Return messages without images as a tuple. TypeError if they are none."""
+    messages = checked_messages(found)
+    if any(message.media for message in messages):
+        raise TypeError("got an image in `reached`, expected text alone")
+    return messages
 
 
 def _numbers(found: Any, what: str) -> dict[str, float]:

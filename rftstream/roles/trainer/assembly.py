@@ -43,8 +43,9 @@ class Batch:
 
     @property
     def num_rollouts(self) -> int:
-        """How many of the experiences are rollouts; the others are demonstrations."""
-        return sum(not experience.expert for experience in self.experiences)
+        """How many of the experiences are rollouts that are trained on for the first time; the others are
+        demonstrations, and rollouts that were in a batch before."""
+        return sum(not experience.expert and not experience.use for experience in self.experiences)
 
 
 class BatchesLog(Protocol):

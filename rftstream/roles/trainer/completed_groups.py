@@ -18,6 +18,8 @@ class _Group:
     """None: only late siblings were heard of."""
     batch: int = -1
     """-1: in none."""
+    until: int = -1
+    """The last batch that may have it once more; -1: none may."""
     rollouts: Counter[str] = field(default_factory=Counter)
     """What became of its siblings -> how many."""
 
@@ -27,7 +29,8 @@ class CompletedGroups:
     makes it, calls `add` for each outcome in log order, and `advance` in between.
 
     A group is through when it has its outcome, each of its siblings is named by it or by a late record, and its batch,
-    if it is in one, lies below the version from which on batches are kept."""
+    if it is in one, lies below the version from which on batches are kept, with each batch that may have the group once
+    more."""
 
     def __init__(self, sequence: int = 0, groups: Mapping[str, int] = {}, rollouts: Mapping[str, int] = {}) -> None:
         """Begin with what a predecessor has counted."""
@@ -43,13 +46,14 @@ class CompletedGroups:
         group = self._open.setdefault(outcome.sequence, _Group(outcome.group_size))
         if not outcome.late:
             group.result, group.batch = outcome.result, -1 if outcome.batch_sequence is None else outcome.batch_sequence
+            group.until = max((offer.until for offer in outcome.offers), default=-1)
         group.rollouts.update(_fate(outcome, rollout) for rollout in outcome.rollouts)
 
     def advance(self, version: int) -> None:
         """Count the groups that are through, given that batches below `version` are needed no more."""
         while (group := self._open.get(self.sequence)) is not None:
             seen = group.size > 0 and group.rollouts.total() >= group.size
-            if group.result is None or not seen or group.batch >= version:
+            if group.result is None or not seen or max(group.batch, group.until) >= version:
                 return
             self.groups[TRAINED if group.result is GroupResult.batched else str(group.result)] += 1
             self.rollouts += group.rollouts

@@ -105,6 +105,7 @@ def test_the_end_of_tasks_is_said_by_the_feeder_in_force(said: Said) -> None:
 def test_what_is_deleted_contradicts_neither_the_log_nor_what_was_said(said: Said) -> None:
     said.scene.admit(0, 1, 2)
     said.put(claim("trainer", 1), 1)
+    said.scene.step(2)
     name = VersionName(trainer_epoch=1, version=2)
     ends = [end for _, end in sorted(said.scene.transport().admin.end_offsets("tasks").items())]
     good = Trimmed(name=name, checkpoints=(), offsets={"tasks": tuple(ends)}, version=2, sequence=3)
@@ -112,6 +113,9 @@ def test_what_is_deleted_contradicts_neither_the_log_nor_what_was_said(said: Sai
         (dataclasses.replace(good, offsets={"tasks": (ends[0] + 1, *ends[1:])}), 1),
         (dataclasses.replace(good, offsets={"tasks": (0,)}), 1),
         (dataclasses.replace(good, offsets={"nothing": (0,)}), 1),
+        (dataclasses.replace(good, version=3), 1),
+        (dataclasses.replace(good, name=VersionName(trainer_epoch=1, version=3)), 1),
+        (dataclasses.replace(good, name=VersionName(trainer_epoch=0, version=2)), 1),
         (good, 2),
         (good, 0),
     ):

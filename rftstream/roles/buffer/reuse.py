@@ -1,0 +1,356 @@
+"""Which groups a batch has once more: a fold over `outcomes`, and a choice that depends on it and on seeds alone.
+
+Outcomes say what operators offer of a group, where its rollouts stand on `verified`, and up to which batch it may be
+used. The record of each batch says what it used. So after a kill all of it is known again from `outcomes`. Bodies are
+read when a batch has them; retention keeps them until no batch may (`ReuseOffer.until`).
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rftstream.config.stages import Stage, Stages
+from rftstream.contracts import codec
+from rftstream.contracts.arrays import Array
+from rftstream.contracts.batches import Experience, LossKind
+from rftstream.contracts.ids import derive_seed, unit_interval
+from rftstream.contracts.outcomes import (
+    BatchReuse,
+    GroupOutcome,
+    GroupUse,
+    MaskedSpan,
+    OperatorAction,
+    ReuseKind,
+    ReuseOffer,
+)
+from rftstream.contracts.records import Record, TopicPartition
+from rftstream.contracts.rollouts import Segment
+from rftstream.contracts.verdicts import VerifiedRollout
+from rftstream.data.operators.base import ReuseLimits, TokenSpan
+from rftstream.data.operators.pipeline import ExperienceResult
+from rftstream.errors import ConfigError, ContractError, PositionMissing
+from rftstream.models.rendering import Renderer
+from rftstream.roles.buffer.experiences import experience_of
+from rftstream.roles.buffer.groups import Group
+from rftstream.service.role import read_records
+from rftstream.transport.base import Transport
+
+log = logging.getLogger(__name__)
+
+ANY = 1 << 62
+"""Above every sequence."""
+
+
+def offers_of(group: Group, result: ExperienceResult, oldest: int | None, next_batch: int) -> dict[str, Any]:
+    """Return the fields of an outcome about reuse; none without offers. `oldest`: the version from which the group's
+    age counts, None if no version of it says anything about this run."""
+    if not result.offers:
+        return {}
+    since = next_batch if oldest is None else oldest
+    return {
+        "offers": tuple(
+            ReuseOffer(
+                kind=offer.limits.kind,
+                operator=offer.operator,
+                since=since,
+                until=since + offer.limits.max_staleness,
+                siblings=offer.siblings,
+            )
+            for offer in result.offers
+        ),
+        "offsets": tuple(group.siblings[number].offset for number in sorted(group.siblings)),
+        "masks": tuple(
+            MaskedSpan(sibling=sibling, segment=span.segment, start=span.start, stop=span.stop)
+            for sibling, spans in sorted(result.masks.items())
+            for span in spans
+        ),
+    }
+
+
+def result_of(outcome: GroupOutcome) -> ExperienceResult:
+    """Return what operators made of a group, as far as its experiences depend on it."""
+    terms: dict[int, dict[str, float]] = {}
+    for decision in outcome.decisions:
+        if decision.action is OperatorAction.shape:
+            for sibling, term in zip(decision.siblings, decision.terms, strict=True):
+                own = terms.setdefault(sibling, {})
+                own[decision.reason] = own.get(decision.reason, 0.0) + term
+    masks: dict[int, tuple[TokenSpan, ...]] = {}
+    for span in outcome.masks:
+        masks[span.sibling] = (*masks.get(span.sibling, ()), TokenSpan(span.segment, span.start, span.stop))
+    return ExperienceResult(outcome.seen or 0, terms=terms, masks=masks)
+
+
+# --------------------------------------------------------------------------------------------- which ones
+
+
+@dataclass(slots=True)
+class _Held:
+    """An offer that later batches may take up."""
+
+    outcome: GroupOutcome
+    offer: ReuseOffer
+    num_uses: int = 0
+    last: int | None = None
+    """The last batch that has the group, for `replay` its own to begin with; None: it was in none."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenUse:
+    """A use of a group by the next batch."""
+
+    use: GroupUse
+    outcome: GroupOutcome
+
+
+@dataclass(slots=True)
+class ReusePool:
+    """The offers that batches may take up. Whoever needs the choice makes one, calls `learn` for each outcome and
+    `learn_uses` for each BatchReuse on the log, in order, and `choose` for a batch. The buffer does so, and so does
+    whoever computes recorded choices again."""
+
+    reusing: Mapping[int, ReuseLimits]
+    """Place of an operator -> how its offers are used, in order of the places."""
+    run_seed: int
+    in_order: bool
+    """Whether batches take groups in order of sequence. What was never in a batch then counts only from the first batch
+    on whose groups have higher sequences: when it was decided is a matter of time."""
+    _held: dict[int, dict[int, _Held]] = field(default_factory=dict)
+    """Place of the operator -> sequence of the group -> the offer."""
+
+    def __bool__(self) -> bool:
+        """Whether any operator offers groups for reuse."""
+        return bool(self.reusing)
+
+    @property
+    def num_held(self) -> int:
+        """How many offers there are."""
+        return sum(map(len, self._held.values()))
+
+    @property
+    def waits_for_outcomes(self) -> bool:
+        """Whether all that is decided has to be on the log before a batch is made."""
+        return self.in_order and any(limits.kind is ReuseKind.hindsight for limits in self.reusing.values())
+
+    def learn(self, outcome: GroupOutcome) -> None:
+        """Take an outcome that stands on the log."""
+        for offer in outcome.offers:
+            limits = self.reusing.get(offer.operator)
+            if limits is None or outcome.late:
+                continue
+            own = self._held.setdefault(offer.operator, {})
+            last = outcome.batch_sequence if offer.kind is ReuseKind.replay else None
+            own[outcome.sequence] = _Held(outcome, offer, last=last)
+            while len(own) > limits.max_held:
+                del own[next(iter(own))]
+
+    def learn_uses(self, reuse: BatchReuse) -> None:
+        """Take what a batch on the log has used."""
+        for use in reuse.uses:
+            held = self._held.get(use.operator, {}).get(use.sequence)
+            if held is not None:
+                held.num_uses, held.last = use.use, reuse.batch_sequence
+                if use.use >= self.reusing[use.operator].max_uses:
+                    del self._held[use.operator][use.sequence]
+        self._forget_too_old(reuse.batch_sequence)
+
+    def _forget_too_old(self, batch: int) -> None:
+        """Forget what no batch behind this one may use. It happens where the log says so and not where a batch is made,
+        so that whoever comes next knows the same offers."""
+        for own in self._held.values():
+            for sequence in [sequence for sequence, held in own.items() if held.offer.until <= batch]:
+                del own[sequence]
+
+    def choose(self, batch: int, sequences: Collection[int], *, takes_demonstrations: bool) -> list[ChosenUse]:
+        """Return what the batch uses once more. `sequences`: those of its new groups; without any it uses nothing.
+        `takes_demonstrations`: whether its algorithm learns from some beside rollouts."""
+        if not sequences:
+            return []
+        before = min(sequences) if self.in_order else ANY
+        chosen: dict[str, ChosenUse] = {}
+        for place, limits in self.reusing.items():
+            if limits.kind is ReuseKind.hindsight and not takes_demonstrations:
+                continue
+            ready = (held for held in self._held.get(place, {}).values() if _is_due(held, limits, batch, before))
+            for held in heapq.nlargest(limits.per_batch + len(chosen), ready, key=lambda one: self._luck(one, batch)):
+                own_uses = sum(one.use.operator == place for one in chosen.values())
+                if own_uses < limits.per_batch and held.outcome.group_id not in chosen:
+                    chosen[held.outcome.group_id] = ChosenUse(_use_of(held, limits, batch), held.outcome)
+        return list(chosen.values())
+
+    def _luck(self, held: _Held, batch: int) -> float:
+        """Return a number whose largest ones are a sample without replacement, weighed by priority (Efraimidis and
+        Spirakis, 2006)."""
+        seed = derive_seed(self.run_seed, "reuse", held.offer.operator, batch, held.outcome.group_id)
+        return math.log1p(-unit_interval(seed)) / held.outcome.priority
+
+
+def _is_due(held: _Held, limits: ReuseLimits, batch: int, before: int) -> bool:
+    if held.outcome.priority <= 0 or held.offer.until < batch:
+        return False
+    if held.last is not None:
+        return held.last < batch - limits.cool_down
+    return held.outcome.sequence < before
+
+
+def _use_of(held: _Held, limits: ReuseLimits, batch: int) -> GroupUse:
+    outcome, offer = held.outcome, held.offer
+    return GroupUse(
+        group_id=outcome.group_id,
+        taskset=outcome.taskset,
+        sequence=outcome.sequence,
+        kind=offer.kind,
+        operator=offer.operator,
+        use=held.num_uses + 1,
+        weight=limits.weight * limits.decay**held.num_uses,
+        staleness=max(0, batch - offer.since),
+        rollouts=tuple(
+            rollout.rollout_id
+            for rollout in outcome.rollouts
+            if rollout.reward is not None
+            and rollout.rejected is None
+            and (not offer.siblings or _sibling(rollout.rollout_id) in offer.siblings)
+        ),
+    )
+
+
+def _sibling(rollout_id: str) -> int:
+    return int(rollout_id.rpartition("/")[2])
+
+
+def uses_of(chosen: Sequence[ChosenUse]) -> tuple[GroupUse, ...]:
+    """Return the uses as the record of the batch has them."""
+    return tuple(one.use for one in chosen)
+
+
+def metrics_of(chosen: Sequence[ChosenUse]) -> dict[str, float]:
+    """Return the metrics of a batch about what it has once more."""
+    values = {"reused_groups": float(len(chosen))}
+    if chosen:
+        values["reused_staleness_mean"] = sum(one.use.staleness for one in chosen) / len(chosen)
+    return values
+
+
+# --------------------------------------------------------------------------------------------- what the trainer gets
+
+
+class ReusedBodies:
+    """Makes the experiences of groups that a batch has once more, from what stands on `verified`. The buffer's step
+    makes one at each recovery and asks `experiences` for each use of a batch."""
+
+    def __init__(self, transport: Transport, renderer: Renderer | None) -> None:
+        """`renderer`: writes the prompts of demonstrations; None if there are none."""
+        self._transport = transport
+        self._renderer = renderer
+
+    def read(self, chosen: Sequence[ChosenUse]) -> dict[str, VerifiedRollout]:
+        """Return the rollouts of these uses by their ids. PositionMissing if one is gone from the log, ContractError if
+        another one stands in its place."""
+        if not chosen:
+            return {}
+        num_partitions = len(self._transport.admin.end_offsets("verified"))
+        wanted: dict[TopicPartition, dict[int, str]] = {}
+        for one in chosen:
+            place = TopicPartition("verified", one.outcome.sequence % num_partitions)
+            names = zip(one.outcome.offsets, one.outcome.rollouts, strict=True)
+            used = {offset: rollout.rollout_id for offset, rollout in names if rollout.rollout_id in one.use.rollouts}
+            wanted.setdefault(place, {}).update(used)
+        found: dict[str, VerifiedRollout] = {}
+        for place, names_at in sorted(wanted.items()):
+            records = read_records(self._transport, place, names_at)
+            for offset, name in names_at.items():
+                if offset not in records:
+                    raise PositionMissing(
+                        f"{place}@{offset}: {name}: gone from the log, expected it to stay while a batch may use it "
+                        "once more; somebody deleted what was still needed"
+                    )
+                found[name] = _verified(records[offset], name)
+        return found
+
+    def add_to(
+        self,
+        experiences_of: Mapping[int, list[Experience]],
+        chosen: Sequence[ChosenUse],
+        bodies: Mapping[str, VerifiedRollout],
+        batch: int,
+    ) -> dict[int, tuple[str, ...]]:
+        """Add the experiences of all uses to those of the shares, as evenly as can be. Return the groups that were
+        added to each share."""
+        reused: dict[int, tuple[str, ...]] = {}
+        for index, one in enumerate(chosen):
+            share = index * len(experiences_of) // len(chosen)
+            own = experiences_of[share]
+            own.extend(self.experiences(one, bodies, batch, share, len(own)))
+            reused[share] = (*reused.get(share, ()), one.use.group_id)
+        return reused
+
+    def experiences(
+        self, one: ChosenUse, bodies: Mapping[str, VerifiedRollout], batch: int, share: int, first: int
+    ) -> Iterator[Experience]:
+        """Yield the experiences of a use. `first`: the place of the first one in the share."""
+        use, result = one.use, result_of(one.outcome)
+        for position, name in enumerate(use.rollouts, first):
+            made = experience_of(
+                bodies[name], batch, share, position=position, result=result, use=use.use, weight=use.weight
+            )
+            yield made if use.kind is ReuseKind.replay else self._as_demonstration(made, bodies[name])
+
+    def _as_demonstration(self, experience: Experience, verified: VerifiedRollout) -> Experience:
+        """Return what the attempt demonstrates: the problem that it solves, and what the policy said. If its prompt
+        cannot be written, or is too long, no token of it is trained on."""
+        rollout, renderer = verified.rollout, self._renderer
+        assert rollout is not None
+        assert rollout.posted is not None
+        assert renderer is not None, "the run makes demonstrations"
+        assert rollout.problem is not None
+        ((sampled,), (segment,)) = rollout.segments, experience.segments
+        try:
+            prompt = renderer.render(rollout.posted.reached, rollout.problem.tools)
+            made = with_prompt(segment, prompt, sampled.loss_mask.data.index(1))
+            if renderer.context is not None and made.token_ids.shape[0] > renderer.context:
+                raise ConfigError(f"{made.token_ids.shape[0]:,} tokens, expected at most {renderer.context:,}")
+        except (ConfigError, ValueError) as error:
+            log.warning("%s: what it reached cannot be a demonstration: %s", rollout.ids.rollout_id, error)
+            mask = segment.loss_mask
+            made = replace(segment, loss_mask=replace(mask, data=bytes(len(mask.data))))
+        return replace(
+            experience,
+            loss_kind=LossKind.sft,
+            segments=(made,),
+            reward=None,
+            parts={},
+            additions={},
+            terms={},
+            verified_reward=None,
+        )
+
+
+def _verified(record: Record, name: str) -> VerifiedRollout:
+    message = codec.from_record(record)
+    if not isinstance(message, VerifiedRollout) or message.ids.rollout_id != name:
+        raise ContractError(f"is not {name}, expected the rollout that its group's outcome names", where=str(record))
+    return message
+
+
+def with_prompt(segment: Segment, prompt: Sequence[int], first: int) -> Segment:
+    """Return the segment with another prompt in the place of its first `first` tokens."""
+    moved = len(prompt) - first
+    logprobs = segment.behavior_logprobs.numpy()[first:].tolist()
+    return replace(
+        segment,
+        token_ids=Array.of([*prompt, *segment.token_ids.numpy()[first:].tolist()], "int32"),
+        behavior_logprobs=Array.of([0.0] * len(prompt) + logprobs, "float32"),
+        loss_mask=Array.of([0] * len(prompt) + list(segment.loss_mask.data[first:]), "uint8"),
+        versions=tuple(replace(span, start=span.start + moved) for span in segment.versions),
+    )
+
+
+def takes_demonstrations(stages: Stages, stage: Stage) -> bool:
+    """Return whether batches of the stage may have demonstrations that operators make of attempts. Of a run without
+    stages `check_reuse` has made sure of it."""
+    return not stages.named or stage.kind is LossKind.sft
