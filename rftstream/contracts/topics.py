@@ -40,6 +40,8 @@ class Topic:
     """The single role whose claimed epochs its records must name to be in force (service/in_force.py); None: records
     stand for themselves. On `control` it depends on the message."""
     description: str = ""
+    may_lack: bool = False
+    """Whether logs that an earlier release made may lack it. There it counts as empty; `resume` makes it."""
 
 
 TOPICS: dict[str, Topic] = {
@@ -80,6 +82,14 @@ TOPICS: dict[str, Topic] = {
             width=Width.partitions,
             twin=("id",),
             description="expert demonstrations and preferences",
+        ),
+        Topic(
+            name="problems",
+            key="problem_id",
+            width=Width.one,
+            twin=("id",),
+            description="problems that join a growing taskset",
+            may_lack=True,
         ),
         Topic(
             name="feedback",

@@ -95,7 +95,7 @@ def read_status(run: OpenRun, now: float | None = None) -> Status:
     groups, newest_batch = _groups(log)
     lag = {
         topic: sum(run.transport.admin.lag(group, topic).values())
-        for group, topics in consumer_groups().items()
+        for group, topics in consumer_groups(run.config).items()
         for topic in topics
         if topic not in ("steps", "outcomes")
     }

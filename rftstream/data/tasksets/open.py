@@ -10,7 +10,7 @@ from rftstream.data.tasksets.canary import CanaryTaskset
 from rftstream.data.tasksets.order import mix, order
 from rftstream.errors import ConfigError
 
-__all__ = ["mix", "open_taskset", "order"]
+__all__ = ["grows", "mix", "open_taskset", "order"]
 
 
 def open_taskset(name: str, section: TasksetSection | EvaluationSection, config: RunConfig) -> Taskset:
@@ -38,9 +38,19 @@ def open_taskset(name: str, section: TasksetSection | EvaluationSection, config:
         taskset: Taskset = part(part_config, location=location, columns=section.columns, system=section.system)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
+    if grows(section.source):
+        if kind == "evaluations":
+            raise ConfigError(f"{where}.source: {section.source!r} grows, expected problems that stay the same")
+        return taskset
     if len(taskset) < 1:
         raise ConfigError(f"{where}: {section.source!r} has no problems; expected at least one")
     return CanaryTaskset(taskset) if isinstance(section, EvaluationSection) and section.canary else taskset
+
+
+def grows(source: str) -> bool:
+    """Return whether problems join the taskset of this source while the run goes on."""
+    spec = TASKSETS.get(source.partition(":")[0])
+    return spec is not None and spec.grows
 
 
 def _is_module(text: str) -> bool:
