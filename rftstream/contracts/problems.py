@@ -69,7 +69,8 @@ class NewProblem:
     """A problem that joins a taskset of the run. `problems`: `rftstream problems add`, synthesiser -> feeder."""
 
     problem_id: str
-    """Derived: from the group that it was made of, the kind and a number; of a given one from taskset and digest."""
+    """Derived: from the group that it was made of, the topic that told of it, the kind and a number; of a given one
+    from taskset and digest."""
     taskset: str
     """The taskset that it joins, whose source is `log:problems`."""
     problem: Problem
@@ -119,7 +120,7 @@ PROBLEM = MessageSpec(
     contract="problem",
     topic="problems",
     key=lambda new: new.problem_id,
-    headers=_problem_headers,
+    headers=lambda new: {**_problem_headers(new), "maker": new.maker},
 )
 
 
@@ -176,6 +177,6 @@ def given_problem_id(taskset: str, digest: str) -> str:
     return f"{taskset}/given/{digest.removeprefix('sha256:')[:32]}"
 
 
-def made_problem_id(group: str, kind: ProblemKind, number: int) -> str:
-    """Return the id of the n-th problem of a kind that is made of a group."""
-    return f"{group}/{kind}/{number}"
+def made_problem_id(group: str, topic: str, kind: ProblemKind, number: int) -> str:
+    """Return the id of the n-th problem of a kind that is made of a group, for its record on a topic."""
+    return f"{group}/{topic}/{kind}/{number}"

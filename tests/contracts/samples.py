@@ -264,16 +264,17 @@ SAMPLES: dict[str, Message] = {
         messages=(SEEN_PROBLEM.messages[1], ChatMessage(role="assistant", content="4")), number=18,
     ),
     "problem.v1": NewProblem(
-        problem_id="gsm8k/0/17/0/reworded/1", taskset="more", problem=REWORDED, digest=problem_digest(REWORDED),
-        maker=ProblemMaker.model, made_by="writer-8b", kind=ProblemKind.reworded, parent="gsm8k/17",
-        parent_group="gsm8k/0/17/0", version=STEP, num_samples=4, num_agreed=3, made_at=1767225610.5,
+        problem_id="gsm8k/0/17/0/outcomes/reworded/1", taskset="more", problem=REWORDED,
+        digest=problem_digest(REWORDED), maker=ProblemMaker.model, made_by="writer-8b",
+        kind=ProblemKind.reworded, parent="gsm8k/17", parent_group="gsm8k/0/17/0", version=STEP,
+        num_samples=4, num_agreed=3, made_at=1767225610.5,
     ),
     "problem.v1-given": NewProblem(
         problem_id="more/given/1f5ad3f4a98fd3b5a3c9a3b84e34a6f1", taskset="more", problem=REWORDED,
         digest=problem_digest(REWORDED), maker=ProblemMaker.person, made_by="ada", made_at=1767225599.0,
     ),
     "rejected_problem.v1": RejectedProblem(
-        problem_id="gsm8k/0/17/0/harder/0", taskset="more", kind=ProblemKind.harder, parent="gsm8k/17",
+        problem_id="gsm8k/0/17/0/outcomes/harder/0", taskset="more", kind=ProblemKind.harder, parent="gsm8k/17",
         parent_group="gsm8k/0/17/0", made_by="writer-8b", reason=RejectReason.disagreed,
         detail="1 of 4 attempts had its answer, expected 2 to 4", said='{"problem": "...", "answer": "73"}',
         num_samples=4, num_agreed=1, made_at=1767225611.0,

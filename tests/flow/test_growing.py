@@ -18,8 +18,10 @@ from rftstream.testing.faults import Kill
 from tests.flow.scene import Scene
 
 
-def new_problem(text: str, *, taskset: str = "more", problem_id: str | None = None) -> NewProblem:
-    problem = Problem(messages=(ChatMessage(role="user", content=text),), answer=str(len(text)))
+def new_problem(
+    text: str, *, taskset: str = "more", problem_id: str | None = None, answer: str | None = None
+) -> NewProblem:
+    problem = Problem(messages=(ChatMessage(role="user", content=text),), answer=answer or str(len(text)))
     digest = problem_digest(problem)
     return NewProblem(
         problem_id=problem_id or given_problem_id(taskset, digest), taskset=taskset, problem=problem, digest=digest,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -75,9 +76,11 @@ class GrowingTaskset:
             return held
         return self._hold(index, self._fetch(self._offsets[index]))
 
-    def offset(self, index: int) -> int:
-        """Return where on `problems` the problem of an index stands."""
-        return self._offsets[index]
+    def index_at(self, offset: int) -> int | None:
+        """Return the index of the problem at an offset of `problems`. None if none of this taskset stands there, or it
+        repeats an earlier one."""
+        index = bisect_left(self._offsets, offset)
+        return index if index < len(self) and self._offsets[index] == offset else None
 
     def has_digest(self, digest: str) -> bool:
         """Return whether there is a problem with this text and answer (`problem_digest`)."""

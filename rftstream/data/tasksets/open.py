@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rftstream.config import registry
 from rftstream.config.sections import EvaluationSection, RunConfig, TasksetSection
+from rftstream.config.synthesis import grows
 from rftstream.data.tasksets import TASKSETS
 from rftstream.data.tasksets.base import Taskset
 from rftstream.data.tasksets.canary import CanaryTaskset
@@ -45,12 +46,6 @@ def open_taskset(name: str, section: TasksetSection | EvaluationSection, config:
     if len(taskset) < 1:
         raise ConfigError(f"{where}: {section.source!r} has no problems; expected at least one")
     return CanaryTaskset(taskset) if isinstance(section, EvaluationSection) and section.canary else taskset
-
-
-def grows(source: str) -> bool:
-    """Return whether problems join the taskset of this source while the run goes on."""
-    spec = TASKSETS.get(source.partition(":")[0])
-    return spec is not None and spec.grows
 
 
 def _is_module(text: str) -> bool:

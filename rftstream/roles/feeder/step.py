@@ -327,6 +327,8 @@ class FeederStep(SingleStepDefaults):
                 case None:
                     self._retries.taken_back(output.key or b"")
         metrics.ADMITTED.set(self._admission.admitted)
+        for name, taskset in self._growing.tasksets.items():
+            metrics.PROBLEMS_JOINED.labels(name).set(len(taskset))
         if self._pipeline:
             metrics.DRAWN.set(sum(self._drawn.values()))
             for (operator, action), count in self._counts.by_operator().items():
