@@ -77,7 +77,7 @@ def list_problems(
     """Return the problems of the growing tasksets (or of one of them), in the order in which they joined. `rejected`:
     show those that did not join instead. `last`: show only the newest so many."""
     names = [name for name in growing if taskset in (None, name)]
-    tasksets = GrowingTasksets({name: _empty_taskset() for name in names})
+    tasksets = GrowingTasksets({name: empty_taskset() for name in names})
     reasons: dict[str, Counter[str]] = {name: Counter() for name in names}
     shown: deque[ProblemLine] = deque(maxlen=last)
     for line in _lines(log, tasksets):
@@ -92,7 +92,8 @@ def list_problems(
     )
 
 
-def _empty_taskset() -> GrowingTaskset:
+def empty_taskset() -> GrowingTaskset:
+    """Return a growing taskset without settings, for views of what joined."""
     return GrowingTaskset(GrowingTaskset.Config(), location="problems", columns={}, system=None)
 
 
