@@ -270,6 +270,7 @@ class SynthesiserSection(WorkerSection):
     device: str = "cpu"
     """Of that policy."""
     server: SynthesisServer | None = None
+    """Where that model is served."""
     max_concurrent: Positive = 16
     """Problems that one process makes of at once."""
     sampling: dict[str, Any] = field(default_factory=dict)
