@@ -19,8 +19,8 @@ from rftstream.models.server_client import ModelServer
 from rftstream.models.spec import ModelSpec
 from rftstream.roles.explorer.weights_update import WeightsUpdate
 from rftstream.roles.synthesiser import SYNTHESISER
-from rftstream.roles.synthesiser.models import AskedModel, PolicyModel, ServedModel
-from rftstream.roles.synthesiser.parents import Parents
+from rftstream.roles.synthesiser.models import PolicyModel, ServedModel, SynthesisModel
+from rftstream.roles.synthesiser.parents import ParentChooser
 from rftstream.roles.synthesiser.step import SynthesiserStep, SynthesisPlan
 from rftstream.roles.synthesiser.wording import AnswerReader
 from rftstream.roles.trainer.pending_update import DeferredExecutor
@@ -52,7 +52,7 @@ def build(context: RoleContext) -> Role:
         num_tokens=lambda problem: len(renderer.render(problem.messages, problem.tools)),
         context=context_length(spec, renderer),
     )
-    if settings.ask == "served":
+    if settings.ask == "server":
         model = _served(context, settings)
     else:
         model = _policy(context, settings, into, spec, renderer)
@@ -60,7 +60,7 @@ def build(context: RoleContext) -> Role:
         plan,
         model=model,
         scorer=scorer(context),
-        parents=Parents(settings, tasksets, into=into, run_seed=config.run.seed),
+        parents=ParentChooser(settings, tasksets, into=into, run_seed=config.run.seed),
         growing=GrowingTasksets(tasksets, ProblemReader(context.transport).get),
         clock=context.clock,
     )
@@ -69,7 +69,7 @@ def build(context: RoleContext) -> Role:
 
 def _policy(
     context: RoleContext, settings: SynthesiserSection, into: str, spec: ModelSpec, renderer: Renderer
-) -> AskedModel:
+) -> SynthesisModel:
     config = context.config
     policy_name = settings.policy or config.explorer.policy
     # A question is asked for each kind, and each of them may be attempted at once.
@@ -91,7 +91,7 @@ def _policy(
     )
 
 
-def _served(context: RoleContext, settings: SynthesiserSection) -> AskedModel:
+def _served(context: RoleContext, settings: SynthesiserSection) -> SynthesisModel:
     server, section = settings.server, "synthesiser.server"
     assert server is not None, "config checks it"
     key = secrets.reveal({"api_key": server.api_key}, where=section)["api_key"]

@@ -262,7 +262,7 @@ class SynthesiserSection(WorkerSection):
     that of one attempt, 0 or 1; of `tasks` and `problems` it is not known."""
     most: Positive | None = None
     """Makes no more once so many have joined, give or take what is in the making."""
-    ask: Literal["policy", "served"] = "policy"
+    ask: Literal["policy", "server"] = "policy"
     """Who makes the problems and attempts them: the run's policy with its newest weights, or the model of
     [synthesiser.server]."""
     policy: str | None = None

@@ -65,8 +65,8 @@ def check_synthesiser(config: RunConfig) -> None:
         if least > most:
             raise ConfigError(f"synthesiser.{setting}: got {least:g} to {most:g}, expected the smaller one first")
     _check_wording(section)
-    if (section.ask == "served") is not (section.server is not None):
-        found, more = ("none", "name url and model there") if section.server is None else ("one", "set ask = 'served'")
+    if (section.ask == "server") is not (section.server is not None):
+        found, more = ("none", "name url and model there") if section.server is None else ("one", "set ask = 'server'")
         raise ConfigError(f"synthesiser.server: found {found} with ask = {section.ask!r}; {more}")
     _check_environment(config, section, into)
 
@@ -95,8 +95,8 @@ def _check_environment(config: RunConfig, section: SynthesiserSection, into: str
     named = config.tasksets[into].environment
     name = named if isinstance(named, str) else str(named.get("name"))
     spec = registry.find_spec(EnvironmentSpec, name)
-    if spec.is_agent or (section.ask == "served" and not spec.has_one_turn):
-        expected = "one that is no agent" if spec.is_agent else "single_turn with ask = 'served'"
+    if spec.is_agent or (section.ask == "server" and not spec.has_one_turn):
+        expected = "one that is no agent" if spec.is_agent else "single_turn with ask = 'server'"
         raise ConfigError(
             f"tasksets.{into}.environment: got {name!r}, in which a synthesiser cannot attempt problems; expected "
             f"{expected}"

@@ -40,8 +40,6 @@ class Topic:
     """The single role whose claimed epochs its records must name to be in force (service/in_force.py); None: records
     stand for themselves. On `control` it depends on the message."""
     description: str = ""
-    may_lack: bool = False
-    """Whether logs that an earlier release made may lack it. There it counts as empty; `resume` makes it."""
 
 
 TOPICS: dict[str, Topic] = {
@@ -89,7 +87,6 @@ TOPICS: dict[str, Topic] = {
             width=Width.one,
             twin=("id",),
             description="problems that join a growing taskset",
-            may_lack=True,
         ),
         Topic(
             name="feedback",

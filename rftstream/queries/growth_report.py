@@ -12,7 +12,7 @@ from rftstream.config.synthesis import growing_tasksets
 from rftstream.contracts.problems import PROBLEM, REJECTED_PROBLEM
 from rftstream.contracts.records import Record
 from rftstream.queries.formatting import plural
-from rftstream.service.problem_records import PROBLEMS
+from rftstream.service.problem_records import problem_records
 from rftstream.service.role import Log
 
 WATCHED = 50
@@ -85,7 +85,7 @@ def read_growth(log: Log, config: RunConfig, cursor: Mapping[str, Any]) -> Growt
     joined: Counter[str] = Counter()
     rejected: Counter[str] = Counter()
     recent: deque[bool] = deque(maxlen=WATCHED)
-    for record in log.read(PROBLEMS.topic, bodies=False):
+    for record in problem_records(log, bodies=False):
         contract, taskset = _header(record, "contract"), _header(record, "taskset")
         if contract == PROBLEM.contract and taskset in names:
             joined[taskset] += 1

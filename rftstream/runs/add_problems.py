@@ -26,7 +26,7 @@ from rftstream.rewards.base import problem_input
 from rftstream.rewards.resolve import build_reward
 from rftstream.runs.folder import RunFolder, complete_log
 from rftstream.runs.load_demonstrations import Say, by_transaction, progress_sayer
-from rftstream.service.problem_records import PROBLEMS
+from rftstream.service.problem_records import PROBLEMS, problem_records
 from rftstream.service.role import Log
 from rftstream.transport.base import Producer, Transport
 
@@ -118,7 +118,7 @@ def add_problems(
             complete_log(transport, config)
             producer = transport.producer(f"{folder.run_id}.problems")
             producer.start()
-        there = Log(transport).read(PROBLEMS.topic, bodies=False, settled=True)
+        there = problem_records(Log(transport), bodies=False, settled=True)
         known = {name.decode(errors="replace") for record in there if (name := record.header("id")) is not None}
         added = AddedProblems(taskset=wanted.taskset, rows=0, dry_run=dry_run)
         chosen = list(_choose(_problems_in(wanted, config, folder, added, now, say), known, added))

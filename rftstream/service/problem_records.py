@@ -15,10 +15,17 @@ from rftstream.transport.base import Transport
 PROBLEMS = TopicPartition("problems", 0)
 
 
+def problem_records(log_: Log, *, bodies: bool = True, settled: bool = False) -> Iterator[Record]:
+    """Yield all records of `problems` up to its end; arguments as for `Log.read`. A log that an earlier release made
+    lacks the topic, and has none."""
+    if PROBLEMS.topic in log_.transport.admin.topics():
+        yield from log_.read(PROBLEMS.topic, bodies=bodies, settled=settled)
+
+
 def read_problems(log_: Log) -> Iterator[tuple[Record, Message | None]]:
     """Yield all records of `problems` up to its end, with their messages. One that is foreign or cannot be decoded has
     None: it is no problem of any taskset."""
-    for record in log_.read(PROBLEMS.topic):
+    for record in problem_records(log_):
         message: Message | None = None
         if record.value is not None and not codec.is_foreign(record):
             try:

@@ -26,7 +26,6 @@ from rftstream.contracts.control import Claim, RunManifest
 from rftstream.contracts.messages import Message
 from rftstream.contracts.records import Record, TopicPartition
 from rftstream.contracts.tasks import RolloutIds
-from rftstream.contracts.topics import TOPICS
 from rftstream.errors import ContractError, ForeignRecord
 from rftstream.service.in_force import RecordsInForce
 from rftstream.service.reading import read_to_ends
@@ -391,10 +390,8 @@ class Log:
         partitions: Collection[int] | None = None,
     ) -> Iterator[Record]:
         """Yield everything on the topic (or on some of its partitions) up to its end at the time of the call. `settled`
-        is as for `Admin.end_offsets`. A topic that the log may lack counts as empty."""
+        is as for `Admin.end_offsets`."""
         admin = self.transport.admin
-        if topic in TOPICS and TOPICS[topic].may_lack and topic not in admin.topics():
-            return
         ends = admin.end_offsets(topic, settled=settled, partitions=partitions)
         begins = admin.begin_offsets(topic)
         positions = {place: max(begins[place], (start or {}).get(place, 0)) for place in ends}

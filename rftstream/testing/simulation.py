@@ -154,11 +154,6 @@ class Simulation(MemoryRun):
         self.processes.append(process)
         return process
 
-    def joining(self) -> list[str]:
-        """Return the roles of which one more worker may join: concurrent ones that have something to read."""
-        concurrent = [spec for spec in role_specs() if spec.kind is RoleKind.concurrent]
-        return [spec.name for spec in concurrent if spec.consumes or spec.chosen(self.config)]
-
     def find(self, name: str) -> SimulatedProcess:
         """Return the process of this name."""
         return next(process for process in self.processes if process.name == name)
@@ -371,7 +366,7 @@ class FaultInjector:
                 role = self._run.random.choice([other.role for other in self._run.processes if other.role in singles])
                 self._run.note(f"{self._run.add(role).name}: started beside another")
             case "joins":
-                role = self._run.random.choice(self._run.joining())
+                role = self._run.random.choice(_joining(self._run.config))
                 self._run.note(f"{self._run.add(role).name}: joins")
             case "user_pauses" if self._run.asked is not DesiredState.draining:
                 self._run.ask(DesiredState.paused)
@@ -444,6 +439,13 @@ class FaultInjector:
 
 def _since_start(clock: ManualClock) -> str:
     return f"{clock.now() - START_TIME_S:9.3f}"
+
+
+def _joining(config: RunConfig) -> list[str]:
+    """Return the concurrent roles that have something to read."""
+    return [
+        one.name for one in role_specs() if one.kind is RoleKind.concurrent and (one.consumes or one.chosen(config))
+    ]
 
 
 def _names_of(kind: RoleKind) -> list[str]:

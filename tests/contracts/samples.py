@@ -277,7 +277,7 @@ SAMPLES: dict[str, Message] = {
         problem_id="gsm8k/0/17/0/outcomes/harder/0", taskset="more", kind=ProblemKind.harder, parent="gsm8k/17",
         parent_group="gsm8k/0/17/0", made_by="writer-8b", reason=RejectReason.disagreed,
         detail="1 of 4 attempts had its answer, expected 2 to 4", said='{"problem": "...", "answer": "73"}',
-        num_samples=4, num_agreed=1, made_at=1767225611.0,
+        version=STEP, num_samples=4, num_agreed=1, made_at=1767225611.0,
     ),
     "feedback.v1": Feedback(
         feedback_id="web/ada/gsm8k/0/17/0/3", rollout_id=IDS.rollout_id, source="web/ada", reward=-1.0,

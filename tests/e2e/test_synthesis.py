@@ -40,7 +40,7 @@ tasksets = ["seeds"]
 into = "more"
 per_parent = 3
 max_concurrent = 1
-ask = "served"
+ask = "server"
 check_samples = 2
 server = { url = "URL", model = "writer" }
 [trainer]
@@ -77,7 +77,7 @@ max_staleness = 1
 [explorer]
 max_concurrent = 512
 [synthesiser]
-ask = "served"
+ask = "server"
 server = { url = "URL", model = "writer" }
 [trainer]
 lr = 1.5e-3

@@ -24,7 +24,7 @@ from tests.unit.served import Server
 def scene_of(folder: Path, server: Server | None = None, **synthesiser: Any) -> Scene:
     section: dict[str, Any] = {"check_samples": 2, **synthesiser}
     if server is not None:
-        section |= {"ask": "served", "server": {"url": server.url, "model": "writer", "tries": 1}}
+        section |= {"ask": "server", "server": {"url": server.url, "model": "writer", "tries": 1}}
     tasksets = {"sums": {"source": "arithmetic", "shuffle": False}, "more": {"source": "log:problems"}}
     return Scene(folder, tasksets=tasksets, synthesiser=section)
 
@@ -236,7 +236,7 @@ def test_a_killed_synthesiser_leaves_no_twin_and_loses_nothing(tmp_path: Path, p
     ({"read": "problems", "tasksets": ("sums",)}, "'sums' does not grow"),
     ({"make": ()}, "synthesiser.make: is empty"),
     ({"solved": (0.9, 0.1)}, "synthesiser.solved: got 0.9 to 0.1"),
-    ({"ask": "served"}, "synthesiser.server: found none with ask = 'served'"),
+    ({"ask": "server"}, "synthesiser.server: found none with ask = 'server'"),
     ({"pattern": "(?P<text>.*)"}, "lacks the group problem"),
     ({"make": ("varied",), "pattern": "(?P<problem>.*)"}, "lacks the group answer"),
     ({"pattern": "(?P<problem>"}, "no regular expression"),

@@ -16,10 +16,11 @@ from rftstream.models.rendering import Renderer
 from rftstream.models.server_client import Call, ModelServer, Refused, Unreachable
 from rftstream.policies.base import Policy
 from rftstream.rewards.base import RewardInput, message_seen, problem_input
-from rftstream.roles.explorer.attempt import Attempt
+from rftstream.roles.explorer.attempt import CUT_SHORT, Attempt
 from rftstream.roles.explorer.fit_to_record import rollout_of
 from rftstream.roles.explorer.turn_loop import TurnLoop
 from rftstream.roles.explorer.weights_update import WeightsUpdate
+from rftstream.roles.synthesiser import SYNTHESISER
 from rftstream.roles.verifier.step import reward_input
 from rftstream.service.role import FOREVER, Wakeup
 from rftstream.service.self_pipe import SelfPipe
@@ -47,7 +48,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
+class ModelReply:
     """What a model said."""
 
     key: str
@@ -59,7 +60,7 @@ class Said:
     """Whether the model's server refused the request."""
 
 
-class AskedModel(Protocol):
+class SynthesisModel(Protocol):
     """A model that is asked for problems, and tries to solve them. `workers/synthesiser.py` makes it; the step calls
     `ask` for each question, `step` in each slice of work, and `close` last."""
 
@@ -80,7 +81,7 @@ class AskedModel(Protocol):
     def drop(self, keys: Collection[str]) -> None:
         """Forget questions; nothing is handed out for them."""
 
-    def step(self) -> Sequence[Said]:
+    def step(self) -> Sequence[ModelReply]:
         """Do a bounded slice of work; return what was said."""
 
     def idle_s(self) -> float:
@@ -97,7 +98,7 @@ class AskedModel(Protocol):
 
 
 class PolicyModel:
-    """The run's own policy, with the newest weights: an AskedModel. It asks through a turn loop, like an explorer."""
+    """The run's own policy, with the newest weights: a SynthesisModel. It asks through a turn loop, like an explorer."""
 
     def __init__(
         self,
@@ -136,7 +137,7 @@ class PolicyModel:
             sampling=question.sampling,
             seed=question.seed,
             environment=self._environment if question.is_attempt else "single_turn",
-            where=self._where if question.is_attempt else "synthesiser",
+            where=self._where if question.is_attempt else SYNTHESISER.name,
             renderer=self._renderer if question.is_attempt else None,
         )
 
@@ -146,7 +147,7 @@ class PolicyModel:
             if self._asked.pop(key, None) is not None:
                 self._loop.abort(key)
 
-    def step(self) -> Sequence[Said]:
+    def step(self) -> Sequence[ModelReply]:
         """Take newer weights over, and sample a slice."""
         while (newest := self._weights.newer()) is not None:
             if self._weights.take_over(newest, is_sampling=self._loop.num_open > 0, began=time.perf_counter()):
@@ -174,12 +175,12 @@ class PolicyModel:
         self._loop.close()
         self._policy.close()
 
-    def _said(self, attempt: Attempt) -> Said:
+    def _said(self, attempt: Attempt) -> ModelReply:
         question = self._asked.pop(attempt.key)
         if attempt.status not in (RolloutStatus.completed, RolloutStatus.truncated):
-            return Said(key=attempt.key, error=attempt.error or str(attempt.status))
+            return ModelReply(key=attempt.key, error=attempt.error or str(attempt.status))
         rollout = rollout_of(attempt, _IDS, question.problem, question.sampling, self._now())
-        return Said(key=attempt.key, item=reward_input(rollout))
+        return ModelReply(key=attempt.key, item=reward_input(rollout))
 
 
 _IDS = RolloutIds(
@@ -203,8 +204,8 @@ class _Request:
 
 
 class ServedModel:
-    """A model behind OpenAI's `/chat/completions`: an AskedModel whose requests run in threads. If the server cannot be
-    reached, questions wait, and are sent again after a pause."""
+    """A model behind OpenAI's `/chat/completions`: a SynthesisModel whose requests run in threads. If the server cannot
+    be reached, questions wait, and are sent again after a pause."""
 
     version: VersionName | None = None
 
@@ -239,7 +240,7 @@ class ServedModel:
             if (request := self._requests.pop(key, None)) is not None:
                 request.call.cancel()
 
-    def step(self) -> Sequence[Said]:
+    def step(self) -> Sequence[ModelReply]:
         """Send what waits, and collect what has come."""
         if self._pipe is not None:
             self._pipe.clear()
@@ -292,7 +293,7 @@ class ServedModel:
             pipe = self._pipe
             request.answer.add_done_callback(lambda _: pipe.ring())
 
-    def _collect(self, request: _Request) -> Said | None:
+    def _collect(self, request: _Request) -> ModelReply | None:
         if request.answer is None or not request.answer.done():
             return None
         key = request.question.key
@@ -304,7 +305,7 @@ class ServedModel:
             return None
         except Refused as error:
             self._requests.pop(key)
-            return Said(key=key, error=str(error), refused=True)
+            return ModelReply(key=key, error=str(error), refused=True)
         self._pause_s, self._trouble = FIRST_PAUSE_S, ""
         self._requests.pop(key)
         return _said(request.question, answer)
@@ -317,14 +318,14 @@ class ServedModel:
         self._trouble = trouble
 
 
-def _said(question: Question, answer: Mapping[str, Any]) -> Said:
+def _said(question: Question, answer: Mapping[str, Any]) -> ModelReply:
     try:
         choice = answer["choices"][0]
         text = choice["message"]["content"]
     except (LookupError, TypeError):
         choice, text = {}, None
     if not isinstance(text, str):
-        return Said(key=question.key, error="the server gave no message, expected choices[0].message.content")
+        return ModelReply(key=question.key, error="the server gave no message, expected choices[0].message.content")
     before = problem_input(question.problem)
     usage = answer.get("usage")
     count = usage.get("completion_tokens") if isinstance(usage, dict) else 0
@@ -333,6 +334,6 @@ def _said(question: Question, answer: Mapping[str, Any]) -> Said:
         completion=text,
         messages=(*before.messages, message_seen("assistant", text)),
         num_tokens=count if isinstance(count, int) and count >= 0 else 0,
-        truncated=choice.get("finish_reason") == "length",
+        truncated=choice.get("finish_reason") in CUT_SHORT,
     )
-    return Said(key=question.key, item=item)
+    return ModelReply(key=question.key, item=item)

@@ -31,7 +31,7 @@ class Parent:
     problem: Problem
 
 
-class Parents:
+class ParentChooser:
     """Chooses parents. The step makes it, and asks `parent_of` for each consumed record."""
 
     def __init__(

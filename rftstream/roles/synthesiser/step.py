@@ -23,8 +23,8 @@ from rftstream.data.tasksets.growing import GrowingTasksets
 from rftstream.errors import ConfigError, ContractError
 from rftstream.rewards.base import Scorer, ScoreReply, ScoreRequest
 from rftstream.roles.synthesiser.making import Making, wanted_of
-from rftstream.roles.synthesiser.models import AskedModel, Question, Said
-from rftstream.roles.synthesiser.parents import NotYetKnown, Parents
+from rftstream.roles.synthesiser.models import ModelReply, Question, SynthesisModel
+from rftstream.roles.synthesiser.parents import NotYetKnown, ParentChooser
 from rftstream.roles.synthesiser.watch import RejectWatch
 from rftstream.roles.synthesiser.wording import AnswerReader, RejectedAnswer, request_for
 from rftstream.service.problem_records import PROBLEMS
@@ -98,9 +98,9 @@ class SynthesiserStep(ConcurrentStepDefaults):
         self,
         plan: SynthesisPlan,
         *,
-        model: AskedModel,
+        model: SynthesisModel,
         scorer: Scorer,
-        parents: Parents,
+        parents: ParentChooser,
         growing: GrowingTasksets,
         clock: Clock,
     ) -> None:
@@ -148,7 +148,8 @@ class SynthesiserStep(ConcurrentStepDefaults):
                 self._begin(work)
         for said in self._model.step():
             self._take(said)
-        for reply in self._scorer.poll(WAIT_S if self._only_scores() else 0.0):
+        only_scores = self._scorer.num_active > 0 and self._model.idle_s() > 0
+        for reply in self._scorer.poll(WAIT_S if only_scores else 0.0):
             self._scored(reply)
         return [self._finish(number) for number, work in list(self._in_hand.items()) if _is_ended(work)]
 
@@ -205,7 +206,7 @@ class SynthesiserStep(ConcurrentStepDefaults):
             self._waiting.attempts.add(key)
         self._model.ask(Question(key=key, problem=problem, sampling=sampling, seed=seed, is_attempt=is_attempt))
 
-    def _take(self, said: Said) -> None:
+    def _take(self, said: ModelReply) -> None:
         """Take what the model said: a problem that is to be attempted, or an attempt that is to be scored."""
         is_attempt = said.key in self._waiting.attempts
         making = self._waiting.pop(said.key)
@@ -276,10 +277,6 @@ class SynthesiserStep(ConcurrentStepDefaults):
         self._model.drop(making.keys)
         for key in list(making.keys):
             self._waiting.pop(key)
-
-    def _only_scores(self) -> bool:
-        """Whether nothing but scores is waited for."""
-        return self._scorer.num_active > 0 and self._model.idle_s() > 0
 
 
 def _is_ended(work: _InHand) -> bool:
