@@ -120,6 +120,15 @@ OPERATOR_GROUPS = Counter(
     ["operator", "action"],
     registry=REGISTRY,
 )
+SYNTHESISED = Counter(
+    "rftstream_synthesised",
+    "Problems that a model was asked for, by kind, and by result: admitted, or why not.",
+    ["kind", "result"],
+    registry=REGISTRY,
+)
+PROBLEMS_JOINED = Gauge(
+    "rftstream_problems_joined", "Problems that have joined a growing taskset.", ["taskset"], registry=REGISTRY
+)
 MAX_STALENESS = Gauge("rftstream_max_staleness", "The setting `feeder.max_staleness`, in versions.", registry=REGISTRY)
 WITHOUT_SIGNAL = Gauge(
     "rftstream_steps_without_signal",

@@ -82,7 +82,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel("Commits", (seconds("rftstream_commit_seconds", 0.95),), unit="s"),
     ),
     "Processes": (
-        Panel("Up by role", (('sum by (job) (up{job=~"feeder|explorer|verifier|buffer|trainer|evaluator", '
+        Panel("Up by role", (('sum by (job) (up{job=~"feeder|explorer|verifier|buffer|trainer|evaluator|synthesiser", '
                               'run=~"$run"})', "{{job}}"),)),
         Panel("CPU by role", ((f"sum by (job) (rate(process_cpu_seconds_total{RUN}{RATE}))", "{{job}}"),),
               "Cores; children of verifiers not counted."),

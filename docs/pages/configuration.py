@@ -17,6 +17,7 @@ from rftstream.config import loader, ranges, registry
 from rftstream.config import sections as declared
 from rftstream.config.part_specs import OperatorSpec
 from rftstream.config.registry import KINDS
+from rftstream.config.role_sections import SynthesisServer
 from rftstream.contracts.tasks import Sampling
 from rftstream.errors import ConfigError
 from rftstream.policies.server_updates import UpdateRequest
@@ -25,7 +26,10 @@ from rftstream.rewards.judge_forms import JudgeCriterion
 
 HEAD = ("key", "value", "default", "meaning")
 NAMES = {"tasksets": "tasksets.NAME", "evaluations": "evaluations.NAME"}
-SUBTABLES = {"model": {"make": declared.MakeModel, "lora": declared.LoraSection}}
+SUBTABLES: dict[str, dict[str, type]] = {
+    "model": {"make": declared.MakeModel, "lora": declared.LoraSection},
+    "synthesiser": {"server": SynthesisServer},
+}
 """Section -> keys that are tables with keys of their own."""
 TABLES = {
     "policy": "policies",

@@ -31,6 +31,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "data": "rftstream.commands.data:data",
         "pipeline": "rftstream.commands.pipeline:pipeline",
         "experts": "rftstream.commands.experts:experts",
+        "problems": "rftstream.commands.problems:problems",
     },
     "A run": {
         "run": "rftstream.commands.run:run",

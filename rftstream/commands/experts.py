@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from rftstream.commands.options import examples, json_option, run_argument
+from rftstream.commands.options import column_pairs, examples, json_option, run_argument
 from rftstream.commands.views import opened_run, print_out
 
 
@@ -74,7 +74,7 @@ def load(
     options = {name: value for name, value in (("split", split), ("subset", subset)) if value is not None}
     section = DemonstrationsSection(
         source=demonstrations_source(source, Path()),
-        columns=_columns(columns),
+        columns=column_pairs(columns, "messages=conversation"),
         system=system,
         options=options,
         too_long="skip" if skip_too_long else "error",
@@ -87,13 +87,6 @@ def load(
         plan(opened.config, Purpose.join)
         loaded = load_demonstrations(opened.transport, opened.config, opened.folder, section, say=say, dry_run=dry_run)
     print_out(loaded.to_json() if as_json else loaded.to_text())
-
-
-def _columns(pairs: tuple[str, ...]) -> dict[str, str]:
-    found = dict(pair.partition("=")[::2] for pair in pairs)
-    if wrong := [pair for pair in pairs if not pair.partition("=")[2]]:
-        raise click.UsageError(f"--column {wrong[0]}: expected OURS=THEIRS, e.g. messages=conversation")
-    return found
 
 
 experts.add_command(load)

@@ -83,3 +83,11 @@ def at_work(what: str) -> Iterator[None]:
 
     with Console(stderr=True).status(f"{what} ..."):
         yield
+
+
+def column_pairs(pairs: tuple[str, ...], example: str) -> dict[str, str]:
+    """Return what the options `--column OURS=THEIRS` say. UsageError, with an example, for one of another form."""
+    found = dict(pair.partition("=")[::2] for pair in pairs)
+    if wrong := [pair for pair in pairs if not pair.partition("=")[2]]:
+        raise click.UsageError(f"--column {wrong[0]}: expected OURS=THEIRS, e.g. {example}")
+    return found

@@ -112,7 +112,7 @@ def resume(run: Path, sets: tuple[str, ...], as_json: bool, progress: str) -> No
     required=True,
     metavar="ROLE",
     type=Word(tuple(ROLES)),
-    help="feeder, explorer, verifier, buffer, trainer, evaluator.",
+    help="feeder, explorer, verifier, buffer, trainer, evaluator, synthesiser.",
 )
 @click.option("--run-dir", type=RunPath(), help="Folder of the run.  [default: FILE's newest run]")
 @click.option("--process", metavar="NAME", help="Name in logs and claims.  [default: ROLE-HOST-PID]")
@@ -143,8 +143,8 @@ def worker(
 ) -> None:
     """Run one process of a role, beside others of the same run.
 
-    Any number of explorers and verifiers share the work and may come and go. Of the other roles one is in force: a
-    later one takes over. SIGTERM or ctrl-C finishes what is in hand and leaves.
+    Any number of explorers, verifiers and synthesisers share the work and may come and go. Of the other roles one is in
+    force: a later one takes over. SIGTERM or ctrl-C finishes what is in hand and leaves.
     """
     from rftstream.launch.host import run_worker
 

@@ -13,6 +13,7 @@ from rftstream.commands.options import at_work, can_dim, examples, json_option, 
 @examples(
     "rftstream trace examples/runs/arithmetic sums/0/17/0/3",
     "rftstream trace examples/arithmetic.toml batch:17",
+    "rftstream trace runs/a more/5",
     "rftstream trace examples/arithmetic.toml v12 --json | jq .children",
     "rftstream trace examples/arithmetic.toml 'verified[6]@6399'",
 )
@@ -28,7 +29,8 @@ def trace(run: Path, name: str, as_json: bool, no_index: bool) -> None:
     each with topic, partition, offset and time. What stands there twice is marked TWIN.
 
     ID is as the other commands print it: a rollout (sums/0/17/0/3), a group (sums/0/17/0), a batch (batch:17), a
-    version (v12; 1/12 for the one of trainer epoch 1; or its object in the store), or a record (rollouts[3]@8172)
+    version (v12; 1/12 for the one of trainer epoch 1; or its object in the store), a problem that joined while the run
+    went on (more/5, with what it was made of), or a record (rollouts[3]@8172)
     or dead letter (verifier/rollouts/3/8172), which stand for whatever they belong to. What an audit has read
     (RUN/index) is not read again. RUN is a run folder, or a run file (then its newest run).
     """

@@ -20,6 +20,7 @@ from typing import Any
 from rftstream.config import registry, secrets
 from rftstream.config.part_specs import EnvironmentSpec, Location, TasksetSpec
 from rftstream.config.sections import EvaluationSection, RunConfig, TasksetSection
+from rftstream.config.synthesis import check_synthesiser, growing_tasksets, grows
 from rftstream.config.toml_errors import explain_toml
 from rftstream.contracts.tasks import Sampling
 from rftstream.errors import ConfigError
@@ -212,9 +213,10 @@ def _check_whole(config: RunConfig) -> None:
     if config.feeder.group_size == 1 and config.buffer.zero_variance == "replace":
         raise ConfigError("buffer.zero_variance: 'replace' would filter every group of size 1; use 'keep'")
     if not (config.steps or config.run.hours or config.run.stop_reward is not None) and not all(
-        section.passes for section in config.tasksets.values()
+        section.passes and not (section.weight and grows(section.source)) for section in config.tasksets.values()
     ):
-        raise ConfigError("run: nothing ends it; give steps, hours, stop_reward, or passes for every taskset")
+        more = ", or passes for every taskset" if not growing_tasksets(config) else "; a taskset that grows has no end"
+        raise ConfigError(f"run: nothing ends it; give steps, hours or stop_reward{more}")
     check_sampling(config.sampling, where="sampling")
     for name, section in config.tasksets.items():
         _check_differences(config, section.sampling, where=f"tasksets.{name}.sampling")
@@ -222,6 +224,9 @@ def _check_whole(config: RunConfig) -> None:
         _check_differences(config, evaluation.sampling, where=f"evaluations.{name}.sampling")
         if max(evaluation.k, default=1) > evaluation.n:
             raise ConfigError(f"evaluations.{name}.k: got {max(evaluation.k)}, expected at most n = {evaluation.n}")
+    if config.synthesiser is not None:
+        _check_differences(config, config.synthesiser.sampling, where="synthesiser.sampling")
+    check_synthesiser(config)
 
 
 def _check_stages(config: RunConfig) -> None:

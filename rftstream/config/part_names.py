@@ -101,6 +101,8 @@ def check_server_updates(config: RunConfig) -> None:
     if config.evaluations:
         policy = config.evaluator.policy or config.explorer.policy
         samplers.append((RoleName.evaluator, policy, config.evaluator.count))
+    if (synthesiser := config.synthesiser) is not None and synthesiser.ask == "policy":
+        samplers.append((RoleName.synthesiser, synthesiser.policy or config.explorer.policy, synthesiser.count))
     for policy in dict.fromkeys(policy for _, policy, _ in samplers):
         counts = {role: count for role, used, count in samplers if used == policy}
         if sum(counts.values()) > 1 and (setting := server_update(config, policy)):
@@ -130,6 +132,8 @@ def named_parts(config: RunConfig) -> Iterator[tuple[str, str, str]]:
     yield "policy", "explorer.policy", config.explorer.policy
     if config.evaluator.policy is not None:
         yield "policy", "evaluator.policy", config.evaluator.policy
+    if config.synthesiser is not None and config.synthesiser.policy is not None:
+        yield "policy", "synthesiser.policy", config.synthesiser.policy
     yield "backend", "trainer.backend", config.trainer.backend
     yield from (("algorithm", where, name_of_part(named, where)) for where, named in config.algorithms_named().items())
     for kind, sections in (("tasksets", config.tasksets), ("evaluations", config.evaluations)):

@@ -164,6 +164,8 @@ class TasksetSpec(PartSpec):
     """Whether `open_rows` of its class opens the rows of a location for others; so demonstrations can be in it, too."""
     chooses_rows: bool = False
     """Whether its Config says which rows of a location are meant, as `subset` and `split` do."""
+    grows: bool = False
+    """Whether problems join it while the run goes on; it may have none when it is opened."""
 
 
 @dataclass(frozen=True, slots=True)

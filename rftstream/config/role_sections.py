@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
@@ -214,3 +214,78 @@ class EvaluatorSection(WorkerSection):
     limits of agents hold here, too."""
     gateway_url: str = ""
     """The URL up to `/v1` under which agents elsewhere reach it, as `explorer.gateway_url`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SynthesisServer:
+    """The model that a synthesiser asks, where it is a served one: any server with OpenAI's `/chat/completions`."""
+
+    url: str
+    """Where the API begins: `http://127.0.0.1:8000/v1`."""
+    model: str
+    """Name of the model on the server."""
+    api_key: str | None = None
+    """`"env:NAME"`: sent as the bearer token; it is looked up in the environment and written nowhere."""
+    timeout_s: AboveZero = 120.0
+    """Of one answer."""
+    tries: Positive = 3
+    """Of a request that meets no server, or a busy one. Then it waits, and is sent again later."""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """Further fields of each request, as the server knows them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SynthesiserSection(WorkerSection):
+    """Synthesisers have a model make new problems of those that the run knows. Each is attempted several times; if the
+    reward agrees with its answer it joins a taskset whose source is `log:problems`. Without this section there are
+    none."""
+
+    count: Count = 1
+    """Processes that `run` starts; more can be started by hand at any time."""
+    read: Literal["outcomes", "verified", "tasks", "problems"] = "outcomes"
+    """Which records name the problems that new ones are made of. `outcomes`: each group when it is decided; `verified`:
+    the first rollout of each group when it is scored; `tasks`: each group when it is admitted, however it goes;
+    `problems`: what people and agents add."""
+    tasksets: tuple[str, ...] = ()
+    """Whose problems; default: of all tasksets but `into`. With `read = "problems"`: of all that grow."""
+    into: str | None = None
+    """The taskset that the new problems join; default: the only one that grows."""
+    make: tuple[Literal["reworded", "varied", "harder"], ...] = ("reworded",)
+    """What the model is asked for. `reworded`: other words, the same answer; `varied`: another problem of the kind;
+    `harder`: a harder one. The model says the answers of the latter two."""
+    per_parent: Positive = 1
+    """Problems of each kind that are made of one."""
+    share: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    """Share of the problems that are taken, chosen by the run's seed."""
+    solved: tuple[Fraction, Fraction] = (0.0, 1.0)
+    """Takes only problems of which this share of the attempts reached `pass_reward`, from and to. Of `verified` it is
+    that of one attempt, 0 or 1; of `tasks` and `problems` it is not known."""
+    most: Positive | None = None
+    """Makes no more once so many have joined, give or take what is in the making."""
+    ask: Literal["policy", "server"] = "policy"
+    """Who makes the problems and attempts them: the run's policy with its newest weights, or the model of
+    [synthesiser.server]."""
+    policy: str | None = None
+    """The policy, if that is asked; default: the explorers'."""
+    device: str = "cpu"
+    """Of that policy."""
+    server: SynthesisServer | None = None
+    """Where that model is served."""
+    max_concurrent: Positive = 16
+    """Problems that one process makes of at once."""
+    sampling: dict[str, Any] = field(default_factory=dict)
+    """Differences from [sampling] when it is asked for a problem. Attempts are sampled as the taskset `into` says."""
+    prompts: dict[str, str] = field(default_factory=dict)
+    """Kind -> what it is asked instead of the default; {problem} and {answer} are filled in."""
+    pattern: str | None = None
+    """A regular expression with the groups `(?P<problem>...)` and `(?P<answer>...)` that reads its answer; `.` also
+    matches line breaks. Default: the last JSON object that has a `problem`."""
+    check_samples: Positive = 4
+    """Attempts at a new problem before it joins."""
+    check_agree: tuple[Fraction, Fraction] = (0.5, 1.0)
+    """Share of the scored attempts that have to reach `pass_reward`, from and to. An upper end below 1 keeps out what
+    is solved each time."""
+    pass_reward: float = 1.0
+    """The least reward of an attempt that has the answer."""
+    warn_share: Fraction = 0.8
+    """Warns, with the most frequent reason, when more than this share of the last 50 were rejected."""

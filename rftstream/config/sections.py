@@ -18,6 +18,7 @@ from rftstream.config.role_sections import (
     ExplorerSection,
     FeederSection,
     StageSection,
+    SynthesiserSection,
     TrainerSection,
     VerifierSection,
 )
@@ -111,7 +112,7 @@ class TasksetSection:
 
     source: str
     """`jsonl:PATH`, `parquet:PATH`, `hf:FOLDER-OR-NAME`, `reasoning_gym:NAME`, `arithmetic`, `squares`, or
-    `module:Class`."""
+    `module:Class`; or `log:problems`, whose problems join while the run goes on."""
     columns: dict[str, str] = field(default_factory=dict)
     """Our name (prompt, messages, answer, system, tools, data_source, images) -> the source's, or the path of a field
     in it."""
@@ -132,7 +133,7 @@ class TasksetSection:
     system: str | None = None
     """System prompt put in front."""
     shuffle: bool = True
-    """Each pass in another order, derived from the run's seed."""
+    """Each pass in another order, derived from the run's seed. `log:problems` keeps the order in which they joined."""
     passes: Positive | None = None
     """How often the taskset is gone through; default: as often as the run needs."""
     too_long: Literal["error", "skip", "truncate"] = "error"
@@ -311,6 +312,7 @@ class RunConfig:
     trainer: TrainerSection = field(default_factory=TrainerSection)
     stages: tuple[StageSection, ...] = ()
     evaluator: EvaluatorSection = field(default_factory=EvaluatorSection)
+    synthesiser: SynthesiserSection | None = None
     transport: TransportSection = field(default_factory=TransportSection)
     weights: WeightsSection = field(default_factory=WeightsSection)
     retention: RetentionSection | None = None

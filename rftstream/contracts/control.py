@@ -156,6 +156,8 @@ class Drawn:
     """Groups among the admitted ones that were not drawn, but put back."""
     alone: bool = False
     """Whether no group was admitted with it."""
+    problems_end: NonNegativeInt | None = None
+    """Growing tasksets had the problems below this offset of `problems`; None: the run has no growing taskset."""
 
 
 def _drawn_key(drawn: Drawn) -> str:
@@ -165,6 +167,7 @@ def _drawn_key(drawn: Drawn) -> str:
 DRAWN = MessageSpec(
     type=Drawn,
     contract="drawn",
+    version=2,
     topic="control",
     key=_drawn_key,
 )

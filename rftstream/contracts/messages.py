@@ -34,6 +34,7 @@ from rftstream.contracts.demonstrations import DEMONSTRATION, Demonstration
 from rftstream.contracts.feedback import FEEDBACK, Feedback
 from rftstream.contracts.message_spec import MessageSpec
 from rftstream.contracts.outcomes import BATCH_REUSE, GROUP_OUTCOME, BatchReuse, GroupOutcome
+from rftstream.contracts.problems import PROBLEM, REJECTED_PROBLEM, NewProblem, RejectedProblem
 from rftstream.contracts.rollouts import PARTIAL_ROLLOUT, ROLLOUT, PartialRollout, Rollout
 from rftstream.contracts.tasks import TASK, Task
 from rftstream.contracts.topics import TOPICS
@@ -55,6 +56,8 @@ MESSAGES: dict[str, MessageSpec[Any]] = {
         PARTIAL_ROLLOUT,
         VERIFIED_ROLLOUT,
         DEMONSTRATION,
+        PROBLEM,
+        REJECTED_PROBLEM,
         FEEDBACK,
         EXPERIENCE,
         BATCH_MANIFEST,
@@ -83,6 +86,8 @@ Message = (
     | PartialRollout
     | VerifiedRollout
     | Demonstration
+    | NewProblem
+    | RejectedProblem
     | Feedback
     | Experience
     | BatchManifest

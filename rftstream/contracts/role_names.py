@@ -14,3 +14,4 @@ class RoleName(StrEnum):
     buffer = "buffer"
     trainer = "trainer"
     evaluator = "evaluator"
+    synthesiser = "synthesiser"

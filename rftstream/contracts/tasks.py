@@ -156,12 +156,15 @@ class Task:
     seen: NonNegativeInt | None = None
     """Operators decided about this group, and about the problems that were skipped before it, by the facts in this many
     records of `outcomes`, the first ones; None: there are no operators."""
+    problems_end: NonNegativeInt | None = None
+    """When the group was drawn, growing tasksets had the problems below this offset of `problems`; None: the run has no
+    growing taskset."""
 
 
 TASK = MessageSpec(
     type=Task,
     contract="task",
-    version=3,
+    version=4,
     topic="tasks",
     key=lambda task: task.ids.rollout_id,
     headers=lambda task: headers_of_ids(task.ids),

@@ -82,6 +82,13 @@ TOPICS: dict[str, Topic] = {
             description="expert demonstrations and preferences",
         ),
         Topic(
+            name="problems",
+            key="problem_id",
+            width=Width.one,
+            twin=("id",),
+            description="problems that join a growing taskset",
+        ),
+        Topic(
             name="feedback",
             key="feedback_id",
             width=Width.partitions,

@@ -25,7 +25,7 @@ from rftstream.models.made import make_as_recorded
 from rftstream.preflight.folder_choice import choose_folder, folder_after, newest_folder, run_state
 from rftstream.preflight.plan import Purpose, RunPlan, plan
 from rftstream.runs.create import begin, say_aside, write_config
-from rftstream.runs.folder import RunFolder, find_run, open_store, open_transport, read_config, shown_path
+from rftstream.runs.folder import RunFolder, complete_log, find_run, open_store, open_transport, read_config, shown_path
 from rftstream.runs.init_from import fetch_initial
 from rftstream.runs.load_demonstrations import load_demonstrations
 from rftstream.runs.manifest import changed_settings, changes_of_resume, check_same_run, data_digests
@@ -229,6 +229,7 @@ def reopen(
         make_as_recorded(config.model, folder.model, config.run.seed, control.manifest.digests)
         model = prepare_model(config.model, folder.model, config.run.seed)
         check_same_run(control.manifest, config, data_digests(config, model))
+    complete_log(transport, config)
     if config.experts is not None and config.experts.source is not None:
         load_demonstrations(transport, config, folder, config.experts, say=say_aside)
     imported = config.run.imported_from is not None

@@ -25,7 +25,7 @@ from rftstream.config.sections import EvaluationSection, RunConfig, TasksetSecti
 from rftstream.config.stages import Stages
 from rftstream.contracts.tasks import ChatMessage, Problem
 from rftstream.data.tasksets.base import Taskset
-from rftstream.data.tasksets.open import open_taskset
+from rftstream.data.tasksets.open import grows, open_taskset
 from rftstream.errors import ConfigError, RftError
 from rftstream.models.chat_template import GIVEN
 from rftstream.models.folder import for_section, prepare_model
@@ -174,6 +174,9 @@ def _taskset(
         reward = build_reward(section.reward, config, where=f"{line.place}.reward", section=section)
     with collect(line.place):
         taskset = open_taskset(name, section, config)
+        line.grows = grows(section.source)
+        if line.grows:
+            return line
         line.problems = len(taskset)
         if isinstance(section, EvaluationSection) and section.num_tasks is not None:
             line.problems = min(len(taskset), section.num_tasks)

@@ -47,6 +47,8 @@ class TasksetLine:
     reward: str
     problems: int = 0
     """Number of problems in one pass. For an evaluation, those that are used."""
+    grows: bool = False
+    """Whether problems join it while the run goes on; then there are none to look at before."""
     longest: int = 0
     """Tokens of the longest prompt that was rendered."""
     num_rendered: int = 0
@@ -129,6 +131,7 @@ def _json(report: CheckReport) -> dict[str, Any]:
                 "source": line.source,
                 "reward": line.reward,
                 "problems": line.problems,
+                "grows": line.grows,
                 "longest_prompt": line.longest,
                 "num_rendered": line.num_rendered,
                 "too_long": line.too_long,
@@ -204,7 +207,8 @@ def _stage_row(stage: Stage) -> tuple[str, ...]:
 
 
 def _taskset_lines(line: TasksetLine) -> list[str]:
-    head = f"{line.kind} {line.name}: {line.source}, {plural(line.problems, 'problem')}, reward {line.reward}"
+    count = "problems join it while the run goes on" if line.grows else plural(line.problems, "problem")
+    head = f"{line.kind} {line.name}: {line.source}, {count}, reward {line.reward}"
     if line.first is None:
         return [head]
     which = "prompt" if line.num_rendered == line.problems else f"of {line.num_rendered:,} rendered prompts"

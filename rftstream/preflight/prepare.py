@@ -29,7 +29,7 @@ from rftstream.data.operators.problems import all_problems
 from rftstream.data.tasksets.arrow_writer import write_parquet
 from rftstream.data.tasksets.base import Taskset
 from rftstream.data.tasksets.columns import OUR_COLUMNS
-from rftstream.data.tasksets.open import open_taskset
+from rftstream.data.tasksets.open import grows, open_taskset
 from rftstream.errors import ConfigError
 from rftstream.preflight.new_folder import existing_report, new_folder, publish, sha256_of
 from rftstream.version import __version__
@@ -114,7 +114,10 @@ def _chosen(config: RunConfig, names: tuple[str, ...]) -> dict[str, TasksetSecti
             raise ConfigError(f"--taskset {name}: unknown; known: {', '.join(config.tasksets) or 'none'}")
     if not config.tasksets:
         raise ConfigError("tasksets: none given, expected one at least")
-    return {name: section for name, section in config.tasksets.items() if not names or name in names}
+    chosen = {name: section for name, section in config.tasksets.items() if not names or name in names}
+    if not (there := {name: section for name, section in chosen.items() if not grows(section.source)}):
+        raise ConfigError("tasksets: found only some that grow, expected one that has problems before a run")
+    return there
 
 
 def _settings(config: RunConfig, parquet: bool, tasksets: Mapping[str, Taskset]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from rftstream.contracts.control import Claim, TasksEnded
 from rftstream.contracts.messages import Message
 from rftstream.contracts.verdicts import VerifiedRollout
 from rftstream.contracts.versions import StepRecord, VersionName, WeightsAnnounced
+from rftstream.data.tasksets.open import grows
 from rftstream.errors import ConfigError
 from rftstream.models.folder import prepare_model
 from rftstream.roles.explorer import EXPLORER
@@ -52,6 +53,8 @@ def trial_config(
         if taskset not in tasksets:
             raise ConfigError(f"--taskset: unknown {taskset!r}; {registry.suggest(taskset, tasksets)}")
         tasksets = {taskset: dataclasses.replace(tasksets[taskset], weight=1.0)}
+    if not (tasksets := {name: one for name, one in tasksets.items() if not grows(one.source)}):
+        raise ConfigError("try: found only tasksets that grow, expected one that has problems before a run")
     changed = dataclasses.replace(
         config,
         run=dataclasses.replace(config.run, steps=1, seed=config.run.seed if seed is None else seed),

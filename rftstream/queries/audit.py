@@ -97,7 +97,8 @@ def _audit(transport: Transport, index: Index | None, said: Trimmed) -> AuditRep
     rollouts = ledger.rows_of("rollouts", table_in_force("rollouts"), done_by_verifiers)
     partials = ledger.rows_of("partials", table_in_force("partials"))
     tasks = ledger.rows_of("tasks", table_in_force("tasks"), done_by_explorers)
-    rest = [ledger.rows_of(topic, table(topic)) for topic in ("experts", "feedback")]
+    there = transport.admin.topics()
+    rest = [ledger.rows_of(topic, table(topic)) for topic in ("experts", "feedback", "problems") if topic in there]
     rest.append(ledger.rows_of("weights", announcements_in_force(log, table("weights"))))
 
     rows = (tasks, rollouts, verified, batches)

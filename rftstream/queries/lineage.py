@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 FORMS = (
     "a rollout (sums/0/17/0/3), a group (sums/0/17/0), a batch (batch:17), a version (v12, or 1/12 for trainer "
-    "epoch 1), a demonstration (experts/0/17/0, or its id), a record (rollouts[3]@8172), or a dead letter "
-    "(verifier/rollouts/3/8172)"
+    "epoch 1), a demonstration (experts/0/17/0, or its id), a problem that joined (more/5, or its id), a record "
+    "(rollouts[3]@8172), or a dead letter (verifier/rollouts/3/8172)"
 )
 
 
@@ -40,7 +40,7 @@ class Target:
     """What is to be traced; the fields that its kind has are set."""
 
     kind: str
-    """rollout, group, batch, version or record."""
+    """rollout, group, batch, version, demonstration, problem or record."""
     group_id: str = ""
     sibling: int | None = None
     batch: int = 0
@@ -51,6 +51,8 @@ class Target:
     offset: int = 0
     demonstration: str = ""
     """Its id."""
+    problem: str = ""
+    """`taskset/index`, or its id."""
 
 
 _PATTERNS: tuple[tuple[str, str], ...] = (
@@ -60,6 +62,8 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     ("batch", r"batch[: ](?P<batch>\d+)"),
     ("version", r"(?:v|version[: ])(?P<version>\d+)"),
     ("version", r"v?(?P<epoch>\d+)/(?P<version>\d+)"),
+    ("problem", r"(?P<problem>[a-z0-9_-]*[a-z_-][a-z0-9_-]*/\d+)"),
+    ("problem", r"(?P<problem>[a-z0-9_-]+/\d+/\d+/\d+/[a-z]+/[a-z]+/\d+|[a-z0-9_-]+/given/[0-9a-f]{32})"),
     ("record", r"(?P<topic>[a-z]+)\[(?P<partition>\d+)\]@(?P<offset>\d+)"),
     ("record", r"[a-z]+/(?P<topic>[a-z]+)/(?P<partition>\d+)/(?P<offset>\d+)"),
 )
@@ -80,6 +84,7 @@ def parse_target(text: str) -> Target:
             sibling=None if sibling is None else int(sibling),
             batch=int(found.get("batch") or 0),
             demonstration=found.get("demonstration") or "",
+            problem=found.get("problem") or "",
             version=int(found.get("version") or 0),
             trainer_epoch=None if epoch is None else int(epoch),
             place=None if topic is None else TopicPartition(topic, int(found["partition"])),

@@ -26,7 +26,7 @@ from rftstream.data.operators.facts import Facts
 from rftstream.data.operators.pipeline import ExperiencePipeline, TaskPipeline
 from rftstream.data.operators.problems import all_problems
 from rftstream.data.tasksets.base import Taskset
-from rftstream.data.tasksets.open import open_taskset, order
+from rftstream.data.tasksets.open import grows, open_taskset, order
 from rftstream.errors import ConfigError
 from rftstream.queries.formatting import columns, plural
 from rftstream.roles.buffer.bodies import Bodies
@@ -120,6 +120,9 @@ def _preview_tasks(
         if not operators:
             continue
         taskset = tasksets[name]
+        if grows(config.tasksets[name].source):
+            found.notes.append(f"{name}: its problems join while a run goes on, so there are none to look at")
+            continue
         found.sizes[name] = len(taskset)
         counts = found.tasks[name] = PipelineCounts(operators)
         for draw in draws(config, name, taskset, list(_first_numbers(config, name, taskset, num))):

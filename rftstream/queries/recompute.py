@@ -24,10 +24,12 @@ from rftstream.contracts.verdicts import UnscorableReason, VerifiedRollout
 from rftstream.data.operators.base import Draw
 from rftstream.data.operators.pipeline import ExperiencePipeline, TaskPipeline
 from rftstream.data.operators.problems import all_problems
+from rftstream.data.tasksets.open import grows
 from rftstream.errors import ContractError
 from rftstream.models.folder import prepare_model
 from rftstream.models.spec import ModelSpec
 from rftstream.queries.recomputation import Recomputation, shown
+from rftstream.queries.recompute_growth import Growth
 from rftstream.queries.recompute_reuse import ReuseAgain
 from rftstream.roles.buffer.bodies import Bodies
 from rftstream.roles.buffer.experiences import experience_of
@@ -35,10 +37,11 @@ from rftstream.roles.buffer.groups import Group, Sibling, sibling_of
 from rftstream.roles.buffer.operators import GroupOperators
 from rftstream.roles.buffer.reuse import offers_of
 from rftstream.roles.feeder.cursor import FeederCursor
-from rftstream.roles.feeder.draws import Draws, open_sources, tasksets_of
+from rftstream.roles.feeder.draws import Draws, growing_of, open_sources, tasksets_of
 from rftstream.roles.trainer.recorded_batches import foreign_places
 from rftstream.runs.folder import OpenRun
 from rftstream.service.control_view import read_control
+from rftstream.service.problem_records import ProblemReader, read_problems
 from rftstream.service.role import Log
 from rftstream.transport.base import Transport
 
@@ -68,7 +71,8 @@ def recompute(transport: Transport, config: RunConfig, spec: ModelSpec) -> Recom
 def _recompute(transport: Transport, config: RunConfig, spec: ModelSpec, said: Trimmed) -> Recomputation:
     found = Recomputation()
     experience_side = ExperiencePipeline.of(config)
-    has_tasks_side = any(place.side == "task" for place in operator_places(config))
+    has_operators = any(place.side == "task" for place in operator_places(config))
+    has_tasks_side = has_operators or any(grows(section.source) for section in config.tasksets.values())
     log = Log(transport)
     admitted = _read_admitted(log) if has_tasks_side else {}
     drawn = [message for _, message in log.in_force("control") if isinstance(message, Drawn)]
@@ -82,7 +86,8 @@ def _recompute(transport: Transport, config: RunConfig, spec: ModelSpec, said: T
         draws = Draws(
             sources, tasks_side, run_seed=config.run.seed, group_size=config.feeder.group_size, context=context
         )
-        _TaskSide(draws, admitted, drawn, outcomes, said, found).check()
+        growth = Growth(growing_of(sources, ProblemReader(transport).get), list(read_problems(log)), found)
+        _TaskSide(draws, growth, admitted, drawn, outcomes, said, found).check()
     if experience_side.is_declared and experience_side:
         reuse = ReuseAgain(log, config, experience_side, spec, found)
         reuse.choose(told)
@@ -105,6 +110,7 @@ class _Admitted:
 
     ids: RolloutIds
     seen: int | None
+    problems_end: int | None
     problem: bytes
     sampling: bytes
 
@@ -114,7 +120,9 @@ def _read_admitted(log: Log) -> dict[int, _Admitted]:
     found: dict[int, _Admitted] = {}
     for _, task in log.in_force("tasks"):
         if isinstance(task, Task) and task.ids.sequence not in found:
-            found[task.ids.sequence] = _Admitted(task.ids, task.seen, _digest(task.problem), _digest(task.sampling))
+            found[task.ids.sequence] = _Admitted(
+                task.ids, task.seen, task.problems_end, _digest(task.problem), _digest(task.sampling)
+            )
     return found
 
 
@@ -138,6 +146,7 @@ class _TaskSide:
     def __init__(
         self,
         draws: Draws,
+        growth: Growth,
         admitted: Mapping[int, _Admitted],
         drawn: Sequence[Drawn],
         outcomes: Sequence[GroupOutcome],
@@ -145,6 +154,7 @@ class _TaskSide:
         found: Recomputation,
     ) -> None:
         self._draws = draws
+        self._growth = growth
         self._admitted = admitted
         self._alone = sorted((one for one in drawn if one.alone), key=lambda one: sum(one.drawn.values()))
         self._newest = max(drawn, key=lambda one: (one.admitted, sum(one.drawn.values())), default=None)
@@ -174,6 +184,9 @@ class _TaskSide:
         """Move the cursor behind the groups whose tasks are deleted. Return whether it could be found."""
         if not self._deleted:
             return True
+        if self._growth:  # their tasks said what was there to be drawn
+            self._found.num_unknown = max(self._admitted, default=self._deleted - 1) + 1
+            return False
         groups = {one.sequence: one.group_id for one in self._outcomes if not one.late}
         bare = self._draws.without_operators()
         for sequence in range(self._deleted):
@@ -193,6 +206,8 @@ class _TaskSide:
 
     def _fold(self, where: str, seen: int | None) -> bool:
         """Bring the facts to `seen` records of `outcomes`. Return whether that could be done."""
+        if seen is None and not self._draws.pipeline:
+            return True
         if seen is None or not self._num_folded <= seen <= len(self._outcomes):
             self._found.differs(f"{where}: seen = {seen}, expected {self._num_folded} to {len(self._outcomes)}")
             return False
@@ -208,7 +223,7 @@ class _TaskSide:
             where = f"control: drawn/{end}"
             if end < begin and self._deleted:
                 continue  # of a time of which little is known
-            if not self._fold(where, alone.seen):
+            if not (self._fold(where, alone.seen) and self._growth.grow(where, alone.problems_end)):
                 return False
             result = self._draws.next(self._cursor, self._facts, end)
             self._found.num_draws += self._cursor.num_drawn - begin
@@ -223,7 +238,7 @@ class _TaskSide:
     def _check_group(self, group: _Admitted) -> bool:
         """Compare a group, and what was skipped before it. Return whether the next one can be computed."""
         where = f"tasks: {group.ids.group_id}"
-        if not self._fold(where, group.seen):
+        if not (self._fold(where, group.seen) and self._growth.grow(where, group.problems_end)):
             return False
         begin = self._cursor.num_drawn
         if group.ids.group_id.endswith("/0"):

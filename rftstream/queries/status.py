@@ -20,6 +20,7 @@ from rftstream.contracts.outcomes import GroupResult
 from rftstream.contracts.records import TopicPartition
 from rftstream.queries.dead import ErrorKind, error_kinds, read_letters
 from rftstream.queries.formatting import columns, duration, moment, number, plural, size
+from rftstream.queries.growth_report import GrowthReport, read_growth
 from rftstream.queries.history import NUM_SMOOTHED, History, read_history
 from rftstream.queries.operator_totals import OperatorTotals, read_totals
 from rftstream.queries.origin import Origin, origin_of
@@ -28,6 +29,7 @@ from rftstream.queries.standstill import Standstill, find_standstill, look_at_mo
 from rftstream.queries.worker_status_text import health_sentence
 from rftstream.queries.workers import WorkerStatus, ask_workers
 from rftstream.roles.feeder import FEEDER
+from rftstream.roles.synthesiser import SYNTHESISER
 from rftstream.runs.ending import Ending, read_ending
 from rftstream.runs.folder import OpenRun, RunFolder, consumer_groups
 from rftstream.service.control_view import ControlView, read_control
@@ -63,6 +65,8 @@ class Status:
     """Problems that the feeder did not admit: their prompts are too long."""
     operators: OperatorTotals | None
     """What operators did to problems and groups; None where the run has none."""
+    growing: GrowthReport | None
+    """What joined the tasksets that grow; None if there are none."""
     lag: Mapping[str, int]
     """Topic -> records that wait to be read; `batches`: batches that wait to be trained."""
     dead_letters: Mapping[str, int]
@@ -95,7 +99,8 @@ def read_status(run: OpenRun, now: float | None = None) -> Status:
     groups, newest_batch = _groups(log)
     lag = {
         topic: sum(run.transport.admin.lag(group, topic).values())
-        for group, topics in consumer_groups().items()
+        for group, topics in consumer_groups(run.config).items()
+        if group != SYNTHESISER.name  # it reads beside the flow, and nobody waits for it
         for topic in topics
         if topic not in ("steps", "outcomes")
     }
@@ -134,6 +139,7 @@ def read_status(run: OpenRun, now: float | None = None) -> Status:
         },
         left_out=sum(cursor.get("left_out", {}).values()),
         operators=read_totals(log),
+        growing=read_growth(log, run.config, cursor),
         lag=lag,
         dead_letters=dict(Counter(letter.reason for letter in letters).most_common()),
         dead_errors=tuple(error_kinds(letters)[:NUM_DEAD_ERRORS]),
@@ -252,6 +258,7 @@ def _json(status: Status) -> dict[str, Any]:
         "groups": dict(status.groups),
         "left_out": status.left_out,
         "operators": None if status.operators is None else status.operators.to_json(),
+        "growing": None if status.growing is None else status.growing.to_json(),
         "deleted": {
             "groups": control.deleted.sequence,
             "rollouts": sum(control.deleted.rollouts.values()),
@@ -320,6 +327,8 @@ def _text(status: Status, now: float) -> list[str]:
         rows.append(("left out", f"{plural(status.left_out, 'problem')} with too long prompts"))
     if status.operators is not None:
         rows += status.operators.status_rows()
+    if status.growing is not None:
+        rows += status.growing.status_rows()
     rows.append(("waiting", ", ".join(f"{count:,} on {topic}" for topic, count in status.lag.items())))
     dead = ", ".join(f"{count:,} {reason}" for reason, count in status.dead_letters.items())
     rows.append(("dead letters", dead or "none"))

@@ -28,9 +28,11 @@ from rftstream.queries.origin import origin_node
 from rftstream.queries.shown_completions import CompletionReader, open_reader
 from rftstream.queries.trace_batches import BatchTracer
 from rftstream.queries.trace_groups import GroupTracer
+from rftstream.queries.trace_problems import ProblemTracer
 from rftstream.queries.trace_records import TraceRecords
 from rftstream.queries.trace_versions import VersionTracer
 from rftstream.runs.folder import OpenRun
+from rftstream.service.problem_records import PROBLEMS
 
 
 def trace(run: OpenRun, text: str, index: Index | None = None, *, dims: bool = False) -> Node:
@@ -51,6 +53,7 @@ class _Tracer:
         self._records = TraceRecords(run, self._headers)
         self._versions = VersionTracer(self._records)
         self._batches = BatchTracer(self._records, self._versions)
+        self._problems = ProblemTracer(run)
         self._groups = GroupTracer(self._records, self._versions, self._batches, reader)
 
     def chain_of(self, target: Target, text: str) -> Node:
@@ -62,7 +65,11 @@ class _Tracer:
                 taken, number_ = map(int, target.group_id.split("/")[1:3])
                 return trace_demonstration(self._headers, text, self._batches.uses, number_, taken)
             case "rollout" | "group":
-                return self._groups.group(target, text)
+                node = self._groups.group(target, text)
+                node.children += self._problems.of_group(target.group_id)
+                return node
+            case "problem":
+                return self._problems.problem(target.problem)
             case "batch":
                 return self._batches.batch_or_error(target.batch)
             case "version":
@@ -88,6 +95,8 @@ class _Tracer:
             if isinstance(letter, DeadLetter):
                 origin = f"{letter.topic}[{letter.partition}]@{letter.offset}"
                 return self.chain_of(parse_target(origin), origin)
+        if place == PROBLEMS:
+            return self._problems.record(record)
         if place.topic == "experts" and (demonstration := number(record, "number")) is not None:
             return trace_demonstration(self._headers, text, self._batches.uses, demonstration)
         for name in ("rollout_id", "group_id"):

@@ -40,6 +40,8 @@ FIELD_TEXTS: dict[str, FieldText] = {
     "evaluation": lambda name: f"on {name}",
     "samples_done": lambda count: f"{count:,} samples done",
     "samples": lambda count: f"of {count:,}",
+    # synthesiser
+    "making": _of("problem", " in the making"),
 }
 """Field -> what is said of its value, in this order."""
 
@@ -50,6 +52,12 @@ UNUSUAL_TEXTS: dict[str, FieldText] = {
     "left_out": _of("problem", " left out, too long"),
     "retries": _of("dead group", " to be put back"),
     "experts_dead": _of("demonstration", " of no use"),
+    "problems_joined": _of("problem", " joined"),
+    "waits_for_problems": lambda names: f"waits for new problems of {' and '.join(names)}",
+    "problems_admitted": lambda count: f"{count:,} admitted",
+    "problems_rejected": lambda count: f"{count:,} rejected",
+    "rejects_most": str,
+    "waits_for": lambda what: f"waits for {what}",
     "failures_in_a_row": lambda count: f"{plural(count, 'failure')} in a row",
 }
 """Field -> what is said of its value. A field that is 0 is left out."""

@@ -19,6 +19,7 @@ ROLES: dict[str, str] = {
     "buffer": "rftstream.roles.buffer:BUFFER",
     "trainer": "rftstream.roles.trainer:TRAINER",
     "evaluator": "rftstream.roles.evaluator:EVALUATOR",
+    "synthesiser": "rftstream.roles.synthesiser:SYNTHESISER",
 }
 """Name -> its declaration, in the order of the flow."""
 

@@ -115,7 +115,7 @@ def plan_deletion(path: Path) -> Deletion:
         links={one.name: os.readlink(one) for one in there if one.name in parts and one.is_symlink()},
         kept=tuple(one.name for one in there if one.name not in parts),
         topics=tuple(topics),
-        groups=tuple(consumer_groups()) if remote else (),
+        groups=tuple(consumer_groups(config)) if remote else (),
         servers=config.transport.servers if remote else None,
         store=None if store is None else store.url,
         shared_with=shared_with,

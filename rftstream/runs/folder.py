@@ -41,9 +41,10 @@ if TYPE_CHECKING:
     from rftstream.weights.store import ObjectStore
 
 
-def consumer_groups() -> dict[str, tuple[str, ...]]:
+def consumer_groups(config: RunConfig) -> dict[str, tuple[str, ...]]:
     """Consumer groups, named like their roles -> the topics whose positions they commit."""
-    return {spec.name: spec.positions for spec in role_specs() if spec.positions}
+    topics = {spec.name: (*spec.positions, *spec.chosen(config)) for spec in role_specs()}
+    return {name: some for name, some in topics.items() if some}
 
 
 LOOKING_S = 0.3
@@ -393,8 +394,18 @@ def wanted_topics(config: RunConfig) -> dict[str, TopicSettings]:
 def create_log(transport: Transport, config: RunConfig) -> None:
     """Create the topics of a run and position 0 for every consumer group, before anybody reads."""
     transport.admin.ensure_topics(wanted_topics(config))
-    for group, topics in consumer_groups().items():
+    for group, topics in consumer_groups(config).items():
         transport.admin.commit_initial(group, topics)
+
+
+def complete_log(transport: Transport, config: RunConfig) -> None:
+    """Create the topics and positions that a run lacks: an earlier release made it, or it has a new section."""
+    there = transport.admin.topics()
+    transport.admin.ensure_topics({name: one for name, one in wanted_topics(config).items() if name not in there})
+    for group, topics in consumer_groups(config).items():
+        known = transport.admin.committed(group)
+        if lacking := [topic for topic in topics if not any(place.topic == topic for place in known)]:
+            transport.admin.commit_initial(group, lacking)
 
 
 def shown_path(path: Path) -> str:

@@ -164,7 +164,9 @@ def load_demonstrations(
         known = {name for record in there if (name := record.header("id")) is not None}  # others are not ours
         loaded = Loaded(rows=len(rows), total=len(known), dry_run=dry_run)
         context = spec.context if spec.context is not None else renderer.context
-        chosen = _choose(rows, known, loaded, section, renderer, context, taken_kinds(config), _sayer(say, len(rows)))
+        chosen = _choose(
+            rows, known, loaded, section, renderer, context, taken_kinds(config), progress_sayer(say, len(rows))
+        )
         if producer is not None:
             _write(producer, folder.run_id, config.transport.partitions, rows, chosen, loaded.total, say)
             transport.admin.make_durable()  # whoever was told that it is loaded will not load it again
@@ -235,8 +237,8 @@ def _choose(
 def _write(
     producer: Producer, run_id: str, partitions: int, rows: Demonstrations, chosen: list[int], total: int, say: Say
 ) -> None:
-    progress = _sayer(say, len(chosen), "written")
-    for records in _by_transaction(_records(rows, chosen, total, run_id, partitions)):
+    progress = progress_sayer(say, len(chosen), "written")
+    for records in by_transaction(_records(rows, chosen, total, run_id, partitions)):
         producer.commit(records)
         progress(total := total + len(records))
 
@@ -247,7 +249,8 @@ def _records(rows: Demonstrations, chosen: list[int], total: int, run_id: str, p
         yield codec.to_record(one, "experts", number % partitions, run=run_id)
 
 
-def _by_transaction(records: Iterator[NewRecord]) -> Iterator[list[NewRecord]]:
+def by_transaction(records: Iterator[NewRecord]) -> Iterator[list[NewRecord]]:
+    """Yield the records in lists that are small enough for one transaction each."""
     some: list[NewRecord] = []
     num_bytes = 0
     for record in records:
@@ -260,8 +263,8 @@ def _by_transaction(records: Iterator[NewRecord]) -> Iterator[list[NewRecord]]:
         yield some
 
 
-def _sayer(say: Say, total: int, done: str = "looked at") -> Callable[[int], None]:
-    """Says how far it is, every few seconds."""
+def progress_sayer(say: Say, total: int, done: str = "looked at") -> Callable[[int], None]:
+    """Return a function that says how far the work is, every few seconds."""
     say_at = time.monotonic() + SAY_EVERY_S
 
     def progress(count: int) -> None:

@@ -38,6 +38,10 @@ def _no_parts(config: RunConfig) -> tuple[tuple[str, str], ...]:
     return ()
 
 
+def _no_topics(config: RunConfig) -> tuple[str, ...]:
+    return ()
+
+
 def _no_metrics() -> None:
     pass
 
@@ -65,6 +69,8 @@ class RoleSpec:
     """Concurrent roles: the topic, partitioned like what it consumes, on which it saves what is not finished."""
     positions: tuple[str, ...] = ()
     """Topics whose positions its consumer group commits; position 0 of each is committed when a run is made."""
+    chosen: Callable[[RunConfig], tuple[str, ...]] = _no_topics
+    """Topics that the run file has it consume, beside `consumes`. Their positions are committed like `positions`."""
     count: Callable[[RunConfig], int] = _one
     """How many workers `rftstream run` starts."""
     devices: Callable[[RunConfig], tuple[str, ...]] = _no_devices

@@ -366,7 +366,7 @@ class FaultInjector:
                 role = self._run.random.choice([other.role for other in self._run.processes if other.role in singles])
                 self._run.note(f"{self._run.add(role).name}: started beside another")
             case "joins":
-                role = self._run.random.choice(_names_of(RoleKind.concurrent))
+                role = self._run.random.choice(_joining(self._run.config))
                 self._run.note(f"{self._run.add(role).name}: joins")
             case "user_pauses" if self._run.asked is not DesiredState.draining:
                 self._run.ask(DesiredState.paused)
@@ -439,6 +439,13 @@ class FaultInjector:
 
 def _since_start(clock: ManualClock) -> str:
     return f"{clock.now() - START_TIME_S:9.3f}"
+
+
+def _joining(config: RunConfig) -> list[str]:
+    """Return the concurrent roles that have something to read."""
+    return [
+        one.name for one in role_specs() if one.kind is RoleKind.concurrent and (one.consumes or one.chosen(config))
+    ]
 
 
 def _names_of(kind: RoleKind) -> list[str]:

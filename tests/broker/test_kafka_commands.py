@@ -103,7 +103,7 @@ def test_delete_takes_topics_and_groups_and_refuses_while_a_member_is_there(run_
     member.close()
     run.transport.admin.delete_topics(["control"])  # a deletion was stopped half way
     plan = called("delete", run.folder.path, "--yes")
-    assert (plan["topics"], plan["groups"]) == (sorted(TOPICS.keys() - {"control"}), list(consumer_groups()))
+    assert (plan["topics"], plan["groups"]) == (sorted(TOPICS.keys() - {"control"}), list(consumer_groups(run.config)))
     assert not run.folder.path.exists()
     assert isinstance(run.transport, KafkaTransport)
     await_true("no topics", lambda: not run.transport.admin.topics(), 60.0)  # a broker forgets them soon after

@@ -245,7 +245,7 @@ def test_a_cluster_that_loses_a_broker_goes_on(place: Workplace, tmp_path: Path)
         view = place.view("runs/tiny")
         reach(place, view, 4)
         assert isinstance(view.transport, KafkaTransport)
-        groups = {group: view.transport.admin.committed(group) for group in consumer_groups()}
+        groups = {group: view.transport.admin.committed(group) for group in consumer_groups(view.config)}
         lost = coordinator_of(address, "tiny.verifier")
         psutil.Process(json.loads((folder / "nodes.json").read_text())[lost - 1]).kill()
         reach(place, view, view.curve().version + 2)

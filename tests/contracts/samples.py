@@ -46,6 +46,14 @@ from rftstream.contracts.outcomes import (
     ReuseOffer,
     RolloutSummary,
 )
+from rftstream.contracts.problems import (
+    NewProblem,
+    ProblemKind,
+    ProblemMaker,
+    RejectedProblem,
+    RejectReason,
+    problem_digest,
+)
 from rftstream.contracts.rollouts import (
     AgentCall,
     ImageSpan,
@@ -172,6 +180,10 @@ EXPERT = Experience(
 EXPERIENCES_DIGEST = "sha256:372cbb64b6af5f0a1a390b4620eacc6fe03ce76378000de2bc791a3ea8057f5e"
 """Of EXPERIENCE and EXPERT as version 1 of the contract encoded them."""
 QUESTION = (ChatMessage(role="user", content="What is 2 + 2?"),)
+REWORDED = Problem(
+    messages=(ChatMessage(role="user", content="In April 48 clips were sold, in May half of that. How many in all?"),),
+    answer="72",
+)
 
 SAMPLES: dict[str, Message] = {
     "task.v1": Task(
@@ -181,6 +193,10 @@ SAMPLES: dict[str, Message] = {
     "task.v2": Task(ids=IDS, problem=SEEN_PROBLEM, sampling=SAMPLING, seed=17, created_at=1767225599.0),
     "task.v3": Task(
         ids=IDS, problem=PROBLEM, sampling=SAMPLING, seed=8070450532247928832, created_at=1767225599.0, seen=12,
+    ),
+    "task.v4": Task(
+        ids=IDS, problem=PROBLEM, sampling=SAMPLING, seed=8070450532247928832, created_at=1767225599.0, seen=12,
+        problems_end=41,
     ),
     "rollout.v1": ROLLOUT,
     "rollout.v2": POSTED_ROLLOUT,
@@ -267,6 +283,22 @@ SAMPLES: dict[str, Message] = {
     "demonstration.v3": Demonstration(
         demonstration_id="1f5ad3f4a98fd3b5a3c9a3b84e34a6f2", source="traces.jsonl",
         messages=(SEEN_PROBLEM.messages[1], ChatMessage(role="assistant", content="4")), number=18,
+    ),
+    "problem.v1": NewProblem(
+        problem_id="gsm8k/0/17/0/outcomes/reworded/1", taskset="more", problem=REWORDED,
+        digest=problem_digest(REWORDED), maker=ProblemMaker.model, made_by="writer-8b",
+        kind=ProblemKind.reworded, parent="gsm8k/17", parent_group="gsm8k/0/17/0", version=STEP,
+        num_samples=4, num_agreed=3, made_at=1767225610.5,
+    ),
+    "problem.v1-given": NewProblem(
+        problem_id="more/given/1f5ad3f4a98fd3b5a3c9a3b84e34a6f1", taskset="more", problem=REWORDED,
+        digest=problem_digest(REWORDED), maker=ProblemMaker.person, made_by="ada", made_at=1767225599.0,
+    ),
+    "rejected_problem.v1": RejectedProblem(
+        problem_id="gsm8k/0/17/0/outcomes/harder/0", taskset="more", kind=ProblemKind.harder, parent="gsm8k/17",
+        parent_group="gsm8k/0/17/0", made_by="writer-8b", reason=RejectReason.disagreed,
+        detail="1 of 4 attempts had its answer, expected 2 to 4", said='{"problem": "...", "answer": "73"}',
+        version=STEP, num_samples=4, num_agreed=1, made_at=1767225611.0,
     ),
     "feedback.v1": Feedback(
         feedback_id="web/ada/gsm8k/0/17/0/3", rollout_id=IDS.rollout_id, source="web/ada", reward=-1.0,
@@ -453,6 +485,7 @@ SAMPLES: dict[str, Message] = {
         skipped={"gsm8k": {"solve_rate": {"too easy": 15, "too hard": 6}}}, changed={"sums": {"budget": 1}},
         put_back=1, alone=True,
     ),
+    "drawn.v2": Drawn(seen=12, admitted=17, drawn={"gsm8k": 40, "more": 2}, problems_end=41),
     "tasks_ended.v1": TasksEnded(admitted=3200, reason="taskset"),
     "tasks_ended.v2": TasksEnded(admitted=0, reason="experts", experts=1000, batches=188),
     "run_finished.v1": RunFinished(reason="no_signal", name=STEP, finished_at=1767225800.0, exit_code=6),

@@ -340,7 +340,7 @@ LOOP["self"] = LOOP
 )  # fmt: skip
 def test_encode_refuses_what_no_reader_would_take(info: Any) -> None:
     task = SAMPLES["task.v1"]
-    with pytest.raises(ContractError, match=r"^task\.v3 \$"):
+    with pytest.raises(ContractError, match=r"^task\.v4 \$"):
         encode(type(task)(**{**fields_of(task), "problem": Problem(messages=(), info=info)}))
 
 

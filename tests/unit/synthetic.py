@@ -15,7 +15,7 @@ from rftstream.contracts.tasks import ChatMessage, Problem, RolloutIds, Sampling
 from rftstream.contracts.topics import TOPICS, num_partitions
 from rftstream.contracts.verdicts import UnscorableReason, Verdict, VerifiedRollout
 from rftstream.contracts.versions import StepRecord, VersionName
-from rftstream.runs.folder import consumer_groups
+from rftstream.roles import role_specs
 from rftstream.testing.played import played_records
 from rftstream.transport.base import Position, TopicSettings, Transport
 
@@ -35,8 +35,8 @@ class SyntheticLog:
                     for name, topic in TOPICS.items()
                 }
             )
-            for group, topics in consumer_groups().items():
-                transport.admin.commit_initial(group, topics)
+            for spec in role_specs():
+                transport.admin.commit_initial(spec.name, spec.positions)
         self._producer = transport.producer("synthetic")
         self._producer.start()
         self.trained: dict[int, int] = {0: 0}

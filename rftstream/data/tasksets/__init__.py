@@ -19,4 +19,5 @@ TASKSETS = {
     "arithmetic": TasksetSpec("rftstream.data.tasksets.arithmetic:ArithmeticTaskset"),
     "squares": TasksetSpec("rftstream.data.tasksets.squares:SquaresTaskset"),
     "text_game": TasksetSpec("rftstream.data.tasksets.text_game:TextGameTaskset"),
+    "log": TasksetSpec("rftstream.data.tasksets.growing:GrowingTaskset", grows=True),
 }

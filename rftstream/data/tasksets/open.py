@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from rftstream.config import registry
 from rftstream.config.sections import EvaluationSection, RunConfig, TasksetSection
+from rftstream.config.synthesis import grows
 from rftstream.data.tasksets import TASKSETS
 from rftstream.data.tasksets.base import Taskset
 from rftstream.data.tasksets.canary import CanaryTaskset
 from rftstream.data.tasksets.order import mix, order
 from rftstream.errors import ConfigError
 
-__all__ = ["mix", "open_taskset", "order"]
+__all__ = ["grows", "mix", "open_taskset", "order"]
 
 
 def open_taskset(name: str, section: TasksetSection | EvaluationSection, config: RunConfig) -> Taskset:
@@ -38,6 +39,10 @@ def open_taskset(name: str, section: TasksetSection | EvaluationSection, config:
         taskset: Taskset = part(part_config, location=location, columns=section.columns, system=section.system)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
+    if grows(section.source):
+        if kind == "evaluations":
+            raise ConfigError(f"{where}.source: {section.source!r} grows, expected problems that stay the same")
+        return taskset
     if len(taskset) < 1:
         raise ConfigError(f"{where}: {section.source!r} has no problems; expected at least one")
     return CanaryTaskset(taskset) if isinstance(section, EvaluationSection) and section.canary else taskset

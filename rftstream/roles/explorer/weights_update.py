@@ -33,11 +33,21 @@ class _Fetch:
 
 
 class WeightsUpdate:
-    """The weights of an explorer's policy. The explorer's step makes it, asks `newer` at each slice of work, and if
-    there is something newer calls `take_over` until the policy has it; `close` ends the fetching."""
+    """The weights of an explorer's policy, or a synthesiser's. Whoever has the policy makes it, asks `newer` at each
+    slice of work, and if there is something newer calls `take_over` until the policy has it; `close` ends the
+    fetching."""
 
-    def __init__(self, policy: Policy, follower: WeightsFollower, fetching: Executor, clock: Clock) -> None:
-        """`fetching`: of one thread, where weights are fetched."""
+    def __init__(
+        self,
+        policy: Policy,
+        follower: WeightsFollower,
+        fetching: Executor,
+        clock: Clock,
+        *,
+        role: str = EXPLORER.name,
+    ) -> None:
+        """`fetching`: of one thread, where weights are fetched. `role`: whose policy it is, for metrics."""
+        self._role = role
         self._policy = policy
         self._follower = follower
         self._fetching = fetching
@@ -85,9 +95,9 @@ class WeightsUpdate:
             log.warning("%s; going on with %s", problem, taken)
         self._policy.load(tensors, taken)
         now = time.perf_counter()
-        metrics.WEIGHTS_SECONDS.labels(EXPLORER.name).observe(now - fetch.began)
-        metrics.HELD_UP_SECONDS.labels(EXPLORER.name).observe(now - began if is_sampling else 0.0)
-        metrics.VERSION.labels(EXPLORER.name).set(taken.version)
+        metrics.WEIGHTS_SECONDS.labels(self._role).observe(now - fetch.began)
+        metrics.HELD_UP_SECONDS.labels(self._role).observe(now - began if is_sampling else 0.0)
+        metrics.VERSION.labels(self._role).set(taken.version)
         return True
 
     def close(self) -> None:

@@ -6,9 +6,10 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rftstream.contracts.control import Drawn
+from rftstream.roles.feeder.growth import GrowthWalk
 
 MAX_REASONS = 64
 """Reasons of one operator that are counted apart, for each taskset; further ones are counted as OTHER."""
@@ -97,15 +98,20 @@ class FeederCursor:
     left_out: dict[str, int]
     """Taskset -> problems whose prompt was too long."""
     counts: OperatorCounts = field(default_factory=OperatorCounts)
+    walks: dict[str, GrowthWalk] = field(default_factory=dict)
+    """Growing taskset -> how far the feeder has come in it."""
 
     @classmethod
     def of_json(cls, text: str, counts: OperatorCounts) -> FeederCursor:
         """Return what a committed position says, with counts that stand elsewhere."""
-        return cls(**json.loads(text), counts=counts)
+        values = json.loads(text)
+        walks = {name: GrowthWalk(**walk) for name, walk in values.pop("walks", {}).items()}
+        return cls(**values, counts=counts, walks=walks)
 
     def copy(self) -> FeederCursor:
         """Return a cursor at the same place that moves on its own."""
-        return FeederCursor(self.admitted, dict(self.drawn), dict(self.left_out), self.counts.copy())
+        walks = {name: replace(walk) for name, walk in self.walks.items()}
+        return FeederCursor(self.admitted, dict(self.drawn), dict(self.left_out), self.counts.copy(), walks)
 
     @property
     def num_drawn(self) -> int:
@@ -114,11 +120,14 @@ class FeederCursor:
 
     def to_json(self) -> str:
         """Return what travels with the position: all but the counts, for which there is no room."""
-        values = {"admitted": self.admitted, "drawn": self.drawn, "left_out": self.left_out}
+        values: dict[str, object] = {"admitted": self.admitted, "drawn": self.drawn, "left_out": self.left_out}
+        if self.walks:
+            values["walks"] = {name: walk.to_json() for name, walk in self.walks.items()}
         return json.dumps(values, separators=(",", ":"))
 
-    def to_record(self, seen: int, *, alone: bool) -> Drawn:
-        """Return the record that says how far the feeder has drawn. `seen`: records in the facts that were used."""
+    def to_record(self, seen: int, *, alone: bool, problems_end: int | None = None) -> Drawn:
+        """Return the record that says how far the feeder has drawn. `seen`: records in the facts that were used;
+        `problems_end`: the offset of `problems` below which growing tasksets were known."""
         return Drawn(
             seen=seen,
             admitted=self.admitted,
@@ -128,6 +137,7 @@ class FeederCursor:
             changed=deepcopy(self.counts.changed),
             put_back=self.counts.put_back,
             alone=alone,
+            problems_end=problems_end,
         )
 
 

@@ -18,11 +18,13 @@ from rftstream.data.operators.base import Draw
 from rftstream.data.operators.facts import Facts
 from rftstream.data.operators.pipeline import TaskPipeline, TaskResult
 from rftstream.data.tasksets.base import Taskset
-from rftstream.data.tasksets.open import mix, open_taskset, order
+from rftstream.data.tasksets.growing import FetchProblem, GrowingTasksets
+from rftstream.data.tasksets.open import grows, mix, open_taskset, order
 from rftstream.errors import ConfigError
 from rftstream.models.rendering import Renderer, open_renderer, own_renderers
 from rftstream.models.spec import ModelSpec
 from rftstream.roles.feeder.cursor import FeederCursor
+from rftstream.roles.feeder.growth import GrowthWalk
 
 
 @dataclass(slots=True)
@@ -39,6 +41,8 @@ class Source:
     renderer: Renderer
     greedy_baseline: bool = False
     """The first sibling of each group is sampled at temperature 0, for algorithms that compare with it."""
+    grows: bool = False
+    """Problems join it while the run goes on, and it is never at its end."""
 
     def sampling_of(self, sampling: Sampling, sibling: int) -> Sampling:
         """Return how a sibling is sampled whose group is sampled by `sampling`."""
@@ -80,6 +84,7 @@ def open_sources(config: RunConfig, spec: ModelSpec) -> tuple[dict[str, Source],
             passes=section.passes,
             renderer=own.get(name, renderer),
             greedy_baseline=greedy,
+            grows=grows(section.source),
         )
         for name, section in config.tasksets.items()
     }
@@ -89,6 +94,11 @@ def open_sources(config: RunConfig, spec: ModelSpec) -> tuple[dict[str, Source],
 def tasksets_of(sources: Mapping[str, Source]) -> dict[str, Taskset]:
     """Return the tasksets behind the sources."""
     return {name: source.taskset for name, source in sources.items()}
+
+
+def growing_of(sources: Mapping[str, Source], fetch: FetchProblem) -> GrowingTasksets:
+    """Return those of the tasksets that grow. `fetch` reads a problem at an offset of `problems` again."""
+    return GrowingTasksets(tasksets_of(sources), fetch)
 
 
 class Draws:
@@ -119,12 +129,26 @@ class Draws:
         return Draws(self.sources, none, run_seed=self._seed, group_size=self.group_size, context=self._context)
 
     def left(self, cursor: FeederCursor) -> dict[str, float]:
-        """Return the weights of the tasksets that are not at their end."""
+        """Return the weights of the tasksets that have something to draw now."""
         return {
             name: source.weight
             for name, source in self.sources.items()
-            if source.weight > 0 and (source.size is None or cursor.drawn[name] < source.size)
+            if source.weight > 0
+            and (
+                _walk(cursor, name).has_next(len(source.taskset), source.passes)
+                if source.grows
+                else source.size is None or cursor.drawn[name] < source.size
+            )
         }
+
+    @property
+    def growing(self) -> list[str]:
+        """Return the tasksets from which there may be more to draw later."""
+        return [name for name, source in self.sources.items() if source.grows and source.weight > 0]
+
+    def is_over(self, cursor: FeederCursor) -> bool:
+        """Return whether there is nothing to draw, and never will be."""
+        return not self.growing and not self.left(cursor)
 
     def next(self, cursor: FeederCursor, facts: Facts, end: int) -> TaskResult | None:
         """Return the next draw that becomes a group, and move the cursor behind it. None when every taskset is at its
@@ -133,14 +157,10 @@ class Draws:
             left = self.left(cursor)
             if not left:
                 return None
-            name = mix(left, cursor.drawn)
-            ordinal = cursor.drawn[name]
-            cursor.drawn[name] += 1
+            name = self._choose(cursor, left)
             source = self.sources[name]
-            taskset_pass, index = divmod(ordinal, len(source.taskset))
-            if source.shuffle:
-                seed = derive_seed(self._seed, "order", name)
-                index = order(len(source.taskset), taskset_pass, seed)(index)
+            taskset_pass, index = self._place(cursor, name)
+            cursor.drawn[name] += 1
             group = group_id(name, taskset_pass, index, 0)
             result = self.pipeline.decide(source.draw(group, source.taskset.problem(index), self.group_size), facts)
             if result.skipped is not None:
@@ -149,12 +169,37 @@ class Draws:
             problem = self._fitting(source, name, index, result.draw.problem)
             if problem is None:
                 cursor.left_out[name] += 1
-                if cursor.left_out[name] >= len(source.taskset) and cursor.left_out[name] == cursor.drawn[name]:
+                all_there = cursor.left_out[name] >= len(source.taskset) and not source.grows
+                if all_there and cursor.left_out[name] == cursor.drawn[name]:
                     raise ConfigError(f"tasksets.{name}: every prompt is longer than the context")
                 continue
             cursor.counts.change(name, result.changed)
             return result
         return None
+
+    def _choose(self, cursor: FeederCursor, left: Mapping[str, float]) -> str:
+        """Return the taskset of the next draw, by the weights of those that have something to draw. A growing one that
+        has nothing gives its turn away for good."""
+        counts = {name: cursor.drawn[name] + _walk(cursor, name).waived for name in left}
+        chosen = mix(left, counts)
+        for name in self.growing:
+            if name not in left:
+                share = self.sources[name].weight / left[chosen]
+                walk = cursor.walks.setdefault(name, GrowthWalk())
+                walk.waived = max(walk.waived, int((counts[chosen] + 0.5) * share - 0.5) - cursor.drawn[name])
+        return chosen
+
+    def _place(self, cursor: FeederCursor, name: str) -> tuple[int, int]:
+        """Return pass and index of the next problem of a taskset."""
+        source = self.sources[name]
+        if source.grows:
+            walk = cursor.walks.setdefault(name, GrowthWalk())
+            return walk.next(len(source.taskset), source.passes)
+        taskset_pass, index = divmod(cursor.drawn[name], len(source.taskset))
+        if source.shuffle:
+            seed = derive_seed(self._seed, "order", name)
+            index = order(len(source.taskset), taskset_pass, seed)(index)
+        return taskset_pass, index
 
     def put_back(self, cursor: FeederCursor, facts: Facts, group: str) -> TaskResult | None:
         """Return the draw of a group that is put back, which nobody may skip, and count it. None: the tasksets have no
@@ -188,3 +233,7 @@ class Draws:
                 f"of {self._context}; shorten it, raise model.context, or set too_long to 'skip' or 'truncate'"
             )
         return problem if source.too_long == "truncate" else None
+
+
+def _walk(cursor: FeederCursor, name: str) -> GrowthWalk:
+    return cursor.walks.get(name) or GrowthWalk()

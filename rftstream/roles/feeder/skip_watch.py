@@ -19,8 +19,8 @@ class SkipWatch:
 
     def may_draw(self, cursor: FeederCursor, seen: int, undecided: int) -> bool:
         """Return whether to ask the operators about more problems. If not, they have skipped all there are by the same
-        facts, and outcomes may still change these. StopRule if no outcome can be expected: the `undecided` groups do
-        not make a batch."""
+        facts, and outcomes may still change these; `seen` is then the same number. StopRule if no outcome can be
+        expected: the `undecided` groups do not make a batch."""
         if seen != self._seen:
             self._in_a_row, self._seen = 0, seen
         if self._in_a_row < self._limit:

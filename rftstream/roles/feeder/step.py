@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from copy import deepcopy
 from dataclasses import replace
 
 from rftstream import metrics
@@ -24,6 +23,7 @@ from rftstream.contracts import codec
 from rftstream.contracts.control import Claim, Drawn, Request, RunManifest, TasksEnded
 from rftstream.contracts.ids import derive_seed, rollout_id
 from rftstream.contracts.outcomes import GroupOutcome
+from rftstream.contracts.problems import NewProblem, RejectedProblem
 from rftstream.contracts.records import Record, TopicPartition
 from rftstream.contracts.tasks import Problem, RolloutIds, Task
 from rftstream.contracts.versions import StepRecord
@@ -34,9 +34,11 @@ from rftstream.errors import ConfigError, ContractError
 from rftstream.roles.feeder import FEEDER
 from rftstream.roles.feeder.admission import Admission, VersionInForce
 from rftstream.roles.feeder.cursor import FeederCursor, OperatorCounts
-from rftstream.roles.feeder.draws import Draws, Source
+from rftstream.roles.feeder.draws import Draws, Source, growing_of
+from rftstream.roles.feeder.growth import GrowthWalk
 from rftstream.roles.feeder.retries import Retries
 from rftstream.roles.feeder.skip_watch import SkipWatch
+from rftstream.service.problem_records import PROBLEMS, ProblemReader, read_problems
 from rftstream.service.role import Log, Publish, Received, SingleTransaction
 from rftstream.service.step_defaults import SingleStepDefaults
 from rftstream.transport.base import Position
@@ -79,6 +81,8 @@ class FeederStep(SingleStepDefaults):
         self._pipeline = pipeline or TaskPipeline({}, config.run.seed)
         self._config = config
         self._sources = sources
+        self._growing = growing_of(sources, ProblemReader(log_.transport).get)
+        """Its tasksets that grow; False without any, and then `problems` is not read."""
         self._draws = Draws(
             sources,
             self._pipeline,
@@ -103,6 +107,8 @@ class FeederStep(SingleStepDefaults):
         metrics.MAX_STALENESS.set(self._config.feeder.max_staleness)
         self._drawn: dict[str, int] = dict.fromkeys(self._sources, 0)
         """Problems taken from each taskset, left-out ones included."""
+        self._walks: dict[str, GrowthWalk] = {}
+        self._growing.fresh()
         self._left_out: dict[str, int] = dict.fromkeys(self._sources, 0)
         self._steps_position = 0
         self._manifest: RunManifest | None = None
@@ -139,6 +145,11 @@ class FeederStep(SingleStepDefaults):
             for received in log_.messages(topic):
                 self.absorb(received)
                 positions[received.record.place] = received.record.offset + 1
+        if self._growing:
+            positions.update(log_.transport.admin.begin_offsets(PROBLEMS.topic))
+            for record, message in read_problems(log_):
+                self._growing.absorb(message, record.offset)
+                positions[record.place] = record.offset + 1
         return positions
 
     def absorb(self, received: Received) -> None:
@@ -152,6 +163,8 @@ class FeederStep(SingleStepDefaults):
                 self._retries.decided(outcome)
                 if self._pipeline:
                     self._facts.absorb(outcome)
+            case NewProblem() | RejectedProblem() as message:
+                self._growing.absorb(message, received.record.offset)
             case _:
                 self._absorb_control(received)
 
@@ -169,8 +182,10 @@ class FeederStep(SingleStepDefaults):
                 self._retries.taken_back(received.record.key or b"")
 
     def undecodable(self, record: Record, error: ContractError) -> None:
-        """Raise the error: without an outcome nobody can say how many groups there are."""
-        raise error
+        """Raise the error: without an outcome nobody can say how many groups there are. A problem that cannot be read
+        is none."""
+        if record.topic != PROBLEMS.topic:
+            raise error
 
     def _check_manifest(self) -> None:
         """Make the manifest of a new run; check that a run that goes on is the same."""
@@ -194,10 +209,13 @@ class FeederStep(SingleStepDefaults):
         wanted = self._admission.wanted(self._in_force, self._config.run.steps)
         if wanted == 0:
             return None
-        cursor = FeederCursor(self._admission.admitted, dict(self._drawn), dict(self._left_out), deepcopy(self._counts))
+        now = FeederCursor(self._admission.admitted, self._drawn, self._left_out, self._counts, self._walks)
+        cursor = now.copy()
         begin = cursor.num_drawn
         undecided = cursor.admitted - self._facts.num_groups
-        if not self._draws.left(cursor) or self._watch.may_draw(cursor, self._facts.seen, undecided):
+        if not self._draws.left(cursor) or self._watch.may_draw(
+            cursor, self._facts.seen + self._growing.end, undecided
+        ):
             end = begin + MAX_DRAWS_A_TRANSACTION
         else:
             end = begin
@@ -214,12 +232,13 @@ class FeederStep(SingleStepDefaults):
         if tasks:
             cursor = after_group
         elif not answered and (not self._pipeline or cursor.num_drawn == begin):
-            return self._end("taskset", cursor) if not self._draws.left(cursor) else None
+            return self._end("taskset", cursor) if self._draws.is_over(cursor) else None
         self._pending = cursor
         outputs = [Publish("tasks", task.ids.sequence % self._partitions, task) for task in tasks]
         outputs += [Publish("control", 0, None, key=key) for key in answered]
         if self._pipeline:
-            outputs.append(Publish("control", 0, cursor.to_record(self._facts.seen, alone=not tasks)))
+            drawn = cursor.to_record(self._facts.seen, alone=not tasks, problems_end=self._growing.known_end)
+            outputs.append(Publish("control", 0, drawn))
         return SingleTransaction(tuple(outputs), {STEPS: Position(self._steps_position, cursor.to_json())})
 
     def _retried_group(self, cursor: FeederCursor, answered: list[bytes]) -> list[Task] | None:
@@ -266,6 +285,7 @@ class FeederStep(SingleStepDefaults):
                     stored_rollout=(stored or {}).get(sibling),
                     created_at=now,
                     seen=self._facts.seen if self._pipeline else None,
+                    problems_end=self._growing.known_end,
                 )
             )
         cursor.admitted += 1
@@ -307,6 +327,8 @@ class FeederStep(SingleStepDefaults):
                 case None:
                     self._retries.taken_back(output.key or b"")
         metrics.ADMITTED.set(self._admission.admitted)
+        for name, taskset in self._growing.tasksets.items():
+            metrics.PROBLEMS_JOINED.labels(name).set(len(taskset))
         if self._pipeline:
             metrics.DRAWN.set(sum(self._drawn.values()))
             for (operator, action), count in self._counts.by_operator().items():
@@ -317,6 +339,7 @@ class FeederStep(SingleStepDefaults):
         self._drawn.update(cursor.drawn)
         self._left_out.update(cursor.left_out)
         self._counts = cursor.counts
+        self._walks = cursor.walks
 
     # ------------------------------------------------------------------------------------------ the rest
 
@@ -335,6 +358,16 @@ class FeederStep(SingleStepDefaults):
             "rejected": self._admission.rejected,
             "left_out": sum(self._left_out.values()),
             **({"skipped": self._counts.num_skipped} if self._pipeline else {}),
+            **self._growing_health(),
             "retries": len(self._retries),
             "version": self._in_force.name.version,
         }
+
+    def _growing_health(self) -> Mapping[str, object]:
+        """Return how many problems have joined, and which tasksets have none left where the feeder waits for them."""
+        if not self._growing:
+            return {}
+        now = FeederCursor(self._admission.admitted, self._drawn, self._left_out, self._counts, self._walks)
+        joined = sum(map(len, self._growing.tasksets.values()))
+        waits = not self._ended and not self._draining and not self._draws.left(now)
+        return {"problems_joined": joined, "waits_for_problems": self._draws.growing if waits else []}

@@ -16,6 +16,7 @@ from rftstream.contracts.records import TopicPartition
 from rftstream.roles.buffer import BUFFER
 from rftstream.roles.explorer import EXPLORER
 from rftstream.roles.feeder import FEEDER
+from rftstream.roles.synthesiser import SYNTHESISER
 from rftstream.roles.trainer.completed_groups import CompletedGroups
 from rftstream.roles.verifier import VERIFIER
 from rftstream.service.role import Log
@@ -85,9 +86,12 @@ class LogRetention:
 
     def _as_far_as_read(self, topic: str, offsets: tuple[int, ...]) -> tuple[int, ...]:
         """Return the offsets, each no further than the readers of the topic have committed."""
-        committed = self._log.committed(READERS[topic])
-        low_water = _by_partition({place: at.offset for place, at in committed.items() if place.topic == topic})
-        return tuple(min(pair) for pair in zip(offsets, low_water, strict=True))
+        for reader in (READERS[topic], SYNTHESISER.name):
+            committed = self._log.committed(reader)
+            low_water = {place: at.offset for place, at in committed.items() if place.topic == topic}
+            if low_water:  # a synthesiser reads one topic, if there is one
+                offsets = tuple(min(pair) for pair in zip(offsets, _by_partition(low_water), strict=True))
+        return offsets
 
 
 def at_least(before: tuple[int, ...], offsets: tuple[int, ...]) -> tuple[int, ...]:

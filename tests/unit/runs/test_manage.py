@@ -70,7 +70,7 @@ def test_topics_are_made_once_and_a_run_can_use_them(run_file: Path) -> None:
     assert (again["made"], again["fine"]) == ([], True)
     assert [line["partitions"] for line in again["topics"][:2]] == [2, 2]
     transport = EmbeddedTransport(run_file.parent / "runs" / "demo" / "log", create=False)
-    assert all(transport.admin.committed(group) for group in consumer_groups())
+    assert all(transport.admin.committed(group) for group in consumer_groups(loader.load([run_file])))
     transport.close()
 
 

@@ -1,0 +1,121 @@
+"""`problems`: problems that join a growing taskset of a run while it goes on."""
+
+from __future__ import annotations
+
+import getpass
+import time
+from pathlib import Path
+
+import click
+
+from rftstream.commands.options import column_pairs, examples, json_option, run_argument
+from rftstream.commands.views import opened_run, print_out
+
+
+@examples(
+    "rftstream problems add runs/a --from more.jsonl",
+    "rftstream problems list runs/a --last 20",
+)
+@click.group()
+def problems() -> None:
+    """Problems that join a taskset while the run goes on.
+
+    A run file has such a taskset by `source = "log:problems"`. People and programs add problems here; the role
+    `synthesiser` has a model make some.
+    """
+
+
+@examples(
+    "rftstream problems add runs/a --from more.jsonl",
+    "rftstream problems add runs/a --from new.parquet --taskset more --column prompt=question --by ada",
+    "rftstream problems add runs/a --from variants.jsonl --column parent=made_of --by rewriter --agent --json",
+)
+@click.command()
+@run_argument
+@click.option(
+    "--from",
+    "source",
+    required=True,
+    metavar="FILE",
+    help="JSON lines, Parquet, a folder of a Hugging Face dataset, or hf:NAME of one on the hub.",
+)
+@click.option("--taskset", metavar="NAME", help="The growing taskset; default: the only one.")
+@click.option(
+    "--column",
+    "columns",
+    multiple=True,
+    metavar="OURS=THEIRS",
+    help="Which column is what: prompt, messages, answer, system, tools, data_source, images, parent, kind.",
+)
+@click.option("--system", metavar="TEXT", help="System prompt put in front, where there is none.")
+@click.option("--by", metavar="NAME", help="Who made them; default: you, as the system calls you.")
+@click.option("--agent", is_flag=True, help="A program made them, not a person.")
+@click.option("--dry-run", is_flag=True, help="Look at everything, write nothing.")
+@json_option
+def add(
+    run: Path,
+    source: str,
+    taskset: str | None,
+    columns: tuple[str, ...],
+    system: str | None,
+    by: str | None,
+    agent: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Add problems to a growing taskset of a run, live or not, each once however often it is added.
+
+    A row has a `prompt` or `messages`, an `answer`, and what else the reward takes, as in the file of a taskset. Each
+    is rendered with the run's template first: an error names the row, and then nothing is written. `parent` names the
+    problem that one was made of (TASKSET/INDEX), `kind` what it is to it (reworded, varied, harder).
+    """
+    from rftstream.contracts.problems import ProblemMaker
+    from rftstream.preflight.plan import Purpose, plan
+    from rftstream.runs.add_problems import ProblemsFile, add_problems, choose_growing, problems_source
+
+    def say(text: str) -> None:
+        click.echo(text, err=True)
+
+    with opened_run(run) as opened:
+        plan(opened.config, Purpose.join)
+        wanted = ProblemsFile(
+            source=problems_source(source),
+            taskset=choose_growing(opened.config, taskset),
+            made_by=by or getpass.getuser(),
+            maker=ProblemMaker.agent if agent else ProblemMaker.person,
+            columns=column_pairs(columns, "prompt=question"),
+            system=system,
+        )
+        added = add_problems(
+            opened.transport, opened.config, opened.folder, wanted, now=time.time(), say=say, dry_run=dry_run
+        )
+    print_out(added.to_json() if as_json else added.to_text())
+
+
+@examples(
+    "rftstream problems list runs/a",
+    "rftstream problems list runs/a --rejected --last 10",
+    "rftstream problems list runs/a --json | jq .rejected",
+)
+@click.command("list")
+@run_argument
+@click.option("--taskset", metavar="NAME", help="Only of this growing taskset.")
+@click.option("--rejected", is_flag=True, help="What a model made that did not join, with the reason.")
+@click.option("--last", type=click.IntRange(min=1), metavar="NUM", help="Only the newest so many.")
+@json_option
+def list_(run: Path, taskset: str | None, rejected: bool, last: int | None, as_json: bool) -> None:
+    """What has joined, in order: who made it, of what, and how many attempts at it had its answer."""
+    from rftstream.data.tasksets.open import grows
+    from rftstream.queries.problem_list import list_problems
+    from rftstream.runs.add_problems import choose_growing
+    from rftstream.service.role import Log
+
+    with opened_run(run) as opened:
+        growing = [name for name, section in opened.config.tasksets.items() if grows(section.source)]
+        name = None if taskset is None else choose_growing(opened.config, taskset)
+        found = list_problems(Log(opened.transport), growing, taskset=name, rejected=rejected, last=last)
+    print_out(found.to_json() if as_json else found.to_text())
+
+
+problems.add_command(add)
+problems.add_command(list_)

@@ -1,0 +1,52 @@
+"""How far the feeder has come in a taskset that grows, of which nobody knows the size.
+
+New problems come first, in the order in which they joined. While there are none, those that are there come again, pass
+after pass, until each has been drawn `passes` times; then the feeder waits for new ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+
+@dataclass(slots=True)
+class GrowthWalk:
+    """How far the feeder has come in one growing taskset. It is part of the FeederCursor: `Draws` asks `has_next` and
+    calls `next` for each draw."""
+
+    fresh: int = 0
+    """Problems that were drawn for the first time: all below this index, in pass 0."""
+    taskset_pass: int = 1
+    """The pass in which problems come again."""
+    taken: int = 0
+    """Problems that were drawn in that pass: all below this index."""
+    waived: int = 0
+    """Draws that other tasksets had while this one had nothing to give. It does not make up for them."""
+
+    def has_next(self, count: int, passes: int | None) -> bool:
+        """Return whether there is something to draw. `count`: problems that have joined; `passes`: how often each may
+        be drawn, None without limit."""
+        if self.fresh < count:
+            return True
+        again = passes is None or self.taskset_pass < passes
+        return (
+            again and self.fresh > 0 and (self.taken < self.fresh or passes is None or self.taskset_pass + 1 < passes)
+        )
+
+    def next(self, count: int, passes: int | None) -> tuple[int, int]:
+        """Return pass and index of the next problem, and move on. Only where `has_next`."""
+        assert self.has_next(count, passes), "asked first"
+        if self.fresh < count:
+            self.fresh += 1
+            return 0, self.fresh - 1
+        if self.taken == self.fresh:
+            self.taskset_pass, self.taken = self.taskset_pass + 1, 0
+        self.taken += 1
+        return self.taskset_pass, self.taken - 1
+
+    def to_json(self) -> dict[str, int]:
+        """Return the numbers that differ from those of a new walk, for the position's metadata."""
+        return {name: value for name, value in asdict(self).items() if value != getattr(_NEW, name)}
+
+
+_NEW = GrowthWalk()

@@ -1,0 +1,55 @@
+"""The synthesiser: has a model make new problems of those that the run knows, and admits what passes a check."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rftstream.contracts.role_names import RoleName
+from rftstream.service.role_spec import RoleKind, RoleSpec
+
+if TYPE_CHECKING:
+    from rftstream.config.sections import RunConfig
+
+
+def _count(config: RunConfig) -> int:
+    return 0 if config.synthesiser is None else config.synthesiser.count
+
+
+def _chosen(config: RunConfig) -> tuple[str, ...]:
+    return () if config.synthesiser is None else (config.synthesiser.read,)
+
+
+def _devices(config: RunConfig) -> tuple[str, ...]:
+    return () if config.synthesiser is None else (config.synthesiser.device,)
+
+
+def _parts(config: RunConfig) -> tuple[tuple[str, str], ...]:
+    section = config.synthesiser
+    return () if section is None or section.ask != "policy" else (("policy", section.policy or config.explorer.policy),)
+
+
+def _begin_metrics() -> None:
+    from rftstream import metrics
+    from rftstream.contracts.problems import ProblemKind, RejectReason
+
+    metrics.REBALANCES.labels(SYNTHESISER.name)
+    for kind in ProblemKind:
+        if kind is not ProblemKind.given:
+            for result in ("admitted", *RejectReason):
+                metrics.SYNTHESISED.labels(str(kind), str(result))
+
+
+SYNTHESISER = RoleSpec(
+    name=RoleName.synthesiser.value,
+    kind=RoleKind.concurrent,
+    build="workers.synthesiser:build",
+    summary="outcomes, verified, tasks or problems -> problems",
+    follows=("weights", "problems"),
+    produces=("problems", "dead"),
+    chosen=_chosen,
+    count=_count,
+    devices=_devices,
+    parts=_parts,
+    begin_metrics=_begin_metrics,
+    digests=("model",),
+)

@@ -1,0 +1,148 @@
+"""One problem in the making: the model is asked for it, then it is attempted, and the attempts are scored.
+
+asked -> attempted -> scored -> admitted
+  |          |           |
+  '----------'-----------'----> rejected, with the reason
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rftstream.config.role_sections import SynthesiserSection
+from rftstream.contracts.problems import (
+    NewProblem,
+    ProblemKind,
+    ProblemMaker,
+    RejectedProblem,
+    RejectReason,
+    made_problem_id,
+    problem_digest,
+)
+from rftstream.contracts.tasks import Problem
+from rftstream.contracts.versions import VersionName
+from rftstream.roles.synthesiser.parents import Parent
+
+SAID_CHARACTERS = 500
+"""Of what the model said, as a rejected problem keeps it."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Making:
+    """A problem in the making. The step makes one for each that is wanted of a parent. It calls `made` when the model
+    has said it, then `attempted` for each attempt, and at any time `reject`; `result` is there at the end."""
+
+    problem_id: str
+    taskset: str
+    parent: Parent
+    kind: ProblemKind
+    made_by: str
+    settings: SynthesiserSection
+    problem: Problem | None = None
+    """What the model made; None: it has not said it yet."""
+    said: str = ""
+    version: VersionName | None = None
+    num_open: int = 0
+    """Attempts that have no reward yet."""
+    num_scored: int = 0
+    num_agreed: int = 0
+    trouble: str = ""
+    """Why the newest attempt without a reward has none."""
+    rejected: RejectReason | None = None
+    detail: str = ""
+    keys: set[str] = field(default_factory=set)
+    """Questions and scores that are waited for."""
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether it is decided."""
+        return self.rejected is not None or (self.problem is not None and not self.num_open)
+
+    def made(self, problem: Problem, version: VersionName | None) -> None:
+        """Take what the model made; now it is to be attempted."""
+        self.problem, self.version = problem, version
+        self.num_open = self.settings.check_samples
+
+    def attempted(self, reward: float | None, trouble: str = "") -> None:
+        """Take the reward of an attempt; None: it has none, and `trouble` says why."""
+        self.num_open -= 1
+        if reward is None:
+            self.trouble = trouble
+        else:
+            self.num_scored += 1
+            self.num_agreed += reward >= self.settings.pass_reward
+        if not self.num_open:
+            self._judge()
+
+    def reject(self, reason: RejectReason, detail: str) -> None:
+        """End it without a problem."""
+        self.rejected, self.detail = reason, detail
+
+    def result(self, now: float) -> NewProblem | RejectedProblem:
+        """Return the record of what became of it."""
+        if self.rejected is not None:
+            return RejectedProblem(
+                problem_id=self.problem_id,
+                taskset=self.taskset,
+                kind=self.kind,
+                parent=self.parent.name,
+                parent_group=self.parent.group,
+                made_by=self.made_by,
+                reason=self.rejected,
+                detail=_plain(self.detail),
+                said=_plain(self.said),
+                version=self.version,
+                num_samples=self.num_scored,
+                num_agreed=self.num_agreed,
+                made_at=now,
+            )
+        assert self.problem is not None, "it is ended"
+        return NewProblem(
+            problem_id=self.problem_id,
+            taskset=self.taskset,
+            problem=self.problem,
+            digest=problem_digest(self.problem),
+            maker=ProblemMaker.model,
+            made_by=self.made_by,
+            kind=self.kind,
+            parent=self.parent.name,
+            parent_group=self.parent.group,
+            version=self.version,
+            num_samples=self.num_scored,
+            num_agreed=self.num_agreed,
+            made_at=now,
+        )
+
+    def _judge(self) -> None:
+        least, most = self.settings.check_agree
+        if not self.num_scored:
+            self.reject(RejectReason.failed, f"none of the attempts could be scored: {self.trouble}")
+        elif not least <= self.num_agreed / self.num_scored <= most:
+            self.reject(
+                RejectReason.disagreed,
+                f"{self.num_agreed} of {self.num_scored} attempts had its answer, expected {least:.0%} to {most:.0%} "
+                "(synthesiser.check_agree)",
+            )
+
+
+def wanted_of(parent: Parent, settings: SynthesiserSection, *, into: str, made_by: str) -> list[Making]:
+    """Return what is to be made of a parent."""
+    has_images = any(message.media for message in parent.problem.messages)
+    return [
+        Making(
+            problem_id=made_problem_id(parent.group, settings.read, kind, number),
+            taskset=into,
+            parent=parent,
+            kind=kind,
+            made_by=made_by,
+            settings=settings,
+        )
+        for kind in map(ProblemKind, settings.make)
+        if not has_images or kind is ProblemKind.reworded  # nobody draws other pictures
+        for number in range(settings.per_parent)
+    ]
+
+
+def _plain(text: str) -> str:
+    """Return the beginning of a text, as a record can hold it."""
+    return text[:SAID_CHARACTERS].encode(errors="backslashreplace").decode()

@@ -1,0 +1,283 @@
+"""The synthesiser reads what it is told to, and has a model make new problems of the problems that it reads about.
+
+A record in hand is finished when everything that is made of its problem is decided: admitted after a check, or
+rejected with a reason. All of that is published in the transaction that commits the record's position, under ids that
+follow from the record. So whatever a killed synthesiser had in hand is made again, and nothing stands there twice.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rftstream import metrics
+from rftstream.clock import Clock
+from rftstream.config.role_sections import SynthesiserSection
+from rftstream.contracts.ids import derive_seed
+from rftstream.contracts.problems import NewProblem, RejectedProblem, RejectReason, problem_digest
+from rftstream.contracts.records import Record
+from rftstream.contracts.tasks import Problem, RolloutIds, Sampling
+from rftstream.contracts.versions import WeightsAnnounced
+from rftstream.data.tasksets.growing import GrowingTasksets
+from rftstream.errors import ConfigError, ContractError
+from rftstream.rewards.base import Scorer, ScoreReply, ScoreRequest
+from rftstream.roles.synthesiser.making import Making, wanted_of
+from rftstream.roles.synthesiser.models import ModelReply, Question, SynthesisModel
+from rftstream.roles.synthesiser.parents import NotYetKnown, ParentChooser
+from rftstream.roles.synthesiser.watch import RejectWatch
+from rftstream.roles.synthesiser.wording import AnswerReader, RejectedAnswer, request_for
+from rftstream.service.problem_records import PROBLEMS
+from rftstream.service.role import Done, Item, Publish, Received, Wakeup
+from rftstream.service.step_defaults import ConcurrentStepDefaults
+
+log = logging.getLogger(__name__)
+
+WAIT_S = 0.02
+"""Seconds to wait for the scorer when there is nothing else to do."""
+
+
+@dataclass(slots=True)
+class _InHand:
+    """A record in hand, with what is made of its problem; None: the problem is not known yet."""
+
+    item: Item
+    makings: list[Making] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SynthesisPlan:
+    """What is made, and how. `workers/synthesiser.py` makes it from the run file."""
+
+    settings: SynthesiserSection
+    into: str
+    """The taskset that what is made joins."""
+    run_seed: int
+    asking: Sampling
+    """How requests are sampled."""
+    attempting: Sampling
+    """How attempts are sampled."""
+    reader: AnswerReader
+    num_tokens: Callable[[Problem], int]
+    """Returns the length of a problem's prompt. ConfigError if it cannot be rendered."""
+    context: int | None
+    """The longest prompt + completion in tokens; None: unknown."""
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """Who waits for the answers to questions and for scores, by their keys."""
+
+    makings: dict[str, Making] = field(default_factory=dict)
+    attempts: set[str] = field(default_factory=set)
+    """Questions that are attempts."""
+
+    def add(self, key: str, making: Making) -> None:
+        self.makings[key] = making
+        making.keys.add(key)
+
+    def pop(self, key: str) -> Making | None:
+        self.attempts.discard(key)
+        making = self.makings.pop(key, None)
+        if making is not None:
+            making.keys.discard(key)
+        return making
+
+
+class SynthesiserStep(ConcurrentStepDefaults):
+    """The step of a synthesiser. `workers/synthesiser.py` makes it, and ConcurrentService calls it in this order:
+
+    - `follow` takes announcements of weights, and what stands on `problems`.
+    - `start` takes a record in hand.
+    - `advance` asks the model, has attempts scored, and returns the records of which all is decided, each with its
+      problems.
+    - `drop` forgets what is made of records of lost partitions. `close` ends model and scorer.
+    """
+
+    def __init__(
+        self,
+        plan: SynthesisPlan,
+        *,
+        model: SynthesisModel,
+        scorer: Scorer,
+        parents: ParentChooser,
+        growing: GrowingTasksets,
+        clock: Clock,
+    ) -> None:
+        """`growing`: the run's growing tasksets, still empty."""
+        self._plan, self._model, self._scorer = plan, model, scorer
+        self._parents, self._growing, self._clock = parents, growing, clock
+        self._in_hand: dict[int, _InHand] = {}
+        self._waiting = _Waiting()
+        self._watch = RejectWatch(plan.settings.warn_share)
+        self._num_admitted = self._num_rejected = 0
+
+    # ------------------------------------------------------------------------------------------ the loop's side
+
+    @property
+    def room(self) -> int:
+        """How many more records this worker can take now."""
+        return self._plan.settings.max_concurrent - len(self._in_hand)
+
+    def follow(self, received: Received) -> None:
+        """Take an announcement of weights, or a record of `problems`."""
+        if isinstance(received.message, WeightsAnnounced):
+            self._model.announced(received.message)
+        elif received.record.topic == PROBLEMS.topic:
+            self._growing.absorb(received.message, received.record.offset)
+
+    def start(self, item: Item) -> None:
+        """Take a record in hand."""
+        self._in_hand[item.number] = _InHand(item)
+
+    def drop(self, numbers: Collection[int]) -> None:
+        """Forget records, and what is made of them."""
+        for number in numbers:
+            if (work := self._in_hand.pop(number, None)) is not None:
+                for making in work.makings or ():
+                    self._forget(making)
+
+    def not_begun(self) -> Collection[int]:
+        """Return all records in hand: a worker that leaves does not wait for a model."""
+        return list(self._in_hand)
+
+    def advance(self) -> Sequence[Done]:
+        """Begin what is new, take what the model said and what was scored, and return the records that are done."""
+        for work in self._in_hand.values():
+            if work.makings is None:
+                self._begin(work)
+        for said in self._model.step():
+            self._take(said)
+        only_scores = self._scorer.num_active > 0 and self._model.idle_s() > 0
+        for reply in self._scorer.poll(WAIT_S if only_scores else 0.0):
+            self._scored(reply)
+        return [self._finish(number) for number, work in list(self._in_hand.items()) if _is_ended(work)]
+
+    def idle_s(self) -> float:
+        """Return the seconds until the model may have said something; 0 while attempts are scored."""
+        return 0.0 if self._scorer.num_active else self._model.idle_s()
+
+    def wakeups(self) -> Sequence[Wakeup]:
+        """Return what rings when the model has said something."""
+        return self._model.wakeups()
+
+    def undecodable(self, record: Record, ids: RolloutIds, error: ContractError) -> tuple[Publish, ...]:
+        """Return nothing: nothing is made of a record that cannot be read."""
+        return ()
+
+    def health(self) -> Mapping[str, object]:
+        """Return what is being made, what came of it, and what is wrong."""
+        version = self._model.version
+        return {
+            **({} if version is None else {"version": version.version}),
+            "making": sum(len(work.makings or ()) for work in self._in_hand.values()),
+            "problems_admitted": self._num_admitted,
+            "problems_rejected": self._num_rejected,
+            "rejects_most": self._watch.trouble(),
+            "waits_for": self._model.waits_for(),
+        }
+
+    def close(self) -> None:
+        """End the model and the scorer."""
+        self._model.close()
+        self._scorer.close()
+
+    # ------------------------------------------------------------------------------------------ making
+
+    def _begin(self, work: _InHand) -> None:
+        """Ask the model for what is wanted of a record's problem, once that is known."""
+        settings, into = self._plan.settings, self._plan.into
+        try:
+            parent = self._parents.parent_of(work.item.received.message, work.item.received.record.offset)
+        except NotYetKnown:
+            return
+        enough = settings.most is not None and len(self._growing.tasksets[into]) >= settings.most
+        work.makings = []
+        if parent is not None and not enough:
+            work.makings = wanted_of(parent, settings, into=into, made_by=self._model.name)
+        for making in work.makings:
+            request = request_for(making.kind, making.parent.problem, settings.prompts)
+            self._ask(making, making.problem_id, request, self._plan.asking, is_attempt=False)
+
+    def _ask(self, making: Making, key: str, problem: Problem, sampling: Sampling, *, is_attempt: bool) -> None:
+        seed = derive_seed(self._plan.run_seed, "synthesis", key)
+        self._waiting.add(key, making)
+        if is_attempt:
+            self._waiting.attempts.add(key)
+        self._model.ask(Question(key=key, problem=problem, sampling=sampling, seed=seed, is_attempt=is_attempt))
+
+    def _take(self, said: ModelReply) -> None:
+        """Take what the model said: a problem that is to be attempted, or an attempt that is to be scored."""
+        is_attempt = said.key in self._waiting.attempts
+        making = self._waiting.pop(said.key)
+        if making is None:
+            return
+        if said.item is None and is_attempt:
+            making.attempted(None, said.error)
+        elif said.item is None:
+            making.reject(RejectReason.refused if said.refused else RejectReason.failed, said.error)
+        elif is_attempt:
+            self._waiting.add(said.key, making)
+            group = making.problem_id
+            self._scorer.submit(
+                ScoreRequest(
+                    request_id=said.key, taskset=making.taskset, item=said.item, rollout_id=said.key, group_id=group
+                )
+            )
+        else:
+            making.said = said.item.completion
+            try:
+                problem = self._plan.reader.read(making.said, making.kind, making.parent.problem)
+                self._check(problem)
+            except RejectedAnswer as rejected:
+                making.reject(rejected.reason, rejected.detail)
+            else:
+                making.made(problem, self._model.version)
+                for number in range(making.settings.check_samples):
+                    key = f"{making.problem_id}/attempt/{number}"
+                    self._ask(making, key, problem, self._plan.attempting, is_attempt=True)
+
+    def _check(self, problem: Problem) -> None:
+        """Raise RejectedAnswer for a problem that cannot join, whatever attempts at it say."""
+        if self._growing.tasksets[self._plan.into].has_digest(problem_digest(problem)):
+            raise RejectedAnswer(RejectReason.known, "the taskset has this problem already")
+        context = self._plan.context
+        try:
+            length = self._plan.num_tokens(problem)
+        except ConfigError as error:
+            raise RejectedAnswer(RejectReason.unreadable, str(error)) from None
+        if context is not None and length >= context:
+            raise RejectedAnswer(
+                RejectReason.too_long, f"a prompt of {length:,} tokens, expected fewer than the context of {context:,}"
+            )
+
+    def _scored(self, reply: ScoreReply) -> None:
+        making = self._waiting.pop(reply.request_id)
+        if making is not None:
+            making.attempted(None if reply.score is None else reply.score.reward, reply.detail)
+
+    # ------------------------------------------------------------------------------------------ the end
+
+    def _finish(self, number: int) -> Done:
+        work = self._in_hand.pop(number)
+        results = [making.result(self._clock.now()) for making in work.makings or ()]
+        for result in results:
+            self._count(result)
+        return Done(number, tuple(Publish(*PROBLEMS, result) for result in results))
+
+    def _count(self, result: NewProblem | RejectedProblem) -> None:
+        rejected = result if isinstance(result, RejectedProblem) else None
+        self._num_rejected += rejected is not None
+        self._num_admitted += rejected is None
+        self._watch.note(rejected)
+        metrics.SYNTHESISED.labels(str(result.kind), str(rejected.reason) if rejected else "admitted").inc()
+
+    def _forget(self, making: Making) -> None:
+        """Let go of all that is waited for. Scores that come later are nobody's."""
+        self._model.drop(making.keys)
+        for key in list(making.keys):
+            self._waiting.pop(key)
+
+
+def _is_ended(work: _InHand) -> bool:
+    return work.makings is not None and all(making.is_ended for making in work.makings)

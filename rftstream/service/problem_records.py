@@ -1,0 +1,52 @@
+"""Reading `problems`: all of it in order, or one problem again by its offset."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rftstream.contracts import codec
+from rftstream.contracts.messages import Message
+from rftstream.contracts.problems import NewProblem
+from rftstream.contracts.records import Record, TopicPartition
+from rftstream.errors import ContractError
+from rftstream.service.role import Log, read_records
+from rftstream.transport.base import Transport
+
+PROBLEMS = TopicPartition("problems", 0)
+
+
+def problem_records(log_: Log, *, bodies: bool = True, settled: bool = False) -> Iterator[Record]:
+    """Yield all records of `problems` up to its end; arguments as for `Log.read`. A log that an earlier release made
+    lacks the topic, and has none."""
+    if PROBLEMS.topic in log_.transport.admin.topics():
+        yield from log_.read(PROBLEMS.topic, bodies=bodies, settled=settled)
+
+
+def read_problems(log_: Log) -> Iterator[tuple[Record, Message | None]]:
+    """Yield all records of `problems` up to its end, with their messages. One that is foreign or cannot be decoded has
+    None: it is no problem of any taskset."""
+    for record in problem_records(log_):
+        message: Message | None = None
+        if record.value is not None and not codec.is_foreign(record):
+            try:
+                message = codec.from_record(record)
+            except ContractError:
+                message = None
+        yield record, message
+
+
+class ProblemReader:
+    """Reads single problems again. Whoever makes GrowingTasksets hands them `get`."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def get(self, offset: int) -> NewProblem:
+        """Return the problem at an offset of `problems`. ContractError if there is none (any more)."""
+        record = read_records(self._transport, PROBLEMS, [offset]).get(offset)
+        message = None if record is None or record.value is None else codec.from_record(record)
+        if not isinstance(message, NewProblem):
+            raise ContractError(
+                f"problems[0]@{offset}: found no problem, expected the one that was there; nothing may be deleted there"
+            )
+        return message
