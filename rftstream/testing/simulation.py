@@ -366,8 +366,7 @@ class FaultInjector:
                 role = self._run.random.choice([other.role for other in self._run.processes if other.role in singles])
                 self._run.note(f"{self._run.add(role).name}: started beside another")
             case "joins":
-                role = self._run.random.choice(_joining(self._run.config))
-                self._run.note(f"{self._run.add(role).name}: joins")
+                self._run.note(f"{self._run.add(self._run.random.choice(_joining(self._run.config))).name}: joins")
             case "user_pauses" if self._run.asked is not DesiredState.draining:
                 self._run.ask(DesiredState.paused)
                 self._run.at(20 * self._run.random.random(), self._unpause)
@@ -443,9 +442,8 @@ def _since_start(clock: ManualClock) -> str:
 
 def _joining(config: RunConfig) -> list[str]:
     """Return the concurrent roles that have something to read."""
-    return [
-        one.name for one in role_specs() if one.kind is RoleKind.concurrent and (one.consumes or one.chosen(config))
-    ]
+    concurrent = RoleKind.concurrent
+    return [one.name for one in role_specs() if one.kind is concurrent and (one.consumes or one.chosen(config))]
 
 
 def _names_of(kind: RoleKind) -> list[str]:

@@ -98,7 +98,7 @@ class SynthesisModel(Protocol):
 
 
 class PolicyModel:
-    """The run's own policy, with the newest weights: a SynthesisModel. It asks by a turn loop, like an explorer."""
+    """The run's own policy, with the newest weights: a SynthesisModel. It asks through a turn loop, as an explorer."""
 
     def __init__(
         self,
