@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from rftstream.contracts.records import TopicPartition
 from rftstream.errors import ContractError, RftError
 from rftstream.queries.catalog.finding import BatchShare, GroupRow, RolloutRow
 from rftstream.queries.rollout_view import ShownMessage, read_rollout
-from rftstream.queries.shown_completions import CompletionReader
+from rftstream.queries.shown_completions import PLAIN, CompletionReader
 from rftstream.service.role import Log, each_record
 from rftstream.transport.base import Transport
 
@@ -90,6 +90,11 @@ def read_group(transport: Transport, group: GroupRow, reader: CompletionReader, 
     )
 
 
+def read_problem(transport: Transport, group: GroupRow, *, num_partitions: int) -> GroupView:
+    """Return a group with its problem alone, from its first sibling's record."""
+    return read_group(transport, replace(group, siblings=group.siblings[:1]), PLAIN, num_partitions=num_partitions)
+
+
 def _decisions(transport: Transport, group: GroupRow) -> tuple[OperatorDecision, ...]:
     if group.outcome_offset is None:
         return ()
@@ -124,7 +129,7 @@ NO_ADVANTAGES = GroupAdvantages(by_rollout={}, experiences={}, how="in no batch,
 def compute_advantages(
     transport: Transport, config: RunConfig, group: GroupRow, shares: list[BatchShare]
 ) -> GroupAdvantages:
-    """Compute the advantages of a group in a batch as the trainer did: by the run's algorithm, from recorded rewards."""
+    """Compute the advantages of a group in a batch as the trainer did: by the run's algorithm, from its rewards."""
     if group.batch is None or not shares:
         return NO_ADVANTAGES
     try:
