@@ -65,6 +65,7 @@ def make_app(runs: Sequence[WatchedRun], rules: GuardRules, *, follow: bool = Tr
         routes=[
             Route("/", many_pages.runs),
             Route("/compare", many_pages.compare),
+            Route("/compare.json", many_pages.compare_data),
             Route("/login", many_pages.login, methods=["GET", "POST"]),
             Route("/logout", many_pages.logout, methods=["POST"]),
             *(Route(f"/runs/{{run}}{path}", run_page(make)) for path, make in ROUTES.items()),

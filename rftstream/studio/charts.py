@@ -88,7 +88,7 @@ def make_chart(panel: Panel, axis: Axis) -> Chart:
     left = [line for line in panel.lines if not line.right][:MAX_LINES]
     right = [line for line in panel.lines if line.right] if left else []
     left = left or [line for line in panel.lines if line.right][:MAX_LINES]
-    lines = [thinned(line) for line in (*left, *right)]
+    lines = [thinned(_area_smoothed(line, axis)) for line in (*left, *right)]
     values = np.concatenate([line.y for line in left]) if left else np.empty(0)
     is_log = bool(panel.log_if_wide and goes_wide(values))
     box = _Box.of(lines[: len(left)], panel, axis, is_log=is_log)
@@ -136,6 +136,11 @@ def make_chart(panel: Panel, axis: Axis) -> Chart:
 def _color(line: Line, place: int) -> int:
     """Return the number of a line's colour. Shades of a colour count as the colour's neighbour."""
     return COLORS.index(line.color) if line.color in COLORS else 7 if line.color == "#333333" else place % len(COLORS)
+
+
+def _area_smoothed(line: Line, axis: Axis) -> Line:
+    """Return a line; of an area its running mean alone, as the plots have it."""
+    return replace(line, y=smoothed_by_stage(line, line.y, window(len(line.y)), axis.stages)) if line.area else line
 
 
 def _smooth(line: Line, axis: Axis) -> Any:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, urlencode
 
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 
+from rftstream.queries.history import History
 from rftstream.queries.page_facts import own_settings
-from rftstream.studio.charts import runs_chart
+from rftstream.studio.charts import Chart, runs_chart
 from rftstream.studio.guard import COOKIE, GuardRules, session_name
 from rftstream.studio.page import viewer_of
 from rftstream.studio.rendering import render
@@ -44,33 +45,51 @@ def runs(request: Request) -> Response:
     return _page(request, "runs.html", "Runs", watched=list(known.values()))
 
 
-def compare(request: Request) -> Response:
-    """Some runs beside each other: main numbers, curves over each other, settings that differ."""
+def _chosen(request: Request) -> list[WatchedRun]:
+    """Return the runs that are to be compared: those of the query, else the first two."""
     known: dict[str, WatchedRun] = request.app.state.runs
     names = [name for name in request.query_params.getlist("run") if name in known][:MAX_COMPARED] or list(known)[:2]
-    chosen = [known[name] for name in names]
+    chosen = [known[name] for name in dict.fromkeys(names)]
     for run in chosen:
         run.touch()
-    by_time = request.query_params.get("over") == "time"
+    return chosen
+
+
+def _compared(request: Request, chosen: list[WatchedRun]) -> tuple[dict[str, History], list[Chart]]:
     histories = {run.name: run.history.history() for run in chosen if run.history is not None}
+    by_time = request.query_params.get("over") == "time"
     charts = [runs_chart(title, histories, by_time=by_time) for title in COMPARED]
+    return histories, [chart for chart in charts if chart.curves]
+
+
+def compare(request: Request) -> Response:
+    """Some runs beside each other: main numbers, curves over each other, settings that differ."""
+    chosen = _chosen(request)
+    histories, charts = _compared(request, chosen)
     settings = [dict(run.look(lambda opened, _: own_settings(opened.config))) for run in chosen]
     differing = [
         (key, [one.get(key, "(default)") for one in settings])
         for key in sorted({key for one in settings for key in one})
         if len({one.get(key) for one in settings}) > 1
     ]
+    query = urlencode([("run", run.name) for run in chosen])
     return _page(
         request,
         "compare.html",
         "Compare",
         chosen=chosen,
-        names=names,
-        charts=[chart for chart in charts if chart.curves],
+        names=[run.name for run in chosen],
+        query=query,
+        charts=charts,
         histories=histories,
         differing=differing,
-        by_time=by_time,
+        by_time=request.query_params.get("over") == "time",
     )
+
+
+def compare_data(request: Request) -> Response:
+    """The compared curves as data, for the browser's own drawing."""
+    return JSONResponse([chart.data for chart in _compared(request, _chosen(request))[1]])
 
 
 async def login(request: Request) -> Response:

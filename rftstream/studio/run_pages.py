@@ -14,7 +14,7 @@ from rftstream.contracts.batches import BatchManifest
 from rftstream.contracts.records import TopicPartition
 from rftstream.contracts.versions import EvalResult, StepRecord
 from rftstream.queries.batch_view import read_manifests
-from rftstream.queries.catalog.counts import count_fates, count_letters, read_rates
+from rftstream.queries.catalog.counts import count_fates, count_letters, newest_time, read_rates
 from rftstream.queries.catalog.finding import (
     FATES,
     ORDERS,
@@ -49,7 +49,8 @@ def glance(page: PageOfRun) -> Response:
     now = time.time()
     counts, moment, snapshot = count_fates(page.catalog, page.moment), page.moment, page.snapshot
     history, status = page.history, page.snapshot.status
-    rates = read_rates(page.catalog, moment, now=now)
+    is_live = status is not None and status.live
+    rates = read_rates(page.catalog, moment, now=now if is_live else newest_time(page.catalog))
     control = None if status is None else status.control
     if not moment.is_now:
         control = page.run.look(lambda run, _: read_control(run.transport, until_s=moment.at_s))

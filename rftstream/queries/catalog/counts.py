@@ -143,6 +143,12 @@ def read_rates(catalog: CatalogReader, moment: Moment, *, now: float, window_s: 
     }
 
 
+def newest_time(catalog: CatalogReader) -> float:
+    """Return until when the catalog has records, to within BUCKET_S; 0 if it has none."""
+    row = catalog.row("SELECT coalesce(max(bucket) + 1, 0) AS bucket FROM rates")
+    return 0.0 if row is None else float(row["bucket"] * BUCKET_S)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadKind:
     """Dead letters of one reason whose errors differ in nothing but their numbers. `count_letters` makes it."""

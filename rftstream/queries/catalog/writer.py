@@ -123,7 +123,7 @@ class CatalogWriter:
         self._db.executemany(
             "INSERT INTO rollouts(sequence, sibling, verified_at, verified_offset, unscored) VALUES (?, ?, ?, ?, ?)"
             " ON CONFLICT DO UPDATE SET verified_at = excluded.verified_at,"
-            " verified_offset = excluded.verified_offset, unscored = excluded.unscored"
+            " verified_offset = excluded.verified_offset, unscored = coalesce(excluded.unscored, unscored)"
             " WHERE rollouts.verified_offset IS NULL",
             rows,
         )

@@ -30,8 +30,7 @@
   }
 
   function axisOf(more) {
-    return { stroke: color("--faint"), grid: { stroke: color("--rule"), width: 1 }, ticks: { show: false }, font: "12px system-ui", size: 46,
-             values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : short(tick))), ...more };
+    return { stroke: color("--faint"), grid: { stroke: color("--rule"), width: 1 }, ticks: { show: false }, font: "12px system-ui", size: 46, ...more };
   }
 
   function draw(figure, panel) {
@@ -71,7 +70,7 @@
     };
     const hasRight = series.some((one) => one.scale === "right");
     const plot = new uPlot({
-      width: Math.max(120, figure.clientWidth - 28), height: 215, series, legend: { show: false }, padding: [6, hasRight ? 0 : 8, 0, 0],
+      width: Math.max(120, figure.clientWidth - 28), height: 215, series, legend: { show: false }, padding: [6, hasRight ? 0 : 18, 0, 0],
       scales: { x: { time: false }, y: panel.log ? { distr: 3 } : { range: fit }, right: { range: fit } },
       axes: [axisOf({ size: 26 }), axisOf({ scale: "y" }), ...(hasRight ? [axisOf({ scale: "right", side: 1, grid: { show: false } })] : [])],
       cursor: { sync: { key: "curves" }, y: false, points: { size: 6 } },
