@@ -62,7 +62,8 @@ def serve(
         proxy_headers=False,
     )
     ready(f"http://{f'[{host}]' if ':' in host else host}:{bound}/")
-    uvicorn.Server(config).run(sockets=[listener])
+    with suppress(KeyboardInterrupt):  # uvicorn sends itself once more what ended it
+        uvicorn.Server(config).run(sockets=[listener])
 
 
 def _named(runs: Sequence[Path]) -> dict[str, Path]:
