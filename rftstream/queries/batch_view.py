@@ -9,7 +9,7 @@ from rftstream.contracts.batches import BatchManifest
 from rftstream.contracts.records import TopicPartition
 from rftstream.errors import ContractError
 from rftstream.queries.catalog.finding import BatchShare
-from rftstream.service.role import each_record
+from rftstream.service.reading import each_record
 from rftstream.transport.base import Transport
 
 

@@ -22,7 +22,8 @@ from rftstream.errors import ConfigError, ContractError
 from rftstream.queries.formatting import columns, moment, plural
 from rftstream.queries.inspect import record_to_json, record_to_text
 from rftstream.queries.shown_completions import PLAIN, CompletionReader
-from rftstream.service.role import Log, each_record
+from rftstream.service.reading import each_record
+from rftstream.service.role import Log
 
 State = Literal["dead", "asked", "put_back"]
 """The state of a dead group: nothing was done yet, it was asked to be put back, or it was put back."""

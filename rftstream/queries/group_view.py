@@ -17,7 +17,8 @@ from rftstream.errors import ContractError, RftError
 from rftstream.queries.catalog.finding import BatchShare, GroupRow, RolloutRow
 from rftstream.queries.rollout_view import ShownMessage, read_rollout
 from rftstream.queries.shown_completions import PLAIN, CompletionReader
-from rftstream.service.role import Log, each_record
+from rftstream.service.reading import each_record
+from rftstream.service.role import Log
 from rftstream.transport.base import Transport
 
 MAX_SHOWN = 64

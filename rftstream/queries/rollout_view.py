@@ -20,7 +20,7 @@ from rftstream.queries.catalog.finding import GroupRow, RolloutRow
 from rftstream.queries.formatting import image_text
 from rftstream.queries.shown_completions import CompletionReader, cut
 from rftstream.queries.shown_turns import call_text, model_call_text, posted_text, segment_starts, start_text
-from rftstream.service.role import each_record
+from rftstream.service.reading import each_record
 from rftstream.transport.base import Transport
 
 MAX_CHARACTERS = 20_000
@@ -52,7 +52,7 @@ class ShownMessage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutView:
+class ShownRollout:
     """A rollout with its bodies. `read_rollout` makes it."""
 
     row: RolloutRow
@@ -88,7 +88,7 @@ class RolloutView:
 
 def read_rollout(
     transport: Transport, group: GroupRow, row: RolloutRow, reader: CompletionReader, *, num_partitions: int
-) -> RolloutView:
+) -> ShownRollout:
     """Read a rollout's record: its verdict if it has one, else the rollout, else its task."""
     partition = group.sequence % num_partitions
     message, missing = _message(transport, "verified", partition, row.verified_offset)
@@ -106,7 +106,7 @@ def read_rollout(
         "verdict": (row.verified_offset, "verified", partition),
         "outcome": (group.outcome_offset, "outcomes", 0),
     }
-    return RolloutView(
+    return ShownRollout(
         row=row,
         group=group,
         problem=_asked(problem),

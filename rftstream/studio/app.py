@@ -18,8 +18,8 @@ from starlette.types import Scope
 from rftstream.errors import ConfigError, RftError
 from rftstream.studio import many_pages, rollout_pages, run_pages
 from rftstream.studio.events import MAX_LISTENERS, RunEvents
-from rftstream.studio.guard import Guard, GuardRules
-from rftstream.studio.page import run_page, viewer_of
+from rftstream.studio.guard import GuardRules, RequestGuard
+from rftstream.studio.page import PageCache, run_page, viewer_of
 from rftstream.studio.rendering import render
 from rftstream.studio.watched_run import WatchedRun
 
@@ -72,12 +72,13 @@ def make_app(runs: Sequence[WatchedRun], rules: GuardRules, *, follow: bool = Tr
             Route("/runs/{run}/events", events_of_run),
             Mount("/static", _StaticFiles(directory=Path(__file__).parent / "static")),
         ],
-        middleware=[Middleware(Guard, rules=rules)],
+        middleware=[Middleware(RequestGuard, rules=rules)],
         exception_handlers={HTTPException: _not_found, ConfigError: _not_found, RftError: _failed},
         lifespan=lifespan,
     )
     app.state.runs = {run.name: run for run in runs}
     app.state.rules = rules
+    app.state.pages = PageCache()
     app.state.asks_tokens = rules.tokens is not None
     return app
 

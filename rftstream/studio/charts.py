@@ -23,7 +23,7 @@ NUM_FIRST = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Curve:
+class DrawnCurve:
     """A line of a chart in screen terms."""
 
     label: str
@@ -43,7 +43,7 @@ class Chart:
     unit: str
     label: str
     """What the horizontal axis is."""
-    curves: tuple[Curve, ...]
+    curves: tuple[DrawnCurve, ...]
     low: str
     high: str
     """Limits of the vertical axis, as text."""
@@ -190,11 +190,11 @@ MAX_DRAWN = 400
 """Points of a line in a picture."""
 
 
-def _curves(line: Line, mean: Any, color: int, box: _Box) -> list[Curve]:
-    def drawn(y: Any, *, faint: bool) -> Curve:
+def _curves(line: Line, mean: Any, color: int, box: _Box) -> list[DrawnCurve]:
+    def drawn(y: Any, *, faint: bool) -> DrawnCurve:
         part = slice(None, None, max(1, len(y) // MAX_DRAWN))
         points = " ".join(box.point(float(a), float(b)) for a, b in zip(line.x[part], y[part], strict=True))
-        return Curve(label=line.label, points=points, color=color, dash=line.dash, faint=faint)
+        return DrawnCurve(label=line.label, points=points, color=color, dash=line.dash, faint=faint)
 
     raw = [] if mean is line.y else [drawn(line.y, faint=True)]
     return [*raw, drawn(mean, faint=False)]

@@ -47,7 +47,7 @@ OPEN = ("/login", "/static/")
 
 
 @dataclass(slots=True, kw_only=True)
-class Limits:
+class RateLimits:
     """Requests that one address may make: `burst` at once, and `per_s` in the long run."""
 
     per_s: float = 50.0
@@ -79,13 +79,13 @@ class GuardRules:
     """None: no token is asked for, since only this machine reaches the studio."""
     local_role: StudioRole = StudioRole.viewer
     """Of who comes without a token, where none is asked for."""
-    limits: Limits = field(default_factory=Limits)
+    limits: RateLimits = field(default_factory=RateLimits)
     sessions: Sessions = field(default_factory=Sessions)
-    login_limits: Limits = field(default_factory=lambda: Limits(per_s=0.1, burst=10.0))
+    login_limits: RateLimits = field(default_factory=lambda: RateLimits(per_s=0.1, burst=10.0))
     """Tries of a token."""
 
 
-class Guard:
+class RequestGuard:
     """The ASGI application around all others. It sets `viewer` in the state of each request that it lets pass."""
 
     def __init__(self, app: ASGIApp, rules: GuardRules) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -123,14 +125,59 @@ def page_of_run(request: Request) -> Iterator[PageOfRun]:
             catalog.close()
 
 
+MAX_CACHED, MAX_CACHED_BYTES = 64, 400_000
+"""Pages that are kept, and the size up to which one is."""
+
+
+class PageCache:
+    """Pages as they were rendered last, so that fifty browsers that hear of the same change cost one page.
+
+    The app has one. A page is used again as long as its run has not changed, which is looked at once a second. While
+    one thread renders a page, others that want the same one wait for it."""
+
+    def __init__(self) -> None:
+        self._pages: OrderedDict[tuple[str, ...], tuple[int, float, Response]] = OrderedDict()
+        self._locks: OrderedDict[tuple[str, ...], threading.Lock] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def page(self, request: Request, run: WatchedRun, make: Callable[[], Response]) -> Response:
+        """Return the page of a request, which `make` renders if there is none that can be used."""
+        viewer = viewer_of(request)
+        key = (str(request.url), "" if viewer is None else f"{viewer.name} {viewer.role}")
+        with self._lock:
+            lock = self._locks.setdefault(key, threading.Lock())
+            self._locks.move_to_end(key)
+            while len(self._locks) > 2 * MAX_CACHED:
+                self._locks.popitem(last=False)
+        with lock:
+            revision = run.snapshot.revision
+            known = self._pages.get(key)
+            if known is not None and known[0] == revision:
+                return known[1]
+            found = make()
+            if found.status_code == 200 and len(found.body) <= MAX_CACHED_BYTES:
+                with self._lock:
+                    self._pages[key] = (revision, found)
+                    self._pages.move_to_end(key)
+                    while len(self._pages) > MAX_CACHED:
+                        self._pages.popitem(last=False)
+            return found
+
+
 def run_page(make: Callable[[PageOfRun], Response]) -> Callable[[Request], Response]:
     """Return the endpoint of a page of a run."""
 
     def endpoint(request: Request) -> Response:
-        with page_of_run(request) as page:
-            if page.catalog is None:
-                return page.answer("waiting.html", "", page.run.name)
-            return make(page)
+        def rendered() -> Response:
+            with page_of_run(request) as page:
+                return page.answer("waiting.html", "", page.run.name) if page.catalog is None else make(page)
+
+        run: WatchedRun | None = request.app.state.runs.get(request.path_params["run"])
+        if run is None:
+            return rendered()  # which says that there is none
+        run.touch()
+        cache: PageCache = request.app.state.pages
+        return cache.page(request, run, rendered)
 
     endpoint.__name__ = make.__name__
     endpoint.__doc__ = make.__doc__

@@ -14,7 +14,7 @@ from rftstream.errors import ConfigError
 from rftstream.queries.catalog.finding import GroupRow, RolloutRow, find_batch, find_group
 from rftstream.queries.group_view import NO_ADVANTAGES, GroupAdvantages, compute_advantages, read_group
 from rftstream.queries.lineage import parse_target
-from rftstream.queries.rollout_view import MAX_TOKENS, RolloutView, TokenRow, list_tokens, read_rollout
+from rftstream.queries.rollout_view import MAX_TOKENS, ShownRollout, TokenRow, list_tokens, read_rollout
 from rftstream.queries.shown_completions import CompletionReader
 from rftstream.runs.folder import OpenRun
 from rftstream.studio.page import PageOfRun
@@ -67,7 +67,7 @@ def rollout(page: PageOfRun) -> Response:
     segment, start = page.number("segment") or 0, page.number("from") or 0
     advantages = _advantages(page, group_row)
 
-    def question(run: OpenRun, reader: CompletionReader) -> tuple[RolloutView, list[TokenRow], int, int]:
+    def question(run: OpenRun, reader: CompletionReader) -> tuple[ShownRollout, list[TokenRow], int, int]:
         view = read_rollout(run.transport, group_row, row, reader, num_partitions=page.num_partitions)
         segments: Sequence[Segment] = view.rollout.segments if view.rollout is not None else ()
         if segment >= len(segments):

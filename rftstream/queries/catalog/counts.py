@@ -10,11 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rftstream.queries.balance import STAGES, Balance
-from rftstream.queries.catalog.database import CatalogReader, Row
+from rftstream.queries.catalog.database import BUCKET_S, CatalogReader
 from rftstream.queries.catalog.moments import Moment
-from rftstream.queries.catalog.writer import BUCKET_S
 from rftstream.queries.rows import RESULTS
 
+NEWER = 10_000
+"""How far behind a group of a later sequence one may be admitted: feeders admit in order, writers' clocks differ."""
 _FATES = ("kept", "expired", "filtered", "dead")
 """Names of the fates of rollouts, by their codes."""
 
@@ -32,41 +33,57 @@ class CatalogCounts:
 
 
 def count_fates(catalog: CatalogReader, moment: Moment) -> CatalogCounts:
-    """Count what became of every group and rollout."""
-    at = {"at": moment.at_s, "version": moment.version}
-    decided = catalog.rows(
-        "SELECT result, reason, batch >= :version AS waits, count(*) AS groups, sum(num_kept) AS kept,"
-        " sum(num_expired) AS expired, sum(num_filtered) AS filtered, sum(num_dead) AS dead, max(batch) AS batch"
-        " FROM groups WHERE decided_at <= :at GROUP BY 1, 2, 3",
+    """Count what became of every group and rollout. What was decided in buckets before the moment's is summed up from
+    these; the groups of that bucket are looked at."""
+    bucket = 1 << 62 if moment.is_now else int(moment.at_s // BUCKET_S)
+    at = {"at": moment.at_s, "bucket": bucket, "begin": float(bucket * BUCKET_S), "version": moment.version}
+    sums = catalog.rows(
+        "SELECT result, reason, sum(groups) AS groups, sum(kept) AS kept, sum(expired) AS expired,"
+        " sum(filtered) AS filtered, sum(dead) AS dead FROM ("
+        "SELECT result, reason, groups, kept, expired, filtered, dead FROM decisions WHERE bucket < :bucket UNION ALL "
+        "SELECT result, reason, 1, num_kept, num_expired, num_filtered, num_dead FROM groups"
+        " WHERE decided_at >= :begin AND decided_at <= :at) GROUP BY 1, 2 HAVING sum(groups) > 0",
         at,
     )
-    row = catalog.row(
-        "SELECT count(*) AS groups, total(group_size) AS rollouts FROM groups WHERE admitted_at <= :at", at
+    admitted = catalog.row(
+        "SELECT sum(groups) AS groups, sum(rollouts) AS rollouts FROM ("
+        "SELECT groups, rollouts FROM admissions WHERE bucket < :bucket UNION ALL "
+        "SELECT 1, group_size FROM groups WHERE admitted_at >= :begin AND admitted_at <= :at)",
+        at,
     )
-    assert row is not None, "an aggregate has one row"
-    late = _late_later(catalog, moment)
+    assert admitted is not None, "an aggregate has one row"
+    newest_batch = _newest_batch(catalog, moment)
+    waiting = catalog.row(
+        "SELECT count(*) AS groups, coalesce(sum(num_kept), 0) AS kept FROM groups"
+        " WHERE batch >= :version AND batch <= :newest AND decided_at <= :at",
+        {**at, "newest": newest_batch},
+    )
+    assert waiting is not None, "an aggregate has one row"
     of_groups, of_rollouts = dict.fromkeys(_FATES, 0), dict.fromkeys(_FATES, 0)
-    waiting_groups = waiting_rollouts = 0
-    for one in decided:
+    for one in sums:
         of_groups[_FATES[one["result"]]] += one["groups"]
-        waiting_groups += one["groups"] if one["waits"] else 0
-        waiting_rollouts += one["kept"] if one["waits"] else 0
         for fate in _FATES:
             of_rollouts[fate] += one[fate]
-    for fate, count in late.items():
+    for fate, count in _late_later(catalog, moment).items():
         of_rollouts[fate] -= count
     stages, group_stages = _stages(catalog, moment)
     return CatalogCounts(
-        groups=_balance(row["groups"], of_groups, waiting_groups, group_stages),
-        rollouts=_balance(int(row["rollouts"]), of_rollouts, waiting_rollouts, stages),
-        newest_batch=max((one["batch"] for one in decided if one["batch"] is not None), default=-1),
-        reasons={(str(RESULTS[one["result"]]), one["reason"]): _groups_of(decided, one) for one in decided},
+        groups=_balance(admitted["groups"] or 0, of_groups, waiting["groups"], group_stages),
+        rollouts=_balance(admitted["rollouts"] or 0, of_rollouts, waiting["kept"], stages),
+        newest_batch=newest_batch,
+        reasons={(str(RESULTS[one["result"]]), one["reason"]): one["groups"] for one in sums},
     )
 
 
-def _groups_of(rows: list[Row], wanted: Row) -> int:
-    """Return how many groups have the result and the reason of a row, waiting ones and others."""
-    return sum(row["groups"] for row in rows if (row["result"], row["reason"]) == (wanted["result"], wanted["reason"]))
+def _newest_batch(catalog: CatalogReader, moment: Moment) -> int:
+    """Return the newest batch that a group was decided into; -1 if there is none."""
+    last = catalog.row("SELECT max(batch) AS batch FROM batches WHERE written_at <= :at", {"at": moment.at_s})
+    bound = "" if moment.is_now or last is None or last["batch"] is None else " AND batch <= :last"
+    found = catalog.row(
+        f"SELECT batch FROM groups WHERE batch IS NOT NULL AND decided_at <= :at{bound} ORDER BY batch DESC LIMIT 1",
+        {"at": moment.at_s, "last": None if last is None else last["batch"]},
+    )
+    return -1 if found is None else int(found["batch"])
 
 
 def _balance(admitted: int, fates: Mapping[str, int], num_waiting: int, stages: Mapping[str, int]) -> Balance:
@@ -94,17 +111,21 @@ def _late_later(catalog: CatalogReader, moment: Moment) -> dict[str, int]:
 
 def _stages(catalog: CatalogReader, moment: Moment) -> tuple[dict[str, int], dict[str, int]]:
     """Return where rollouts and groups stand that have no outcome yet. A group stands where its last sibling does."""
-    undecided = "g.decided_at IS NULL" if moment.is_now else "(g.decided_at IS NULL OR g.decided_at > :at)"
     unnamed = "(r.fate IS NULL OR r.decided_at > :at)"
+    last = catalog.row(
+        "SELECT sequence FROM groups WHERE admitted_at <= :at ORDER BY admitted_at DESC LIMIT 1", {"at": moment.at_s}
+    )
+    later = "" if moment.is_now else "SELECT sequence FROM groups WHERE decided_at > :at AND sequence <= :last UNION "
     rows = catalog.rows(
         "SELECT g.group_size AS size, coalesce(g.decided_at <= :at, 0) AS decided,"
         f" count(CASE WHEN r.sampled_at <= :at AND {unnamed} THEN 1 END) AS sampled,"
         f" count(CASE WHEN r.verified_at <= :at AND {unnamed} THEN 1 END) AS verified,"
         " count(CASE WHEN r.fate IS NOT NULL AND r.decided_at <= :at THEN 1 END) AS named"
-        " FROM groups g LEFT JOIN rollouts r USING (sequence)"
-        f" WHERE g.admitted_at <= :at AND ({undecided} OR g.num_named < g.group_size"
-        " OR g.sequence IN (SELECT sequence FROM rollouts WHERE late = 1)) GROUP BY g.sequence",
-        {"at": moment.at_s},
+        f" FROM ({later}SELECT sequence FROM groups WHERE decided_at IS NULL UNION"
+        " SELECT sequence FROM groups WHERE decided_at IS NOT NULL AND num_named < group_size UNION"
+        " SELECT sequence FROM rollouts WHERE late = 1) JOIN groups g USING (sequence)"
+        " LEFT JOIN rollouts r USING (sequence) WHERE g.admitted_at <= :at GROUP BY g.sequence",
+        {"at": moment.at_s, "last": NEWER if last is None else last["sequence"] + NEWER},
     )
     stages, group_stages = dict.fromkeys(STAGES[:3], 0), dict.fromkeys(STAGES[:3], 0)
     for row in rows:

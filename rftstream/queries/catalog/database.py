@@ -8,10 +8,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-FORMAT = 1
+FORMAT = 2
 """Version of the schema and of the rows' meaning. A file of another one is made anew."""
 WAIT_S = 5.0
 """Seconds that a reader waits for the writer."""
+BUCKET_S = 10
+"""Seconds of one bucket of the tables `rates`, `admissions` and `decisions`."""
 CACHE_KIB = 16 * 1024
 """Pages that the writer keeps in memory."""
 
@@ -34,6 +36,9 @@ CREATE TABLE groups(
     num_scored INTEGER NOT NULL DEFAULT 0, reward_mean REAL, reward_least REAL, reward_most REAL, tokens_mean REAL
 );
 CREATE INDEX groups_by_id ON groups(group_id);
+CREATE INDEX groups_by_admission ON groups(admitted_at);
+CREATE INDEX groups_by_decision ON groups(decided_at);
+CREATE INDEX groups_incomplete ON groups(sequence) WHERE decided_at IS NOT NULL AND num_named < group_size;
 CREATE INDEX groups_by_problem ON groups(taskset, problem, sequence);
 CREATE INDEX groups_by_result ON groups(result, sequence);
 CREATE INDEX groups_by_batch ON groups(batch, sequence) WHERE batch IS NOT NULL;
@@ -53,6 +58,12 @@ CREATE TABLE rates(
     topic TEXT NOT NULL, bucket INTEGER NOT NULL, records INTEGER NOT NULL, tokens INTEGER NOT NULL,
     PRIMARY KEY (topic, bucket)
 ) WITHOUT ROWID;
+CREATE TABLE admissions(bucket INTEGER PRIMARY KEY, groups INTEGER NOT NULL, rollouts INTEGER NOT NULL);
+CREATE TABLE decisions(
+    bucket INTEGER NOT NULL, result INTEGER NOT NULL, reason TEXT NOT NULL, groups INTEGER NOT NULL,
+    kept INTEGER NOT NULL, expired INTEGER NOT NULL, filtered INTEGER NOT NULL, dead INTEGER NOT NULL,
+    PRIMARY KEY (bucket, result, reason)
+) WITHOUT ROWID;
 CREATE TABLE letters(
     id TEXT PRIMARY KEY, role TEXT NOT NULL, topic TEXT NOT NULL, reason TEXT NOT NULL, error TEXT NOT NULL,
     kind TEXT NOT NULL, at REAL NOT NULL, offset INTEGER NOT NULL
@@ -60,6 +71,29 @@ CREATE TABLE letters(
 CREATE INDEX letters_by_offset ON letters(offset);
 CREATE INDEX letters_by_reason ON letters(reason, kind, offset);
 """
+
+_ADMIT = """
+    INSERT INTO admissions VALUES (CAST({row}.admitted_at / {bucket} AS INTEGER), {sign} 1, {sign} {row}.group_size)
+    ON CONFLICT DO UPDATE SET groups = groups + excluded.groups, rollouts = rollouts + excluded.rollouts;
+"""
+_DECIDE = """
+    INSERT INTO decisions SELECT CAST({row}.decided_at / {bucket} AS INTEGER), {row}.result, {row}.reason, {sign} 1,
+    {sign} {row}.num_kept, {sign} {row}.num_expired, {sign} {row}.num_filtered, {sign} {row}.num_dead
+    WHERE {row}.decided_at IS NOT NULL
+    ON CONFLICT DO UPDATE SET groups = groups + excluded.groups, kept = kept + excluded.kept,
+    expired = expired + excluded.expired, filtered = filtered + excluded.filtered, dead = dead + excluded.dead;
+"""
+_OLD, _NEW = {"row": "old", "sign": "-", "bucket": BUCKET_S}, {"row": "new", "sign": "+", "bucket": BUCKET_S}
+_TRIGGERS = f"""
+CREATE TRIGGER inserted AFTER INSERT ON groups BEGIN {(_ADMIT + _DECIDE).format(**_NEW)} END;
+CREATE TRIGGER admitted AFTER UPDATE OF admitted_at, group_size ON groups BEGIN
+    {_ADMIT.format(**_OLD)} {_ADMIT.format(**_NEW)}
+END;
+CREATE TRIGGER decided AFTER UPDATE OF decided_at, num_kept, num_expired, num_filtered, num_dead ON groups BEGIN
+    {_DECIDE.format(**_OLD)} {_DECIDE.format(**_NEW)}
+END;
+"""
+"""They keep what the tables `admissions` and `decisions` sum up equal to the groups, whatever changes these."""
 
 
 class CatalogDatabase:
@@ -85,7 +119,7 @@ class CatalogDatabase:
             )
             (version,) = db.execute("PRAGMA user_version").fetchone()
             if version == 0:
-                db.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version={FORMAT}; COMMIT;")
+                db.executescript(f"BEGIN; {_SCHEMA} {_TRIGGERS} PRAGMA user_version={FORMAT}; COMMIT;")
                 db.execute("INSERT INTO facts VALUES ('run', ?)", (identity,))
             known = db.execute("SELECT value FROM facts WHERE name = 'run'").fetchone()
             if version not in (0, FORMAT) or known != (identity,):
@@ -120,7 +154,7 @@ class CatalogDatabase:
     def clear(self) -> None:
         """Remove every row, since the log is another one than the rows were made from."""
         with self.transaction() as db:
-            for table in ("marks", "groups", "rollouts", "batches", "rates", "letters"):
+            for table in ("marks", "groups", "rollouts", "batches", "rates", "letters", "admissions", "decisions"):
                 db.execute(f"DELETE FROM {table}")
 
     def close(self) -> None:
@@ -143,6 +177,7 @@ class CatalogReader:
         )
         self._db.row_factory = Row
         self._db.execute("PRAGMA query_only=ON")
+        self._db.execute("PRAGMA cache_size=-1024")
         self._db.execute("BEGIN")  # so that all questions of a page see the same moment
 
     def rows(self, query: str, parameters: Mapping[str, Any] | tuple[Any, ...] = ()) -> list[Row]:

@@ -295,7 +295,13 @@ def count_problems(catalog: CatalogReader, moment: Moment, *, taskset: str = "")
 
 def list_tasksets(catalog: CatalogReader) -> list[str]:
     """Return the tasksets that groups come from."""
-    return [row["taskset"] for row in catalog.rows("SELECT DISTINCT taskset FROM groups ORDER BY 1")]
+    # From one name to the next in the index, not over all groups.
+    rows = catalog.rows(
+        "WITH RECURSIVE names(taskset) AS (SELECT min(taskset) FROM groups UNION ALL"
+        " SELECT (SELECT min(taskset) FROM groups g WHERE g.taskset > names.taskset) FROM names"
+        " WHERE taskset IS NOT NULL) SELECT taskset FROM names WHERE taskset IS NOT NULL"
+    )
+    return [row["taskset"] for row in rows]
 
 
 # --------------------------------------------------------------------------------------------- batches, letters

@@ -16,13 +16,11 @@ from rftstream.contracts.outcomes import GroupOutcome, GroupResult, RolloutSumma
 from rftstream.contracts.records import Record
 from rftstream.error_kinds import kind_of
 from rftstream.errors import ContractError
-from rftstream.queries.catalog.database import Connection
+from rftstream.queries.catalog.database import BUCKET_S, Connection
 from rftstream.queries.rows import RESULTS, headers_of, integer
 
 READ = ("dead", "batches", "outcomes", "verified", "rollouts", "tasks")
 """The topics that a catalog is made from, in the order in which an update reads them."""
-BUCKET_S = 10
-"""Seconds of one bucket of the table `rates`."""
 
 KEPT, EXPIRED, FILTERED, DEAD = range(4)
 """Fates of rollouts: in a batch, or what else became of them. The codes are those of `RESULTS`."""

@@ -12,7 +12,7 @@ from rftstream.config import loader
 from rftstream.runs.folder import OpenRun
 from rftstream.studio.access import StudioRole, TokenFile
 from rftstream.studio.app import make_app
-from rftstream.studio.guard import GuardRules, Limits
+from rftstream.studio.guard import GuardRules, RateLimits
 from rftstream.studio.watched_run import WatchedRun
 from rftstream.testing import MemoryRun
 
@@ -40,13 +40,13 @@ def watch(run: MemoryRun, name: str = "demo") -> WatchedRun:
 
 
 def rules(
-    tokens: Path | None = None, *, local_role: StudioRole = StudioRole.viewer, limits: Limits | None = None
+    tokens: Path | None = None, *, local_role: StudioRole = StudioRole.viewer, limits: RateLimits | None = None
 ) -> GuardRules:
     return GuardRules(
         hosts=frozenset({"testserver", "127.0.0.1"}),
         tokens=None if tokens is None else TokenFile(tokens),
         local_role=local_role,
-        limits=limits or Limits(),
+        limits=limits or RateLimits(),
     )
 
 

@@ -15,7 +15,7 @@ import pytest
 from rftstream.errors import ConfigError
 from rftstream.studio.access import Sessions, StudioRole, TokenFile, default_token_file, digest_of
 from rftstream.studio.events import RunEvents
-from rftstream.studio.guard import HEADERS, Limits
+from rftstream.studio.guard import HEADERS, RateLimits
 from rftstream.studio.watched_run import RunSnapshot, WatchedRun
 from rftstream.testing import MemoryRun
 from tests.unit.studio.studio_scene import client, make_config, rules, watch
@@ -101,14 +101,14 @@ def test_tokens_are_guessed_slowly(watched: WatchedRun, tmp_path: Path) -> None:
 
 
 def test_a_flood_is_slowed_down(watched: WatchedRun) -> None:
-    with client([watched], rules(limits=Limits(per_s=0.001, burst=5))) as browser:
+    with client([watched], rules(limits=RateLimits(per_s=0.001, burst=5))) as browser:
         answers = [browser.get("/static/studio.css") for _ in range(7)]
     assert [one.status_code for one in answers] == [200] * 5 + [429] * 2
     assert int(answers[-1].headers["retry-after"]) > 0
 
 
 def test_limits_remember_few_addresses() -> None:
-    limits = Limits(burst=1, per_s=0.001, num_addresses=10)
+    limits = RateLimits(burst=1, per_s=0.001, num_addresses=10)
     assert not any(limits.take(str(n)) for n in range(100))
     assert len(limits._left) == 10
 
