@@ -26,9 +26,10 @@ from rftstream.queries.catalog.finding import (
     find_groups,
     find_letters_page,
     find_problems,
+    find_put_back,
     list_tasksets,
 )
-from rftstream.queries.dead import find_letters, read_dead
+from rftstream.queries.dead import find_letters
 from rftstream.queries.evaluations import shown_metrics
 from rftstream.queries.flow_map import flow_of, what_is_wrong
 from rftstream.queries.group_view import read_problem
@@ -273,7 +274,7 @@ def dead(page: PageOfRun) -> Response:
     letters = find_letters_page(page.catalog, page.moment, reason=reason, before=page.number("before"))
     groups = find_groups(page.catalog, page.moment, GroupFilter(fate="dead"), with_siblings=True)
     kinds = count_letters(page.catalog, page.moment)
-    states = page.run.look(lambda run, _: _states(run.transport)) if groups else {}
+    put_back = find_put_back(page.catalog, page.moment, [group.group_id for group in groups])
     return page.answer(
         "dead.html",
         "dead",
@@ -282,15 +283,10 @@ def dead(page: PageOfRun) -> Response:
         kinds=kinds,
         reason=reason,
         groups=groups,
-        states=states,
+        put_back=put_back,
         limits=reward_limits(groups),
         older=letters[-1].offset if len(letters) == PAGE else None,
     )
-
-
-def _states(transport: Any) -> dict[str, str]:
-    """Return what was done about each dead group."""
-    return {group.group_id: group.state for group in read_dead(Log(transport), now=time.time()).groups}
 
 
 def letter(page: PageOfRun) -> Response:

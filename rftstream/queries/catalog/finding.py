@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rftstream.contracts.ids import split_group_id
+from rftstream.contracts.ids import next_attempt, split_group_id
 from rftstream.queries.catalog.database import CatalogReader, Row
 from rftstream.queries.catalog.moments import Moment
 from rftstream.queries.rows import RESULTS
@@ -123,6 +123,15 @@ def find_group(catalog: CatalogReader, moment: Moment, group_id: str) -> GroupRo
         {"group": group_id, "at": moment.at_s},
     )
     return None if row is None else _group(catalog, row, moment, with_siblings=True)
+
+
+def find_put_back(catalog: CatalogReader, moment: Moment, groups: Sequence[str]) -> set[str]:
+    """Return those of the groups that were put back: there is a group with the next attempt."""
+    rows = (
+        (group, catalog.row("SELECT admitted_at FROM groups WHERE group_id = ?", (next_attempt(group),)))
+        for group in groups
+    )
+    return {group for group, row in rows if row is not None and row["admitted_at"] <= moment.at_s}
 
 
 def _group(catalog: CatalogReader, row: Row, moment: Moment, *, with_siblings: bool) -> GroupRow:

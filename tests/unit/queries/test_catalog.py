@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from rftstream.queries.catalog.finding import (
     find_groups,
     find_letters_page,
     find_problems,
+    find_put_back,
 )
 from rftstream.queries.catalog.moments import Moment, find_moment
 from rftstream.queries.catalog.updating import FILE, CatalogUpdater
@@ -263,6 +265,22 @@ def test_dead_letters_by_kind(run: Run) -> None:
         page = find_letters_page(catalog, Moment(), reason="error", limit=1)
         assert [one.id for one in page] == ["verifier/rollouts/0/1"]
         assert find_letters_page(catalog, Moment(), reason="error", before=page[0].offset)[0].error == "no 1"
+
+
+def test_groups_that_were_put_back(run: Run) -> None:
+    memory, log, updater = run
+    log.flow(0, 1)
+    log.decide(0, GroupResult.dead)
+    log.decide(1, GroupResult.dead)
+    again = [
+        replace(one, group_id="sums/0/0/1", rollout_id=f"sums/0/0/1/{one.sibling}", sequence=2)
+        for one in log.siblings(0)
+    ]
+    log.put("tasks", *map(task, again))
+    updater.update()
+    with CatalogReader(updater.path) as catalog:
+        assert find_put_back(catalog, Moment(), ["sums/0/0/0", "sums/0/1/0"]) == {"sums/0/0/0"}
+        assert not find_put_back(catalog, Moment(at_s=memory.clock.now() - 1), ["sums/0/0/0"])
 
 
 def test_moments(tmp_path: Path) -> None:
