@@ -136,7 +136,7 @@ class PageCache:
     one thread renders a page, others that want the same one wait for it."""
 
     def __init__(self) -> None:
-        self._pages: OrderedDict[tuple[str, ...], tuple[int, float, Response]] = OrderedDict()
+        self._pages: OrderedDict[tuple[str, ...], tuple[int, Response]] = OrderedDict()
         self._locks: OrderedDict[tuple[str, ...], threading.Lock] = OrderedDict()
         self._lock = threading.Lock()
 
