@@ -20,12 +20,14 @@ from rftstream.config import loader
 from rftstream.contracts import codec, ids
 from rftstream.contracts.arrays import Array
 from rftstream.contracts.batches import BatchManifest, Experience, LossKind
-from rftstream.contracts.control import RunManifest
+from rftstream.contracts.control import Claim, RunManifest
 from rftstream.contracts.messages import Message
 from rftstream.contracts.outcomes import GroupOutcome, GroupResult, RolloutSummary
 from rftstream.contracts.records import Headers, NewRecord, TopicPartition
+from rftstream.contracts.role_names import RoleName
 from rftstream.contracts.rollouts import Rollout, RolloutStatus, Segment, Turn, VersionSpan
 from rftstream.contracts.tasks import ChatMessage, Problem, RolloutIds, Sampling, Task
+from rftstream.contracts.topics import TOPICS
 from rftstream.contracts.verdicts import Verdict, VerifiedRollout
 from rftstream.contracts.versions import StepRecord, VersionName
 from rftstream.runs.folder import OpenRun, RunFolder, create_log, open_transport
@@ -71,7 +73,7 @@ class Form:
     """A message encoded once; for each rollout only its ids are put in."""
 
     def __init__(self, topic: str, message: Task | Rollout | VerifiedRollout | Experience, run: str) -> None:
-        record = codec.to_record(message, topic, 0, run=run)
+        record = codec.to_record(message, topic, 0, run=run, writer_epoch=_epoch(topic))
         assert record.value is not None
         self._topic = topic
         self._values = record.value.split(Sibling.of(message.ids).packed)
@@ -100,21 +102,7 @@ class LongRun:
         self._trained_groups = 0
         self._offsets: dict[TopicPartition, int] = {}
         self._records: list[NewRecord] = []
-        one = next(_siblings(0))
-        rollout = Rollout(
-            ids=one,
-            status=RolloutStatus.completed,
-            problem=PROBLEM,
-            num_tokens=NUM_TOKENS,
-            sampling=SAMPLING,
-            turns=(TURN,),
-            segments=(SEGMENT,),
-        )
-        self._forms = [
-            Form("tasks", Task(ids=one, problem=PROBLEM, sampling=SAMPLING, seed=7), run.run_id),
-            Form("rollouts", rollout, run.run_id),
-            Form("verified", VerifiedRollout(ids=one, rollout=rollout, verdict=VERDICT), run.run_id),
-        ]
+        self._forms = flow_forms(run.run_id)
         manifest = RunManifest(
             run=run.run_id,
             created_at=1.0,
@@ -125,6 +113,8 @@ class LongRun:
             seed=0,
             rftstream_version=__version__,
         )
+        for role in (RoleName.feeder, RoleName.buffer, RoleName.trainer):
+            self._add("control", 0, Claim(role=role, epoch=1, host="bench", pid=1, process=f"{role}-0", claimed_at=1.0))
         self._add("control", 0, manifest)
         self._add("steps", 0, self._step(resumed=True))
         self._commit()
@@ -216,7 +206,8 @@ class LongRun:
 
     def _add(self, topic: str, partition: int, message: Message) -> None:
         self._count(topic, partition, 1)
-        self._records.append(codec.to_record(message, topic, partition, run=self.run.run_id))
+        record = codec.to_record(message, topic, partition, run=self.run.run_id, writer_epoch=_epoch(topic))
+        self._records.append(record)
 
     def _count(self, topic: str, partition: int, num_records: int) -> None:
         place = TopicPartition(topic, partition)
@@ -228,6 +219,30 @@ class LongRun:
         for group, topic in (("explorer", "tasks"), ("verifier", "rollouts")):
             ends = self.run.transport.admin.end_offsets(topic)
             self._producer.commit([], positions={place: Position(end) for place, end in ends.items()}, group=group)
+
+
+def flow_forms(run_id: str) -> list[Form]:
+    """Task, rollout and verified rollout of any sibling."""
+    one = next(_siblings(0))
+    rollout = Rollout(
+        ids=one,
+        status=RolloutStatus.completed,
+        problem=PROBLEM,
+        num_tokens=NUM_TOKENS,
+        sampling=SAMPLING,
+        turns=(TURN,),
+        segments=(SEGMENT,),
+    )
+    return [
+        Form("tasks", Task(ids=one, problem=PROBLEM, sampling=SAMPLING, seed=7), run_id),
+        Form("rollouts", rollout, run_id),
+        Form("verified", VerifiedRollout(ids=one, rollout=rollout, verdict=VERDICT), run_id),
+    ]
+
+
+def _epoch(topic: str) -> int:
+    """The epoch under which a topic's single role writes; 0 for topics that anybody writes."""
+    return int(topic == "control" or TOPICS[topic].writer is not None)
 
 
 def _group(sequence: int) -> str:

@@ -45,6 +45,7 @@ GROUPS: dict[str, dict[str, str]] = {
     "What it does and did": {
         "status": "rftstream.commands.views:status",
         "plot": "rftstream.commands.views:plot",
+        "studio": "rftstream.commands.studio:studio",
         "audit": "rftstream.commands.views:audit",
         "inspect": "rftstream.commands.views:inspect",
         "trace": "rftstream.commands.trace:trace",

@@ -22,6 +22,7 @@ from rftstream.errors import ConfigError, ContractError
 from rftstream.queries.formatting import columns, moment, plural
 from rftstream.queries.inspect import record_to_json, record_to_text
 from rftstream.queries.shown_completions import PLAIN, CompletionReader
+from rftstream.service.reading import each_record
 from rftstream.service.role import Log
 
 State = Literal["dead", "asked", "put_back"]
@@ -190,10 +191,13 @@ def _group(outcome: GroupOutcome, state: State) -> DeadGroup:
 # --------------------------------------------------------------------------------------------- one letter
 
 
-def find_letters(log: Log, name: str) -> list[tuple[DeadLetter, Record]]:
-    """Return the letters that belong to a letter's, rollout's or group's id, each with its original record."""
+def find_letters(
+    log: Log, name: str, *, place: tuple[TopicPartition, int] | None = None
+) -> list[tuple[DeadLetter, Record]]:
+    """Return the letters that belong to a letter's, rollout's or group's id, each with its original record. `place`:
+    where the only one stands, so that no other record is read."""
     found: dict[str, tuple[DeadLetter, Record]] = {}
-    for record in log.read("dead"):
+    for record in log.read("dead") if place is None else each_record(log.transport, place[0], [place[1]]):
         try:
             letter = codec.from_record(record)
         except ContractError:

@@ -37,7 +37,7 @@ def results_to_text(results: Iterable[EvalResult]) -> str:
 
 def table(heads: Sequence[str], rows: Sequence[tuple[Sequence[str], EvalResult]]) -> str:
     """Return a table of results. Each row gives the text of its first columns, and the result."""
-    metrics = _metrics([result.metrics for _, result in rows])
+    metrics = shown_metrics([result.metrics for _, result in rows])
     unscored = any(result.num_unscored for _, result in rows)
     lines: list[Sequence[object]] = [
         (*heads, *(name.removeprefix("metric/") for name in metrics), "samples", *(["unscored"] if unscored else []))
@@ -54,8 +54,9 @@ def table(heads: Sequence[str], rows: Sequence[tuple[Sequence[str], EvalResult]]
     return "\n".join(columns(lines))
 
 
-def _metrics(values: Sequence[Mapping[str, float]]) -> list[str]:
-    """All that one of them has and that is shown, pass@4 before pass@16. A reward that stands alone is the mean."""
+def shown_metrics(values: Sequence[Mapping[str, float]]) -> list[str]:
+    """Return the names of all metrics that one of them has and that are shown, pass@4 before pass@16. A reward that
+    stands alone is the mean."""
     names = {name for one in values for name in one}
     names -= {
         name for name in names if name.startswith("metric/") and all(one.get(name) == one.get("mean") for one in values)

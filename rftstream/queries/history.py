@@ -3,9 +3,12 @@ anew."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rftstream.contracts.versions import EvalResult, StepRecord
+from rftstream.contracts.records import TopicPartition
+from rftstream.contracts.versions import EvalResult, StepRecord, VersionName, WeightsAnnounced
 from rftstream.service.role import Log
 from rftstream.weights.lineage import Lineage
 
@@ -55,16 +58,67 @@ class History:
         return [step.metrics["reward"] for step in self.steps if "reward" in step.metrics]
 
 
+class HistoryReader:
+    """Reads steps and evaluations of a log, and goes on with what has come since. Who shows a run again and again makes
+    one; `read_history` is for a single look.
+
+    It keeps every step and every evaluation in memory: some kilobytes for each version."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._next: dict[str, dict[TopicPartition, int]] = {"steps": {}, "evals": {}, "weights": {}}
+        self.steps: list[tuple[float, StepRecord]] = []
+        """Log time in seconds and record, in the order of the log; also those that are out of force by now."""
+        self._evaluations: list[tuple[float, EvalResult]] = []
+        self.announced: dict[VersionName, WeightsAnnounced] = {}
+        """The announcements of versions, also of those that are out of force."""
+
+    def read(self, topics: Sequence[str] = ("steps", "evals", "weights")) -> bool:
+        """Read what has come since the last call. Return whether there was anything."""
+        found = False
+        for topic in topics:
+            start = self._next[topic]
+            ends = self._log.ends(topic)
+            if all(start.get(place, 0) >= end for place, end in ends.items()):
+                continue
+            found = True
+            for record, message in self._log.rule.messages(self._log.read(topic, start=start)):
+                start[record.place] = max(start.get(record.place, 0), record.offset + 1)
+                if isinstance(message, StepRecord):
+                    self.steps.append((record.timestamp_s, message))
+                elif isinstance(message, EvalResult):
+                    self._evaluations.append((record.timestamp_s, message))
+                elif isinstance(message, WeightsAnnounced):
+                    self.announced.setdefault(message.name, message)
+            for place, end in ends.items():
+                start[place] = max(start.get(place, 0), end)
+        return found
+
+    def history(self, until_s: float = math.inf) -> History:
+        """Return the history as it was at a log time, by default as it is now."""
+        return _fold(
+            [step for at, step in self.steps if at <= until_s],
+            [result for at, result in self._evaluations if at <= until_s],
+        )
+
+
 def read_history(log: Log) -> History:
     """Read the history of a run from its log."""
+    reader = HistoryReader(log)
+    reader.read(("steps", "evals"))
+    return reader.history()
+
+
+def _fold(records: Sequence[StepRecord], evaluations: Sequence[EvalResult]) -> History:
+    """Return what of these is in force. Both are in the order of the log."""
     lineage = Lineage()
     found: list[StepRecord] = []
     resumes: list[StepRecord] = []
     current: StepRecord | None = None
     gaps: list[tuple[float, float]] = []
     longest_s = LEAST_PAUSE_S
-    for _, message in log.in_force("steps"):
-        if not isinstance(message, StepRecord) or not lineage.accepts(message.name.trainer_epoch):
+    for message in records:
+        if not lineage.accepts(message.name.trainer_epoch):
             continue
         before, current = current, message
         if message.resumed:
@@ -79,9 +133,7 @@ def read_history(log: Log) -> History:
             if before is not None:
                 longest_s = max(longest_s, message.recorded_at - before.recorded_at)
     results = {
-        (result.name.version, result.evaluation): result
-        for _, result in log.in_force("evals")
-        if isinstance(result, EvalResult) and lineage.in_force(result.name)
+        (result.name.version, result.evaluation): result for result in evaluations if lineage.in_force(result.name)
     }
     steps = {step.name.version: step for step in found if lineage.in_force(step.name)}
     return History(

@@ -143,7 +143,7 @@ def opened_index(run: OpenRun, *, looking: bool = False) -> Iterator[Index | Non
     if manifest is None:  # the feeder has not begun: there is nothing to be counted
         yield None
         return
-    index = Index(folder_of(run), _identity_of(manifest))
+    index = Index(folder_of(run), identity_of(manifest))
     if looking and not index.folder.is_dir():
         yield None
         return
@@ -187,7 +187,8 @@ def folder_of(run: OpenRun) -> Path:
     return cache / "rftstream" / "index" / f"{run.run_id}-{where}"
 
 
-def _identity_of(manifest: RunManifest) -> str:
+def identity_of(manifest: RunManifest) -> str:
+    """Return a text that two runs of the same name do not share."""
     return hashlib.sha256(codec.encode(manifest)).hexdigest()
 
 

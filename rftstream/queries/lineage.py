@@ -17,8 +17,7 @@ from rftstream.contracts.versions import VersionName, WeightsAnnounced
 from rftstream.errors import ConfigError, ContractError, WeightsError
 from rftstream.queries.formatting import moment, size
 from rftstream.queries.rows import Mark, TopicTable, fingerprint
-from rftstream.service.reading import read_to_ends
-from rftstream.service.role import read_records
+from rftstream.service.reading import read_records, read_to_ends
 from rftstream.transport.base import Transport
 from rftstream.weights.publisher import parse_object_name
 

@@ -22,8 +22,7 @@ from rftstream.contracts.versions import StepRecord
 from rftstream.errors import ContractError
 from rftstream.queries.workers import WorkerStatus
 from rftstream.roles import role_spec, role_specs
-from rftstream.service.reading import read_to_ends
-from rftstream.service.role import read_records
+from rftstream.service.reading import read_records, read_to_ends
 from rftstream.service.role_spec import RoleKind
 from rftstream.transport.base import Transport
 

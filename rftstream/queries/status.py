@@ -90,13 +90,28 @@ class Status:
         return "\n".join(_text(self, time.time() if now is None else now))
 
 
-def read_status(run: OpenRun, now: float | None = None) -> Status:
-    """Read how a run is doing. `now` is the time by the clock of the log's writers, by default this machine's."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownFacts:
+    """What somebody who follows a run knows of it already, so that `read_status` does not read it from the log."""
+
+    history: History
+    groups: Mapping[str, int]
+    """Result -> groups that were decided so."""
+    newest_batch: int
+    """-1: there is no batch yet."""
+    dead_letters: Mapping[str, int]
+    dead_errors: tuple[ErrorKind, ...]
+    operators: OperatorTotals | None
+
+
+def read_status(run: OpenRun, now: float | None = None, known: KnownFacts | None = None) -> Status:
+    """Read how a run is doing. `now` is the time by the clock of the log's writers, by default this machine's. `known`
+    saves reading topics that grow with the run."""
     log = Log(run.transport)
     control = read_control(run.transport)
     live = run.folder.is_live()
-    history = read_history(log)
-    groups, newest_batch = _groups(log)
+    known = _facts_of(log) if known is None else known
+    history, newest_batch = known.history, known.newest_batch
     lag = {
         topic: sum(run.transport.admin.lag(group, topic).values())
         for group, topics in consumer_groups(run.config).items()
@@ -120,7 +135,6 @@ def read_status(run: OpenRun, now: float | None = None) -> Status:
         if should_move
         else None
     )
-    letters = read_letters(log)
     return Status(
         run=run.run_id,
         folder=str(run.folder.path),
@@ -135,19 +149,33 @@ def read_status(run: OpenRun, now: float | None = None) -> Status:
         groups={
             "admitted": cursor.get("admitted", 0),
             "trained": 0 if history.current is None else history.current.trained_groups,
-            **groups,
+            **known.groups,
         },
         left_out=sum(cursor.get("left_out", {}).values()),
-        operators=read_totals(log),
+        operators=known.operators,
         growing=read_growth(log, run.config, cursor),
         lag=lag,
-        dead_letters=dict(Counter(letter.reason for letter in letters).most_common()),
-        dead_errors=tuple(error_kinds(letters)[:NUM_DEAD_ERRORS]),
+        dead_letters=known.dead_letters,
+        dead_errors=known.dead_errors,
         disk_bytes=disk_bytes(run.folder),
         workers=workers,
         no_signal=find_no_signal(history.steps[-1].metrics, run.config) if history.steps else None,
         reward_signs=find_reward_signs(history, run.config),
         standstill=None if movement is None else find_standstill(movement),
+    )
+
+
+def _facts_of(log: Log) -> KnownFacts:
+    """Read from the log what nobody knows yet."""
+    groups, newest_batch = _groups(log)
+    letters = read_letters(log)
+    return KnownFacts(
+        history=read_history(log),
+        groups=groups,
+        newest_batch=newest_batch,
+        dead_letters=dict(Counter(letter.reason for letter in letters).most_common()),
+        dead_errors=tuple(error_kinds(letters)[:NUM_DEAD_ERRORS]),
+        operators=read_totals(log),
     )
 
 

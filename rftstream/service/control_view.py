@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from rftstream.contracts.control import (
@@ -71,11 +72,12 @@ class ControlView:
                 pass
 
 
-def read_control(transport: Transport, *, settled: bool = False) -> ControlView:
-    """Read `control` from its beginning to its end; `settled` as for `Admin.end_offsets`."""
+def read_control(transport: Transport, *, settled: bool = False, until_s: float = math.inf) -> ControlView:
+    """Read `control` from its beginning to its end, or up to a log time; `settled` as for `Admin.end_offsets`."""
     view, log = ControlView(), Log(transport)
     for record, message in log.rule.messages(log.read("control", settled=settled)):
-        view.absorb(record.key, message)
+        if record.timestamp_s <= until_s:
+            view.absorb(record.key, message)
     return view
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from rftstream.contracts.records import Record, TopicPartition
 from rftstream.transport.base import Reader, Transport
@@ -35,3 +35,27 @@ def begin_positions(transport: Transport, topics: Sequence[str]) -> dict[TopicPa
     for topic in topics:
         positions.update(transport.admin.begin_offsets(topic))
     return positions
+
+
+def read_records(transport: Transport, place: TopicPartition, offsets: Collection[int]) -> dict[int, Record]:
+    """Return the records at these offsets, by offset. Records that are not there (any more) are left out."""
+    return {record.offset: record for record in each_record(transport, place, offsets)}
+
+
+def each_record(transport: Transport, place: TopicPartition, offsets: Collection[int]) -> Iterator[Record]:
+    """Yield the records at these offsets, one after the other, so that only one of them is held. Records that are not
+    there (any more) are left out."""
+    admin = transport.admin
+    begin, end = admin.begin_offsets(place.topic).get(place, 0), admin.end_offsets(place.topic).get(place, 0)
+    wanted = sorted(offset for offset in offsets if begin <= offset < end)
+    if not wanted:
+        return
+    reader = transport.reader({place: wanted[0]})
+    try:
+        for offset in wanted:
+            if reader.position(place) != offset:
+                reader.seek(place, offset)
+            for records in read_to_ends(transport, reader, {place: offset + 1}, max_records=1):
+                yield from (record for record in records if record.offset == offset)
+    finally:
+        reader.close()

@@ -428,23 +428,3 @@ class Log:
     def committed(self, group: str) -> dict[TopicPartition, Position]:
         """Return the positions that a consumer group has committed."""
         return self.transport.admin.committed(group)
-
-
-def read_records(transport: Transport, place: TopicPartition, offsets: Collection[int]) -> dict[int, Record]:
-    """Return the records at these offsets, by offset. Records that are not there (any more) are left out."""
-    admin = transport.admin
-    begin, end = admin.begin_offsets(place.topic).get(place, 0), admin.end_offsets(place.topic).get(place, 0)
-    wanted = sorted(offset for offset in offsets if begin <= offset < end)
-    found: dict[int, Record] = {}
-    if not wanted:
-        return found
-    reader = transport.reader({place: wanted[0]})
-    try:
-        for offset in wanted:
-            if reader.position(place) != offset:
-                reader.seek(place, offset)
-            for records in read_to_ends(transport, reader, {place: offset + 1}, max_records=1):
-                found |= {record.offset: record for record in records if record.offset == offset}
-    finally:
-        reader.close()
-    return found

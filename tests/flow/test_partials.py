@@ -17,7 +17,7 @@ from rftstream.contracts.records import NewRecord, Record, TopicPartition
 from rftstream.contracts.rollouts import PartialRollout, Rollout, RolloutStatus, Segment
 from rftstream.errors import ProducerLost, TransactionAborted
 from rftstream.roles.explorer.partials import parse_key
-from rftstream.service.role import read_records
+from rftstream.service.reading import read_records
 from rftstream.testing import RoleDriver
 from rftstream.transport.base import Transport
 from tests.flow.scene import Scene

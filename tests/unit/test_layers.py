@@ -41,6 +41,7 @@ ROOMS = (
     ("replay",),
     ("preflight",),
     ("launch",),
+    ("studio",),
     ("commands",),
     ("testing",),
 )
@@ -77,6 +78,7 @@ ONLY = {
 EXCEPTIONS = {
     ("rftstream.runs.manifest", "tomllib"): "compares with the config that the manifest recorded",
     ("rftstream.rewards.judge_cache", "sqlite3"): "keeps what judges said, which is no part of any log",
+    ("rftstream.queries.catalog.database", "sqlite3"): "keeps what pages ask about, which is made from the log",
     ("rftstream.data.tasksets.datafolder", "fsspec"): "shows names to datasets, which looks for files through it",
 }
 """Module, what it imports all the same -> why."""

@@ -29,7 +29,8 @@ from rftstream.errors import ConfigError, ContractError
 from rftstream.models.rendering import Renderer
 from rftstream.roles.buffer import BUFFER
 from rftstream.service.dead_letters import dead_letter
-from rftstream.service.role import Log, Publish, read_records
+from rftstream.service.reading import read_records
+from rftstream.service.role import Log, Publish
 from rftstream.transport.base import Transport
 
 log = logging.getLogger(__name__)

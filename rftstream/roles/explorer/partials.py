@@ -16,7 +16,8 @@ from rftstream.contracts.rollouts import PartialRollout
 from rftstream.contracts.tasks import Task
 from rftstream.errors import ContractError
 from rftstream.roles.explorer.pieces import CannotGoOnError, SavedRollout, join_pieces
-from rftstream.service.role import Publish, read_records
+from rftstream.service.reading import read_records
+from rftstream.service.role import Publish
 from rftstream.transport.base import Transport
 
 log = logging.getLogger(__name__)

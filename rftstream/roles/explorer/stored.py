@@ -13,7 +13,7 @@ from rftstream.contracts.rollouts import Rollout, RolloutStatus
 from rftstream.contracts.tasks import RolloutIds, Task
 from rftstream.errors import ContractError
 from rftstream.roles.explorer.attempt import oldest_version
-from rftstream.service.role import read_records
+from rftstream.service.reading import read_records
 from rftstream.transport.base import Transport
 
 log = logging.getLogger(__name__)

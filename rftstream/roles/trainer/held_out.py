@@ -22,7 +22,8 @@ from rftstream.errors import ConfigError, ContractError
 from rftstream.models.rendering import Renderer
 from rftstream.roles.buffer.demonstrations import DEMONSTRATIONS, TokenizedDemonstration, ids_of
 from rftstream.roles.trainer.training import Training
-from rftstream.service.role import Log, read_records
+from rftstream.service.reading import read_records
+from rftstream.service.role import Log
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,190 @@
+"""Counts of a run at a moment: what became of groups and rollouts, what waits, how fast topics grow.
+
+They are those of `audit` and `status`, from the catalog instead of the log. The catalog's groups carry the counts of
+their rollouts, so that no question looks at every rollout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rftstream.queries.balance import STAGES, Balance
+from rftstream.queries.catalog.database import BUCKET_S, CatalogReader
+from rftstream.queries.catalog.moments import Moment
+from rftstream.queries.rows import RESULTS
+
+NEWER = 10_000
+"""How far behind a group of a later sequence one may be admitted: feeders admit in order, writers' clocks differ."""
+_FATES = ("kept", "expired", "filtered", "dead")
+"""Names of the fates of rollouts, by their codes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogCounts:
+    """What became of a run's groups and rollouts. `count_fates` makes it."""
+
+    groups: Balance
+    rollouts: Balance
+    newest_batch: int
+    """-1: there is no batch yet."""
+    reasons: Mapping[tuple[str, str], int]
+    """Result and reason -> groups that were decided so."""
+
+
+def count_fates(catalog: CatalogReader, moment: Moment) -> CatalogCounts:
+    """Count what became of every group and rollout. What was decided in buckets before the moment's is summed up from
+    these; the groups of that bucket are looked at."""
+    bucket = 1 << 62 if moment.is_now else int(moment.at_s // BUCKET_S)
+    at = {"at": moment.at_s, "bucket": bucket, "begin": float(bucket * BUCKET_S), "version": moment.version}
+    sums = catalog.rows(
+        "SELECT result, reason, sum(groups) AS groups, sum(kept) AS kept, sum(expired) AS expired,"
+        " sum(filtered) AS filtered, sum(dead) AS dead FROM ("
+        "SELECT result, reason, groups, kept, expired, filtered, dead FROM decisions WHERE bucket < :bucket UNION ALL "
+        "SELECT result, reason, 1, num_kept, num_expired, num_filtered, num_dead FROM groups"
+        " WHERE decided_at >= :begin AND decided_at <= :at) GROUP BY 1, 2 HAVING sum(groups) > 0",
+        at,
+    )
+    admitted = catalog.row(
+        "SELECT sum(groups) AS groups, sum(rollouts) AS rollouts FROM ("
+        "SELECT groups, rollouts FROM admissions WHERE bucket < :bucket UNION ALL "
+        "SELECT 1, group_size FROM groups WHERE admitted_at >= :begin AND admitted_at <= :at)",
+        at,
+    )
+    assert admitted is not None, "an aggregate has one row"
+    newest_batch = _newest_batch(catalog, moment)
+    waiting = catalog.row(
+        "SELECT count(*) AS groups, coalesce(sum(num_kept), 0) AS kept FROM groups"
+        " WHERE batch >= :version AND batch <= :newest AND decided_at <= :at",
+        {**at, "newest": newest_batch},
+    )
+    assert waiting is not None, "an aggregate has one row"
+    of_groups, of_rollouts = dict.fromkeys(_FATES, 0), dict.fromkeys(_FATES, 0)
+    for one in sums:
+        of_groups[_FATES[one["result"]]] += one["groups"]
+        for fate in _FATES:
+            of_rollouts[fate] += one[fate]
+    for fate, count in _late_later(catalog, moment).items():
+        of_rollouts[fate] -= count
+    stages, group_stages = _stages(catalog, moment)
+    return CatalogCounts(
+        groups=_balance(admitted["groups"] or 0, of_groups, waiting["groups"], group_stages),
+        rollouts=_balance(admitted["rollouts"] or 0, of_rollouts, waiting["kept"], stages),
+        newest_batch=newest_batch,
+        reasons={(str(RESULTS[one["result"]]), one["reason"]): one["groups"] for one in sums},
+    )
+
+
+def _newest_batch(catalog: CatalogReader, moment: Moment) -> int:
+    """Return the newest batch that a group was decided into; -1 if there is none."""
+    last = catalog.row("SELECT max(batch) AS batch FROM batches WHERE written_at <= :at", {"at": moment.at_s})
+    bound = "" if moment.is_now or last is None or last["batch"] is None else " AND batch <= :last"
+    found = catalog.row(
+        f"SELECT batch FROM groups WHERE batch IS NOT NULL AND decided_at <= :at{bound} ORDER BY batch DESC LIMIT 1",
+        {"at": moment.at_s, "last": None if last is None else last["batch"]},
+    )
+    return -1 if found is None else int(found["batch"])
+
+
+def _balance(admitted: int, fates: Mapping[str, int], num_waiting: int, stages: Mapping[str, int]) -> Balance:
+    return Balance(
+        admitted=admitted,
+        pending_by_stage={**stages, STAGES[3]: num_waiting},
+        trained=fates["kept"] - num_waiting,
+        expired=fates["expired"],
+        filtered=fates["filtered"],
+        dead=fates["dead"],
+    )
+
+
+def _late_later(catalog: CatalogReader, moment: Moment) -> dict[str, int]:
+    """Return, by fate, the late rollouts of groups that were decided at the moment, which came after it."""
+    if moment.is_now:
+        return {}
+    rows = catalog.rows(
+        "SELECT r.fate AS fate, count(*) AS rollouts FROM rollouts r JOIN groups g USING (sequence)"
+        " WHERE r.late = 1 AND r.decided_at > :at AND g.decided_at <= :at GROUP BY 1",
+        {"at": moment.at_s},
+    )
+    return {_FATES[row["fate"]]: row["rollouts"] for row in rows}
+
+
+def _stages(catalog: CatalogReader, moment: Moment) -> tuple[dict[str, int], dict[str, int]]:
+    """Return where rollouts and groups stand that have no outcome yet. A group stands where its last sibling does."""
+    unnamed = "(r.fate IS NULL OR r.decided_at > :at)"
+    last = catalog.row(
+        "SELECT sequence FROM groups WHERE admitted_at <= :at ORDER BY admitted_at DESC LIMIT 1", {"at": moment.at_s}
+    )
+    later = "" if moment.is_now else "SELECT sequence FROM groups WHERE decided_at > :at AND sequence <= :last UNION "
+    rows = catalog.rows(
+        "SELECT g.group_size AS size, coalesce(g.decided_at <= :at, 0) AS decided,"
+        f" count(CASE WHEN r.sampled_at <= :at AND {unnamed} THEN 1 END) AS sampled,"
+        f" count(CASE WHEN r.verified_at <= :at AND {unnamed} THEN 1 END) AS verified,"
+        " count(CASE WHEN r.fate IS NOT NULL AND r.decided_at <= :at THEN 1 END) AS named"
+        f" FROM ({later}SELECT sequence FROM groups WHERE decided_at IS NULL UNION"
+        " SELECT sequence FROM groups WHERE decided_at IS NOT NULL AND num_named < group_size UNION"
+        " SELECT sequence FROM rollouts WHERE late = 1) JOIN groups g USING (sequence)"
+        " LEFT JOIN rollouts r USING (sequence) WHERE g.admitted_at <= :at GROUP BY g.sequence",
+        {"at": moment.at_s, "last": NEWER if last is None else last["sequence"] + NEWER},
+    )
+    stages, group_stages = dict.fromkeys(STAGES[:3], 0), dict.fromkeys(STAGES[:3], 0)
+    for row in rows:
+        unsampled, unverified = row["size"] - row["named"] - row["sampled"], row["sampled"] - row["verified"]
+        stages[STAGES[0]] += unsampled
+        stages[STAGES[1]] += unverified
+        stages[STAGES[2]] += row["verified"]
+        if not row["decided"]:
+            group_stages[STAGES[0] if unsampled else STAGES[1] if unverified else STAGES[2]] += 1
+    return stages, group_stages
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicRate:
+    """How fast a topic grew before a moment. `read_rates` makes it."""
+
+    records_per_s: float
+    tokens_per_s: float
+    total: int
+    """Records in all, up to the moment."""
+
+
+def read_rates(catalog: CatalogReader, moment: Moment, *, now: float, window_s: float = 120.0) -> dict[str, TopicRate]:
+    """Return the rate of each topic over the last `window_s` seconds before the moment. `now` is the time now."""
+    end = min(now, moment.at_s)
+    rows = catalog.rows(
+        "SELECT topic, sum(records) AS total, sum(CASE WHEN bucket > :begin THEN records ELSE 0 END) AS records,"
+        " sum(CASE WHEN bucket > :begin THEN tokens ELSE 0 END) AS tokens FROM rates WHERE bucket <= :end GROUP BY 1",
+        {"begin": (end - window_s) // BUCKET_S, "end": end // BUCKET_S},
+    )
+    return {
+        row["topic"]: TopicRate(
+            records_per_s=row["records"] / window_s, tokens_per_s=row["tokens"] / window_s, total=row["total"]
+        )
+        for row in rows
+    }
+
+
+def newest_time(catalog: CatalogReader) -> float:
+    """Return until when the catalog has records, to within BUCKET_S; 0 if it has none."""
+    row = catalog.row("SELECT coalesce(max(bucket) + 1, 0) AS bucket FROM rates")
+    return 0.0 if row is None else float(row["bucket"] * BUCKET_S)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadKind:
+    """Dead letters of one reason whose errors differ in nothing but their numbers. `count_letters` makes it."""
+
+    reason: str
+    error: str
+    """The error of the newest one; empty where letters do not say it."""
+    count: int
+
+
+def count_letters(catalog: CatalogReader, moment: Moment) -> list[DeadKind]:
+    """Count dead letters by reason and kind of error, the most frequent first."""
+    rows = catalog.rows(
+        "SELECT reason, kind, count(*) AS letters, max(offset) AS offset, error FROM letters WHERE at <= :at"
+        " GROUP BY reason, kind ORDER BY letters DESC, offset",
+        {"at": moment.at_s},
+    )
+    return [DeadKind(reason=row["reason"], error=row["error"], count=row["letters"]) for row in rows]

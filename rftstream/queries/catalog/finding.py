@@ -1,0 +1,376 @@
+"""Groups, rollouts, problems, batches and dead letters as a catalog has them, a page of them at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rftstream.contracts.ids import next_attempt, split_group_id
+from rftstream.queries.catalog.database import CatalogReader, Row
+from rftstream.queries.catalog.moments import Moment
+from rftstream.queries.rows import RESULTS
+
+PAGE = 25
+"""Rows of a page, unless a caller asks for another number."""
+
+FATES = ("pending", "batched", "trained", "expired", "filtered", "dead")
+"""What can become of a group or a rollout, in the words of the audit; `batched` is pending, too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutRow:
+    """A rollout of the catalog at a moment."""
+
+    rollout_id: str
+    sibling: int
+    fate: str
+    """One of FATES."""
+    stage: str
+    """waiting, sampled or verified: how far it has come."""
+    status: str | None
+    """How sampling ended; None if it has not."""
+    num_tokens: int | None
+    reward: float | None
+    """None: not scored, or its group is not decided yet (then only its record on `verified` says the reward)."""
+    unscored: str | None
+    """Why it has no reward."""
+    rejected: str | None
+    """`operator: reason` where an operator left it out of its group's batch."""
+    late: bool
+    """It came after its group was decided."""
+    sampled_at: float | None
+    verified_at: float | None
+    rollout_offset: int | None
+    verified_offset: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupRow:
+    """A group of the catalog at a moment, with its siblings where they were asked for."""
+
+    group_id: str
+    sequence: int
+    taskset: str
+    problem: int
+    group_size: int
+    fate: str
+    """One of FATES."""
+    reason: str | None
+    """Why it was decided so; None if it is not decided."""
+    batch: int | None
+    admitted_at: float
+    decided_at: float | None
+    min_version: int
+    num_scored: int
+    reward_mean: float | None
+    reward_least: float | None
+    reward_most: float | None
+    tokens_mean: float | None
+    task_offset: int | None
+    outcome_offset: int | None
+    siblings: tuple[RolloutRow, ...] = ()
+
+    @property
+    def attempt(self) -> int:
+        """Return how often the group was put back."""
+        ids = split_group_id(self.group_id)
+        return 0 if ids is None else ids[3]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupFilter:
+    """Which groups are wanted. Fields that are empty say nothing."""
+
+    fate: str = ""
+    """One of FATES."""
+    reason: str = ""
+    taskset: str = ""
+    batch: int | None = None
+    problem: int | None = None
+
+
+def find_groups(
+    catalog: CatalogReader,
+    moment: Moment,
+    wanted: GroupFilter,
+    *,
+    before: int | None = None,
+    limit: int = PAGE,
+    with_siblings: bool = True,
+) -> list[GroupRow]:
+    """Return groups, newest first. `before`: only those with a smaller sequence, for the next page."""
+    where, values = ["admitted_at <= :at"], _values(moment, limit=limit, before=before)
+    if before is not None:
+        where.append("sequence < :before")
+    if wanted.fate:
+        where.append(_FATE_CONDITIONS.get(wanted.fate, "0"))
+    for name in ("reason", "taskset", "batch", "problem"):
+        value = getattr(wanted, name)
+        if value not in ("", None):
+            where.append(f"{name} = :{name}")
+            values[name] = value
+    if wanted.reason or wanted.batch is not None:
+        where.append("decided_at <= :at")
+    rows = catalog.rows(f"SELECT * FROM groups WHERE {' AND '.join(where)} ORDER BY sequence DESC LIMIT :limit", values)
+    return [_group(catalog, row, moment, with_siblings=with_siblings) for row in rows]
+
+
+def find_group(catalog: CatalogReader, moment: Moment, group_id: str) -> GroupRow | None:
+    """Return a group with its siblings, or None if the catalog has none of this id at the moment."""
+    row = catalog.row(
+        "SELECT * FROM groups WHERE group_id = :group AND admitted_at <= :at ORDER BY sequence LIMIT 1",
+        {"group": group_id, "at": moment.at_s},
+    )
+    return None if row is None else _group(catalog, row, moment, with_siblings=True)
+
+
+def find_put_back(catalog: CatalogReader, moment: Moment, groups: Sequence[str]) -> set[str]:
+    """Return those of the groups that were put back: there is a group with the next attempt."""
+    rows = (
+        (group, catalog.row("SELECT admitted_at FROM groups WHERE group_id = ?", (next_attempt(group),)))
+        for group in groups
+    )
+    return {group for group, row in rows if row is not None and row["admitted_at"] <= moment.at_s}
+
+
+def _group(catalog: CatalogReader, row: Row, moment: Moment, *, with_siblings: bool) -> GroupRow:
+    decided = row["decided_at"] is not None and row["decided_at"] <= moment.at_s
+    batch = row["batch"] if decided else None
+    fate = _fate_name(row["result"] if decided else None, batch, moment)
+    return GroupRow(
+        group_id=row["group_id"],
+        sequence=row["sequence"],
+        taskset=row["taskset"],
+        problem=row["problem"],
+        group_size=row["group_size"],
+        fate=fate,
+        reason=row["reason"] if decided else None,
+        batch=batch,
+        admitted_at=row["admitted_at"],
+        decided_at=row["decided_at"] if decided else None,
+        min_version=max(0, row["min_version"] or 0),
+        num_scored=row["num_scored"] if decided else 0,
+        task_offset=row["task_offset"],
+        outcome_offset=row["outcome_offset"] if decided else None,
+        siblings=_siblings(catalog, row, batch, moment) if with_siblings else (),
+        **{
+            name: row[name] if decided else None
+            for name in ("reward_mean", "reward_least", "reward_most", "tokens_mean")
+        },
+    )
+
+
+def _siblings(catalog: CatalogReader, group: Row, batch: int | None, moment: Moment) -> tuple[RolloutRow, ...]:
+    rows = catalog.rows("SELECT * FROM rollouts WHERE sequence = ? ORDER BY sibling", (group["sequence"],))
+    by_sibling = {row["sibling"]: row for row in rows}
+    size = max(group["group_size"], max(by_sibling, default=-1) + 1)
+    return tuple(
+        _rollout(f"{group['group_id']}/{sibling}", sibling, by_sibling.get(sibling), batch, moment)
+        for sibling in range(min(size, MAX_SIBLINGS))
+    )
+
+
+MAX_SIBLINGS = 512
+"""The most siblings of a group that are shown."""
+
+
+def _rollout(rollout_id: str, sibling: int, row: Row | None, batch: int | None, moment: Moment) -> RolloutRow:
+    def then(column: str, value: Any) -> Any:
+        """Return a value if the row's time is not after the moment."""
+        return value if row is not None and row[column] is not None and row[column] <= moment.at_s else None
+
+    def cell(name: str) -> Any:
+        return None if row is None else row[name]
+
+    is_sampled, is_verified = then("sampled_at", True), then("verified_at", True)
+    fate = then("decided_at", cell("fate"))
+    return RolloutRow(
+        rollout_id=rollout_id,
+        sibling=sibling,
+        fate=_fate_name(fate, batch, moment),
+        stage="verified" if is_verified else "sampled" if is_sampled else "waiting",
+        status=cell("status") if is_sampled or fate is not None else None,
+        num_tokens=cell("num_tokens") if is_sampled or fate is not None else None,
+        reward=then("decided_at", cell("reward")),
+        unscored=cell("unscored") if is_verified or fate is not None else None,
+        rejected=then("decided_at", cell("rejected")),
+        late=bool(then("decided_at", cell("late"))),
+        sampled_at=then("sampled_at", cell("sampled_at")),
+        verified_at=then("verified_at", cell("verified_at")),
+        rollout_offset=then("sampled_at", cell("rollout_offset")),
+        verified_offset=then("verified_at", cell("verified_offset")),
+    )
+
+
+def _fate_name(result: int | None, batch: int | None, moment: Moment) -> str:
+    if result is None:
+        return "pending"
+    if result == 0:
+        return "trained" if batch is not None and batch < moment.version else "batched"
+    return str(RESULTS[result])
+
+
+_UNDECIDED = "(decided_at IS NULL OR decided_at > :at)"
+_FATE_CONDITIONS = {
+    "pending": f"({_UNDECIDED} OR (result = 0 AND batch >= :version))",
+    "batched": "result = 0 AND batch >= :version AND decided_at <= :at",
+    "trained": "result = 0 AND batch < :version AND decided_at <= :at",
+    **{
+        str(result): f"result = {code} AND decided_at <= :at" for code, result in enumerate(RESULTS) if code != 0
+    },
+}  # fmt: skip
+
+
+def _values(moment: Moment, **more: Any) -> dict[str, Any]:
+    return {"at": moment.at_s, "version": moment.version, **more}
+
+
+# --------------------------------------------------------------------------------------------- problems
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProblemRow:
+    """A problem and how its groups fared."""
+
+    taskset: str
+    problem: int
+    num_groups: int
+    num_scored: int
+    """Groups with a scored rollout."""
+    reward_first: float | None
+    """Mean reward of its first scored group."""
+    reward_newest: float | None
+    reward_mean: float | None
+    """Over its scored groups."""
+
+
+ORDERS = {
+    "problem": "taskset, problem",
+    "hardest": "reward_mean IS NULL, reward_mean, taskset, problem",
+    "easiest": "reward_mean IS NULL, reward_mean DESC, taskset, problem",
+    "learned": "newest - first IS NULL, newest - first DESC, taskset, problem",
+    "forgotten": "newest - first IS NULL, newest - first, taskset, problem",
+    "seen": "num_groups DESC, taskset, problem",
+}
+"""How problems can be ordered."""
+
+
+def find_problems(
+    catalog: CatalogReader,
+    moment: Moment,
+    *,
+    taskset: str = "",
+    order: str = "problem",
+    skip: int = 0,
+    limit: int = PAGE,
+) -> list[ProblemRow]:
+    """Return problems with what their groups came to."""
+    rows = catalog.rows(
+        "SELECT p.*, (SELECT reward_mean FROM groups g WHERE g.sequence = p.first_sequence) AS first,"
+        " (SELECT reward_mean FROM groups g WHERE g.sequence = p.newest_sequence) AS newest FROM ("
+        "SELECT taskset, problem, count(*) AS num_groups,"
+        " count(CASE WHEN decided_at <= :at THEN reward_mean END) AS num_scored,"
+        " avg(CASE WHEN decided_at <= :at THEN reward_mean END) AS reward_mean,"
+        " min(CASE WHEN decided_at <= :at AND reward_mean IS NOT NULL THEN sequence END) AS first_sequence,"
+        " max(CASE WHEN decided_at <= :at AND reward_mean IS NOT NULL THEN sequence END) AS newest_sequence"
+        " FROM groups WHERE admitted_at <= :at AND (:taskset = '' OR taskset = :taskset) GROUP BY taskset, problem"
+        f") p ORDER BY {ORDERS.get(order, ORDERS['problem'])} LIMIT :limit OFFSET :skip",
+        _values(moment, taskset=taskset, limit=limit, skip=skip),
+    )
+    return [
+        ProblemRow(
+            taskset=row["taskset"],
+            problem=row["problem"],
+            num_groups=row["num_groups"],
+            num_scored=row["num_scored"],
+            reward_first=row["first"],
+            reward_newest=row["newest"],
+            reward_mean=row["reward_mean"],
+        )
+        for row in rows
+    ]
+
+
+def count_problems(catalog: CatalogReader, moment: Moment, *, taskset: str = "") -> int:
+    """Count the problems of which there is a group."""
+    row = catalog.row(
+        "SELECT count(*) AS problems FROM (SELECT 1 FROM groups WHERE admitted_at <= :at"
+        " AND (:taskset = '' OR taskset = :taskset) GROUP BY taskset, problem)",
+        _values(moment, taskset=taskset),
+    )
+    return 0 if row is None else int(row["problems"])
+
+
+def list_tasksets(catalog: CatalogReader) -> list[str]:
+    """Return the tasksets that groups come from."""
+    # From one name to the next in the index, not over all groups.
+    rows = catalog.rows(
+        "WITH RECURSIVE names(taskset) AS (SELECT min(taskset) FROM groups UNION ALL"
+        " SELECT (SELECT min(taskset) FROM groups g WHERE g.taskset > names.taskset) FROM names"
+        " WHERE taskset IS NOT NULL) SELECT taskset FROM names WHERE taskset IS NOT NULL"
+    )
+    return [row["taskset"] for row in rows]
+
+
+# --------------------------------------------------------------------------------------------- batches, letters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchShare:
+    """A share of a batch: where its records stand on `batches`."""
+
+    batch: int
+    share: int
+    begin_offset: int
+    manifest_offset: int
+    count: int
+    written_at: float
+
+
+def find_batch(catalog: CatalogReader, moment: Moment, batch: int) -> list[BatchShare]:
+    """Return the shares of a batch; none if there is no such batch at the moment."""
+    rows = catalog.rows(
+        "SELECT * FROM batches WHERE batch = :batch AND written_at <= :at ORDER BY share",
+        {"batch": batch, "at": moment.at_s},
+    )
+    names = ("batch", "share", "begin_offset", "manifest_offset", "count", "written_at")
+    return [BatchShare(**{name: row[name] for name in names}) for row in rows]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LetterRow:
+    """A dead letter as its headers tell."""
+
+    id: str
+    role: str
+    topic: str
+    reason: str
+    error: str
+    at: float
+    offset: int
+    """Offset on `dead`."""
+
+
+def find_letters_page(
+    catalog: CatalogReader,
+    moment: Moment,
+    *,
+    reason: str = "",
+    before: int | None = None,
+    limit: int = PAGE,
+    ids: Sequence[str] = (),
+) -> list[LetterRow]:
+    """Return dead letters, newest first: those of a reason, or those of these ids."""
+    where, values = ["at <= :at"], _values(moment, limit=limit, reason=reason, before=before)
+    if reason:
+        where.append("reason = :reason")
+    if before is not None:
+        where.append("offset < :before")
+    if ids:
+        names = {f"id{i}": name for i, name in enumerate(ids)}
+        where.append(f"id IN ({', '.join(f':{name}' for name in names)})")
+        values |= names
+    rows = catalog.rows(f"SELECT * FROM letters WHERE {' AND '.join(where)} ORDER BY offset DESC LIMIT :limit", values)
+    names_of_columns = ("id", "role", "topic", "reason", "error", "at", "offset")
+    return [LetterRow(**{name: row[name] for name in names_of_columns}) for row in rows]

@@ -1,0 +1,65 @@
+"""A moment of a run: now, or an earlier one that a page is asked to show, by version or by time."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from rftstream.errors import ConfigError
+from rftstream.queries.history import HistoryReader
+
+FORMS = "a version (v12), a time (2026-01-31T12:00:00Z), or seconds since 1970"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """When a run is looked at. `find_moment` makes it; every question of the catalog takes one."""
+
+    at_s: float = math.inf
+    """Log time in seconds: what was written later is left out. Infinite: now."""
+    version: int = 0
+    """The version in force then: batches below it are trained."""
+    text: str = ""
+    """What was asked for, as links repeat it; empty for now."""
+
+    @property
+    def is_now(self) -> bool:
+        """Whether nothing is left out."""
+        return math.isinf(self.at_s)
+
+
+def find_moment(text: str, reader: HistoryReader) -> Moment:
+    """Return the moment that a text names; an empty text is now. ConfigError says which forms there are."""
+    text = text.strip()
+    if not text:
+        return Moment(version=reader.history().version)
+    at_s = _version_time(text, reader) if text[:1] in "vV" else _time(text)
+    return Moment(at_s=at_s, version=reader.history(at_s).version, text=text)
+
+
+def _version_time(text: str, reader: HistoryReader) -> float:
+    """Return when the version was recorded that is in force; of one that was trained again, the newest."""
+    number = text[1:]
+    steps = {step.name.version: at for at, step in reader.steps}
+    if not number.isdecimal() or not number.isascii() or len(number) > 12:
+        raise ConfigError(f"as_of: got {text[:40]!r}, expected {FORMS}")
+    if int(number) not in steps:
+        range_ = f"v{min(steps)} to v{max(steps)}" if steps else "no version yet"
+        raise ConfigError(f"as_of: v{int(number)}: no such version; the run has {range_}")
+    return steps[int(number)]
+
+
+def _time(text: str) -> float:
+    try:
+        seconds = float(text)
+        if math.isfinite(seconds):
+            return seconds
+    except ValueError:
+        try:
+            given = datetime.fromisoformat(text)
+        except ValueError:
+            pass
+        else:
+            return (given if given.tzinfo is not None else given.replace(tzinfo=UTC)).timestamp()
+    raise ConfigError(f"as_of: got {text[:40]!r}, expected {FORMS}")

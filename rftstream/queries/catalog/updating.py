@@ -1,0 +1,180 @@
+"""Keeps a catalog up to date: reads each topic on from where the catalog ends."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import tempfile
+from collections.abc import Callable, Generator, Iterator, Mapping
+from pathlib import Path
+
+from rftstream.contracts.records import Record, TopicPartition
+from rftstream.queries.catalog.database import CatalogDatabase, Connection
+from rftstream.queries.catalog.writer import READ, CatalogWriter
+from rftstream.queries.index import folder_of, identity_of
+from rftstream.queries.rows import MAX_POLLED, LogChanged, Mark, fingerprint
+from rftstream.runs.folder import OpenRun
+from rftstream.service.control_view import read_control
+from rftstream.service.reading import read_to_ends
+
+FILE = "studio.sqlite3"
+CHUNK_RECORDS = 50_000
+"""Records of one transaction while much is to be read. What is new since a moment ago fits into one."""
+
+
+class CatalogUpdater:
+    """Reads a run's log into its catalog. One thread makes it, calls `update` now and then, and `close` in the end.
+
+    The first updater of a run holds a lock beside the file. Another process's updater leaves the file to it, and only
+    says where it is. Where nothing can be written, the catalog lies in a temporary folder and ends with the updater."""
+
+    def __init__(self, run: OpenRun, *, folder: Path | None = None, chunk_records: int = CHUNK_RECORDS) -> None:
+        """`folder`: where the file shall lie, by default where the run's index is."""
+        self._run, self._chunk_records = run, chunk_records
+        self._cleanup = contextlib.ExitStack()
+        self._folder = self._usable(folder or folder_of(run))
+        self._database: CatalogDatabase | None = None
+        self._is_ours: bool | None = None
+        self.path = self._folder / FILE
+        """The file, for a `CatalogReader`. It is there once `update` has returned or `is_ready` is True."""
+        self.done = self.total = 0
+        """Offsets that were read, and that there were, at the last look; for a bar that shows how far it is."""
+
+    def update(self, should_stop: Callable[[], bool] = lambda: False) -> bool:
+        """Read what has come since. Return whether there was anything. It stops early if `should_stop` says so."""
+        if not self._opened() or self._database is None:
+            return False
+        try:
+            return self._read(self._database, should_stop)
+        except LogChanged:
+            self._database.clear()
+            return self._read(self._database, should_stop)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether there is a catalog that can be asked."""
+        return self._is_ours is not None and self.path.is_file()
+
+    def close(self) -> None:
+        """Close the file and give up the lock."""
+        if self._database is not None:
+            self._database.close()
+        self._cleanup.close()
+
+    # ------------------------------------------------------------------------------------------ the file
+
+    def _usable(self, folder: Path) -> Path:
+        """Return the folder if something can be written there, else a temporary one."""
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            if os.access(folder, os.W_OK):
+                return folder
+        return Path(self._cleanup.enter_context(tempfile.TemporaryDirectory(prefix="rftstream-studio-")))
+
+    def _opened(self) -> bool:
+        """Open the file once the run has a manifest; return whether there is a catalog."""
+        if self._is_ours is not None:
+            return True
+        manifest = read_control(self._run.transport).manifest
+        if manifest is None:  # the feeder has not begun
+            return False
+        descriptor = os.open(self._folder / f"{FILE}.lock", os.O_RDWR | os.O_CREAT, 0o644)
+        self._cleanup.callback(os.close, descriptor)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._is_ours = True
+        except BlockingIOError:
+            self._is_ours = False
+        else:
+            self._database = CatalogDatabase(self.path, identity_of(manifest))
+        return True
+
+    # ------------------------------------------------------------------------------------------ reading
+
+    def _read(self, database: CatalogDatabase, should_stop: Callable[[], bool]) -> bool:
+        transport = self._run.transport
+        ends = {topic: transport.admin.end_offsets(topic) for topic in READ}
+        known = {
+            TopicPartition(topic, partition): Mark(end, last, int(text))
+            for topic, partition, end, last, text in database.rows("SELECT * FROM marks")
+        }
+        self.total = sum(sum(places.values()) for places in ends.values())
+        self.done = sum(min(mark.end, ends[place.topic].get(place, 0)) for place, mark in known.items())
+        if not any(end > known.get(place, Mark(0)).end for places in ends.values() for place, end in places.items()):
+            self._check_ends(known, ends)
+            return False
+        with contextlib.closing(self._chunks(known, ends)) as chunks:
+            has_more = True
+            while has_more and not should_stop():
+                with database.transaction() as db:
+                    has_more = self._write(db, chunks)
+                    rows = [(*place, mark.end, mark.last, str(mark.fingerprint)) for place, mark in known.items()]
+                    db.executemany("INSERT OR REPLACE INTO marks VALUES (?, ?, ?, ?, ?)", rows)
+                self.done = sum(mark.end for mark in known.values())
+        return True
+
+    def _write(self, db: Connection, chunks: Iterator[tuple[str, list[Record]]]) -> bool:
+        """Write the rows of one transaction; return whether there may be more."""
+        writer, num_records = CatalogWriter(db), 0
+        for topic, records in chunks:
+            writer.absorb(topic, records)
+            num_records += len(records)
+            if num_records >= self._chunk_records:
+                break
+        writer.flush()
+        return num_records >= self._chunk_records
+
+    def _chunks(
+        self, marks: dict[TopicPartition, Mark], ends: Mapping[str, Mapping[TopicPartition, int]]
+    ) -> Generator[tuple[str, list[Record]], None, None]:
+        """Yield topics with their new records, and move the marks on."""
+        self._check_ends(marks, ends)
+        for topic in READ:
+            yield from self._of_topic(topic, marks, ends[topic])
+
+    def _of_topic(
+        self, topic: str, marks: dict[TopicPartition, Mark], ends: Mapping[TopicPartition, int]
+    ) -> Iterator[tuple[str, list[Record]]]:
+        transport = self._run.transport
+        begins = transport.admin.begin_offsets(topic)
+        own = {place: marks.get(place, Mark(0)) for place in ends}
+        own = {place: mark for place, mark in own.items() if mark.end < ends[place]}
+        if not own:
+            return
+        # From the last record seen, not behind it: it tells whether this is still the same log.
+        unseen = {place: mark for place, mark in own.items() if mark.last >= begins[place]}
+        starts = {place: mark.last if place in unseen else max(begins[place], mark.end) for place, mark in own.items()}
+        reader = transport.reader(starts, bodies=topic == "outcomes")
+        try:
+            for records in read_to_ends(
+                transport, reader, {place: ends[place] for place in own}, max_records=MAX_POLLED
+            ):
+                fresh = []
+                for record in records:
+                    place = record.place
+                    if record.offset >= ends[place]:
+                        continue
+                    if unseen and (mark := unseen.pop(place, None)) is not None:
+                        if record.offset != mark.last or fingerprint(record) != mark.fingerprint:
+                            raise LogChanged(f"{place}@{mark.last} is not the record that was read")
+                        continue
+                    fresh.append(record)
+                last = {record.place: record for record in fresh}
+                for place, record in last.items():
+                    marks[place] = Mark(record.offset + 1, record.offset, fingerprint(record))
+                if fresh:
+                    yield topic, fresh
+        finally:
+            reader.close()
+        if unseen:
+            raise LogChanged(f"{next(iter(unseen))} lacks the record that was read last")
+        for place in own:
+            known = marks.get(place, Mark(0))
+            marks[place] = Mark(ends[place], known.last, known.fingerprint)
+
+    @staticmethod
+    def _check_ends(marks: Mapping[TopicPartition, Mark], ends: Mapping[str, Mapping[TopicPartition, int]]) -> None:
+        for place, mark in marks.items():
+            if mark.end > ends.get(place.topic, {}).get(place, -1):
+                raise LogChanged(f"{place} ends before {mark.end}, up to where it was read")

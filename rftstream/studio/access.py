@@ -1,0 +1,144 @@
+"""Who may look and who may do more: tokens, kept as digests, and the sessions that browsers get for them."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import re
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+
+from rftstream.errors import ConfigError
+
+PREFIX = "rfts-"
+"""What a token begins with, so that scanners for lost secrets can find one."""
+SESSION_S = 12 * 3600.0
+"""How long a browser stays logged in."""
+MAX_SESSIONS = 10_000
+_NAME = re.compile(r"[A-Za-z0-9@._-]{1,64}")
+
+
+class StudioRole(IntEnum):
+    """What somebody may do. Each may do what those before it may."""
+
+    viewer = 1
+    """Look."""
+    annotator = 2
+    """Judge what is asked of people."""
+    operator = 3
+    """Ask something of the run: put dead groups back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Viewer:
+    """Who makes a request."""
+
+    name: str
+    role: StudioRole
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Entry:
+    name: str
+    role: StudioRole
+    digest: str
+    """sha256 of the token. A token has 256 random bits, so nothing slower is needed."""
+
+
+class TokenFile:
+    """The tokens of a studio on this machine. The file has digests alone: who reads it learns no token."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def entries(self) -> list[_Entry]:
+        """Return the entries. ConfigError if the file is damaged, or if others may write it."""
+        try:
+            status = self.path.stat()
+            found = json.loads(self.path.read_text(encoding="utf-8"))
+            entries = [
+                _Entry(name=one["name"], role=StudioRole[one["role"]], digest=one["sha256"]) for one in found["tokens"]
+            ]
+        except FileNotFoundError:
+            return []
+        except (OSError, ValueError, TypeError, LookupError) as error:
+            raise ConfigError(
+                f"{self.path}: got {type(error).__name__}: {error}, expected the tokens of the studio; remove the file "
+                "and make new ones with --new-token"
+            ) from None
+        if status.st_mode & 0o022:
+            raise ConfigError(f"{self.path}: others may write this file, expected mode 0600; chmod 600 it")
+        return entries
+
+    def make(self, name: str, role: StudioRole) -> str:
+        """Make a token for a name, in place of an older one, and return it. Only its digest is kept."""
+        if not _NAME.fullmatch(name):
+            raise ConfigError(f"--new-token: got the name {name!r}, expected 1 to 64 letters, digits and @ . _ -")
+        token = PREFIX + secrets.token_urlsafe(32)
+        entries = [one for one in self.entries() if one.name != name]
+        entries.append(_Entry(name=name, role=role, digest=digest_of(token)))
+        text = json.dumps(
+            {"tokens": [{"name": one.name, "role": one.role.name, "sha256": one.digest} for one in entries]}, indent=1
+        )
+        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        partial = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+            file.write(text)
+        partial.replace(self.path)
+        return token
+
+    def find(self, token: str) -> Viewer | None:
+        """Return whose token it is, or None. The comparison takes as long for any token."""
+        digest, found = digest_of(token), None
+        for one in self.entries():
+            if hmac.compare_digest(one.digest, digest):
+                found = Viewer(name=one.name, role=one.role)
+        return found
+
+
+def digest_of(token: str) -> str:
+    """Return the digest that is kept of a token."""
+    return hashlib.sha256(token.encode("utf-8", "replace")).hexdigest()
+
+
+def default_token_file(environment: Mapping[str, str] | None = None) -> Path:
+    """Return where a user's tokens are kept."""
+    environment = os.environ if environment is None else environment
+    state = environment.get("XDG_STATE_HOME")
+    base = Path(state) if state and Path(state).is_absolute() else Path.home() / ".local" / "state"
+    return base / "rftstream" / "studio" / "tokens.json"
+
+
+class Sessions:
+    """Browsers that have shown a token. They are forgotten with the process, and after SESSION_S."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[float, str]] = {}
+        """Digest of the session's name -> when it ends, digest of the token."""
+
+    def begin(self, token: str) -> str:
+        """Return the name of a new session, for a cookie."""
+        name = secrets.token_urlsafe(32)
+        while len(self._known) >= MAX_SESSIONS:
+            self._known.pop(next(iter(self._known)))
+        self._known[digest_of(name)] = (time.monotonic() + SESSION_S, digest_of(token))
+        return name
+
+    def find(self, name: str, tokens: TokenFile) -> Viewer | None:
+        """Return whose session it is, or None. A token that was taken back ends its sessions."""
+        ends_at, token_digest = self._known.get(digest_of(name), (0.0, ""))
+        if ends_at < time.monotonic():
+            self._known.pop(digest_of(name), None)
+            return None
+        found = next((one for one in tokens.entries() if one.digest == token_digest), None)
+        return None if found is None else Viewer(name=found.name, role=found.role)
+
+    def end(self, name: str) -> None:
+        """Forget a session."""
+        self._known.pop(digest_of(name), None)

@@ -1,0 +1,200 @@
+"""Panels of curves, twice: as data that a browser draws, and as a picture for one without scripts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from rftstream.queries.formatting import number
+from rftstream.queries.history import History
+from rftstream.queries.panels import COLORS, MAX_LINES, Axis, Line, Panel, over_steps, over_time, panels
+from rftstream.queries.plot import goes_wide, smoothed_by_stage, view, window
+from rftstream.queries.plot_page import thinned
+
+WIDTH, HEIGHT, MARGIN = 640, 200, 8
+"""Of a picture, in the units of its view box."""
+FIRST_PANELS = ("Reward", "Loss", "Held-out evaluation", "Completion length", "Staleness")
+"""Titles of the panels of a run at a glance, as far as it has them."""
+NUM_FIRST = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawnCurve:
+    """A line of a chart in screen terms."""
+
+    label: str
+    points: str
+    """For a polyline, in the units of the view box."""
+    color: int
+    """Number of its colour in COLORS."""
+    dash: str
+    faint: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """A panel as templates show it. `make_chart` makes it."""
+
+    title: str
+    unit: str
+    label: str
+    """What the horizontal axis is."""
+    curves: tuple[DrawnCurve, ...]
+    low: str
+    high: str
+    """Limits of the vertical axis, as text."""
+    begin: str
+    end: str
+    """Limits of the horizontal axis, as text."""
+    summary: str
+    """The newest values in words, for who does not see the picture."""
+    data: Mapping[str, Any]
+    """For the browser's own drawing, as JSON."""
+    empty: str
+    """What is said where there is no line."""
+
+
+def run_charts(history: History, *, by_time: bool = False, only_first: bool = False) -> list[Chart]:
+    """Return the charts of a run, over versions or over time."""
+    axis = over_time(history) if by_time else over_steps(history)
+    shown = [panel for panel in panels(history, axis) if panel.lines or not panel.optional]
+    if only_first:
+        shown = [panel for panel in shown if panel.title in FIRST_PANELS][:NUM_FIRST]
+    return [make_chart(panel, axis) for panel in shown]
+
+
+def runs_chart(title: str, runs: Mapping[str, History], *, by_time: bool = False) -> Chart:
+    """Return one chart with the main line of a panel of each run, under the runs' names."""
+    lines: list[Line] = []
+    panel, axis = Panel(title=title, unit="", lines=()), None
+    for i, (name, history) in enumerate(runs.items()):
+        axis = over_time(history) if by_time else over_steps(history)
+        for found in panels(history, axis):
+            if found.title == title:
+                panel = found
+                main = [line for line in found.lines if not line.right and not line.area][:1]
+                lines += [replace(line, label=name, color=COLORS[i % len(COLORS)]) for line in main]
+    axis = axis or over_steps(History(steps=(), resumes=(), evaluations=(), current=None))
+    none = np.empty(0)
+    return make_chart(replace(panel, lines=lines, right_unit=""), replace(axis, stages=none, resumes=none))
+
+
+def make_chart(panel: Panel, axis: Axis) -> Chart:
+    """Return a panel as a chart."""
+    left = [line for line in panel.lines if not line.right][:MAX_LINES]
+    right = [line for line in panel.lines if line.right] if left else []
+    left = left or [line for line in panel.lines if line.right][:MAX_LINES]
+    lines = [thinned(_area_smoothed(line, axis)) for line in (*left, *right)]
+    values = np.concatenate([line.y for line in left]) if left else np.empty(0)
+    is_log = bool(panel.log_if_wide and goes_wide(values))
+    box = _Box.of(lines[: len(left)], panel, axis, is_log=is_log)
+    drawn = [(line, i, _smooth(line, axis)) for i, line in enumerate(lines)]
+    return Chart(
+        title=panel.title,
+        unit=panel.unit if left and not left[0].right else panel.right_unit or panel.unit,
+        label=axis.label,
+        curves=tuple(
+            curve for line, i, mean in drawn if i < len(left) for curve in _curves(line, mean, _color(line, i), box)
+        ),
+        low=number(box.low),
+        high=number(box.high),
+        begin=number(box.begin),
+        end=number(box.end),
+        summary="; ".join(
+            f"{line.label or panel.title} {number(float(mean[-1]))}" for line, _, mean in drawn if len(mean)
+        ),
+        data={
+            "title": panel.title,
+            "xLabel": axis.label,
+            "unit": panel.unit,
+            "rightUnit": panel.right_unit if right else "",
+            "log": is_log,
+            "fromZero": panel.from_zero,
+            "range": None if is_log else view(left),
+            "marks": [float(x) for x in (*axis.resumes[-100:], *axis.stages[-100:])],
+            "lines": [
+                {
+                    "label": line.label or panel.title,
+                    "color": _color(line, i),
+                    "dash": line.dash,
+                    "right": i >= len(left),
+                    "x": _numbers(line.x),
+                    "y": _numbers(line.y),
+                    "mean": _numbers(mean) if mean is not line.y else None,
+                }
+                for line, i, mean in drawn
+            ],
+        },
+        empty=panel.empty,
+    )
+
+
+def _color(line: Line, place: int) -> int:
+    """Return the number of a line's colour. Shades of a colour count as the colour's neighbour."""
+    return COLORS.index(line.color) if line.color in COLORS else 7 if line.color == "#333333" else place % len(COLORS)
+
+
+def _area_smoothed(line: Line, axis: Axis) -> Line:
+    """Return a line; of an area its running mean alone, as the plots have it."""
+    return replace(line, y=smoothed_by_stage(line, line.y, window(len(line.y)), axis.stages)) if line.area else line
+
+
+def _smooth(line: Line, axis: Axis) -> Any:
+    width = window(len(line.y)) if line.smooth and not line.area else 1
+    return smoothed_by_stage(line, line.y, width, axis.stages) if width > 1 else line.y
+
+
+def _numbers(values: Any) -> list[float]:
+    return [float(f"{value:.6g}") for value in values]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Box:
+    """The limits of a picture."""
+
+    begin: float
+    end: float
+    low: float
+    high: float
+    is_log: bool
+
+    @staticmethod
+    def of(lines: Sequence[Line], panel: Panel, axis: Axis, *, is_log: bool) -> _Box:
+        x = np.concatenate([line.x for line in lines]) if lines else np.empty(0)
+        y = np.concatenate([line.y for line in lines]) if lines else np.empty(0)
+        limits = None if is_log else view(lines)
+        low, high = limits or (float(y.min(initial=math.inf)), float(y.max(initial=-math.inf)))
+        if not len(y):
+            low, high = 0.0, 1.0
+        if panel.from_zero and not is_log:
+            low = min(low, 0.0)
+        if high <= low:
+            low, high = low - 0.5, high + 0.5
+        begin, end = (float(x.min()), float(x.max())) if len(x) else (0.0, 1.0)
+        return _Box(begin=begin, end=max(end, begin + 1e-9), low=low, high=high, is_log=is_log)
+
+    def point(self, x: float, y: float) -> str:
+        """Return a place in the picture."""
+        low, high = (math.log(self.low), math.log(self.high)) if self.is_log else (self.low, self.high)
+        y = min(max(math.log(y) if self.is_log else y, low), high)
+        across = (x - self.begin) / (self.end - self.begin)
+        up = (y - low) / ((high - low) or 1.0)
+        return f"{MARGIN + across * (WIDTH - 2 * MARGIN):.1f},{HEIGHT - MARGIN - up * (HEIGHT - 2 * MARGIN):.1f}"
+
+
+MAX_DRAWN = 400
+"""Points of a line in a picture."""
+
+
+def _curves(line: Line, mean: Any, color: int, box: _Box) -> list[DrawnCurve]:
+    def drawn(y: Any, *, faint: bool) -> DrawnCurve:
+        part = slice(None, None, max(1, len(y) // MAX_DRAWN))
+        points = " ".join(box.point(float(a), float(b)) for a, b in zip(line.x[part], y[part], strict=True))
+        return DrawnCurve(label=line.label, points=points, color=color, dash=line.dash, faint=faint)
+
+    raw = [] if mean is line.y else [drawn(line.y, faint=True)]
+    return [*raw, drawn(mean, faint=False)]

@@ -1,0 +1,168 @@
+"""What every request passes before a page sees it: its host, its origin, how often it comes, and whose it is.
+
+| check | answer |
+|---|---|
+| the Host is one of the studio's names (so no other site can be made to point at it) | 421 |
+| not more than so many requests in a while, of one address | 429 |
+| what changes something comes from a page of the studio itself | 403 |
+| on another address than loopback: a token, or a session that was given for one | 401, or the page that asks for it |
+
+Each answer carries headers that let a browser run no script, style or frame but the studio's own files.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import cookie_parser
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from rftstream.studio.access import Sessions, StudioRole, TokenFile, Viewer
+
+COOKIE = "rftstream_studio"
+SAFE = ("GET", "HEAD")
+MAX_BODY_BYTES = 64 * 1024
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), microphone=(), geolocation=()",
+}
+
+OPEN = ("/login", "/static/")
+"""Paths that need no token: the page that asks for it, and what that page is made of."""
+
+
+@dataclass(slots=True, kw_only=True)
+class RateLimits:
+    """Requests that one address may make: `burst` at once, and `per_s` in the long run."""
+
+    per_s: float = 50.0
+    burst: float = 400.0
+    num_addresses: int = 4096
+    """How many addresses are remembered."""
+    _left: OrderedDict[str, tuple[float, float]] = field(default_factory=OrderedDict)
+    """Address -> requests left, and when that was."""
+
+    def take(self, address: str, count: float = 1.0) -> float:
+        """Count a request. Return 0, or the seconds after which another may come."""
+        now = time.monotonic()
+        left, at = self._left.pop(address, (self.burst, now))
+        left = min(self.burst, left + (now - at) * self.per_s)
+        allowed = left >= count
+        self._left[address] = (left - count if allowed else left, now)
+        if len(self._left) > self.num_addresses:
+            self._left.popitem(last=False)
+        return 0.0 if allowed else (count - left) / self.per_s
+
+
+@dataclass(slots=True, kw_only=True)
+class GuardRules:
+    """What the guard of a studio lets pass. `server` makes it."""
+
+    hosts: frozenset[str]
+    """Names by which the studio is reached, without ports."""
+    tokens: TokenFile | None
+    """None: no token is asked for, since only this machine reaches the studio."""
+    local_role: StudioRole = StudioRole.viewer
+    """Of who comes without a token, where none is asked for."""
+    limits: RateLimits = field(default_factory=RateLimits)
+    sessions: Sessions = field(default_factory=Sessions)
+    login_limits: RateLimits = field(default_factory=lambda: RateLimits(per_s=0.1, burst=10.0))
+    """Tries of a token."""
+
+
+class RequestGuard:
+    """The ASGI application around all others. It sets `viewer` in the state of each request that it lets pass."""
+
+    def __init__(self, app: ASGIApp, rules: GuardRules) -> None:
+        self._app, self._rules = app, rules
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Judge a request; pass it on, or answer it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+                headers.setdefault("cache-control", "no-store")
+            await send(message)
+
+        refusal = self._refusal(scope)
+        await (refusal or self._app)(scope, receive, send_with_headers)
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        headers, rules = Headers(scope=scope), self._rules
+        host = _name_of(headers.get("host", ""))
+        if host not in rules.hosts:
+            return PlainTextResponse(
+                f"host {host[:100]!r}: this studio is not reached under this name; name it with --public-host", 421
+            )
+        address = (scope.get("client") or ("?",))[0]
+        if wait_s := rules.limits.take(address):
+            return PlainTextResponse("too many requests", 429, {"retry-after": str(int(wait_s) + 1)})
+        if scope["method"] not in SAFE and (why := _why_foreign(headers)):
+            return PlainTextResponse(why, 403)
+        if int(headers.get("content-length") or 0) > MAX_BODY_BYTES or "transfer-encoding" in headers:
+            return PlainTextResponse(f"expected at most {MAX_BODY_BYTES} bytes with their length", 413)
+        viewer = self._viewer(headers)
+        if viewer is None and not scope["path"].startswith(OPEN):
+            if "text/html" in headers.get("accept", "") and scope["method"] in SAFE:
+                return RedirectResponse("/login", 303)
+            return PlainTextResponse("a token is needed", 401, {"www-authenticate": "Bearer"})
+        scope.setdefault("state", {})["viewer"] = viewer
+        return None
+
+    def _viewer(self, headers: Headers) -> Viewer | None:
+        rules = self._rules
+        if rules.tokens is None:
+            return Viewer(name="local", role=rules.local_role)
+        kind, _, token = headers.get("authorization", "").partition(" ")
+        if kind.lower() == "bearer" and token:
+            return rules.tokens.find(token.strip())
+        session = session_name(headers)
+        return rules.sessions.find(session, rules.tokens) if session else None
+
+
+def session_name(headers: Mapping[str, str]) -> str:
+    """Return the name of the session that a browser has, or an empty text."""
+    return cookie_parser(headers.get("cookie", "")).get(COOKIE, "")
+
+
+def _name_of(host: str) -> str:
+    """Return the name in a Host header, without its port."""
+    try:
+        return (urlsplit(f"//{host}").hostname or "").lower()
+    except ValueError:
+        return ""
+
+
+def _why_foreign(headers: Headers) -> str:
+    """Return why a request that changes something does not come from a page of the studio; empty if it does.
+
+    Programs send no Origin, and carry a token in a header that no other site can set."""
+    origin, site = headers.get("origin"), headers.get("sec-fetch-site")
+    if origin is not None and urlsplit(origin).netloc != headers.get("host"):
+        return f"origin {origin[:100]!r}: expected the studio's own"
+    if site not in (None, "same-origin", "none"):
+        return f"a request from another site ({site[:20]}), expected the studio's own pages"
+    if origin is None and site is None and "authorization" not in headers:
+        return "no Origin: expected a browser's, or a token in the header Authorization"
+    return ""

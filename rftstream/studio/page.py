@@ -1,0 +1,184 @@
+"""What the pages of one run have in common: which run, which moment, its catalog, and how a page is answered."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+
+from rftstream.queries.catalog.database import CatalogReader
+from rftstream.queries.catalog.moments import Moment
+from rftstream.queries.history import History
+from rftstream.studio.access import Viewer
+from rftstream.studio.rendering import address, render
+from rftstream.studio.watched_run import RunSnapshot, WatchedRun
+
+TABS = (
+    ("", "Glance"),
+    ("charts", "Charts"),
+    ("groups", "Groups"),
+    ("problems", "Problems"),
+    ("versions", "Versions"),
+    ("evaluations", "Evaluations"),
+    ("dead", "Dead letters"),
+)
+"""Last part of the address and title of the main pages of a run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageOfRun:
+    """A request for a page of a run. `page_of_run` makes it; functions of pages take it."""
+
+    request: Request
+    run: WatchedRun
+    moment: Moment
+    catalog: CatalogReader | None
+    """None: there is nothing to be asked yet."""
+
+    @property
+    def snapshot(self) -> RunSnapshot:
+        """Return what is known of the run now."""
+        return self.run.snapshot
+
+    @property
+    def history(self) -> History:
+        """Return steps and evaluations as they were at the moment."""
+        reader = self.run.history
+        return (
+            History(steps=(), resumes=(), evaluations=(), current=None)
+            if reader is None
+            else reader.history(self.moment.at_s)
+        )
+
+    @property
+    def num_partitions(self) -> int:
+        """Return how many partitions a rollout's topics have."""
+        status = self.snapshot.status
+        manifest = None if status is None else status.control.manifest
+        return 1 if manifest is None else max(1, manifest.partitions)
+
+    def asked(self, name: str, default: str = "") -> str:
+        """Return a value of the query."""
+        return self.request.query_params.get(name, default)
+
+    def number(self, name: str) -> int | None:
+        """Return a number of the query; None if there is none, or something else."""
+        text = self.asked(name)
+        return int(text) if text.isdecimal() and text.isascii() and len(text) < 16 else None
+
+    def href(self, *parts: object, **query: object) -> str:
+        """Return the address of a page of this run, at the same moment unless `as_of` says another."""
+        return address("runs", self.run.name, *parts, **{"as_of": self.moment.text, **query})
+
+    def answer(self, template: str, tab: str, title: str, **values: Any) -> Response:
+        """Return the page."""
+        history = self.run.history
+        versions = [] if history is None else [step.name.version for _, step in history.steps if not step.resumed]
+        page = render(
+            template,
+            **values,
+            tab=tab,
+            tabs=TABS,
+            title=title,
+            run=self.run,
+            runs=self.request.app.state.runs,
+            snapshot=self.snapshot,
+            moment_=self.moment,
+            href=self.href,
+            here=self.request.url.path,
+            kept=[(k, v) for k, v in self.request.query_params.multi_items() if k not in ("as_of", "before", "skip")],
+            newest_version=max(versions, default=0),
+            viewer=viewer_of(self.request),
+            can_log_out=self.request.app.state.asks_tokens,
+        )
+        return HTMLResponse(page)
+
+
+def viewer_of(request: Request) -> Viewer | None:
+    """Return who makes the request; None before a login."""
+    viewer: Viewer | None = request.state.viewer
+    return viewer
+
+
+@contextmanager
+def page_of_run(request: Request) -> Iterator[PageOfRun]:
+    """Yield what a page of a run needs, and close its catalog afterwards. HTTPException for a run that is not here,
+    ConfigError for a moment that cannot be."""
+    name = request.path_params["run"]
+    run: WatchedRun | None = request.app.state.runs.get(name)
+    if run is None:
+        raise HTTPException(404, f"no run {name!r} here; there are {', '.join(request.app.state.runs)}")
+    run.touch()
+    moment = run.moment(request.query_params.get("as_of", "")[:100])
+    catalog = run.catalog()
+    try:
+        yield PageOfRun(request=request, run=run, moment=moment, catalog=catalog)
+    finally:
+        if catalog is not None:
+            catalog.close()
+
+
+MAX_CACHED, MAX_CACHED_BYTES = 64, 400_000
+"""Pages that are kept, and the size up to which one is."""
+
+
+class PageCache:
+    """Pages as they were rendered last, so that fifty browsers that hear of the same change cost one page.
+
+    The app has one. A page is used again as long as its run has not changed, which is looked at once a second. While
+    one thread renders a page, others that want the same one wait for it."""
+
+    def __init__(self) -> None:
+        self._pages: OrderedDict[tuple[str, ...], tuple[int, Response]] = OrderedDict()
+        self._locks: OrderedDict[tuple[str, ...], threading.Lock] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def page(self, request: Request, run: WatchedRun, make: Callable[[], Response]) -> Response:
+        """Return the page of a request, which `make` renders if there is none that can be used."""
+        viewer = viewer_of(request)
+        key = (str(request.url), "" if viewer is None else f"{viewer.name} {viewer.role}")
+        with self._lock:
+            lock = self._locks.setdefault(key, threading.Lock())
+            self._locks.move_to_end(key)
+            while len(self._locks) > 2 * MAX_CACHED:
+                self._locks.popitem(last=False)
+        with lock:
+            revision = run.snapshot.revision
+            known = self._pages.get(key)
+            if known is not None and known[0] == revision:
+                return known[1]
+            found = make()
+            if found.status_code == 200 and len(found.body) <= MAX_CACHED_BYTES:
+                with self._lock:
+                    self._pages[key] = (revision, found)
+                    self._pages.move_to_end(key)
+                    while len(self._pages) > MAX_CACHED:
+                        self._pages.popitem(last=False)
+            return found
+
+
+def run_page(make: Callable[[PageOfRun], Response]) -> Callable[[Request], Response]:
+    """Return the endpoint of a page of a run."""
+
+    def endpoint(request: Request) -> Response:
+        def rendered() -> Response:
+            with page_of_run(request) as page:
+                return page.answer("waiting.html", "", page.run.name) if page.catalog is None else make(page)
+
+        run: WatchedRun | None = request.app.state.runs.get(request.path_params["run"])
+        if run is None:
+            return rendered()  # which says that there is none
+        run.touch()
+        cache: PageCache = request.app.state.pages
+        return cache.page(request, run, rendered)
+
+    endpoint.__name__ = make.__name__
+    endpoint.__doc__ = make.__doc__
+    return endpoint

@@ -1,0 +1,80 @@
+"""The templates, and what all of them use: words for numbers and times, and addresses of pages."""
+
+from __future__ import annotations
+
+import json
+import math
+from datetime import UTC, datetime
+from functools import cache
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import jinja2
+
+from rftstream.queries.formatting import duration, number, size
+
+SIGNS = {"trained": "✓", "batched": "▸", "pending": "…", "filtered": "∅", "expired": "⌛", "dead": "✕"}
+"""What stands before the name of a fate, so that it is not told by its colour alone."""
+
+
+@cache
+def environment() -> jinja2.Environment:
+    """Return the templates' environment. Everything that a template is given is escaped."""
+    found = jinja2.Environment(
+        loader=jinja2.PackageLoader("rftstream.studio"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    found.filters |= {
+        "number": number,
+        "size": size,
+        "duration": duration,
+        "count": lambda value: f"{value:,}",
+        "moment": moment,
+        "iso": iso,
+        "percent": percent,
+        "json_text": json_text,
+    }
+    found.globals |= {"signs": SIGNS, "address": address, "shade": shade}
+    return found
+
+
+def render(template: str, **values: Any) -> str:
+    """Return a page."""
+    return environment().get_template(template).render(**values)
+
+
+def address(*parts: object, **query: object) -> str:
+    """Return the address of a page, with its parts escaped. Of the query, what is empty is left out."""
+    path = "/" + "/".join(quote(str(part), safe="/") for part in parts)
+    asked = {name: value for name, value in query.items() if value not in (None, "")}
+    return f"{path}?{urlencode(asked)}" if asked else path
+
+
+def moment(at: float | None) -> str:
+    """Return a time in UTC as people read it."""
+    return "" if at is None or not math.isfinite(at) else f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S}"
+
+
+def iso(at: float | None) -> str:
+    """Return a time as programs read it."""
+    return "" if at is None or not math.isfinite(at) else datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")
+
+
+def percent(share: float) -> str:
+    """Return a share as text."""
+    return f"{100 * share:.0f} %" if share >= 0.1 or share == 0 else f"{100 * share:.1f} %"
+
+
+def shade(value: float | None, low: float, high: float, steps: int = 9) -> int:
+    """Return in which of `steps` equal parts of a range a value lies, from 0."""
+    if value is None or not math.isfinite(value) or high <= low:
+        return 0
+    return min(steps - 1, max(0, int((value - low) / (high - low) * steps)))
+
+
+def json_text(value: Any) -> str:
+    """Return JSON in one line; what JSON has no word for becomes text."""
+    return json.dumps(value, default=str, ensure_ascii=False)

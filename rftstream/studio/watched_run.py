@@ -1,0 +1,228 @@
+"""One run as the studio follows it: a thread that keeps catalog, history and status, and one that reads bodies.
+
+A transport belongs to one thread, so each of the two opens the run for itself. Neither writes where the run writes, and
+nobody waits for them: a page shows what was known last.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from rftstream.errors import RftError
+from rftstream.queries.catalog.counts import CatalogCounts, count_fates, count_letters
+from rftstream.queries.catalog.database import CatalogReader
+from rftstream.queries.catalog.moments import Moment, find_moment
+from rftstream.queries.catalog.updating import CatalogUpdater
+from rftstream.queries.dead import ErrorKind
+from rftstream.queries.history import HistoryReader
+from rftstream.queries.operator_totals import OperatorTotals, read_totals
+from rftstream.queries.shown_completions import PLAIN, CompletionReader, open_reader
+from rftstream.queries.status import NUM_DEAD_ERRORS, KnownFacts, Status, read_status
+from rftstream.runs.folder import OpenRun
+from rftstream.service.role import Log
+
+log = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
+
+PERIOD_S = 1.0
+"""Seconds between two looks at a run that somebody looks at."""
+IDLE_PERIOD_S = 15.0
+"""Seconds between two looks while nobody does."""
+LOOKED_AT_S = 30.0
+"""Seconds after a request for which a run counts as looked at."""
+OPERATORS_S = 30.0
+"""Seconds between two counts of what operators did: that reads all outcomes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSnapshot:
+    """What is known of a run since the last look. `WatchedRun` replaces it as a whole."""
+
+    revision: int = 0
+    """Grows with each change; browsers are told."""
+    status: Status | None = None
+    counts: CatalogCounts | None = None
+    """None: no catalog yet, since the run has not begun."""
+    share_read: float = 0.0
+    """How much of the log is in the catalog, 0 to 1."""
+    error: str = ""
+    """Why the run cannot be looked at now; empty if it can."""
+    looked_at: float = 0.0
+    """When this was found."""
+
+
+class WatchedRun:
+    """Follows one run. The studio makes one for each run, calls `start`, and `stop` in the end.
+
+    `look` runs a question in the thread that may read bodies; `catalog` opens the catalog for a page; `moment` finds
+    the moment that a page asks for."""
+
+    def __init__(
+        self, name: str, open_it: Callable[[], OpenRun], *, listener: Callable[[], None] = lambda: None
+    ) -> None:
+        """`name`: as addresses have it. `open_it` opens the run; each thread calls it once. `listener` is called in the
+        following thread whenever there is something new."""
+        self.name = name
+        self.snapshot = RunSnapshot()
+        self.listener = listener
+        self._open = open_it
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix=f"look-{name}")
+        self._mine: OpenRun | None = None
+        self._reader: CompletionReader | None = None
+        self._thread: threading.Thread | None = None
+        self._wake, self._stopped = threading.Event(), threading.Event()
+        self._asked_at = 0.0
+        self._updater: CatalogUpdater | None = None
+        self._followed: OpenRun | None = None
+        self._operators: tuple[float, OperatorTotals | None] | None = None
+        self.history: HistoryReader | None = None
+        """Steps, evaluations and announcements so far; None before the first look."""
+
+    # ------------------------------------------------------------------------------------------ following
+
+    def start(self) -> None:
+        """Begin to follow the run in a thread."""
+        self._thread = threading.Thread(target=self._follow, name=f"follow-{self.name}", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End both threads and close what they opened."""
+        self._stopped.set()
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join()
+        else:
+            self._close_followed()
+        self._pool.submit(self._close_mine).result()
+        self._pool.shutdown()
+
+    def touch(self) -> None:
+        """Note that somebody looks at the run, so that it is followed closely."""
+        is_new = time.monotonic() - self._asked_at > LOOKED_AT_S
+        self._asked_at = time.monotonic()
+        if is_new:
+            self._wake.set()
+
+    def _follow(self) -> None:
+        try:
+            while not self._stopped.is_set():
+                self.follow_once()
+                closely = time.monotonic() - self._asked_at < LOOKED_AT_S
+                self._wake.wait(PERIOD_S if closely else IDLE_PERIOD_S)
+                self._wake.clear()
+        finally:
+            self._close_followed()
+
+    def follow_once(self) -> None:
+        """Look at the run once, and note what has changed. Only the following thread calls it, or a test."""
+        try:
+            found = self._look_at_it()
+        except RftError as error:
+            found = replace(self.snapshot, error=str(error))
+        except Exception as error:  # a fault of ours must not end the page of the other runs
+            log.exception("%s: cannot be looked at", self.name)
+            found = replace(self.snapshot, error=f"{type(error).__name__}: {error}")
+        if _changed(self.snapshot, found):
+            self.snapshot = replace(found, revision=self.snapshot.revision + 1, looked_at=time.time())
+            self.listener()
+
+    def _look_at_it(self) -> RunSnapshot:
+        if self._followed is None:
+            self._followed = self._open()
+            self._updater = CatalogUpdater(self._followed)
+            self.history = HistoryReader(Log(self._followed.transport))
+        run, updater, history = self._followed, self._updater, self.history
+        assert updater is not None and history is not None
+        history.read()
+        while updater.update(self._stopped.is_set) and not self._stopped.is_set():
+            history.read()
+            if updater.done >= updater.total:
+                break
+        counts, known = None, None
+        if updater.is_ready:
+            moment = Moment(version=history.history().version)
+            with CatalogReader(updater.path) as catalog:
+                counts = count_fates(catalog, moment)
+                known = self._known(run, catalog, counts, moment)
+        return replace(
+            self.snapshot,
+            status=read_status(run, known=known),
+            counts=counts,
+            share_read=updater.done / updater.total if updater.total else 1.0,
+            error="",
+        )
+
+    def _known(self, run: OpenRun, catalog: CatalogReader, counts: CatalogCounts, moment: Moment) -> KnownFacts:
+        assert self.history is not None
+        kinds, dead = count_letters(catalog, moment), Counter[str]()
+        for kind in kinds:
+            dead[kind.reason] += kind.count
+        results = Counter[str]()
+        for (result, _), count in counts.reasons.items():
+            results[result] += count
+        if self._operators is None or time.monotonic() - self._operators[0] > OPERATORS_S:
+            self._operators = (time.monotonic(), read_totals(Log(run.transport)))
+        return KnownFacts(
+            history=self.history.history(),
+            groups={result: results[result] for result in ("batched", "filtered", "expired", "dead")},
+            newest_batch=counts.newest_batch,
+            dead_letters=dict(dead.most_common()),
+            dead_errors=tuple(
+                ErrorKind(reason=kind.reason, error=kind.error, count=kind.count) for kind in kinds if kind.error
+            )[:NUM_DEAD_ERRORS],
+            operators=self._operators[1],
+        )
+
+    def _close_followed(self) -> None:
+        if self._updater is not None:
+            self._updater.close()
+        if self._followed is not None:
+            self._followed.transport.close()
+            self._followed = None
+
+    # ------------------------------------------------------------------------------------------ asking
+
+    def look(self, question: Callable[[OpenRun, CompletionReader], Answer]) -> Answer:
+        """Ask the run's log something, in the thread that may. Called from any other thread, which waits."""
+        return self._pool.submit(self._asked, question).result()
+
+    def _asked(self, question: Callable[[OpenRun, CompletionReader], Answer]) -> Answer:
+        if self._mine is None:
+            self._mine = self._open()
+        if self._reader is None or self._reader is PLAIN:
+            self._reader = open_reader(self._mine, dims=False)
+        return question(self._mine, self._reader)
+
+    def _close_mine(self) -> None:
+        if self._mine is not None:
+            self._mine.transport.close()
+
+    def catalog(self) -> CatalogReader | None:
+        """Open the catalog for a page, which closes it; None if there is none yet."""
+        updater = self._updater
+        return CatalogReader(updater.path) if updater is not None and updater.is_ready else None
+
+    def moment(self, text: str) -> Moment:
+        """Return the moment that a page asks for; an empty text is now. ConfigError says what is wrong with it."""
+        if self.history is None:
+            return Moment()
+        return find_moment(text, self.history)
+
+
+def _changed(before: RunSnapshot, after: RunSnapshot) -> bool:
+    """Whether there is something that a page shows."""
+    if before.status is None or after.status is None or before.error != after.error:
+        return before != after
+    return (
+        before.counts != after.counts
+        or before.share_read != after.share_read
+        or before.status.to_json() != after.status.to_json()
+    )

@@ -1,0 +1,214 @@
+"""The studio as people use it: its command, a real browser, a finished run and one that goes on."""
+
+from __future__ import annotations
+
+import re
+import signal
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser
+
+from tests.e2e.browser import Tab, chromium
+from tests.e2e.workplace import Process, Workplace, sets
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+FAILING = ("policies.fake.fail_share=0.1", "run.steps=12", "feeder.group_size=4")
+ENDLESS = ("run.steps=100000", "backends.fake.step_s=0.3")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as found:
+        yield found
+
+
+class StudioProcess:
+    """`rftstream studio` over some runs."""
+
+    def __init__(self, place: Workplace, *runs: Path, more: tuple[str, ...] = ()) -> None:
+        self.process: Process = place.start("studio", *runs, "--port", "0", *more)
+        place.wait_for(lambda: "ctrl-C ends it" in self.process.out, "the studio to listen")
+        found = re.search(r"http://\S+?/", self.process.out)
+        assert found is not None
+        self.url = found[0].rstrip("/")
+
+    def stop(self) -> None:
+        self.process.send(signal.SIGINT)
+        done = self.process.finish()
+        assert done.code in (0, 130, -signal.SIGINT), done.err
+
+
+def pages_of(place: Workplace, run: Path) -> list[str]:
+    """An address for each kind of page, with ids that the run has."""
+    outcome = next(one for one in place.view(run).outcomes() if one.batch_sequence is not None)
+    group, name = outcome.group_id, run.name
+    _, _, problem, _ = group.split("/")
+    parts = (
+        "", "/charts", "/charts?over=time", "/groups", "/groups?fate=dead", f"/groups/{group}", f"/rollouts/{group}/0",
+        f"/rollouts/{group}/0?color=advantage", "/problems?order=learned", f"/problems/sums/{problem}", "/versions",
+        "/versions/1", "/evaluations", "/dead", "?as_of=v1", "/groups?as_of=v1",
+    )  # fmt: skip
+    return [f"/runs/{name}{part}" for part in parts]
+
+
+def test_every_page_of_a_finished_run(place: Workplace, browser: Browser) -> None:
+    run = place.folder / "finished"
+    assert place.call("run", "tiny.toml", "--run-dir", run, *sets(*FAILING)).code == 0
+    studio = StudioProcess(place, run)
+    wait_until_read(place, studio, run)
+    audited, status = place.call("audit", run, "--json").result, place.call("status", run, "--json").result
+    host = studio.url.removeprefix("http://")
+    for dark, width in ((False, 1280), (True, 1280), (False, 360)):
+        tab = Tab(browser, dark=dark, width=width)
+        for address in pages_of(place, run):
+            page = tab.open(studio.url + address)
+            assert page.locator("h1").count() == 1, address
+            assert tab.overflow() <= 0, f"{address} is too wide for {width} px"
+            if width != 360:
+                assert tab.barriers() == [], address
+        assert not tab.complaints
+        assert tab.hosts == {host}, "nothing is asked of anybody else"
+        tab.close()
+    tab = Tab(browser)
+    shown = numbers(tab.open(f"{studio.url}/runs/finished").content())
+    for name in ("groups", "rollouts"):
+        for fate in ("admitted", "trained", "pending", "filtered", "expired", "dead"):
+            assert shown[f"{name}.{fate}"] == audited[name][fate]
+    assert shown["version"] == status["version"] == audited["version"]
+    keys_alone(tab)
+    tab.close()
+    without_scripts(browser, studio.url, pages_of(place, run))
+    studio.stop()
+
+
+def wait_until_read(place: Workplace, studio: StudioProcess, run: Path) -> None:
+    """The catalog is made in the background; until it is there, pages say so."""
+
+    def is_read() -> bool:
+        page = urllib.request.urlopen(f"{studio.url}/runs/{run.name}").read().decode()
+        return 'data-number="version"' in page and "reading the log" not in page
+
+    place.wait_for(is_read, "the studio to have read the log")
+
+
+def numbers(page: str) -> dict[str, int]:
+    found = re.findall(r'data-number="([a-z.]+)">(?:<a [^>]*>)?([\d,]+)', page)
+    return {name: int(value.replace(",", "")) for name, value in found}
+
+
+def keys_alone(tab: Tab) -> None:
+    """From the glance to a token, and back to an earlier moment, without a pointer."""
+    page = tab.page
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
+    page.locator("table.groups a").first.focus()
+    page.keyboard.press("Enter")
+    page.wait_for_url(re.compile("/groups/"))
+    page.locator(".sibling a").first.focus()
+    page.keyboard.press("Enter")
+    page.wait_for_url(re.compile("/rollouts/"))
+    page.locator("[data-tokens]").focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    assert page.locator("#token-numbers").inner_text().startswith("1: id ")
+    page.locator("#as-of-range").focus()
+    page.keyboard.press("Home")
+    page.wait_for_url(re.compile("as_of=v1"))
+
+
+def without_scripts(browser: Browser, url: str, addresses: list[str]) -> None:
+    tab = Tab(browser, scripts=False)
+    for address in addresses:
+        tab.page.goto(url + address)
+        assert tab.page.locator("h1").count() == 1
+    tab.page.goto(url + addresses[0])
+    assert tab.page.locator("figure.chart polyline").count() >= 2, "curves are pictures"
+    tab.page.fill("#as-of-text", "v2")
+    tab.page.click(".as-of button")
+    assert tab.page.locator(".then").inner_text().endswith("version 2 in force")
+    assert not tab.complaints
+    tab.close()
+
+
+def test_a_page_follows_a_run_that_goes_on(place: Workplace, browser: Browser) -> None:
+    run = place.folder / "live"
+    running = place.start("run", "tiny.toml", "--run-dir", run, *sets(*ENDLESS))
+    place.wait_for(lambda: run.is_dir() and (run / "log" / "log.sqlite").is_file(), "the run to begin")
+    place.wait_for(lambda: len(place.view(run).steps()) >= 2, "two steps")
+    studio = StudioProcess(place, run)
+    wait_until_read(place, studio, run)
+    tab = Tab(browser)
+    page = tab.open(f"{studio.url}/runs/live")
+    first = int(page.locator('[data-number="version"]').inner_text().replace(",", ""))
+    page.evaluate("document.body.dataset.loaded = 'once'")
+    page.wait_for_function(
+        "least => Number(document.querySelector('[data-number=version]').textContent.replace(',', '')) > least",
+        arg=first + 2,
+    )
+    assert page.evaluate("document.body.dataset.loaded") == "once", "the page was not loaded anew"
+    assert page.locator("figure.chart .u-over").count() >= 2, "curves outlive the new numbers"
+    assert page.locator(".worker.up").count() >= 5
+    for address in pages_of(place, run):
+        tab.open(studio.url + address)
+        assert tab.page.locator("h1").count() == 1
+    assert not tab.complaints
+    tab.close()
+    kill_and_go_on(place, studio, run)
+    running.send(signal.SIGTERM)
+    running.finish()
+    place.view(run).assert_nothing_lost()
+
+
+def kill_and_go_on(place: Workplace, studio: StudioProcess, run: Path) -> None:
+    """A studio that is killed delays nobody, and its catalog is gone on with."""
+    studio.process.send(signal.SIGKILL)
+    studio.process.finish()
+    before = len(place.view(run).steps())
+    place.wait_for(lambda: len(place.view(run).steps()) > before, "the run to go on without the studio")
+    again = StudioProcess(place, run)
+    wait_until_read(place, again, run)
+    page = urllib.request.urlopen(f"{again.url}/runs/live").read().decode()
+    assert numbers(page)["version"] >= before
+    again.stop()
+
+
+def test_on_another_address_a_token_is_a_must(place: Workplace, browser: Browser) -> None:
+    run = place.folder / "finished"
+    assert place.call("run", "tiny.toml", "--run-dir", run, *sets("run.steps=2")).code == 0
+    tokens = str(place.folder / "tokens.json")
+    refused = place.call("studio", run, "--host", "0.0.0.0", "--port", "0", "--tokens", tokens)
+    assert refused.code == 2 and "a token is a must" in refused.err
+    token = place.call("studio", "--new-token", "ada=viewer", "--tokens", tokens).out.strip()
+    assert token.startswith("rfts-") and token not in Path(tokens).read_text()
+    assert place.call("studio", "--new-token", "ada=king", "--tokens", tokens).code == 2
+    studio = StudioProcess(place, run, more=("--host", "0.0.0.0", "--tokens", tokens))
+    url = studio.url.replace("0.0.0.0", "127.0.0.1")
+    tab = Tab(browser)
+    page = tab.open(f"{url}/runs/finished")
+    assert page.url == f"{url}/login"
+    assert tab.barriers() == []
+    page.fill("#token", "rfts-guess")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("[role=alert]")
+    assert tab.complaints.pop().startswith(("401", "error: Failed to load"))
+    page.fill("#token", token)
+    page.keyboard.press("Enter")
+    page.wait_for_url(re.compile("/runs/finished"))
+    asked = urllib.request.Request(f"{url}/runs/finished/charts.json", headers={"authorization": f"Bearer {token}"})
+    place.wait_for(
+        lambda: urllib.request.urlopen(asked).headers["content-type"] == "application/json", "curves as data"
+    )
+    page.click(".who button")
+    page.wait_for_url(f"{url}/login")
+    tab.close()
+    studio.stop()
+
+
+def test_wrong_arguments(place: Workplace) -> None:
+    none = place.call("studio", "nowhere")
+    assert none.code == 2 and "no such file" in none.err
+    assert place.call("studio").code == 2

@@ -1,0 +1,297 @@
+"""Every page on a simulated run, now and in the past; what rollouts say stays text, and pages stay small."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from rftstream.contracts.arrays import Array
+from rftstream.contracts.batches import BatchManifest, Experience, LossKind
+from rftstream.contracts.dead import DeadLetter
+from rftstream.contracts.outcomes import GroupOutcome, GroupResult, RolloutSummary
+from rftstream.contracts.rollouts import Rollout, RolloutStatus, Segment, Turn, VersionSpan
+from rftstream.contracts.tasks import ChatMessage, Problem, Sampling, Task
+from rftstream.contracts.verdicts import Verdict, VerifiedRollout
+from rftstream.core.advantages import compute_group_advantages
+from rftstream.queries.audit import audit
+from rftstream.studio.app import GROUP, ROUTES
+from rftstream.studio.watched_run import WatchedRun
+from rftstream.testing import MemoryRun, Simulation
+from tests.unit.studio.studio_scene import client, make_config, watch
+from tests.unit.synthetic import SyntheticLog
+
+HOSTILE = '<script>alert("x")</script>\u202egnirts \u200f مرحبا 👩\u200d🚀 " onmouseover=1 \'</pre></textarea>'
+LONG = 7_000_000
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Simulation, WatchedRun, TestClient]]:
+    simulation = Simulation(make_config(), folder=tmp_path_factory.mktemp("run"), seed=3)
+    simulation.run()
+    watched = watch(simulation)
+    watched.follow_once()
+    with client([watched]) as browser:
+        yield simulation, watched, browser
+    watched.stop()
+
+
+def addresses(simulation: Simulation) -> list[str]:
+    outcome = next(
+        one for one in simulation.messages("outcomes") if isinstance(one, GroupOutcome) and one.batch_sequence == 1
+    )
+    group = outcome.group_id
+    parts = {
+        f"/groups/{GROUP}": f"/groups/{group}",
+        f"/rollouts/{GROUP}/{{sibling:int}}": f"/rollouts/{group}/1",
+        f"/rollouts/{GROUP}/{{sibling:int}}/text": f"/rollouts/{group}/1/text",
+        "/problems/{taskset}/{problem:int}": f"/problems/sums/{group.split('/')[2]}",
+        "/versions/{version:int}": "/versions/2",
+        "/batches/{batch:int}": "/batches/1",
+        "/dead/{letter:path}": "",
+        "/find": f"/find?id={group}/0",
+    }
+    return [f"/runs/demo{parts.get(path, path)}" for path in ROUTES]
+
+
+def test_every_page_now_and_as_it_was(finished: tuple[Simulation, WatchedRun, TestClient]) -> None:
+    simulation, _, browser = finished
+    for address in addresses(simulation):
+        for moment in ("", "v3"):
+            asked = address + ("&" if "?" in address else "?") + f"as_of={moment}" if moment else address
+            answer = browser.get(asked)
+            assert answer.status_code in (200, 302, 303), (asked, answer.text[:300])
+            if answer.status_code == 200 and "html" in answer.headers["content-type"]:
+                assert "<style" not in answer.text and " style=" not in answer.text and "<script>" not in answer.text
+                assert not re.search(r"\son[a-z]+=", answer.text), asked
+                assert "undefined" not in answer.text.lower()
+
+
+def test_numbers_are_those_of_audit_and_status(finished: tuple[Simulation, WatchedRun, TestClient]) -> None:
+    simulation, watched, browser = finished
+    report = audit(simulation.transport())
+    shown = numbers(browser.get("/runs/demo").text)
+    for name in ("groups", "rollouts"):
+        balance = getattr(report, name)
+        for fate in ("admitted", "trained", "pending", "filtered", "expired", "dead"):
+            assert shown[f"{name}.{fate}"] == getattr(balance, fate)
+    assert shown["version"] == report.version
+    status = watched.snapshot.status
+    assert status is not None and status.to_json()["version"] == shown["version"]
+    past = numbers(browser.get("/runs/demo?as_of=v3").text)
+    assert past["version"] == 3 and past["groups.trained"] == 6
+
+
+def numbers(page: str) -> dict[str, int]:
+    found = re.findall(r'data-number="([a-z.]+)">(?:<a [^>]*>)?([\d,]+)', page)
+    return {name: int(value.replace(",", "")) for name, value in found}
+
+
+def test_charts_hold_the_recorded_values(finished: tuple[Simulation, WatchedRun, TestClient]) -> None:
+    simulation, watched, browser = finished
+    assert watched.history is not None
+    steps = watched.history.history().steps
+    panels = {panel["title"]: panel for panel in browser.get("/runs/demo/charts.json").json()}
+    [line] = panels["Reward"]["lines"]
+    assert line["x"] == [step.name.version for step in steps]
+    assert line["y"] == pytest.approx([step.metrics["reward"] for step in steps], rel=1e-5)
+    assert panels["Held-out evaluation"]["lines"]
+    picture = browser.get("/runs/demo/charts").text
+    assert picture.count("<polyline") >= 4, "curves are there without scripts, too"
+    del simulation
+
+
+@pytest.mark.parametrize(
+    ("address", "status", "said"),
+    [
+        ("/runs/other", 404, "there are demo"),
+        ("/runs/demo/groups/sums/0/999/0", 404, "no group"),
+        ("/runs/demo/groups/sums/0/x/0", 404, ""),
+        ("/runs/demo/versions/99", 404, "the newest is 6"),
+        ("/runs/demo/dead/a/b/0/1", 404, "no dead letter"),
+        ("/runs/demo?as_of=yesterday", 400, "expected a version"),
+        ("/runs/demo?as_of=v77", 400, "no such version"),
+        ("/runs/demo/find?id=%3Cscript%3E", 404, "&lt;script&gt;"),
+        ("/runs/demo/groups?before=x&fate=nonsense&reason=%27%22", 200, "No such groups"),
+        ("/runs/demo/problems?order=;drop&skip=-1", 200, "problems have groups"),
+        ("/nothing", 404, ""),
+    ],
+)
+def test_what_is_not_there(
+    finished: tuple[Simulation, WatchedRun, TestClient], address: str, status: int, said: str
+) -> None:
+    answer = finished[2].get(address)
+    assert answer.status_code == status and said in answer.text
+    assert "<script>" not in answer.text
+
+
+# --------------------------------------------------------------------------------------------- what rollouts say
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> Iterator[TestClient]:
+    """A group in a batch: one hostile sibling, one very long one; and a dead letter."""
+    memory = MemoryRun(make_config(), folder=tmp_path)
+    memory.put_manifest()
+    log = SyntheticLog(memory.transport(), partitions=4, group_size=2)
+    log.step(0, resumed=True)
+    one, two = log.siblings(0)
+    problem = Problem(messages=(ChatMessage(role="user", content=HOSTILE),), answer=HOSTILE)
+    log.put("tasks", *(Task(ids=ids, problem=problem, sampling=Sampling(), seed=1) for ids in (one, two)))
+    ids = [b % 256 for b in b"abc"] * 700
+    segment = Segment(
+        token_ids=Array.of(ids, "int32"),
+        behavior_logprobs=Array.of([0.0] + [-0.25] * (len(ids) - 1), "float32"),
+        loss_mask=Array.of([0] + [1] * (len(ids) - 1), "uint8"),
+        versions=(VersionSpan(start=1, count=len(ids) - 1, trainer_epoch=1, version=0),),
+    )
+    rollouts = {
+        one: Rollout(ids=one, status=RolloutStatus.completed, problem=problem, segments=(segment,), num_tokens=2099,
+                     sampling=Sampling(), turns=(Turn(role="assistant", content=HOSTILE),), error=None),
+        two: Rollout(ids=two, status=RolloutStatus.truncated, problem=problem, segments=(segment,), num_tokens=2099,
+                     sampling=Sampling(), turns=(Turn(role=HOSTILE, content="x" * LONG),)),
+    }  # fmt: skip
+    for ids_, rollout, reward in ((one, rollouts[one], 1.0), (two, rollouts[two], 0.25)):
+        log.put("rollouts", rollout)
+        verdict = Verdict(reward=reward, scorer=HOSTILE, scorer_version="1", parts={HOSTILE: reward, "b": 0.0})
+        log.put("verified", VerifiedRollout(ids=ids_, rollout=rollout, verdict=verdict))
+    group = one.group_id
+    log.put_all([
+        *(("batches", Experience(ids=ids_, batch_sequence=0, share=0, position=i, loss_kind=LossKind.rl,
+                                 segments=(segment,), reward=reward, sampling=Sampling()), None)
+          for i, (ids_, reward) in enumerate(((one, 1.0), (two, 0.25)))),
+        ("outcomes", GroupOutcome(group_id=group, taskset="sums", sequence=0, result=GroupResult.batched,
+                                  reason=HOSTILE, batch_sequence=0, group_size=2, rollouts=tuple(
+            RolloutSummary(rollout_id=ids_.rollout_id, num_tokens=2099, status=RolloutStatus.completed, reward=reward)
+            for ids_, reward in ((one, 1.0), (two, 0.25)))), None),
+        ("batches", BatchManifest(batch_sequence=0, share=0, num_shares=1, count=2, digest="sha256:" + "0" * 64,
+                                  groups=(group,), num_groups=1, total_groups=1), None),
+    ])  # fmt: skip
+    log.trained[1] = 1
+    log.step(1, metrics={"reward": 0.5, HOSTILE: 1.0})
+    headers = (("h", HOSTILE.encode()),)
+    log.put("dead", DeadLetter(
+        topic="rollouts", partition=0, offset=0, key=b"k", value=b"<script>\xff", headers=headers, role="verifier",
+        reason="error", detail=HOSTILE * 20, tries=2,
+    ))  # fmt: skip
+    watched = watch(memory)
+    watched.follow_once()
+    assert not watched.snapshot.error
+    with client([watched]) as browser:
+        yield browser
+    watched.stop()
+
+
+PAGES = (
+    "/runs/demo",
+    "/runs/demo/groups",
+    "/runs/demo/groups/sums/0/0/0",
+    "/runs/demo/rollouts/sums/0/0/0/0",
+    "/runs/demo/rollouts/sums/0/0/0/1?color=advantage",
+    "/runs/demo/problems/sums/0",
+    "/runs/demo/versions/1",
+    "/runs/demo/dead",
+    "/runs/demo/dead/verifier/rollouts/0/0",
+)
+
+
+@pytest.mark.parametrize("address", PAGES)
+def test_what_a_rollout_says_stays_text(hostile: TestClient, address: str) -> None:
+    answer = hostile.get(address)
+    assert answer.status_code == 200, answer.text[:500]
+    assert "<script>" not in answer.text and "</textarea>" not in answer.text
+    assert " onmouseover=1" not in answer.text.replace("&#34; onmouseover=1", ""), "it ends no attribute"
+    assert len(answer.content) < 600_000, "a page is bounded, whatever a rollout said"
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+
+
+def test_long_text_is_cut_and_there_as_a_file(hostile: TestClient) -> None:
+    page = hostile.get("/runs/demo/rollouts/sums/0/0/0/1").text
+    assert f"and {LONG - 20_000:,} characters more" in page
+    whole = hostile.get("/runs/demo/rollouts/sums/0/0/0/1/text")
+    assert len(whole.text) > LONG and whole.headers["content-type"].startswith("text/plain")
+    assert (
+        "attachment" in whole.headers["content-disposition"] and "sandbox" in whole.headers["content-security-policy"]
+    )
+
+
+def test_tokens_carry_their_numbers(hostile: TestClient) -> None:
+    import numpy as np
+
+    page = hostile.get("/runs/demo/rollouts/sums/0/0/0/0?color=logprob").text
+    titles = re.findall(r'<i class="t ([^"]*)" title="([^"]*)">([^<]*)</i>', page)
+    assert len(titles) == 1500 and "of 2,100" in page
+    assert titles[0][0] == "given" and "not trained on" in titles[0][1]
+    up = compute_group_advantages(np.array([1.0, 0.25]), np.array([0, 0]))[0]
+    style, numbers_, text = titles[1]
+    assert (style, text) == ("l0", "b")
+    assert "logprob -0.2500" in numbers_ and "version 0 (epoch 1)" in numbers_ and f"advantage {up:.4f}" in numbers_
+    further = hostile.get("/runs/demo/rollouts/sums/0/0/0/0?from=1500&color=version").text
+    assert len(re.findall(r'<i class="t [^"]*" title="', further)) == 600
+    assert hostile.get("/runs/demo/rollouts/sums/0/0/0/0?segment=9&from=99999999").status_code == 200
+
+
+def test_it_says_where_each_number_stands(hostile: TestClient) -> None:
+    page = hostile.get("/runs/demo/rollouts/sums/0/0/0/0").text
+    for place in ("tasks[0]@0", "rollouts[0]@0", "verified[0]@0", "outcomes[0]@0"):
+        assert place in page
+    assert "computed here by grpo from the rewards of the group in batch 0" in page
+
+
+def test_the_lineage_goes_both_ways(hostile: TestClient) -> None:
+    version = hostile.get("/runs/demo/versions/1").text
+    assert "/runs/demo/groups/sums/0/0/0" in version and "batches[0]@0 to 2" in version
+    group = hostile.get("/runs/demo/groups/sums/0/0/0").text
+    assert "/runs/demo/versions/1" in group and "/runs/demo/rollouts/sums/0/0/0/1" in group
+    rollout = hostile.get("/runs/demo/rollouts/sums/0/0/0/1").text
+    assert "/runs/demo/versions/1" in rollout and "/runs/demo/groups/sums/0/0/0" in rollout
+
+
+# --------------------------------------------------------------------------------------------- several runs
+
+
+def test_several_runs(tmp_path: Path) -> None:
+    runs: list[WatchedRun] = []
+    for number in (1, 2):
+        settings: dict[str, Any] = {"trainer": {"backend": "fake", "lr": number * 1e-6}}
+        simulation = Simulation(make_config(**settings), folder=tmp_path / str(number), seed=number)
+        simulation.run()
+        runs.append(watch(simulation, f"demo~{number}"))
+        runs[-1].follow_once()
+    with client(runs) as browser:
+        listed = browser.get("/").text
+        assert "/runs/demo~1" in listed and "/runs/demo~2" in listed
+        compared = browser.get("/compare?run=demo~1&run=demo~2").text
+        assert "trainer.lr" in compared and compared.count("<polyline") >= 2
+        data = {panel["title"]: panel for panel in browser.get("/compare.json?run=demo~1&run=demo~2").json()}
+        assert [line["label"] for line in data["Reward"]["lines"]] == ["demo~1", "demo~2"]
+        assert browser.get("/compare?run=nobody").status_code == 200
+    for run in runs:
+        run.stop()
+
+
+def test_a_run_that_has_not_begun(tmp_path: Path) -> None:
+    watched = watch(MemoryRun(make_config(), folder=tmp_path))
+    with client([watched]) as browser:
+        assert browser.get("/").status_code == 302
+        assert "the first pages come in a moment" in browser.get("/runs/demo").text
+        watched.follow_once()
+        for page in ("", "/groups", "/versions", "/charts.json"):
+            assert "has not begun" in browser.get(f"/runs/demo{page}").text
+    watched.stop()
+
+
+def test_a_run_that_cannot_be_opened_says_why() -> None:
+    def broken() -> Any:
+        raise RuntimeError("<b>no disk</b>")
+
+    watched = WatchedRun("demo", broken)
+    watched.follow_once()
+    with client([watched]) as browser:
+        page = browser.get("/runs/demo").text
+        assert "&lt;b&gt;no disk&lt;/b&gt;" in page and "cannot be looked at" in page
+    watched.stop()
