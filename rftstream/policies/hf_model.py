@@ -17,7 +17,7 @@ from rftstream.errors import PolicyError
 from rftstream.models.folder import loading
 from rftstream.models.seeing import SeeingModel, model_class
 from rftstream.models.spec import ModelSpec
-from rftstream.policies import attention
+from rftstream.policies import attention, linear
 from rftstream.policies.packed import PackedRows
 from rftstream.policies.prompts import Block, Features, TokenIds
 from rftstream.weights.snapshot import DTYPES, RawTensor
@@ -39,6 +39,8 @@ class HfModel:
         self._model.to(spec.device)
         self._model.eval()
         self.device = torch.device(spec.device)
+        if self.device.type == "cpu" and linear.lacks(self._model.dtype):
+            linear.widen(self._model)
         self.vocabulary_size = int(self._model.config.get_text_config().vocab_size)
         self.seeing = SeeingModel.of(self._model, spec.folder)
         """The same model as one that is shown images; None if it is not."""
