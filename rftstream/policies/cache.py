@@ -66,14 +66,13 @@ class SlotCache:
 
     def write(self, slots_N: np.ndarray, columns_N: np.ndarray) -> None:
         """Have the next pass write the keys and values of token n into column `columns_N[n]` of slot `slots_N[n]`."""
-        for layer in self._layers:
-            layer.reserve(self._num_used, int(columns_N.max()) + 1, self._max_slots)
-        device = self._layers[0].device
+        width, device = int(columns_N.max()) + 1, self._layers[0].device
         if (slots_N == slots_N[0]).all():  # one row: its columns follow one another
             target: Any = (int(slots_N[0]), slice(None), slice(int(columns_N[0]), int(columns_N[-1]) + 1))
         else:
             target = (torch.from_numpy(slots_N).to(device), slice(None), torch.from_numpy(columns_N).to(device))
         for layer in self._layers:
+            layer.reserve(self._num_used, width, self._max_slots)
             layer.target = target
 
     def free(self, slots: Iterable[int], *, clean: bool = True) -> None:
