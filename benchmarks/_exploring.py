@@ -7,7 +7,7 @@ of tokens of each prompt. The explorer reads its tasks from an embedded log and 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -114,8 +114,8 @@ def explore(load: Load, path: Path) -> float:
     return took_s
 
 
-def explored(load: Load, path: Path) -> tuple[float, list[Rollout]]:
-    """The same, and the rollouts."""
+def explored(load: Load, path: Path, now: Callable[[], float] = time.perf_counter) -> tuple[float, list[Rollout]]:
+    """The same, and the rollouts. `now`: time.process_time for CPU seconds."""
     folder, clock = RunFolder(path), SystemClock()
     folder.path.mkdir()
     transport = EmbeddedTransport(folder.log)
@@ -141,8 +141,8 @@ def explored(load: Load, path: Path) -> tuple[float, list[Rollout]]:
     context = role_context(config=load.run, folder=folder, clock=clock, transport=transport, process="explorer")
     spec = prepare_model(load.run.model, folder.model, load.run.run.seed)
     name = VersionName(trainer_epoch=1, version=0)
-    weights = publish(context.open_store(), _weights(spec), name, spec.name, spec.dtype, resumed=True)
-    put("weights", 0, weights)
+    announced = publish(context.open_store(), weights(spec), name, spec.name, spec.dtype, resumed=True)
+    put("weights", 0, announced)
     service = service_of(role_builder("explorer")(context), context)
 
     def work_until(num_rollouts: int) -> None:
@@ -155,16 +155,17 @@ def explored(load: Load, path: Path) -> tuple[float, list[Rollout]]:
     work_until(1)  # it has the weights now
     for partition in range(PARTITIONS):
         put("tasks", partition, *(one for one in others if one.ids.sequence % PARTITIONS == partition))
-    began = time.perf_counter()
+    began = now()
     work_until(len(load.tasks))
-    took_s = time.perf_counter() - began
+    took_s = now() - began
     rollouts = [one for one in map(codec.from_record, Log(transport).read("rollouts")) if isinstance(one, Rollout)]
     service.close()
     transport.close()
     return took_s, rollouts
 
 
-def _weights(spec: ModelSpec) -> Mapping[str, RawTensor]:
+def weights(spec: ModelSpec) -> Mapping[str, RawTensor]:
+    """The weights of a model as a trainer publishes them first."""
     from rftstream.backends.base import OptimizerSettings
     from rftstream.backends.torch.backend import TorchBackend
 

@@ -3,19 +3,33 @@
 `generate` takes as many prompts at a time as the explorer has places, in the order of the tasks, and samples from the
 model's distribution without its stop token. The explorer computes logprobs and stamps, `generate` tokens alone.
 Loading is not counted.
+
+The last long row of a group is sampled alone. What a token of it costs stands beside a bare read of the weights, in CPU
+time with one thread, in turns.
 """
 
 from __future__ import annotations
 
 import os
+import statistics
 import tempfile
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks._exploring import CONCURRENT, MAX_TOKENS, Load, choose_model, explore, make_load
+from benchmarks._exploring import CONCURRENT, MAX_TOKENS, Load, choose_model, explore, make_load, weights
+from rftstream.clock import SystemClock
+from rftstream.contracts.tasks import Sampling
+from rftstream.contracts.versions import VersionName
 from rftstream.models.folder import prepare_model
 from rftstream.models.rendering import open_renderer
+from rftstream.policies.base import SampleRequest
+from rftstream.policies.hf import HfPolicy
+
+ROW_TOKENS, ROW_PROMPT = 60, 200
+"""Tokens of a row that is sampled alone, and of its prompt."""
 
 
 def run() -> list[dict[str, Any]]:
@@ -36,7 +50,46 @@ def run() -> list[dict[str, Any]]:
                 "ratio": ours / reference,
             }
         )
+    rows.append(_row_alone(model, name))
     return rows
+
+
+def _row_alone(model: dict[str, Any], name: str) -> dict[str, Any]:
+    """Tokens of one row, and reads of all weights, for a CPU second."""
+    import torch
+
+    with tempfile.TemporaryDirectory(prefix="rftstream-bench-") as folder:
+        run = make_load(model, 1, folder, "hf").run
+        spec = replace(prepare_model(run.model, Path(folder) / "model", run.run.seed), threads=1)
+        policy = HfPolicy(HfPolicy.Config(), model=spec, renderer=open_renderer(spec), clock=SystemClock())
+        policy.load(weights(spec), VersionName(trainer_epoch=1, version=0))
+        parameters = [parameter.detach().view(-1) for parameter in policy._model.parameters.values()]
+        sampling = Sampling(min_tokens=ROW_TOKENS, max_tokens=ROW_TOKENS)
+        prompt = tuple(1 + number % 16 for number in range(ROW_PROMPT))
+        policy.submit(
+            SampleRequest(request_id="row", token_ids=prompt, sampling=sampling, seed=0, max_tokens=ROW_TOKENS)
+        )
+        policy.step()
+        ours_s, reference_s = [], []
+        while policy.num_active:
+            ours_s.append(_cpu_s(policy.step))
+            reference_s.append(_cpu_s(lambda: [part.view(torch.int16).max() for part in parameters]))
+        policy.close()
+    ours, reference = (1 / statistics.median(seconds) for seconds in (ours_s, reference_s))
+    return {
+        "name": f"hf: {name}, 1 thread, one row alone",
+        "unit": "tokens/CPU s",
+        "ours": ours,
+        "reference": reference,
+        "reference_name": "reads of all weights",
+        "ratio": ours / reference,
+    }
+
+
+def _cpu_s(work: Callable[[], object]) -> float:
+    began = time.process_time()
+    work()
+    return time.process_time() - began
 
 
 def _generate(load: Load, made: Path) -> float:

@@ -1,9 +1,10 @@
 """The rows that `hf` decodes together: what was sampled of each, and how far each is. A row that is done leaves at
 once.
 
-Prompts are padded on the left, so that all rows end in the same column of the cache.
+Each row has a slot of the cache. A row joins with a prompt that was computed, or goes on from a turn that is kept: then
+what is new in its prompt is computed in the same pass as the next token of the others.
 
-Shapes: B rows, N rows that join, W columns of the cache in use, T sampled tokens of a row, V vocabulary."""
+Shapes: B rows, N rows that join or tokens of a pass, T sampled tokens of a row, V vocabulary."""
 
 from __future__ import annotations
 
@@ -19,15 +20,18 @@ from rftstream.contracts.rollouts import VersionSpan
 from rftstream.contracts.versions import VersionName
 from rftstream.models.rendering import Renderer
 from rftstream.policies.base import Completion, SampleRequest
-from rftstream.policies.cache import LayerStates, RowCache
+from rftstream.policies.cache import LayerStates, SlotCache
+from rftstream.policies.packed import PackedRows
 from rftstream.policies.prompts import Block, TokenIds
 from rftstream.policies.sampling import Sampler, SamplingTable
 from rftstream.policies.turns import KeptTurn
 
 ARRAYS = (
+    "_slots_B",
     "_limits_B",
     "_lengths_B",
     "_alive_B",
+    "_broken_B",
     "_before_B",
     "_num_sampled_B",
     "_tokens_BT",
@@ -38,18 +42,23 @@ ARRAYS = (
 
 
 class DecodingBatch:
-    """Requests that are decoded together, one row each.
+    """Requests that are decoded together, one row each. `HfPolicy` makes it.
 
-    `HfPolicy` makes it when it lets requests in. Requests `join`; then each decoding step is `leave`, `inputs` for
-    the model, and `sample`. `completion` is called for a row that has finished, before the next `leave`."""
+    Requests `join` with a prompt that was computed, or `go_on` from a turn. A decoding step is `leave`, `next_tokens`
+    for the model, `computed`, and `sample`. `completion` and `turn` are called for a row that has finished, before the
+    next `leave`."""
 
     def __init__(self, renderer: Renderer, stop_ids: np.ndarray, device: torch.device, max_rows: int) -> None:
         self._renderer, self._stop_ids, self._device = renderer, stop_ids, device
         self._requests: list[SampleRequest] = []
+        self._slots_B = np.zeros(0, dtype=np.int64)
+        """Slot of each row in the cache; -1 for a row that is done and has left it to its turn."""
         self._limits_B = np.zeros(0, dtype=np.int64)
         self._lengths_B = np.zeros(0, dtype=np.int64)
         """Number of tokens of each row in the cache."""
         self._alive_B = np.zeros(0, dtype=bool)
+        self._broken_B = np.zeros(0, dtype=bool)
+        """Rows in whose slot there may be something else than numbers."""
         self._before_B = np.zeros(0, dtype=np.int64)
         """Number of tokens of each row that were sampled elsewhere and came with its request."""
         self._num_sampled_B = np.zeros(0, dtype=np.int64)
@@ -58,10 +67,9 @@ class DecodingBatch:
         self._versions_BT = np.zeros((0, 16), dtype=np.int32)
         self._table = SamplingTable.of([], [])
         self._seen: tuple[Tensor, Tensor] | None = None
-        self._max_rows = max_rows
-        self._cache = RowCache(max_rows)
-        self.logits_BV: Any = None
-        """Logits of the next token of each row; the policy sets them."""
+        self._cache = SlotCache(max_rows)
+        self._logits_BV: Any = None
+        """Logits of the next token of each row."""
 
     @property
     def num_rows(self) -> int:
@@ -78,19 +86,40 @@ class DecodingBatch:
         """Number of rows that have not finished."""
         return int(self._alive_B.sum())
 
+    @property
+    def num_free_slots(self) -> int:
+        """Number of slots of the cache that neither rows nor turns have."""
+        return self._cache.num_free
+
     # ------------------------------------------------------------------------------------------ who is in it
 
-    def join(self, requests: Sequence[SampleRequest], block: Block, which_N: np.ndarray) -> None:
-        """Add requests as new rows. Their prompts are numbers `which_N` of the block."""
+    def join(self, requests: Sequence[SampleRequest], block: Block, which: Sequence[int]) -> None:
+        """Add requests as new rows. Their prompts are numbers `which` of the block. There must be free slots."""
+        lengths = [len(request.token_ids) for request in requests]
+        self._add(requests, self._cache.put(block.states, which, lengths), lengths)
+        logits_NV = block.logits_UV[torch.tensor(which, device=self._device)]
+        self._logits_BV = logits_NV if self._logits_BV is None else torch.cat([self._logits_BV, logits_NV])
+
+    def go_on(self, request: SampleRequest, turn: KeptTurn) -> None:
+        """Add a request, whose prompt begins with a turn, as a new row. It takes the turn's slot; there must be a free
+        one if the turn has none. What is new in the prompt is among the next tokens."""
+        length = len(turn.token_ids)
+        if turn.slot is None:
+            assert turn.states is not None, "it is in one place or the other"
+            [turn.slot] = self._cache.put(turn.states, [0], [length])
+        self._add([request], [turn.slot], [length])
+        turn.slot = turn.states = None
+
+    def _add(self, requests: Sequence[SampleRequest], slots: Sequence[int], lengths: Sequence[int]) -> None:
         num = len(requests)
-        lengths_N = np.asarray([len(one.token_ids) for one in requests])
         context = self._renderer.context or np.iinfo(np.int64).max
+        known_N = np.asarray([len(request.token_ids) for request in requests])
         joining = {
-            "_limits_B": np.minimum([one.max_tokens for one in requests], context - lengths_N),
-            "_lengths_B": lengths_N,
+            "_slots_B": np.asarray(slots),
+            "_limits_B": np.minimum([request.max_tokens for request in requests], context - known_N),
+            "_lengths_B": np.asarray(lengths),
             "_alive_B": np.ones(num, dtype=bool),
-            "_before_B": np.asarray([one.num_sampled for one in requests], dtype=np.int64),
-            "_num_sampled_B": np.zeros(num, dtype=np.int64),
+            "_before_B": np.asarray([request.num_sampled for request in requests], dtype=np.int64),
         }
         for name in ARRAYS:
             array = getattr(self, name)
@@ -98,53 +127,49 @@ class DecodingBatch:
             setattr(self, name, np.concatenate([array, joining.get(name, empty)]))
         self._requests += requests
         self._table = self._table.join(
-            SamplingTable.of([one.seed for one in requests], [one.sampling for one in requests])
+            SamplingTable.of([request.seed for request in requests], [request.sampling for request in requests])
         )
-        self._cache.add(block.states, which_N)
-        logits_NV = block.logits_UV[torch.from_numpy(which_N).to(self._device)]
-        self.logits_BV = logits_NV if self.logits_BV is None else torch.cat([self.logits_BV, logits_NV])
         self._seen = None
         self._bind()
 
     def leave(self) -> None:
-        """Remove the rows that are done. The last rows take their places."""
-        num_alive = self.num_alive
-        if num_alive == self.num_rows:
+        """Remove the rows that are done, and give up their slots."""
+        if self.num_alive == self.num_rows:
             return
-        targets = np.flatnonzero(~self._alive_B[:num_alive])
-        sources = num_alive + np.flatnonzero(self._alive_B[num_alive:])
-        order_B = np.arange(num_alive)
-        order_B[targets] = sources
+        for is_clean in (True, False):
+            gone_B = ~self._alive_B & (self._slots_B >= 0) & (self._broken_B != is_clean)
+            self._cache.free(self._slots_B[gone_B].tolist(), clean=is_clean)
+        stay_B = np.flatnonzero(self._alive_B)
         for name in ARRAYS:
-            setattr(self, name, getattr(self, name)[order_B])
-        self._requests = [self._requests[row] for row in order_B]
-        self._table = self._table.take(order_B)
-        order = torch.from_numpy(order_B).to(self._device)
-        self.logits_BV = self.logits_BV[order]
+            setattr(self, name, getattr(self, name)[stay_B])
+        self._requests = [self._requests[row] for row in stay_B]
+        self._table = self._table.take(stay_B)
+        stay = torch.from_numpy(stay_B).to(self._device)
+        self._logits_BV = self._logits_BV[stay] if len(stay_B) else None
         if self._seen is not None:
-            self._seen = (self._seen[0][order], self._seen[1][order])
-        self._cache.keep(num_alive, sources, targets)
-        self._cache.narrow(int(self._lengths_B.max(initial=0)))
+            self._seen = (self._seen[0][stay], self._seen[1][stay])
         self._bind()
 
     def contexts(self) -> list[TokenIds]:
         """Return, for each row, the tokens that the cache holds: all but the newest."""
-        tokens = zip(self._requests, self._tokens_BT, self._num_sampled_B, strict=True)
-        return [(*one.token_ids, *row[: count - 1].tolist()) for one, row, count in tokens]
+        return [self._known(row)[: self._lengths_B[row]] for row in range(self.num_rows)]
 
     def renew(self, states: Iterable[LayerStates]) -> None:
         """Replace the cache by keys and values of `contexts` that were computed anew: row after row, in any number
         of parts."""
-        self._cache = RowCache(self._max_rows)
+        first = 0
         for part in states:
-            self._cache.add(part, np.arange(len(part[0][0])))
-        self._cache.narrow(int(self._lengths_B.max(initial=0)))
+            rows = slice(first, first + len(part[0][0]))
+            slots, lengths = self._slots_B[rows].tolist(), self._lengths_B[rows].tolist()
+            self._cache.replace(part, range(len(slots)), lengths, slots)
+            first = rows.stop
 
     def forget(self, request_id: str) -> None:
         """Mark a request's row as done, so that it leaves without a completion. Unknown ids are ignored."""
         for row, request in enumerate(self._requests):
             if request.request_id == request_id:
                 self._alive_B[row] = False
+                self._broken_B[row] = True  # nobody has looked at what it was computed to last
 
     def _bind(self) -> None:
         """Make anew what depends on which rows there are."""
@@ -153,20 +178,35 @@ class DecodingBatch:
 
     # ------------------------------------------------------------------------------------------ one token of each
 
-    def inputs(self) -> dict[str, Any]:
-        """Return what the model is given for the next token: the last token of each row, which the cache does not
-        hold yet."""
-        last_B = self._tokens_BT[np.arange(self.num_rows), self._num_sampled_B - 1].astype(np.int64)
-        positions_B = torch.from_numpy(self._lengths_B.copy()).to(self._device)
-        self._lengths_B += 1
-        width = self._cache.width + 1
-        columns_1W = torch.arange(width, device=self._device)[None]
-        return {
-            "input_ids": torch.from_numpy(last_B).to(self._device)[:, None],
-            "position_ids": positions_B[:, None],
-            "attention_mask": columns_1W >= (width - 1 - positions_B)[:, None],
-            "past_key_values": self._cache.for_model,
-        }
+    def next_tokens(self) -> tuple[np.ndarray, PackedRows]:
+        """Return the tokens that the cache does not hold yet, int64 [N], with their places: of each row the last one,
+        or what is new in its prompt. The cache is made ready for them."""
+        counts_B = np.asarray([len(request.token_ids) for request in self._requests])
+        counts_B += self._num_sampled_B - self._lengths_B
+        rows = PackedRows(self._slots_B, self._lengths_B, counts_B, self._device)
+        newest_B = self._tokens_BT[np.arange(self.num_rows), self._num_sampled_B - 1].tolist()
+        token_ids: list[int] = []
+        for row in rows.order_B.tolist():
+            if self._num_sampled_B[row]:
+                token_ids.append(newest_B[row])
+            else:
+                token_ids += self._requests[row].token_ids[-counts_B[row] :]
+        self._cache.write(rows.slots_N, rows.positions_N)
+        self._lengths_B += counts_B
+        return np.asarray(token_ids, dtype=np.int64), rows
+
+    @property
+    def cache(self) -> Any:
+        """The cache that the model takes as `past_key_values`."""
+        return self._cache.for_model
+
+    def computed(self, logits_BV: Tensor) -> None:
+        """Take the logits of the next token of each row."""
+        self._logits_BV = logits_BV
+
+    def _known(self, row: int) -> TokenIds:
+        """Return a row's prompt and what was sampled of it."""
+        return (*self._requests[row].token_ids, *self._tokens_BT[row, : self._num_sampled_B[row]].tolist())
 
     def sample(self, version: int) -> list[tuple[int, str]]:
         """Sample a token for each row that is alive. Return the rows that finished with it, each with the reason.
@@ -174,12 +214,13 @@ class DecodingBatch:
         `version` is the token's index in the list of versions that `completion` is given."""
         seen_BV, counts_BV = self._penalty_counts() if self._table.penalises else (None, None)
         tokens_B, logprobs_B = self._sampler.draw(
-            self.logits_BV, self._lengths_B, self._before_B + self._num_sampled_B, seen_BV, counts_BV
+            self._logits_BV, self._lengths_B, self._before_B + self._num_sampled_B, seen_BV, counts_BV
         )
         if counts_BV is not None:
             rows_B = torch.arange(self.num_rows, device=self._device)
             counts_BV[rows_B, torch.from_numpy(tokens_B).to(self._device)] += 1
         broken_B = self._alive_B & ~np.isfinite(logprobs_B)
+        self._broken_B |= broken_B
         alive_B = np.flatnonzero(self._alive_B & ~broken_B)
         places_B = self._num_sampled_B[alive_B]
         if places_B.max(initial=0) >= self._tokens_BT.shape[1]:
@@ -225,14 +266,26 @@ class DecodingBatch:
         )
 
     def turn(self, row: int) -> KeptTurn | None:
-        """Return what the cache holds of a row that has finished, if its rollout may go on. None if its weights changed
-        meanwhile: keys and values of old weights end with their request."""
+        """Return the turn of a row that has finished, if its rollout may go on; the row's slot is then the turn's. None
+        if its weights changed meanwhile: keys and values of old weights end with their request."""
         request, count = self._requests[row], int(self._num_sampled_B[row])
         versions_T = self._versions_BT[row, :count]
         if not request.may_go_on or not count or versions_T[0] != versions_T[-1]:
             return None
-        token_ids = (*request.token_ids, *self._tokens_BT[row, : count - 1].tolist())
-        return KeptTurn(token_ids, self._cache.row(row, len(token_ids)))
+        slot, self._slots_B[row] = int(self._slots_B[row]), -1
+        return KeptTurn(self._known(row)[:-1], slot)
+
+    def forget_turn(self, turn: KeptTurn) -> None:
+        """Give up the slot of a turn that is not kept any more."""
+        if turn.slot is not None:
+            self._cache.free([turn.slot])
+
+    def copy_out(self, turn: KeptTurn) -> None:
+        """Copy a turn's keys and values, and give up its slot."""
+        assert turn.slot is not None
+        turn.states = self._cache.row(turn.slot, len(turn.token_ids))
+        self._cache.free([turn.slot])
+        turn.slot = None
 
     def _widen(self, width: int) -> None:
         for name in ("_tokens_BT", "_logprobs_BT", "_versions_BT"):
@@ -255,7 +308,7 @@ class DecodingBatch:
         """Return which tokens the prompt has, and how often each token was sampled. Both are kept while the rows
         stay the same."""
         if self._seen is None:
-            vocabulary = self.logits_BV.shape[1]
+            vocabulary = self._logits_BV.shape[1]
             seen_BV = np.zeros((self.num_rows, vocabulary), dtype=bool)
             counts_BV = np.zeros((self.num_rows, vocabulary), dtype=np.float32)
             for row, request in enumerate(self._requests):

@@ -1,14 +1,14 @@
-"""The cache of keys and values that `hf` decodes over. All rows end in the same column, so that one write makes all
-longer.
+"""The cache of keys and values that `hf` decodes over. A row has a slot, and its tokens are the slot's first columns.
 
-A row that joins is written beside the others; the last row overwrites one that leaves. Nothing else is copied, except
-when the room is used up.
+A row never moves. It keeps its slot while its environment answers, and a slot that is given up is taken by the next
+row. Nothing else is copied, except when the room is used up.
 
-Shapes: B rows, H heads of keys and values, W columns in use, D width of a head."""
+Shapes: S slots, H heads of keys and values, W columns, D width of a head, N tokens of a pass."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import heapq
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,111 +23,120 @@ LayerStates = Sequence[tuple[Tensor, Tensor]]
 """Keys and values [U, H, L, D] of each layer, as a forward pass over prompts left them."""
 
 
-class RowCache:
-    """The keys and values of at most `max_rows` rows. `DecodingBatch` makes it and changes it together with its own
-    rows.
+class SlotCache:
+    """The keys and values of at most `max_slots` rows. `DecodingBatch` makes it.
 
-    The columns from a row's beginning on are the row's own. Left of them are zeros or stale values, which the
-    attention mask hides."""
+    `put` takes slots for rows that were computed, `write` says where the next pass writes, and `free` gives slots up.
+    Behind a row's tokens are zeros or stale values, which the attention mask hides."""
 
-    def __init__(self, max_rows: int) -> None:
-        self._max_rows = max_rows
+    def __init__(self, max_slots: int) -> None:
+        self._max_slots = max_slots
         self._layers: list[_Layer] = []
+        self._free: list[int] = []
+        """Slots below `_num_used` that were given up, as a heap."""
+        self._num_used = 0
+        """Slots that were taken at least once."""
         self.for_model: Any = None
         """The cache that the model takes as `past_key_values`."""
 
     @property
-    def width(self) -> int:
-        """Number of columns in use: as many as the longest row has tokens, or more until `narrow` is called."""
-        return self._layers[0].end - self._layers[0].start if self._layers else 0
+    def num_free(self) -> int:
+        """Number of slots that may be taken."""
+        return self._max_slots - self._num_used + len(self._free)
 
-    def add(self, states: LayerStates, which_U: np.ndarray) -> None:
-        """Add rows at the end. New row u is row `which_U[u]` of the given states, and ends in the newest column."""
+    def put(self, states: LayerStates, which_R: Sequence[int], lengths_R: Sequence[int]) -> list[int]:
+        """Take a slot for each of R rows, and return the slots. New row r is the newest `lengths_R[r]` columns of row
+        `which_R[r]` of the given states."""
+        slots = [self._take() for _ in which_R]
         if not self._layers:
             self._layers = [_Layer(keys, values) for keys, values in states]
             self.for_model = Cache(layers=[*self._layers])
-        which = torch.from_numpy(which_U).to(states[0][0].device)
+        self.replace(states, which_R, lengths_R, slots)
+        return slots
+
+    def replace(
+        self, states: LayerStates, which_R: Sequence[int], lengths_R: Sequence[int], slots_R: Sequence[int]
+    ) -> None:
+        """Write rows as `put` does, over what stands in these slots."""
         for layer, (keys, values) in zip(self._layers, states, strict=True):
-            layer.add(keys, values, which, self._max_rows)
+            layer.reserve(self._num_used, max(lengths_R), self._max_slots)
+            for which, length, slot in zip(which_R, lengths_R, slots_R, strict=True):
+                for room, part in zip(layer.rooms, (keys, values), strict=True):
+                    room[slot, :, :length] = part[which, :, part.shape[2] - length :]
 
-    def keep(self, num_rows: int, sources: np.ndarray, targets: np.ndarray) -> None:
-        """Move the rows `sources` to the places `targets`, and keep only the first `num_rows`."""
+    def write(self, slots_N: np.ndarray, columns_N: np.ndarray) -> None:
+        """Have the next pass write the keys and values of token n into column `columns_N[n]` of slot `slots_N[n]`."""
+        width, device = int(columns_N.max()) + 1, self._layers[0].device
+        if (slots_N == slots_N[0]).all():  # one row: its columns follow one another
+            target: Any = (int(slots_N[0]), slice(None), slice(int(columns_N[0]), int(columns_N[-1]) + 1))
+        else:
+            target = (torch.from_numpy(slots_N).to(device), slice(None), torch.from_numpy(columns_N).to(device))
         for layer in self._layers:
-            layer.keep(num_rows, torch.from_numpy(sources), torch.from_numpy(targets))
+            layer.reserve(self._num_used, width, self._max_slots)
+            layer.target = target
 
-    def row(self, number: int, length: int) -> LayerStates:
-        """Return a copy of a row's newest columns: keys and values [H, length, D] of each layer."""
-        return [layer.row(number, length) for layer in self._layers]
+    def free(self, slots: Iterable[int], *, clean: bool = True) -> None:
+        """Give slots up. `clean`: whether they are known to hold numbers; masked columns count for nothing only if
+        they are numbers, since 0 * NaN is NaN."""
+        for slot in slots:
+            heapq.heappush(self._free, slot)
+            for layer in self._layers if not clean else ():
+                for room in layer.rooms:
+                    room[slot] = 0
+        if len(self._free) == self._num_used:
+            self._free, self._num_used, self._layers, self.for_model = [], 0, [], None
 
-    def narrow(self, width: int) -> None:
-        """Give up the columns that no row needs. `width` is the length of the longest row."""
-        for layer in self._layers:
-            layer.start = layer.end - width
+    def row(self, slot: int, length: int) -> LayerStates:
+        """Return a copy of a slot's first columns: keys and values [1, H, length, D] of each layer."""
+        return [
+            (keys[slot : slot + 1, :, :length].clone(), values[slot : slot + 1, :, :length].clone())
+            for keys, values in (layer.rooms for layer in self._layers)
+        ]
+
+    def _take(self) -> int:
+        if self._free:
+            return heapq.heappop(self._free)
+        assert self._num_used < self._max_slots
+        self._num_used += 1
+        return self._num_used - 1
 
 
 class _Layer(DynamicLayer):  # type: ignore[no-untyped-call]
-    """Keys and values of one layer: columns `start` to `end` of the first `num_rows` rows of two larger tensors."""
+    """Keys and values of one layer."""
 
     def __init__(self, keys: Tensor, values: Tensor) -> None:
-        """A layer without rows, for keys and values of this dtype, device and shape."""
+        """A layer without slots, for keys and values of this dtype, device and shape."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.lazy_initialization(keys, values)
-        self.num_rows = self.start = self.end = 0
-        self._rooms = (keys.new_empty((0, *keys.shape[1:])), values.new_empty((0, *values.shape[1:])))
+        self.rooms = tuple(one.new_zeros((0, one.shape[1], 0, one.shape[3])) for one in (keys, values))
+        """Keys and values [S, H, W, D]."""
+        self.target: Any = None
+        """Index of the places [N, H, D], or [H, N, D] in one slot, that the next pass writes."""
 
     def get_seq_length(self) -> int:
-        """Return the number of columns in use; the model asks for it."""
-        return self.end - self.start
+        """Return 0: the model asks for it to make a mask, which `PackedRows` makes."""
+        return 0
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append columns to all rows, and return all columns in use. The model calls it."""
-        count = key_states.shape[2]
-        assert count <= SPARE_COLUMNS
-        if self.end + count > self._rooms[0].shape[2]:
-            self._rooms = self._moved(self._rooms[0].shape[0], self.end - self.start)
-        for room, states in zip(self._rooms, (key_states, value_states), strict=True):
-            room[: self.num_rows, :, self.end : self.end + count] = states
-        self.end += count
-        self.keys, self.values = (room[: self.num_rows, :, self.start : self.end] for room in self._rooms)
-        return self.keys, self.values
+        """Write the tokens of a pass, [1, H, N, D], and return all slots. The model calls it."""
+        one_slot = isinstance(self.target[0], int)
+        for room, states in zip(self.rooms, (key_states, value_states), strict=True):
+            room[self.target] = states[0] if one_slot else states[0].transpose(0, 1)
+        return self.rooms[0], self.rooms[1]
 
-    def add(self, keys: Tensor, values: Tensor, which: Tensor, max_rows: int) -> None:
-        """Add rows as `RowCache.add` does. The tensors grow if there is no room."""
-        first, last, length = self.num_rows, self.num_rows + len(which), keys.shape[2]
-        if last > self._rooms[0].shape[0] or length > self.end:
-            places = self._rooms[0].shape[0]
-            if last > places:
-                places = min(max(last, 2 * places), max(max_rows, last))
-            self._rooms = self._moved(places, max(self.end - self.start, length))
-        start = min(self.start, self.end - length)
-        for room, states in zip(self._rooms, (keys, values), strict=True):
-            # masked columns count for nothing only if they are numbers: 0 * NaN would be NaN
-            room[:first, :, start : self.start] = 0
-            room[first:last, :, start : self.end - length] = 0
-            room[first:last, :, self.end - length : self.end] = states[which]
-        self.num_rows, self.start = last, start
-
-    def keep(self, num_rows: int, sources: Tensor, targets: Tensor) -> None:
-        """Move and drop rows as `RowCache.keep` does."""
-        if len(sources):
-            for room in self._rooms:
-                columns = room[:, :, self.start : self.end]
-                columns[targets] = columns[sources]
-        self.num_rows = num_rows
-
-    def row(self, number: int, length: int) -> tuple[Tensor, Tensor]:
-        """Return a copy of a row's newest columns."""
-        keys, values = (room[number, :, self.end - length : self.end].clone() for room in self._rooms)
-        return keys, values
-
-    def _moved(self, places: int, width: int) -> tuple[Tensor, Tensor]:
-        """Return two new tensors with the columns in use at the right end of their first `width` columns."""
-        used = self.end - self.start
-        moved = []
-        for room in self._rooms:
-            heads, columns, size = room.shape[1], width + max(width, SPARE_COLUMNS), room.shape[3]
-            larger = room.new_empty((places, heads, columns, size))
-            larger[: self.num_rows, :, width - used : width] = room[: self.num_rows, :, self.start : self.end]
-            moved.append(larger)
-        self.start, self.end = width - used, width
-        return moved[0], moved[1]
+    def reserve(self, num_slots: int, width: int, max_slots: int) -> None:
+        """Make room for so many slots and columns. What is there is copied if there is none."""
+        slots, columns = self.rooms[0].shape[0], self.rooms[0].shape[2]
+        if num_slots <= slots and width <= columns:
+            return
+        if num_slots > slots:
+            slots_then = min(max(num_slots, 2 * slots), max_slots)
+        else:
+            slots_then = slots
+        columns_then = columns if width <= columns else width + max(width, SPARE_COLUMNS)
+        rooms = []
+        for room in self.rooms:
+            larger = room.new_zeros((slots_then, room.shape[1], columns_then, room.shape[3]))
+            larger[:slots, :, :columns] = room
+            rooms.append(larger)
+        self.rooms = tuple(rooms)

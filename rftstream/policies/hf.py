@@ -1,7 +1,8 @@
 """Any Hugging Face causal language model as a policy: batched sampling with a cache, one decoding step at a time.
 
-Requests join while others are being decoded, and siblings share the computation of their prompt. Weights are exchanged
-in place between two steps; the cache of what was computed before is kept. Chance is a function of (seed, position), so
+Requests join while others are being decoded, and siblings share the computation of their prompt. What is new in a
+further turn is computed together with the next tokens of the others. Weights are exchanged in place between two steps;
+the cache of what was computed before is kept. Chance is a function of (seed, position), so
 that a request which goes on elsewhere has the same; keys and values of the tokens that it brings are computed anew, in
 one pass, so its logprobs may differ in the last bits.
 
@@ -33,7 +34,6 @@ from rftstream.weights.snapshot import RawTensor
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rftstream.policies.batch import DecodingBatch
     from rftstream.policies.prompts import Block, Features, TokenIds
     from rftstream.policies.turns import KeptTurn
 
@@ -50,10 +50,11 @@ class HfPolicy:
         """Requests sampled at once; more wait."""
         prefill_tokens: Annotated[int, Meta(ge=1)] = 2048
         """Prompt tokens, padding included, computed in one step (a longer prompt goes alone); twice as many are kept
-        for siblings that come later."""
+        for siblings that come later. As many tokens that are new in further turns are computed in one step."""
         turn_tokens: Annotated[int, Meta(ge=0)] = 16384
         """Largest number of tokens of turns that have ended whose keys and values are kept. The next turn of such a
-        rollout, if it comes before new weights do, then computes only what is new in its prompt."""
+        rollout, if it comes before new weights do, then computes only what is new in its prompt, in the same pass as
+        the next tokens of the others."""
         in_flight: Literal["keep", "recompute", "finish"] = "keep"
         """What becomes of running requests when new weights come. keep: they go on, with the keys and values that the
         old weights computed. recompute: they go on, with keys and values computed anew, which costs a pass over their
@@ -70,6 +71,7 @@ class HfPolicy:
         images: ImageCache | None = None,
     ) -> None:
         """`images`: pixels of the images that prompts show; None if they show none."""
+        from rftstream.policies.batch import DecodingBatch
         from rftstream.policies.hf_model import HfModel
         from rftstream.policies.images import PromptImages
         from rftstream.policies.prompts import PromptStore
@@ -86,11 +88,11 @@ class HfPolicy:
         self._versions: list[VersionName] = []
         self._next: tuple[Mapping[str, RawTensor], VersionName] | None = None
         """The next version. It waits until all that runs has finished."""
-        self._waiting: deque[SampleRequest] = deque()
+        self._waiting: deque[_Waiting] = deque()
         self._refused: list[Completion] = []
         self._prompts = PromptStore(2 * config.prefill_tokens)
-        self._turns = TurnStore(config.turn_tokens)
-        self._batch: DecodingBatch | None = None
+        self._batch = DecodingBatch(renderer, self._stop_ids, self._model.device, config.batch_size)
+        self._turns = TurnStore(config.turn_tokens, self._batch.forget_turn)
         self._missed = 0
         """Number of tokens that waiting requests could have had by now in the free places."""
 
@@ -105,13 +107,12 @@ class HfPolicy:
     @property
     def num_active(self) -> int:
         """Number of requests that are sampled, wait, or were refused and not returned yet."""
-        active = self._batch.num_alive if self._batch is not None else 0
-        return active + len(self._waiting) + len(self._refused)
+        return self._batch.num_alive + len(self._waiting) + len(self._refused)
 
     def load(self, tensors: Mapping[str, RawTensor], name: VersionName) -> None:
         """Take over a version as `in_flight` says. WeightsError unless the tensors are those of this model."""
         where = f"weights {name.trainer_epoch}/{name.version} of {self._spec.name}"
-        waits = self._config.in_flight == "finish" and self._left() is not None
+        waits = self._config.in_flight == "finish" and self._batch.num_alive > 0
         if waits:  # and the bytes may change meanwhile
             tensors = {key: replace(tensor, data=bytes(tensor.data)) for key, tensor in tensors.items()}
         if self._spec.lora is None:
@@ -133,20 +134,22 @@ class HfPolicy:
         self._turns.clear()
         self._images.forget_features()
         if self._config.in_flight == "recompute":
-            with torch.no_grad():
+            with torch.inference_mode():
                 self._recompute()
 
     def _recompute(self) -> None:
         """Compute keys and values of running requests anew. Requests whose images cannot be had any more end."""
         features: dict[int, Tensor] = {}
-        for request in self._batch.requests if self._batch is not None else ():
-            if (found := self._features_of(request)) is not None:
-                features |= found
-            elif self._batch is not None:
+        self._leave()
+        for request in self._batch.requests:
+            if (found := self._features_of(request)) is None:
                 self._batch.forget(request.request_id)
-        if (batch := self._left()) is not None:
-            chunks = _chunks(batch.contexts(), self._config.prefill_tokens)
-            batch.renew(self._model.compute(chunk, features).states for chunk in chunks)
+            else:
+                features |= found
+        self._leave()
+        if self._batch.num_rows:
+            chunks = _chunks(self._batch.contexts(), self._config.prefill_tokens)
+            self._batch.renew(self._model.compute(chunk, features).states for chunk in chunks)
 
     def _features_of(self, request: SampleRequest) -> Features | None:
         """Return the features of a request's images. None, and the request is refused, if they cannot be had."""
@@ -164,24 +167,22 @@ class HfPolicy:
             self._refused.append(without_tokens(request, "error", "the prompt is empty or has ids out of range"))
         elif room <= 0:
             self._refused.append(without_tokens(request, "length", None))
-        elif not request.images:
-            self._waiting.append(request)
         else:
             try:
-                self._waiting.append(replace(request, token_ids=self._images.admit(request)))
+                request = replace(request, token_ids=self._images.admit(request)) if request.images else request
+                self._waiting.append(_Waiting(request, self._turns.find(request.token_ids)))
             except (ImageError, WeightsError) as error:
                 self._refused.append(without_tokens(request, "error", str(error)))
 
     def so_far(self, request_id: str) -> Completion | None:
         """Return what was sampled of a request; None if it waits, has finished, or is unknown."""
-        return None if self._batch is None else self._batch.so_far(request_id, self._versions)
+        return self._batch.so_far(request_id, self._versions)
 
     def abort(self, request_id: str) -> None:
         """Forget a request. Unknown ids are ignored."""
-        self._waiting = deque(request for request in self._waiting if request.request_id != request_id)
+        self._waiting = deque(waiting for waiting in self._waiting if waiting.request.request_id != request_id)
         self._refused = [completion for completion in self._refused if completion.request_id != request_id]
-        if self._batch is not None:
-            self._batch.forget(request_id)
+        self._batch.forget(request_id)
 
     def step(self) -> list[Completion]:
         """Let waiting requests join, sample a token of each row, and return those that finished."""
@@ -193,13 +194,15 @@ class HfPolicy:
     def _step(self) -> list[Completion]:
         done, self._refused = self._refused, []
         if self._versions:
-            self._go_on()
-            if self._next is not None and self._batch is None:
+            self._leave()
+            if self._next is not None and not self._batch.num_rows:
                 self._take_over(*self._next)
+            features = self._go_on_from_turns() if self._next is None else {}
+            self._compute(features)
             if self._next is None:
                 self._let_in()
-            if self._batch is not None:
-                done.extend(self._sample(self._batch))
+            if self._batch.num_rows:
+                done.extend(self._sample())
         return done
 
     def idle_s(self) -> float:
@@ -208,114 +211,146 @@ class HfPolicy:
 
     def close(self) -> None:
         """Drop all requests and the model."""
-        self._batch = None
         self._model.close()
         self._waiting.clear()
         self._prompts.clear()
         self._turns.clear()
+        for request in self._batch.requests:
+            self._batch.forget(request.request_id)
+        self._batch.leave()
 
     # ------------------------------------------------------------------------------------------ who joins
+
+    def _go_on_from_turns(self) -> Features:
+        """Let requests join that go on from turns that are kept. Return the features of images in their prompts.
+
+        They do not wait as others do, since what is new in their prompts needs no pass of its own."""
+        features: dict[int, Tensor] = {}
+        num_new = 0
+        for waiting in list(self._waiting):
+            if (turn := self._turn_of(waiting)) is None:
+                continue
+            request = waiting.request
+            new = len(request.token_ids) - len(turn.token_ids)
+            is_too_much = num_new > 0 and num_new + new > self._config.prefill_tokens
+            if is_too_much or self._batch.num_rows == self._config.batch_size:
+                break
+            num_new += new
+            self._waiting.remove(waiting)
+            if request.images:
+                if (found := self._features_of(request)) is None:
+                    continue
+                features |= found
+            if turn.slot is None:
+                self._make_room(1)
+            self._turns.take(turn)
+            self._batch.go_on(request, turn)
+        return features
+
+    def _turn_of(self, waiting: _Waiting) -> KeptTurn | None:
+        """Return the turn that a request goes on from; None if none is kept any more."""
+        if waiting.turn is not None and not self._turns.has(waiting.turn):
+            waiting.turn = self._turns.find(waiting.request.token_ids)
+        return waiting.turn
+
+    def _make_room(self, count: int) -> None:
+        """See to so many free slots. Turns that are kept give theirs up."""
+        while self._batch.num_free_slots < count:
+            turn = self._turns.oldest_in_cache()
+            assert turn is not None, "there are as many slots as rows may be"
+            self._batch.copy_out(turn)
 
     def _let_in(self) -> None:
         """Let waiting requests join the batch. Requests whose prompts are known join at once.
 
         Others wait, since computing their prompts costs about a step, whatever their number. They join when their
         waiting has cost more than this step costs the batch."""
-        from rftstream.policies.batch import DecodingBatch
-
-        batch = self._batch
-        num_rows = batch.num_rows if batch is not None else 0
+        num_rows = self._batch.num_rows
         free = self._config.batch_size - num_rows
-        if not (self._waiting and free):
+        num_waiting = sum(waiting.turn is None for waiting in self._waiting)
+        if not (num_waiting and free):
             return
-        self._missed += min(len(self._waiting), free)
+        self._missed += min(num_waiting, free)
         by_block: dict[Block, tuple[list[SampleRequest], list[int]]] = {}
         for request, block, number in self._choose(free, self._missed >= num_rows):
             requests, which = by_block.setdefault(block, ([], []))
             requests.append(request)
             which.append(number)
-        if not by_block:
-            return
-        if batch is None:
-            batch = self._batch = DecodingBatch(
-                self._renderer, self._stop_ids, self._model.device, self._config.batch_size
-            )
         for block, (requests, which) in by_block.items():
-            batch.join(requests, block, np.asarray(which))
+            self._make_room(len(requests))
+            self._batch.join(requests, block, which)
 
     def _choose(self, free: int, may_compute: bool) -> list[tuple[SampleRequest, Block, int]]:
         """Take requests from the queue, in order, as far as there are places. Return each with the block of its prompt
-        and the prompt's number there.
+        and the prompt's number there. Requests that go on from turns are left in the queue.
 
         The choice ends at a prompt that is not known. If `may_compute`, unknown prompts are computed, up to
-        `prefill_tokens`; of those that go on from a turn, only what is new is computed and counted."""
+        `prefill_tokens`."""
         chosen: list[SampleRequest] = []
         places: dict[TokenIds, tuple[Block, int]] = {}
         new: dict[TokenIds, None] = {}
-        further: dict[TokenIds, KeptTurn] = {}
         features: dict[int, Tensor] = {}
-        longest = most_new = 0
-        while self._waiting and len(chosen) < free:
-            prompt = self._waiting[0].token_ids
+        longest = 0
+        for waiting in [waiting for waiting in self._waiting if waiting.turn is None]:
+            request, prompt = waiting.request, waiting.request.token_ids
+            if len(chosen) == free:
+                break
             if (place := self._prompts.place(prompt)) is not None:
                 places[prompt] = place
-            elif prompt not in new and prompt not in further:
+            elif prompt not in new:
                 if not may_compute:
                     break
-                if self._waiting[0].images:
-                    if (found := self._features_of(self._waiting[0])) is None:
-                        self._waiting.popleft()
+                if request.images:
+                    if (found := self._features_of(request)) is None:
+                        self._waiting.remove(waiting)
                         continue
                     features |= found
-                if (turn := self._turns.find(prompt)) is not None:
-                    most_new = max(most_new, len(prompt) - len(turn.token_ids))
-                    if further and most_new * (len(further) + 1) > self._config.prefill_tokens:
-                        break
-                    further[prompt] = turn
-                    self._turns.remove(turn)
-                else:
-                    longest = max(longest, len(prompt))
-                    if new and longest * (len(new) + 1) > self._config.prefill_tokens:
-                        break
-                    new[prompt] = None
-            chosen.append(self._waiting.popleft())
+                longest = max(longest, len(prompt))
+                if new and longest * (len(new) + 1) > self._config.prefill_tokens:
+                    break
+                new[prompt] = None
+            self._waiting.remove(waiting)
+            chosen.append(request)
         if new:
             block = self._model.compute(tuple(new), features)
             self._prompts.add(block)
             places |= {prompt: (block, number) for number, prompt in enumerate(new)}
-        if further:
-            block = self._model.extend(list(further), list(further.values()), features)
-            places |= {prompt: (block, number) for number, prompt in enumerate(further)}
-        if new or further:
             self._missed = 0
         return [(request, *places[request.token_ids]) for request in chosen]
 
     # ------------------------------------------------------------------------------------------ one token
 
-    def _go_on(self) -> None:
-        """Compute the logits of the next token of all active rows. This happens in the step that samples it, so with
-        the weights of that step."""
-        if (batch := self._left()) is not None:
-            batch.logits_BV = self._model.forward(batch.inputs())
+    def _compute(self, features: Features) -> None:
+        """Compute the logits of the next token of all rows. This happens in the step that samples it, so with the
+        weights of that step."""
+        if self._batch.num_rows:
+            token_ids_N, rows = self._batch.next_tokens()
+            self._batch.computed(self._model.compute_packed(token_ids_N, rows, self._batch.cache, features))
 
-    def _sample(self, batch: DecodingBatch) -> list[Completion]:
+    def _sample(self) -> list[Completion]:
         """Sample a token of each row, and return the completions that finished."""
-        finished = batch.sample(len(self._versions) - 1)
-        done = [batch.completion(row, reason, self._versions) for row, reason in finished]
+        finished = self._batch.sample(len(self._versions) - 1)
+        done = [self._batch.completion(row, reason, self._versions) for row, reason in finished]
         for row, reason in finished:
-            if reason != "error" and (turn := batch.turn(row)) is not None:
+            if reason != "error" and (turn := self._batch.turn(row)) is not None:
                 self._turns.add(turn)
-        self._left()
+        self._leave()
         return done
 
-    def _left(self) -> DecodingBatch | None:
-        """Drop the rows that are done, and return the batch; None if no row is left."""
-        if self._batch is not None:
-            self._batch.leave()
-            if not self._batch.num_rows:
-                self._batch = None
-                self._versions = self._versions[-1:]
-        return self._batch
+    def _leave(self) -> None:
+        """Drop the rows that are done."""
+        self._batch.leave()
+        if not self._batch.num_rows:
+            self._versions = self._versions[-1:]
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """A request that waits for a place."""
+
+    request: SampleRequest
+    turn: KeptTurn | None
+    """The kept turn that its prompt begins with, if there is one."""
 
 
 def _chunks(rows: Sequence[TokenIds], max_tokens: int) -> Iterator[tuple[TokenIds, ...]]:

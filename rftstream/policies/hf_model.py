@@ -1,11 +1,11 @@
 """The Hugging Face model that `hf` samples from: loaded once, its parameters exchanged in place.
 
-Shapes: U prompts, L their tokens, B rows of the batch, V vocabulary.
+Shapes: U prompts, L their tokens, B rows of the batch, N their new tokens, P places, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -17,9 +17,9 @@ from rftstream.errors import PolicyError
 from rftstream.models.folder import loading
 from rftstream.models.seeing import SeeingModel, model_class
 from rftstream.models.spec import ModelSpec
-from rftstream.policies import attention
+from rftstream.policies import attention, linear
+from rftstream.policies.packed import PackedRows
 from rftstream.policies.prompts import Block, Features, TokenIds
-from rftstream.policies.turns import KeptTurn
 from rftstream.weights.snapshot import DTYPES, RawTensor
 
 
@@ -39,6 +39,8 @@ class HfModel:
         self._model.to(spec.device)
         self._model.eval()
         self.device = torch.device(spec.device)
+        if self.device.type == "cpu" and linear.lacks(self._model.dtype):
+            linear.widen(self._model)
         self.vocabulary_size = int(self._model.config.get_text_config().vocab_size)
         self.seeing = SeeingModel.of(self._model, spec.folder)
         """The same model as one that is shown images; None if it is not."""
@@ -67,14 +69,13 @@ class HfModel:
             token_ids_UL[row, longest - len(prompt) :] = prompt
         columns_1L = torch.arange(longest, device=self.device)[None]
         cache: Any = DynamicCache()
-        logits_UV = self.forward(
-            {
-                **self._read(token_ids_UL, features),
-                "position_ids": (columns_1L - starts_U1).clamp(min=0),
-                "attention_mask": columns_1L >= starts_U1,
-                "past_key_values": cache,
-            }
-        )
+        inputs = {
+            **self._read(token_ids_UL, features),
+            "position_ids": (columns_1L - starts_U1).clamp(min=0),
+            "attention_mask": columns_1L >= starts_U1,
+            "past_key_values": cache,
+        }
+        logits_UV = self.forward(inputs, columns_1L[0, -1:])[:, 0]
         states = [(layer.keys, layer.values) for layer in cache.layers]
         return Block(prompts=prompts, states=states, logits_UV=logits_UV)
 
@@ -90,67 +91,29 @@ class HfModel:
         features_IKD = torch.stack([features[int(number)] for number in numbers])
         return {"inputs_embeds": self.seeing.embed(read, torch.from_numpy(places).to(self.device), features_IKD)}
 
-    def extend(self, prompts: Sequence[TokenIds], turns: Sequence[KeptTurn], features: Features) -> Block:
-        """Return the same as `compute` for prompts that each begin with a turn. Only what is new is computed.
+    def compute_packed(self, token_ids_N: np.ndarray, rows: PackedRows, cache: Any, features: Features) -> Tensor:
+        """Return the logits [B, V] behind the new tokens of rows whose other tokens are in the cache."""
+        inputs = {
+            **self._read(token_ids_N[None], features),
+            "position_ids": torch.from_numpy(rows.positions_N).to(self.device)[None],
+            "attention_mask": rows,
+            "past_key_values": cache,
+        }
+        return self.forward(inputs, rows.last_B)[0]
 
-        Turns and what is new are each padded on the left. Afterwards each turn is moved up to what is new."""
-        before_U = torch.tensor([len(turn.token_ids) for turn in turns])
-        new = [prompt[len(turn.token_ids) :] for prompt, turn in zip(prompts, turns, strict=True)]
-        new_U = torch.tensor([len(one) for one in new])
-        before, width = int(before_U.max()), int(new_U.max())
-        token_ids_UN = np.zeros((len(new), width), dtype=np.int64)
-        for row, one in enumerate(new):
-            token_ids_UN[row, width - len(one) :] = one
-        columns_1L = torch.arange(before + width)[None]
-        is_turn_UL = (columns_1L >= before - before_U[:, None]) & (columns_1L < before)
-        is_new_UL = columns_1L >= before + width - new_U[:, None]
-        positions_UN = (before_U + new_U)[:, None] - width + torch.arange(width)[None]
-        cache: Any = DynamicCache()
-        for number in range(len(turns[0].states)):
-            cache.update(*(_padded([turn.states[number][part] for turn in turns], before) for part in (0, 1)), number)
-        logits_UV = self.forward(
-            {
-                **self._read(token_ids_UN, features),
-                "position_ids": positions_UN.clamp(min=0).to(self.device),
-                "attention_mask": (is_turn_UL | is_new_UL).to(self.device),
-                "past_key_values": cache,
-            }
-        )
-        # columns of what is new stay, those of the turn move by the padding between
-        sources_UL = torch.where(is_new_UL, columns_1L, (columns_1L - (width - new_U)[:, None]).clamp(min=0))
-        sources_U1L1 = sources_UL[:, None, :, None].to(self.device)
-        states = [
-            (_gathered(layer.keys, sources_U1L1), _gathered(layer.values, sources_U1L1)) for layer in cache.layers
-        ]
-        return Block(prompts=tuple(prompts), states=states, logits_UV=logits_UV)
-
-    def forward(self, inputs: Mapping[str, Any]) -> Tensor:
-        """Return the logits of the next token, [B, V]; the cache grows by the given tokens."""
+    def forward(self, inputs: Mapping[str, Any], places: Tensor) -> Tensor:
+        """Return the logits [U, P, V] behind the tokens at P places; the cache grows by the given tokens."""
         try:
-            output = self._model(**inputs, use_cache=True, logits_to_keep=1)
+            output = self._model(**inputs, use_cache=True, logits_to_keep=places)
         except RuntimeError as error:  # out of memory, for one
             shape = tuple(inputs["position_ids"].shape)
             raise PolicyError(f"policy hf: the model failed at {shape} tokens: {error}") from error
-        logits_BV: Tensor = output.logits[:, -1]
-        return logits_BV if self.seeing is None else self.seeing.mask(logits_BV)
+        logits_UPV: Tensor = output.logits
+        return logits_UPV if self.seeing is None else self.seeing.mask(logits_UPV)
 
     def close(self) -> None:
         """Drop the model, so that its memory is given back."""
         self._model, self.seeing, self.parameters = None, None, {}
-
-
-def _padded(rows: Sequence[Tensor], width: int) -> Tensor:
-    """Return rows [H, L, D] of several lengths as one tensor [U, H, width, D], padded on the left with zeros."""
-    heads, _, size = rows[0].shape
-    padded_UHLD = rows[0].new_zeros((len(rows), heads, width, size))
-    for number, row in enumerate(rows):
-        padded_UHLD[number, :, width - row.shape[1] :] = row
-    return padded_UHLD
-
-
-def _gathered(states_UHLD: Tensor, sources_U1L1: Tensor) -> Tensor:
-    _, heads, _, size = states_UHLD.shape
-    return states_UHLD.gather(2, sources_U1L1.expand(-1, heads, -1, size))
 
 
 def _tensor(raw: RawTensor, parameter: Tensor) -> Tensor:

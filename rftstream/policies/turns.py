@@ -1,32 +1,36 @@
-"""Turns that `hf` has sampled: the next turn of a rollout begins with them, so only what is new in it is computed.
-
-Shapes: H heads, L tokens, D width of a head."""
+"""Turns that `hf` has sampled: the next turn of a rollout begins with them, so only what is new in it is computed."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from rftstream.policies.cache import LayerStates
 from rftstream.policies.prompts import TokenIds
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class KeptTurn:
-    """A turn that has ended. `DecodingBatch.turn` makes it."""
+    """A turn that has ended. `DecodingBatch.turn` makes it. Its keys and values stand in the cache, in the slot that it
+    had, until the slot is needed: then they are copied to `states`."""
 
     token_ids: TokenIds
     """Its prompt, and what was sampled but for the last token, which the model was not given."""
-    states: LayerStates
-    """Keys and values [H, L, D] of each layer."""
+    slot: int | None = None
+    """Its slot in the cache; None if it has none any more."""
+    states: LayerStates | None = None
+    """Keys and values [1, H, L, D] of each layer; None while they are in the cache."""
 
 
 class TurnStore:
     """The newest turns: at most `max_tokens` tokens. `HfPolicy` makes it, adds turns that have ended, takes one out for
     each prompt that goes on from it, and clears the store when new weights come."""
 
-    def __init__(self, max_tokens: int) -> None:
+    def __init__(self, max_tokens: int, on_forgotten: Callable[[KeptTurn], None] = lambda turn: None) -> None:
+        """`on_forgotten` is called with each turn that is not kept any more and was not taken."""
         self._max_tokens, self._num_tokens = max_tokens, 0
+        self._on_forgotten = on_forgotten
         self._turns: dict[TokenIds, KeptTurn] = {}
         """Tokens -> turn, oldest first."""
         self._lengths: Counter[int] = Counter()
@@ -34,12 +38,12 @@ class TurnStore:
     def add(self, turn: KeptTurn) -> None:
         """Keep a turn, and forget the oldest ones if there are too many tokens."""
         if turn.token_ids in self._turns:
-            self.remove(self._turns[turn.token_ids])
+            self._forget(self._turns[turn.token_ids])
         self._turns[turn.token_ids] = turn
         self._lengths[len(turn.token_ids)] += 1
         self._num_tokens += len(turn.token_ids)
         while self._num_tokens > self._max_tokens:
-            self.remove(next(iter(self._turns.values())))
+            self._forget(next(iter(self._turns.values())))
 
     def find(self, prompt: TokenIds) -> KeptTurn | None:
         """Return the longest turn that a longer prompt begins with; None if there is none."""
@@ -48,8 +52,16 @@ class TurnStore:
                 return turn
         return None
 
-    def remove(self, turn: KeptTurn) -> None:
-        """Forget a turn that is kept."""
+    def has(self, turn: KeptTurn) -> bool:
+        """Return whether a turn that was found is still kept."""
+        return self._turns.get(turn.token_ids) is turn
+
+    def oldest_in_cache(self) -> KeptTurn | None:
+        """Return the oldest turn that has a slot; None if there is none."""
+        return next((turn for turn in self._turns.values() if turn.slot is not None), None)
+
+    def take(self, turn: KeptTurn) -> None:
+        """Take a turn out that is kept."""
         length = len(turn.token_ids)
         del self._turns[turn.token_ids]
         self._lengths[length] -= 1
@@ -59,6 +71,9 @@ class TurnStore:
 
     def clear(self) -> None:
         """Forget all turns. They were computed with weights that have been replaced."""
-        self._turns.clear()
-        self._lengths.clear()
-        self._num_tokens = 0
+        for turn in list(self._turns.values()):
+            self._forget(turn)
+
+    def _forget(self, turn: KeptTurn) -> None:
+        self.take(turn)
+        self._on_forgotten(turn)

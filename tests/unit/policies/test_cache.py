@@ -1,4 +1,5 @@
-"""What `hf` decodes over: the cache against plain lists, the store of prompts, and attention with grouped heads."""
+"""What `hf` decodes over: the cache against plain lists, packed rows against each by itself, and what is kept of
+prompts and turns."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from safetensors.torch import load_file, save_file
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from rftstream.policies.attention import attend
-from rftstream.policies.cache import SPARE_COLUMNS, RowCache
+from rftstream.policies.cache import SPARE_COLUMNS, SlotCache
+from rftstream.policies.packed import MAX_HOLES, PackedRows
 from rftstream.policies.prompts import Block, PromptStore
 from rftstream.policies.turns import KeptTurn, TurnStore
 from tests.unit import tiny
@@ -32,61 +34,111 @@ def states_of(lengths, longest, random):
 @pytest.mark.parametrize("seed", range(3))
 def test_rows_come_grow_and_go(seed):
     random = np.random.default_rng(seed)
-    cache = RowCache(max_rows=9)
-    rows: list[list[tuple[torch.Tensor, torch.Tensor]]] = []  # per row and layer its keys and values [H, L, D]
+    cache = SlotCache(max_slots=9)
+    rows: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}  # per slot and layer its keys and values [H, L, D]
 
     def join():
-        lengths = random.integers(1, 2 * SPARE_COLUMNS, size=3)
-        states = states_of(lengths, int(lengths.max()), random)
-        which = random.integers(0, 3, size=int(random.integers(1, 10 - len(rows))))
-        cache.add(states, which)
-        for one in which.tolist():
-            rows.append([tuple(part[one, :, -lengths[one] :] for part in layer) for layer in states])
+        lengths = random.integers(1, 2 * SPARE_COLUMNS, size=3).tolist()
+        states = states_of(lengths, max(lengths), random)
+        which = random.integers(0, 3, size=int(random.integers(1, 10 - len(rows)))).tolist()
+        slots = cache.put(states, which, [lengths[one] for one in which])
+        assert not rows.keys() & set(slots)
+        for slot, one in zip(slots, which, strict=True):
+            rows[slot] = [tuple(part[one, :, -lengths[one] :] for part in layer) for layer in states]
 
-    def grow():
+    def grow(most=1):
+        chosen = random.permutation(list(rows))[: int(random.integers(1, len(rows) + 1))].tolist()
+        counts = random.integers(1, most + 1, size=len(chosen)).tolist()
+        before = [rows[slot][0][0].shape[1] for slot in chosen]
+        columns = [np.arange(start, start + count) for start, count in zip(before, counts, strict=True)]
+        cache.write(np.repeat(chosen, counts), np.concatenate(columns))
         for layer in range(LAYERS):
-            new = tuple(torch.from_numpy(random.standard_normal((len(rows), HEADS, 1, WIDTH))) for _ in range(2))
+            new = states_of([1], sum(counts), random)[0]
             seen = cache.for_model.update(*new, layer)
-            for number, one in enumerate(rows):
-                one[layer] = tuple(torch.cat([old, part[number]], 1) for old, part in zip(one[layer], new, strict=True))
-                for part, expected in zip(seen, one[layer], strict=True):
-                    assert torch.equal(part[number, :, -expected.shape[1] :], expected)
+            for slot, end, count in zip(chosen, np.cumsum(counts).tolist(), counts, strict=True):
+                rows[slot][layer] = tuple(
+                    torch.cat([old, part[0, :, end - count : end]], 1)
+                    for old, part in zip(rows[slot][layer], new, strict=True)
+                )
+            for slot, layers in rows.items():
+                for part, expected in zip(seen, layers[layer], strict=True):
+                    assert torch.equal(part[slot, :, : expected.shape[1]], expected)
             assert all(torch.isfinite(part).all() for part in seen)
-            assert seen[0].shape[2] == cache.for_model.get_seq_length(layer) == cache.width
 
     def leave():
-        alive = random.random(len(rows)) < 0.6
-        alive[random.integers(len(rows))] = True
-        count = int(alive.sum())
-        targets, sources = np.flatnonzero(~alive[:count]), count + np.flatnonzero(alive[count:])
-        for target, source in zip(targets, sources, strict=True):
-            rows[target] = rows[source]
-        del rows[count:]
-        cache.keep(count, sources, targets)
-        cache.narrow(max(one[0][0].shape[1] for one in rows))
+        gone = [slot for slot in rows if random.random() < 0.4]
+        for slot in gone:
+            del rows[slot]
+        cache.free(gone)
+        assert cache.num_free == 9 - len(rows)
 
-    join()
+    def copy():
+        slot = random.choice(list(rows))
+        length = int(random.integers(1, rows[slot][0][0].shape[1] + 1))
+        for found, layer in zip(cache.row(slot, length), rows[slot], strict=True):
+            for part, expected in zip(found, layer, strict=True):
+                assert torch.equal(part[0], expected[:, :length])
+
     for _ in range(60):
-        random.choice([grow, grow, grow, leave] + [join] * (len(rows) < 9))()
-        if random.random() < 0.1:
-            for _ in range(SPARE_COLUMNS):
-                grow()
+        if not rows:
+            join()
+        random.choice([grow, grow, grow, lambda: grow(most=7), copy, leave] + [join] * (len(rows) < 9))()
+        for _ in range(SPARE_COLUMNS if rows and random.random() < 0.1 else 0):
+            grow()
+    cache.free(list(rows))
+    assert cache.num_free == 9 and cache.for_model is None, "its memory is given back"
 
 
 def test_what_a_broken_row_left_behind_reaches_nobody():
     random = np.random.default_rng(0)
-    cache = RowCache(max_rows=4)
+    cache = SlotCache(max_slots=4)
     broken = [tuple(torch.full_like(part, torch.nan) for part in layer) for layer in states_of([9], 9, random)]
-    cache.add(states_of([5, 3], 5, random), np.asarray([0, 1]))
-    cache.add(broken, np.asarray([0]))
-    cache.keep(2, np.asarray([], int), np.asarray([], int))
-    cache.narrow(5)
-    cache.add(states_of([2], 2, random), np.asarray([0]))
-    cache.add(states_of([8], 8, random), np.asarray([0]))  # as wide as the broken one was
-    new = torch.zeros((4, HEADS, 1, WIDTH), dtype=torch.float64)
+    cache.put(states_of([5, 3], 5, random), [0, 1], [5, 3])
+    [slot] = cache.put(broken, [0], [9])
+    cache.free([slot], clean=False)
+    assert cache.put(states_of([2], 2, random), [0], [2]) == [slot]
+    cache.write(np.asarray([0, slot]), np.asarray([5, 2]))
+    new = torch.zeros((1, HEADS, 2, WIDTH), dtype=torch.float64)
     assert all(
         torch.isfinite(part).all() for layer in range(LAYERS) for part in cache.for_model.update(new, new, layer)
     )
+
+
+def sliding(window):
+    return lambda batch, head, token, column: (column <= token) & (column > token - window)
+
+
+@pytest.mark.parametrize("window", [100, 5])
+@pytest.mark.parametrize("seed", range(4))
+def test_packed_rows_are_attended_to_as_each_by_itself(seed, window):
+    random = np.random.default_rng(seed)
+    num_slots, length, size = 24, 40, 8
+    slots_B = random.permutation(num_slots)[: int(random.integers(1, num_slots))]
+    counts_B = np.where(random.random(len(slots_B)) < 0.7, 1, random.integers(1, 6, size=len(slots_B)))
+    starts_B = random.integers(0, length - 6, size=len(slots_B))
+    packed = PackedRows(slots_B, starts_B, counts_B, torch.device("cpu"))
+    key, value = (torch.from_numpy(random.standard_normal((num_slots, 2, length, size))).float() for _ in range(2))
+    query = torch.from_numpy(random.standard_normal((1, 6, int(counts_B.sum()), size))).float()
+    module = torch.nn.Module()
+    module.num_key_value_groups = 3
+    ours, _ = attend(module, query, key, value, packed.mask(sliding(window), torch.float32), scaling=0.3)
+    for number, last in enumerate(packed.last_B.tolist()):
+        count, start, slot = int(counts_B[number]), int(starts_B[number]), int(slots_B[number])
+        tokens = slice(last + 1 - count, last + 1)
+        assert packed.slots_N[tokens].tolist() == [slot] * count
+        assert packed.positions_N[tokens].tolist() == list(range(start, start + count))
+        keys, values = (room[slot][None, :, : start + count] for room in (key, value))
+        sees = sliding(window)(0, 0, torch.arange(start, start + count)[:, None], torch.arange(start + count)[None])
+        theirs, _ = sdpa_attention_forward(module, query[:, :, tokens], keys, values, sees[None, None], scaling=0.3)
+        torch.testing.assert_close(ours[:, tokens], theirs, atol=2e-6, rtol=0)
+
+
+def test_rows_far_apart_are_attended_to_apart():
+    slots_B = np.asarray([0, 1 + MAX_HOLES, 30, 29])
+    packed = PackedRows(slots_B, np.asarray([3, 9, 50, 2]), np.ones(4, int), torch.device("cpu"))
+    assert packed.order_B.tolist() == [0, 1, 3, 2]
+    assert [part.slots for part in packed._parts] == [slice(0, 2 + MAX_HOLES), slice(29, 31)]
+    assert [part.width for part in packed._parts] == [10, 51]
 
 
 def test_the_newest_prompts_are_known():
@@ -200,22 +252,24 @@ def test_prompts_are_computed_within_the_budget(tmp_path):
     spec = tiny.make(tmp_path, seed=3)
     policy = tiny.policy(spec, tiny.backend(spec).served_tensors(), batch_size=64, prefill_tokens=20)
     shapes = []
-    forward = policy._model.forward
-    policy._model.forward = lambda inputs: (shapes.append(tuple(inputs["input_ids"].shape)), forward(inputs))[1]
+    compute = policy._model.compute
+    policy._model.compute = lambda prompts, *more: (
+        shapes.append((len(prompts), max(map(len, prompts)))), compute(prompts, *more)
+    )[1]  # fmt: skip
     for number in range(12):
         policy.submit(dataclasses.replace(tiny.request(number, [3 + number] * (1 + number)), max_tokens=30))
     policy.submit(tiny.request(12, [5] * 30))
     tiny.drain(policy)
-    computed = [rows * columns for rows, columns in shapes if columns > 1]
-    assert sum(rows for rows, columns in shapes if columns > 1) == 13 - (shapes[0][1] == 1)
-    assert all(tokens <= 20 or tokens == 30 for tokens in computed)
+    assert sum(rows for rows, _ in shapes) == 13
+    assert all(rows * columns <= 20 or (rows, columns) == (1, 30) for rows, columns in shapes)
 
 
 # --------------------------------------------------------------------------------------------- turns
 
 
-def turns_of(policy, *, num_rollouts=9, num_turns=4):
-    """Rollouts whose prompts go on from what was sampled, with one to nine new tokens in each turn."""
+def turns_of(policy, *, num_rollouts=9, num_turns=4, waits=0):
+    """Rollouts whose prompts go on from what was sampled, with one to nine new tokens in each turn, which are there
+    after so many steps."""
     random = np.random.default_rng(1)
     replies = random.integers(1, 17, size=(num_rollouts, num_turns, 9)).tolist()
     lengths = random.integers(1, 10, size=(num_rollouts, num_turns)).tolist()
@@ -232,29 +286,57 @@ def turns_of(policy, *, num_rollouts=9, num_turns=4):
     asked = {}
     for number in range(num_rollouts):
         ask(f"r{number}", ())
-    while policy.num_active:
+    step, answers = 0, []
+    while policy.num_active or answers:
         for one in policy.step():
             found[one.request_id, turn_of[one.request_id]] = one
             turn_of[one.request_id] += 1
             if turn_of[one.request_id] < num_turns:
-                ask(one.request_id, (*asked[one.request_id], *one.token_ids.tolist()))
+                answers.append((step + waits, one.request_id, (*asked[one.request_id], *one.token_ids.tolist())))
+        while answers and answers[0][0] <= step:
+            ask(*answers.pop(0)[1:])
+        step += 1
     return found
 
 
-def test_a_turn_goes_on_from_what_was_computed(tmp_path):
+@pytest.mark.parametrize(
+    ("config", "waits"),
+    [
+        pytest.param({}, 0, id="all in their slots"),
+        pytest.param({}, 3, id="slow environments"),
+        pytest.param({"batch_size": 3}, 3, id="some copied, since others need their slots"),
+        pytest.param({"prefill_tokens": 10}, 0, id="few new tokens at a time"),
+    ],
+)
+def test_a_turn_goes_on_from_what_was_computed(tmp_path, config, waits):
     spec = tiny.make(tmp_path, seed=3)
     tensors = tiny.backend(spec).served_tensors()
     anew = turns_of(tiny.policy(spec, tensors, turn_tokens=0))
-    policy = tiny.policy(spec, tensors)
-    extended = []
-    extend = policy._model.extend
-    policy._model.extend = lambda prompts, *more: extended.extend(prompts) or extend(prompts, *more)
-    again = turns_of(policy)
-    assert len(extended) == 9 * 3, "all turns but the first"
+    policy = tiny.policy(spec, tensors, **config)
+    gone_on, copied = [], []
+    go_on, copy_out = policy._batch.go_on, policy._batch.copy_out
+    policy._batch.go_on = lambda request, turn: (gone_on.append(turn.slot), go_on(request, turn))[1]
+    policy._batch.copy_out = lambda turn: (copied.append(turn), copy_out(turn))[1]
+    again = turns_of(policy, waits=waits)
+    assert len(gone_on) == 9 * 3, "all turns but the first"
+    assert 0 < gone_on.count(None) <= len(copied) if "batch_size" in config else not copied
     assert anew.keys() == again.keys() and len(anew) == 36
     for key, one in anew.items():
         assert one.token_ids.tolist() == again[key].token_ids.tolist()
         np.testing.assert_allclose(one.behavior_logprobs, again[key].behavior_logprobs, atol=2e-5)
+
+
+def test_a_rollout_whose_next_turn_comes_at_once_misses_no_pass(policy):
+    forward, shapes = policy._model.forward, []
+    policy._model.forward = lambda inputs, *more: (shapes.append(inputs["position_ids"].shape), forward(inputs, *more))[
+        1
+    ]
+    found = turns_of(policy)
+    num_tokens = Counter()
+    for (name, _), one in found.items():
+        num_tokens[name] += len(one.token_ids)
+    assert shapes[0][0] == 9, "the first prompts"
+    assert len(shapes) == max(num_tokens.values()), "each pass gives a token, the first one too"
 
 
 def test_turns_end_with_their_weights(tmp_path):
@@ -276,9 +358,10 @@ def test_turns_end_with_their_weights(tmp_path):
 
 def test_the_store_of_turns():
     def turn(*token_ids):
-        return KeptTurn(token_ids, [])
+        return KeptTurn(token_ids)
 
-    store = TurnStore(10)
+    forgotten = []
+    store = TurnStore(10, forgotten.append)
     for one in (turn(1, 2), turn(1, 2, 3), turn(4, 5)):
         store.add(one)
     assert store.find((1, 2)) is None, "nothing would be new"
@@ -287,7 +370,12 @@ def test_the_store_of_turns():
     assert store.find((2, 1, 3, 9)) is None
     store.add(turn(6, 7, 8, 9))
     assert store.find((1, 2, 9)) is None, "the oldest went"
-    store.remove(store.find((4, 5, 6)))
+    assert [one.token_ids for one in forgotten] == [(1, 2)]
+    taken = store.find((4, 5, 6))
+    assert store.has(taken)
+    store.take(taken)
+    assert not store.has(taken)
     assert store.find((4, 5, 6)) is None
     store.clear()
     assert store.find((6, 7, 8, 9, 1)) is None
+    assert [one.token_ids for one in forgotten] == [(1, 2), (1, 2, 3), (6, 7, 8, 9)]
