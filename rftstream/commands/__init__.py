@@ -31,6 +31,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "data": "rftstream.commands.data:data",
         "pipeline": "rftstream.commands.pipeline:pipeline",
         "experts": "rftstream.commands.experts:experts",
+        "feedback": "rftstream.commands.feedback:feedback",
     },
     "A run": {
         "run": "rftstream.commands.run:run",

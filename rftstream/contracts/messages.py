@@ -34,6 +34,7 @@ from rftstream.contracts.demonstrations import DEMONSTRATION, Demonstration
 from rftstream.contracts.feedback import FEEDBACK, Feedback
 from rftstream.contracts.message_spec import MessageSpec
 from rftstream.contracts.outcomes import GROUP_OUTCOME, GroupOutcome
+from rftstream.contracts.questions import JUDGEMENT, QUESTION, Judgement, Question
 from rftstream.contracts.rollouts import PARTIAL_ROLLOUT, ROLLOUT, PartialRollout, Rollout
 from rftstream.contracts.tasks import TASK, Task
 from rftstream.contracts.topics import TOPICS
@@ -56,6 +57,8 @@ MESSAGES: dict[str, MessageSpec[Any]] = {
         VERIFIED_ROLLOUT,
         DEMONSTRATION,
         FEEDBACK,
+        QUESTION,
+        JUDGEMENT,
         EXPERIENCE,
         BATCH_MANIFEST,
         GROUP_OUTCOME,
@@ -83,6 +86,8 @@ Message = (
     | VerifiedRollout
     | Demonstration
     | Feedback
+    | Question
+    | Judgement
     | Experience
     | BatchManifest
     | GroupOutcome

@@ -19,6 +19,7 @@ from rftstream.contracts.topics import TOPICS
 from rftstream.queries import ledger
 from rftstream.queries.balance import STAGES, AuditReport, Balance, Lengths
 from rftstream.queries.demonstration_counts import count_demonstrations
+from rftstream.queries.feedback import has_feedback
 from rftstream.queries.foreign import announcements_in_force, batches_in_force
 from rftstream.queries.formatting import plural
 from rftstream.queries.index import Index, read_kept_table
@@ -95,7 +96,8 @@ def _audit(transport: Transport, index: Index | None, said: Trimmed) -> AuditRep
     rollouts = ledger.rows_of("rollouts", table_in_force("rollouts"), done_by_verifiers)
     partials = ledger.rows_of("partials", table_in_force("partials"))
     tasks = ledger.rows_of("tasks", table_in_force("tasks"), done_by_explorers)
-    rest = [ledger.rows_of(topic, table(topic)) for topic in ("experts", "feedback")]
+    written = ("questions", "judgements") if has_feedback(log) else ()
+    rest = [ledger.rows_of(topic, table(topic)) for topic in ("experts", *written)]
     rest.append(ledger.rows_of("weights", announcements_in_force(log, table("weights"))))
 
     rows = (tasks, rollouts, verified, batches)
