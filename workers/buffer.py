@@ -27,5 +27,7 @@ def build(context: RoleContext) -> Role:
         stages=stages,
         demonstrations=demonstrations(context),
         pipeline=pipeline,
+        feedback=None if config.run.imported_from is not None else config.feedback,
+        seed=config.run.seed,
     )
     return Role(spec=BUFFER, step=step)

@@ -215,7 +215,8 @@ def _check_whole(config: RunConfig) -> None:
         section.passes for section in config.tasksets.values()
     ):
         raise ConfigError("run: nothing ends it; give steps, hours, stop_reward, or passes for every taskset")
-    _check_feedback(config)
+    if config.feedback is not None and (wrong := config.feedback.problem(config.feeder.group_size)) is not None:
+        raise ConfigError(wrong)
     check_sampling(config.sampling, where="sampling")
     for name, section in config.tasksets.items():
         _check_differences(config, section.sampling, where=f"tasksets.{name}.sampling")
@@ -223,20 +224,6 @@ def _check_whole(config: RunConfig) -> None:
         _check_differences(config, evaluation.sampling, where=f"evaluations.{name}.sampling")
         if max(evaluation.k, default=1) > evaluation.n:
             raise ConfigError(f"evaluations.{name}.k: got {max(evaluation.k)}, expected at most n = {evaluation.n}")
-
-
-def _check_feedback(config: RunConfig) -> None:
-    """Check what people are asked."""
-    section = config.feedback
-    if section is None:
-        return
-    if config.without_tasks:
-        raise ConfigError("feedback: nothing is sampled without tasksets, expected none; leave [feedback] out")
-    low, high = section.scale
-    if not low < high:
-        raise ConfigError(f"feedback.scale: got [{low}, {high}], expected the lowest rating and then a higher one")
-    if section.pairs and config.feeder.group_size == 1:
-        raise ConfigError("feedback.pairs: groups of size 1 have no pairs; expected feeder.group_size of at least 2")
 
 
 def _check_stages(config: RunConfig) -> None:

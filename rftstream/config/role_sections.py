@@ -140,6 +140,15 @@ class FeedbackSection:
     scale: tuple[float, float] = (1.0, 5.0)
     """The lowest and the highest rating. They become rewards of 0 and 1."""
 
+    def problem(self, group_size: int) -> str | None:
+        """Return what is wrong with the settings in a run with groups of this size, or None."""
+        low, high = self.scale
+        if not low < high:
+            return f"feedback.scale: got [{low}, {high}], expected the lowest rating and then a higher one"
+        if self.pairs and group_size == 1:
+            return "feedback.pairs: groups of size 1 have no pairs; expected feeder.group_size of at least 2"
+        return None
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerSection(WorkerSection):

@@ -21,6 +21,7 @@ from rftstream.contracts.records import Record
 from rftstream.data.feedback.fold import OPEN, FeedbackFold, GroupStatus, is_decided, judgement_id_of
 from rftstream.errors import ContractError
 from rftstream.queries.formatting import columns, number, plural
+from rftstream.roles.buffer.judged_rewards import JudgedRewards
 from rftstream.service.role import Log
 
 TOPICS = ("feedback", "questions", "judgements")
@@ -88,6 +89,15 @@ def read_feedback(log: Log, config: RunConfig) -> FeedbackView:
         view.votes.append(VoteLine(record, vote, judged, known is not None))
     view.judgements = fold.judgements
     return view
+
+
+def judged_rewards(log: Log, config: RunConfig) -> JudgedRewards:
+    """Return what people's judgements had changed about each group when it was decided."""
+    rewards = JudgedRewards(config.feedback or FeedbackSection())
+    for _, judgement in log.in_force("judgements") if has_feedback(log) else ():
+        if isinstance(judgement, Judgement):
+            rewards.learn(judgement)
+    return rewards
 
 
 def _vote_of(record: Record) -> Feedback | None:
