@@ -107,5 +107,56 @@ def list_(run: Path, as_json: bool) -> None:
     print_out(votes_to_json(view) if as_json else votes_to_text(view))
 
 
-for command in (add, questions, judgements, list_):
+@examples("rftstream feedback taints runs/a", "rftstream feedback taints runs/a --json | jq .batches")
+@click.command()
+@run_argument
+@json_option
+def taints(run: Path, as_json: bool) -> None:
+    """List the rollouts that were trained otherwise than people judge them now, with their batches and versions.
+
+    `rftstream replay RUN --without feedback --into NEWRUN` trains the batches again without them.
+    """
+    from rftstream.queries.ledger import read_steps
+    from rftstream.queries.taints import read_taints, taints_to_json, taints_to_text
+    from rftstream.service.role import Log
+
+    with opened_run(run) as opened:
+        found, version = read_taints(Log(opened.transport), opened.config), read_steps(Log(opened.transport)).version
+    print_out(taints_to_json(found, version) if as_json else taints_to_text(found, version))
+
+
+@examples(
+    "rftstream feedback export runs/a --what pairs --to pairs.jsonl",
+    "rftstream feedback export runs/a --what corrections --to chats.jsonl",
+    "rftstream experts load runs/dpo --from pairs.jsonl",
+)
+@click.command()
+@run_argument
+@click.option(
+    "--what", type=click.Choice(["pairs", "corrections"]), required=True, help="Preference pairs, or corrected answers."
+)
+@click.option("--to", "target", required=True, type=AnyPath(dir_okay=False), metavar="FILE", help="JSON lines.")
+@json_option
+def export(run: Path, what: str, target: Path, as_json: bool) -> None:
+    """Write what people judged as rows that `experts load` and `experts.source` read.
+
+    A pair has prompt, chosen and rejected, for DPO and reward models: only pairs of which one is judged better. A
+    corrected answer is a chat to imitate. Each row says what it comes from.
+    """
+    import json
+
+    from rftstream.queries.feedback import read_feedback
+    from rftstream.queries.feedback_data import demonstration_rows, preference_rows
+    from rftstream.service.role import Log
+
+    with opened_run(run) as opened:
+        log = Log(opened.transport)
+        view = read_feedback(log, opened.config)
+        rows = list((preference_rows if what == "pairs" else demonstration_rows)(log, view))
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    target.write_text(text, encoding="utf-8")
+    print_out({"file": str(target), "rows": len(rows)} if as_json else f"{target}: {len(rows):,} {what}")
+
+
+for command in (add, questions, judgements, list_, taints, export):
     feedback.add_command(command)

@@ -19,7 +19,7 @@ from rftstream.contracts.topics import TOPICS
 from rftstream.queries import ledger
 from rftstream.queries.balance import STAGES, AuditReport, Balance, Lengths
 from rftstream.queries.demonstration_counts import count_demonstrations
-from rftstream.queries.feedback import has_feedback
+from rftstream.queries.feedback import count_feedback, has_feedback
 from rftstream.queries.foreign import announcements_in_force, batches_in_force
 from rftstream.queries.formatting import plural
 from rftstream.queries.index import Index, read_kept_table
@@ -121,12 +121,15 @@ def _audit(transport: Transport, index: Index | None, said: Trimmed) -> AuditRep
         log, rest[0], uses, shares, steps.version, num_shares=len(log.ends("batches"))
     )
     contradictions += more
+    people, more = count_feedback(log)
+    contradictions += more
     if ended is not None and fates.groups.admitted < ended.admitted:
         found = plural(fates.groups.admitted, "group")
         contradictions.append(f"tasks: {found}, expected {ended.admitted:,} as `end` says")
     contradictions += operators.problems(fates.groups.admitted) if operators is not None else []
     return AuditReport(
         operators=operators,
+        people=people,
         trainer_epoch=steps.trainer_epoch,
         version=steps.version,
         rollouts=fates.rollouts,

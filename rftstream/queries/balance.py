@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from rftstream.queries.feedback import FeedbackBalance
 from rftstream.queries.formatting import columns, number, plural
 from rftstream.queries.operator_totals import OperatorTotals
 from rftstream.queries.recomputation import Recomputation
@@ -92,6 +93,8 @@ class AuditReport:
     """Whether the law holds and nothing on the log contradicts it."""
     operators: OperatorTotals | None = None
     """What operators did so far; None where the run has none."""
+    people: FeedbackBalance | None = None
+    """What became of votes; None where nobody was asked or said anything."""
     recomputation: Recomputation | None = None
     """What came of computing the operators' decisions again; None where nobody asked for it."""
 
@@ -111,6 +114,7 @@ class AuditReport:
             "groups": self.groups.to_json(),
             **({"experts": self.demonstrations.to_json()} if self.demonstrations is not None else {}),
             **({"operators": self.operators.to_json()} if self.operators is not None else {}),
+            **({"people": self.people.to_json()} if self.people is not None else {}),
             **({"decisions": self.recomputation.to_json()} if self.recomputation is not None else {}),
             "twins": dict(self.twins),
             "lengths": {outcome: lengths.to_json() for outcome, lengths in self.lengths.items()},
@@ -167,6 +171,8 @@ def _text(report: AuditReport) -> list[str]:
         ]
     if report.operators is not None:
         lines += ["", *report.operators.lines()]
+    if report.people is not None:
+        lines += ["", report.people.to_text()]
     twins = ", ".join(f"{count:,} on {topic}" for topic, count in report.twins.items() if count)
     lines += ["", f"twins: {twins or 'none'}"]
     if report.deleted_groups:

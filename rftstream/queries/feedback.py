@@ -91,6 +91,56 @@ def read_feedback(log: Log, config: RunConfig) -> FeedbackView:
     return view
 
 
+@dataclass(frozen=True, slots=True)
+class FeedbackBalance:
+    """Votes on the log, and what became of them: votes = judged + pending. `count_feedback` makes it."""
+
+    votes: int
+    judged: Mapping[str, int]
+    """Recorded judgements, by effect."""
+    pending: int
+    """Votes that have no judgement yet."""
+    questions: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the counts as a dict for JSON."""
+        return {
+            "votes": self.votes,
+            "judged": dict(self.judged),
+            "pending": self.pending,
+            "questions": self.questions,
+        }
+
+    def to_text(self) -> str:
+        """Return the counts as a line for people."""
+        effects = ", ".join(f"{count:,} {effect}" for effect, count in sorted(self.judged.items()))
+        parts = ", ".join(part for part in (effects, f"{self.pending:,} pending" if self.pending else "") if part)
+        return f"people: {plural(self.questions, 'question')}, {plural(self.votes, 'vote')}: {parts or 'none'}"
+
+
+def count_feedback(log: Log) -> tuple[FeedbackBalance | None, list[str]]:
+    """Count votes and judgements from headers; None if nobody was asked or said anything. And each broken promise in a
+    sentence: a judgement of what nobody said."""
+    if not has_feedback(log):
+        return None, []
+    judged: dict[str, str] = {}
+    for record in log.read("judgements", bodies=False):  # before the votes: what is judged stood there
+        if not codec.is_foreign(record):
+            effect = (record.header("effect") or b"").decode("ascii", "backslashreplace")
+            judged[(record.header("id") or b"").decode("ascii", "backslashreplace")] = effect
+    questions = sum(not codec.is_foreign(record) for record in log.read("questions", bodies=False))
+    votes = {judgement_id_of(record) for record in log.read("feedback", bodies=False) if not codec.is_foreign(record)}
+    if not votes and not questions and not judged:
+        return None, []
+    sentences = []
+    if strangers := sorted(set(judged) - votes):
+        sentences.append(
+            f"judgements: {plural(len(strangers), 'judgement')} of what nobody said, first of feedback {strangers[0]}"
+        )
+    counts = Counter(judged.values())
+    return FeedbackBalance(len(votes), counts, len(votes - set(judged)), questions), sentences
+
+
 def judged_rewards(log: Log, config: RunConfig) -> JudgedRewards:
     """Return what people's judgements had changed about each group when it was decided."""
     rewards = JudgedRewards(config.feedback or FeedbackSection())

@@ -27,10 +27,12 @@ from rftstream.queries.lineage import (
 from rftstream.queries.origin import origin_node
 from rftstream.queries.shown_completions import CompletionReader, open_reader
 from rftstream.queries.trace_batches import BatchTracer
+from rftstream.queries.trace_feedback import feedback_nodes
 from rftstream.queries.trace_groups import GroupTracer
 from rftstream.queries.trace_records import TraceRecords
 from rftstream.queries.trace_versions import VersionTracer
 from rftstream.runs.folder import OpenRun
+from rftstream.service.role import Log
 
 
 def trace(run: OpenRun, text: str, index: Index | None = None, *, dims: bool = False) -> Node:
@@ -62,7 +64,9 @@ class _Tracer:
                 taken, number_ = map(int, target.group_id.split("/")[1:3])
                 return trace_demonstration(self._headers, text, self._batches.uses, number_, taken)
             case "rollout" | "group":
-                return self._groups.group(target, text)
+                node = self._groups.group(target, text)
+                node.children += feedback_nodes(Log(self._run.transport), self._run.config, target)
+                return node
             case "batch":
                 return self._batches.batch_or_error(target.batch)
             case "version":

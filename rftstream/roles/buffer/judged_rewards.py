@@ -38,6 +38,11 @@ class JudgedRewards:
         self._originals: dict[tuple[TopicPartition, int], Sibling] = {}
         """Siblings of open groups as the scorer left them, where they were changed."""
 
+    @property
+    def num_rewards(self) -> int:
+        """How many rollouts have a reward that people gave."""
+        return len(self._rewards)
+
     def learn(self, judgement: Judgement) -> bool:
         """Take a judgement. Return whether it may change an open group: one of a decided group never does."""
         if judgement.effect is not VoteEffect.counted or judgement.result is not None:
