@@ -211,7 +211,7 @@ class FeedbackIntake:
         now = self._clock.now()
         if group.sequence not in self._asked:
             self._ask(group, now)
-        group.held = self._is_held(group, now)
+        group.held = not group.ready and self._is_held(group, now)  # who was let in once stays
         return group.held
 
     def _ask(self, group: Group, now: float) -> None:
