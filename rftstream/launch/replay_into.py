@@ -18,6 +18,7 @@ from rftstream.launch.result import RunResult
 from rftstream.launch.start import resume_if_incomplete
 from rftstream.models.folder import prepare_model
 from rftstream.preflight.plan import Purpose, plan
+from rftstream.queries.formatting import plural
 from rftstream.queries.taints import read_taints
 from rftstream.replay.again import Report, check_versions, save_state
 from rftstream.replay.branch import BatchImport, Extent, measure
@@ -106,8 +107,8 @@ class Plan:
         ]
         for batch, lost in sorted(self.left_out.items()):
             lines.append(
-                f"batch {batch}, version {batch + 1}: without {lost.get('rollouts', 0):,} rollouts, "
-                f"{lost.get('groups', 0):,} whole groups"
+                f"batch {batch}, version {batch + 1}: without {plural(lost.get('rollouts', 0), 'rollout')}, "
+                f"{plural(lost.get('groups', 0), 'whole group')}"
             )
         same = [] if self.left_out else ["no setting is changed: the same weights come out"]
         lines += [f"changed: {line}" for line in self.changed] or same
