@@ -46,14 +46,15 @@ def demonstration_rows(log: Log, view: FeedbackView) -> Iterator[Row]:
 
 def _of(judgement: Judgement, rollout: Rollout) -> Row:
     assert rollout.problem is not None, "it was judged"
-    tools = {"tools": [dict(tool) for tool in rollout.problem.tools]} if rollout.problem.tools else {}
-    return {
-        **tools,
+    row: Row = {
         "question_id": judgement.question_id,
         "rollouts": list(judgement.rollouts),
         "num_votes": judgement.num_votes,
         "agreement": judgement.agreement,
     }
+    if rollout.problem.tools:
+        row["tools"] = [dict(tool) for tool in rollout.problem.tools]
+    return row
 
 
 def _rollouts(log: Log, wanted: set[str]) -> dict[str, Rollout]:

@@ -24,7 +24,7 @@ Place = tuple[TopicPartition, int]
 
 
 @dataclass(slots=True)
-class _Share:
+class _RestOfShare:
     """What is left of a batch in a share."""
 
     position: int = 0
@@ -46,7 +46,7 @@ class LeftOut:
         """Batches that change -> rollouts and groups that they lose."""
         self._positions: dict[Place, int] = {}
         """New positions of what stays, in batches that change."""
-        self._shares: dict[tuple[int, int], _Share] = {}
+        self._shares: dict[tuple[int, int], _RestOfShare] = {}
 
     def experience(self, place: Place, experience: Experience) -> Experience | None:
         """Return what becomes of an experience; None if it is left out."""
@@ -81,7 +81,7 @@ class LeftOut:
 
     def note(self, place: Place, experience: Experience) -> None:
         """Take an experience of a batch that changes, in order."""
-        share = self._shares.setdefault((experience.batch_sequence, experience.share), _Share())
+        share = self._shares.setdefault((experience.batch_sequence, experience.share), _RestOfShare())
         if (stays := self.experience(place, replace(experience, position=share.position))) is None:
             return
         self._positions[place] = share.position
