@@ -18,7 +18,10 @@ from rftstream.contracts.records import NewRecord
 from rftstream.contracts.verdicts import VerifiedRollout
 from rftstream.errors import ProducerLost, TransactionAborted
 from rftstream.queries.feedback import read_feedback
-from rftstream.service.role import Log
+from rftstream.roles.buffer.feedback import FeedbackIntake
+from rftstream.roles.buffer.groups import OpenGroups, sibling_of
+from rftstream.roles.buffer.progress import BufferProgress
+from rftstream.service.role import Log, SingleTransaction
 from rftstream.testing import RoleDriver
 from rftstream.testing.faults import Kill
 from tests.flow import test_buffer as buffers
@@ -207,18 +210,33 @@ def test_what_changes_nothing_is_recorded_with_the_reason(tmp_path: Path) -> Non
 
 
 def test_a_vote_that_is_read_before_its_rollout_waits_for_it(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, feedback__quorum=1, feeder__groups_per_batch=2)
+    """Topics are read in any order: what was not read yet is looked for on `verified` before it is unknown."""
+    scene = Scene(tmp_path, feedback__quorum=1)
     scene.verify(0)
     scene.say("a", 0, 1, reward=0.25)
-    # Nothing of `verified` is read until the vote was.
-    buffer = RoleDriver(scene, "buffer")
-    for _ in range(20):
-        buffer.tick()
-        scene.clock.advance(0.01)
-    scene.verify(1)
-    buffer.work()
-    assert scene.in_batches()[0, 1] == (0.25, {"human": 0.25})
-    assert [one.effect for one in scene.judgements()] == [VoteEffect.counted]
+    scene.say("a", 0, 7, reward=0.25)
+    log, groups, progress = Log(scene.transport()), OpenGroups(), BufferProgress()
+    progress.read = log.transport.admin.begin_offsets("verified")
+    intake = FeedbackIntake(scene.config.feedback, 0, scene.clock)
+    intake.begin(log)
+    for record in scene.records("feedback"):
+        vote = codec.from_record(record)
+        assert isinstance(vote, Feedback)
+        intake.absorb(record, vote)
+
+    def judged() -> list[tuple[str, VoteEffect]]:
+        assert intake.fold(log, groups, progress) == []
+        outputs = (intake.with_outputs(None) or SingleTransaction(())).outputs
+        return [(one.message.rollouts[0], one.message.effect) for one in outputs if isinstance(one.message, Judgement)]
+
+    assert judged() == [("sums/0/0/0/7", VoteEffect.unknown)]
+    assert judged() == []
+    for record in scene.records("verified"):
+        verified = codec.from_record(record)
+        assert isinstance(verified, VerifiedRollout)
+        groups.add(verified, sibling_of(verified, record.place, record.offset), record.timestamp_s)
+        progress.read[record.place] = record.offset + 1
+    assert judged() == [("sums/0/0/0/1", VoteEffect.counted)]
 
 
 def test_a_vote_that_cannot_be_read_is_recorded_once(tmp_path: Path) -> None:

@@ -13,9 +13,8 @@ from rftstream.data.feedback.fold import FeedbackFold, GroupStatus
 from rftstream.data.feedback.votes import QuestionVotes
 from rftstream.roles.buffer.bodies import Bodies
 from rftstream.roles.buffer.feedback import FeedbackIntake
-from rftstream.roles.buffer.groups import Group, OpenGroups
+from rftstream.roles.buffer.groups import Group
 from rftstream.roles.buffer.judged_rewards import JudgedBodies
-from rftstream.roles.buffer.progress import BufferProgress
 from rftstream.service.role import Log
 from tests.simulation.changes import changed
 
@@ -100,23 +99,6 @@ def flags_ignored() -> Iterator[None]:
         yield
 
 
-def not_read_yet_is_unknown() -> Iterator[None]:
-    """A vote on a rollout that the buffer has not read is on none."""
-
-    def mutated(
-        self: FeedbackIntake,
-        log_: Log,
-        progress: BufferProgress,
-        votes: list[tuple[Record, Feedback]],
-        groups: OpenGroups,
-    ) -> None:
-        for record, vote in votes:
-            self._judge(record, vote, None, groups, {})
-
-    with changed(FeedbackIntake, "_look_ahead", mutated):
-        yield
-
-
 def history_changes() -> Iterator[None]:
     """Who comes after the batch is told that the reward changes."""
     judge = FeedbackFold.judge
@@ -140,7 +122,6 @@ RULES: dict[str, tuple[str, Callable[[], Iterator[None]]]] = {
     "nobody-waits": ("no group waits for answers", nobody_waits),
     "bodies-as-scored": ("batches have the scorer's rewards", bodies_as_scored),
     "flags-ignored": ("flagged rollouts are trained on", flags_ignored),
-    "unread-is-unknown": ("votes on what is not read yet are on nothing", not_read_yet_is_unknown),
     "history-changes": ("late votes are said to change the batch", history_changes),
 }
 """Name -> what is left out, and the change."""
