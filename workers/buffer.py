@@ -31,5 +31,7 @@ def build(context: RoleContext) -> Role:
         demonstrations=demonstrations(context),
         pipeline=pipeline,
         renderer=open_renderer(model_spec(context)) if demonstrates else None,
+        feedback=None if config.run.imported_from is not None else config.feedback,
+        seed=config.run.seed,
     )
     return Role(spec=BUFFER, step=step)

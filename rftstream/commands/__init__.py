@@ -32,6 +32,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "pipeline": "rftstream.commands.pipeline:pipeline",
         "experts": "rftstream.commands.experts:experts",
         "problems": "rftstream.commands.problems:problems",
+        "feedback": "rftstream.commands.feedback:feedback",
     },
     "A run": {
         "run": "rftstream.commands.run:run",

@@ -28,6 +28,7 @@ SAY_EVERY_S = 5.0
     "rftstream replay examples/runs/arithmetic --set trainer.lr=5e-4 --into examples/runs/slower",
     "rftstream replay runs/a --from 200 --algorithm my_losses:Reinforce --into runs/b --dry-run",
     "rftstream replay runs/a --pipeline stricter.toml --into runs/stricter",
+    "rftstream replay runs/a --without feedback --into runs/mended",
 )
 @click.command()
 @run_argument
@@ -56,6 +57,12 @@ SAY_EVERY_S = 5.0
     metavar="FILE",
     help="With --into: decide anew about all recorded groups, with the operators of this file.",
 )
+@click.option(
+    "--without",
+    multiple=True,
+    metavar="ID",
+    help="With --into: leave out this rollout or group; `feedback`: what people judge otherwise now.",
+)
 @click.option("--algorithm", metavar="NAME", help="Of the new run; short for --set trainer.algorithm=NAME.")
 @set_option
 @click.option("--dry-run", is_flag=True, help="With --into: only show what would be trained.")
@@ -68,6 +75,7 @@ def replay(
     device: str | None,
     into: Path | None,
     pipeline: Path | None,
+    without: tuple[str, ...],
     algorithm: str | None,
     sets: tuple[str, ...],
     dry_run: bool,
@@ -84,6 +92,11 @@ def replay(
     (--algorithm, --set), beginning with the state that RUN had at A. Nothing is sampled or scored; the groups keep
     their ids. It is a run like any other: `rftstream resume NEWRUN`, or the same command again, goes on with it.
 
+    With --without the batches are trained without some rollouts: those that are named, or those that people judge
+    otherwise now than they were trained (`--without feedback`; `rftstream feedback taints` lists them). A group of
+    which fewer than buffer.min_siblings are left is left out as a whole. It says which batches and versions that
+    touches.
+
     With --pipeline the batches are not those that RUN recorded: all its groups are decided anew, by the operators of
     FILE (a run file, or operators alone) and by settings of [buffer], and trained from the model that RUN began with.
     At its end it sets both runs side by side: batches, rewards, and what was rejected by which operator.
@@ -92,13 +105,16 @@ def replay(
     """
     if algorithm is not None:
         sets = (*sets, f"trainer.algorithm={json.dumps(algorithm)}")
-    if into is None and (sets or dry_run or pipeline is not None):
+    if into is None and (sets or dry_run or pipeline is not None or without):
         options = {"--pipeline": pipeline is not None, "--dry-run": dry_run, "--algorithm": algorithm is not None}
+        options["--without"] = bool(without)
         given = next((name for name, is_given in options.items() if is_given), "--set")
         raise click.UsageError(f"{given}: without --into nothing is changed; name the folder of a new run by --into")
 
     if pipeline is not None and (first or last is not None):
         raise click.UsageError("--pipeline: decides about all groups of the run; leave out --from and --to")
+    if pipeline is not None and without:
+        raise click.UsageError("--without: leaves rollouts out of recorded batches; leave out --pipeline")
 
     from rftstream.preflight.plan import Purpose, plan
 
@@ -111,7 +127,7 @@ def replay(
                 sets = (*sets, f"trainer.device={json.dumps(device)}")
             if pipeline is not None:
                 _decide_anew(opened, pipeline, into, sets, dry_run=dry_run, as_json=as_json, progress=progress)
-            _branch(opened, into, sets, first, last, dry_run=dry_run, as_json=as_json, progress=progress)
+            _branch(opened, into, sets, first, last, without, dry_run=dry_run, as_json=as_json, progress=progress)
 
 
 def _compare(opened: OpenRun, first: int, last: int | None, device: str | None, *, as_json: bool) -> None:
@@ -128,6 +144,7 @@ def _branch(
     sets: tuple[str, ...],
     first: int,
     last: int | None,
+    without: tuple[str, ...],
     *,
     dry_run: bool,
     as_json: bool,
@@ -135,7 +152,7 @@ def _branch(
 ) -> None:
     from rftstream.launch.replay_into import Replay
 
-    branch = Replay(opened, into, sets=sets, first=first, last=last)
+    branch = Replay(opened, into, sets=sets, first=first, last=last, without=without)
     if not as_json:
         click.echo(branch.plan.to_text())
     if dry_run:

@@ -15,11 +15,17 @@ from rftstream.commands.views import opened_run, print_out
     "rftstream rescore examples/runs/arithmetic --reward my_rewards:score --set trainer.algorithm=topr "
     "--into examples/runs/arithmetic-rescored",
     "rftstream rescore runs/a --reward math --set verifier.processes=8 --into runs/b --json",
+    "rftstream rescore runs/a --reward feedback --into runs/judged",
     "rftstream resume examples/runs/arithmetic-rescored",
 )
 @click.command()
 @run_argument
-@click.option("--reward", required=True, metavar="NAME", help="For all tasksets: a built-in one, or module:function.")
+@click.option(
+    "--reward",
+    required=True,
+    metavar="NAME",
+    help="For all tasksets: a built-in one, module:function, or `feedback`: people's.",
+)
 @click.option("--into", required=True, type=AnyPath(file_okay=False), metavar="NEWRUN", help="Folder of the new run.")
 @set_option
 @json_option
@@ -29,6 +35,9 @@ def rescore(run: Path, reward: str, into: Path, sets: tuple[str, ...], as_json: 
     The run itself is only read. Tasks and rollouts are copied with their ids, and verifiers score them; what was
     pending is skipped. `rftstream resume NEWRUN` then trains from the rescored data alone, from the model that the run
     began with, without explorers and without the staleness check. Interrupted, the same command goes on.
+
+    With --reward feedback nothing is scored: rollouts that people have judged get their reward (as [feedback] says),
+    all others keep the verdict that they have.
     """
     from rftstream.launch.rescore import rescore as score
     from rftstream.queries.comparison import compare

@@ -217,6 +217,8 @@ def _check_whole(config: RunConfig) -> None:
     ):
         more = ", or passes for every taskset" if not growing_tasksets(config) else "; a taskset that grows has no end"
         raise ConfigError(f"run: nothing ends it; give steps, hours or stop_reward{more}")
+    if config.feedback is not None and (wrong := config.feedback.problem(config.feeder.group_size)) is not None:
+        raise ConfigError(wrong)
     check_sampling(config.sampling, where="sampling")
     for name, section in config.tasksets.items():
         _check_differences(config, section.sampling, where=f"tasksets.{name}.sampling")

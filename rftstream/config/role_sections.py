@@ -112,6 +112,45 @@ class BufferSection(WorkerSection):
 
 
 @dataclass(frozen=True, kw_only=True)
+class FeedbackSection:
+    """What people are asked about rollouts, and what their answers change. Without this section nobody is asked, and
+    what is said changes no batch."""
+
+    ask: Literal["label", "rating"] = "label"
+    """What is asked of a rollout, and so what takes the place of its reward. The other kind is judged, too, and changes
+    nothing: the two are no common scale."""
+    unscorable: bool = False
+    """Asks about finished rollouts whose reward could not be computed."""
+    disagreement: AboveZero | None = None
+    """Asks about rollouts whose reward has parts that are at least so far apart."""
+    share: Fraction = 0.0
+    """Asks about this share of the rollouts, chosen by the run's seed."""
+    pairs: Fraction = 0.0
+    """Asks of this share of the groups which of two siblings is better, chosen by the run's seed."""
+    quorum: Positive = 1
+    """Distinct annotators whose votes it takes. A corrected answer takes one."""
+    expires_s: AboveZero | None = None
+    """Seconds after which answers to a question change nothing, by the log's time; default: never."""
+    hold_s: NotNegative = 0.0
+    """Keeps a group with questions out of batches for so long, unless they are all judged earlier. Later groups wait
+    for it where `feeder.on_stale` is wait. 0: answers change the reward only if they come before the batch by
+    themselves."""
+    weight: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    """Of the judged reward; the rest is the scorer's. A rollout that the scorer gave none has the judged one alone."""
+    scale: tuple[float, float] = (1.0, 5.0)
+    """The lowest and the highest rating. They become rewards of 0 and 1."""
+
+    def problem(self, group_size: int) -> str | None:
+        """Return what is wrong with the settings in a run with groups of this size, or None."""
+        low, high = self.scale
+        if not low < high:
+            return f"feedback.scale: got [{low}, {high}], expected the lowest rating and then a higher one"
+        if self.pairs and group_size == 1:
+            return "feedback.pairs: groups of size 1 have no pairs; expected feeder.group_size of at least 2"
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainerSection(WorkerSection):
     """The trainer takes an optimizer step for each batch, publishes versions and keeps checkpoints."""
 

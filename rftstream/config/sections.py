@@ -16,6 +16,7 @@ from rftstream.config.role_sections import (
     BufferSection,
     EvaluatorSection,
     ExplorerSection,
+    FeedbackSection,
     FeederSection,
     StageSection,
     SynthesiserSection,
@@ -309,6 +310,7 @@ class RunConfig:
     explorer: ExplorerSection = field(default_factory=ExplorerSection)
     verifier: VerifierSection = field(default_factory=VerifierSection)
     buffer: BufferSection = field(default_factory=BufferSection)
+    feedback: FeedbackSection | None = None
     trainer: TrainerSection = field(default_factory=TrainerSection)
     stages: tuple[StageSection, ...] = ()
     evaluator: EvaluatorSection = field(default_factory=EvaluatorSection)

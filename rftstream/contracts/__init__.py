@@ -5,7 +5,7 @@ In the order of reading:
     role_names, ids                  the names of roles; ids and seeds, which are derived and never drawn
     arrays, tasks, rollouts, verdicts, batches, outcomes, versions
                                      the messages in the order of the flow, from a problem to trained weights
-    control, demonstrations, dead, feedback
+    control, demonstrations, dead, feedback, questions
                                      the messages beside the flow
     message_spec, ranges, rules      how a message is declared: its MessageSpec, the ranges of its fields, its rule
     messages                         the table of all messages, by the name of their contract

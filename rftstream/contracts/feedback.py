@@ -1,34 +1,175 @@
-"""Feedback is a late judgement of a rollout by a person or an environment. Topic `feedback`."""
+"""Feedback is what a person or a program says of rollouts, after they were scored. Topic `feedback`.
+
+Who judges is a keyed hash: no names stand on the log. A person may say something again about the same rollouts: that
+is the next revision, and takes the place of the one before. `retract` takes back what was said. A record says one
+thing, and is never changed.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated
 
-from rftstream.contracts.message_spec import MessageSpec
+from msgspec import Meta
+
+from rftstream.contracts.ids import split_group_id
+from rftstream.contracts.message_spec import Facts, MessageSpec
+from rftstream.contracts.ranges import NonNegativeInt
+from rftstream.contracts.rules import Violation, rule, show
+
+_ANNOTATOR = re.compile(r"[0-9a-f]{32}")
+
+
+class FeedbackKind(StrEnum):
+    """What is said of rollouts."""
+
+    pair = "pair"
+    """Which of two siblings is better: `choice`."""
+    rating = "rating"
+    """How good a rollout is, on the scale of the run file: `reward`."""
+    label = "label"
+    """What the reward of a rollout should be, e.g. 0 or 1: `reward`."""
+    correction = "correction"
+    """What the answer should have been: `correction`."""
+    flag = "flag"
+    """The rollout must not be trained on; `comment` may say why."""
+    retract = "retract"
+    """Takes back what the annotator has said on the question."""
+
+
+class PairChoice(StrEnum):
+    """The answer to the question which of two rollouts is better, in the order of `rollouts`, whatever was shown
+    first."""
+
+    first = "first"
+    """The first is better."""
+    second = "second"
+    """The second is better."""
+    tie = "tie"
+    """Both are as good."""
+    both_bad = "both_bad"
+    """Neither should be learned from."""
+    cannot_judge = "cannot_judge"
+    """No vote: it counts for no quorum."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feedback:
-    """A late judgement of a rollout by a person or an environment. `feedback`: gateway -> buffer."""
+    """What somebody says of one or two rollouts. `feedback`: `rftstream feedback add`, programs -> buffer.
+
+    The partition is that of the rollouts. A record without `question_id` is of version 1: no vote, and recorded as
+    such."""
 
     feedback_id: str
-    """Derived from its source and rollout."""
+    """`question_id/annotator/revision`. In version 1 derived from source and rollout."""
     rollout_id: str
-    """The rollout that is judged."""
+    """The rollout that is judged; of two the first."""
     source: str
-    """Who judges."""
+    """What it came through, e.g. `file`. In version 1 who judges."""
     reward: float | None = None
-    """The judgement as a number, if it is one."""
+    """Of a label the reward, of a rating the number on the scale as it was given."""
     comment: str | None = None
     """The judgement in words."""
     given_at: float = 0.0
     """When it was given."""
+    kind: FeedbackKind = FeedbackKind.label
+    """What is said."""
+    question_id: str = ""
+    """What is judged: `kind/group_id/siblings`, asked or not. Of a retract the question whose answer is taken back."""
+    rollouts: tuple[str, ...] = ()
+    """Rollouts that are judged: two siblings of a pair, in order, else one."""
+    sequence: NonNegativeInt | None = None
+    """The feeder's count of the rollouts' group; `sequence mod partitions` is the partition."""
+    annotator: Annotated[str, Meta(extra_json_schema={"pattern": f"^({_ANNOTATOR.pattern})?$"})] = ""
+    """Who judges: 32 hex digits of HMAC-SHA256(run's secret, name)."""
+    revision: NonNegativeInt = 0
+    """Dense from 0, of what an annotator says on a question; the newest counts, a retract is one, too."""
+    choice: PairChoice | None = None
+    """Of a pair."""
+    correction: str | None = None
+    """What the answer should have been."""
+    order: tuple[NonNegativeInt, ...] = ()
+    """How the rollouts were shown, as indexes into `rollouts`; empty if that is not known."""
+    lead_time_s: float | None = None
+    """Seconds from seeing the question to the answer."""
+
+
+def question_id_of(kind: FeedbackKind, rollouts: Sequence[str]) -> str:
+    """Return the id of the question that is asked of siblings: `kind/group_id/siblings`."""
+    group, _, first = rollouts[0].rpartition("/")
+    return f"{kind}/{group}/{'+'.join([first, *(rollout.rpartition('/')[2] for rollout in rollouts[1:])])}"
+
+
+def feedback_id_of(question_id: str, annotator: str, revision: int) -> str:
+    """Return the id of what an annotator says on a question."""
+    return f"{question_id}/{annotator}/{revision}"
+
+
+def group_of_rollouts(rollouts: Sequence[str]) -> str | None:
+    """Return the group that all these rollouts are siblings in; None if they are not, or are no rollout ids."""
+    groups = {rollout.rpartition("/")[0] for rollout in rollouts}
+    siblings = [rollout.rpartition("/")[2] for rollout in rollouts]
+    group = groups.pop() if len(groups) == 1 else ""
+    if split_group_id(group) is None or not all(one.isdecimal() and one.isascii() for one in siblings):
+        return None
+    return group
+
+
+def _answer_problem(feedback: Feedback) -> Violation | None:
+    needed = {
+        FeedbackKind.pair: "choice",
+        FeedbackKind.rating: "reward",
+        FeedbackKind.label: "reward",
+        FeedbackKind.correction: "correction",
+    }
+    name = needed.get(feedback.kind)
+    if name is not None and getattr(feedback, name) is None:
+        return f".{name}", f"got none in a {feedback.kind}, expected one"
+    return None
+
+
+@rule(Feedback)
+def _check_feedback(feedback: Feedback) -> Violation | None:
+    if not feedback.question_id:
+        return None
+    rollouts, kind = feedback.rollouts, feedback.kind
+    if not rollouts or feedback.rollout_id != rollouts[0]:
+        return ".rollout_id", f"got {show(feedback.rollout_id)}, expected the first of the rollouts"
+    if group_of_rollouts(rollouts) is None or len(set(rollouts)) < len(rollouts):
+        return ".rollouts", f"got {show(list(rollouts))}, expected different siblings of one group"
+    kinds = [one for one in FeedbackKind if one is not FeedbackKind.retract]
+    asked = kinds if kind is FeedbackKind.retract else [kind]
+    if feedback.question_id not in [question_id_of(one, rollouts) for one in asked]:
+        return ".question_id", f"got {show(feedback.question_id)}, expected kind/group_id/siblings"
+    if len(rollouts) != (2 if feedback.question_id.startswith(f"{FeedbackKind.pair}/") else 1):
+        return ".rollouts", f"got {len(rollouts)}, expected two of a pair, else one"
+    if feedback.sequence is None:
+        return ".sequence", "got none, expected that of the rollouts' group"
+    if not _ANNOTATOR.fullmatch(feedback.annotator):
+        return ".annotator", f"got {show(feedback.annotator)}, expected 32 hex digits"
+    if feedback.feedback_id != feedback_id_of(feedback.question_id, feedback.annotator, feedback.revision):
+        return ".feedback_id", f"got {show(feedback.feedback_id)}, expected question_id/annotator/revision"
+    if feedback.order and sorted(feedback.order) != list(range(len(rollouts))):
+        return ".order", f"got {list(feedback.order)}, expected each index of the rollouts once"
+    return _answer_problem(feedback)
+
+
+def _feedback_headers(feedback: Feedback) -> Facts:
+    return {
+        "rollout_id": feedback.rollout_id,
+        "sequence": feedback.sequence,
+        "question_id": feedback.question_id or None,
+    }
 
 
 FEEDBACK = MessageSpec(
     type=Feedback,
     contract="feedback",
+    version=2,
     topic="feedback",
     key=lambda feedback: feedback.feedback_id,
-    headers=lambda feedback: {"rollout_id": feedback.rollout_id},
+    headers=_feedback_headers,
 )

@@ -35,6 +35,7 @@ from rftstream.contracts.feedback import FEEDBACK, Feedback
 from rftstream.contracts.message_spec import MessageSpec
 from rftstream.contracts.outcomes import BATCH_REUSE, GROUP_OUTCOME, BatchReuse, GroupOutcome
 from rftstream.contracts.problems import PROBLEM, REJECTED_PROBLEM, NewProblem, RejectedProblem
+from rftstream.contracts.questions import JUDGEMENT, QUESTION, Judgement, Question
 from rftstream.contracts.rollouts import PARTIAL_ROLLOUT, ROLLOUT, PartialRollout, Rollout
 from rftstream.contracts.tasks import TASK, Task
 from rftstream.contracts.topics import TOPICS
@@ -59,6 +60,8 @@ MESSAGES: dict[str, MessageSpec[Any]] = {
         PROBLEM,
         REJECTED_PROBLEM,
         FEEDBACK,
+        QUESTION,
+        JUDGEMENT,
         EXPERIENCE,
         BATCH_MANIFEST,
         GROUP_OUTCOME,
@@ -89,6 +92,8 @@ Message = (
     | NewProblem
     | RejectedProblem
     | Feedback
+    | Question
+    | Judgement
     | Experience
     | BatchManifest
     | GroupOutcome

@@ -92,8 +92,22 @@ TOPICS: dict[str, Topic] = {
             name="feedback",
             key="feedback_id",
             width=Width.partitions,
+            twin=None,
+            description="what people say of rollouts",
+        ),
+        Topic(
+            name="questions",
+            key="question_id",
+            width=Width.one,
             twin=("id",),
-            description="late judgements",
+            description="what people are asked about rollouts",
+        ),
+        Topic(
+            name="judgements",
+            key="partition/offset",
+            width=Width.one,
+            twin=("id",),
+            description="what became of what people said",
         ),
         Topic(
             name="batches",

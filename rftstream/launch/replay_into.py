@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -16,9 +16,12 @@ from rftstream.errors import ConfigError
 from rftstream.launch.result import RunResult
 from rftstream.launch.start import resume_if_incomplete
 from rftstream.preflight.plan import Purpose, plan
+from rftstream.queries.formatting import plural
+from rftstream.queries.taints import read_taints
 from rftstream.replay.again import Report, check_versions, save_state
 from rftstream.replay.branch import BatchImport, Extent, measure
 from rftstream.replay.recorded import read_recorded, settings_of
+from rftstream.replay.without import LeftOut, find_left_out
 from rftstream.runs.folder import (
     OpenRun,
     RunFolder,
@@ -56,6 +59,8 @@ CHANGEABLE = (
     "run.stop_reward_over",
 )
 """Sections and settings that a replay may change, since the data does not depend on them."""
+FEEDBACK = "feedback"
+"""In the place of names of rollouts: all that people judge otherwise now than they were trained."""
 FIXED = ("trainer.shares", "transport.partitions")
 """Settings of these sections that stay all the same, since they say how the data lies on the log."""
 
@@ -81,6 +86,8 @@ class Plan:
     num_rollouts: int
     changed: tuple[str, ...]
     """One line for each changed setting, as `key before -> after`."""
+    left_out: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
+    """Batch -> how many `rollouts` it is trained without, and how many whole `groups`."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as a dict."""
@@ -94,7 +101,13 @@ class Plan:
             f"{shown_path(Path(self.run_dir))}: {self.num_batches:,} batches of {shown_path(Path(self.run))} "
             f"({groups}), from {begins} to version {self.last}"
         ]
-        lines += [f"changed: {line}" for line in self.changed] or ["no setting is changed: the same weights come out"]
+        for batch, lost in sorted(self.left_out.items()):
+            lines.append(
+                f"batch {batch}, version {batch + 1}: without {plural(lost.get('rollouts', 0), 'rollout')}, "
+                f"{plural(lost.get('groups', 0), 'whole group')}"
+            )
+        same = [] if self.left_out else ["no setting is changed: the same weights come out"]
+        lines += [f"changed: {line}" for line in self.changed] or same
         return "\n".join(lines)
 
 
@@ -106,8 +119,16 @@ class Replay:
     """
 
     def __init__(
-        self, source: OpenRun, into: Path, *, sets: Sequence[str] = (), first: int = 0, last: int | None = None
+        self,
+        source: OpenRun,
+        into: Path,
+        *,
+        sets: Sequence[str] = (),
+        first: int = 0,
+        last: int | None = None,
+        without: Sequence[str] = (),
     ) -> None:
+        """`without`: rollouts and groups that are left out; `feedback` for what people judge otherwise now."""
         self._source = source
         self._folder = RunFolder(into.resolve())
         self._recorded = read_recorded(Log(source.transport))
@@ -123,6 +144,7 @@ class Replay:
         if begun is not None:
             _check_same(begun, self.config, self._folder)
         self._extent: Extent = measure(source.transport, first, last)
+        self._left_out = self._find_left_out(without) if without else None
 
     @property
     def plan(self) -> Plan:
@@ -137,7 +159,32 @@ class Replay:
             num_groups=extent.num_groups,
             num_rollouts=extent.num_rollouts,
             changed=self._changed(),
+            left_out={} if self._left_out is None else {k: dict(v) for k, v in self._left_out.batches.items()},
         )
+
+    def _find_left_out(self, without: Sequence[str]) -> LeftOut:
+        names = [name for name in without if name != FEEDBACK]
+        log, extent = Log(self._source.transport), self._extent
+        if FEEDBACK in without:
+            taints = read_taints(log, self._source.config)
+            names += [one.rollout_id for one in taints if one.batch_sequence < extent.last]
+        if not names:
+            raise ConfigError(
+                f"{self._source.run_id}: no batch holds anything that people judge otherwise now; nothing to leave out"
+            )
+        left_out = find_left_out(
+            log,
+            names,
+            last=extent.last,
+            min_siblings=self.config.buffer.min_siblings,
+            foreign=extent.foreign,
+        )
+        if (earliest := min(left_out.batches)) < extent.first:
+            raise ConfigError(
+                f"--without: batch {earliest} holds some of them, and lies before version {extent.first} that the "
+                f"replay begins with; expected --from of at most {earliest}"
+            )
+        return left_out
 
     def _changed(self) -> tuple[str, ...]:
         """Return the changed settings. What each trainer of these batches worked by is compared with the new settings,
@@ -223,9 +270,15 @@ class Replay:
                 checkpoints=CheckpointStore(open_store(config, folder)),
                 fill=lambda to: self._fill(to, say, report),
                 rewards_kept=config.run.stop_reward_over,
+                left_out=self._left_out,
             )
 
-        make_from(self._source, folder, config, import_into, changed=self.plan.changed)
+        changed = (*self.plan.changed, *self._said_of_left_out())
+        make_from(self._source, folder, config, import_into, changed=changed)
+
+    def _said_of_left_out(self) -> tuple[str, ...]:
+        lost = self.plan.left_out.values()
+        return (f"batches whole -> without {sum(one.get('rollouts', 0) for one in lost)} rollouts",) if lost else ()
 
     def train(self, *, progress: str = "auto", stream: TextIO | None = None) -> RunResult:
         """Train the new run as `rftstream resume` does. If it has ended, return how it ended."""

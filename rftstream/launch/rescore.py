@@ -8,10 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rftstream.clock import SystemClock
+from rftstream.config.role_sections import FeedbackSection
 from rftstream.config.sections import RunConfig
 from rftstream.errors import ConfigError
 from rftstream.models.folder import prepare_model
 from rftstream.preflight.plan import Purpose, plan
+from rftstream.queries.feedback import read_feedback
+from rftstream.queries.taints import judged_now
+from rftstream.replay.judged import JudgedImport
 from rftstream.rewards.resolve import build_reward
 from rftstream.roles.verifier import VERIFIER
 from rftstream.runs.create import write_config
@@ -29,10 +33,13 @@ from rftstream.runs.fork import copy_model, derive_config, differences
 from rftstream.runs.imported import RolloutImport, Say, check_whole
 from rftstream.runs.manifest import data_digests, make_manifest
 from rftstream.runs.services import build_service, role_context
+from rftstream.service.role import Log
 from rftstream.transport.base import Transport
 from rftstream.weights.media import copy_media
 
 SAY_EVERY_S = 5.0
+FEEDBACK = "feedback"
+"""In the place of a reward's name: what people judged."""
 
 
 def rescore(source: OpenRun, into: Path, *, reward: str, sets: Sequence[str] = (), say: Say) -> OpenRun:
@@ -41,12 +48,13 @@ def rescore(source: OpenRun, into: Path, *, reward: str, sets: Sequence[str] = (
     After a crash, a second call goes on where the first one was. If nothing is left to do, it does nothing.
     """
     folder = RunFolder(into.resolve())
-    config = _config(source, folder, reward, sets)
+    by_people = reward == FEEDBACK
+    config = _config(source, folder, None if by_people else reward, sets)
     plan(config, Purpose.build)
-    for name, section in config.tasksets.items():  # before anything is made
+    for name, section in config.tasksets.items() if not by_people else ():  # before anything is made
         build_reward(section.reward, config, where=f"tasksets.{name}.reward", section=section)
     if not folder.exists():
-        check_whole(source.transport, "tasks", "rollouts")
+        check_whole(source.transport, "tasks", "rollouts", *(("verified",) if by_people else ()))
     with folder.held():
         if folder.exists():
             _check_same(config, read_config(folder), folder)
@@ -58,22 +66,38 @@ def rescore(source: OpenRun, into: Path, *, reward: str, sets: Sequence[str] = (
             create_log(transport, config)
             if not folder.exists():
                 write_config(config, folder)
-            RolloutImport(source.transport, transport, folder.run_id, say).run(
-                lambda: make_manifest(
-                    config, folder.run_id, data_digests(config, model), time.time(), differences(source, config)
-                )
-            )
+            copy = _import_of(source, transport, folder, say, by_people=by_people)
+            said = ("verdicts of the scorer -> of people, where they judged",) if by_people else ()
+            changed = (*differences(source, config), *said)
+            copy.run(lambda: make_manifest(config, folder.run_id, data_digests(config, model), time.time(), changed))
             _score(config, folder, transport, say)
         finally:
             transport.close()
     return open_run(folder.path)
 
 
-def _config(source: OpenRun, folder: RunFolder, reward: str, sets: Sequence[str]) -> RunConfig:
-    """Return the source's config, with the new reward."""
+def _import_of(source: OpenRun, transport: Transport, folder: RunFolder, say: Say, *, by_people: bool) -> RolloutImport:
+    """Return the import that copies the rollouts, with the verdicts of people if it is they who score."""
+    if not by_people:
+        return RolloutImport(source.transport, transport, folder.run_id, say)
+    view = read_feedback(Log(source.transport), source.config)
+    rewards = judged_now(view, source.config.feedback or FeedbackSection())
+    if not rewards.num_rewards:
+        raise ConfigError(
+            f"{source.run_id}: nobody has judged a rollout by {(source.config.feedback or FeedbackSection()).ask}, "
+            "expected votes; `rftstream feedback add` adds some"
+        )
+    say(f"{rewards.num_rewards:,} rollouts have the reward that people gave, the others keep theirs")
+    return JudgedImport(source.transport, transport, folder.run_id, say, rewards)
+
+
+def _config(source: OpenRun, folder: RunFolder, reward: str | None, sets: Sequence[str]) -> RunConfig:
+    """Return the source's config, with the new reward; None: the verdicts come from the source."""
     if source.config.without_tasks:
         raise ConfigError(f"{source.run_id}: learned from demonstrations alone, expected a run with rollouts to score")
     rewards = [f'tasksets."{name}".reward={json.dumps(reward)}' for name in source.config.tasksets]
+    if reward is None:
+        rewards = ["verifier.count=0"]
     config = derive_config(source, folder, [*rewards, *sets])
     if config.stages:
         raise ConfigError(

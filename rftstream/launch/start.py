@@ -25,7 +25,16 @@ from rftstream.models.made import make_as_recorded
 from rftstream.preflight.folder_choice import choose_folder, folder_after, newest_folder, run_state
 from rftstream.preflight.plan import Purpose, RunPlan, plan
 from rftstream.runs.create import begin, say_aside, write_config
-from rftstream.runs.folder import RunFolder, complete_log, find_run, open_store, open_transport, read_config, shown_path
+from rftstream.runs.folder import (
+    RunFolder,
+    complete_log,
+    find_run,
+    open_store,
+    open_transport,
+    read_config,
+    shown_path,
+    wanted_topics,
+)
 from rftstream.runs.init_from import fetch_initial
 from rftstream.runs.load_demonstrations import load_demonstrations
 from rftstream.runs.manifest import changed_settings, changes_of_resume, check_same_run, data_digests
@@ -225,6 +234,8 @@ def reopen(
     if control.finished is not None and (why := nothing_more(control.finished, version, before, config, retries)):
         delete_leftovers(transport, config, folder)
         raise ConfigError(f"{shown_path(folder.path)}: {why}")
+    if config.feedback is not None:  # a run of an older release lacks some
+        transport.admin.ensure_topics(wanted_topics(config))
     if control.manifest is not None:
         make_as_recorded(config.model, folder.model, config.run.seed, control.manifest.digests)
         model = prepare_model(config.model, folder.model, config.run.seed)

@@ -19,6 +19,7 @@ from rftstream.contracts.topics import TOPICS
 from rftstream.queries import ledger
 from rftstream.queries.balance import STAGES, AuditReport, Balance, Lengths
 from rftstream.queries.demonstration_counts import count_demonstrations
+from rftstream.queries.feedback import count_feedback, has_feedback
 from rftstream.queries.foreign import announcements_in_force, batches_in_force
 from rftstream.queries.formatting import plural
 from rftstream.queries.index import Index, read_kept_table
@@ -98,7 +99,9 @@ def _audit(transport: Transport, index: Index | None, said: Trimmed) -> AuditRep
     partials = ledger.rows_of("partials", table_in_force("partials"))
     tasks = ledger.rows_of("tasks", table_in_force("tasks"), done_by_explorers)
     there = transport.admin.topics()
-    rest = [ledger.rows_of(topic, table(topic)) for topic in ("experts", "feedback", "problems") if topic in there]
+    written = ("questions", "judgements") if has_feedback(log) else ()
+    others = [topic for topic in ("problems", *written) if topic in there]
+    rest = [ledger.rows_of(topic, table(topic)) for topic in ("experts", *others)]
     rest.append(ledger.rows_of("weights", announcements_in_force(log, table("weights"))))
 
     rows = (tasks, rollouts, verified, batches)
@@ -123,6 +126,8 @@ def _audit(transport: Transport, index: Index | None, said: Trimmed) -> AuditRep
         log, rest[0], uses, shares, steps.version, num_shares=len(log.ends("batches"))
     )
     contradictions += more
+    people, more = count_feedback(log)
+    contradictions += more
     if ended is not None and fates.groups.admitted < ended.admitted:
         found = plural(fates.groups.admitted, "group")
         contradictions.append(f"tasks: {found}, expected {ended.admitted:,} as `end` says")
@@ -130,6 +135,7 @@ def _audit(transport: Transport, index: Index | None, said: Trimmed) -> AuditRep
     return AuditReport(
         operators=operators,
         reuse=count_reuse(reuse, steps.version),
+        people=people,
         trainer_epoch=steps.trainer_epoch,
         version=steps.version,
         rollouts=fates.rollouts,

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from rftstream.queries.feedback import FeedbackBalance
 from rftstream.queries.formatting import columns, number, plural
 from rftstream.queries.operator_totals import OperatorTotals
 from rftstream.queries.recomputation import Recomputation
@@ -95,6 +96,8 @@ class AuditReport:
     """What operators did so far; None where the run has none."""
     reuse: ReuseCounts | None = None
     """How often batches have groups once more; None where the run has no operator for that."""
+    people: FeedbackBalance | None = None
+    """What became of votes; None where nobody was asked or said anything."""
     recomputation: Recomputation | None = None
     """What came of computing the operators' decisions again; None where nobody asked for it."""
 
@@ -115,6 +118,7 @@ class AuditReport:
             **({"experts": self.demonstrations.to_json()} if self.demonstrations is not None else {}),
             **({"reused": self.reuse.to_json()} if self.reuse is not None else {}),
             **({"operators": self.operators.to_json()} if self.operators is not None else {}),
+            **({"people": self.people.to_json()} if self.people is not None else {}),
             **({"decisions": self.recomputation.to_json()} if self.recomputation is not None else {}),
             "twins": dict(self.twins),
             "lengths": {outcome: lengths.to_json() for outcome, lengths in self.lengths.items()},
@@ -173,6 +177,8 @@ def _text(report: AuditReport) -> list[str]:
         lines += ["", report.reuse.to_text()]
     if report.operators is not None:
         lines += ["", *report.operators.lines()]
+    if report.people is not None:
+        lines += ["", report.people.to_text()]
     twins = ", ".join(f"{count:,} on {topic}" for topic, count in report.twins.items() if count)
     lines += ["", f"twins: {twins or 'none'}"]
     if report.deleted_groups:

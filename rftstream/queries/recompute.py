@@ -28,12 +28,13 @@ from rftstream.data.tasksets.open import grows
 from rftstream.errors import ContractError
 from rftstream.models.folder import prepare_model
 from rftstream.models.spec import ModelSpec
+from rftstream.queries.feedback import judged_rewards
 from rftstream.queries.recomputation import Recomputation, shown
 from rftstream.queries.recompute_growth import Growth
 from rftstream.queries.recompute_reuse import ReuseAgain
-from rftstream.roles.buffer.bodies import Bodies
 from rftstream.roles.buffer.experiences import experience_of
 from rftstream.roles.buffer.groups import Group, Sibling, sibling_of
+from rftstream.roles.buffer.judged_rewards import JudgedBodies
 from rftstream.roles.buffer.operators import GroupOperators
 from rftstream.roles.buffer.reuse import offers_of
 from rftstream.roles.feeder.cursor import FeederCursor
@@ -309,7 +310,8 @@ class _ExperienceSide:
         self._outcomes = outcomes
         self._said = said
         self._found = found
-        self._bodies = Bodies(log.transport, HELD_BYTES)
+        self._rewards = judged_rewards(log, config)
+        self._bodies = JudgedBodies(log.transport, HELD_BYTES, self._rewards)
         self._operators = GroupOperators(pipeline, self._bodies)
 
     def check(self) -> None:
@@ -331,7 +333,9 @@ class _ExperienceSide:
                 if outcome.sequence >= self._said.sequence:
                     self._found.differs(f"outcomes: {outcome.group_id}: names rollouts that verified does not have")
                 continue
+            self._rewards.apply(group)
             self._judge(outcome, group)
+            self._rewards.forget(group)
             for sibling in group.kept if outcome.result is GroupResult.batched else ():
                 verified = self._bodies.get(*sibling.place_offset)
                 trained[sibling.summary.rollout_id] = _trained(

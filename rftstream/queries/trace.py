@@ -27,12 +27,14 @@ from rftstream.queries.lineage import (
 from rftstream.queries.origin import origin_node
 from rftstream.queries.shown_completions import CompletionReader, open_reader
 from rftstream.queries.trace_batches import BatchTracer
+from rftstream.queries.trace_feedback import feedback_nodes
 from rftstream.queries.trace_groups import GroupTracer
 from rftstream.queries.trace_problems import ProblemTracer
 from rftstream.queries.trace_records import TraceRecords
 from rftstream.queries.trace_versions import VersionTracer
 from rftstream.runs.folder import OpenRun
 from rftstream.service.problem_records import PROBLEMS
+from rftstream.service.role import Log
 
 
 def trace(run: OpenRun, text: str, index: Index | None = None, *, dims: bool = False) -> Node:
@@ -67,6 +69,7 @@ class _Tracer:
             case "rollout" | "group":
                 node = self._groups.group(target, text)
                 node.children += self._problems.of_group(target.group_id)
+                node.children += feedback_nodes(Log(self._run.transport), self._run.config, target)
                 return node
             case "problem":
                 return self._problems.problem(target.problem)

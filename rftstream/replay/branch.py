@@ -18,7 +18,7 @@ from pathlib import Path
 
 from rftstream.algorithms.learning_signal import STEPS_WITHOUT_SIGNAL
 from rftstream.contracts import codec
-from rftstream.contracts.batches import BatchManifest
+from rftstream.contracts.batches import BatchManifest, Experience
 from rftstream.contracts.messages import Message
 from rftstream.contracts.outcomes import GroupOutcome
 from rftstream.contracts.records import NewRecord, Record, TopicPartition
@@ -27,6 +27,7 @@ from rftstream.contracts.verdicts import UnscorableReason, VerifiedRollout
 from rftstream.contracts.versions import StepRecord
 from rftstream.errors import ConfigError, ContractError, PositionMissing
 from rftstream.replay.recorded import Recorded
+from rftstream.replay.without import LeftOut
 from rftstream.roles.buffer import BUFFER
 from rftstream.roles.buffer.groups import late_outcome
 from rftstream.roles.explorer import EXPLORER
@@ -111,9 +112,11 @@ class BatchImport(Import):
         checkpoints: CheckpointStore,
         fill: Fill,
         rewards_kept: int,
+        left_out: LeftOut | None = None,
     ) -> None:
         """`fill` saves the state of the first version. `rewards_kept` is how many rewards of recent steps the trainer
-        remembers."""
+        remembers. `left_out`: rollouts that the batches are trained without."""
+        self._left_out = left_out
         super().__init__(source, target, run_id, say)
         self._extent = extent
         self._recorded = recorded
@@ -135,7 +138,7 @@ class BatchImport(Import):
         kept."""
         self.copy_topic("experts", self.as_it_is)
         for topic in FLOW:
-            self.copy_topic(topic, self._of_the_groups)
+            self.copy_topic(topic, self._outcome if topic == "outcomes" else self._of_the_groups)
         self.copy_topic("batches", self._of_the_batches)
         self._decide_the_rest()
         positions = self._positions()
@@ -155,20 +158,41 @@ class BatchImport(Import):
             return self.as_it_is(record) if is_trained else None
         return self.as_it_is(record) if group is not None and group.decode() in self._extent.groups else None
 
+    def _outcome(self, record: Record) -> NewRecord | None:
+        copied = self._of_the_groups(record)
+        if copied is None or self._left_out is None:
+            return copied
+        outcome = codec.from_record(record)
+        assert isinstance(outcome, GroupOutcome)
+        changed = self._left_out.outcome(outcome)
+        return copied if changed == outcome else self._rewritten(changed, record)
+
+    def _rewritten(self, message: Message, record: Record) -> NewRecord:
+        """Return the record of a message that this run has instead of the recorded one."""
+        return codec.to_record(message, record.topic, record.partition, run=self._run_id, writer_epoch=_epoch(record))
+
     def _of_the_batches(self, record: Record) -> NewRecord | None:
         """Return the record of a batch that is trained. The manifests of the last batch are marked as last."""
         sequence = int(record.header("batch_sequence") or -1)
         if not 0 <= sequence < self._extent.last or (record.place, record.offset) in self._extent.foreign:
             return None
         if record.header("contract") != b"batch_manifest":
-            return self.as_it_is(record)
-        manifest = codec.from_record(record)
-        assert isinstance(manifest, BatchManifest)
+            return self._experience(record, sequence)
+        recorded = codec.from_record(record)
+        assert isinstance(recorded, BatchManifest)
+        manifest = recorded if self._left_out is None else self._left_out.manifest(recorded)
         last = sequence == self._extent.last - 1
-        if not (last or manifest.last):
+        if last or manifest.last:
+            manifest = dataclasses.replace(manifest, last=last, admitted=len(self._extent.groups) if last else None)
+        return self.as_it_is(record) if manifest == recorded else self._rewritten(manifest, record)
+
+    def _experience(self, record: Record, sequence: int) -> NewRecord | None:
+        if self._left_out is None or sequence not in self._left_out.batches:
             return self.as_it_is(record)
-        manifest = dataclasses.replace(manifest, last=last, admitted=len(self._extent.groups) if last else None)
-        return codec.to_record(manifest, "batches", record.partition, run=self._run_id, writer_epoch=_epoch(record))
+        experience = codec.from_record(record)
+        assert isinstance(experience, Experience)
+        changed = self._left_out.experience((record.place, record.offset), experience)
+        return None if changed is None else self._rewritten(changed, record)
 
     def _step(self, record: Record, positions: list[tuple[int, ...]]) -> NewRecord | None:
         """Return the record of a step in force up to the first version. The objects that it names stay where they

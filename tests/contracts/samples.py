@@ -32,7 +32,7 @@ from rftstream.contracts.control import (
 )
 from rftstream.contracts.dead import DeadDropped, DeadLetter
 from rftstream.contracts.demonstrations import Demonstration, Preference
-from rftstream.contracts.feedback import Feedback
+from rftstream.contracts.feedback import Feedback, FeedbackKind, PairChoice
 from rftstream.contracts.messages import SPEC_OF, Message
 from rftstream.contracts.outcomes import (
     BatchReuse,
@@ -54,6 +54,7 @@ from rftstream.contracts.problems import (
     RejectReason,
     problem_digest,
 )
+from rftstream.contracts.questions import Applied, Judgement, Question, QuestionReason, VoteEffect
 from rftstream.contracts.rollouts import (
     AgentCall,
     ImageSpan,
@@ -73,6 +74,9 @@ from rftstream.contracts.versions import DeltaObject, EvalResult, StepRecord, Ve
 
 COMMON_HEADERS = ("contract", "contract_version", "run", "writer_epoch")
 GOLDEN = Path(__file__).parents[2] / "schemas" / "golden"
+
+ANNOTATOR = "3b1f" * 8
+PAIR = "pair/gsm8k/0/17/0/1+3"
 
 IDS = RolloutIds(
     rollout_id="gsm8k/0/17/0/3", group_id="gsm8k/0/17/0", taskset="gsm8k", sibling=3, group_size=8, sequence=17,
@@ -303,6 +307,45 @@ SAMPLES: dict[str, Message] = {
     "feedback.v1": Feedback(
         feedback_id="web/ada/gsm8k/0/17/0/3", rollout_id=IDS.rollout_id, source="web/ada", reward=-1.0,
         comment="right number, wrong reason", given_at=1767229200.0,
+    ),
+    "feedback.v2": Feedback(
+        feedback_id=f"correction/{IDS.rollout_id}/{ANNOTATOR}/1", rollout_id=IDS.rollout_id, source="file",
+        comment="right number, wrong unit", given_at=1767229300.0, kind=FeedbackKind.correction,
+        question_id=f"correction/{IDS.rollout_id}", rollouts=(IDS.rollout_id,), sequence=17, annotator=ANNOTATOR,
+        revision=1, correction="4 apples", lead_time_s=31.5,
+    ),
+    "feedback.v2-pair": Feedback(
+        feedback_id=f"{PAIR}/{ANNOTATOR}/0", rollout_id="gsm8k/0/17/0/1", source="file", given_at=1767229300.0,
+        kind=FeedbackKind.pair, question_id=PAIR, rollouts=("gsm8k/0/17/0/1", "gsm8k/0/17/0/3"), sequence=17,
+        annotator=ANNOTATOR, choice=PairChoice.second, order=(1, 0), lead_time_s=8.25,
+    ),
+    "question.v1": Question(
+        question_id=PAIR, kind=FeedbackKind.pair, rollouts=("gsm8k/0/17/0/1", "gsm8k/0/17/0/3"),
+        group_id="gsm8k/0/17/0", sequence=17, reason=QuestionReason.share, quorum=2, asked_at=1767229200.0,
+        expires_at=1767315600.0, held_until=1767229800.0, order=(1, 0),
+    ),
+    "judgement.v1": Judgement(
+        judgement_id="5/812", feedback_id=f"label/{IDS.rollout_id}/{ANNOTATOR}/0", effect=VoteEffect.counted,
+        question_id=f"label/{IDS.rollout_id}", kind=FeedbackKind.label, rollouts=(IDS.rollout_id,), quorum=2,
+        num_votes=3, agreement=0.75, reward=1.0, applied=Applied.correction, result=GroupResult.batched,
+        batch_sequence=3, decided_at=1767229310.0,
+    ),
+    "judgement.v1-pair": Judgement(
+        judgement_id="5/813", feedback_id=f"{PAIR}/{ANNOTATOR}/0", effect=VoteEffect.counted, question_id=PAIR,
+        kind=FeedbackKind.pair, rollouts=("gsm8k/0/17/0/1", "gsm8k/0/17/0/3"), quorum=1, num_votes=1, agreement=1.0,
+        choice=PairChoice.second, applied=Applied.pair, decided_at=1767229311.0,
+    ),
+    "judgement.v1-correction": Judgement(
+        judgement_id="5/814", feedback_id=f"correction/{IDS.rollout_id}/{ANNOTATOR}/1", effect=VoteEffect.counted,
+        question_id=f"correction/{IDS.rollout_id}", kind=FeedbackKind.correction, rollouts=(IDS.rollout_id,), quorum=1,
+        num_votes=1, agreement=1.0, correction=f"correction/{IDS.rollout_id}/{ANNOTATOR}/1",
+        applied=Applied.correction, decided_at=1767229312.0,
+    ),
+    "judgement.v1-flag": Judgement(
+        judgement_id="5/815", feedback_id=f"flag/{IDS.rollout_id}/{ANNOTATOR}/0", effect=VoteEffect.counted,
+        question_id=f"flag/{IDS.rollout_id}", kind=FeedbackKind.flag, rollouts=(IDS.rollout_id,), quorum=1,
+        num_votes=1, agreement=1.0, flagged=True, reason="the group is filtered", result=GroupResult.filtered,
+        decided_at=1767229313.0,
     ),
     "experience.v1": EXPERIENCE,
     "experience.v1-expert": EXPERT,

@@ -16,6 +16,7 @@ from rftstream.contracts.arrays import ITEM_BYTES, Array
 from rftstream.contracts.batches import BatchManifest, Experience
 from rftstream.contracts.checks import first_violation
 from rftstream.contracts.demonstrations import Demonstration
+from rftstream.contracts.feedback import Feedback, FeedbackKind, PairChoice, feedback_id_of, question_id_of
 from rftstream.contracts.messages import MESSAGES, Message
 from rftstream.contracts.outcomes import GroupOutcome, GroupResult
 from rftstream.contracts.rollouts import ImageSpan, Rollout, RolloutStatus, Segment, VersionSpan
@@ -158,6 +159,27 @@ def _demonstrations() -> Strategy:
     )
 
 
+@st.composite
+def _feedback(draw: st.DrawFn) -> Feedback:
+    """Of version 2, or as it was in version 1."""
+    told: Feedback = draw(_build(Feedback, question_id=st.just(""), annotator=st.just("")))
+    if draw(st.booleans()):
+        return told
+    kind = draw(st.sampled_from([one for one in FeedbackKind if one is not FeedbackKind.retract]))
+    ids = draw(_ids())
+    first = f"{ids.group_id}/0"
+    rollouts = (first, f"{ids.group_id}/{draw(st.integers(1, 9))}") if kind is FeedbackKind.pair else (first,)
+    question_id, revision = question_id_of(kind, rollouts), draw(INTS)
+    annotator = draw(st.from_regex(r"[0-9a-f]{32}", fullmatch=True))
+    return dataclasses.replace(
+        told,
+        feedback_id=feedback_id_of(question_id, annotator, revision), rollout_id=first, rollouts=rollouts,
+        kind=FeedbackKind.retract if draw(st.booleans()) else kind, question_id=question_id, annotator=annotator,
+        revision=revision, sequence=draw(INTS), reward=draw(FLOATS), choice=draw(st.sampled_from(PairChoice)),
+        correction=draw(TEXTS), order=tuple(draw(st.permutations(range(len(rollouts))))),
+    )  # fmt: skip
+
+
 _BY_HAND: dict[type, Any] = {
     Array: _arrays,
     Segment: _segments,
@@ -167,6 +189,7 @@ _BY_HAND: dict[type, Any] = {
     ),
     VerifiedRollout: _verified,
     Demonstration: _demonstrations,
+    Feedback: _feedback,
     Experience: lambda: _build(Experience, pair=st.sampled_from([None, "chosen", "rejected"])),
     BatchManifest: lambda: _build(
         BatchManifest,

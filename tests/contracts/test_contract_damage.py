@@ -239,6 +239,14 @@ WRONG: list[tuple[str, str, Any, str]] = [
         "demonstration.v1", "messages", [],
         "$.preference: got no beside 0 messages, expected exactly one of chat and preference pair",
     ),
+    ("feedback.v2", "correction", None, "$.correction: got none in a correction, expected one"),
+    ("feedback.v2", "annotator", "ada", "$.annotator: got 'ada', expected 32 hex digits"),
+    ("feedback.v2", "sequence", None, "$.sequence: got none, expected that of the rollouts' group"),
+    (
+        "feedback.v2", "question_id", "label/gsm8k/0/17/0/3",
+        "$.question_id: got 'label/gsm8k/0/17/0/3', expected kind/group_id/siblings",
+    ),
+    ("feedback.v2-pair", "order", [1], "$.order: got [1], expected each index of the rollouts once"),
     ("experience.v1", "pair", "other", "$.pair: got 'other', expected chosen, rejected or none"),
     ("batch_manifest.v1", "share", 2, "$.share: got 2, expected less than the num_shares 2"),
     ("weights_announced.v1", "parent", None, "$.parent: got no with kind delta, expected one exactly for a delta"),
@@ -350,7 +358,7 @@ def fields_of(message: Any) -> dict[str, Any]:
 
 def test_encode_holds_to_types() -> None:
     reward: Any = "0.5"
-    with pytest.raises(ContractError, match=r"^feedback\.v1 \$\.reward: got str, expected float"):
+    with pytest.raises(ContractError, match=r"^feedback\.v2 \$\.reward: got str, expected float"):
         encode(Feedback(feedback_id="f", rollout_id="r", source="s", reward=reward))
     wrong: Any = Sampling()
     with pytest.raises(ContractError, match="Sampling"):

@@ -215,7 +215,7 @@ def _pair(number: int) -> dict[str, str]:
     return {"prompt": f"{number}+1=", "chosen": str(number + 1), "rejected": "0"}
 
 
-def _user_loads(simulation: Simulation, random: Random) -> None:
+def user_loads(simulation: Simulation, random: Random) -> None:
     """Some before anybody starts, most times. More while the run goes on, where batches may depend on when."""
     own = Random(f"loads {random.getstate()}")
     if simulation.config.experts is None:
@@ -277,7 +277,7 @@ def simulate(
     if config.policies["fake"]["tokens_per_s"] == SLOW:
         tick_s = max(tick_s, 1 / SLOW)
     simulation = Simulation(config, folder=folder, seed=seed, tick_s=tick_s, faults=drawn)
-    _user_loads(simulation, random)
+    user_loads(simulation, random)
     if isinstance(faults, FaultScript):
         simulation.plan = faults
     simulation.watch = laws = Laws(simulation, judge_by(config))

@@ -28,6 +28,7 @@ from rftstream.testing.foreign import TRANSACTIONAL_ID
 from rftstream.transport.memory.log import MemoryTransaction
 from tests.simulation.deletions import Deletions
 from tests.simulation.demonstrations import Demonstrations
+from tests.simulation.people import PeopleLaws
 from tests.simulation.reused import Reused
 from tests.simulation.staged import batches_of
 from tests.simulation.unfinished import Unfinished
@@ -111,6 +112,7 @@ class Laws:
         self.finished: RunFinished | None = None
         self.deletions = Deletions(self)
         self.demonstrations = Demonstrations(self)
+        self.people = PeopleLaws(self)
         self.unfinished = Unfinished(self)
         self.reused = Reused(self)
 
@@ -146,6 +148,7 @@ class Laws:
         if transaction.group is not None:
             for place, position in transaction.positions.items():
                 self._positions[transaction.group, place] = position.offset
+        self.people.transaction(transaction)
         for records in transaction.records.values():
             for record in records:
                 self._look(record, new_tasks, reuses, manifests)
@@ -163,7 +166,7 @@ class Laws:
         self._twin(record)
         self.deletions.look(record)
         self.unfinished.look(record)
-        if record.value is None:
+        if record.value is None or record.topic == "feedback":  # people may write what cannot be read
             return
         message = codec.from_record(record)
         match message:
@@ -320,7 +323,7 @@ class Laws:
         batch, group = experience.batch_sequence, experience.ids.group_id
         assert self.batched.setdefault(group, (batch, experience.share)) == (batch, experience.share)
         reward = experience.reward if experience.verified_reward is None else experience.verified_reward
-        assert reward == self.rewards[experience.ids.rollout_id]
+        assert reward == self.people.reward(experience, self.rewards.get(experience.ids.rollout_id))
         versions = [span.version for segment in experience.segments for span in segment.versions]
         if versions:
             assert max(versions) <= batch
@@ -362,6 +365,8 @@ class Laws:
             case GroupResult.dead:
                 assert not enough
                 assert len(named) == size
+            case GroupResult.filtered if outcome.reason == "flagged":
+                assert len(kept) < min(self.config.buffer.min_siblings, size)
             case GroupResult.filtered:
                 if not outcome.decisions:
                     assert self.config.buffer.zero_variance == "replace"
@@ -441,6 +446,7 @@ class Laws:
         self._recompute()
         self.deletions.check_end()
         self.demonstrations.check_end()
+        self.people.check_end(report)
         assert report.groups.admitted == len(self.admitted)
         assert report.groups.trained == sum(map(len, self.batches()[: self.version]))
         assert self.finished is not None

@@ -56,8 +56,9 @@ from rftstream.transport.memory.transactions import Coordinator
 from rftstream.transport.memory.transport import MemoryAdmin, MemoryTransport
 from rftstream.weights import retention
 from rftstream.weights.lineage import Lineage
-from tests.simulation import agent_mutants, piece_mutants, pipeline_mutants, reuse_mutants
+from tests.simulation import agent_mutants, people_mutants, piece_mutants, pipeline_mutants, reuse_mutants
 from tests.simulation.agent_runs import play_agents
+from tests.simulation.annotators import play_people
 from tests.simulation.changes import changed
 from tests.simulation.grid import check_seed
 
@@ -75,12 +76,18 @@ class Mutant:
     """Whether its runs are those with agents."""
     pipelines: bool = False
     """Whether its runs have operators of data pipelines."""
+    people: bool = False
+    """Whether its runs are those with people."""
 
     def run(self, seed: int, *, changed: bool) -> None:
         change = contextmanager(self.change)() if changed else contextlib.nullcontext()
         if self.agents:
             with tempfile.TemporaryDirectory() as folder, change:
                 play_agents(Path(folder), seed)
+            return
+        if self.people:
+            with tempfile.TemporaryDirectory() as folder, change:
+                play_people(Path(folder), seed)
             return
         faults = self.faults() if callable(self.faults) else self.faults
         with tempfile.TemporaryDirectory() as folder, change:
@@ -528,6 +535,7 @@ MUTANTS: Mapping[str, Mutant] = {
     **{name: Mutant(what, change, agents=True) for name, (what, change) in agent_mutants.RULES.items()},
     **{name: Mutant(what, change, pipelines=True) for name, (what, change) in pipeline_mutants.RULES.items()},
     **{name: Mutant(what, change, pipelines=True) for name, (what, change) in reuse_mutants.RULES.items()},
+    **{name: Mutant(what, change, people=True) for name, (what, change) in people_mutants.RULES.items()},
 }  # fmt: skip
 
 

@@ -15,6 +15,8 @@ QUICK = {
     "passes-forgotten": 1, "half-decided-kept": 1, "stages-ignored": 1, "deletions-given-up": 11,
     "strangers-believed": 0, "chain-not-asked": 1, "answered-before-commit": 0, "retries-sampled-again": 0,
     "any-answer-replayed": 0, "answer-made-again": 0, "any-key-accepted": 0, "states-of-anybody": 156,
+    "older-revisions-counted": 0, "judged-again": 1, "votes-forgotten": 1, "asked-again": 1, "nobody-waits": 2,
+    "bodies-as-scored": 1, "flags-ignored": 1, "history-changes": 1,
     "facts-past-seen": 64, "skips-counted-twice": 0, "late-ones-unseen": 20, "seeds-of-the-clock": 2,
 }  # fmt: skip
 """With the seed that catches it."""

@@ -47,6 +47,7 @@ EXCEPTIONS = {
     ("rftstream/preflight/prepare.py", "tools"): "a column of a row",
     ("rftstream/preflight/check_report.py", "tools"): "a key of the report: what a prompt offers",
     ("rftstream/data/demonstrations/rows.py", "tools"): "a column of a row",
+    ("rftstream/queries/feedback_data.py", "tools"): "a column of a row",
     ("rftstream/data/demonstrations/tokens.py", "tools"): "a key of what a problem knows",
     ("rftstream/gateway/dialects/responses.py", "tools"): "a field of an answer",
     ("rftstream/roles/explorer/agent_loop.py", "tools"): "a field of an answer",

@@ -269,6 +269,11 @@ class ExperiencePipeline:
             operators = {name: (first, *some) for name, some in operators.items()}
         pipeline = cls(operators, config.run.seed, is_declared=bool(places))
         check_demonstrating(config, pipeline.reusing.values())
+        if pipeline.reusing and config.feedback is not None:  # its bodies are read again, as the scorer left them
+            raise ConfigError(
+                "feedback: found operators that use groups once more, as replay, priority and hindsight do; what is used "
+                "again has the scorer's reward, not people's; expected one of both: leave out [feedback] or the operators"
+            )
         return pipeline
 
     def watched_by(self, watch: OperatorWatch) -> None:

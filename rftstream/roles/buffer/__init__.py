@@ -18,8 +18,8 @@ BUFFER = RoleSpec(
     build="workers.buffer:build",
     summary="verified -> batches, outcomes",
     consumes=("verified",),
-    follows=("control", "experts", "steps"),
-    produces=("batches", "outcomes", "dead"),
+    follows=("control", "experts", "steps", "feedback"),
+    produces=("batches", "outcomes", "questions", "judgements", "dead"),
     positions=("verified",),
     begin_metrics=_begin_metrics,
 )

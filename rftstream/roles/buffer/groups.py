@@ -102,6 +102,10 @@ class Group:
     """It may be batched as it is."""
     result: ExperienceResult | None = None
     """What operators made of it when they were asked last."""
+    held: bool = False
+    """It waits for people's answers."""
+    left_out: Mapping[int, str] = field(default_factory=dict)
+    """Siblings that people keep out of the batch, with the reason."""
 
     @property
     def complete(self) -> bool:
@@ -116,13 +120,19 @@ class Group:
     @property
     def kept(self) -> list[Sibling]:
         """The siblings that go into the batch, in order: those that have a reward and that no operator rejected."""
-        rejected = self.result.rejected if self.result is not None else {}
+        rejected = self.rejected
         return [sibling for sibling in self.scored if sibling.sibling not in rejected]
+
+    @property
+    def rejected(self) -> Mapping[int, str]:
+        """The siblings that operators or people keep out of the batch, with the reason."""
+        of_operators = self.result.rejected if self.result is not None else {}
+        return {**of_operators, **self.left_out} if self.left_out else of_operators
 
     @property
     def summaries(self) -> tuple[RolloutSummary, ...]:
         """Summaries of all siblings, in order."""
-        rejected = self.result.rejected if self.result is not None else {}
+        rejected = self.rejected
         return tuple(
             replace(self.siblings[number].summary, rejected=rejected[number])
             if number in rejected
@@ -248,13 +258,14 @@ class OpenGroups:
         """Return the groups that have waited for siblings for as long as they may."""
         if deadline_s is None:
             return []
-        return [group for group in self.by_sequence.values() if not group.ready and now - group.first_at >= deadline_s]
+        waiting = [group for group in self.by_sequence.values() if not (group.ready or group.held)]
+        return [group for group in waiting if now - group.first_at >= deadline_s]
 
     def next_deadline_s(self, now: float, deadline_s: float | None) -> float:
         """Return the seconds until the next group is overdue; infinity if none will be."""
         if deadline_s is None:
             return math.inf
-        waiting = [group.first_at for group in self.by_sequence.values() if not group.ready]
+        waiting = [group.first_at for group in self.by_sequence.values() if not (group.ready or group.held)]
         return max(0.0, min(waiting) + deadline_s - now) if waiting else math.inf
 
     def low_waters(self) -> dict[TopicPartition, int]:

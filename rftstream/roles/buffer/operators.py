@@ -44,11 +44,12 @@ class GroupOperators:
 
     def judge_at(self, group: Group, min_siblings: int, version: int | None) -> str | None:
         """The same, where the operators are told this version. Who computes recorded decisions again calls it."""
-        if not self._pipeline:
-            return None
-        scored = self._seen(group, version)
-        group.result = self._pipeline.decide(scored, self._facts, min_siblings)
-        return group.result.filtered
+        if self._pipeline:
+            scored = self._seen(group, version)
+            group.result = self._pipeline.decide(scored, self._facts, min_siblings)
+            if group.result.filtered is not None:
+                return group.result.filtered
+        return "flagged" if group.left_out and len(group.kept) < min_siblings else None
 
     def outdated(self, groups: OpenGroups) -> list[Group]:
         """Return the waiting groups whose operators look at the version and were told another one than the next

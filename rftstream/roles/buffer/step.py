@@ -13,11 +13,12 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from rftstream.clock import Clock
-from rftstream.config.role_sections import BufferSection, FeederSection
+from rftstream.config.role_sections import BufferSection, FeedbackSection, FeederSection
 from rftstream.config.stages import Stage, Stages
 from rftstream.contracts import codec
 from rftstream.contracts.batches import BatchManifest
 from rftstream.contracts.control import Claim, TasksEnded
+from rftstream.contracts.feedback import Feedback
 from rftstream.contracts.messages import Message
 from rftstream.contracts.outcomes import BatchReuse, GroupOutcome, GroupResult
 from rftstream.contracts.records import Record, TopicPartition
@@ -28,11 +29,11 @@ from rftstream.errors import ContractError, StopRule
 from rftstream.models.rendering import Renderer
 from rftstream.roles.buffer import BUFFER
 from rftstream.roles.buffer.batch_records import batch_records
-from rftstream.roles.buffer.bodies import Bodies
 from rftstream.roles.buffer.decisions import Decisions, no_batch
 from rftstream.roles.buffer.demonstration_intake import DemonstrationIntake
 from rftstream.roles.buffer.demonstrations import DEMONSTRATIONS, DemonstrationQueue, spread
 from rftstream.roles.buffer.experiences import experiences_of_share
+from rftstream.roles.buffer.feedback import FEEDBACK, FeedbackIntake
 from rftstream.roles.buffer.groups import Group, OpenGroups, sibling_of, unscorable_reasons
 from rftstream.roles.buffer.operators import GroupOperators
 from rftstream.roles.buffer.progress import BufferProgress
@@ -70,10 +71,13 @@ class BufferStep(SingleStepDefaults):
         demonstrations: DemonstrationQueue | None = None,
         pipeline: ExperiencePipeline | None = None,
         renderer: Renderer | None = None,
+        feedback: FeedbackSection | None = None,
+        seed: int = 0,
     ) -> None:
         """`log_`: the run's log, of which nothing is known before `recover`. `imported`: the versions of the rollouts
         are another run's, and say nothing about this one's. `stages`: what batches are made of. `pipeline`: operators
-        of the experience side. `renderer`: for prompts of demonstrations that operators make of attempts."""
+        of the experience side. `renderer`: for prompts of demonstrations that operators make of attempts. `feedback`:
+        what people are asked, and change; `seed`: the run's."""
         self._renderer = renderer
         self._pipeline = pipeline or ExperiencePipeline({}, is_declared=False)
         self._imported = imported
@@ -84,11 +88,14 @@ class BufferStep(SingleStepDefaults):
         self._shares = shares
         self._clock = clock
         self._stop: StopRule | None = None
+        self._feedback_settings, self._seed = feedback, seed
         self._reset(log_)
 
     def _reset(self, log_: Log) -> None:
         """Forget what was known of the log: it is read again."""
-        self._bodies = Bodies(log_.transport, self._settings.max_body_bytes)
+        self._log = log_
+        self._feedback = FeedbackIntake(self._feedback_settings, self._seed, self._clock)
+        self._bodies = self._feedback.bodies(log_.transport, self._settings.max_body_bytes)
         self._groups = OpenGroups()
         self._decisions = Decisions(self._clock, with_operators=self._pipeline.is_declared, imported=self._imported)
         self._progress = BufferProgress()
@@ -111,11 +118,12 @@ class BufferStep(SingleStepDefaults):
         for received in log_.messages("outcomes"):
             if isinstance(received.message, GroupOutcome):
                 self._progress.recall(received.message)
+                self._feedback.recall(received.message)
             self._learn(received.message)
         for received in log_.messages("control"):
             self._absorb_control(received)
         cursor = self._progress.restore(log_.committed(BUFFER.name))
-        positions = {**self._progress.read, **self._intake.begin(log_, cursor)}
+        positions = {**self._progress.read, **self._intake.begin(log_, cursor), **self._feedback.begin(log_)}
         if not self._stages.always_explores:
             positions |= log_.transport.admin.begin_offsets("steps")
             for received in log_.messages("steps"):
@@ -137,6 +145,9 @@ class BufferStep(SingleStepDefaults):
         if received.record.topic == DEMONSTRATIONS:
             self._intake.absorb(received.record)
             return
+        if isinstance(received.message, Feedback):
+            self._feedback.absorb(received.record, received.message)
+            return
         if not isinstance(received.message, VerifiedRollout):
             self._absorb_control(received)
             return
@@ -155,6 +166,9 @@ class BufferStep(SingleStepDefaults):
         """Take a rollout that cannot be decoded as one without a reward."""
         if record.topic == DEMONSTRATIONS:
             self._intake.absorb(record)  # its turn comes, and then its letter
+            return
+        if record.topic == FEEDBACK:
+            self._feedback.absorb(record, None)
             return
         ids = codec.ids_from_headers(record)
         if ids is None:
@@ -184,7 +198,9 @@ class BufferStep(SingleStepDefaults):
     # ------------------------------------------------------------------------------------------ deciding
 
     def _judge(self, group: Group) -> None:
-        """Decide about a group that is complete, or whose time is up."""
+        """Decide about a group that is complete, or whose time is up. It may have to wait for people's answers."""
+        if self._feedback.holds(group):
+            return
         least = min(self._settings.min_siblings, group.size)
         if len(group.scored) < least:
             if group.complete:
@@ -202,21 +218,25 @@ class BufferStep(SingleStepDefaults):
         self._decisions.add(group, result, reason)
         self._groups.remove(group)
         self._progress.decided.add(group.sequence)
-
-    def _close_overdue(self) -> None:
-        for group in self._groups.overdue(self._clock.now(), self._settings.group_deadline_s):
-            self._judge(group)
+        self._feedback.decided(group, result, self._progress.next_batch)
 
     # ------------------------------------------------------------------------------------------ writing
 
     def advance(self) -> SingleTransaction | None:
-        """Return the next batch with its outcomes if there is one, else the outcomes that are due."""
-        progress = self._progress
+        """Return the next batch with its outcomes if there is one, else the outcomes that are due. What people were
+        asked and said goes with it."""
         if self._stop is not None:
             raise self._stop
+        for group in self._feedback.fold(self._log, self._groups, self._progress):
+            self._judge(group)
+        return self._feedback.with_outputs(self._next_transaction())
+
+    def _next_transaction(self) -> SingleTransaction | None:
+        progress = self._progress
         if progress.is_last_written and self._all_in(0):
             return None
-        self._close_overdue()
+        for group in self._groups.overdue(self._clock.now(), self._settings.group_deadline_s):
+            self._judge(group)
         for group in self._operators.outdated(self._groups):
             self._judge(group)
         chosen = self._choose() if self._stage.takes_rollouts else self._choose_none()
@@ -360,13 +380,15 @@ class BufferStep(SingleStepDefaults):
     # ------------------------------------------------------------------------------------------ the rest
 
     def idle_s(self) -> float:
-        """Return the seconds until the next group is overdue."""
-        return self._groups.next_deadline_s(self._clock.now(), self._settings.group_deadline_s)
+        """Return the seconds until the next group is overdue, or has waited for people long enough."""
+        overdue_s = self._groups.next_deadline_s(self._clock.now(), self._settings.group_deadline_s)
+        return min(overdue_s, self._feedback.next_release_s(self._groups))
 
     def health(self) -> Mapping[str, object]:
         """Return how many groups are where, and which batch is the next."""
         return {
             **self._intake.health(),
+            **self._feedback.health(),
             "open_groups": len(self._groups.by_sequence),
             "ready_groups": self._groups.num_ready,
             "decided_groups": len(self._progress.decided),

@@ -79,7 +79,7 @@ def test_topics_of_a_run_with_what_they_hold(make_run: MakeRun, run_file: Path) 
     report = called("topics", "list", run)
     assert report == called("topics", "list", run_file)
     assert {line["topic"]: line["offsets"] for line in report["topics"]}["tasks"] == 4
-    assert "  tasks     as wanted           2        4\n" in call("topics", "list", run).stdout
+    assert "  tasks       as wanted           2        4\n" in call("topics", "list", run).stdout
 
 
 def test_other_partitions_are_refused_with_the_difference(run_file: Path) -> None:

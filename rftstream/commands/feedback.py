@@ -1,0 +1,162 @@
+"""`feedback`: what people say of rollouts, and what comes of it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+
+from rftstream.commands.options import examples, json_option, run_argument
+from rftstream.commands.param_types import AnyPath
+from rftstream.commands.views import opened_run, print_out
+
+
+@examples(
+    "rftstream feedback questions examples/runs/arithmetic",
+    "rftstream feedback add examples/runs/arithmetic --from votes.jsonl",
+    "rftstream feedback judgements examples/runs/arithmetic --json",
+)
+@click.group()
+def feedback() -> None:
+    """What people say of rollouts: questions, votes, and how they are judged.
+
+    [feedback] in the run file says what is asked of whom, and what the answers change. Votes can be added to any run,
+    live or not, asked for or not.
+    """
+
+
+@examples(
+    "rftstream feedback add examples/runs/arithmetic --from votes.jsonl",
+    "rftstream feedback add runs/a --from votes.jsonl --dry-run --json",
+)
+@click.command()
+@run_argument
+@click.option(
+    "--from",
+    "source",
+    required=True,
+    type=AnyPath(dir_okay=False),
+    metavar="FILE",
+    help="JSON lines: rollout, by, and one of label, rating, choice, correction, flag, retract.",
+)
+@click.option("--dry-run", is_flag=True, help="Look at everything, write nothing.")
+@json_option
+def add(run: Path, source: Path, dry_run: bool, as_json: bool) -> None:
+    """Add votes to a run, live or not, each once however often it is added.
+
+    A row names a rollout (`rollout`, or `rollouts` of a pair), its annotator (`by`) and the answer. What an annotator
+    says otherwise than before is an edit, and takes its place; `retract` takes it back. Names do not reach the log:
+    there stands their HMAC under the run's secret. An error names the line, and then nothing is written.
+    """
+    from rftstream.data.feedback.rows import read_votes
+    from rftstream.runs.feedback import add_votes
+
+    with opened_run(run) as opened:
+        added = add_votes(opened.transport, opened.config, opened.folder, read_votes(source), dry_run=dry_run)
+    print_out(added.to_json() if as_json else added.to_text())
+
+
+@examples("rftstream feedback questions runs/a", "rftstream feedback questions runs/a --open --json")
+@click.command()
+@run_argument
+@click.option("--open", "only_open", is_flag=True, help="Only those that wait for answers.")
+@json_option
+def questions(run: Path, only_open: bool, as_json: bool) -> None:
+    """List what people are asked about rollouts, why, and how many have answered."""
+    from rftstream.queries.feedback import question_state, questions_to_json, questions_to_text, read_feedback
+    from rftstream.service.role import Log
+
+    now = time.time()
+    with opened_run(run) as opened:
+        view = read_feedback(Log(opened.transport), opened.config)
+    if only_open:
+        view.questions = [one for one in view.questions if question_state(view, one, now) == "open"]
+    print_out(questions_to_json(view, now) if as_json else questions_to_text(view, now))
+
+
+@examples("rftstream feedback judgements runs/a", "rftstream feedback judgements runs/a --json")
+@click.command()
+@run_argument
+@json_option
+def judgements(run: Path, as_json: bool) -> None:
+    """Show how each question is judged: votes, agreement, what it changed, and the batch and version it came too late
+    for.
+
+    What was said after the run had ended is judged here by the same rules, and recorded by the next resume.
+    """
+    from rftstream.queries.feedback import judgements_to_json, judgements_to_text, read_feedback
+    from rftstream.service.role import Log
+
+    with opened_run(run) as opened:
+        view = read_feedback(Log(opened.transport), opened.config)
+    print_out(judgements_to_json(view) if as_json else judgements_to_text(view))
+
+
+@examples("rftstream feedback list runs/a", "rftstream feedback list runs/a --json")
+@click.command(name="list")
+@run_argument
+@json_option
+def list_(run: Path, as_json: bool) -> None:
+    """List everything that was said, and what became of it: counted, late, unknown, twice or taken back."""
+    from rftstream.queries.feedback import read_feedback, votes_to_json, votes_to_text
+    from rftstream.service.role import Log
+
+    with opened_run(run) as opened:
+        view = read_feedback(Log(opened.transport), opened.config)
+    print_out(votes_to_json(view) if as_json else votes_to_text(view))
+
+
+@examples("rftstream feedback taints runs/a", "rftstream feedback taints runs/a --json | jq .batches")
+@click.command()
+@run_argument
+@json_option
+def taints(run: Path, as_json: bool) -> None:
+    """List the rollouts that were trained otherwise than people judge them now, with their batches and versions.
+
+    `rftstream replay RUN --without feedback --into NEWRUN` trains the batches again without them.
+    """
+    from rftstream.queries.ledger import read_steps
+    from rftstream.queries.taints import read_taints, taints_to_json, taints_to_text
+    from rftstream.service.role import Log
+
+    with opened_run(run) as opened:
+        found, version = read_taints(Log(opened.transport), opened.config), read_steps(Log(opened.transport)).version
+    print_out(taints_to_json(found, version) if as_json else taints_to_text(found, version))
+
+
+@examples(
+    "rftstream feedback export runs/a --what pairs --to pairs.jsonl",
+    "rftstream feedback export runs/a --what corrections --to chats.jsonl",
+    "rftstream experts load runs/dpo --from pairs.jsonl",
+)
+@click.command()
+@run_argument
+@click.option(
+    "--what", type=click.Choice(["pairs", "corrections"]), required=True, help="Preference pairs, or corrected answers."
+)
+@click.option("--to", "target", required=True, type=AnyPath(dir_okay=False), metavar="FILE", help="JSON lines.")
+@json_option
+def export(run: Path, what: str, target: Path, as_json: bool) -> None:
+    """Write what people judged as rows that `experts load` and `experts.source` read.
+
+    A pair has prompt, chosen and rejected, for DPO and reward models: only pairs of which one is judged better. A
+    corrected answer is a chat to imitate. Each row says what it comes from.
+    """
+    import json
+
+    from rftstream.queries.feedback import read_feedback
+    from rftstream.queries.feedback_data import demonstration_rows, preference_rows
+    from rftstream.service.role import Log
+
+    with opened_run(run) as opened:
+        log = Log(opened.transport)
+        view = read_feedback(log, opened.config)
+        rows = list((preference_rows if what == "pairs" else demonstration_rows)(log, view))
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    target.write_text(text, encoding="utf-8")
+    print_out({"file": str(target), "rows": len(rows)} if as_json else f"{target}: {len(rows):,} {what}")
+
+
+for command in (add, questions, judgements, list_, taints, export):
+    feedback.add_command(command)

@@ -1,0 +1,154 @@
+"""A question asks people about rollouts; a judgement says what became of one thing that they said. Topics `questions`
+and `judgements`: the buffer writes both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from rftstream.contracts.feedback import FeedbackKind, PairChoice
+from rftstream.contracts.message_spec import Facts, MessageSpec
+from rftstream.contracts.outcomes import GroupResult
+from rftstream.contracts.ranges import NonNegativeInt, PositiveInt
+
+
+class QuestionReason(StrEnum):
+    """Which rule of `[feedback]` chose the rollouts."""
+
+    unscorable = "unscorable"
+    """The rollout has no reward."""
+    disagreement = "disagreement"
+    """The parts of its reward are far apart."""
+    share = "share"
+    """It belongs to the seeded share of rollouts, or its group to that of groups."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What people are asked about rollouts. `questions`: buffer -> whoever shows it, buffer."""
+
+    question_id: str
+    """`kind/group_id/siblings`."""
+    kind: FeedbackKind
+    """What is asked."""
+    rollouts: tuple[str, ...]
+    """About whom: two siblings of a pair, in order, else one."""
+    group_id: str
+    """`taskset/pass/index/attempt`."""
+    sequence: NonNegativeInt
+    """The feeder's count of the group; `sequence mod partitions` is the partition of the answers."""
+    reason: QuestionReason
+    """Why it is asked."""
+    quorum: PositiveInt
+    """Distinct annotators whose votes it takes."""
+    asked_at: float
+    """When the buffer asked."""
+    expires_at: float | None = None
+    """Answers that reach the log later change nothing; None: it never expires."""
+    held_until: float | None = None
+    """The group is in no batch before that, unless all its questions are judged; None: it does not wait."""
+    order: tuple[NonNegativeInt, ...] = ()
+    """In which order to show the rollouts, as indexes into `rollouts`; derived from the run's seed."""
+
+
+QUESTION = MessageSpec(
+    type=Question,
+    contract="question",
+    topic="questions",
+    key=lambda question: question.question_id,
+    headers=lambda question: {"group_id": question.group_id, "sequence": question.sequence},
+)
+
+
+class VoteEffect(StrEnum):
+    """What became of a record of `feedback`."""
+
+    counted = "counted"
+    """It is the newest that its annotator says on the question."""
+    duplicate = "duplicate"
+    """Its revision was there before."""
+    outdated = "outdated"
+    """A newer revision was there before."""
+    unknown = "unknown"
+    """No such rollout was scored in this run."""
+    expired = "expired"
+    """It came after the question had expired."""
+    invalid = "invalid"
+    """It cannot be read, answers no question, or its number is not on the scale."""
+
+
+class Applied(StrEnum):
+    """What a judgement changes."""
+
+    verdict = "verdict"
+    """The group is still open: its batch gets the judged reward, or is made without a flagged rollout."""
+    pair = "pair"
+    """There is a preference pair."""
+    correction = "correction"
+    """It stands beside history: what was judged after the rollout had come into a batch, or a corrected answer."""
+    none = "none"
+    """Nothing; `reason` says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """What became of one record of `feedback`, and how its question stands afterwards. `judgements`: buffer -> buffer,
+    audit, whoever learns from it.
+
+    Each record of `feedback` gets exactly one. The newest one of a question that counts says how it is judged."""
+
+    judgement_id: str
+    """`partition/offset` of the record of `feedback`."""
+    feedback_id: str
+    """Its id; empty if it could not be read."""
+    effect: VoteEffect
+    """What became of it. All that follows is meaningful where it is `counted`."""
+    question_id: str = ""
+    """What was judged; empty if the record says none."""
+    kind: FeedbackKind | None = None
+    """Kind of the question; None as above."""
+    rollouts: tuple[str, ...] = ()
+    """Who is judged."""
+    quorum: NonNegativeInt = 0
+    """Distinct annotators whose votes it takes."""
+    num_votes: NonNegativeInt = 0
+    """Distinct annotators whose votes stand."""
+    agreement: float | None = None
+    """Share of the votes that say what is judged; of ratings 1 minus their spread over the scale. None: no votes."""
+    reward: float | None = None
+    """The judged reward of a label or rating; None: it is not judged."""
+    choice: PairChoice | None = None
+    """The judged choice of a pair; None: it is not judged."""
+    correction: str | None = None
+    """The feedback_id of the corrected answer that stands."""
+    flagged: bool = False
+    """Whether enough annotators say that the rollout must not be trained on."""
+    applied: Applied = Applied.none
+    """What that changes."""
+    reason: str = ""
+    """Why it changes nothing: quorum, tie, retracted, ..."""
+    result: GroupResult | None = None
+    """What had become of the group when the vote was read; None: it was open."""
+    batch_sequence: NonNegativeInt | None = None
+    """The batch that the group had come into by then, trained at this version."""
+    decided_at: float = 0.0
+    """When the buffer read it."""
+
+
+def _judgement_headers(judgement: Judgement) -> Facts:
+    return {
+        "question_id": judgement.question_id or None,
+        "effect": judgement.effect,
+        "applied": judgement.applied,
+        "batch_sequence": judgement.batch_sequence,
+    }
+
+
+JUDGEMENT = MessageSpec(
+    type=Judgement,
+    contract="judgement",
+    topic="judgements",
+    key=lambda judgement: judgement.judgement_id,
+    headers=_judgement_headers,
+)

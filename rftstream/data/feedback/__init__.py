@@ -1,0 +1,6 @@
+"""What people say of rollouts, as pure functions of the log.
+
+selection    which rollouts people are asked about
+votes        how one question stands, by the votes of distinct annotators
+fold         what became of each record of `feedback`, one judgement for each
+"""

@@ -1,0 +1,178 @@
+"""What became of each record of `feedback`: a fold over a partition, which gives one judgement for each record.
+
+The buffer folds while the run goes on, and writes what comes of it. Queries fold what nobody has recorded yet. Both
+get the same: what a vote changes depends on the votes before it in its partition, on its question, and on what had
+become of the group by then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rftstream.config.role_sections import FeedbackSection
+from rftstream.contracts.feedback import Feedback, FeedbackKind, PairChoice
+from rftstream.contracts.outcomes import GroupResult
+from rftstream.contracts.questions import Applied, Judgement, Question, VoteEffect
+from rftstream.contracts.records import Record
+from rftstream.data.feedback.votes import Judged, QuestionVotes
+
+
+@dataclass(frozen=True, slots=True)
+class GroupStatus:
+    """What had become of a group when a vote on it was read."""
+
+    result: GroupResult | None = None
+    """None: it was open."""
+    batch_sequence: int | None = None
+    """Its batch, if it is batched."""
+
+
+OPEN = GroupStatus()
+
+
+def judgement_id_of(record: Record) -> str:
+    """Return the id of the judgement of a record of `feedback`."""
+    return f"{record.partition}/{record.offset}"
+
+
+def kind_of_question(question_id: str) -> FeedbackKind:
+    """Return what a question asks."""
+    return FeedbackKind(question_id.partition("/")[0])
+
+
+class FeedbackFold:
+    """All questions with their votes. Whoever folds makes one, and calls `ask` for each question and, in the order of
+    each partition, `restore` for votes whose judgement stands on the log and `judge` for the others."""
+
+    def __init__(self, settings: FeedbackSection) -> None:
+        self._settings = settings
+        self._votes: dict[str, QuestionVotes] = {}
+        """By question, asked or not."""
+        self._asked: dict[str, Question] = {}
+        self._newest: dict[str, Judgement] = {}
+        """The newest judgement that counts, by question."""
+
+    @property
+    def judgements(self) -> Mapping[str, Judgement]:
+        """How each question is judged now: question_id -> the newest judgement that counts."""
+        return self._newest
+
+    def ask(self, question: Question) -> None:
+        """Take a question that is asked."""
+        self._asked[question.question_id] = question
+
+    def is_asked(self, question_id: str) -> bool:
+        """Return whether the question was asked."""
+        return question_id in self._asked
+
+    def is_judged(self, question_id: str) -> bool:
+        """Return whether enough people have answered the question."""
+        judgement = self._newest.get(question_id)
+        return judgement is not None and is_decided(judgement)
+
+    def note(self, judgement: Judgement) -> None:
+        """Take a judgement that stands on the log. Those of a question come in order."""
+        if judgement.effect is VoteEffect.counted:
+            self._newest[judgement.question_id] = judgement
+
+    def restore(self, vote: Feedback, judgement: Judgement) -> None:
+        """Take a vote whose judgement stands on the log."""
+        if judgement.effect is VoteEffect.counted:
+            self._votes_on(vote.question_id).take(vote)
+
+    def judge(self, record: Record, vote: Feedback | None, status: GroupStatus | None, now: float) -> Judgement:
+        """Return what becomes of a vote. `vote`: None if the record cannot be read. `status`: None if nothing of this
+        name was scored in this run."""
+        effect = self._effect_of(record, vote, status)
+        if vote is None:
+            feedback_id = (record.header("id") or b"").decode("ascii", "backslashreplace")
+            return Judgement(
+                judgement_id=judgement_id_of(record), feedback_id=feedback_id, effect=effect, decided_at=now
+            )
+        if effect is not VoteEffect.counted or status is None:
+            return Judgement(
+                judgement_id=judgement_id_of(record),
+                feedback_id=vote.feedback_id,
+                effect=effect,
+                question_id=vote.question_id,
+                kind=kind_of_question(vote.question_id) if vote.question_id else None,
+                rollouts=vote.rollouts,
+                decided_at=now,
+            )
+        votes = self._votes_on(vote.question_id)
+        votes.take(vote)
+        kind, quorum = kind_of_question(vote.question_id), self._quorum_of(vote.question_id)
+        judged = votes.judge(quorum, self._settings.scale)
+        applied, reason = self._applied(kind, judged, status, self._newest.get(vote.question_id))
+        judgement = Judgement(
+            judgement_id=judgement_id_of(record),
+            feedback_id=vote.feedback_id,
+            effect=effect,
+            question_id=vote.question_id,
+            kind=kind,
+            rollouts=vote.rollouts,
+            quorum=quorum,
+            num_votes=judged.num_votes,
+            agreement=judged.agreement,
+            reward=judged.reward,
+            choice=judged.choice,
+            correction=judged.correction,
+            flagged=judged.flagged,
+            applied=applied,
+            reason=reason,
+            result=status.result,
+            batch_sequence=status.batch_sequence,
+            decided_at=now,
+        )
+        self._newest[vote.question_id] = judgement
+        return judgement
+
+    def _votes_on(self, question_id: str) -> QuestionVotes:
+        if question_id not in self._votes:
+            self._votes[question_id] = QuestionVotes(kind_of_question(question_id))
+        return self._votes[question_id]
+
+    def _quorum_of(self, question_id: str) -> int:
+        question = self._asked.get(question_id)
+        return question.quorum if question is not None else self._settings.quorum
+
+    def _effect_of(self, record: Record, vote: Feedback | None, status: GroupStatus | None) -> VoteEffect:
+        low, high = self._settings.scale
+        if vote is None or not vote.question_id:
+            return VoteEffect.invalid
+        if vote.kind is FeedbackKind.rating and not low <= (vote.reward or 0.0) <= high:
+            return VoteEffect.invalid
+        if status is None:
+            return VoteEffect.unknown
+        effect = self._votes_on(vote.question_id).effect_of(vote)
+        question = self._asked.get(vote.question_id)
+        late = question is not None and question.expires_at is not None and record.timestamp_s > question.expires_at
+        return VoteEffect.expired if late and effect is VoteEffect.counted else effect
+
+    def _applied(
+        self, kind: FeedbackKind, judged: Judged, status: GroupStatus, before: Judgement | None
+    ) -> tuple[Applied, str]:
+        """Return what the votes on a question change, and why nothing if they do not."""
+        if kind is FeedbackKind.pair:
+            decided = judged.choice in (PairChoice.first, PairChoice.second)
+            return (Applied.pair, "") if decided else (Applied.none, judged.reason or str(judged.choice))
+        if kind is FeedbackKind.correction:
+            return (Applied.correction, "") if judged.decided else (Applied.none, judged.reason)
+        if kind not in (FeedbackKind.flag, self._settings.ask):
+            return Applied.none, f"feedback.ask is {self._settings.ask}"
+        if status.result is GroupResult.batched:
+            # Where people took back what the batch was made with, history is wrong, too.
+            wrong = judged.decided or (before is not None and is_decided(before))
+            return (Applied.correction if wrong else Applied.none), judged.reason
+        if not judged.decided:
+            return Applied.none, judged.reason
+        if status.result is not None:
+            return Applied.none, f"the group is {status.result}"
+        return Applied.verdict, ""
+
+
+def is_decided(judgement: Judgement) -> bool:
+    """Return whether a judgement says something, and not just that votes are missing or disagree."""
+    values = (judgement.reward, judgement.choice, judgement.correction)
+    return judgement.flagged or any(value is not None for value in values)

@@ -1,0 +1,127 @@
+"""How one question stands: the newest opinion of each annotator, and what they say together."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import NamedTuple
+
+from rftstream.contracts.feedback import Feedback, FeedbackKind, PairChoice
+from rftstream.contracts.questions import VoteEffect
+
+CORRECTION_QUORUM = 1
+"""A corrected answer is worth having from one person: two seldom write the same."""
+
+
+class Opinion(NamedTuple):
+    """What an annotator says on a question."""
+
+    answer: float | str
+    """The number of a label or rating, the choice of a pair, a digest of a corrected answer, or empty of a flag."""
+    feedback_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """What the votes on a question say together."""
+
+    num_votes: int
+    """Distinct annotators whose votes stand."""
+    agreement: float | None = None
+    """Share of the votes that say what is judged; of ratings 1 minus their spread over the scale."""
+    reward: float | None = None
+    """Of a label or rating."""
+    choice: PairChoice | None = None
+    """Of a pair."""
+    correction: str | None = None
+    """The feedback_id of the corrected answer."""
+    flagged: bool = False
+    """Of a flag."""
+    reason: str = ""
+    """Why it is not judged; empty if it is."""
+
+    @property
+    def decided(self) -> bool:
+        """Whether the question is judged."""
+        return not self.reason
+
+
+class QuestionVotes:
+    """The opinions on one question. `FeedbackFold` makes it, asks `effect_of` for each vote, calls `take` for those
+    that count, and then `judge`."""
+
+    def __init__(self, kind: FeedbackKind) -> None:
+        self._kind = kind
+        self._newest: dict[str, tuple[int, Opinion | None]] = {}
+        """Annotator -> newest revision, and the opinion; None where it was taken back. Who spoke last stands last."""
+
+    def effect_of(self, vote: Feedback) -> VoteEffect:
+        """Return whether the vote counts beside those that were taken before."""
+        known = self._newest.get(vote.annotator)
+        if known is None or vote.revision > known[0]:
+            return VoteEffect.counted
+        return VoteEffect.duplicate if vote.revision == known[0] else VoteEffect.outdated
+
+    def take(self, vote: Feedback) -> None:
+        """Put the vote in the place of what its annotator said before."""
+        self._newest.pop(vote.annotator, None)
+        self._newest[vote.annotator] = (vote.revision, _opinion_of(vote))
+
+    def judge(self, quorum: int, scale: tuple[float, float]) -> Judged:
+        """Return what the votes say together."""
+        opinions = [opinion for _, opinion in self._newest.values() if opinion is not None]
+        if not opinions:
+            return Judged(num_votes=0, reason="no votes")
+        if self._kind is FeedbackKind.rating:
+            judged = _judge_ratings(opinions, scale)
+        elif self._kind is FeedbackKind.flag:
+            judged = Judged(num_votes=len(opinions), agreement=1.0, flagged=True)
+        else:
+            judged = _judge_by_most(self._kind, opinions)
+        needed = CORRECTION_QUORUM if self._kind is FeedbackKind.correction else quorum
+        if judged.num_votes < needed:
+            return Judged(num_votes=judged.num_votes, agreement=judged.agreement, reason="quorum")
+        return judged
+
+
+def _opinion_of(vote: Feedback) -> Opinion | None:
+    if vote.kind is FeedbackKind.retract or vote.choice is PairChoice.cannot_judge:
+        return None
+    answer: float | str = ""
+    if vote.kind in (FeedbackKind.label, FeedbackKind.rating):
+        answer = vote.reward if vote.reward is not None else ""
+    elif vote.kind is FeedbackKind.pair:
+        answer = str(vote.choice)
+    elif vote.kind is FeedbackKind.correction:
+        answer = blake2b((vote.correction or "").strip().encode(), digest_size=16).hexdigest()
+    return Opinion(answer, vote.feedback_id)
+
+
+def _judge_ratings(opinions: Sequence[Opinion], scale: tuple[float, float]) -> Judged:
+    numbers = [float(opinion.answer) for opinion in opinions]
+    low, high = scale
+    return Judged(
+        num_votes=len(numbers),
+        agreement=1.0 - (max(numbers) - min(numbers)) / (high - low),
+        reward=(statistics.median(numbers) - low) / (high - low),
+    )
+
+
+def _judge_by_most(kind: FeedbackKind, opinions: Sequence[Opinion]) -> Judged:
+    """Judge by what most say. Where two answers have as many votes it is a tie; of corrected answers the newest
+    stands."""
+    counts = Counter(opinion.answer for opinion in opinions)
+    most = max(counts.values())
+    num_votes, agreement = len(opinions), most / len(opinions)
+    if kind is FeedbackKind.correction:
+        newest = next(opinion for opinion in reversed(opinions) if counts[opinion.answer] == most)
+        return Judged(num_votes=num_votes, agreement=agreement, correction=newest.feedback_id)
+    winners = [answer for answer, count in counts.items() if count == most]
+    if len(winners) > 1:
+        return Judged(num_votes=num_votes, agreement=agreement, reason="tie")
+    if kind is FeedbackKind.pair:
+        return Judged(num_votes=num_votes, agreement=agreement, choice=PairChoice(str(winners[0])))
+    return Judged(num_votes=num_votes, agreement=agreement, reward=float(winners[0]))

@@ -1,0 +1,38 @@
+"""Builds the log of a run whose verdicts are people's, where they judged; else they are as they were recorded. Its own
+buffer decides anew about all groups."""
+
+from __future__ import annotations
+
+from rftstream.contracts import codec
+from rftstream.contracts.records import NewRecord, Record
+from rftstream.contracts.verdicts import VerifiedRollout
+from rftstream.errors import ContractError
+from rftstream.replay.regrouped import VerdictImport
+from rftstream.roles.buffer.judged_rewards import JudgedRewards
+from rftstream.runs.imported import Say
+from rftstream.transport.base import Transport
+
+
+class JudgedImport(VerdictImport):
+    """Copies tasks, rollouts and verdicts, with the rewards that people gave in the place of the scorer's."""
+
+    def __init__(self, source: Transport, target: Transport, run_id: str, say: Say, rewards: JudgedRewards) -> None:
+        super().__init__(source, target, run_id, say)
+        self._rewards = rewards
+        self.num_judged = 0
+        """Verdicts that are people's."""
+
+    def _rollout(self, record: Record, put_back: set[str]) -> NewRecord | None:
+        copied = super()._rollout(record, put_back)
+        if copied is None or record.topic != "verified":
+            return copied
+        try:
+            verified = codec.from_record(record)
+        except ContractError:
+            return copied
+        assert isinstance(verified, VerifiedRollout)
+        changed = self._rewards.changed(verified)
+        if changed is verified:
+            return copied
+        self.num_judged += 1
+        return codec.to_record(changed, "verified", record.partition, run=self._run_id)

@@ -1,0 +1,156 @@
+"""Recorded batches without some of their rollouts: what changes in experiences, manifests and outcomes.
+
+A group of which too few rollouts are left is left out as a whole. All else stays as it was recorded, so the batches
+keep their numbers and the groups their places.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+
+from rftstream.contracts import codec
+from rftstream.contracts.batches import BatchManifest, Experience
+from rftstream.contracts.ids import split_group_id
+from rftstream.contracts.outcomes import GroupOutcome, GroupResult
+from rftstream.contracts.records import TopicPartition
+from rftstream.errors import ConfigError
+from rftstream.service.role import Log
+
+REASON = "replay: left out"
+
+Place = tuple[TopicPartition, int]
+
+
+@dataclass(slots=True)
+class _RestOfShare:
+    """What is left of a batch in a share."""
+
+    position: int = 0
+    encoded: list[bytes] = field(default_factory=list)
+    digest: str = ""
+    """Of the encoded experiences, once all are noted."""
+
+
+class LeftOut:
+    """Which rollouts and groups are left out, and what the records become. `find_left_out` makes it, BatchImport asks
+    it about each record, in any order and any number of times."""
+
+    def __init__(self, rollouts: frozenset[str], groups: frozenset[str]) -> None:
+        self.rollouts = rollouts
+        """Left out of groups that stay."""
+        self.groups = groups
+        """Left out as a whole."""
+        self.batches: dict[int, Counter[str]] = {}
+        """Batches that change -> rollouts and groups that they lose."""
+        self._positions: dict[Place, int] = {}
+        """New positions of what stays, in batches that change."""
+        self._shares: dict[tuple[int, int], _RestOfShare] = {}
+
+    def experience(self, place: Place, experience: Experience) -> Experience | None:
+        """Return what becomes of an experience; None if it is left out."""
+        if experience.ids.group_id in self.groups or experience.ids.rollout_id in self.rollouts:
+            return None
+        return replace(experience, position=self._positions.get(place, experience.position))
+
+    def manifest(self, manifest: BatchManifest) -> BatchManifest:
+        """Return what becomes of a manifest."""
+        batch = manifest.batch_sequence
+        lost_before = sum(lost["groups"] for number, lost in self.batches.items() if number <= batch)
+        manifest = replace(manifest, total_groups=manifest.total_groups - lost_before)
+        if batch not in self.batches:
+            return manifest
+        groups = tuple(group for group in manifest.groups if group not in self.groups)
+        manifest = replace(manifest, groups=groups, num_groups=manifest.num_groups - self.batches[batch]["groups"])
+        share = self._shares.get((batch, manifest.share))
+        return manifest if share is None else replace(manifest, count=share.position, digest=share.digest)
+
+    def outcome(self, outcome: GroupOutcome) -> GroupOutcome:
+        """Return what becomes of an outcome."""
+        if outcome.late:
+            return outcome
+        if outcome.group_id in self.groups:
+            return replace(outcome, result=GroupResult.filtered, reason=REASON, batch_sequence=None)
+        if not any(one.rollout_id in self.rollouts for one in outcome.rollouts):
+            return outcome
+        rollouts = tuple(
+            replace(one, rejected=REASON) if one.rollout_id in self.rollouts else one for one in outcome.rollouts
+        )
+        return replace(outcome, rollouts=rollouts)
+
+    def note(self, place: Place, experience: Experience) -> None:
+        """Take an experience of a batch that changes, in order."""
+        share = self._shares.setdefault((experience.batch_sequence, experience.share), _RestOfShare())
+        if (stays := self.experience(place, replace(experience, position=share.position))) is None:
+            return
+        self._positions[place] = share.position
+        share.position += 1
+        share.encoded.append(codec.encode(stays))
+
+    def close(self) -> None:
+        """Keep of the encoded experiences nothing but what manifests need: all were noted."""
+        for share in self._shares.values():
+            share.digest = codec.digest_of_experiences(share.encoded)
+            share.encoded.clear()
+
+
+def find_left_out(
+    log: Log, names: Collection[str], *, last: int, min_siblings: int, foreign: Collection[Place] = ()
+) -> LeftOut:
+    """Return what it means to leave these rollouts and groups out of batches 0 to `last` - 1. ConfigError if one of
+    them is in none of these batches, or if nothing would be left of a batch."""
+    siblings: dict[str, list[str]] = defaultdict(list)
+    batch_of: dict[str, int] = {}
+    num_groups: Counter[int] = Counter()
+    for record in log.read("batches", bodies=False):
+        batch = int(record.header("batch_sequence") or -1)
+        group, rollout = (record.header(name) for name in ("group_id", "rollout_id"))
+        if (record.place, record.offset) in foreign or not 0 <= batch < last or group is None or rollout is None:
+            continue
+        group_id = group.decode()
+        if group_id not in batch_of:
+            num_groups[batch] += 1
+        siblings[group_id].append(rollout.decode())
+        batch_of[group_id] = batch
+    dropped = _dropped(names, siblings, last)
+    whole = {
+        name
+        for name, rollouts in siblings.items()
+        if dropped & set(rollouts) and len(set(rollouts) - dropped) < min(min_siblings, len(rollouts))
+    }
+    left = LeftOut(frozenset(one for one in dropped if one.rpartition("/")[0] not in whole), frozenset(whole))
+    for name in dropped:
+        left.batches.setdefault(batch_of[name.rpartition("/")[0]], Counter())["rollouts"] += 1
+    for name in whole:
+        left.batches[batch_of[name]]["groups"] += 1
+    for batch, lost in sorted(left.batches.items()):
+        if lost["groups"] == num_groups[batch]:
+            raise ConfigError(
+                f"--without: nothing would be left of batch {batch}, expected at least one group; leave out less, or "
+                "replay up to that version"
+            )
+    _note_all(log, left, foreign)
+    return left
+
+
+def _dropped(names: Collection[str], siblings: Mapping[str, list[str]], last: int) -> set[str]:
+    dropped: set[str] = set()
+    for name in names:
+        group = name if split_group_id(name) is not None and name in siblings else name.rpartition("/")[0]
+        found = siblings[name] if group == name else [one for one in siblings.get(group, ()) if one == name]
+        if not found:
+            raise ConfigError(
+                f"--without: {name}: in none of the batches below version {last}, expected a rollout or group that was "
+                "trained; `rftstream feedback taints RUN` lists them"
+            )
+        dropped |= set(found)
+    return dropped
+
+
+def _note_all(log: Log, left: LeftOut, foreign: Collection[Place]) -> None:
+    for record, message in log.in_force("batches"):
+        place = (record.place, record.offset)
+        if isinstance(message, Experience) and message.batch_sequence in left.batches and place not in foreign:
+            left.note(place, message)
+    left.close()

@@ -1,0 +1,278 @@
+"""What people say, as the buffer takes it: questions about groups that are complete, and a judgement for each vote.
+
+Both are written in the transactions of the buffer. Whether a vote comes before or after its group's batch is decided
+when it is read: while the group is open its reward changes, afterwards history stays. What was said is read again after
+a restart, and what has a judgement on the log is taken as it was judged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from rftstream.clock import Clock
+from rftstream.config.role_sections import FeedbackSection
+from rftstream.contracts import codec
+from rftstream.contracts.feedback import Feedback
+from rftstream.contracts.outcomes import GroupOutcome, GroupResult
+from rftstream.contracts.questions import Judgement, Question
+from rftstream.contracts.records import Record, TopicPartition
+from rftstream.data.feedback.fold import OPEN, FeedbackFold, GroupStatus, judgement_id_of
+from rftstream.data.feedback.selection import choose_questions
+from rftstream.errors import ContractError
+from rftstream.roles.buffer.bodies import Bodies
+from rftstream.roles.buffer.decided_groups import DecidedGroups
+from rftstream.roles.buffer.groups import Group, OpenGroups
+from rftstream.roles.buffer.judged_rewards import JudgedBodies, JudgedRewards
+from rftstream.roles.buffer.progress import BufferProgress
+from rftstream.service.role import FOREVER, Log, Publish, SingleTransaction
+from rftstream.transport.base import Transport
+
+FEEDBACK = "feedback"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is asked about an open group."""
+
+    questions: tuple[str, ...] = ()
+    held_until: float = -math.inf
+
+
+class FeedbackIntake:
+    """What the buffer takes of people. The step makes one at each recovery. It calls `recall` for each outcome on the
+    log, then `begin`; `absorb` for each record of `feedback`; `fold` before it chooses a batch, and judges the groups
+    again that this returns; `holds` before it lets a group into a batch; `decided` for each outcome; and
+    `with_outputs` for each transaction. Of a run in which nobody is asked, nothing is read or held."""
+
+    def __init__(self, settings: FeedbackSection | None, seed: int, clock: Clock) -> None:
+        self._settings, self._seed, self._clock = settings, seed, clock
+        self._rewards = JudgedRewards(settings or FeedbackSection())
+        self._fold = FeedbackFold(settings or FeedbackSection())
+        self._decided = DecidedGroups()
+        self._asked: dict[int, Asked] = {}
+        """Open groups, by sequence, that were asked about or passed over."""
+        self._recorded: set[str] = set()
+        """Judgements on the log at the recovery."""
+        self._waiting: list[tuple[Record, Feedback | None]] = []
+        """Votes that have no judgement yet, in order."""
+        self._coming: set[str] = set()
+        """Rollouts of waiting votes that stand on `verified` and are not read yet."""
+        self._outputs: list[Publish] = []
+        """What goes with the next transaction."""
+
+    def bodies(self, transport: Transport, max_bytes: int) -> Bodies:
+        """Return what keeps the bodies of open groups."""
+        if self._settings is None:
+            return Bodies(transport, max_bytes)
+        return JudgedBodies(transport, max_bytes, self._rewards)
+
+    # ------------------------------------------------------------------------------------------ reading
+
+    def recall(self, outcome: GroupOutcome) -> None:
+        """Take an outcome that stands on the log."""
+        if self._settings is not None and not outcome.late:
+            self._note_outcome(outcome)
+
+    def _note_outcome(self, outcome: GroupOutcome) -> None:
+        size = outcome.group_size or len(outcome.rollouts)
+        self._decided.add(outcome.sequence, outcome.group_id, size, outcome.result, outcome.batch_sequence)
+
+    def begin(self, log_: Log) -> dict[TopicPartition, int]:
+        """Read what was asked, said and judged; return from where votes are read on."""
+        if self._settings is None:
+            return {}
+        judgements: dict[str, Judgement] = {}
+        for received in log_.messages("judgements"):
+            if isinstance(received.message, Judgement):
+                judgements[received.message.judgement_id] = received.message
+                self._fold.note(received.message)
+                self._rewards.learn(received.message)
+        for received in log_.messages("questions"):
+            if isinstance(received.message, Question):
+                self._note_question(received.message)
+        self._recorded = set(judgements)
+        return self._restore_votes(log_, judgements)
+
+    def _note_question(self, question: Question) -> None:
+        self._fold.ask(question)
+        if question.sequence not in self._decided:
+            before = self._asked.get(question.sequence, Asked())
+            until = before.held_until if question.held_until is None else question.held_until
+            self._asked[question.sequence] = Asked((*before.questions, question.question_id), until)
+
+    def _restore_votes(self, log_: Log, judgements: Mapping[str, Judgement]) -> dict[TopicPartition, int]:
+        """Take the votes that have a judgement. Return where the first one without stands, in each partition."""
+        positions = log_.transport.admin.begin_offsets(FEEDBACK)
+        unjudged: set[TopicPartition] = set()
+        for record in log_.read(FEEDBACK):
+            judgement = judgements.get(judgement_id_of(record))
+            if judgement is None and not codec.is_foreign(record):
+                unjudged.add(record.place)
+            if record.place not in unjudged:
+                positions[record.place] = record.offset + 1
+            vote = _vote_in(record) if judgement is not None else None
+            if vote is not None and judgement is not None:
+                self._fold.restore(vote, judgement)
+        return positions
+
+    def absorb(self, record: Record, vote: Feedback | None) -> None:
+        """Take a vote; None if it cannot be read."""
+        if judgement_id_of(record) not in self._recorded:
+            self._waiting.append((record, vote))
+
+    # ------------------------------------------------------------------------------------------ judging
+
+    def fold(self, log_: Log, groups: OpenGroups, progress: BufferProgress) -> list[Group]:
+        """Judge the votes that can be judged. Return the open groups that have to be judged again: their rewards have
+        changed, or they need not wait any more."""
+        if self._settings is None:
+            return []
+        touched: dict[int, Group] = {}
+        waiting, self._waiting = self._waiting, []
+        unplaced: list[tuple[Record, Feedback]] = []
+        for record, vote in waiting:
+            status = self._status_of(vote, groups) if vote is not None and vote.question_id else None
+            if status is None and vote is not None and vote.question_id and self._may_come(vote):
+                if set(vote.rollouts) & self._coming:
+                    self._waiting.append((record, vote))
+                else:
+                    unplaced.append((record, vote))
+                continue
+            self._judge(record, vote, status, groups, touched)
+        if unplaced:
+            self._look_ahead(log_, progress, unplaced, groups)
+        now = self._clock.now()
+        released = [group for group in groups.by_sequence.values() if group.held and not self._is_held(group, now)]
+        touched |= {group.sequence: group for group in released}
+        return [group for group in touched.values() if group.ready or group.held]
+
+    def _judge(
+        self,
+        record: Record,
+        vote: Feedback | None,
+        status: GroupStatus | None,
+        groups: OpenGroups,
+        touched: dict[int, Group],
+    ) -> None:
+        judgement = self._fold.judge(record, vote, status, self._clock.now())
+        self._outputs.append(Publish("judgements", 0, judgement))
+        if vote is None or status is not OPEN or vote.sequence is None or not self._rewards.learn(judgement):
+            return
+        group = groups.by_sequence[vote.sequence]
+        self._rewards.apply(group)
+        touched[group.sequence] = group
+
+    def _may_come(self, vote: Feedback) -> bool:
+        """Return whether a group that the vote is about may still come. If its sequence is decided, it was another
+        one."""
+        return vote.sequence is not None and vote.sequence not in self._decided
+
+    def _status_of(self, vote: Feedback, groups: OpenGroups) -> GroupStatus | None:
+        """Return what became of the group of a vote; None if its rollouts are not known here."""
+        sequence, group_id = vote.sequence, vote.rollout_id.rpartition("/")[0]
+        siblings = [int(rollout.rpartition("/")[2]) for rollout in vote.rollouts]
+        if sequence is None:
+            return None
+        group = groups.by_sequence.get(sequence)
+        if group is not None:
+            known = group.group_id == group_id and set(siblings) <= group.siblings.keys()
+            return OPEN if known else None
+        return self._decided.find(sequence, group_id, siblings) if sequence in self._decided else None
+
+    def _look_ahead(
+        self, log_: Log, progress: BufferProgress, votes: list[tuple[Record, Feedback]], groups: OpenGroups
+    ) -> None:
+        """Judge votes on rollouts that nobody has read here. A rollout that stands on `verified` further ahead is
+        waited for; one that does not stand there is unknown, since people can only judge what was scored."""
+        wanted = {rollout for _, vote in votes for rollout in vote.rollouts}
+        partitions = {record.partition for record, _ in votes}
+        places = {place: offset for place, offset in progress.read.items() if place.partition in partitions}
+        for record in log_.read("verified", start=places, bodies=False, partitions=partitions):
+            name = (record.header("rollout_id") or b"").decode("ascii", "backslashreplace")
+            if name in wanted and not codec.is_foreign(record):
+                self._coming.add(name)
+        for record, vote in votes:
+            missing = [one for one in vote.rollouts if one not in self._coming and not _is_here(one, vote, groups)]
+            if missing:
+                self._judge(record, vote, None, groups, {})
+            else:
+                self._waiting.append((record, vote))
+
+    # ------------------------------------------------------------------------------------------ groups
+
+    def holds(self, group: Group) -> bool:
+        """Give the group the rewards that are judged, ask people about it if that was not done yet, and return whether
+        it has to wait for their answers."""
+        if self._settings is None:
+            return False
+        self._rewards.apply(group)
+        now = self._clock.now()
+        if group.sequence not in self._asked:
+            self._ask(group, now)
+        group.held = not group.ready and self._is_held(group, now)  # who was let in once stays
+        return group.held
+
+    def _ask(self, group: Group, now: float) -> None:
+        assert self._settings is not None
+        siblings = [group.siblings[number] for number in sorted(group.siblings)]
+        scored = [(one.summary, one.parts) for one in siblings]
+        self._asked[group.sequence] = Asked()
+        for question in choose_questions(self._settings, self._seed, group.group_id, group.sequence, scored, now):
+            if not self._fold.is_asked(question.question_id):
+                self._note_question(question)
+                self._outputs.append(Publish("questions", 0, question))
+
+    def _is_held(self, group: Group, now: float) -> bool:
+        asked = self._asked.get(group.sequence, Asked())
+        return now < asked.held_until and not all(map(self._fold.is_judged, asked.questions))
+
+    def next_release_s(self, groups: OpenGroups) -> float:
+        """Return the seconds until the next group has waited long enough; FOREVER if none waits."""
+        if self._settings is None:
+            return FOREVER
+        held = [self._asked[one.sequence].held_until for one in groups.by_sequence.values() if one.held]
+        return max(0.0, min(held) - self._clock.now()) if held else FOREVER
+
+    def decided(self, group: Group, result: GroupResult, batch: int) -> None:
+        """Take a group that gets an outcome with the next transaction. `batch`: the next one."""
+        if self._settings is None:
+            return
+        in_batch = batch if result is GroupResult.batched else None
+        self._decided.add(group.sequence, group.group_id, group.size, result, in_batch)
+        self._asked.pop(group.sequence, None)
+        self._rewards.forget(group)
+        if self._coming:
+            self._coming -= {sibling.summary.rollout_id for sibling in group.siblings.values()}
+
+    # ------------------------------------------------------------------------------------------ writing
+
+    def with_outputs(self, transaction: SingleTransaction | None) -> SingleTransaction | None:
+        """Return the transaction with what was asked and judged since the last one. None if there is nothing."""
+        if not self._outputs:
+            return transaction
+        outputs, self._outputs = tuple(self._outputs), []
+        if transaction is None:
+            return SingleTransaction(outputs)
+        return replace(transaction, outputs=(*transaction.outputs, *outputs))
+
+    def health(self) -> Mapping[str, object]:
+        """Return how many votes wait and how many questions are judged."""
+        if self._settings is None:
+            return {}
+        return {"votes_waiting": len(self._waiting), "questions_judged": len(self._fold.judgements)}
+
+
+def _vote_in(record: Record) -> Feedback | None:
+    try:
+        message = codec.from_record(record)
+    except ContractError:
+        return None
+    return message if isinstance(message, Feedback) else None
+
+
+def _is_here(rollout_id: str, vote: Feedback, groups: OpenGroups) -> bool:
+    """Return whether an open group has the rollout."""
+    group = groups.by_sequence.get(vote.sequence if vote.sequence is not None else -1)
+    return group is not None and any(one.summary.rollout_id == rollout_id for one in group.siblings.values())

@@ -1,0 +1,117 @@
+"""What people's judgements change about open groups: rewards of siblings, and siblings that are left out.
+
+The verdict on `verified` stays what the scorer said. In the buffer the judged reward stands in its place, under the
+part `human`: operators, outcomes and experiences see it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rftstream.config.role_sections import FeedbackSection
+from rftstream.contracts.feedback import FeedbackKind
+from rftstream.contracts.questions import Applied, Judgement, VoteEffect
+from rftstream.contracts.records import TopicPartition
+from rftstream.contracts.verdicts import Verdict, VerifiedRollout
+from rftstream.roles.buffer.bodies import Bodies
+from rftstream.roles.buffer.groups import Group, Sibling
+from rftstream.transport.base import Transport
+
+HUMAN = "human"
+"""The part of a reward that people gave."""
+SCORER = "feedback"
+"""The scorer of a verdict that people alone gave."""
+FLAGGED = "feedback: flagged"
+"""Why a sibling is left out that people flagged."""
+
+VERDICT_KINDS = (FeedbackKind.label, FeedbackKind.rating, FeedbackKind.flag)
+
+
+class JudgedRewards:
+    """The rewards and flags that hold for open groups now. FeedbackIntake makes it and calls `learn` for each
+    judgement, in order; then `apply` gives them to a group, and `changed` to a body."""
+
+    def __init__(self, settings: FeedbackSection) -> None:
+        self._settings = settings
+        self._rewards: dict[str, float] = {}
+        self._flagged: set[str] = set()
+        self._originals: dict[tuple[TopicPartition, int], Sibling] = {}
+        """Siblings of open groups as the scorer left them, where they were changed."""
+
+    @property
+    def num_rewards(self) -> int:
+        """How many rollouts have a reward that people gave."""
+        return len(self._rewards)
+
+    def learn(self, judgement: Judgement) -> bool:
+        """Take a judgement. Return whether it may change an open group: one of a decided group never does."""
+        if judgement.effect is not VoteEffect.counted or judgement.result is not None:
+            return False
+        if judgement.kind not in VERDICT_KINDS or not judgement.rollouts:
+            return False
+        (rollout_id,) = judgement.rollouts
+        if judgement.kind is FeedbackKind.flag:
+            if judgement.applied is Applied.verdict:
+                self._flagged.add(rollout_id)
+            else:
+                self._flagged.discard(rollout_id)
+            return True
+        if judgement.kind != self._settings.ask:
+            return False
+        if judgement.applied is Applied.verdict and judgement.reward is not None:
+            self._rewards[rollout_id] = judgement.reward
+        else:
+            self._rewards.pop(rollout_id, None)
+        return True
+
+    def apply(self, group: Group) -> None:
+        """Give the siblings of an open group the rewards that hold now."""
+        for number, sibling in group.siblings.items():
+            original = self._originals.get(sibling.place_offset, sibling)
+            changed = self._sibling(original)
+            if changed is not original:
+                self._originals[sibling.place_offset] = original
+            group.siblings[number] = changed
+        flagged = [number for number, one in group.siblings.items() if one.summary.rollout_id in self._flagged]
+        group.left_out = dict.fromkeys(sorted(flagged), FLAGGED)
+
+    def forget(self, group: Group) -> None:
+        """Forget a group that has an outcome."""
+        for sibling in group.siblings.values():
+            self._originals.pop(sibling.place_offset, None)
+
+    def changed(self, verified: VerifiedRollout) -> VerifiedRollout:
+        """Return a body with the judged reward, or as it is if there is none."""
+        human = self._rewards.get(verified.ids.rollout_id)
+        if human is None or verified.rollout is None:
+            return verified
+        verdict = verified.verdict
+        if verdict is None:
+            alone = Verdict(reward=human, scorer=SCORER, scorer_version="1", parts={HUMAN: human})
+            return replace(verified, verdict=alone, reason=None, detail=None)
+        reward = self._mixed(verdict.reward, human)
+        return replace(verified, verdict=replace(verdict, reward=reward, parts={**verdict.parts, HUMAN: human}))
+
+    def _sibling(self, sibling: Sibling) -> Sibling:
+        human = self._rewards.get(sibling.summary.rollout_id)
+        if human is None:
+            return sibling
+        reward = human if sibling.summary.reward is None else self._mixed(sibling.summary.reward, human)
+        summary = replace(sibling.summary, reward=reward, reason=None)
+        return replace(sibling, summary=summary, parts={**sibling.parts, HUMAN: human})
+
+    def _mixed(self, reward: float, human: float) -> float:
+        weight = self._settings.weight
+        return human if weight == 1.0 else (1.0 - weight) * reward + weight * human
+
+
+class JudgedBodies(Bodies):
+    """Bodies of open groups with the rewards that people gave them. The step makes it where people are asked."""
+
+    def __init__(self, transport: Transport, max_bytes: int, rewards: JudgedRewards) -> None:
+        super().__init__(transport, max_bytes)
+        self._judged = rewards
+
+    def get(self, place: TopicPartition, offset: int) -> VerifiedRollout:
+        """Return what stands there, with its reward as it is judged now."""
+        return self._judged.changed(super().get(place, offset))

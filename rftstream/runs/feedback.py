@@ -1,0 +1,205 @@
+"""Votes onto a run's `feedback`, each once: what an annotator has said already is not written again, and what differs
+from it is the next revision.
+
+A producer of their own name writes them, so that two who add at once cannot give the same revision twice: the later one
+fences the earlier. All votes are looked at before the first is written.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rftstream.config.sections import RunConfig
+from rftstream.contracts import codec
+from rftstream.contracts.feedback import Feedback, FeedbackKind, feedback_id_of
+from rftstream.contracts.records import NewRecord
+from rftstream.data.feedback.rows import Vote
+from rftstream.errors import ConfigError, ProducerLost
+from rftstream.gateway.keys import GatewayKeys, run_secret
+from rftstream.runs.folder import RunFolder, wanted_topics
+from rftstream.service.role import Log
+from rftstream.transport.base import Transport
+
+TOPICS = ("feedback", "questions", "judgements")
+MAX_RECORDS = 256
+"""Of one transaction."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Added:
+    """What became of the votes. `add_votes` makes and returns it."""
+
+    votes: int
+    """Votes that were given."""
+    new: int = 0
+    """Votes that were written, or would be with `dry_run`."""
+    known: int = 0
+    """Votes that say what the annotator's newest revision says; they are not written."""
+    edits: int = 0
+    """Written ones that are a later revision, retracts among them."""
+    kinds: dict[str, int] = field(default_factory=dict)
+    """Written ones, by kind."""
+    annotators: int = 0
+    """Distinct annotators among all."""
+    applies: bool = True
+    """Whether the run file has [feedback], so that votes can change batches."""
+    dry_run: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the values as a dict for JSON."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    def to_text(self) -> str:
+        """Return the values as text for people."""
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in self.kinds.items()) or "nothing"
+        verb = "to be added" if self.dry_run else "added"
+        text = f"{self.votes:,} votes of {self.annotators:,} annotators: {kinds} {verb}"
+        if self.edits:
+            text += f"; {self.edits:,} of them change what was said before"
+        if self.known:
+            text += f"; {self.known:,} there already"
+        if not self.applies:
+            text += "\nthe run file has no [feedback]: they are recorded, and change no batch"
+        return text
+
+
+def add_votes(
+    transport: Transport, config: RunConfig, folder: RunFolder, votes: Iterable[Vote], *, dry_run: bool = False
+) -> Added:
+    """Write votes that are not on the log yet. ConfigError names the first one on a rollout that nobody scored in this
+    run; then nothing is written."""
+    chosen = list(votes)
+    if not dry_run:
+        transport.admin.ensure_topics({name: wanted_topics(config)[name] for name in TOPICS})
+    producer = None if dry_run else transport.producer(f"{folder.run_id}.feedback")
+    try:
+        if producer is not None:
+            producer.start()
+        log = Log(transport)
+        sequences = find_sequences(log, {vote.rollouts[0].rpartition("/")[0] for vote in chosen})
+        _check_known(log, chosen, sequences, config.transport.partitions)
+        writer = VoteWriter(config, GatewayKeys(run_secret(folder.run_id), folder.run_id), sequences, log)
+        added = Added(votes=len(chosen), applies=config.feedback is not None, dry_run=dry_run)
+        records = [one for vote in chosen if (one := writer.record(vote, added, folder.run_id)) is not None]
+        added.annotators = len({vote.by for vote in chosen})
+        if producer is not None:
+            for start in range(0, len(records), MAX_RECORDS):
+                producer.commit(records[start : start + MAX_RECORDS])
+            transport.admin.make_durable()
+        return added
+    except ProducerLost as error:
+        raise ConfigError(
+            f"feedback: somebody else began to add votes to {folder.run_id} ({error}), expected one at a time; add "
+            "them again"
+        ) from None
+    finally:
+        if producer is not None:
+            producer.close()
+
+
+class VoteWriter:
+    """Makes records of votes: looks up the newest revision of each annotator, and hides the names. `add_votes` makes
+    it."""
+
+    def __init__(self, config: RunConfig, keys: GatewayKeys, sequences: Mapping[str, int], log: Log) -> None:
+        self._partitions = config.transport.partitions
+        self._keys = keys
+        self._sequences = sequences
+        self._newest = newest_revisions(log)
+
+    def record(self, vote: Vote, added: Added, run_id: str) -> NewRecord | None:
+        """Return the record of a vote; None if the annotator says the same already. It counts in `added`."""
+        annotator = self._keys.annotator(vote.by)
+        before = self._newest.get((vote.question_id, annotator))
+        feedback = _feedback_of(vote, annotator, self._sequences[vote.rollouts[0].rpartition("/")[0]])
+        if before is not None and (_said(before) == _said(feedback) and vote.revision in (None, before.revision)):
+            added.known += 1
+            return None
+        if vote.kind is FeedbackKind.retract and (before is None or before.kind is FeedbackKind.retract):
+            raise ConfigError(f"{vote.where}: retract: nothing of this annotator stands on {vote.question_id}")
+        revision = vote.revision if vote.revision is not None else (before.revision + 1 if before is not None else 0)
+        feedback = replace(
+            feedback, revision=revision, feedback_id=feedback_id_of(vote.question_id, annotator, revision)
+        )
+        if before is None or revision > before.revision:
+            self._newest[vote.question_id, annotator] = feedback
+        added.new += 1
+        added.edits += before is not None
+        added.kinds[str(vote.kind)] = added.kinds.get(str(vote.kind), 0) + 1
+        partition = (feedback.sequence or 0) % self._partitions
+        return codec.to_record(feedback, "feedback", partition, run=run_id)
+
+
+def newest_revisions(log: Log) -> dict[tuple[str, str], Feedback]:
+    """Return the newest that each annotator says on each question, by question_id and annotator."""
+    newest: dict[tuple[str, str], Feedback] = {}
+    for _, vote in log.in_force("feedback"):
+        if isinstance(vote, Feedback) and vote.question_id:
+            known = newest.get((vote.question_id, vote.annotator))
+            if known is None or vote.revision > known.revision:
+                newest[vote.question_id, vote.annotator] = vote
+    return newest
+
+
+def find_sequences(log: Log, groups: set[str]) -> dict[str, int]:
+    """Return the feeder's count of each of these groups that is on the log."""
+    wanted, found = {group.encode() for group in groups}, dict[str, int]()
+    for topic in ("outcomes", "verified"):  # outcomes stay where the records of rollouts are deleted
+        if len(found) == len(groups):
+            break
+        for record in log.read(topic, bodies=False):
+            group, sequence = record.header("group_id"), record.header("sequence") or b""
+            if group in wanted and group is not None and sequence.isdigit():
+                found[group.decode()] = int(sequence)
+    return found
+
+
+def _check_known(log: Log, votes: list[Vote], sequences: Mapping[str, int], partitions: int) -> None:
+    """Raise ConfigError for the first vote on a rollout that has no record on `verified`."""
+    wanted = {rollout for vote in votes for rollout in vote.rollouts}
+    places = {sequences[group] % partitions for rollout in wanted if (group := _group(rollout)) in sequences}
+    there: set[str] = set()
+    if places:
+        for record in log.read("verified", bodies=False, partitions=places):
+            name = (record.header("rollout_id") or b"").decode("ascii", "backslashreplace")
+            if name in wanted:
+                there.add(name)
+    deleted = any(log.transport.admin.begin_offsets("verified").values())
+    for vote in votes:
+        for rollout in vote.rollouts:
+            if rollout not in there and not (deleted and _group(rollout) in sequences):
+                raise ConfigError(
+                    f"{vote.where}: {rollout}: not scored in this run, expected a rollout on `verified`; "
+                    "`rftstream inspect RUN verified --json` lists them"
+                )
+
+
+def _group(rollout_id: str) -> str:
+    return rollout_id.rpartition("/")[0]
+
+
+def _feedback_of(vote: Vote, annotator: str, sequence: int) -> Feedback:
+    return Feedback(
+        feedback_id=feedback_id_of(vote.question_id, annotator, 0),
+        rollout_id=vote.rollouts[0],
+        source=vote.source,
+        reward=vote.reward,
+        comment=vote.comment,
+        given_at=time.time() if vote.given_at is None else vote.given_at,
+        kind=vote.kind,
+        question_id=vote.question_id,
+        rollouts=vote.rollouts,
+        sequence=sequence,
+        annotator=annotator,
+        choice=vote.choice,
+        correction=vote.correction,
+        order=vote.order,
+        lead_time_s=vote.lead_time_s,
+    )
+
+
+def _said(feedback: Feedback) -> tuple[Any, ...]:
+    return feedback.kind, feedback.reward, feedback.choice, feedback.correction, feedback.comment

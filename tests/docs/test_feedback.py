@@ -1,0 +1,47 @@
+"""The commands of docs/feedback.md run, in order, over the files of the page."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tests.docs.reading import ROOT, blocks
+from tests.e2e.workplace import Workplace
+
+PAGE = ROOT / "docs" / "feedback.md"
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_page_run(tmp_path: Path) -> None:
+    place = Workplace(tmp_path)
+    for block in blocks(PAGE, "toml", "jsonl"):
+        place.write(block.name, block.text)
+    told: list[tuple[str, str]] = []
+    try:
+        for block in blocks(PAGE, "console"):
+            for command in block.commands:
+                program, *arguments = shlex.split(command)
+                assert program == "rftstream"
+                done = place.call(*arguments)
+                assert done.code == 0, (command, done.err)
+                told.append((command, done.out))
+    finally:
+        place.end()
+    outputs = dict(told)
+    first, second = (text for command, text in told if command.startswith("rftstream feedback add"))
+    assert first.startswith("5 votes of 2 annotators: 2 label, 2 pair, 1 correction added")
+    assert second.startswith("5 votes of 2 annotators: nothing added; 5 there already")
+    assert "share" in outputs["rftstream feedback questions runs/people"]
+    judged = outputs["rftstream feedback judgements runs/people"]
+    assert "label/sums/0/87/0/1" in judged
+    assert "2 (v3)" in judged
+    assert "applied correction" in outputs["rftstream trace runs/people sums/0/87/0/1"].replace("applied: ", "applied ")
+    assert "5 votes: 5 pending" in outputs["rftstream audit runs/people"]
+    chat = json.loads((tmp_path / "chats.jsonl").read_text(encoding="utf-8"))
+    assert chat["messages"][-1]["content"] == "4"
+    assert "v3" in outputs["rftstream feedback taints runs/people"]
+    replayed = outputs["rftstream replay runs/people --without feedback --into runs/mended"]
+    assert "batch 2, version 3: without 1 rollout, 0 whole groups" in replayed
