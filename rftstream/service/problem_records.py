@@ -9,7 +9,8 @@ from rftstream.contracts.messages import Message
 from rftstream.contracts.problems import NewProblem
 from rftstream.contracts.records import Record, TopicPartition
 from rftstream.errors import ContractError
-from rftstream.service.role import Log, read_records
+from rftstream.service.reading import read_records
+from rftstream.service.role import Log
 from rftstream.transport.base import Transport
 
 PROBLEMS = TopicPartition("problems", 0)

@@ -37,7 +37,7 @@ from rftstream.errors import ConfigError, ContractError, PositionMissing
 from rftstream.models.rendering import Renderer
 from rftstream.roles.buffer.experiences import experience_of
 from rftstream.roles.buffer.groups import Group
-from rftstream.service.role import read_records
+from rftstream.service.reading import read_records
 from rftstream.transport.base import Transport
 
 log = logging.getLogger(__name__)
