@@ -71,6 +71,8 @@ def _check_array(array: Array) -> Violation | None:
     item_bytes = ITEM_BYTES.get(array.dtype)
     if item_bytes is None:
         return ".dtype", f"got {show(array.dtype)}, expected one of {', '.join(ITEM_BYTES)}"
+    if type(array.data) is not bytes:  # others are written like bytes, and may change afterwards
+        return ".data", f"got {type(array.data).__name__}, expected bytes"
     num_bytes = item_bytes
     for length in array.shape:
         if length < 0:
