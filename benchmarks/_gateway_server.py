@@ -24,6 +24,7 @@ from rftstream.contracts.role_names import RoleName
 from rftstream.contracts.tasks import ChatMessage, Problem, RolloutIds, Sampling, Task
 from rftstream.contracts.versions import VersionName
 from rftstream.gateway.keys import SECRET_VARIABLE, GatewayKeys, run_secret
+from rftstream.launch.host import calm_collector
 from rftstream.policies import fake_model
 from rftstream.roles.build import role_builder, service_of
 from rftstream.runs.folder import RunFolder, create_log
@@ -86,6 +87,7 @@ def serve(path: Path, num_rollouts: int, port: int, at_once: int) -> None:
         ended.set()
 
     threading.Thread(target=end_with_input, daemon=True).start()
+    calm_collector()  # as a worker does
     is_told = False
     while not ended.is_set():
         idle_s = service.tick()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -55,7 +56,7 @@ class Array:
         """Make the array that holds `values` as `dtype`, one of the names that `dtype` lists."""
         import numpy as np
 
-        array = np.ascontiguousarray(values, dtype=np.dtype(dtype).newbyteorder("<"))
+        array = np.ascontiguousarray(values, dtype=_wire_dtype(dtype))
         return Array(dtype=dtype, shape=tuple(array.shape), data=array.tobytes())
 
     def numpy(self) -> np.ndarray:
@@ -63,7 +64,14 @@ class Array:
         import numpy as np
 
         name = "uint16" if self.dtype == "bfloat16" else self.dtype
-        return np.frombuffer(self.data, dtype=np.dtype(name).newbyteorder("<")).reshape(self.shape)
+        return np.frombuffer(self.data, dtype=_wire_dtype(name)).reshape(self.shape)
+
+
+@functools.cache
+def _wire_dtype(name: str) -> np.dtype[Any]:
+    import numpy as np
+
+    return np.dtype(name).newbyteorder("<")
 
 
 @rule(Array)
@@ -71,6 +79,8 @@ def _check_array(array: Array) -> Violation | None:
     item_bytes = ITEM_BYTES.get(array.dtype)
     if item_bytes is None:
         return ".dtype", f"got {show(array.dtype)}, expected one of {', '.join(ITEM_BYTES)}"
+    if type(array.data) is not bytes:  # others are written like bytes, and may change afterwards
+        return ".data", f"got {type(array.data).__name__}, expected bytes"
     num_bytes = item_bytes
     for length in array.shape:
         if length < 0:

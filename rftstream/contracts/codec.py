@@ -50,17 +50,20 @@ _BROKEN = (
 )
 """What msgpack and msgspec raise over foreign bytes, or over a message of wrong types."""
 
-_known: set[type] = set()
+_known: dict[type, msgspec.msgpack.Decoder[Any]] = {}
+"""Type -> its decoder. Msgspec has looked at these types."""
 _one_looks = threading.Lock()
+_pack = msgspec.msgpack.Encoder().encode
 
 
-def _make_known(cls: type) -> None:
-    """Let msgspec look at a type, in one thread at a time. It does so at the first conversion, and two threads that are
-    there at once end the process with a segmentation fault (seen with 0.22)."""
-    if cls not in _known:
+def _decoder_of(cls: type) -> msgspec.msgpack.Decoder[Any]:
+    """Return the decoder of a type. Let msgspec look at a type in one thread at a time: it does so once, and two
+    threads that are there at once end the process with a segmentation fault (seen with 0.22)."""
+    decoder = _known.get(cls)
+    if decoder is None:
         with _one_looks:
-            msgspec.json.Decoder(cls)
-            _known.add(cls)
+            decoder = _known[cls] = msgspec.msgpack.Decoder(cls)
+    return decoder
 
 
 # --------------------------------------------------------------------------------------------- bytes
@@ -72,18 +75,23 @@ def encode(message: Message) -> bytes:
     spec = SPEC_OF.get(cls)
     if spec is None:
         raise ContractError(f"$: got {cls.__name__}, expected one of the messages")
-    _make_known(cls)
-    fields: Any = None
     try:
-        fields = msgspec.to_builtins(message, builtin_types=_BYTES)
-        value: bytes = msgpack.packb(fields)
-        msgspec.convert(fields, cls, builtin_types=_BYTES)
+        value = _pack(message)
+        _decoder_of(cls).decode(value)
         violation = first_violation(message)
     except _BROKEN as error:
-        _refuse(error, fields, _label("", spec.contract))
+        _refuse(error, _fields_of(message), _label("", spec.contract))
     if violation is not None:
         _refuse_violation(violation, _label("", spec.contract))
     return value
+
+
+def _fields_of(message: Message) -> Any:
+    """Return a message that breaks its contract as plain maps and lists; None if it cannot be written like that."""
+    try:
+        return msgspec.to_builtins(message, builtin_types=_BYTES)
+    except _BROKEN:
+        return None
 
 
 def decode(value: bytes, contract: str, where: str = "") -> Message:
@@ -92,7 +100,7 @@ def decode(value: bytes, contract: str, where: str = "") -> Message:
     if spec is None:
         known = ", ".join(MESSAGES)
         raise ContractError(f"$: got the unknown contract {show(contract)}, expected one of {known}", where=where)
-    _make_known(spec.type)
+    _decoder_of(spec.type)
     fields: Any = None
     try:
         fields = _unpack(value)
@@ -181,7 +189,7 @@ _MSGPACK_ERRORS: dict[type[BaseException], str] = {
 def _refuse(error: BaseException, fields: Any, where: str) -> NoReturn:
     """Raise one ContractError, of bounded length, for what msgspec, msgpack and Python say about bad input.
 
-    `fields` is what was to be converted, or None if it did not come to that."""
+    `fields` is what was to be converted or written, or None if it did not come to that."""
     text = str(error) or type(error).__name__
     path, role = "$", ""
     if isinstance(error, msgspec.ValidationError):
@@ -257,7 +265,7 @@ def headers_of(message: Message, run: str, writer_epoch: int = 0) -> Headers:
 
 def ids_from_headers(record: Record) -> RolloutIds | None:
     """Return the rollout's ids, also when the body cannot be decoded; None if one is missing or makes no sense."""
-    _make_known(RolloutIds)
+    _decoder_of(RolloutIds)
     try:
         texts = {name: (record.header(name) or b"").decode("ascii") for name in ID_HEADERS}
         numbers = {name: int(texts.pop(name)) for name in ("sibling", "group_size", "sequence", "min_version")}

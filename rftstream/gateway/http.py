@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import http
 import json
 import logging
@@ -12,6 +13,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 import httptools
+
+from rftstream.gateway.outgoing import Outgoing
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +30,9 @@ IDLE_S = 120.0
 taken."""
 
 JSON_TYPE = "application/json"
+
+WhenDelivered = Callable[[], object] | None
+"""Called when the client's side has taken an answer; None: nobody wants to know."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,26 +63,30 @@ class HttpAnswer:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-class HttpConnection(asyncio.Protocol):
+class HttpConnection(Outgoing):
     """One client's connection. The event loop makes it and feeds it. For each request, one after the other, it calls
     `handle` with itself; that calls `send`, or `begin_events`, `send_events` and `end_events`.
+
+    A handler may return something to wait for; the request is done when that ends, and what it returns is called when
+    the answer is delivered. Otherwise the handler returns None, and calls `finish` when the answer is sent, at once or
+    later: most requests are done like that, without a task.
 
     `is_lost` says whether the client has gone away, and `when_lost` is called then."""
 
     def __init__(
         self,
-        handle: Callable[[HttpRequest, HttpConnection], Awaitable[None]],
+        handle: Callable[[HttpRequest, HttpConnection], Awaitable[WhenDelivered] | None],
         *,
         max_body_bytes: int,
         connections: set[HttpConnection],
         max_connections: int,
     ) -> None:
+        super().__init__()
         self._handle = handle
         self._connections, self._max_connections = connections, max_connections
         self.parser = httptools.HttpRequestParser(_Incoming(self, max_body_bytes))
         """Asked by what it calls about the request that it has read."""
         self._loop = asyncio.get_running_loop()
-        self._transport: asyncio.Transport | None = None
         self._waiting: deque[HttpRequest] = deque()
         """Whole requests that came while one is being done."""
         self._request: HttpRequest | None = None
@@ -87,12 +97,13 @@ class HttpConnection(asyncio.Protocol):
         """Whether what came last is no request. Those before it are answered."""
         self._num_head_bytes = 0
         """Bytes of a head that is not whole yet, or of what stands between the pieces of a body and behind them."""
+        self._is_busy = False
+        """Whether a request is being done."""
         self._task: asyncio.Task[None] | None = None
+        """What the request waits for, if it waits in a coroutine."""
         self._timer: asyncio.TimerHandle | None = None
         self._closes_at = math.inf
         """When the connection is closed if nothing comes, by the event loop's clock."""
-        self._drained = asyncio.Event()
-        self.is_lost = False
         self.when_lost: Callable[[], object] | None = None
 
     # ------------------------------------------------------------------------------------------ the event loop's side
@@ -120,18 +131,11 @@ class HttpConnection(asyncio.Protocol):
         if self.when_lost is not None:
             self.when_lost()
 
-    def pause_writing(self) -> None:
-        """Note that the client has not taken all that was sent."""
-        self._drained.clear()
-
-    def resume_writing(self) -> None:
-        """Note that the client has taken all that was sent."""
-        self._drained.set()
-
     def data_received(self, data: bytes) -> None:
         """Take what the client sent."""
         if self._is_broken:
             return
+        waits = self._is_busy or bool(self._waiting)
         self._num_head_bytes += len(data)
         try:
             self.parser.feed_data(data)
@@ -145,7 +149,7 @@ class HttpConnection(asyncio.Protocol):
                 http.HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
                 f"the headers have more than {MAX_HEAD_BYTES} bytes, expected at most that",
             )
-        elif self._task is None:
+        elif not waits:
             self._closes_at = self._loop.time() + IDLE_S
             self._begin()
         elif self._transport is not None:
@@ -161,7 +165,7 @@ class HttpConnection(asyncio.Protocol):
         """Note that the head of a request is whole, or that a piece of its body has come. `wants_to_know`: the client
         waits to be told to go on."""
         self._num_head_bytes = 0
-        if wants_to_know and self._task is None and not self._waiting:
+        if wants_to_know and not self._is_busy and not self._waiting:
             self._write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def request_received(self, request: HttpRequest) -> None:
@@ -199,65 +203,80 @@ class HttpConnection(asyncio.Protocol):
         if self._request is not None and self._request.is_chunkable:
             self._write(b"0\r\n\r\n")
 
-    async def is_delivered(self) -> bool:
-        """Wait until the client's side has taken all that was sent; return False if it went away before."""
-        if not self._drained.is_set():
+    def finish(self, when_delivered: WhenDelivered = None) -> None:
+        """Go on with the next request once the client's side has taken the answer to this one. `when_delivered` is
+        called then, unless the client went away before."""
+        if self._drained.is_set():
+            self._finished(when_delivered)
+        else:  # who takes no answers gets no more
             self._closes_at = self._loop.time() + IDLE_S
-            await self._drained.wait()
-        # A connection that is closing has not heard that it is lost yet, and nothing was written to it.
-        return not self.is_lost and self._transport is not None and not self._transport.is_closing()
+            self._task = self._loop.create_task(self._finish_when_taken(when_delivered))
 
-    def close(self) -> None:
-        """Cut the connection."""
-        if self._transport is not None:
-            self._transport.close()
+    def fail(self) -> None:
+        """Log the exception that is being handled, and go on with the next request. The client is told if it was told
+        nothing yet."""
+        log.exception("gateway: %s failed", "a request" if self._request is None else self._request.path)
+        if not self._has_begun:
+            self.send(HttpAnswer(status=500, body=_error("the gateway failed; see its log")))
+        self.finish()
 
     # ------------------------------------------------------------------------------------------ one request
 
     def _begin(self) -> None:
-        """Begin with the next request, if a whole one is here."""
-        if not self._waiting or self.is_lost:
+        """Begin with the next request, if a whole one is here and none is being done."""
+        if not self._waiting or self._is_busy or self.is_lost:
             return
         self._closes_at = math.inf
         self._request = request = self._waiting.popleft()
         self._has_begun = self._has_ended = False
-        self._task = self._loop.create_task(self._do(request))
-
-    async def _do(self, request: HttpRequest) -> None:
+        self._is_busy = True
         try:
-            await self._handle(request, self)
-            await self.is_delivered()  # who takes no answers gets no more
+            work = self._handle(request, self)
         except Exception:
-            log.exception("gateway: %s %s failed", request.method, request.path)
-            if not self._has_begun:
-                self.send(HttpAnswer(status=500, body=_error("the gateway failed; see its log")))
-        finally:
-            self._task, self.when_lost = None, None
-        goes_on = request.keeps_alive and (not self._is_broken or self._waiting)
+            self.fail()
+            return
+        if work is not None:
+            self._task = self._loop.create_task(self._do(work))
+
+    async def _do(self, work: Awaitable[WhenDelivered]) -> None:
+        try:
+            when_delivered = await work
+        except Exception:
+            self.fail()
+        else:
+            self.finish(when_delivered)
+
+    async def _finish_when_taken(self, when_delivered: WhenDelivered) -> None:
+        await self.is_delivered()
+        self._finished(when_delivered)
+
+    def _finished(self, when_delivered: WhenDelivered) -> None:
+        self._is_busy, self._task, self.when_lost = False, None, None
+        if when_delivered is not None and self.has_taken_all():
+            when_delivered()
+        keeps_alive = self._request is not None and self._request.keeps_alive
+        goes_on = keeps_alive and (not self._is_broken or self._waiting)
         if not self.is_lost and self._has_ended and goes_on:
             assert self._transport is not None
             self._closes_at = self._loop.time() + IDLE_S
-            if not self._waiting:  # else each answer would let in more than one request
+            if self._waiting:  # others have their turn before
+                self._loop.call_soon(self._begin)
+            else:  # else each answer would let in more than one request
                 self._transport.resume_reading()
-            self._begin()
         else:
             self.close()
 
     def _refuse(self, status: http.HTTPStatus, sentence: str) -> None:
         """Cut a connection whose requests cannot be told any more, once those that came before are answered."""
         self._is_broken = True
-        if self._task is None and not self._waiting:
+        if not self._is_busy and not self._waiting:
             self._request = None
             self.send(HttpAnswer(status=status, body=_error(sentence)))
             self.close()
-        elif self._task is None:
+        elif not self._is_busy:
             self._begin()
 
     # ------------------------------------------------------------------------------------------ writing
-
-    def _write(self, data: bytes) -> None:
-        if data and self._transport is not None and not self._transport.is_closing():
-            self._transport.write(data)
 
     def _close_if_idle(self) -> None:
         """Close the connection if it is time. A timer looks at that now and then, since moving a timer at each request
@@ -327,11 +346,16 @@ class _Incoming:
 
 
 def _head(request: HttpRequest | None, status: int, content_type: str, others: Mapping[str, str], length: str) -> bytes:
-    lines = [f"HTTP/1.1 {status} {http.HTTPStatus(status).phrase}", f"content-type: {content_type}", length]
+    lines = [_status_line(status), f"content-type: {content_type}", length]
     lines += [f"{name}: {value}" for name, value in others.items()]
     if (request is None or not request.keeps_alive) and length != "connection: close":
         lines.append("connection: close")
     return "\r\n".join([*lines, "", ""]).encode("ascii")
+
+
+@functools.cache
+def _status_line(status: int) -> str:
+    return f"HTTP/1.1 {status} {http.HTTPStatus(status).phrase}"
 
 
 def _error(sentence: str) -> bytes:

@@ -17,8 +17,7 @@ import asyncio
 import json
 import logging
 import math
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -28,15 +27,14 @@ from rftstream.gateway.addresses import OtherGateways, base_url, parse_address
 from rftstream.gateway.dialects import CHAT, DIALECTS, ServedDialect, read_call
 from rftstream.gateway.dialects.events import Event
 from rftstream.gateway.dialects.fields import RequestRefused, kind, parse_body
-from rftstream.gateway.http import HttpAnswer, HttpConnection, HttpRequest
+from rftstream.gateway.exchange import AgentExchange
+from rftstream.gateway.http import HttpAnswer, HttpConnection, HttpRequest, WhenDelivered
 from rftstream.gateway.keys import GatewayKeys, KeyOwner
 from rftstream.policies.loopthread import LoopThread
 from rftstream.roles.explorer.model_calls import (
     AgentAnswer,
-    AgentRequest,
     CallAnswer,
     CallInbox,
-    Delivered,
     ModelCall,
     Refusal,
     RolloutEnd,
@@ -91,12 +89,9 @@ class GatewayServer:
     ) -> None:
         """`others` returns the base URLs of other gateways of the run where rollouts wait; it may block."""
         self._others = OtherGateways(others)
-        self._settings, self._keys, self._inbox = settings, keys, inbox
+        self._settings, self._keys = settings, keys
+        self._exchange = AgentExchange(inbox)
         self._connections: set[HttpConnection] = set()
-        self._answers: deque[tuple[asyncio.Future[AgentAnswer], AgentAnswer]] = deque()
-        """Answers on their way from the agent loop's thread."""
-        self._hands_out = False
-        """Whether the event loop was asked to take them."""
         self._loop: LoopThread | None = None
         self._server: asyncio.Server | None = None
         self._routes: dict[tuple[str, str], Callable[[HttpRequest, HttpConnection], Any]] = {
@@ -161,7 +156,7 @@ class GatewayServer:
 
     # ------------------------------------------------------------------------------------------ requests
 
-    async def _handle(self, request: HttpRequest, connection: HttpConnection) -> None:
+    def _handle(self, request: HttpRequest, connection: HttpConnection) -> Awaitable[WhenDelivered] | None:
         path = request.path.strip("/")
         while path.startswith("v1/"):  # one client adds it to the base URL, the other does not
             path = path.removeprefix("v1/")
@@ -169,13 +164,12 @@ class GatewayServer:
         speaks = dialect or (DIALECTS["messages"] if "anthropic-version" in request.headers else CHAT)
         try:
             if dialect is not None and request.method == "POST":
-                await self._call(dialect, request, connection)
-            elif request.method == "GET" and path.startswith("models/"):
+                return self._call(dialect, request, connection)
+            if request.method == "GET" and path.startswith("models/"):
                 self._model(request, connection, path.removeprefix("models/"))
             elif (route := self._routes.get((request.method, path))) is not None:
-                found = route(request, connection)
-                if found is not None:
-                    await found
+                if (work := route(request, connection)) is not None:
+                    return self._refusing(work, speaks, connection)
             else:
                 known = dialect is not None or any(path == name for _, name in self._routes)
                 _refuse(
@@ -185,25 +179,46 @@ class GatewayServer:
                 )
         except RequestRefused as refused:
             connection.send(_refused(speaks, refused.refusal))
+        connection.finish()
+        return None
 
-    async def _call(self, dialect: ServedDialect, request: HttpRequest, connection: HttpConnection) -> None:
+    async def _refusing(self, work: Awaitable[None], speaks: ServedDialect, connection: HttpConnection) -> None:
+        try:
+            await work
+        except RequestRefused as refused:
+            connection.send(_refused(speaks, refused.refusal))
+
+    def _call(
+        self, dialect: ServedDialect, request: HttpRequest, connection: HttpConnection
+    ) -> Awaitable[WhenDelivered] | None:
+        """Hand a call to the agent loop. Its answer comes by a callback: a task for each call would be dear."""
         owner = self._owner(request)
         self._check_size(request)
         call = read_call(dialect, request.body, request.headers)
         if isinstance(call, Refusal):
             connection.send(_refused(dialect, call))
-            return
-        asked = self._ask(owner, call, connection)
+            connection.finish()
+            return None
         if call.stream:
-            answer = await self._send_stream(dialect, call, asked, connection)
-        else:
-            answer = await asked
+            return self._stream(dialect, call, owner, connection)
+
+        def answered(answer: AgentAnswer) -> None:
             if isinstance(answer, CallAnswer):
                 connection.send(HttpAnswer(status=200, body=answer.body, headers=_numbered(owner.rollout_id, answer)))
+                connection.finish(lambda: self._exchange.note_delivered(owner, answer))
             else:
                 connection.send(_refused(dialect, _refusal(answer)))
-        if isinstance(answer, CallAnswer) and await connection.is_delivered():
-            self._inbox.put(Delivered(rollout_id=owner.rollout_id, launch=owner.launch, number=answer.number))
+                connection.finish()
+
+        self._exchange.ask(owner, call, connection, answered)
+        return None
+
+    async def _stream(
+        self, dialect: ServedDialect, call: ModelCall, owner: KeyOwner, connection: HttpConnection
+    ) -> WhenDelivered:
+        asked = self._exchange.answer_to(owner, call, connection)
+        answer = await self._send_stream(dialect, call, asked, connection)
+        return (lambda: self._exchange.note_delivered(owner, answer)) if isinstance(answer, CallAnswer) else None
 
     async def _send_stream(
         self, dialect: ServedDialect, call: ModelCall, asked: asyncio.Future[AgentAnswer], connection: HttpConnection
@@ -235,7 +250,7 @@ class GatewayServer:
         owner = self._owner(request)
         self._check_size(request)
         wanted = _rollout_end(parse_body(request.body or b"{}"))
-        answer = await self._ask(owner, wanted, connection)
+        answer = await self._exchange.answer_to(owner, wanted, connection)
         if not isinstance(answer, RolloutEnded):
             connection.send(_refused(CHAT, _refusal(answer)))
             return
@@ -246,7 +261,7 @@ class GatewayServer:
             _refuse(401, "the token is not this run's; sessions need the token of the run, not a rollout's key")
         self._check_size(request)
         name = request.headers.get("idempotency-key", "")
-        answer = await self._ask(KeyOwner("", ""), SessionWanted(name=name[:256]), connection)
+        answer = await self._exchange.answer_to(KeyOwner("", ""), SessionWanted(name=name[:256]), connection)
         if not isinstance(answer, SessionGranted):
             refusal = _refusal(answer)
             gateways = await self._others.addresses() if refusal.status == 503 else ()
@@ -274,37 +289,6 @@ class GatewayServer:
         connection.send(_json(200, _model(name)))
 
     # ------------------------------------------------------------------------------------------ parts of it
-
-    def _ask(
-        self, owner: KeyOwner, wanted: ModelCall | RolloutEnd | SessionWanted, connection: HttpConnection
-    ) -> asyncio.Future[AgentAnswer]:
-        """Hand a request to the agent loop; return where its answer will be."""
-        loop = asyncio.get_running_loop()
-        found: asyncio.Future[AgentAnswer] = loop.create_future()
-
-        def reply(answer: AgentAnswer) -> None:
-            self._answers.append((found, answer))
-            if not self._hands_out and not loop.is_closed():
-                self._hands_out = True
-                loop.call_soon_threadsafe(self._hand_out)
-
-        request = AgentRequest(rollout_id=owner.rollout_id, launch=owner.launch, wanted=wanted, reply=reply)
-
-        def gone() -> None:
-            request.is_gone = True
-
-        connection.when_lost = gone
-        request.is_gone = connection.is_lost
-        self._inbox.put(request)
-        return found
-
-    def _hand_out(self) -> None:
-        """Hand the answers that have come to their requests. Waking the loop is dear, so many share one call."""
-        self._hands_out = False
-        while self._answers:
-            found, answer = self._answers.popleft()
-            if not found.done():
-                found.set_result(answer)
 
     def _owner(self, request: HttpRequest) -> KeyOwner:
         owner = self._keys.owner_of(_key_of(request))

@@ -18,6 +18,7 @@ What the loop looks for is its own affair, since what it wrote can be recognized
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -61,7 +62,11 @@ class TransactionWriter:
         """The producer in use. The loop itself uses it only for the claim of a single role, which is no transaction of
         the step."""
         self._was_started = False
+        # Looking a labelled metric up costs more than counting.
         self._seconds = metrics.COMMIT_SECONDS.labels(role)
+        self._transactions = functools.cache(lambda result: metrics.TRANSACTIONS.labels(role, result))
+        self._records_out = functools.cache(lambda topic: metrics.RECORDS_OUT.labels(role, topic))
+        self._bytes_out = functools.cache(lambda topic: metrics.BYTES_OUT.labels(role, topic))
 
     def begin(self) -> None:
         """Start a producer, in place of the one before. Nothing that the one before has open is committed any more."""
@@ -126,7 +131,7 @@ class TransactionWriter:
         self.producer.close()
 
     def _count(self, result: str) -> None:
-        metrics.TRANSACTIONS.labels(self._role, result).inc()
+        self._transactions(result).inc()
 
     def _count_records(self, records: Sequence[NewRecord]) -> None:
         counts: Counter[str] = Counter()
@@ -135,5 +140,5 @@ class TransactionWriter:
             counts[record.topic] += 1
             num_bytes[record.topic] += record.num_bytes
         for topic, count in counts.items():
-            metrics.RECORDS_OUT.labels(self._role, topic).inc(count)
-            metrics.BYTES_OUT.labels(self._role, topic).inc(num_bytes[topic])
+            self._records_out(topic).inc(count)
+            self._bytes_out(topic).inc(num_bytes[topic])

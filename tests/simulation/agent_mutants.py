@@ -18,9 +18,9 @@ def answered_before_commit() -> Iterator[None]:
     """An answer leaves as soon as it is handed out to be saved."""
     original = AgentLoop.unsaved
 
-    def unsaved(self: AgentLoop, key: int) -> Any:
-        found = original(self, key)
-        if found:
+    def unsaved(self: AgentLoop) -> Any:
+        found = original(self)
+        for key in found:
             self._sessions[key].acknowledge()
         return found
 

@@ -271,8 +271,8 @@ class ExperiencePipeline:
         check_demonstrating(config, pipeline.reusing.values())
         if pipeline.reusing and config.feedback is not None:  # its bodies are read again, as the scorer left them
             raise ConfigError(
-                "feedback: found operators that use groups once more, such as replay, beside it; what is used again has "
-                "the scorer's reward, not people's; expected one of both: leave out [feedback] or these operators"
+                "feedback: found operators that use groups once more, such as replay, beside it; what is used again "
+                "has the scorer's reward, not people's; expected one of both: leave out [feedback] or these operators"
             )
         return pipeline
 

@@ -62,8 +62,7 @@ class AgentSamples:
         loop = self._parts.loop
         self._parts.launcher.check()
         ended = loop.step(lambda task: True)
-        saved = [key for key in self._names if loop.unsaved(key)]
-        loop.committed(saved, [one.key for one in ended])
+        loop.committed(loop.unsaved().keys() & self._names.keys(), [one.key for one in ended])
         attempts = [self._attempt(one) for one in ended]
         if self.num_free < self.num_open or attempts:
             self._heard_at = self._now()

@@ -66,6 +66,11 @@ class AgentLoop:
         self._past: dict[str, str] = {}
         """Rollouts that have ended here -> their status, newest last."""
         self._ended: list[EndedAgent] = []
+        self._unsaved: dict[int, None] = {}
+        """Rollouts that may have something to be saved, in the order in which it came. Most have nothing, so they are
+        not asked one by one."""
+        self._late_at = 0.0
+        """No rollout ends before this for being silent or for taking long."""
 
     # ------------------------------------------------------------------------------------------ the step's side
 
@@ -84,6 +89,7 @@ class AgentLoop:
             num_committing=len(rollout.calls),
             next_piece=next_piece,
         )
+        self._late_at = 0.0
 
     def step(self, may_sample: Callable[[Task], bool]) -> list[EndedAgent]:
         """Do one slice of work: take requests, have calls sampled, take what was sampled; return rollouts that ended.
@@ -100,31 +106,37 @@ class AgentLoop:
             session_of_it = self._sessions.get(int(completion.request_id.partition("/")[0]))
             if session_of_it is not None:
                 self._calls.complete(session_of_it, completion)
+                self._unsaved[session_of_it.key] = None
         self._end_late()
         ended, self._ended = self._ended, []
         return ended
 
-    def unsaved(self, key: int) -> list[EncodedPiece]:
-        """Return what of a rollout is to be saved now: calls, or who it was given to. It counts as on its way to the
-        log from now on."""
-        session = self._sessions[key]
-        if session.ended is not None:
-            return []
-        pieces, session.unsaved = session.unsaved, []
-        session.num_committing += len(pieces)
-        if session.grants and session.new_session is not None and not pieces:
-            pieces = [
-                encode_piece(
-                    session.rollout.task,
-                    None,
-                    number=session.next_piece,
-                    session=session.new_session,
-                    now=self._now(),
-                    explorer=self._explorer,
-                )
-            ]
-            session.next_piece += 1
-        return pieces
+    def unsaved(self) -> dict[int, list[EncodedPiece]]:
+        """Return what is to be saved now, by rollout: calls, or who it was given to. It counts as on its way to the log
+        from now on."""
+        found = {}
+        keys, self._unsaved = self._unsaved, {}
+        for key in keys:
+            session = self._sessions.get(key)
+            if session is None or session.ended is not None:
+                continue
+            pieces, session.unsaved = session.unsaved, []
+            session.num_committing += len(pieces)
+            if session.grants and session.new_session is not None and not pieces:
+                pieces = [
+                    encode_piece(
+                        session.rollout.task,
+                        None,
+                        number=session.next_piece,
+                        session=session.new_session,
+                        now=self._now(),
+                        explorer=self._explorer,
+                    )
+                ]
+                session.next_piece += 1
+            if pieces:
+                found[key] = pieces
+        return found
 
     def committed(self, saved: Collection[int], finished: Collection[int]) -> None:
         """Take note that what was handed out for these rollouts is on the log, and answer those who wait for it."""
@@ -177,7 +189,7 @@ class AgentLoop:
 
     def idle_s(self) -> float:
         """Return the seconds until `step` has something to do, if no request comes."""
-        if len(self._inbox) or self._ended:
+        if self._inbox.has_woken or self._ended:
             return 0.0
         if any(session.is_sampling for session in self._sessions.values()):
             return self._calls.idle_s()
@@ -202,7 +214,7 @@ class AgentLoop:
         elif session is not None and session.ended is None:
             session.last_active = self._now()
             if session.session is None:  # an agent that has the key needs no session
-                session.session = ""
+                session.session, self._late_at = "", 0.0
             if isinstance(request.wanted, ModelCall):
                 self._call(session, request, request.wanted)
             else:
@@ -239,11 +251,12 @@ class AgentLoop:
             return
         free.last_active = self._now()
         if free.session is None:
-            free.session, free.started_at = name, self._now()
+            free.session, free.started_at, self._late_at = name, self._now(), 0.0
         if free.is_session_saved:
             request.reply(_granted(free))
         else:
             free.grants.append(request)
+            self._unsaved[free.key] = None
 
     def _call(self, session: AgentSession, request: AgentRequest, call: ModelCall) -> None:
         found = session.answered_before(call) or self._calls.refusal(session, call)
@@ -286,8 +299,14 @@ class AgentLoop:
             self._end(session, RolloutStatus.completed, None, posted, dict(end.metrics))
 
     def _end_late(self) -> None:
-        """End rollouts whose agents are silent, or whose time is up."""
+        """End rollouts whose agents are silent, or whose time is up. What is heard of an agent only puts that off, so
+        nobody is looked at before the first of them could be late."""
         now, limits = self._now(), self._limits
+        if now < self._late_at:
+            return
+        ends = (self._ends_at(session) for session in self._sessions.values())
+        self._late_at = min((at for at in ends if at > now), default=FOREVER)
+        self._late_at = min(self._late_at, now + limits.idle_timeout_s)
         for session in self._sessions.values():
             if now < self._ends_at(session):
                 continue

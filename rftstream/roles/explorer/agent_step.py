@@ -16,6 +16,7 @@ from rftstream.contracts.rollouts import Rollout
 from rftstream.contracts.tasks import Task
 from rftstream.models.rendering import Renderer
 from rftstream.roles.explorer.agent_parts import AgentParts
+from rftstream.roles.explorer.agent_pieces import EncodedPiece
 from rftstream.roles.explorer.agent_rollout import AgentRollout
 from rftstream.roles.explorer.agent_session import EndedAgent
 from rftstream.roles.explorer.fit_to_record import skipped
@@ -24,7 +25,7 @@ from rftstream.roles.explorer.pieces import CannotGoOnError
 from rftstream.roles.explorer.step import ExplorerStep, finish_work, may_begin
 from rftstream.roles.explorer.stored import stored_rollout
 from rftstream.roles.explorer.work import RolloutInHand
-from rftstream.service.role import Done, Item, Publish, Saved, Wakeup
+from rftstream.service.role import Done, Item, Publish, Received, Saved, Wakeup
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +51,9 @@ class AgentExplorerStep(ExplorerStep):
         self._stale: dict[int, list[int]] = {}
         """Item -> numbers of pieces that it could not go on from; they are taken back with the next ones."""
         self._leaving = False
+        self._has_decided = False
+        """Whether groups were decided since the last look at who works on them."""
+        self._saved_tokens = metrics.PARTIAL_TOKENS.labels("saved")
 
     # ------------------------------------------------------------------------------------------ the loop's side
 
@@ -57,6 +61,11 @@ class AgentExplorerStep(ExplorerStep):
     def room(self) -> int:
         """How many more rollouts there is room for."""
         return super().room - len(self._agent_works)
+
+    def follow(self, received: Received) -> None:
+        """Take an announcement of weights, or the outcome of a group."""
+        super().follow(received)
+        self._has_decided = True
 
     def start(self, item: Item) -> None:
         """Take a task in hand; an agent's is open to calls from now on."""
@@ -120,11 +129,12 @@ class AgentExplorerStep(ExplorerStep):
             self._leaving = True
             self._launcher.cancel_all()  # before they are refused: they would fail of it
             idle = set(self._agents.leave())
-        for number, work in self._agent_works.items():
-            outputs = self._pieces(work)
-            if outputs or number in idle:
-                saved.append(Saved(number, outputs, leaves=number in idle, waits=True))
-        return saved
+        num_tokens = 0
+        for number, pieces in self._agents.unsaved().items():
+            saved.append(Saved(number, self._outputs(self._agent_works[number], pieces), waits=True))
+            num_tokens += sum(encoded.piece.num_tokens for encoded in pieces)
+        self._saved_tokens.inc(num_tokens)
+        return [*saved, *(Saved(number, (), leaves=True, waits=True) for number in idle)]
 
     def committed(self, saved: Collection[int], finished: Collection[int]) -> None:
         """Answer the agents whose calls, sessions and ends are on the log now."""
@@ -170,21 +180,20 @@ class AgentExplorerStep(ExplorerStep):
         metrics.PARTIAL_TOKENS.labels("resumed").inc(rollout.num_tokens)
         return rollout, next((piece.session for piece in pieces if piece.session is not None), "")
 
-    def _pieces(self, work: RolloutInHand) -> tuple[Publish, ...]:
+    def _outputs(self, work: RolloutInHand, pieces: Sequence[EncodedPiece]) -> tuple[Publish, ...]:
         """Return the records of what is new of an agent's rollout: a piece for each call, or one for a session."""
-        pieces = self._agents.unsaved(work.item.number)
-        if not pieces:
-            return ()
         stale = self._stale.pop(work.item.number, [])
         outputs = list(tombstones(work.task.ids.rollout_id, work.partition, stale))
         for encoded in pieces:
             work.pieces.append(encoded.piece.piece)
             outputs.append(Publish(TOPIC, work.partition, encoded.piece, encoded.value))
-        metrics.PARTIAL_TOKENS.labels("saved").inc(sum(encoded.piece.num_tokens for encoded in pieces))
         return tuple(outputs)
 
     def _skip_decided(self) -> None:
         """Give up tasks that nobody has, and whose groups have an outcome."""
+        if not self._has_decided:
+            return
+        self._has_decided = False
         for number, work in list(self._agent_works.items()):
             if work.task.ids.group_id in self._decided and self._agents.is_free(number):
                 self._agents.drop([number])

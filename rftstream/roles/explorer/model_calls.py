@@ -201,24 +201,28 @@ class CallInbox:
     slice. After `close` every request is refused with 503."""
 
     def __init__(self, wake: Callable[[], object] = lambda: None) -> None:
-        """`wake` ends the explorer's wait. The server's thread calls it when there is something and was nothing."""
+        """`wake` ends the explorer's wait. The server's thread calls it when there is something to do and was nothing.
+        A notice that an answer was delivered is nothing to do: it only has to be read before what comes after it."""
         self._items: deque[AgentRequest | Delivered | AgentBegins] = deque()
         self._wake = wake
         self._has_woken = False
         """Whether the explorer was woken, and has not looked since."""
         self._is_closed = False
 
-    def __len__(self) -> int:
-        return len(self._items)
+    @property
+    def has_woken(self) -> bool:
+        """Whether there is something to do."""
+        return self._has_woken
 
-    def put(self, item: AgentRequest | Delivered | AgentBegins) -> None:
-        """Add a request or a notice. Any thread may call this."""
+    def put(self, *items: AgentRequest | Delivered | AgentBegins) -> None:
+        """Add requests and notices, which come together. Any thread may call this."""
         if self._is_closed:
-            if isinstance(item, AgentRequest):
-                item.reply(moving())
+            for item in items:
+                if isinstance(item, AgentRequest):
+                    item.reply(moving())
             return
-        self._items.append(item)
-        if not self._has_woken:
+        self._items.extend(items)
+        if not self._has_woken and not all(isinstance(item, Delivered) for item in items):
             self._has_woken = True
             self._wake()
 

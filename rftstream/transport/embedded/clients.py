@@ -12,7 +12,7 @@ from rftstream.transport.base import Position, Snapshot
 from rftstream.transport.checks import check_metadata
 from rftstream.transport.cursors import CursorReader, Cursors, PartitionBatch
 from rftstream.transport.embedded.groups import check_ownership
-from rftstream.transport.embedded.store import OFFSET_BITS, Store, pack_headers
+from rftstream.transport.embedded.store import OFFSET_BITS, Mark, Store, pack_headers
 
 RecordBody = tuple[bytes | None, bytes | None, bytes | None]
 """Key, packed headers and value of a record."""
@@ -37,11 +37,19 @@ class LogCursors(Cursors):
 
     EmbeddedReader and EmbeddedMember make them, and call `fetch` and `has_data` in place of `poll` and `ready`."""
 
-    def __init__(self, store: Store, positions: Mapping[TopicPartition, int], *, bodies: bool = True) -> None:
+    def __init__(
+        self,
+        store: Store,
+        positions: Mapping[TopicPartition, int],
+        *,
+        topics: Collection[str],
+        bodies: bool = True,
+    ) -> None:
+        """`topics`: those of all positions that it will ever have."""
         super().__init__(positions)
-        self._store = store
+        self._store, self._topics = store, topics
         self._view = StoreView(store, bodies=bodies)
-        self._idle_mark: tuple[int, int] | None = None
+        self._idle_mark: Mark | None = None
         """The state of the log in which nothing was left to read."""
 
     def seek(self, place: TopicPartition, offset: int) -> None:
@@ -61,7 +69,7 @@ class LogCursors(Cursors):
 
     def has_data(self) -> bool:
         """Return whether `fetch` may return something or raise."""
-        mark = self._store.mark()
+        mark = self._store.mark(self._topics)
         if mark == self._idle_mark:
             return False
         if self.ready(self._view):
@@ -72,7 +80,7 @@ class LogCursors(Cursors):
     def fetch(self, max_records: int, max_bytes: int) -> list[Record]:
         """Return records as `Cursors.poll` does, all from one state of the log."""
         # The mark is taken before reading: what is committed meanwhile makes another mark.
-        mark = self._store.mark()
+        mark = self._store.mark(self._topics)
         if mark == self._idle_mark:
             return []
         with self._store.read():
@@ -90,8 +98,8 @@ class EmbeddedReader(CursorReader):
     def __init__(self, store: Store, positions: Mapping[TopicPartition, int], *, bodies: bool) -> None:
         for place in positions:
             store.partition_id(place)
-        super().__init__(LogCursors(store, positions, bodies=bodies))
         self.topics = frozenset(place.topic for place in positions)
+        super().__init__(LogCursors(store, positions, topics=self.topics, bodies=bodies))
 
     def poll(self, max_records: int = 1000, max_bytes: int = 16 << 20) -> list[Record]:
         return self._cursors.fetch(max_records, max_bytes)
@@ -140,8 +148,9 @@ class EmbeddedProducer:
         if moved and owner is None:
             raise ConfigError(f"producer {self._id}: positions without a group; give `group` or `snapshot`")
         timestamp_s = self._store.clock()
+        topics = {record.topic for record in records}
         faults.at("before_commit")
-        with self._store.write() as db:
+        with self._store.write(topics=topics) as db:
             found = db.execute("SELECT epoch FROM producers WHERE transactional_id = ?", (self._id,)).fetchone()
             if found is None or found[0] != self._epoch:
                 self._epoch, lost = None, self._epoch
@@ -171,7 +180,7 @@ class EmbeddedProducer:
                 )
             faults.at("in_commit")
         faults.at("after_commit")
-        self._store.wakeup_pipes.wake_topics({record.topic for record in records})
+        self._store.wakeup_pipes.wake_topics(topics)
 
     def close(self) -> None:
         self._epoch = None

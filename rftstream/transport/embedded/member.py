@@ -12,7 +12,7 @@ from rftstream.transport.checks import choose_positions
 from rftstream.transport.cursors import CursorMember
 from rftstream.transport.embedded import groups
 from rftstream.transport.embedded.clients import LogCursors, all_positions
-from rftstream.transport.embedded.store import Store
+from rftstream.transport.embedded.store import Mark, Store
 from rftstream.transport.embedded.wakeup import is_dead
 
 _BEATS_PER_SESSION = 5
@@ -35,7 +35,7 @@ class EmbeddedMember(CursorMember):
     ) -> None:
         for topic in topics:
             store.topic(topic)
-        super().__init__(LogCursors(store, {}), group=group, name=name)
+        super().__init__(LogCursors(store, {}, topics=frozenset(topics)), group=group, name=name)
         self._store = store
         self._session_timeout_s = session_timeout_s
         self.topics = frozenset(topics)
@@ -98,7 +98,7 @@ class EmbeddedMember(CursorMember):
         self._next_beat_s = self._store.clock() + self._session_timeout_s / _BEATS_PER_SESSION
         self._last_beat_s = self._store.clock()
         self._next_look_s = time.monotonic() + _LOOK_AT_PEERS_S
-        self._seen_mark: tuple[int, int] | None = None
+        self._seen_mark: Mark | None = None
         self._generation = -1
         self._peers: Mapping[int, str] = {}
         self._refresh()

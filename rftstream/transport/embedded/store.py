@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -79,6 +80,10 @@ INSERT INTO durable VALUES (1, 0);
 """
 
 
+Mark = tuple[int, int, int]
+"""Stands for a state of the log. Two that are equal stand for the same one."""
+
+
 @dataclass(frozen=True, slots=True)
 class TopicRow:
     """A topic as a process has it cached."""
@@ -113,6 +118,8 @@ class Store:
                 "readers of the log need as well; look at a copy of the run folder, or with more rights"
             ) from error
         self._num_writes = 0
+        self._num_commits: Counter[str] = Counter()
+        """Transactions of this process that changed nothing but the records of some topics, by topic."""
         self._topics: dict[str, TopicRow] = {}
         self._places: dict[int, TopicPartition] = {}
         try:
@@ -140,9 +147,12 @@ class Store:
     # -- transactions
 
     @contextmanager
-    def write(self, *, durable: bool = False, timeout_s: float | None = None) -> Iterator[sqlite3.Connection]:
+    def write(
+        self, *, durable: bool = False, timeout_s: float | None = None, topics: Collection[str] | None = None
+    ) -> Iterator[sqlite3.Connection]:
         """Commit all that the block does, or nothing of it. With `durable`, it and all before it are on the disk
-        afterwards. TransactionAborted if the lock cannot be had within `timeout_s`; LogFull if there is no room."""
+        afterwards. `topics`: those whose records it changes, if nothing else changes that a `mark` stands for.
+        TransactionAborted if the lock cannot be had within `timeout_s`; LogFull if there is no room."""
         timeout_s = self._busy_timeout_s if timeout_s is None else timeout_s
         if not self._lock.acquire(timeout_s):
             raise TransactionAborted(
@@ -167,7 +177,10 @@ class Store:
         finally:
             if durable:
                 db.execute("PRAGMA synchronous=NORMAL")
-            self._num_writes += 1
+            if topics is None:
+                self._num_writes += 1
+            else:
+                self._num_commits.update(topics)
             self._lock.release()
 
     def _restart_wal_if_long(self) -> None:
@@ -199,13 +212,14 @@ class Store:
         except sqlite3.Error as error:
             raise self._read_error(error) from error
 
-    def mark(self) -> tuple[int, int]:
-        """Return a value that changes whenever anybody has committed anything. The call takes microseconds."""
+    def mark(self, topics: Collection[str] = ()) -> Mark:
+        """Return a value that changes whenever another process has committed anything, or this one anything but records
+        of other topics than these. The call takes microseconds."""
         try:
             (version,) = self._db.execute("PRAGMA data_version").fetchone()
         except sqlite3.Error as error:
             raise self._read_error(error) from error
-        return version, self._num_writes
+        return version, self._num_writes, sum(map(self._num_commits.__getitem__, topics))
 
     # -- topics
 

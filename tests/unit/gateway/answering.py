@@ -86,7 +86,7 @@ def answering(says: Says, **settings: object) -> Iterator[Answering]:
 
     def work() -> None:
         while not stopped.is_set():
-            woken.wait()
+            woken.wait(0.05)  # a notice that an answer was delivered wakes nobody
             woken.clear()
             for item in inbox.take():
                 if isinstance(item, Delivered):

@@ -352,7 +352,7 @@ def test_what_waits_when_the_explorer_leaves_is_told_to_come_again() -> None:
     found: list[tuple[int, Any]] = []
     client = threading.Thread(target=lambda: found.append(ask(scene, "POST", "/v1/chat/completions", HI)))
     client.start()
-    while not len(inbox):
+    while not inbox.has_woken:
         threading.Event().wait(0.001)
     inbox.close()
     client.join()
