@@ -191,7 +191,7 @@ def test_a_run_becomes_a_row(fake: FakeRuns, tmp_path: Path) -> None:
     assert rows(tmp_path) == [{
         "name": "staleness/8/plain", "seed": 0, "of": experiment.digest, "versions": [0, STEPS],
         "held_out": [0.0625, 0.875], "reward": [0.075, 0.975], "staleness": [1.5, 2.0], "seconds": 19.0,
-        "learned": [STEPS, 0],
+        "learned": [STEPS, 2 * STEPS],
     }]  # fmt: skip
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from rftstream.contracts.outcomes import GroupOutcome
+from rftstream.contracts.messages import Message
+from rftstream.contracts.outcomes import BatchReuse, GroupOutcome
 from rftstream.contracts.rollouts import RolloutStatus
 from rftstream.data.operators.base import ScoredGroup, ScoredRollout
 from rftstream.data.operators.facts import Facts
@@ -12,6 +13,7 @@ from rftstream.data.operators.pipeline import ExperiencePipeline
 from rftstream.roles.buffer.bodies import Bodies
 from rftstream.roles.buffer.groups import Group, OpenGroups
 from rftstream.roles.buffer.progress import BufferProgress
+from rftstream.roles.buffer.reuse import ReusePool
 
 
 class GroupOperators:
@@ -19,9 +21,16 @@ class GroupOperators:
     the log, in order, and `judge` for each group that may be batched. Before it chooses a batch it asks `outdated`, and
     judges those groups again."""
 
-    def __init__(self, pipeline: ExperiencePipeline, bodies: Bodies, progress: BufferProgress | None = None) -> None:
+    def __init__(
+        self,
+        pipeline: ExperiencePipeline,
+        bodies: Bodies,
+        progress: BufferProgress | None = None,
+        reuse: ReusePool | None = None,
+    ) -> None:
         """`progress` says the version at which the next batch is trained; None where the versions of rollouts are
-        another run's."""
+        another run's. `reuse` learns what operators offer and batches use."""
+        self._reuse = reuse
         self._progress = progress
         self._pipeline = pipeline
         self._bodies = bodies
@@ -33,10 +42,16 @@ class GroupOperators:
         """Records of `outcomes` in the facts."""
         return self._facts.seen
 
-    def learn(self, outcome: GroupOutcome) -> None:
-        """Add an outcome that stands on the log to the facts."""
-        if self._pipeline.is_declared:
-            self._facts.absorb(outcome)
+    def learn(self, message: Message | None) -> None:
+        """Take what stands on `outcomes`: an outcome for the facts, offers and uses for what may be reused."""
+        match message:
+            case GroupOutcome():
+                if self._pipeline.is_declared:
+                    self._facts.absorb(message)
+                if self._reuse is not None:
+                    self._reuse.learn(message)
+            case BatchReuse() if self._reuse is not None:
+                self._reuse.learn_uses(message)
 
     def judge(self, group: Group, min_siblings: int) -> str | None:
         """Note in the group what operators make of it. Return why it is filtered, or None if it is not."""

@@ -19,7 +19,6 @@ from rftstream.contracts import codec
 from rftstream.contracts.batches import BatchManifest
 from rftstream.contracts.control import Claim, TasksEnded
 from rftstream.contracts.feedback import Feedback
-from rftstream.contracts.messages import Message
 from rftstream.contracts.outcomes import BatchReuse, GroupOutcome, GroupResult
 from rftstream.contracts.records import Record, TopicPartition
 from rftstream.contracts.verdicts import UnscorableReason, VerifiedRollout
@@ -100,9 +99,9 @@ class BufferStep(SingleStepDefaults):
         self._decisions = Decisions(self._clock, with_operators=self._pipeline.is_declared, imported=self._imported)
         self._progress = BufferProgress()
         progress = None if self._imported else self._progress
-        self._operators = GroupOperators(self._pipeline, self._bodies, progress)
         in_order = self._feeder.on_stale == "wait"
         self._reuse = ReusePool(self._pipeline.reusing, self._pipeline.run_seed, in_order)
+        self._operators = GroupOperators(self._pipeline, self._bodies, progress, self._reuse)
         self._reused_bodies = ReusedBodies(log_.transport, self._renderer)
         self._ended: TasksEnded | None = None
         """The feeder's word that there are no more groups; None while there are."""
@@ -119,7 +118,7 @@ class BufferStep(SingleStepDefaults):
             if isinstance(received.message, GroupOutcome):
                 self._progress.recall(received.message)
                 self._feedback.recall(received.message)
-            self._learn(received.message)
+            self._operators.learn(received.message)
         for received in log_.messages("control"):
             self._absorb_control(received)
         cursor = self._progress.restore(log_.committed(BUFFER.name))
@@ -130,15 +129,6 @@ class BufferStep(SingleStepDefaults):
                 self.absorb(received)
                 positions[received.record.place] = received.record.offset + 1
         return positions
-
-    def _learn(self, message: Message | None) -> None:
-        """Take what stands on `outcomes`, in order."""
-        match message:
-            case GroupOutcome() as outcome:
-                self._operators.learn(outcome)
-                self._reuse.learn(outcome)
-            case BatchReuse() as reuse:
-                self._reuse.learn_uses(reuse)
 
     def absorb(self, received: Received) -> None:
         """Add a rollout to its group; note demonstrations, and what the trainer and the feeder say."""
@@ -255,7 +245,8 @@ class BufferStep(SingleStepDefaults):
             if self._feeder.on_stale == "wait":
                 chosen = self._groups.in_order(self._progress.decided, size)
             else:
-                chosen = self._groups.oldest_first(size, self._last_chance)
+                newest = self._progress.next_batch - self._feeder.max_staleness
+                chosen = self._groups.oldest_first(size, -1 if self._imported else newest)
             stale = [group for group in chosen if self._staleness(group) > self._feeder.max_staleness]
             for group in stale:
                 self._decide(group, GroupResult.expired, "stale")
@@ -277,11 +268,6 @@ class BufferStep(SingleStepDefaults):
     def _all_in(self, num_chosen: int) -> bool:
         """Whether these are the last groups there will be."""
         return self._ended is not None and len(self._progress.decided) + num_chosen >= self._ended.admitted
-
-    @property
-    def _last_chance(self) -> int:
-        """The version below which tokens are too old for the batch after the next one, plus one."""
-        return -1 if self._imported else self._progress.next_batch - self._feeder.max_staleness
 
     def _choose_none(self) -> list[Group] | None:
         """Return no groups if the next batch, one of demonstrations alone, may be made; None if it has to wait."""
@@ -370,7 +356,7 @@ class BufferStep(SingleStepDefaults):
             for sibling in decision.group.siblings.values():
                 self._bodies.forget(sibling.place, sibling.offset)
         for output in transaction.outputs:
-            self._learn(output.message)
+            self._operators.learn(output.message)
         manifests = [output.message for output in transaction.outputs if isinstance(output.message, BatchManifest)]
         if manifests:
             progress.batch_written(manifests[0], of_rollouts=self._stage.takes_rollouts)

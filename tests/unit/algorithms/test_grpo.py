@@ -234,3 +234,26 @@ def test_proximal_logprobs_are_interpolated_by_versions():
     ratios = [math.exp(0.08 * part) for part in (1, 1, 0.5, 0.25)]
     assert float(loss.detach()) == pytest.approx(-sum(ratios) / 4)
     assert float(sums["mismatch_k3"]) == pytest.approx(sum(math.exp(x) - x - 1 for x in (0, 0, 0.04, 0.06)), rel=1e-4)
+
+
+def test_the_weight_of_an_experience_is_a_factor_of_its_loss():
+    """A group that is trained on once more counts half; the rows of the other group count in full."""
+    batch = [experience("a", 1.0), experience("a", 0.0), experience("b", 1.0), experience("b", 0.0)]
+    algorithm = Grpo(Grpo.Config(correction="none"))
+    whole, _ = algorithm.prepare(batch)
+    assert all(not row.additions for row in whole), "nothing is added where all count in full"
+    halved, _ = algorithm.prepare([replace(one, use=1, weight=0.5) for one in batch[:2]] + batch[2:])
+    assert [float(row.additions["discount"][1]) for row in halved] == [0.5, 0.5, 0.0, 0.0]
+    assert [row.advantages.tolist() for row in halved] == [row.advantages.tolist() for row in whole]
+    losses = []
+    for row in (*whole, *halved):
+        rows = replace(
+            micro_batch(behavior=(0.0, -1.0), advantages=row.advantages.tolist(), mask=(0.0, 1.0)),
+            additions={name: torch.from_numpy(value)[None] for name, value in row.additions.items()},
+        )
+        logprobs = torch.tensor([[0.0, -1.0]], requires_grad=True)
+        loss, _ = algorithm.loss(logprobs, rows, Denominators(num_tokens=4, num_rows=4))
+        loss.backward()
+        losses.append(float(logprobs.grad[0, 1]))
+    assert losses[4:] == pytest.approx([0.5 * losses[0], 0.5 * losses[1], losses[2], losses[3]])
+    assert losses[0] != 0

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from random import Random
 
 import pytest
 
-from rftstream.contracts.outcomes import GroupOutcome, GroupResult, RolloutSummary
+from rftstream.contracts.outcomes import GroupOutcome, GroupResult, ReuseKind, ReuseOffer, RolloutSummary
 from rftstream.contracts.rollouts import RolloutStatus
 from rftstream.contracts.verdicts import UnscorableReason
 from rftstream.roles.trainer.completed_groups import CompletedGroups
@@ -55,6 +56,14 @@ def test_each_result_counts_as_the_audit_counts_it() -> None:
 def test_a_batched_one_is_through_once_its_batch_is_below_the_version() -> None:
     one = outcome(0, GroupResult.batched, 0, 1, batch=4)
     assert [settled(one, version=version)[0] for version in (3, 4, 5)] == [0, 0, 1]
+
+
+def test_a_group_that_a_batch_may_have_once_more_is_not_through() -> None:
+    offers = (ReuseOffer(kind=ReuseKind.replay, operator=0, since=3, until=6),)
+    batched = replace(outcome(0, GroupResult.batched, 0, 1, batch=4), offers=offers, offsets=(0, 1))
+    filtered = replace(outcome(0, GroupResult.filtered, 0, 1), offers=offers, offsets=(0, 1))
+    for one in (batched, filtered):
+        assert [settled(one, version=version)[0] for version in (5, 6, 7)] == [0, 0, 1]
 
 
 def test_latecomers_are_waited_for() -> None:
