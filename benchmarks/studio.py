@@ -55,6 +55,8 @@ SMALL, LARGE = 1_000, 1_000_000
 NUM_BROWSERS = 50
 REPEATS = 9
 GROUPS_A_TRANSACTION = 2_000
+NUM_TRAINED = 8
+"""Batches that the small run has trained, at least."""
 FIRST_LIMIT_S = 1.0
 LIMIT_S = 1800.0
 
@@ -116,9 +118,9 @@ def _fill(folder: Path, begin: int, end: int) -> float:
 
 
 def _end(sequence: int) -> tuple[GroupResult, int | None]:
-    """What becomes of a group, and in which batch."""
+    """What becomes of a group, and in which batch: one of the first, which the log says were trained."""
     result = _longrun.REJECTED.get(sequence % 16, GroupResult.batched)
-    return result, sequence // 8 if result is GroupResult.batched else None
+    return result, sequence % NUM_TRAINED if result is GroupResult.batched else None
 
 
 def _recorded(record: NewRecord, sequence: int, offset: int) -> Record:
@@ -132,7 +134,7 @@ def _measured(folder: Path, size: str) -> list[dict[str, Any]]:
         rows.append(_row(f"{size}: first page of a new studio", "s", _until_read(f"{url}/runs/{folder.name}"),
                          FIRST_LIMIT_S, "limit"))  # fmt: skip
         for name, path, bare in _pages(folder):
-            page_ms = 1000 * _median(partial(_get, client, f"{url}/runs/{folder.name}{path}"))
+            page_ms = 1000 * _median(partial(_get, client, f"{url}/runs/{folder.name}", path))
             rows.append(_row(f"{size}: {name}", "ms", page_ms, 1000 * _median(bare), "bare queries"))
         heard_s, refreshed_s = asyncio.run(_told(url, folder))
         rows.append(_row(f"{size}: a change to {NUM_BROWSERS} browsers, the last one", "s", heard_s))
@@ -279,8 +281,10 @@ def _until_read(url: str) -> float:
         time.sleep(0.02)
 
 
-def _get(client: httpx.Client, url: str) -> None:
-    client.get(url).raise_for_status()
+def _get(client: httpx.Client, url: str, path: str) -> None:
+    """Get a page that nobody else has asked for, since a page that was rendered is kept."""
+    mark = "&" if "?" in path else "?"
+    client.get(f"{url}{path}{mark}unique={time.perf_counter()}").raise_for_status()
 
 
 def _median(ask: Callable[[], object]) -> float:

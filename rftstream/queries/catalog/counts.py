@@ -122,8 +122,9 @@ def _stages(catalog: CatalogReader, moment: Moment) -> tuple[dict[str, int], dic
         f" count(CASE WHEN r.verified_at <= :at AND {unnamed} THEN 1 END) AS verified,"
         " count(CASE WHEN r.fate IS NOT NULL AND r.decided_at <= :at THEN 1 END) AS named"
         f" FROM ({later}SELECT sequence FROM groups WHERE decided_at IS NULL UNION"
-        " SELECT sequence FROM groups WHERE decided_at IS NOT NULL AND num_named < group_size UNION"
-        " SELECT sequence FROM rollouts WHERE late = 1) JOIN groups g USING (sequence)"
+        " SELECT sequence FROM groups INDEXED BY groups_incomplete"
+        " WHERE decided_at IS NOT NULL AND num_named < group_size UNION"
+        " SELECT sequence FROM rollouts WHERE late = 1) CROSS JOIN groups g USING (sequence)"  # in this order
         " LEFT JOIN rollouts r USING (sequence) WHERE g.admitted_at <= :at GROUP BY g.sequence",
         {"at": moment.at_s, "last": NEWER if last is None else last["sequence"] + NEWER},
     )
