@@ -35,7 +35,7 @@ EXCEPTIONS = {
     ("rftstream/config/aliases.py", "tensorboard"): "what a command is called in other tools",
     ("rftstream/config/aliases.py", "sft"): "what a command is called in other tools",
     ("rftstream/config/registry.py", "environment"): "a kind of parts",
-    ("rftstream/queries/listing.py", "environment"): "a kind of parts",
+    ("rftstream/queries/settings.py", "environment"): "a kind of parts",
     ("rftstream/queries/trace_groups.py", "environment"): "a key of what is shown of a task",
     ("rftstream/preflight/check_report.py", "memory"): "a key of the report: the estimate of memory",
     ("rftstream/preflight/prepare.py", "tools"): "a column of a row",

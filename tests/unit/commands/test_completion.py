@@ -15,7 +15,7 @@ from rftstream.commands import COMMANDS, cli
 from rftstream.commands.param_types import KINDS
 from rftstream.config.registry import KINDS as PLUGINS
 from rftstream.contracts.topics import TOPICS
-from rftstream.queries.listing import plural_of
+from rftstream.queries.settings import plural_of
 from rftstream.roles import ROLES
 
 
