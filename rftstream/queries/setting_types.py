@@ -64,6 +64,10 @@ def _range(kind: Any) -> str:
         return f" from {kind.ge:g} to {kind.le:g}"
     if kind.gt is not None and kind.lt is not None:
         return f" between {kind.gt:g} and {kind.lt:g}"
+    if kind.gt is not None and kind.le is not None:
+        return f" in ({kind.gt:g}, {kind.le:g}]"
+    if kind.ge is not None and kind.lt is not None:
+        return f" in [{kind.ge:g}, {kind.lt:g})"
     for bound, sign in ((kind.ge, ">="), (kind.gt, ">"), (kind.le, "<="), (kind.lt, "<")):
         if bound is not None:
             return f" {sign} {bound}"

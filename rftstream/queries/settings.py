@@ -250,6 +250,12 @@ def part_setting(key: str, owner: str, field: SourceField) -> Setting:
     )
 
 
+def table_in(setting: Setting) -> SettingSection | None:
+    """Return the keys of a setting that is a table with keys of its own, or a list of such tables; else None."""
+    found = [one for one in _types_in(setting.type) if dataclasses.is_dataclass(one)]
+    return _section(setting.key, f"[{setting.key}]", found[0]) if found else None
+
+
 def _quoted(name: str) -> str:
     return f'"{name}"' if ":" in name or "." in name else name
 
