@@ -81,6 +81,22 @@ def complete_topic(ctx: click.Context, param: click.Parameter, incomplete: str) 
     return _beginning(TOPICS, incomplete)
 
 
+def complete_reward(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Return the built-in rewards that begin so."""
+    return _parts("reward", incomplete)
+
+
+def complete_algorithm(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Return the built-in algorithms that begin so."""
+    return _parts("algorithm", incomplete)
+
+
+def _parts(kind: str, incomplete: str) -> list[str]:
+    from rftstream.config import registry
+
+    return _beginning(registry.table(kind), incomplete)
+
+
 def complete_key(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Return the sections, parts and settings that begin so."""
     from rftstream.queries.setting_completion import complete_explained
