@@ -1,4 +1,5 @@
 """Fills the parts of the docs that follow from the code: settings, commands, topics, metrics, exit codes, examples.
+Writes the JSON Schema of a run file, too.
 
     python docs/generate.py            writes them
     python docs/generate.py --check    exit 1, naming the pages that are out of date
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +22,9 @@ sys.path.insert(0, str(ROOT / "docs"))
 
 from pages import cli, configuration, contracts, measured, operations, parts  # noqa: E402  after the path to them
 
+from rftstream.queries import run_file_schema  # noqa: E402
+
+SCHEMA = ROOT / "schemas" / "run_file" / run_file_schema.FILE_NAME
 EXAMPLES = ROOT / "tests" / "docs" / "examples"
 
 
@@ -59,16 +63,21 @@ def filled(text: str) -> str:
     return _BLOCK.sub(lambda match: f"{match[1]}\n{BLOCKS[match[2]]().strip()}\n\n{match[3]}", text)
 
 
+def wanted_texts() -> Iterator[tuple[Path, str]]:
+    """Each file with its text as it should be now."""
+    for page in sorted((ROOT / "docs").glob("*.md")):
+        yield page, filled(page.read_text(encoding="utf-8"))
+    yield SCHEMA, run_file_schema.schema_text()
+
+
 def main() -> int:
     check = "--check" in sys.argv[1:]
-    stale = []
-    for page in sorted((ROOT / "docs").glob("*.md")):
-        text = page.read_text(encoding="utf-8")
-        if (wanted := filled(text)) != text:
-            stale.append(page)
-            if not check:
-                page.write_text(wanted, encoding="utf-8")
-    for page in stale:
+    stale = [
+        (page, text) for page, text in wanted_texts() if not page.is_file() or page.read_text(encoding="utf-8") != text
+    ]
+    for page, text in stale:
+        if not check:
+            page.write_text(text, encoding="utf-8")
         print(f"{page.relative_to(ROOT)}: {'out of date; run python docs/generate.py' if check else 'written'}")
     return int(check and bool(stale))
 

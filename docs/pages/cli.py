@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from pages.source import table
+from pages.markdown import table
 from rftstream.commands import COMMANDS, cli
 
 

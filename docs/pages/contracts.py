@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import schemas
-from pages.source import field_docs, find_class, table, tree
+from pages.markdown import table
 from rftstream.contracts import codec
 from rftstream.contracts.messages import CONTRACTS_ON, MESSAGES
 from rftstream.contracts.topics import TOPICS
+from rftstream.queries.source_text import field_docs, find_class, tree
 from rftstream.roles import role_specs
 
 GOLDEN = Path(schemas.__file__).parent / "golden"

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pages.source import table
+from pages.markdown import table
 from scripts import side_by_side
 from scripts.experiments import (
     ALGORITHMS,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pages.source import table
+from pages.markdown import table
 from rftstream import errors
 from rftstream import metrics as declared
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import importlib
 
-from pages.source import field_docs, find_class, table, tree
-from pages.types import toml
+from pages.markdown import table
 from rftstream.config import part_specs, registry
 from rftstream.config.part_specs import PartSpec
 from rftstream.config.registry import KINDS
-from rftstream.queries.listing import SETTINGS
+from rftstream.queries.setting_types import toml
+from rftstream.queries.settings import NAMING
+from rftstream.queries.source_text import field_docs, find_class, tree
 
 
 def kinds() -> str:
@@ -22,7 +23,7 @@ def kinds() -> str:
         rows.append(
             (
                 kind,
-                f"`{SETTINGS[kind]}`",
+                f"`{NAMING[kind]}`",
                 names,
                 f"[`{folder}/base.py`](../{folder}/base.py)",
                 f"`{name}` in [`{folder}/__init__.py`](../{folder}/__init__.py)",

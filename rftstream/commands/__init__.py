@@ -19,11 +19,16 @@ from rftstream.errors import RftError
 from rftstream.version import __version__
 
 GROUPS: dict[str, dict[str, str]] = {
-    "Before a run": {
+    "The run file": {
+        "init": "rftstream.commands.init:init",
         "check": "rftstream.commands.views:check",
         "try": "rftstream.commands.trial:try_",
-        "doctor": "rftstream.commands.manage:doctor",
+        "explain": "rftstream.commands.run_file:explain",
+        "schema": "rftstream.commands.run_file:schema",
         "list": "rftstream.commands.views:list_",
+    },
+    "Before a run": {
+        "doctor": "rftstream.commands.manage:doctor",
         "convert": "rftstream.commands.convert:convert",
         "sandbox": "rftstream.commands.sandbox:sandbox",
     },
@@ -67,6 +72,10 @@ GROUPS: dict[str, dict[str, str]] = {
 """Title of a group -> command -> where the command is, in the order of the help."""
 
 COMMANDS = {name: where for commands in GROUPS.values() for name, where in commands.items()}
+
+VARIABLE = "_RFTSTREAM_COMPLETE"
+"""click's environment variable. The script of `completion` sets it, and `main` then answers instead of running a
+command."""
 
 _END_SOMETHING = {"drain": ", which ends the run in order", "delete": ", which removes a run"}
 """Command that ends something -> a word on what it does, shown when the command is proposed. Such a command is proposed
@@ -152,6 +161,10 @@ def cli(debug: bool) -> None:
 
 def main(args: Sequence[str] | None = None) -> None:
     """Run the console script."""
+    if VARIABLE in os.environ:  # a shell asks for what may be typed
+        from rftstream.commands.shells import register
+
+        register()
     try:
         cli.main(args=list(args) if args is not None else None, prog_name="rftstream")
     except BrokenPipeError:  # whoever read the output has left

@@ -8,8 +8,6 @@ from click.shell_completion import get_completion_class
 from rftstream.commands.options import examples
 
 PROGRAM = "rftstream"
-VARIABLE = "_RFTSTREAM_COMPLETE"
-"""click's environment variable. The script sets it, and `main` then answers instead of running a command."""
 
 
 @examples(
@@ -22,11 +20,14 @@ VARIABLE = "_RFTSTREAM_COMPLETE"
 def completion(shell: str) -> None:
     """Print the script that makes your shell complete rftstream's commands.
 
+    Settings and their values behind --set are completed, too, with the tasksets of the run file that is named.
     Put it where the shell reads it at start, as in the examples, and open a new shell; or try it at once:
     eval "$(rftstream completion bash)". It needs bash 4.4 or newer, any zsh with compinit, or fish.
     """
-    from rftstream.commands import cli
+    from rftstream.commands import VARIABLE, cli
+    from rftstream.commands.shells import register
 
+    register()
     script = get_completion_class(shell)
     assert script is not None, "Choice has no others"
     click.echo(script(cli, {}, PROGRAM, VARIABLE).source())

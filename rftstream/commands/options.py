@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rftstream.commands.param_types import RunFile, RunPath
+from rftstream.commands.param_types import RunFile, RunPath, complete_assignment
 from rftstream.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,7 +21,12 @@ DEFAULT_FILE = "rftstream.toml"
 files_argument = click.argument("files", metavar="[FILE]...", nargs=-1, type=RunFile(), envvar="RFTSTREAM_CONFIG")
 run_argument = click.argument("run", metavar="RUN", type=RunPath())
 set_option = click.option(
-    "--set", "sets", metavar="SECTION.KEY=VALUE", multiple=True, help="Change a setting; may be given several times."
+    "--set",
+    "sets",
+    metavar="SECTION.KEY=VALUE",
+    multiple=True,
+    help="Change a setting; may be given several times.",
+    shell_complete=complete_assignment,
 )
 progress_option = click.option(
     "--progress",

@@ -81,6 +81,43 @@ def complete_topic(ctx: click.Context, param: click.Parameter, incomplete: str) 
     return _beginning(TOPICS, incomplete)
 
 
+def complete_reward(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Return the built-in rewards that begin so."""
+    return _parts("reward", incomplete)
+
+
+def complete_algorithm(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Return the built-in algorithms that begin so."""
+    return _parts("algorithm", incomplete)
+
+
+def _parts(kind: str, incomplete: str) -> list[str]:
+    from rftstream.config import registry
+
+    return _beginning(registry.table(kind), incomplete)
+
+
+def complete_key(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Return the sections, parts and settings that begin so."""
+    from rftstream.queries.setting_completion import complete_explained
+
+    return [CompletionItem(value, help=about) for value, about in complete_explained(incomplete)]
+
+
+def complete_assignment(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Return the settings that begin so, with `=`; behind it the values that it may have."""
+    from rftstream.queries.setting_completion import complete_set
+
+    return [CompletionItem(value, help=about) for value, about in complete_set(incomplete, _named_files(ctx.obj or ()))]
+
+
+def _named_files(words: Iterable[str]) -> list[Path]:
+    """Return the run files among the words of a command, and the file that a run folder among them holds."""
+    paths = [Path(word) for word in words if not word.startswith("-")]
+    return [path / "config.toml" if (path / "run.lock").is_file() else path
+            for path in paths if path.suffix == ".toml" or (path / "run.lock").is_file()]  # fmt: skip
+
+
 def _beginning(words: Iterable[str], incomplete: str) -> list[str]:
     return [word for word in words if word.startswith(incomplete)]
 

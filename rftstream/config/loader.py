@@ -47,7 +47,7 @@ def load(
             variables[".".join(path)] = name
     for assignment in sets:
         key, equals, value = assignment.partition("=")
-        path = _split_key(key)
+        path = split_key(key)
         if not equals or not path:
             raise ConfigError(f"--set {assignment}: expected section.key=value")
         _set(merged, path, _parse_value(value), where=f"--set {key}")
@@ -65,7 +65,7 @@ def _source_of(error: str, sources: Sequence[tuple[str, Mapping[str, Any]]], fil
     """Return which source gave the setting that the error names: for a value the last source that gave it, for a
     section the first; the files, if no source gave it."""
     best, found = 0, ", ".join(map(str, files)) + ":"
-    path = _split_key(error.partition(": ")[0])
+    path = split_key(error.partition(": ")[0])
     for name, values in sources:
         depth, value = 0, values
         while depth < len(path) and isinstance(value, Mapping) and path[depth] in value:
@@ -430,7 +430,7 @@ def _set(target: dict[str, Any], path: Sequence[str], value: Any, *, where: str)
     _set(inner, rest, value, where=where)
 
 
-def _split_key(key: str) -> list[str]:
+def split_key(key: str) -> list[str]:
     """Return the parts of a key such as `tasksets."my set".weight`; quotes are honoured."""
     return [quoted or bare for quoted, bare in re.findall(r'"([^"]*)"|([^.]+)', key)]
 

@@ -15,9 +15,14 @@ class FeederSection:
     """The feeder admits groups of rollouts and bounds how far the explorers may be ahead of the trainer."""
 
     groups_per_batch: Positive = 8
+    """Problems in a batch; each batch makes one version."""
     group_size: Positive = 8
+    """Rollouts of each problem."""
     max_staleness: Count = 2
+    """Versions that may lie between what sampled a token and what is trained on it. 0: strictly in turn."""
     on_stale: Literal["wait", "drop"] = "wait"
+    """`wait`: batches take groups in the order in which they were admitted, and wait for the next. `drop`: as they
+    become ready; what is then too old expires."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +40,7 @@ class ExplorerSection(WorkerSection):
     count: Count = 1
     """Processes that `run` starts; more can be started by hand at any time."""
     policy: str = "hf"
+    """A built-in name or `module:Class`."""
     devices: tuple[str, ...] = ("cpu",)
     """Given to the processes in turn."""
     max_concurrent: Positive = 64
@@ -79,7 +85,9 @@ class VerifierSection(WorkerSection):
     """Verifiers score rollouts in child processes, so that a reward may hang or crash."""
 
     count: Count = 1
+    """Processes that `run` starts; more can be started by hand at any time."""
     max_concurrent: Positive = 256
+    """Rollouts in hand in one process."""
     processes: Positive = 1
     """Children that compute rewards, of each verifier."""
     timeout_s: AboveZero = 10.0
@@ -155,20 +163,31 @@ class TrainerSection(WorkerSection):
     """The trainer takes an optimizer step for each batch, publishes versions and keeps checkpoints."""
 
     algorithm: str = "grpo"
+    """A built-in name or `module:Class`."""
     backend: str = "torch"
+    """A built-in name or `module:Class`."""
     device: str = "cpu"
+    """`cpu`, `cuda:0`, ..."""
     lr: NotNegative = 1e-6
+    """Learning rate of AdamW."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """From lr, after the warm-up, to `min_lr_share` of it at `run.steps`; without `run.steps` each is constant."""
     warmup_steps: Count = 0
+    """Versions over which the learning rate rises from 0 to lr."""
     min_lr_share: Fraction = 0.0
     """Share of lr where linear and cosine end."""
     weight_decay: NotNegative = 0.0
+    """AdamW's; of matrices, not of norms and biases."""
     adam_betas: tuple[Decay, Decay] = (0.9, 0.95)
+    """AdamW's."""
     adam_eps: AboveZero = 1e-8
+    """AdamW's."""
     max_grad_norm: NotNegative = 1.0
     """0: no clipping."""
     minibatches: Positive = 1
+    """Optimizer steps in one pass over a batch; each has as much of every kind and taskset."""
     updates_per_batch: Positive = 1
+    """Passes over a batch."""
     tokens_per_microbatch: Positive = 16384
     """Tokens that go through the model at once, forward and backward; a longer row goes alone. Memory depends on it,
     results do not. Where rows are not packed, padding counts."""
@@ -244,10 +263,13 @@ class EvaluatorSection(WorkerSection):
     """The evaluator samples and scores the evaluations of each version that is due."""
 
     count: Annotated[int, Meta(ge=0, le=1)] = 1
+    """1, or 0 to start it by hand."""
     policy: str | None = None
     """The policy that evaluates; default: the explorers'."""
     device: str = "cpu"
+    """`cpu`, `cuda:0`, ..."""
     max_concurrent: Positive = 64
+    """Samples in flight."""
     gateway_address: str = "127.0.0.1:0"
     """`HOST:PORT` of its own endpoint for agents, if an evaluation has some; port 0: any free one. The explorers'
     limits of agents hold here, too."""

@@ -40,7 +40,9 @@ class RunSection:
     stop_reward: float | None = None
     """The run ends when the mean reward of the last `stop_reward_over` steps reaches this."""
     stop_reward_over: Positive = 10
+    """Steps that the mean for `stop_reward` is taken over."""
     seed: Count = 0
+    """The order of problems, the seed of each rollout and made weights derive from it. Fixed for a run."""
     folder: str = "runs"
     """Where run folders are made."""
     resume: Literal["never", "auto"] | Count = "never"
@@ -59,12 +61,17 @@ class MakeModel:
     """A small model made on the spot, with one token per character: to learn from nothing, in seconds."""
 
     characters: str = "0123456789+-*/= "
+    """The vocabulary, beside padding, end and unknown."""
     words: tuple[str, ...] = ()
     """Longer texts that have a token of their own, too, as tokenizers have for the marks of tool calls."""
     layers: Positive = 2
+    """Layers of the transformer."""
     width: Positive = 64
+    """Width of a layer: a multiple of heads, with an even number for each head."""
     heads: Positive = 4
+    """Heads of attention."""
     context: Positive = 64
+    """Longest prompt + completion in tokens."""
     vision: bool = False
     """Whether it is shown images: a small vision tower in front, as in LLaVA. An image becomes 32 x 32 pixels and 16
     tokens."""
@@ -196,8 +203,11 @@ class EvaluationSection:
     """Problems that versions are evaluated on while the run goes on. Nothing is trained on them."""
 
     source: str
+    """As in a taskset."""
     columns: dict[str, str] = field(default_factory=dict)
+    """As in a taskset."""
     reward: RewardNamed = "exact"
+    """As in a taskset."""
     every: Positive = 50
     """Versions between two evaluations; version 0 and the final one are always evaluated."""
     num_tasks: Positive | None = None
@@ -212,13 +222,17 @@ class EvaluationSection:
     """Each problem gets the reference answer of another one, so that a policy that has learned earns no reward. If it
     does, `status` and an alert say that the reward is given for something else than the answer."""
     sampling: dict[str, Any] = field(default_factory=dict)
+    """Differences from [sampling]."""
     environment: str | dict[str, Any] = "single_turn"
+    """As in a taskset."""
     system: str | None = None
+    """System prompt put in front."""
     chat_template: str | None = None
     """For this evaluation alone, instead of the model's."""
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     """Differences from the model's."""
     options: dict[str, Any] = field(default_factory=dict)
+    """Settings of the source's own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,7 +240,9 @@ class TransportSection:
     """This section says what carries the log: one file (`embedded`), Kafka, or the memory of a process."""
 
     kind: str = "embedded"
+    """A built-in name or `module:Class`."""
     partitions: Positive = 64
+    """Of the topics that rollouts travel on: so many workers of a role can share them. Fixed for a run."""
     servers: str | None = None
     """`kafka`: where brokers listen, `host:port`, several with commas."""
     patience_s: AboveZero = 300.0
@@ -292,7 +308,9 @@ class LogSection:
     """This section says what the processes of a run write into their logs."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least level that is written."""
     format: Literal["text", "json"] = "text"
+    """`text` for people, `json` for machines."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
-import itertools
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,30 +13,13 @@ from rftstream.config import registry
 from rftstream.errors import ConfigError, RftError
 from rftstream.queries.formatting import columns, moment, number
 from rftstream.queries.history import read_history
+from rftstream.queries.settings import NAMING, OPTIONS, plural_of
+from rftstream.queries.source_text import config_fields, find_tree
 from rftstream.queries.status import ending_of, state_of
 from rftstream.runs.ending import Ending
 from rftstream.runs.folder import OpenRun, RunFolder, open_transport, read_config, runs_of, shown_path
 from rftstream.service.control_view import read_control
 from rftstream.service.role import Log
-
-SETTINGS = {
-    "transport": "transport.kind",
-    "policy": "explorer.policy",
-    "backend": "trainer.backend",
-    "algorithm": "trainer.algorithm",
-    "reward": "tasksets.NAME.reward",
-    "environment": "tasksets.NAME.environment",
-    "taskset": "tasksets.NAME.source",
-    "operator": "pipeline.op",
-}
-"""Kind -> the setting that names one."""
-
-OPTIONS = {
-    "taskset": "tasksets.NAME.options",
-    "transport": "transport.options",
-    "operator": "[pipeline]], [[tasksets.NAME.pipeline]",
-}
-"""Kind -> the table of its parts' settings, where it is not [<kind>s.<name>]."""
 
 ERROR_WIDTH = 60
 """Characters of the error that ended a run; `status` shows more of it."""
@@ -83,11 +64,6 @@ def kind_of(word: str) -> str:
     return kinds.get(word, word)
 
 
-def plural_of(kind: str) -> str:
-    """Return the plural of a kind."""
-    return "policies" if kind == "policy" else f"{kind}s"
-
-
 # --------------------------------------------------------------------------------------------- parts
 
 
@@ -105,14 +81,14 @@ def part_to_json(part: PartEntry) -> dict[str, Any]:
 def how_to_plug(kind: str) -> str:
     """What the kind's table says about adding one, without its title."""
     module = registry.KINDS[kind].partition(":")[0]
-    return (ast.get_docstring(_tree(module) or ast.Module([], [])) or "").partition("\n\n")[2]
+    return (ast.get_docstring(find_tree(module) or ast.Module([], [])) or "").partition("\n\n")[2]
 
 
 def parts_to_text(kind: str, parts: Iterable[PartEntry]) -> str:
     """Return the parts of a kind as text for people."""
     rows = [(part.name, part.description) for part in parts]
     knobs = [(part.name, ", ".join(part.knobs)) for part in parts if part.knobs]
-    lines = [f"{plural_of(kind)}: {SETTINGS[kind]} = ...", "", *columns(rows, left=2, indent="  ")]
+    lines = [f"{plural_of(kind)}: {NAMING[kind]} = ...", "", *columns(rows, left=2, indent="  ")]
     if knobs:
         table = OPTIONS.get(kind, f"{plural_of(kind)}.<name>")
         lines += ["", f"settings, in [{table}]:", "", *columns(knobs, left=2, indent="  ")]
@@ -121,7 +97,7 @@ def parts_to_text(kind: str, parts: Iterable[PartEntry]) -> str:
         [
             *lines,
             "",
-            f'Your own: {SETTINGS[kind]} = "my_package.module:Thing" works without touching rftstream.',
+            f'Your own: {NAMING[kind]} = "my_package.module:Thing" works without touching rftstream.',
             f"{source} says what a part must be:",
             *(f"  {line}" for line in how_to_plug(kind).splitlines()),
         ]
@@ -130,14 +106,14 @@ def parts_to_text(kind: str, parts: Iterable[PartEntry]) -> str:
 
 def _part(name: str, where: str) -> PartEntry:
     module, _, thing = where.partition(":")
-    tree = _tree(module)
+    tree = find_tree(module)
     if tree is None:
         return PartEntry(name=name, where=where, description="(its module is missing)", knobs=())
     found = next((node for node in tree.body if getattr(node, "name", None) == thing), None)
     text = ast.get_docstring(tree)
     if text is None and isinstance(found, ast.ClassDef | ast.FunctionDef):
         text = ast.get_docstring(found)
-    return PartEntry(name=name, where=where, description=_first_sentence(text or ""), knobs=tuple(_knobs(tree, found)))
+    return PartEntry(name=name, where=where, description=_first_sentence(text or ""), knobs=tuple(_knobs(where)))
 
 
 def _first_sentence(text: str) -> str:
@@ -145,61 +121,10 @@ def _first_sentence(text: str) -> str:
     return re.split(r"(?<=\.)\s+(?=[A-Z`])", paragraph)[0]
 
 
-def _tree(module: str) -> ast.Module | None:
-    try:
-        spec = importlib.util.find_spec(module)
-    except ModuleNotFoundError:
-        return None
-    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
-        return None
-    return ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
-
-
-def config_body(module: ast.Module, part: ast.AST | None) -> list[ast.stmt]:
-    """Fields of a part's Config, each followed by the text under it; what it inherits from classes of its module, and
-    of modules that this one imports from, comes first. A field that is given anew keeps its place, and its text unless
-    there is a new one."""
-    config = _class_in(getattr(part, "body", []), "Config")
-    return [] if config is None else [one for field in _fields(module, config).values() for one in field]
-
-
-def _fields(module: ast.Module, cls: ast.ClassDef) -> dict[str, list[ast.stmt]]:
-    fields: dict[str, list[ast.stmt]] = {}
-    for base in cls.bases:
-        if found := _find_class(module, ast.unparse(base)):
-            fields |= _fields(*found)
-    for item, following in itertools.zip_longest(cls.body, cls.body[1:]):
-        if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
-            text = [following] if isinstance(following, ast.Expr) else fields.get(item.target.id, [])[1:]
-            fields[item.target.id] = [item, *text]
-    return fields
-
-
-def _find_class(module: ast.Module, name: str) -> tuple[ast.Module, ast.ClassDef] | None:
-    """Of the module itself, or imported by it with `from ... import`; `Outer.Inner` is found, too."""
-    outer, _, inner = name.partition(".")
-    if inner:
-        found_outer = _find_class(module, outer)
-        found_inner = _class_in(found_outer[1].body, inner) if found_outer else None
-        return (found_outer[0], found_inner) if found_outer and found_inner else None
-    if found := _class_in(module.body, name):
-        return module, found
-    for node in (node for node in module.body if isinstance(node, ast.ImportFrom)):
-        imported = any(alias.name == name for alias in node.names)
-        if imported and (tree := _tree(node.module or "")) and (found := _class_in(tree.body, name)):
-            return tree, found
-    return None
-
-
-def _class_in(body: list[ast.stmt], name: str) -> ast.ClassDef | None:
-    return next((node for node in body if isinstance(node, ast.ClassDef) and node.name == name), None)
-
-
-def _knobs(module: ast.Module, part: ast.AST | None) -> list[str]:
+def _knobs(path: str) -> list[str]:
     return [
-        item.target.id if item.value is None else f"{item.target.id} = {_default(item.value)}"
-        for item in config_body(module, part)
-        if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
+        field.name if field.default is None else f"{field.name} = {_default(field.default)}"
+        for field in config_fields(path)
     ]
 
 

@@ -6,7 +6,7 @@ import re
 
 import generate
 import pytest
-from pages import configuration, operations, words
+from pages import operations
 from pictures import flow, weights
 
 from rftstream.errors import ENDS_THE_RUN
@@ -43,9 +43,3 @@ def test_the_picture_of_deltas_is_up_to_date_and_says_what_the_page_says() -> No
 def test_what_ends_a_run_is_told() -> None:
     told = {code for code, (_, does) in operations.MEANINGS.items() if does == "ends the run"}
     assert told == set(ENDS_THE_RUN)
-
-
-def test_meanings_are_of_settings_that_there_are() -> None:
-    known = configuration.keys()
-    parts = {name for name in words.WORDS if name.partition(".")[0] in ("reasoning_gym", "arithmetic")}
-    assert set(words.WORDS) - parts <= known

@@ -41,7 +41,7 @@ EXCEPTIONS = {
     ("rftstream/launch/zygote.py", "log"): "the file that a worker writes into",
     ("rftstream/rewards/answers/expressions.py", "log"): "the logarithm",
     ("rftstream/rewards/answers/values.py", "log"): "the logarithm",
-    ("rftstream/queries/listing.py", "environment"): "a kind of parts",
+    ("rftstream/queries/settings.py", "environment"): "a kind of parts",
     ("rftstream/queries/trace_groups.py", "environment"): "a key of what is shown of a task",
     ("rftstream/preflight/check_report.py", "memory"): "a key of the report: the estimate of memory",
     ("rftstream/preflight/prepare.py", "tools"): "a column of a row",

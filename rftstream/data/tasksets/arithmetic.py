@@ -26,16 +26,19 @@ class ArithmeticTaskset(GeneratedTaskset):
         """The settings in `[tasksets.NAME.options]`."""
 
         operation: Literal["+", "-", "*"] = "+"
+        """What is done with the numbers."""
         low: Annotated[int, Meta(ge=0)] = 0
         """Smallest term."""
         high: Annotated[int, Meta(ge=0)] = 9
         """Largest term."""
         terms: Annotated[int, Meta(ge=2)] = 2
+        """Numbers in a problem."""
         size: Annotated[int, Meta(ge=1)] | None = None
         """Problems in one pass; default: all there are, at most 10,000."""
         skip: Annotated[int, Meta(ge=0)] = 0
         """Leaves out the first so many: `size = 80` here and `skip = 80` there have no problem in common."""
         seed: Annotated[int, Meta(ge=0)] = 0
+        """Another order for each."""
         template: str = "{problem}="
         """The prompt; {problem} is for example 3+4."""
 

@@ -28,6 +28,7 @@ class ReasoningGymTaskset(GeneratedTaskset):
         size: int = 10_000
         """Problems in one pass."""
         seed: int = 0
+        """Other problems for each."""
         config: dict[str, Any] = field(default_factory=dict)
         """The task's own settings, e.g. { min_terms = 2, max_terms = 3 } for chain_sum."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from rftstream.commands import COMMANDS, cli
 from rftstream.commands.param_types import KINDS
 from rftstream.config.registry import KINDS as PLUGINS
 from rftstream.contracts.topics import TOPICS
-from rftstream.queries.listing import plural_of
+from rftstream.queries.settings import plural_of
 from rftstream.roles import ROLES
 
 
@@ -69,6 +70,49 @@ def test_scripts(shell: str) -> None:
     assert "_RFTSTREAM_COMPLETE" in result.stdout
     if (program := shutil.which(shell)) is not None:
         subprocess.run([program, "-n"], input=result.stdout, text=True, check=True, capture_output=True)
+
+
+TYPED = (
+    ("rftstream run mine.toml --set trainer.lr", ["trainer.lr=", "trainer.lr_schedule="]),
+    ("rftstream run mine.toml --set trainer.lr_schedule=cos", ["cosine"]),
+    ("rftstream run mine.toml --set tasksets.s", ["tasksets.sums."]),
+    ("rftstream run mine.toml --set ", ["run.", "model."]),
+    ("rftstream explain model.make.l", ["model.make.layers"]),
+    ("rftstream stat", ["status"]),
+)
+
+
+def test_in_bash(here: Path) -> None:
+    """By bash's own variables: it splits words at `=`, and wants what follows."""
+    (here / "mine.toml").write_text('[tasksets.sums]\nsource = "arithmetic"\n')
+    lines = [
+        'eval "$(rftstream completion bash)"',
+        "compopt() { :; }  # works inside of a completion alone",
+        "declare -F _rftstream_completion > /dev/null || exit 1",
+    ]
+    for typed, _ in TYPED:
+        lines += [f"COMP_LINE={typed!r} COMP_POINT={len(typed)} COMPREPLY=()", "_rftstream_completion rftstream",
+                  'echo "${COMPREPLY[*]}"']  # fmt: skip
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(["bash", "-c", "\n".join(lines)], capture_output=True, text=True, timeout=300, cwd=here,
+                          env={**os.environ, "PATH": path})  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    for (typed, wanted), line in zip(TYPED, done.stdout.splitlines(), strict=True):
+        assert line.split()[: len(wanted)] == wanted, typed
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_words_for_other_shells(shell: str, here: Path) -> None:
+    """They split words at spaces alone."""
+    (here / "mine.toml").write_text('[tasksets.sums]\nsource = "arithmetic"\n')
+    words = "rftstream run mine.toml --set tasksets.sums.shuffle=t"
+    at = {"zsh": "4", "fish": words.rpartition(" ")[2]}[shell]
+    done = subprocess.run(
+        [sys.executable, "-m", "rftstream"], capture_output=True, text=True, timeout=120, cwd=here,
+        env={**os.environ, "_RFTSTREAM_COMPLETE": f"{shell}_complete", "COMP_WORDS": words, "COMP_CWORD": at},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "tasksets.sums.shuffle=true" in done.stdout
 
 
 def test_another_shell() -> None:

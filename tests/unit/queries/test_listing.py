@@ -10,6 +10,7 @@ import pytest
 from rftstream.config import registry
 from rftstream.errors import ConfigError
 from rftstream.queries import listing
+from rftstream.queries.settings import NAMING
 
 
 @pytest.mark.parametrize("kind", registry.KINDS)
@@ -19,7 +20,7 @@ def test_every_part_has_a_line(kind: str) -> None:
     assert all(part.description for part in parts)
     text = listing.parts_to_text(kind, parts)
     assert "To add one" in text
-    assert f"{listing.SETTINGS[kind]} = " in text
+    assert f"{NAMING[kind]} = " in text
 
 
 def test_settings_with_their_defaults() -> None:

@@ -1,4 +1,4 @@
-"""Types and defaults in words."""
+"""Types and defaults of settings in words."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from msgspec import inspect as kinds
 
 
 def in_words(kind: Any) -> str:
-    """`integer >= 1`, `text`, one of `wait` or `drop`, ..."""
+    """Return a type as text: `integer >= 1`, `text`, one of `wait` or `drop`, ..."""
     if get_origin(kind) is Literal:
         return " or ".join(f"`{toml(value)}`" for value in get_args(kind))  # in their own order
     found = kind if isinstance(kind, kinds.Type) else kinds.type_info(kind)
@@ -42,7 +42,7 @@ def in_words(kind: Any) -> str:
 
 
 def toml(value: Any) -> str:
-    """A default as the run file would have it."""
+    """Return a default as the run file would have it."""
     if value is None:
         return "unset"
     if isinstance(value, bool):
@@ -64,6 +64,10 @@ def _range(kind: Any) -> str:
         return f" from {kind.ge:g} to {kind.le:g}"
     if kind.gt is not None and kind.lt is not None:
         return f" between {kind.gt:g} and {kind.lt:g}"
+    if kind.gt is not None and kind.le is not None:
+        return f" in ({kind.gt:g}, {kind.le:g}]"
+    if kind.ge is not None and kind.lt is not None:
+        return f" in [{kind.ge:g}, {kind.lt:g})"
     for bound, sign in ((kind.ge, ">="), (kind.gt, ">"), (kind.le, "<="), (kind.lt, "<")):
         if bound is not None:
             return f" {sign} {bound}"

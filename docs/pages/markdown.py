@@ -1,0 +1,18 @@
+"""Tables of Markdown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(map(_cell, line))} |" for line in lines)
+
+
+def _cell(text: str) -> str:
+    """Bars would end the cell; outside of code, `<` would begin a tag."""
+    parts = re.split("(`[^`]*`)", text.replace("|", r"\|"))
+    return "".join(part if part.startswith("`") else part.replace("<", "&lt;") for part in parts)

@@ -1,0 +1,351 @@
+"""A first run file, made from a few answers: `rftstream init` writes it, and it runs as it is.
+
+The problems are looked at first: a made model needs their characters and lengths, and columns are found by their usual
+names. What was written is checked as `rftstream check` does it, and taken back if it would not run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rftstream.config import loader, registry
+from rftstream.config.part_specs import TasksetSpec
+from rftstream.config.sections import RunConfig, RunSection, TasksetSection
+from rftstream.contracts.tasks import Problem
+from rftstream.data.tasksets.open import open_taskset
+from rftstream.errors import ConfigError
+from rftstream.preflight.check import check
+from rftstream.queries.run_file_schema import FILE_NAME as SCHEMA
+from rftstream.queries.run_file_schema import schema_text
+
+RUN_FILE = "rftstream.toml"
+SAMPLE = "problems.jsonl"
+MADE = "made"
+"""Answer for a small model that is made on the spot."""
+
+MOST_LOOKED_AT = 10_000
+"""Problems that are looked at for a made model."""
+MOST_CHARACTERS, MOST_CONTEXT = 300, 512
+"""More than this a small made model does not learn in minutes."""
+COLUMNS = {
+    "prompt": ("prompt", "question", "problem", "query", "instruction", "input"),
+    "answer": ("answer", "solution", "target", "output", "label", "ground_truth", "response"),
+}
+"""Our name -> what columns are called, the likeliest first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstFile:
+    """What somebody wants to run, as far as they have said it. `init` or its flags give it; `write` makes the files."""
+
+    folder: Path
+    name: str = ""
+    """Name of the run; empty: the folder's."""
+    tasks: str = ""
+    """A file of problems, a folder, or a source as in the run file; empty: a sample is written."""
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """Our name -> the file's, where it is not one of `COLUMNS`."""
+    model: str = MADE
+    """`made`, a model folder, or a name on the hub."""
+    reward: str = ""
+    """Empty: as the answers are."""
+    algorithm: str = "grpo"
+    servers: str = ""
+    """Of Kafka; empty: the log is a file in the run folder."""
+    steps: int | None = None
+    """Default: 150 for a made model, 100 for others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """The files that `write` has made."""
+
+    run_file: Path
+    files: tuple[Path, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the paths as text."""
+        return {"run_file": str(self.run_file), "files": [str(one) for one in self.files]}
+
+    def to_text(self) -> str:
+        """Return what was written, and what to do next, for people."""
+        place = self.run_file.parent
+        file = self.run_file.name if place.resolve() == Path.cwd() else str(self.run_file)
+        argument = "" if file == RUN_FILE else f" {file}"
+        return "\n".join(
+            [
+                *(f"wrote {one}" for one in self.files),
+                "",
+                f"rftstream check{argument}    looks at everything before it is run",
+                f"rftstream run{argument}      runs it, and leaves the model in a folder",
+                "rftstream explain trainer.lr    says what a setting means",
+            ]
+        )
+
+
+def write(wanted: FirstFile) -> Written:
+    """Write the run file, the schema that editors find by it, and a sample of problems if none is named. ConfigError if
+    a file of these is there, or the run would not start; then nothing is left."""
+    wanted = replace(wanted, name=wanted.name or _usual_name(wanted.folder))
+    registry.convert({"name": wanted.name}, RunSection, where="run")
+    _check_free(wanted)
+    wanted.folder.mkdir(parents=True, exist_ok=True)
+    made: list[Path] = []
+    try:
+        if not wanted.tasks:
+            made.append(_write_new(wanted.folder / SAMPLE, sample_text()))
+        text = run_file_text(wanted)
+        if not (wanted.folder / SCHEMA).exists():
+            made.append(_write_new(wanted.folder / SCHEMA, schema_text()))
+        made.append(_write_new(wanted.folder / RUN_FILE, text))
+        _check_runs(made[-1])
+    except BaseException:
+        for path in made:
+            path.unlink(missing_ok=True)
+        raise
+    return Written(wanted.folder / RUN_FILE, tuple(reversed(made)))
+
+
+def sample_text() -> str:
+    """Return a small file of problems: all sums of two digits up to 4."""
+    rows = [{"question": f"{a}+{b}=", "answer": str(a + b)} for a in range(5) for b in range(5)]
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def run_file_text(wanted: FirstFile) -> str:
+    """Return the text of the run file. The problems are opened, to see what they hold."""
+    source = _source(wanted)
+    columns = _columns(wanted, source)
+    problems = _problems(wanted, source, columns)
+    reward = wanted.reward or _usual_reward(wanted, source, problems)
+    name = "sums" if not wanted.tasks else _taskset_name(source)
+    is_made = wanted.model == MADE
+    steps = wanted.steps or (150 if is_made else 100)
+    paragraphs = [
+        [f"#:schema ./{SCHEMA}"],
+        ["# Made by `rftstream init`. `rftstream explain KEY` says what a setting means, e.g. trainer.lr."],
+        ["[run]", f"name = {_text(wanted.name)}", f"steps = {steps}"],
+        _made_model(problems) if is_made else ["[model]", f"path = {_text(_model_path(wanted))}"],
+        _section(f"tasksets.{name}", source, columns, reward),
+    ]
+    if not wanted.tasks:
+        paragraphs.append(
+            [*_section(f"evaluations.{name}", source, columns, reward), "every = 50", "n = 4", "k = [1, 4]"]
+        )
+    paragraphs += _training(wanted, problems)
+    if wanted.servers:
+        paragraphs.append(["[transport]", 'kind = "kafka"', f"servers = {_text(wanted.servers)}", "partitions = 8"])
+    return "\n\n".join("\n".join(lines) for lines in paragraphs) + "\n"
+
+
+def _section(key: str, source: str, columns: Mapping[str, str], reward: str) -> list[str]:
+    given = ", ".join(f"{ours} = {_text(theirs)}" for ours, theirs in columns.items())
+    return [
+        f"[{key}]",
+        f"source = {_text(source)}",
+        *([f"columns = {{ {given} }}"] if columns else []),
+        f"reward = {_text(reward)}",
+    ]
+
+
+def _made_model(problems: Sequence[Problem]) -> list[str]:
+    """Return the section of a model that has a token for every character of the problems."""
+    texts = [*map(_prompt, problems), *(problem.answer or "" for problem in problems)]
+    characters = "".join(sorted(set("".join(texts))))
+    context = max((len(_prompt(problem)) for problem in problems), default=0) + _most_tokens(problems)
+    has_images = any(message.media for problem in problems for message in problem.messages)
+    if len(characters) > MOST_CHARACTERS or context > MOST_CONTEXT or has_images:
+        raise ConfigError(
+            f"--model: these problems have {len(characters):,} different characters, up to {context:,} characters with "
+            f"their answers{', and images' if has_images else ''}: too much for a small "
+            f"made model (at most {MOST_CHARACTERS} and {MOST_CONTEXT}, and text alone); name a model: "
+            "--model FOLDER-OR-NAME"
+        )
+    return [
+        "[model]",
+        'dtype = "float32"',
+        "",
+        "[model.make]               # a small model with random weights and one token per character; instead of it:",
+        f'characters = {_text(characters)}   # [model] path = "a/Hugging/Face/folder"',
+        f"context = {context}",
+    ]
+
+
+def _training(wanted: FirstFile, problems: Sequence[Problem]) -> list[list[str]]:
+    if wanted.model == MADE:
+        return [
+            ["[sampling]", f"max_tokens = {_most_tokens(problems)}"],
+            _feeder(32),
+            ["[explorer]", "max_concurrent = 512"],
+            ["[trainer]", f"algorithm = {_text(wanted.algorithm)}", "lr = 1.5e-3", 'lr_schedule = "cosine"'],
+        ]
+    return [
+        ["[sampling]", "max_tokens = 512           # of a whole answer"],
+        _feeder(8),
+        ["[trainer]", f"algorithm = {_text(wanted.algorithm)}", "lr = 1e-6"],
+    ]
+
+
+def _feeder(groups: int) -> list[str]:
+    return [
+        "[feeder]",
+        f"groups_per_batch = {groups:<6}  # problems in a batch",
+        "group_size = 8             # rollouts of each",
+    ]
+
+
+# ------------------------------------------------------------------------------------------------------- problems
+
+
+def _source(wanted: FirstFile) -> str:
+    """Return the source as the run file has it, with paths relative to the run file where they lie below it."""
+    text = wanted.tasks or SAMPLE
+    scheme, colon, place = text.partition(":")
+    known = registry.built_in(TasksetSpec)
+    if scheme in known:
+        is_path = known[scheme].location == "path"
+        return f"{scheme}:{_relative(Path(place), wanted.folder)}" if colon and is_path else text
+    if colon:
+        return text
+    path = wanted.folder / text if not wanted.tasks else Path(text).expanduser()
+    ending = {"json": "jsonl"}.get(path.suffix[1:], path.suffix[1:])
+    if path.is_dir():
+        ending = next(name for name, spec in known.items() if spec.location == "folder or name")
+    elif not path.is_file():
+        raise ConfigError(
+            f"--tasks: {text}: no such file, and no source; expected a file of JSON lines or Parquet, a folder of a "
+            f"data set, or one of {', '.join(known)}"
+        )
+    if ending not in known:
+        raise ConfigError(
+            f"--tasks: {text}: got a file .{ending}, expected .jsonl or .parquet; say what it is, jsonl:{text}"
+        )
+    return f"{ending}:{_relative(path, wanted.folder)}"
+
+
+def _relative(path: Path, folder: Path) -> str:
+    path, folder = path.expanduser().resolve(), folder.resolve()
+    return os.path.relpath(path, folder) if path.is_relative_to(folder) else str(path)
+
+
+def _columns(wanted: FirstFile, source: str) -> dict[str, str]:
+    """Return the columns that are not called as ours are. ConfigError names those that there are, if none fits."""
+    scheme, _, place = source.partition(":")
+    path = wanted.folder / place
+    spec = registry.built_in(TasksetSpec).get(scheme)
+    if spec is None or not spec.has_rows or not path.is_file() or path.suffix not in (".jsonl", ".json"):
+        return dict(wanted.columns)
+    with path.open(encoding="utf-8") as file:
+        first = next((line for line in file if line.strip()), "")
+    try:
+        row = json.loads(first)
+    except json.JSONDecodeError:
+        row = None
+    if not isinstance(row, dict):
+        raise ConfigError(f"--tasks: {place}: its first line is no JSON object; expected one object a line")
+    found = dict(wanted.columns)
+    for ours, names in COLUMNS.items():
+        if ours in found or ours in row or (ours == "prompt" and "messages" in {*row, *found}):
+            continue
+        if theirs := next((name for name in names if name in row), None):
+            found[ours] = theirs
+        elif ours == "prompt":
+            raise ConfigError(
+                f"--tasks: {place}: found the columns {', '.join(row)}, and none that is called like a prompt; say "
+                "which it is, --column prompt=NAME"
+            )
+    return found
+
+
+def _problems(wanted: FirstFile, source: str, columns: Mapping[str, str]) -> list[Problem]:
+    """Return the first problems of the source."""
+    section = {"source": source, "columns": dict(columns)}
+    values = {"run": {"name": "first", "steps": 1}, "model": {"path": "fake"}, "tasksets": {"first": section}}
+    config: RunConfig = loader.from_dict({**values, "base": str(wanted.folder.resolve())})
+    taskset = open_taskset("first", _only(config), config)
+    if not len(taskset):
+        raise ConfigError(f"--tasks: {source}: has no problems, expected at least one")
+    return [taskset.problem(index) for index in range(min(len(taskset), MOST_LOOKED_AT))]
+
+
+def _only(config: RunConfig) -> TasksetSection:
+    (section,) = config.tasksets.values()
+    return section
+
+
+def _prompt(problem: Problem) -> str:
+    return "".join(message.content for message in problem.messages)
+
+
+def _most_tokens(problems: Sequence[Problem]) -> int:
+    """Return how many tokens a made model needs for the longest answer and its end."""
+    return max(len(problem.answer or "") for problem in problems) + 1
+
+
+def _usual_reward(wanted: FirstFile, source: str, problems: Sequence[Problem]) -> str:
+    """Return the source's own scorer; for numbers `math`, which finds them in a text; else what compares texts."""
+    scheme = source.partition(":")[0]
+    if scheme in registry.table("reward"):
+        return scheme
+    are_numbers = all(re.fullmatch(r"-?[\d,]+(\.\d+)?", problem.answer or "") for problem in problems)
+    return "math" if are_numbers and wanted.model != MADE else "exact"
+
+
+def _taskset_name(source: str) -> str:
+    scheme, _, place = source.partition(":")
+    return re.sub(r"[^a-z0-9_-]+", "-", (Path(place).stem or scheme).lower()).strip("-") or "tasks"
+
+
+# ---------------------------------------------------------------------------------------------------------- files
+
+
+def _usual_name(folder: Path) -> str:
+    return re.sub(r"[^a-z0-9_-]+", "-", folder.resolve().name.lower()).strip("-_") or "first"
+
+
+def _model_path(wanted: FirstFile) -> str:
+    """Return a folder relative to the run file, or a name on the hub as it is."""
+    path = Path(wanted.model).expanduser()
+    if path.is_dir():
+        return _relative(path, wanted.folder)
+    if wanted.model.startswith((".", "/", "~")):
+        raise ConfigError(f"--model: {wanted.model}: no such folder, expected a Hugging Face model folder or a name")
+    return wanted.model
+
+
+def _files_of(wanted: FirstFile) -> Iterator[Path]:
+    yield wanted.folder / RUN_FILE
+    if not wanted.tasks:
+        yield wanted.folder / SAMPLE
+
+
+def _check_free(wanted: FirstFile) -> None:
+    """Refuse to write over a file. A schema that is there is kept: editors find it."""
+    for path in _files_of(wanted):
+        if path.exists():
+            hint = f"name it with --tasks {path}" if path.name == SAMPLE else f"`rftstream check {path}` looks at it"
+            raise ConfigError(f"{path}: exists already, and is not written over; {hint}, or name another folder")
+
+
+def _write_new(path: Path, text: str) -> Path:
+    with path.open("x", encoding="utf-8") as file:
+        file.write(text)
+    return path
+
+
+def _check_runs(run_file: Path) -> None:
+    """Look at the file as `rftstream check` does, but for the broker, which may not be there yet."""
+    config = loader.load([run_file], env={})
+    report = check(loader.replace(config, transport__kind="embedded", transport__servers=None))
+    if not report.ok:
+        raise ConfigError(f"nothing is written, since it would not run: {'; '.join(report.errors)}")
+
+
+def _text(value: str) -> str:
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,116 @@
+"""`init` -> `check` -> `run` in an empty folder, with nothing changed between; and the ways in which it goes wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.commands import call
+from tests.e2e.workplace import COMMAND, LONG_S
+
+ROWS = [{"text": f"{letter}{letter}>", "next": letter} for letter in "abcd"]
+
+
+def command(folder: Path, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RFTSTREAM")}
+    done = subprocess.run(
+        [COMMAND, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=LONG_S,
+        stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert done.returncode == code, done.stdout + done.stderr
+    return done
+
+
+@pytest.mark.slow
+def test_from_an_empty_folder_to_a_model(tmp_path: Path) -> None:
+    command(tmp_path, "init", "--steps", "3")
+    assert {path.name for path in tmp_path.iterdir()} == {"rftstream.toml", "problems.jsonl", "rftstream.schema.json"}
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert "ready to run" in command(tmp_path, "check").stdout
+    result = json.loads(command(tmp_path, "run", "--json", "--progress", "none").stdout)
+    assert result["version"] == 3
+    final = Path(result["run_dir"]) / "final"
+    assert {"config.json", "model.safetensors"} <= {path.name for path in final.iterdir()}
+    assert {name: (tmp_path / name).read_bytes() for name in before} == before
+    assert "exists already" in command(tmp_path, "init", code=2).stderr
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    (tmp_path / "my_scores.py").write_text("def near(completion, answer):\n    return float(completion == answer)\n")
+    return tmp_path
+
+
+def test_a_file_and_a_reward_of_ones_own(here: Path) -> None:
+    done = call("init", "mine", "--tasks", "rows.jsonl", "--column", "prompt=text", "--column", "answer=next",
+                "--reward", "my_scores:near", "--algorithm", "rloo", "--kafka", "broker:9092", "--name", "letters",
+                "--json")  # fmt: skip
+    assert done.exit_code == 0, done.output
+    written = json.loads(done.stdout)
+    text = Path(written["run_file"]).read_text()
+    for line in ('name = "letters"', 'algorithm = "rloo"', 'reward = "my_scores:near"', 'servers = "broker:9092"',
+                 'characters = ">abcd"', "context = 5", "max_tokens = 2"):  # fmt: skip
+        assert line in text
+    assert sorted(path.name for path in (here / "mine").iterdir()) == ["rftstream.schema.json", "rftstream.toml"]
+
+
+def test_what_is_not_given_is_asked_for(here: Path) -> None:
+    done = call("init", "asked", "--ask", "--steps", "2", answer="\n\nexct\nexact\n\n\n")
+    assert done.exit_code == 0, done.output
+    assert "did you mean 'exact'?" in done.stderr
+    text = (here / "asked" / "rftstream.toml").read_text()
+    assert 'reward = "exact"' in text
+    assert 'algorithm = "grpo"' in text
+    assert "kafka" not in text
+    assert call("check", "asked/rftstream.toml").exit_code == 0
+
+
+def test_a_built_in_source(here: Path) -> None:
+    assert call("init", "sums", "--tasks", "arithmetic").exit_code == 0
+    assert call("check", "sums/rftstream.toml").exit_code == 0
+    assert [path.name for path in (here / "sums").iterdir() if path.suffix == ".jsonl"] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--algorithm", "gpro"], "did you mean 'grpo'?"),
+        (["--algorithm", "sft"], "nothing is written"),
+        (["--reward", "exct"], "did you mean 'exact'?"),
+        (["--reward", "no_such_module_here:score"], "no module named"),
+        (["--tasks", "missing.jsonl"], "no such file"),
+        (["--tasks", "my_scores.py"], "expected .jsonl or .parquet"),
+        (["--tasks", "rows.jsonl"], "found the columns text, next"),
+        (["--tasks", "rows.jsonl", "--column", "prompt"], "expected OURS=THEIRS"),
+        (["--tasks", "rows.jsonl", "--column", "prompt=no_such"], "no_such"),
+        (["--tasks", "jsonl:rows.jsonl", "--model", "./nowhere", "--column", "prompt=text"], "no such folder"),
+        (["--name", "My Run"], "run.name"),
+        (["--tasks", "squares"], "and images"),
+        (["--tasks", "long.jsonl"], "too much for a small made model"),
+        (["--tasks", "broken.jsonl"], "no JSON object"),
+        (["--tasks", "empty.jsonl"], "empty.jsonl"),
+    ],
+)
+def test_wrong_answers_leave_nothing(arguments: list[str], said: str, here: Path) -> None:
+    (here / "long.jsonl").write_text(json.dumps({"prompt": "x" * 2000, "answer": "y"}) + "\n")
+    (here / "broken.jsonl").write_text("prompt,answer\n1,2\n")
+    (here / "empty.jsonl").write_text("")
+    done = call("init", "new", *arguments)
+    assert done.exit_code == 2, done.output
+    assert said in done.stderr
+    assert not (here / "new").exists() or not list((here / "new").iterdir())
+
+
+def test_nothing_is_written_over(here: Path) -> None:
+    (here / "problems.jsonl").write_text("{}\n")
+    done = call("init")
+    assert done.exit_code == 2
+    assert "name it with --tasks problems.jsonl" in done.stderr
+    assert (here / "problems.jsonl").read_text() == "{}\n"
+    assert not (here / "rftstream.toml").exists()

@@ -1,0 +1,166 @@
+"""The catalogue of settings: what `explain` finds in it, and what a shell offers of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from rftstream.commands import cli
+from rftstream.config import registry
+from rftstream.config.sections import RunConfig
+from rftstream.errors import ConfigError
+from rftstream.queries import explain, settings
+from rftstream.queries.setting_completion import complete_explained, complete_set
+from tests.commands import called
+
+RUN_FILE = """
+[tasksets.sums]
+source = "arithmetic"
+[tasksets.words-2]
+source = "arithmetic"
+[[stages]]
+steps = 1
+[[stages]]
+steps = 2
+"""
+
+
+def test_every_section_and_every_part_is_in_the_catalogue() -> None:
+    sections = {section.key.partition(".")[0] for section in settings.run_file_sections()}
+    tables = {settings.plural_of(kind) for kind in registry.KINDS}
+    assert sections | tables >= {item.name for item in dataclasses.fields(RunConfig)} - {"base"}
+    assert {(part.kind, part.part) for part in settings.parts()} == {
+        (kind, name) for kind in registry.KINDS for name in registry.table(kind)
+    }
+    every = [*settings.run_file_sections(), *settings.parts()]
+    assert all(setting.meaning and setting.values for section in every for setting in section.settings)
+
+
+@pytest.mark.parametrize(
+    ("asked", "keys"),
+    [
+        ("trainer.lr", ["trainer.lr"]),
+        ("[trainer]", ["trainer"]),
+        ("trainer.lr=3", ["trainer.lr"]),
+        ("tasksets.mine.source", ["tasksets.NAME.source"]),
+        ("tasksets", ["tasksets.NAME"]),
+        ("tasksets.mine.sampling.top_p", ["sampling.top_p"]),
+        ("tasksets.mine.options.terms", ["tasksets.NAME.options.terms"]),
+        ("stages.1.lr", ["stages.lr"]),
+        ("model.make.layers", ["model.make.layers"]),
+        ("algorithms.grpo", ["algorithms.grpo"]),
+        ("grpo", ["algorithms.grpo"]),
+        ("grpo.clip_low", ["algorithms.grpo.clip_low"]),
+        ("algorithms.dapo.clip_high", ["algorithms.dapo.clip_high"]),
+        ("algorithms.ppo.critic.lr", ["algorithms.ppo.critic.lr"]),
+        ("learning_rate", ["trainer.lr"]),
+        ("hf", ["policies.hf", "tasksets.NAME.options"]),
+        ("pipeline.solve_rate", ["pipeline"]),
+        ("clip_ratio", ["algorithms.grpo.clip_low", "algorithms.grpo.clip_high"]),
+    ],
+)
+def test_what_a_key_is_about(asked: str, keys: list[str]) -> None:
+    found = explain.explain(asked)
+    assert [one.setting.key if one.setting else one.section.key for one in found] == keys
+    assert explain.to_text(found)
+
+
+def test_a_kind_is_all_its_parts() -> None:
+    assert [one.section.part for one in explain.explain("algorithms")] == list(registry.table("algorithm"))
+
+
+@pytest.mark.parametrize(
+    ("asked", "proposed"),
+    [
+        ("trainer.lrr", "did you mean trainer.lr?"),
+        ("trainer.learning_rate", "did you mean trainer.lr?"),
+        ("lr", "did you mean trainer.lr or stages.lr?"),
+        ("explorer.lr", "trainer.lr"),
+        ("algorithms.grop", "algorithms.grpo"),
+        ("trianer", "did you mean trainer"),
+        ("algorithms.grpo.clip_hihg", "did you mean algorithms.grpo.clip_high?"),
+        ("qqqqq", "`rftstream explain` without a name"),
+        ("", "expected a setting"),
+    ],
+)
+def test_near_names_are_proposed(asked: str, proposed: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        explain.explain(asked)
+    assert proposed in str(error.value)
+
+
+def test_a_part_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_parts_explained.py").write_text(
+        '"""Rewards of mine."""\nfrom dataclasses import dataclass\n\n\nclass Near:\n    @dataclass(frozen=True)\n'
+        '    class Config:\n        scale: float = 2.0\n        """How much a step counts."""\n'
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    (found,) = explain.explain("rewards.my_parts_explained:Near")
+    assert [(one.name, one.default, one.meaning) for one in found.section.settings] == [
+        ("scale", 2.0, "How much a step counts.")
+    ]
+    assert found.section.place == '[rewards."my_parts_explained:Near"]'
+    with pytest.raises(ConfigError, match="no such module"):
+        explain.explain("rewards.no_such_module_here:Near")
+
+
+def test_the_command() -> None:
+    (found,) = called("explain", "trainer.lr")
+    assert (found["key"], found["default"], found["values"]) == ("trainer.lr", 1e-6, "number >= 0")
+    assert "learning_rate" in found["elsewhere"]
+    (section,) = called("explain", "trainer")
+    assert {"trainer.lr", "trainer.algorithm"} <= {one["key"] for one in section["settings"]}
+    assert {one["section"] for one in called("explain")} >= {"run", "trainer", "tasksets.NAME"}
+    shown = CliRunner().invoke(cli, ["explain", "trainer.algorithm"])
+    assert "grpo, dr_grpo" in shown.stdout
+    wrong = CliRunner().invoke(cli, ["explain", "trainer.lrr"])
+    assert wrong.exit_code == 2
+    assert "did you mean trainer.lr?" in wrong.stderr
+
+
+# ---------------------------------------------------------------------------------------------------- completion
+
+
+def offered(typed: str, *files: Path) -> list[str]:
+    return [text for text, _ in complete_set(typed, files)]
+
+
+def test_sections_then_keys_then_values() -> None:
+    assert offered("tra") == ["trainer.", "transport.", "trackers."]
+    assert offered("trainer.l") == ["trainer.lr=", "trainer.lr_schedule="]
+    assert offered("trainer.lr_schedule=") == [f"trainer.lr_schedule={one}" for one in ("constant", "linear", "cosine")]
+    assert offered("trainer.algorithm=gr") == ["trainer.algorithm=grpo"]
+    assert offered("model.make.v") == ["model.make.vision="]
+    assert offered("model.make.vision=") == ["model.make.vision=true", "model.make.vision=false"]
+    assert offered("algorithms.gr") == ["algorithms.grpo."]
+    assert offered("algorithms.grpo.clip") == ["algorithms.grpo.clip_low=", "algorithms.grpo.clip_high="]
+    assert offered("algorithms.grpo.kl_in=") == ["algorithms.grpo.kl_in=loss", "algorithms.grpo.kl_in=reward"]
+    assert offered("trainer.lr=") == []
+    assert offered("no_such.thing=") == []
+
+
+def test_names_are_those_of_the_run_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert offered("tasksets.") == []
+    (tmp_path / "mine.toml").write_text(RUN_FILE)
+    assert offered("tasksets.", Path("mine.toml")) == ["tasksets.sums.", "tasksets.words-2."]
+    assert offered("tasksets.sums.rew", Path("mine.toml")) == ["tasksets.sums.reward="]
+    assert offered("stages.", Path("mine.toml")) == ["stages.0.", "stages.1."]
+    assert offered("tasksets.", Path("missing.toml")) == []
+    (tmp_path / "rftstream.toml").write_text("[tasksets.usual]\n")
+    assert offered("tasksets.") == ["tasksets.usual."]
+    assert "tasksets.usual.source=jsonl:" in offered("tasksets.usual.source=")
+    assert "tasksets.usual.reward=math" in offered("tasksets.usual.reward=")
+
+
+def test_keys_of_explain() -> None:
+    def texts(typed: str) -> list[str]:
+        return [text for text, _ in complete_explained(typed)]
+
+    assert texts("trainer.l") == ["trainer.lr", "trainer.lr_schedule"]
+    assert "algorithms" in texts("al")
+    assert "algorithms.grpo" in texts("algorithms.g")
+    assert texts("algorithms.grpo.clip") == ["algorithms.grpo.clip_low", "algorithms.grpo.clip_high"]
