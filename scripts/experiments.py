@@ -77,10 +77,11 @@ REUSE: dict[str, dict[str, Any]] = {
     "none": {"pipeline": []},
     "updates": {"pipeline": [], "trainer.updates_per_batch": 2},
     "replay": {"pipeline": [_REPLAY]},
+    "steps": {"pipeline": [_REPLAY], "trainer.minibatches": 2},
     "priority": {"pipeline": [{"op": "priority", "by": "spread"}, _REPLAY]},
 }
-"""Each group once; each batch twice, at once; as many groups of earlier batches beside the new ones; the same, those
-with a large spread of rewards more often."""
+"""Each group once; each batch twice, at once; as many groups of earlier batches beside the new ones, in one optimizer
+step or in two; those with a large spread of rewards more often."""
 SECTIONS = ("run", "buffer", "trainer")
 IRRELEVANT = ("explorer", "verifier", "transport")
 """Sections of the run file that change how fast a run is, and not what it learns from."""

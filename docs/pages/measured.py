@@ -68,7 +68,8 @@ REUSES = {
     "none": "each group once",
     "updates": "each batch twice at once (`trainer.updates_per_batch = 2`)",
     "replay": "`replay`: 16 groups of earlier batches beside 16 new ones",
-    "priority": "the same, with `priority` by `spread`",
+    "steps": "the same, in two optimizer steps (`trainer.minibatches = 2`)",
+    "priority": "`replay` as before, with `priority` by `spread`",
 }
 
 
@@ -89,21 +90,15 @@ def reuse(rows: Rows | None = None) -> str:
                 text,
                 *(_learned(found.get(seed)) for seed in SEEDS),
                 f"{sum(shares) / len(shares):.2f}" if shares else "-",
-                *(_seconds(found),),
             )
         )
-    return table(("", *(f"seed {seed}" for seed in SEEDS), "share, mean", "seconds of a run, mean"), lines)
+    return table(("", *(f"seed {seed}" for seed in SEEDS), "share, mean"), lines)
 
 
 def _learned(row: Mapping[str, Any] | None) -> str:
     if row is None:
         return NOT_YET
     return "never" if row["learned"] is None else f"{row['learned'][1]:,} (version {row['learned'][0]})"
-
-
-def _seconds(found: Runs) -> str:
-    values = [row["seconds"] for row in found.values() if row["seconds"]]
-    return f"{sum(values) / len(values):.0f}" if values else "-"
 
 
 def beside_trl(one: Comparison = ARITHMETIC, rows: Rows | None = None) -> str:

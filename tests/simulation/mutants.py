@@ -534,7 +534,10 @@ MUTANTS: Mapping[str, Mutant] = {
                              zombie_with_a_checkpoint),
     **{name: Mutant(what, change, agents=True) for name, (what, change) in agent_mutants.RULES.items()},
     **{name: Mutant(what, change, pipelines=True) for name, (what, change) in pipeline_mutants.RULES.items()},
-    **{name: Mutant(what, change, pipelines=True) for name, (what, change) in reuse_mutants.RULES.items()},
+    **{
+        name: Mutant(what, change, SINGLES if name in reuse_mutants.AT_RESTARTS else None, pipelines=True)
+        for name, (what, change) in reuse_mutants.RULES.items()
+    },
     **{name: Mutant(what, change, people=True) for name, (what, change) in people_mutants.RULES.items()},
 }  # fmt: skip
 

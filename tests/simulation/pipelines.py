@@ -138,11 +138,11 @@ def _replay(own: Random) -> dict[str, Any]:
     return {
         "op": "replay",
         "per_batch": own.randint(1, 4),
-        "max_uses": own.randint(1, 3),
-        "cool_down": own.choice([0, 1, 2]),
-        "max_staleness": own.choice([1, 3, 8]),
+        "max_uses": own.randint(1, 4),
+        "cool_down": own.choice([0, 0, 1, 2]),
+        "max_staleness": own.choice([2, 8, 50]),
         "decay": own.choice([0.5, 1.0]),
-        "flat_too": own.random() < 0.7,
+        "flat_too": own.random() < 0.85,
         "max_held": own.choice([3, 1024]),
     }
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+from rftstream.contracts import ids
 from rftstream.contracts.batches import BatchManifest
 from rftstream.contracts.outcomes import BatchReuse, GroupOutcome
 from rftstream.roles.buffer import reuse as reuse_module
@@ -96,7 +97,7 @@ def reusable_deleted() -> Iterator[None]:
 
 
 def luck_of_the_clock() -> Iterator[None]:
-    with changed(reuse_module, "derive_seed", lambda *names: time.perf_counter_ns()):
+    with changed(reuse_module, "derive_seed", lambda *names: ids.derive_seed(0, time.perf_counter_ns())):
         yield
 
 
@@ -122,3 +123,6 @@ RULES: dict[str, tuple[str, Callable[[], Iterator[None]]]] = {
     "bodies-without-operators": ("masks and terms are forgotten at the second use", bodies_without_operators),
 }
 """Name -> what is left out, and the change."""
+
+AT_RESTARTS = frozenset({"uses-forgotten"})
+"""Those that only a restart of the buffer shows."""

@@ -29,4 +29,16 @@ def test_the_pipelines_have_all_that_may_matter() -> None:
     assert {place.side for place in places} == {"task", "experience"}
     assert {place.taskset for place in places} == {None, "sums", "more"}
     names = {place.name.rpartition(":")[2] for place in places}
-    assert names >= {*BY_FACTS, "Lucky", "Clumsy", "ClumsyLate", "Choosy", "length", "truncated", "zero_variance"}
+    assert names >= {
+        *BY_FACTS,
+        "Lucky",
+        "Clumsy",
+        "ClumsyLate",
+        "Choosy",
+        "length",
+        "truncated",
+        "zero_variance",
+        "replay",
+        "priority",
+        "hindsight",
+    }
