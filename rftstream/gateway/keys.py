@@ -32,6 +32,8 @@ MIN_SECRET_BYTES = 16
 """Shortest secret that is accepted from the environment."""
 PREFIX = "rft-"
 _MAX_KEY = 1024
+MAX_KNOWN = 10_000
+"""Most keys that are remembered as good ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,8 @@ class GatewayKeys:
     def __init__(self, secret: bytes, run_id: str) -> None:
         self._secret = secret
         self._run_id = run_id
+        self._known: dict[str, KeyOwner] = {}
+        """Keys that were found to be of this run: an agent sends its key with each call."""
 
     def __repr__(self) -> str:
         return f"GatewayKeys(run {self._run_id})"  # without the secret
@@ -61,6 +65,14 @@ class GatewayKeys:
 
     def owner_of(self, key: str) -> KeyOwner | None:
         """Return what a key belongs to; None if it is no key of this run."""
+        found = self._known.get(key)
+        if found is None and (found := self._checked(key)) is not None:
+            if len(self._known) >= MAX_KNOWN:
+                self._known.clear()
+            self._known[key] = found
+        return found
+
+    def _checked(self, key: str) -> KeyOwner | None:
         names, _, mac = key.removeprefix(PREFIX).partition(".")
         name, _, launch = names.partition("~")
         if not key.startswith(PREFIX) or len(key) > _MAX_KEY or not key.isascii():

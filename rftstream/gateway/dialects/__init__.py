@@ -6,7 +6,6 @@ To add one: a module here with a class as `ServedDialect` describes it, and a li
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, Protocol
 
 from rftstream.gateway.dialects import fields
@@ -24,8 +23,9 @@ class ServedDialect(Dialect, Protocol):
     """A dialect as the server needs it, too. For each request it asks `read`, then, when the answer is on the log,
     `events` if the request wanted a stream; `error` for whatever is refused."""
 
-    def read(self, body: Mapping[str, Any]) -> ModelCall:
-        """Return the call that a request asks for. RequestRefused for what cannot be done exactly."""
+    def read(self, body: Mapping[str, Any], *, digest: str, idempotency_key: str | None, is_retry: bool) -> ModelCall:
+        """Return the call that a request asks for; the arguments beside its body are fields of the call. RequestRefused
+        for what cannot be done exactly."""
 
     def events(self, answer: Mapping[str, Any], *, include_usage: bool) -> list[Event]:
         """Return a recorded answer as a stream. The same answer gives the same bytes."""
@@ -45,22 +45,22 @@ DIALECTS: dict[str, ServedDialect] = {
 
 def read_call(dialect: ServedDialect, body: bytes, headers: Mapping[str, str]) -> ModelCall | Refusal:
     """Return the call that a request asks for, or why it is refused. `headers` have names in lower case."""
+    key = headers.get("idempotency-key")
+    tries = headers.get("x-stainless-retry-count", "0")
     try:
         given = fields.parse_body(body)
-        call = dialect.read(given)
+        whole = {name: value for name, value in given.items() if name not in ("stream", "stream_options")}
+        call = dialect.read(
+            given,
+            digest=digest([dialect.name, whole]),
+            idempotency_key=key or None,
+            is_retry=tries.isdecimal() and int(tries) > 0,
+        )
     except fields.RequestRefused as refused:
         return refused.refusal
-    key = headers.get("idempotency-key")
     if key is not None and len(key) > MAX_KEY_CHARACTERS:
         return Refusal(
             status=400,
             sentence=f"idempotency-key: got {len(key)} characters, expected at most {MAX_KEY_CHARACTERS}",
         )
-    whole = {name: value for name, value in given.items() if name not in ("stream", "stream_options")}
-    tries = headers.get("x-stainless-retry-count", "0")
-    return replace(
-        call,
-        digest=digest([dialect.name, whole]),
-        idempotency_key=key or None,
-        is_retry=tries.isdecimal() and int(tries) > 0,
-    )
+    return call

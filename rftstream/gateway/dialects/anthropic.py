@@ -31,7 +31,7 @@ class AnthropicMessages:
 
     name = "anthropic"
 
-    def read(self, body: Json) -> ModelCall:
+    def read(self, body: Json, *, digest: str, idempotency_key: str | None, is_retry: bool) -> ModelCall:
         """Return the call that a request asks for. RequestRefused for what cannot be done exactly."""
         fields.refuse(body, REFUSED)
         config = body.get("output_config")
@@ -44,6 +44,9 @@ class AnthropicMessages:
             asked["max_tokens"] = body["max_tokens"]
         return ModelCall(
             dialect=self,
+            digest=digest,
+            idempotency_key=idempotency_key,
+            is_retry=is_retry,
             messages=_messages(body),
             tools=tuple(_tools(body)) if shows_tools else (),
             model=fields.string(body, "model", default=""),

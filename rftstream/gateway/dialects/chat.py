@@ -40,7 +40,7 @@ class ChatCompletions:
 
     name = "chat"
 
-    def read(self, body: Json) -> ModelCall:
+    def read(self, body: Json, *, digest: str, idempotency_key: str | None, is_retry: bool) -> ModelCall:
         """Return the call that a request asks for. RequestRefused for what cannot be done exactly."""
         if body.get("n") not in (None, 1):
             raise RequestRefused(f"n: got {body['n']!r}, expected 1: each call is one sample of its rollout")
@@ -54,6 +54,9 @@ class ChatCompletions:
         shows_tools = body.get("tool_choice") != "none"
         return ModelCall(
             dialect=self,
+            digest=digest,
+            idempotency_key=idempotency_key,
+            is_retry=is_retry,
             messages=_messages(body),
             tools=tuple(_tools(body)) if shows_tools else (),
             model=fields.string(body, "model", default=""),

@@ -34,7 +34,7 @@ class Responses:
 
     name = "responses"
 
-    def read(self, body: Json) -> ModelCall:
+    def read(self, body: Json, *, digest: str, idempotency_key: str | None, is_retry: bool) -> ModelCall:
         """Return the call that a request asks for. RequestRefused for what cannot be done exactly."""
         fields.refuse(body, REFUSED)
         text = body.get("text")
@@ -47,6 +47,9 @@ class Responses:
         shows_tools = body.get("tool_choice") != "none"
         return ModelCall(
             dialect=self,
+            digest=digest,
+            idempotency_key=idempotency_key,
+            is_retry=is_retry,
             messages=_messages(body),
             tools=tuple(_tools(body)) if shows_tools else (),
             model=fields.string(body, "model", default=""),
