@@ -24,7 +24,11 @@ BACKENDS = {
         ),
     ),
     "deepspeed": BackendSpec(
-        "rftstream.backends.deepspeed.backend:DeepSpeedBackend", loads_model=True, needs_peft=True, is_estimated=True
+        "rftstream.backends.deepspeed.backend:DeepSpeedBackend",
+        loads_model=True,
+        needs_peft=True,
+        is_estimated=True,
+        takes_images=True,
     ),
     "fake": BackendSpec("rftstream.backends.fake:FakeBackend"),
 }

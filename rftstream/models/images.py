@@ -263,7 +263,8 @@ class ImageCache:
 
     def __init__(self, fetch: Callable[[Media], bytes], folder: Path, *, max_bytes: int = CACHE_BYTES) -> None:
         """`fetch` returns an image's bytes; ImageError if they are gone. `folder`: the model's."""
-        self._fetch, self._folder, self._max_bytes = fetch, folder, max_bytes
+        self.fetch = fetch
+        self._folder, self._max_bytes = folder, max_bytes
         self._processor: ImageProcessor | None = None
         self._pixels: OrderedDict[str, np.ndarray] = OrderedDict()
         self._num_bytes = 0
@@ -282,7 +283,7 @@ class ImageCache:
                 self._pixels.move_to_end(media.digest)
                 return found
             check_image(media)
-            image = open_image(self._fetch(media), media)
+            image = open_image(self.fetch(media), media)
             if self._processor is None:
                 self._processor = ImageProcessor(self._folder)
             try:

@@ -31,12 +31,14 @@ def model_class(folder: Path) -> Any:
 class SeeingModel:
     """A model of transformers with a vision tower. A policy or a backend makes one for the model that it has loaded."""
 
-    def __init__(self, model: Any, tokens: ImageTokens) -> None:
+    def __init__(self, model: Any, tokens: ImageTokens, blank: np.ndarray) -> None:
         import torch
 
         self._model, self.tokens = model, tokens
         self.never_sampled = torch.tensor(tokens.never_sampled, device=model.device)
         """Ids that get no probability, int64."""
+        self.blank = blank
+        """Pixels of an image that says nothing."""
 
     @staticmethod
     def of(model: Any, folder: Path) -> SeeingModel | None:
@@ -45,7 +47,10 @@ class SeeingModel:
         tokens = ImageTokens.of(folder)
         if tokens is None:
             return None
-        seeing = SeeingModel(model, tokens)
+        from PIL import Image
+
+        blank = ImageProcessor(folder).pixels(Image.new("RGB", (64, 48), (200, 120, 40)))
+        seeing = SeeingModel(model, tokens, blank)
         seeing._check(folder)
         return seeing
 
@@ -68,10 +73,15 @@ class SeeingModel:
     def embed(self, token_ids_BT: Tensor, places: Tensor, features_IKD: Tensor) -> Tensor:
         """Return embeddings [B, T, D] of tokens, with features at `places`: indices in the flat tokens, K for each
         image in order."""
-        embeddings_BTD: Tensor = self._model.get_input_embeddings()(token_ids_BT)
+        embeddings_BTD = self.text(token_ids_BT)
         flat = embeddings_BTD.flatten(0, 1)
         flat = flat.index_put((places,), features_IKD.flatten(0, 1).to(flat.dtype))
         return flat.reshape(embeddings_BTD.shape)
+
+    def text(self, token_ids_BT: Tensor) -> Tensor:
+        """Return embeddings [B, T, D] of tokens without images."""
+        embeddings: Tensor = self._model.get_input_embeddings()(token_ids_BT)
+        return embeddings
 
     def mask(self, logits: Tensor) -> Tensor:
         """Return logits [..., V] in which placeholders of images have no probability."""
@@ -80,9 +90,8 @@ class SeeingModel:
     def _check(self, folder: Path) -> None:
         """Compare with the model's own forward pass over an image and some text."""
         import torch
-        from PIL import Image
 
-        pixels = ImageProcessor(folder).pixels(Image.new("RGB", (64, 48), (200, 120, 40)))
+        pixels = self.blank
         count = self.tokens.per_image
         ids = [self.tokens.token_id] * count + [one for one in range(8) if one not in self.tokens.never_sampled]
         token_ids = torch.tensor([ids], device=self._model.device)

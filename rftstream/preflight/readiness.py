@@ -220,7 +220,6 @@ def _images(config: RunConfig, spec: ModelSpec) -> None:
     check_takes_images(spec.folder, "trainer.algorithm: its critic", not has_critic, advice="use one without a critic")
     is_classifier = trained_spec(config, spec).as_classifier
     check_takes_images(spec.folder, "trainer.algorithm: a classifier", not is_classifier, advice="use a model of text")
-    check_takes_images(spec.folder, "model.lora", config.model.lora is None, advice="remove the section")
 
 
 def loads_model(config: RunConfig) -> bool:

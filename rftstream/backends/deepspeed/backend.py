@@ -30,11 +30,12 @@ from rftstream.backends.deepspeed.rank_processes import RankPlace, Ranks
 from rftstream.backends.deepspeed.rank_training import Rank, RankSettings
 from rftstream.backends.deepspeed.shards import MASTER, MOMENTS, REFERENCE
 from rftstream.backends.deepspeed.shared_passes import RankUpdate
-from rftstream.backends.deepspeed.wire import algorithm_out, array_in, row_out, spec_out
+from rftstream.backends.deepspeed.wire import algorithm_out, array_in, image_bytes, row_out, spec_out
 from rftstream.backends.passes import check_needs
 from rftstream.backends.torch import lora
 from rftstream.errors import BackendError, ConfigError, require_package
 from rftstream.models import folder as model_folder
+from rftstream.models.images import ImageCache
 from rftstream.models.spec import ModelSpec
 from rftstream.weights.snapshot import DTYPES, ITEM_BYTES, RawTensor, write_snapshot
 from rftstream.weights.tensors import REFERENCE_FILE, SERVED, raw
@@ -99,8 +100,18 @@ class DeepSpeedBackend:
         advice = "pip install 'rftstream[deepspeed]' where the trainer runs"
         require_package("backend deepspeed", "deepspeed", advice=advice)
 
-    def __init__(self, config: Config, *, model: ModelSpec, optimizer: OptimizerSettings, seed: int) -> None:
+    def __init__(
+        self,
+        config: Config,
+        *,
+        model: ModelSpec,
+        optimizer: OptimizerSettings,
+        seed: int,
+        images: ImageCache | None = None,
+    ) -> None:
+        """`images`: pixels of the images that rows show; None if they show none."""
         self.require()
+        self._images = images
         self._config, self._spec, self._optimizer = config, model, optimizer
         self._settings = RankSettings(
             stage=config.stage,
@@ -122,7 +133,13 @@ class DeepSpeedBackend:
             self._check_gpus()
         model_folder.check_loadable(self._spec)  # before others are started, which would all say so
         self._ranks = Ranks(self._config.processes, threads=self._spec.threads, timeout_s=self._config.timeout_s)
-        self._rank = Rank(self._ranks.place, model=self._spec, optimizer=self._optimizer, settings=self._settings)
+        self._rank = Rank(
+            self._ranks.place,
+            model=self._spec,
+            optimizer=self._optimizer,
+            settings=self._settings,
+            images=self._images,
+        )
         arguments = {"model": spec_out(self._spec), "optimizer": self._optimizer, "settings": self._settings}
         prefix = secrets.token_hex(4)  # ranks may have met before
         try:
@@ -142,10 +159,12 @@ class DeepSpeedBackend:
     def _call_with(
         self, rows: Sequence[TrainingRow], what: str, more: Callable[[], Mapping[str, Any]], local: Callable[[], Any]
     ) -> tuple[Any, list[Any]]:
-        """Make a call that has the rows, and more, as arguments. Nothing is packed if there are no other ranks."""
-        alone = self._ranks.place.size == 1
-        arguments = {} if alone else {"rows": [row_out(row) for row in rows], **more()}
-        return self._call(what, arguments, local)
+        """Make a call that has the rows, their images, and more as arguments. Nothing is packed if there are no other
+        ranks. They get images as they are stored, which is less than their pixels."""
+        if self._ranks.place.size == 1:
+            return self._call(what, {}, local)
+        media = image_bytes(rows, self._images)
+        return self._call(what, {"rows": [row_out(row) for row in rows], "media": media, **more()}, local)
 
     def _check_gpus(self) -> None:
         size, device = self._config.processes, torch.device(self._spec.device)

@@ -20,7 +20,9 @@ from rftstream.backends.base import OptimizerSettings, UpdatePlan
 from rftstream.backends.deepspeed.rank_processes import FOREVER, RankPlace, distributed, is_of_others
 from rftstream.backends.deepspeed.rank_training import Rank, RankSettings
 from rftstream.backends.deepspeed.wire import algorithm_in, array_out, pack, row_in, spec_in, unpack
-from rftstream.errors import RftError
+from rftstream.contracts.tasks import Media
+from rftstream.errors import ImageError, RftError
+from rftstream.models.images import ImageCache
 
 log = logging.getLogger(__name__)
 
@@ -32,30 +34,46 @@ class _Calls:
         self._place = place
         self._store = place.connect()
         self._rank: Any = None
+        self._media: dict[str, bytes] = {}
+        """The images of the call that is being carried out, by digest."""
 
     def open(self, model: dict[str, Any], optimizer: dict[str, Any], settings: dict[str, Any]) -> None:
         """Make the rank and load its model."""
+        spec = spec_in(model)
         self._rank = Rank(
             self._place,
-            model=spec_in(model),
+            model=spec,
             optimizer=msgspec.convert(optimizer, OptimizerSettings),
             settings=msgspec.convert(settings, RankSettings),
+            images=ImageCache.of(spec.folder, self._image),
         )
         self._rank.load_model()
+
+    def _image(self, media: Media) -> bytes:
+        try:
+            return self._media[media.digest]
+        except KeyError:
+            raise ImageError(f"image {media.digest}: rank 0 did not send it") from None
 
     def join(self, prefix: str) -> None:
         """Form the process group. `prefix` is the part of the store that it uses."""
         self._rank.join(distributed.PrefixStore(prefix, self._store))
 
-    def update(self, rows: list[Any], algorithm: dict[str, Any], plan: dict[str, Any]) -> dict[str, Any]:
+    def update(
+        self, rows: list[Any], media: dict[str, bytes], algorithm: dict[str, Any], plan: dict[str, Any]
+    ) -> dict[str, Any]:
         """Train on a batch, and return what this rank added up."""
+        self._media = media
         taken = self._rank.update(
             [row_in(row) for row in rows], algorithm_in(algorithm), msgspec.convert(plan, UpdatePlan)
         )
         return taken.passes.part()  # type: ignore[no-any-return]
 
-    def logprobs(self, rows: list[Any], tokens_per_microbatch: int, reference: bool) -> list[Any]:
+    def logprobs(
+        self, rows: list[Any], media: dict[str, bytes], tokens_per_microbatch: int, reference: bool
+    ) -> list[Any]:
         """Return the logprobs of this rank's share of the rows."""
+        self._media = media
         found = self._rank.logprobs([row_in(row) for row in rows], tokens_per_microbatch, reference=reference)
         return [(number, array_out(array)) for number, array in found]
 

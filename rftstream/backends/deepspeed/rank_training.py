@@ -33,6 +33,8 @@ from rftstream.backends.torch import lora
 from rftstream.backends.torch.inputs import Inputs, make_inputs
 from rftstream.backends.torch.network import Network, NetworkSettings, load_model, recompute_activations
 from rftstream.backends.torch.optimizer import adamw
+from rftstream.models.images import ImageCache
+from rftstream.models.seeing import SeeingModel
 from rftstream.models.spec import ModelSpec
 
 
@@ -59,8 +61,16 @@ class Rank:
     reference in any number, and `close`. Under ZeRO each forward and backward pass is a meeting of all ranks."""
 
     def __init__(
-        self, place: RankPlace, *, model: ModelSpec, optimizer: OptimizerSettings, settings: RankSettings
+        self,
+        place: RankPlace,
+        *,
+        model: ModelSpec,
+        optimizer: OptimizerSettings,
+        settings: RankSettings,
+        images: ImageCache | None = None,
     ) -> None:
+        """`images`: pixels of the images that rows show; None if they show none."""
+        self._images = images
         self._place, self._spec, self._optimizer, self._settings = place, model, optimizer, settings
         self.device = torch.device(model.device)
         if self.device.type != "cpu":  # ranks take the GPUs from that of the run file on
@@ -107,7 +117,7 @@ class Rank:
         `store` is a key-value store of torch, by which the ranks find each other."""
         deepspeed = import_deepspeed(self.device.type)
         settings = NetworkSettings.of(self._settings, self.device)
-        network = Network(self._model, settings)
+        network = self._network_of(self._model, always_sees=self._place.size > 1)
         if self._spec.lora is not None and settings.autocast is not None:
             lora.hold_frozen(self._model, settings.autocast)
         backend = "nccl" if self.device.type == "cuda" else "gloo"
@@ -277,8 +287,17 @@ class Rank:
         if self._reference is None:
             with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
                 model = load_model(self._spec, self.device).requires_grad_(False)
-                self._reference = Network(model, NetworkSettings.of(self._settings, self.device))
+                self._reference = self._network_of(model)
         return self._reference
+
+    def _network_of(self, model: Any, *, always_sees: bool = False) -> Network:
+        return Network(
+            model,
+            NetworkSettings.of(self._settings, self.device),
+            seeing=SeeingModel.of(model, self._spec.folder),
+            pixels=None if self._images is None else self._images.pixels,
+            always_sees=always_sees,
+        )
 
     @property
     def renewed(self) -> bool:

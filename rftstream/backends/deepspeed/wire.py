@@ -17,7 +17,9 @@ from rftstream.algorithms.base import Algorithm, TrainingRow
 from rftstream.algorithms.by_taskset import ByTaskset, TasksetAlgorithm
 from rftstream.config import registry
 from rftstream.config.sections import LoraSection
+from rftstream.contracts.rollouts import ImageSpan
 from rftstream.errors import ConfigError
+from rftstream.models.images import ImageCache
 from rftstream.models.spec import ModelSpec
 
 ARRAYS = ("token_ids", "loss_mask", "behavior_logprobs", "advantages")
@@ -43,6 +45,7 @@ def row_out(row: TrainingRow) -> dict[str, Any]:
         "rollout": int(row.rollout),
         "stratum": row.stratum,
         "additions": {name: array_out(array) for name, array in row.additions.items()},
+        "images": msgspec.to_builtins(row.images),
     }
 
 
@@ -56,7 +59,16 @@ def row_in(value: Mapping[str, Any]) -> TrainingRow:
         rollout=value["rollout"],
         stratum=value["stratum"],
         additions={name: array_in(array) for name, array in value["additions"].items()},
+        images=msgspec.convert(value["images"], tuple[ImageSpan, ...]),
     )
+
+
+def image_bytes(rows: Sequence[TrainingRow], images: ImageCache | None) -> dict[str, bytes]:
+    """Return the bytes of the images of all rows, by digest. ImageError if one is gone."""
+    shown = {span.image.digest: span.image for row in rows for span in row.images}
+    if shown and images is None:
+        raise ConfigError("backend deepspeed: got rows with images, which the model is not shown")
+    return {} if images is None else {digest: images.fetch(media) for digest, media in shown.items()}
 
 
 def array_out(array: np.ndarray) -> tuple[str, list[int], bytes]:

@@ -114,6 +114,7 @@ class TorchBackend:
         torch.manual_seed(self._seed)
         model: Any
         parameters: Any
+        frozen: str | None = None
         if self._spec.as_classifier:
             from rftstream.backends.torch.scorer import load_scorer
 
@@ -121,11 +122,11 @@ class TorchBackend:
         else:
             model = load_model(self._spec, self._device)
             if self._config.freeze_vision_tower:
-                freeze_vision_tower(model)
+                frozen = freeze_vision_tower(model)
             parameters = dict(model.named_parameters())  # tied ones once
         settings = NetworkSettings.of(self._config, self._device)
         if self._spec.lora is not None:
-            parameters = lora.add_adapters(model, self._spec)
+            parameters = lora.add_adapters(model, self._spec, without=frozen)
         if self._config.gradient_checkpointing:
             recompute_activations(model)
         self._network = self._network_of(model, settings)

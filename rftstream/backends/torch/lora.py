@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,9 +32,9 @@ def require() -> None:
         ) from None
 
 
-def add_adapters(model: Any, spec: ModelSpec) -> dict[str, nn.Parameter]:
+def add_adapters(model: Any, spec: ModelSpec, *, without: str | None = None) -> dict[str, nn.Parameter]:
     """Add adapters drawn by torch's generator, and freeze all else. Return the adapters' parameters by the names of
-    their files."""
+    their files. `without`: the name of a module in which there are none."""
     require()
     from peft import LoraConfig, inject_adapter_in_model
 
@@ -43,7 +44,13 @@ def add_adapters(model: Any, spec: ModelSpec) -> dict[str, nn.Parameter]:
     targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
     model.requires_grad_(False)
     inject_adapter_in_model(
-        LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, task_type="CAUSAL_LM"),  # type: ignore[arg-type]
+        LoraConfig(
+            r=lora.rank,
+            lora_alpha=lora.alpha,  # type: ignore[arg-type]
+            target_modules=targets,
+            exclude_modules=None if without is None else rf"{re.escape(without)}\..*",
+            task_type="CAUSAL_LM",
+        ),
         model,
     )
     trained = {name: one for name, one in model.named_parameters() if one.requires_grad}

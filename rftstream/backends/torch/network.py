@@ -86,10 +86,14 @@ class Network:
         *,
         seeing: SeeingModel | None = None,
         pixels: Callable[[Media], np.ndarray] | None = None,
+        always_sees: bool = False,
     ) -> None:
-        """`seeing`: the model as one that is shown images, whose `pixels` are float32 [C, H, W]; None if it is not."""
+        """`seeing`: the model as one that is shown images, whose `pixels` are float32 [C, H, W]; None if it is not.
+        `always_sees`: rows without images go through the vision tower with an image that counts for nothing. Processes
+        that compute together need that, since all of them have to use the same weights."""
         self.model = model
         self._seeing, self._pixels = seeing, pixels
+        self._always_sees = always_sees and seeing is not None
         self._within: Callable[[Any], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
         self._settings = settings
         self._device: torch.device = model.device
@@ -155,7 +159,12 @@ class Network:
         """Return the states [B, T - 1, D] or [1, P, D]; logits, where the head cannot be taken apart. Padding is on
         the right, where causal attention never looks, so no attention mask is needed."""
         more = {} if inputs.position_ids is None else _packed(inputs.position_ids, inputs.lengths)
-        read = {"input_ids": inputs.token_ids} if inputs.image_places is None else self._embedded(inputs)
+        if inputs.image_places is not None:
+            read = self._embedded(inputs)
+        elif self._always_sees:
+            read = self._embedded_beside_a_blank(inputs)
+        else:
+            read = {"input_ids": inputs.token_ids}
         if self._head is None:
             return self.model(**read, use_cache=False, **more).logits  # type: ignore[no-any-return]
         return self.model.base_model(**read, use_cache=False, **more).last_hidden_state  # type: ignore[no-any-return]
@@ -167,6 +176,12 @@ class Network:
         features_IKD = self._seeing.features([self._pixels(image) for image in inputs.images])
         numbers = torch.tensor(inputs.image_numbers, device=self._device)
         return {"inputs_embeds": self._seeing.embed(inputs.token_ids, inputs.image_places, features_IKD[numbers])}
+
+    def _embedded_beside_a_blank(self, inputs: Inputs) -> dict[str, Tensor]:
+        """Return the embeddings of tokens, to which what a blank image is counts 0 times."""
+        assert self._seeing is not None
+        nothing = self._seeing.features([self._seeing.blank]).sum() * 0.0
+        return {"inputs_embeds": self._seeing.text(inputs.token_ids) + nothing}
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         if self._settings.autocast is None:
@@ -198,12 +213,14 @@ def load_model(spec: ModelSpec, device: torch.device) -> Any:
     return model
 
 
-def freeze_vision_tower(model: Any) -> None:
-    """Train nothing of the vision tower. ConfigError if there is none."""
+def freeze_vision_tower(model: Any) -> str:
+    """Train nothing of the vision tower, and return its name. ConfigError if there is none."""
     tower = getattr(model.base_model, "vision_tower", None)
     if tower is None:
         raise ConfigError("backends.torch.freeze_vision_tower: the model has no vision tower; remove the setting")
     tower.requires_grad_(False)
+    names: dict[int, str] = {id(module): name for name, module in model.named_modules()}
+    return names[id(tower)]
 
 
 def recompute_activations(model: Any) -> None:

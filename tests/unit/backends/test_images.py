@@ -10,6 +10,7 @@ import torch
 
 from rftstream.algorithms.grpo import Grpo
 from rftstream.backends.torch.network import load_model
+from rftstream.config.sections import LoraSection
 from rftstream.errors import ConfigError
 from rftstream.models.files import read_json
 from rftstream.models.rendering import open_renderer
@@ -26,6 +27,10 @@ def spec(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def rows(spec):
+    return make_rows(spec)
+
+
+def make_rows(spec):
     """Rows of one image, of the same image, of two images, and of none."""
     shown = [PICTURES[:1], PICTURES[:1], PICTURES[1:3], [], PICTURES[2:], PICTURES[3:]]
     texts = ["12+3", "1+2", "<image>1<image>=", "7*8", "<image>+<image>", "3"]
@@ -90,6 +95,14 @@ def test_a_frozen_tower_stays_and_the_rest_is_trained(spec, rows):
     assert not any("vision_tower" in name for name in changed)
     assert all(name in changed for name in before if "projector" in name or "language_model.layers" in name)
     assert before.keys() == after.keys()
+
+
+def test_a_frozen_tower_has_no_adapters(spec, rows):
+    pytest.importorskip("peft")
+    adapted = dataclasses.replace(spec, lora=LoraSection(rank=4, alpha=8.0))
+    whole, frozen = (set(tiny.state(tiny.backend(adapted, freeze_vision_tower=one))) for one in (False, True))
+    assert any("projector" in name for name in frozen)
+    assert whole - frozen == {name for name in whole if "vision_tower" in name} != set()
 
 
 def test_an_update_is_the_same_to_the_bit_and_goes_on_from_a_checkpoint(spec, rows, tmp_path):

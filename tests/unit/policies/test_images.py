@@ -13,11 +13,13 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from rftstream.algorithms.base import TrainingRow
 from rftstream.algorithms.grpo import Grpo
+from rftstream.config.sections import LoraSection
 from rftstream.contracts.tasks import ChatMessage
 from rftstream.data.tasksets.images import image_in
 from rftstream.errors import ConfigError, ImageError
 from rftstream.models.images import decode_data_url
 from rftstream.models.rendering import image_spans, open_renderer
+from rftstream.weights.snapshot import RawTensor
 from tests.unit import tiny
 
 COLORS = ("red", "green", "blue", "white")
@@ -118,6 +120,25 @@ def test_sampled_logprobs_are_those_of_trainer_and_transformers(spec, trained, t
             with torch.no_grad():
                 theirs = plain_logprobs(spec, model, processor, row).numpy()[start:]
             np.testing.assert_allclose(completion.behavior_logprobs, theirs, atol=2e-5)
+
+
+def test_sampled_logprobs_are_those_of_the_trainer_with_adapters(spec):
+    pytest.importorskip("peft")
+    adapted = dataclasses.replace(spec, lora=LoraSection(rank=4, alpha=8.0))
+    opened = tiny.backend(adapted)
+    rows = [row_of(prompted(spec, n), [3, 4, 5, 0]) for n in range(4)]
+    for step in range(4):
+        signed = [dataclasses.replace(row, advantages=row.loss_mask * (-1) ** (n + step)) for n, row in enumerate(rows)]
+        opened.update(signed, Grpo(Grpo.Config(correction="none")), tiny.plan(lr=5e-2))
+    tensors = {name: RawTensor(one.dtype, one.shape, bytearray(one.data))
+               for name, one in opened.served_tensors().items()}  # fmt: skip
+    assert any("vision_tower" in name and ".lora_B." in name and any(one.data) for name, one in tensors.items())
+    policy = tiny.policy(adapted, tensors)
+    for n in range(6):
+        request = prompted(spec, n)
+        completion = tiny.drain_one(policy, request)
+        (ours,) = opened.logprobs([row_of(request, completion.token_ids)])
+        np.testing.assert_allclose(completion.behavior_logprobs, ours[len(request.token_ids) :], atol=2e-5)
 
 
 def test_equal_tokens_of_other_images_share_nothing(spec, trained):
