@@ -27,6 +27,7 @@ from rftstream.policies.turns import KeptTurn
 ARRAYS = (
     "_limits_B",
     "_lengths_B",
+    "_shifts_B",
     "_alive_B",
     "_before_B",
     "_num_sampled_B",
@@ -49,6 +50,8 @@ class DecodingBatch:
         self._limits_B = np.zeros(0, dtype=np.int64)
         self._lengths_B = np.zeros(0, dtype=np.int64)
         """Number of tokens of each row in the cache."""
+        self._shifts_B = np.zeros(0, dtype=np.int64)
+        """By how much the positions of sampled tokens differ from their numbers in the row."""
         self._alive_B = np.zeros(0, dtype=bool)
         self._before_B = np.zeros(0, dtype=np.int64)
         """Number of tokens of each row that were sampled elsewhere and came with its request."""
@@ -88,6 +91,7 @@ class DecodingBatch:
         joining = {
             "_limits_B": np.minimum([one.max_tokens for one in requests], context - lengths_N),
             "_lengths_B": lengths_N,
+            "_shifts_B": block.shifts_U[which_N],
             "_alive_B": np.ones(num, dtype=bool),
             "_before_B": np.asarray([one.num_sampled for one in requests], dtype=np.int64),
             "_num_sampled_B": np.zeros(num, dtype=np.int64),
@@ -157,14 +161,15 @@ class DecodingBatch:
         """Return what the model is given for the next token: the last token of each row, which the cache does not
         hold yet."""
         last_B = self._tokens_BT[np.arange(self.num_rows), self._num_sampled_B - 1].astype(np.int64)
-        positions_B = torch.from_numpy(self._lengths_B.copy()).to(self._device)
+        lengths_B = torch.from_numpy(self._lengths_B.copy()).to(self._device)
+        positions_B = torch.from_numpy(self._lengths_B + self._shifts_B).to(self._device)
         self._lengths_B += 1
         width = self._cache.width + 1
         columns_1W = torch.arange(width, device=self._device)[None]
         return {
             "input_ids": torch.from_numpy(last_B).to(self._device)[:, None],
             "position_ids": positions_B[:, None],
-            "attention_mask": columns_1W >= (width - 1 - positions_B)[:, None],
+            "attention_mask": columns_1W >= (width - 1 - lengths_B)[:, None],
             "past_key_values": self._cache.for_model,
         }
 

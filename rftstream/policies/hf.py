@@ -14,7 +14,7 @@ import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 from msgspec import Meta
@@ -22,7 +22,7 @@ from msgspec import Meta
 from rftstream.clock import Clock
 from rftstream.contracts.versions import VersionName
 from rftstream.errors import ImageError, WeightsError
-from rftstream.models.images import ImageCache
+from rftstream.models.image_inputs import ImageCache
 from rftstream.models.rendering import Renderer
 from rftstream.models.spec import ModelSpec
 from rftstream.policies.base import Completion, SampleRequest, without_tokens
@@ -31,8 +31,7 @@ from rftstream.weights.adapters import merged_tensors
 from rftstream.weights.snapshot import RawTensor
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
+    from rftstream.models.seeing import ImageFeatures
     from rftstream.policies.batch import DecodingBatch
     from rftstream.policies.prompts import Block, Features, TokenIds
     from rftstream.policies.turns import KeptTurn
@@ -69,7 +68,7 @@ class HfPolicy:
         clock: Clock,
         images: ImageCache | None = None,
     ) -> None:
-        """`images`: pixels of the images that prompts show; None if they show none."""
+        """`images`: what the model gets of the images that prompts show; None if they show none."""
         from rftstream.policies.hf_model import HfModel
         from rftstream.policies.images import PromptImages
         from rftstream.policies.prompts import PromptStore
@@ -78,10 +77,7 @@ class HfPolicy:
         self.slots = config.batch_size
         self._config, self._spec, self._renderer = config, model, renderer
         self._model = HfModel(model)
-        seeing = self._model.seeing
-        self._images = PromptImages(
-            images, None if seeing is None else seeing.tokens, lambda pixels: cast("Any", seeing).features(pixels)
-        )
+        self._images = PromptImages(images, self._model.seeing)
         self._stop_ids = np.asarray(sorted(renderer.stop_token_ids), dtype=np.int64)
         self._versions: list[VersionName] = []
         self._next: tuple[Mapping[str, RawTensor], VersionName] | None = None
@@ -138,7 +134,7 @@ class HfPolicy:
 
     def _recompute(self) -> None:
         """Compute keys and values of running requests anew. Requests whose images cannot be had any more end."""
-        features: dict[int, Tensor] = {}
+        features: dict[int, ImageFeatures] = {}
         for request in self._batch.requests if self._batch is not None else ():
             if (found := self._features_of(request)) is not None:
                 features |= found
@@ -253,7 +249,7 @@ class HfPolicy:
         places: dict[TokenIds, tuple[Block, int]] = {}
         new: dict[TokenIds, None] = {}
         further: dict[TokenIds, KeptTurn] = {}
-        features: dict[int, Tensor] = {}
+        features: dict[int, ImageFeatures] = {}
         longest = most_new = 0
         while self._waiting and len(chosen) < free:
             prompt = self._waiting[0].token_ids
@@ -267,7 +263,7 @@ class HfPolicy:
                         self._waiting.popleft()
                         continue
                     features |= found
-                if (turn := self._turns.find(prompt)) is not None:
+                if (turn := self._turns.find(prompt)) is not None and self._model.extends(prompt, turn):
                     most_new = max(most_new, len(prompt) - len(turn.token_ids))
                     if further and most_new * (len(further) + 1) > self._config.prefill_tokens:
                         break

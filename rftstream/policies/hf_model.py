@@ -15,7 +15,7 @@ from transformers import DynamicCache, logging
 
 from rftstream.errors import PolicyError
 from rftstream.models.folder import loading
-from rftstream.models.seeing import SeeingModel, model_class
+from rftstream.models.seeing import ImageFeatures, SeeingModel, model_class
 from rftstream.models.spec import ModelSpec
 from rftstream.policies import attention
 from rftstream.policies.prompts import Block, Features, TokenIds
@@ -62,56 +62,88 @@ class HfModel:
         images in them."""
         longest = max(len(prompt) for prompt in prompts)
         starts_U1 = torch.tensor([[longest - len(prompt)] for prompt in prompts], device=self.device)
-        token_ids_UL = np.zeros((len(prompts), longest), dtype=np.int64)
-        for row, prompt in enumerate(prompts):
-            token_ids_UL[row, longest - len(prompt) :] = prompt
         columns_1L = torch.arange(longest, device=self.device)[None]
         cache: Any = DynamicCache()
-        logits_UV = self.forward(
-            {
-                **self._read(token_ids_UL, features),
-                "position_ids": (columns_1L - starts_U1).clamp(min=0),
-                "attention_mask": columns_1L >= starts_U1,
-                "past_key_values": cache,
-            }
-        )
+        read, shifts_U = self._read(prompts, [0] * len(prompts), features)
+        logits_UV = self.forward({**read, "attention_mask": columns_1L >= starts_U1, "past_key_values": cache})
         states = [(layer.keys, layer.values) for layer in cache.layers]
-        return Block(prompts=prompts, states=states, logits_UV=logits_UV)
+        return Block(prompts=prompts, states=states, logits_UV=logits_UV, shifts_U=shifts_U)
 
-    def _read(self, token_ids: np.ndarray, features: Features) -> dict[str, Tensor]:
-        """Return what the model reads: tokens, or their embeddings where images stand among them."""
-        places = np.flatnonzero(token_ids < 0)
-        if not len(places):
-            return {"input_ids": torch.from_numpy(token_ids).to(self.device)}
+    def extends(self, prompt: TokenIds, turn: KeptTurn) -> bool:
+        """Return whether `extend` may go on from the turn: not where a new image's tokens see each other."""
+        ahead = self.seeing is not None and self.seeing.looks_ahead
+        return not (ahead and any(token < 0 for token in prompt[len(turn.token_ids) :]))
+
+    def _read(
+        self, prompts: Sequence[TokenIds], begins: Sequence[int], features: Features
+    ) -> tuple[dict[str, Tensor], np.ndarray]:
+        """Return what the model reads of each prompt, from token `begins` on and padded on the left: tokens and
+        positions; or embeddings, where images stand among them. Return also `Block.shifts_U`."""
+        width = max(len(prompt) - begin for prompt, begin in zip(prompts, begins, strict=True))
+        token_ids_UW = np.zeros((len(prompts), width), dtype=np.int64)
+        positions_UW = np.zeros((len(prompts), width), dtype=np.int64)
+        for row, (prompt, begin) in enumerate(zip(prompts, begins, strict=True)):
+            start = width - (len(prompt) - begin)
+            token_ids_UW[row, start:] = prompt[begin:]
+            positions_UW[row, start:] = np.arange(begin, len(prompt))
+        shifts_U = np.zeros(len(prompts), dtype=np.int64)
+        if not features or not any(token < 0 for prompt in prompts for token in prompt):
+            read = {"input_ids": torch.from_numpy(token_ids_UW), "position_ids": torch.from_numpy(positions_UW)}
+            return {name: one.to(self.device) for name, one in read.items()}, shifts_U
         assert self.seeing is not None, "others are given no images"
-        tokens = self.seeing.tokens
-        numbers = token_ids.reshape(-1)[places[:: tokens.per_image]]
-        read = torch.from_numpy(np.where(token_ids < 0, tokens.token_id, token_ids)).to(self.device)
-        features_IKD = torch.stack([features[int(number)] for number in numbers])
-        return {"inputs_embeds": self.seeing.embed(read, torch.from_numpy(places).to(self.device), features_IKD)}
+        shown = [images_in(prompt, features) for prompt in prompts]
+        positions = self._image_positions(prompts, begins, shown, positions_UW, shifts_U)
+        read = {"position_ids": torch.from_numpy(positions).to(self.device)}
+        is_image_UW = torch.from_numpy(token_ids_UW < 0).to(self.device)
+        tokens_UW = torch.from_numpy(np.maximum(token_ids_UW, 0)).to(self.device)
+        new = [one for row, begin in zip(shown, begins, strict=True) for place, one in row if place >= begin]
+        if not new:
+            return {**read, "input_ids": tokens_UW}, shifts_U
+        places_N = torch.from_numpy(np.flatnonzero(token_ids_UW < 0)).to(self.device)
+        embeddings = self.seeing.embed(tokens_UW, places_N, torch.cat([one.features_KD for one in new]))
+        return {**read, "inputs_embeds": embeddings, **self.seeing.attention(is_image_UW)}, shifts_U
+
+    def _image_positions(
+        self,
+        prompts: Sequence[TokenIds],
+        begins: Sequence[int],
+        shown: Sequence[Sequence[tuple[int, ImageFeatures]]],
+        positions_UW: np.ndarray,
+        shifts_U: np.ndarray,
+    ) -> np.ndarray:
+        """Return positions [3, U, W] if the model has its own for images, and fill in `shifts_U`; else those of text,
+        as they are."""
+        assert self.seeing is not None
+        placeholder, width = self.seeing.tokens.token_id, positions_UW.shape[1]
+        positions_3UW = np.repeat(positions_UW[None], 3, axis=0)
+        has_own = False
+        for row, (prompt, begin) in enumerate(zip(prompts, begins, strict=True)):
+            ids = np.asarray(prompt)
+            own_3T = self.seeing.positions(np.where(ids < 0, placeholder, ids), [image for _, image in shown[row]])
+            if own_3T is not None:
+                positions_3UW[:, row, width - (len(prompt) - begin) :] = own_3T[:, begin:]
+                shifts_U[row] = int(own_3T.max()) + 1 - len(prompt)
+                has_own = True
+        return positions_3UW if has_own else positions_UW
 
     def extend(self, prompts: Sequence[TokenIds], turns: Sequence[KeptTurn], features: Features) -> Block:
         """Return the same as `compute` for prompts that each begin with a turn. Only what is new is computed.
 
         Turns and what is new are each padded on the left. Afterwards each turn is moved up to what is new."""
-        before_U = torch.tensor([len(turn.token_ids) for turn in turns])
-        new = [prompt[len(turn.token_ids) :] for prompt, turn in zip(prompts, turns, strict=True)]
-        new_U = torch.tensor([len(one) for one in new])
+        begins = [len(turn.token_ids) for turn in turns]
+        before_U = torch.tensor(begins)
+        new_U = torch.tensor([len(prompt) for prompt in prompts]) - before_U
         before, width = int(before_U.max()), int(new_U.max())
-        token_ids_UN = np.zeros((len(new), width), dtype=np.int64)
-        for row, one in enumerate(new):
-            token_ids_UN[row, width - len(one) :] = one
+        read, shifts_U = self._read(prompts, begins, features)
         columns_1L = torch.arange(before + width)[None]
         is_turn_UL = (columns_1L >= before - before_U[:, None]) & (columns_1L < before)
         is_new_UL = columns_1L >= before + width - new_U[:, None]
-        positions_UN = (before_U + new_U)[:, None] - width + torch.arange(width)[None]
         cache: Any = DynamicCache()
         for number in range(len(turns[0].states)):
             cache.update(*(_padded([turn.states[number][part] for turn in turns], before) for part in (0, 1)), number)
         logits_UV = self.forward(
             {
-                **self._read(token_ids_UN, features),
-                "position_ids": positions_UN.clamp(min=0).to(self.device),
+                **read,
                 "attention_mask": (is_turn_UL | is_new_UL).to(self.device),
                 "past_key_values": cache,
             }
@@ -122,7 +154,7 @@ class HfModel:
         states = [
             (_gathered(layer.keys, sources_U1L1), _gathered(layer.values, sources_U1L1)) for layer in cache.layers
         ]
-        return Block(prompts=tuple(prompts), states=states, logits_UV=logits_UV)
+        return Block(prompts=tuple(prompts), states=states, logits_UV=logits_UV, shifts_U=shifts_U)
 
     def forward(self, inputs: Mapping[str, Any]) -> Tensor:
         """Return the logits of the next token, [B, V]; the cache grows by the given tokens."""
@@ -137,6 +169,17 @@ class HfModel:
     def close(self) -> None:
         """Drop the model, so that its memory is given back."""
         self._model, self.seeing, self.parameters = None, None, {}
+
+
+def images_in(prompt: TokenIds, features: Features) -> list[tuple[int, ImageFeatures]]:
+    """Return the images of a prompt in order, each with the place of its first placeholder."""
+    places = [place for place, token in enumerate(prompt) if token < 0]
+    found, number = [], 0
+    while number < len(places):
+        image = features[prompt[places[number]]]
+        found.append((places[number], image))
+        number += len(image.features_KD)
+    return found
 
 
 def _padded(rows: Sequence[Tensor], width: int) -> Tensor:

@@ -29,7 +29,7 @@ from rftstream.data.tasksets.open import open_taskset
 from rftstream.errors import ConfigError, RftError
 from rftstream.models.chat_template import GIVEN
 from rftstream.models.folder import for_section, prepare_model
-from rftstream.models.images import images_of
+from rftstream.models.image_tokens import images_of
 from rftstream.models.rendering import Renderer, joined, open_renderer
 from rftstream.models.spec import ModelSpec
 from rftstream.models.tokenizer import SPECIAL_NAMES
@@ -211,7 +211,7 @@ def _measure(
         problem = taskset.problem(index)
         bound = added + sum(len(message.content.encode()) + TEMPLATE_TOKENS for message in problem.messages)
         if (shown := len(images_of(problem.messages))) and (tokens := rendering.renderer.images) is not None:
-            bound += shown * tokens.per_image
+            bound += sum(map(tokens.count, images_of(problem.messages)))
         brings_new = rendering.is_closed and _brings_new(characters, problem)
         is_seen = not shown or rendering.renderer.images is not None
         short = (context is None or bound < context) and is_seen

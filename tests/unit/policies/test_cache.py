@@ -92,7 +92,8 @@ def test_what_a_broken_row_left_behind_reaches_nobody():
 def test_the_newest_prompts_are_known():
     def block(*prompts):
         states = states_of([len(one) for one in prompts], max(map(len, prompts)), np.random.default_rng(0))
-        return Block(prompts=prompts, states=states, logits_UV=torch.zeros(len(prompts), 7))
+        return Block(prompts=prompts, states=states, logits_UV=torch.zeros(len(prompts), 7),
+                     shifts_U=np.zeros(len(prompts), np.int64))  # fmt: skip
 
     store = PromptStore(max_tokens=10)
     first, second, third = block((1, 2, 3), (4,)), block((5, 6)), block((4,), (7, 8))

@@ -249,11 +249,11 @@ def test_pixels_are_held_within_bounds(spec):
         fetched.append(media.digest)
         return decode_data_url(media.url)
 
-    from rftstream.models.images import ImageCache
+    from rftstream.models.image_inputs import ImageCache
 
     cache = ImageCache(fetch, spec.folder, max_bytes=2 * 3 * 32 * 32 * 4)
     for place in (0, 1, 0, 2, 0, 1):
-        cache.pixels(PICTURES[place])
+        cache.inputs(PICTURES[place])
     assert [PICTURES.index(next(one for one in PICTURES if one.digest == digest)) for digest in fetched] == [0, 1, 2, 1]
     with pytest.raises(ImageError):
-        cache.pixels(image_in(b"no image"))
+        cache.inputs(image_in(b"no image"))
