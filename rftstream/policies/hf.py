@@ -13,8 +13,9 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from msgspec import Meta
@@ -35,6 +36,10 @@ if TYPE_CHECKING:
     from rftstream.policies.batch import DecodingBatch
     from rftstream.policies.prompts import Block, Features, TokenIds
     from rftstream.policies.turns import KeptTurn
+
+
+WAIT_S = 0.05
+"""Longest time in seconds that a step waits for an image, where there is nothing else to do."""
 
 
 class HfPolicy:
@@ -83,6 +88,8 @@ class HfPolicy:
         self._next: tuple[Mapping[str, RawTensor], VersionName] | None = None
         """The next version. It waits until all that runs has finished."""
         self._waiting: deque[SampleRequest] = deque()
+        self._arriving: list[tuple[SampleRequest, tuple[Future[Any], ...]]] = []
+        """Requests whose images are being fetched."""
         self._refused: list[Completion] = []
         self._prompts = PromptStore(2 * config.prefill_tokens)
         self._turns = TurnStore(config.turn_tokens)
@@ -102,7 +109,7 @@ class HfPolicy:
     def num_active(self) -> int:
         """Number of requests that are sampled, wait, or were refused and not returned yet."""
         active = self._batch.num_alive if self._batch is not None else 0
-        return active + len(self._waiting) + len(self._refused)
+        return active + len(self._arriving) + len(self._waiting) + len(self._refused)
 
     def load(self, tensors: Mapping[str, RawTensor], name: VersionName) -> None:
         """Take over a version as `in_flight` says. WeightsError unless the tensors are those of this model."""
@@ -163,7 +170,19 @@ class HfPolicy:
         elif not request.images:
             self._waiting.append(request)
         else:
+            self._arriving.append((request, self._images.fetch(request)))
+            self._take_arrived()
+
+    def _take_arrived(self) -> None:
+        """Put requests in the queue whose images are there. Those whose images cannot be shown are refused."""
+        arriving, self._arriving = self._arriving, []
+        for request, images in arriving:
+            if not all(image.done() for image in images):
+                self._arriving.append((request, images))
+                continue
             try:
+                for image in images:
+                    image.result()
                 self._waiting.append(replace(request, token_ids=self._images.admit(request)))
             except (ImageError, WeightsError) as error:
                 self._refused.append(without_tokens(request, "error", str(error)))
@@ -174,6 +193,7 @@ class HfPolicy:
 
     def abort(self, request_id: str) -> None:
         """Forget a request. Unknown ids are ignored."""
+        self._arriving = [one for one in self._arriving if one[0].request_id != request_id]
         self._waiting = deque(request for request in self._waiting if request.request_id != request_id)
         self._refused = [completion for completion in self._refused if completion.request_id != request_id]
         if self._batch is not None:
@@ -187,6 +207,10 @@ class HfPolicy:
             return self._step()
 
     def _step(self) -> list[Completion]:
+        if self._arriving:
+            if not (self._refused or self._waiting or self._batch):
+                wait([image for _, images in self._arriving for image in images], WAIT_S, FIRST_COMPLETED)
+            self._take_arrived()
         done, self._refused = self._refused, []
         if self._versions:
             self._go_on()
@@ -200,12 +224,14 @@ class HfPolicy:
 
     def idle_s(self) -> float:
         """Return 0 while there is something to do, else infinity."""
-        return 0.0 if self._refused or (self._versions and self.num_active) else math.inf
+        return 0.0 if self._refused or self._arriving or (self._versions and self.num_active) else math.inf
 
     def close(self) -> None:
         """Drop all requests and the model."""
         self._batch = None
         self._model.close()
+        self._images.close()
+        self._arriving.clear()
         self._waiting.clear()
         self._prompts.clear()
         self._turns.clear()

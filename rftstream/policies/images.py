@@ -10,15 +10,18 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from rftstream.contracts.tasks import Media
 from rftstream.errors import ImageError
-from rftstream.models.image_inputs import ImageCache
+from rftstream.models.image_inputs import ImageCache, ImageInputs
 from rftstream.models.images import image_name
 from rftstream.models.seeing import ImageFeatures, SeeingModel
 from rftstream.policies.base import SampleRequest
 from rftstream.policies.prompts import Features, TokenIds
 
+THREADS = 4
+"""Number of images that are fetched at once."""
 MAX_FEATURES = 64
 """Number of images whose features are kept for prompts that come later."""
 MAX_MEDIA = 65536
@@ -28,8 +31,9 @@ DIGITS = 15
 
 
 class PromptImages:
-    """The images of the requests that `hf` has. `HfPolicy` makes it, calls `admit` for each request, `features` before
-    it computes prompts, and `forget_features` when new weights come."""
+    """The images of the requests that `hf` has. `HfPolicy` makes it, calls `fetch` for each request and `admit` when
+    its images are there, `features` before it computes prompts, `forget_features` when new weights come, and `close`.
+    Images are fetched and decoded in threads, beside the sampling."""
 
     def __init__(self, cache: ImageCache | None, seeing: SeeingModel | None) -> None:
         """Both are None if the model is not shown images."""
@@ -37,6 +41,21 @@ class PromptImages:
         self._shown: OrderedDict[int, tuple[Media, int]] = OrderedDict()
         """Number of an image -> its reference, and how many placeholders it has."""
         self._features: OrderedDict[int, ImageFeatures] = OrderedDict()
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="images")
+        self._fetching: dict[str, Future[ImageInputs]] = {}
+        """Digest -> the image that is being fetched."""
+
+    def fetch(self, request: SampleRequest) -> tuple[Future[ImageInputs], ...]:
+        """Begin to fetch the request's images, each once whoever shows it. What an image raises is what `admit`
+        would."""
+        if self._cache is None:
+            return ()
+        self._fetching = {digest: one for digest, one in self._fetching.items() if not one.done()}
+        images = {span.image.digest: span.image for span in request.images}
+        for digest, image in images.items():
+            if digest not in self._fetching:
+                self._fetching[digest] = self._threads.submit(self._cache.inputs, image)
+        return tuple(self._fetching[digest] for digest in images)
 
     def admit(self, request: SampleRequest) -> TokenIds:
         """Return the request's tokens with numbers in the places of its images. ImageError if an image cannot be
@@ -72,6 +91,10 @@ class PromptImages:
         while len(self._features) > MAX_FEATURES:
             self._features.popitem(last=False)
         return found
+
+    def close(self) -> None:
+        """End the threads."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def forget_features(self) -> None:
         """Forget what the weights that are replaced have computed."""

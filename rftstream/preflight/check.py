@@ -28,6 +28,7 @@ from rftstream.data.tasksets.base import Taskset
 from rftstream.data.tasksets.open import open_taskset
 from rftstream.errors import ConfigError, RftError
 from rftstream.models.chat_template import GIVEN
+from rftstream.models.classifiers import HeldClassifier
 from rftstream.models.folder import for_section, prepare_model
 from rftstream.models.image_tokens import images_of
 from rftstream.models.rendering import Renderer, joined, open_renderer
@@ -172,6 +173,8 @@ def _taskset(
     with collect(f"{line.place}.reward"):
         check_given(line.place, section)
         reward = build_reward(section.reward, config, where=f"{line.place}.reward", section=section)
+        found = (getattr(one, "held", None) for one in reward.rewards)
+        line.held += [one for one in found if isinstance(one, HeldClassifier)]
     with collect(line.place):
         taskset = open_taskset(name, section, config)
         line.problems = len(taskset)
@@ -364,7 +367,8 @@ def _memory(config: RunConfig, report: CheckReport) -> MemoryEstimate | None:
     }
     longest = longest_row(config, prompts, report.context)
     needs = frozenset[str]().union(*(one.needs for one in _built(config)))
-    return estimate_memory(config, report.model, longest, needs, known, _critic(config, report.model))
+    held = tuple(dict.fromkeys(one for line in report.tasksets for one in line.held))
+    return estimate_memory(config, report.model, longest, needs, known, _critic(config, report.model), held)
 
 
 def _critic(config: RunConfig, spec: ModelSpec) -> ModelSizes | None:
