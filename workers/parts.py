@@ -17,7 +17,7 @@ from rftstream.environments.call_workers import CallWorkers
 from rftstream.environments.calls import EnvironmentCalls
 from rftstream.errors import ConfigError
 from rftstream.models.folder import prepare_model
-from rftstream.models.images import ImageCache, check_takes_images
+from rftstream.models.image_tokens import check_takes_images, image_cache
 from rftstream.models.rendering import Renderer, open_renderer
 from rftstream.models.spec import ModelSpec
 from rftstream.policies.base import Policy
@@ -64,7 +64,7 @@ def turn_loop(
     media = MediaStore(context.open_store(patience_s=MEDIA_PATIENCE_S))
     takes = registry.find_spec(PolicySpec, policy_name).takes_images
     check_takes_images(spec.folder, f"policy {policy_name!r}", takes, advice="use 'hf'")
-    more = {"images": ImageCache.of(spec.folder, media.get)} if takes else {}
+    more = {"images": image_cache(spec.folder, media.get)} if takes else {}
     policy: Policy = policy_class(options, model=spec, renderer=renderer, clock=context.clock, **more)
     loop = TurnLoop(
         policy=policy,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-from rftstream.models.images import ImageCache
+from rftstream.models.image_tokens import image_cache
 from rftstream.roles.trainer import TRAINER
 from rftstream.roles.trainer.pending_update import Inline
 from rftstream.roles.trainer.step import TrainerStep
@@ -19,7 +19,7 @@ def build(context: RoleContext) -> Role:
     config, settings = context.config, context.config.trainer
     spec = model_spec(context, device=settings.device, threads=settings.threads)
     store = context.open_store()
-    training = build_training(config, spec, images=ImageCache.of(spec.folder, MediaStore(store).get))
+    training = build_training(config, spec, images=image_cache(spec.folder, MediaStore(store).get))
     deletions = TrimmedDeletions(context.transport, store, context.clock, compacts=config.retention is not None)
     step = TrainerStep(
         config=config,

@@ -44,8 +44,17 @@ class CallForm:
 class ChatTemplate:
     """A model's chat template, compiled. A renderer makes one and calls `render`."""
 
-    def __init__(self, source: str, *, model: str, special: Mapping[str, str], kwargs: Mapping[str, Any]) -> None:
-        self.source = source
+    def __init__(
+        self,
+        source: str,
+        *,
+        model: str,
+        special: Mapping[str, str],
+        kwargs: Mapping[str, Any],
+        show: Callable[[str, Sequence[ChatMessage]], str] | None = None,
+    ) -> None:
+        """`show`: puts what stands for each image of the messages into the text that the template wrote."""
+        self.source, self._show = source, show
         self.dated = False
         """Whether a prompt rendered so far has the date in it."""
         self._model = model
@@ -62,7 +71,8 @@ class ChatTemplate:
     ) -> str:
         """Return the text of the conversation. ConfigError if the template refuses it."""
         form = self.call_form if any(message.tool_calls or message.tool_call_id for message in messages) else None
-        return self._render([self._map_of(one, form) for one in messages], tools, add_generation_prompt)
+        text = self._render([self._map_of(one, form) for one in messages], tools, add_generation_prompt)
+        return text if self._show is None else self._show(text, messages)
 
     @functools.cached_property
     def call_form(self) -> CallForm | None:

@@ -25,6 +25,19 @@ NO_LIMIT = 1 << 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeldClassifier:
+    """A classifier that each process which scores holds, as far as its memory goes. Equal ones are loaded once."""
+
+    folder: Path
+    device: str
+    dtype: str
+    batch_size: int
+    """Texts of one forward pass."""
+    limit: int | None
+    """Largest number of tokens of a text; None if nobody knows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClassifierFolder:
     """A sequence classifier on disk. `read_classifier` makes it."""
 

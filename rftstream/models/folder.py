@@ -17,7 +17,7 @@ from rftstream.errors import ConfigError
 from rftstream.models.classifiers import RENDERING_FILE, as_classifier
 from rftstream.models.devices import check_device
 from rftstream.models.files import digest_bytes, digest_files, read_json, tokenizer_files, write_json
-from rftstream.models.images import processor_digest
+from rftstream.models.image_tokens import processor_digest
 from rftstream.models.made import RECIPE, make_model
 from rftstream.models.spec import ModelSpec
 

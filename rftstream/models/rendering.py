@@ -7,7 +7,6 @@ import functools
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -20,7 +19,7 @@ from rftstream.models import tool_calls
 from rftstream.models.chat_template import ChatTemplate
 from rftstream.models.families import FamilyParser, open_parser
 from rftstream.models.files import read_json
-from rftstream.models.images import ImageTokens, images_of, why_no_images
+from rftstream.models.image_tokens import ImageTokens, images_of, why_no_images
 from rftstream.models.spec import ModelSpec
 from rftstream.models.splice import Continuation, Conversation, Splicer, difference
 from rftstream.models.tokenizer import SPECIAL_NAMES, open_tokenizer, token_text
@@ -196,13 +195,14 @@ class HfRenderer:
         self._tokenizer = tokenizer = open_tokenizer(spec, settings)
         special = {name: text for name in SPECIAL_NAMES if (text := token_text(settings.get(name))) is not None}
         kwargs = dict(spec.chat_template_kwargs)
-        self._template = ChatTemplate(template, model=spec.name, special=special, kwargs=kwargs)
+        self.images, self._folder = ImageTokens.of(spec.folder), spec.folder
+        show = None if self.images is None else self._show
+        self._template = ChatTemplate(template, model=spec.name, special=special, kwargs=kwargs, show=show)
         self.names = self._template.names
         self._name = spec.name
         decoder = config.get("text_config", config)  # of models that read more than text
         self.context = spec.context or decoder.get("max_position_embeddings")
         self.vocabulary_size = int(decoder.get("vocab_size") or tokenizer.size)
-        self.images, self._folder = ImageTokens.of(spec.folder), spec.folder
         eos = tokenizer.ids.get(special.get("eos_token", ""))
         self.stop_token_ids = _stop_token_ids(spec, config, eos)
         self._end = (eos,) if eos is not None else tuple(sorted(self.stop_token_ids)[:1])
@@ -224,7 +224,9 @@ class HfRenderer:
 
     def render(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
         self._refuse_images(messages)
-        return self._with_images(self.encode(self._template.render(messages, tools)), messages)
+        token_ids = self.encode(self._template.render(messages, tools))
+        self._check_images(token_ids, messages)
+        return token_ids
 
     def _refuse_images(self, messages: Sequence[ChatMessage]) -> None:
         """Raise ConfigError if there are images and the model is not shown any. Its template would write something in
@@ -234,14 +236,23 @@ class HfRenderer:
                 f"model {self._name}: got {len(shown)} images, which it is not shown: {why_no_images(self._folder)}"
             )
 
-    def _with_images(self, token_ids: tuple[int, ...], messages: Sequence[ChatMessage]) -> tuple[int, ...]:
-        """Return the ids of a text that shows these messages, with all tokens of their images."""
-        if self.images is None:
-            return token_ids
+    def _show(self, text: str, messages: Sequence[ChatMessage]) -> str:
+        """Return what the template wrote with all that stands for images. ConfigError if a text writes their marks."""
+        assert self.images is not None
         try:
-            return self.images.expand(token_ids, len(images_of(messages)))
+            return self.images.expand(
+                text, images_of(messages), placeholder=self._tokenizer.full_text([self.images.token_id])
+            )
         except ConfigError as error:
             raise ConfigError(f"model {self._name}: {error}") from None
+
+    def _check_images(self, token_ids: Sequence[int], messages: Sequence[ChatMessage]) -> None:
+        """Raise ConfigError unless the placeholders in ids are those of the messages' images."""
+        if self.images is not None:
+            try:
+                self.images.spans(token_ids, images_of(messages))
+            except ConfigError as error:
+                raise ConfigError(f"model {self._name}: {error}") from None
 
     def render_whole(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
         """Return the ids of a finished conversation, as the template writes it. ConfigError if the template or the
@@ -263,8 +274,10 @@ class HfRenderer:
             )
         ids = self.encode(said)
         ends = [place for place, token in enumerate(ids) if token in self.stop_token_ids]
-        prompt = self._with_images(self.encode(before), messages[:-1])
-        return prompt, self._with_images(ids[: ends[0] + 1] if ends else (*ids, *self._end), ())
+        prompt = self.encode(before)
+        self._check_images(prompt, messages[:-1])
+        self._check_images(ids, ())
+        return prompt, ids[: ends[0] + 1] if ends else (*ids, *self._end)
 
     def parse(
         self,
@@ -305,9 +318,9 @@ class HfRenderer:
     ) -> Continuation:
         self._refuse_images(now.messages)
         found = self._splicer.continue_prompt(known, num_said, before, now)
-        if found.break_reason is not None:
-            return found
-        return replace(found, token_ids=self._with_images(found.token_ids, now.messages[len(before.messages) + 1 :]))
+        if found.break_reason is None:
+            self._check_images(found.token_ids, now.messages[len(before.messages) + 1 :])
+        return found
 
     def encode(self, text: str) -> tuple[int, ...]:
         try:

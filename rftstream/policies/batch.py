@@ -4,7 +4,7 @@ once.
 Each row has a slot of the cache. A row joins with a prompt that was computed, or goes on from a turn that is kept: then
 what is new in its prompt is computed in the same pass as the next token of the others.
 
-Shapes: B rows, N rows that join or tokens of a pass, T sampled tokens of a row, V vocabulary."""
+Shapes: B rows, N rows that join or tokens of a pass, L tokens of a prompt, T sampled tokens of a row, V vocabulary."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rftstream.models.rendering import Renderer
 from rftstream.policies.base import Completion, SampleRequest
 from rftstream.policies.cache import LayerStates, SlotCache
 from rftstream.policies.packed import PackedRows
-from rftstream.policies.prompts import Block, TokenIds
+from rftstream.policies.prompts import Block, TokenIds, shift_behind
 from rftstream.policies.sampling import Sampler, SamplingTable
 from rftstream.policies.turns import KeptTurn
 
@@ -30,6 +30,7 @@ ARRAYS = (
     "_slots_B",
     "_limits_B",
     "_lengths_B",
+    "_shifts_B",
     "_alive_B",
     "_broken_B",
     "_before_B",
@@ -56,6 +57,8 @@ class DecodingBatch:
         self._limits_B = np.zeros(0, dtype=np.int64)
         self._lengths_B = np.zeros(0, dtype=np.int64)
         """Number of tokens of each row in the cache."""
+        self._shifts_B = np.zeros(0, dtype=np.int64)
+        """By how much the positions of tokens behind the last image differ from their numbers in the row."""
         self._alive_B = np.zeros(0, dtype=bool)
         self._broken_B = np.zeros(0, dtype=bool)
         """Rows in whose slot there may be something else than numbers."""
@@ -68,6 +71,8 @@ class DecodingBatch:
         self._table = SamplingTable.of([], [])
         self._seen: tuple[Tensor, Tensor] | None = None
         self._cache = SlotCache(max_rows)
+        self._own_3L: dict[int, np.ndarray] = {}
+        """Row that goes on with new images -> the model's own positions of its prompt, until they are computed."""
         self._logits_BV: Any = None
         """Logits of the next token of each row."""
 
@@ -96,21 +101,27 @@ class DecodingBatch:
     def join(self, requests: Sequence[SampleRequest], block: Block, which: Sequence[int]) -> None:
         """Add requests as new rows. Their prompts are numbers `which` of the block. There must be free slots."""
         lengths = [len(request.token_ids) for request in requests]
-        self._add(requests, self._cache.put(block.states, which, lengths), lengths)
+        self._add(requests, self._cache.put(block.states, which, lengths), lengths, block.shifts_U[list(which)])
         logits_NV = block.logits_UV[torch.tensor(which, device=self._device)]
         self._logits_BV = logits_NV if self._logits_BV is None else torch.cat([self._logits_BV, logits_NV])
 
-    def go_on(self, request: SampleRequest, turn: KeptTurn) -> None:
+    def go_on(self, request: SampleRequest, turn: KeptTurn, own_3L: np.ndarray | None = None) -> None:
         """Add a request, whose prompt begins with a turn, as a new row. It takes the turn's slot; there must be a free
-        one if the turn has none. What is new in the prompt is among the next tokens."""
+        one if the turn has none. What is new in the prompt is among the next tokens. `own_3L`: positions of the prompt
+        if there are new images and the model has its own positions for them."""
         length = len(turn.token_ids)
         if turn.slot is None:
             assert turn.states is not None, "it is in one place or the other"
             [turn.slot] = self._cache.put(turn.states, [0], [length])
-        self._add([request], [turn.slot], [length])
+        shift = turn.shift
+        if own_3L is not None:
+            self._own_3L[self.num_rows], shift = own_3L, shift_behind(own_3L)
+        self._add([request], [turn.slot], [length], np.asarray([shift]))
         turn.slot = turn.states = None
 
-    def _add(self, requests: Sequence[SampleRequest], slots: Sequence[int], lengths: Sequence[int]) -> None:
+    def _add(
+        self, requests: Sequence[SampleRequest], slots: Sequence[int], lengths: Sequence[int], shifts_N: np.ndarray
+    ) -> None:
         num = len(requests)
         context = self._renderer.context or np.iinfo(np.int64).max
         known_N = np.asarray([len(request.token_ids) for request in requests])
@@ -118,6 +129,7 @@ class DecodingBatch:
             "_slots_B": np.asarray(slots),
             "_limits_B": np.minimum([request.max_tokens for request in requests], context - known_N),
             "_lengths_B": np.asarray(lengths),
+            "_shifts_B": shifts_N,
             "_alive_B": np.ones(num, dtype=bool),
             "_before_B": np.asarray([request.num_sampled for request in requests], dtype=np.int64),
         }
@@ -178,22 +190,28 @@ class DecodingBatch:
 
     # ------------------------------------------------------------------------------------------ one token of each
 
-    def next_tokens(self) -> tuple[np.ndarray, PackedRows]:
-        """Return the tokens that the cache does not hold yet, int64 [N], with their places: of each row the last one,
-        or what is new in its prompt. The cache is made ready for them."""
+    def next_tokens(self) -> tuple[np.ndarray, np.ndarray, PackedRows]:
+        """Return the tokens that the cache does not hold yet, int64 [N], with their positions, int64 [N] or [3, N], and
+        places: of each row the last one, or what is new in its prompt. The cache is made ready for them."""
         counts_B = np.asarray([len(request.token_ids) for request in self._requests])
         counts_B += self._num_sampled_B - self._lengths_B
         rows = PackedRows(self._slots_B, self._lengths_B, counts_B, self._device)
         newest_B = self._tokens_BT[np.arange(self.num_rows), self._num_sampled_B - 1].tolist()
+        positions_N = rows.positions_N + np.repeat(self._shifts_B[rows.order_B], counts_B[rows.order_B])
+        if self._own_3L:
+            positions_N = np.repeat(positions_N[None], 3, axis=0)
         token_ids: list[int] = []
         for row in rows.order_B.tolist():
+            if (own_3L := self._own_3L.pop(row, None)) is not None:
+                new = slice(len(token_ids), len(token_ids) + counts_B[row])
+                positions_N[:, new] = own_3L[:, -counts_B[row] :]
             if self._num_sampled_B[row]:
                 token_ids.append(newest_B[row])
             else:
                 token_ids += self._requests[row].token_ids[-counts_B[row] :]
         self._cache.write(rows.slots_N, rows.positions_N)
         self._lengths_B += counts_B
-        return np.asarray(token_ids, dtype=np.int64), rows
+        return np.asarray(token_ids, dtype=np.int64), positions_N, rows
 
     @property
     def cache(self) -> Any:
@@ -273,7 +291,7 @@ class DecodingBatch:
         if not request.may_go_on or not count or versions_T[0] != versions_T[-1]:
             return None
         slot, self._slots_B[row] = int(self._slots_B[row]), -1
-        return KeptTurn(self._known(row)[:-1], slot)
+        return KeptTurn(self._known(row)[:-1], slot, shift=int(self._shifts_B[row]))
 
     def forget_turn(self, turn: KeptTurn) -> None:
         """Give up the slot of a turn that is not kept any more."""

@@ -14,8 +14,9 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from msgspec import Meta
@@ -23,7 +24,7 @@ from msgspec import Meta
 from rftstream.clock import Clock
 from rftstream.contracts.versions import VersionName
 from rftstream.errors import ImageError, WeightsError
-from rftstream.models.images import ImageCache
+from rftstream.models.image_inputs import ImageCache
 from rftstream.models.rendering import Renderer
 from rftstream.models.spec import ModelSpec
 from rftstream.policies.base import Completion, SampleRequest, without_tokens
@@ -32,10 +33,13 @@ from rftstream.weights.adapters import merged_tensors
 from rftstream.weights.snapshot import RawTensor
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
+    from rftstream.models.seeing import ImageFeatures
     from rftstream.policies.prompts import Block, Features, TokenIds
     from rftstream.policies.turns import KeptTurn
+
+
+WAIT_S = 0.05
+"""Longest time in seconds that a step waits for an image, where there is nothing else to do."""
 
 
 class HfPolicy:
@@ -70,7 +74,7 @@ class HfPolicy:
         clock: Clock,
         images: ImageCache | None = None,
     ) -> None:
-        """`images`: pixels of the images that prompts show; None if they show none."""
+        """`images`: what the model gets of the images that prompts show; None if they show none."""
         from rftstream.policies.batch import DecodingBatch
         from rftstream.policies.hf_model import HfModel
         from rftstream.policies.images import PromptImages
@@ -80,15 +84,14 @@ class HfPolicy:
         self.slots = config.batch_size
         self._config, self._spec, self._renderer = config, model, renderer
         self._model = HfModel(model)
-        seeing = self._model.seeing
-        self._images = PromptImages(
-            images, None if seeing is None else seeing.tokens, lambda pixels: cast("Any", seeing).features(pixels)
-        )
+        self._images = PromptImages(images, self._model.seeing)
         self._stop_ids = np.asarray(sorted(renderer.stop_token_ids), dtype=np.int64)
         self._versions: list[VersionName] = []
         self._next: tuple[Mapping[str, RawTensor], VersionName] | None = None
         """The next version. It waits until all that runs has finished."""
         self._waiting: deque[_Waiting] = deque()
+        self._arriving: list[tuple[SampleRequest, tuple[Future[Any], ...]]] = []
+        """Requests whose images are being fetched."""
         self._refused: list[Completion] = []
         self._prompts = PromptStore(2 * config.prefill_tokens)
         self._batch = DecodingBatch(renderer, self._stop_ids, self._model.device, config.batch_size)
@@ -107,7 +110,7 @@ class HfPolicy:
     @property
     def num_active(self) -> int:
         """Number of requests that are sampled, wait, or were refused and not returned yet."""
-        return self._batch.num_alive + len(self._waiting) + len(self._refused)
+        return self._batch.num_alive + len(self._arriving) + len(self._waiting) + len(self._refused)
 
     def load(self, tensors: Mapping[str, RawTensor], name: VersionName) -> None:
         """Take over a version as `in_flight` says. WeightsError unless the tensors are those of this model."""
@@ -139,7 +142,7 @@ class HfPolicy:
 
     def _recompute(self) -> None:
         """Compute keys and values of running requests anew. Requests whose images cannot be had any more end."""
-        features: dict[int, Tensor] = {}
+        features: dict[int, ImageFeatures] = {}
         self._leave()
         for request in self._batch.requests:
             if (found := self._features_of(request)) is None:
@@ -167,10 +170,24 @@ class HfPolicy:
             self._refused.append(without_tokens(request, "error", "the prompt is empty or has ids out of range"))
         elif room <= 0:
             self._refused.append(without_tokens(request, "length", None))
+        elif request.images:
+            self._arriving.append((request, self._images.fetch(request)))
+            self._take_arrived()
         else:
+            self._waiting.append(_Waiting(request, self._find_turn(request.token_ids)))
+
+    def _take_arrived(self) -> None:
+        """Put requests in the queue whose images are there. Those whose images cannot be shown are refused."""
+        arriving, self._arriving = self._arriving, []
+        for request, images in arriving:
+            if not all(image.done() for image in images):
+                self._arriving.append((request, images))
+                continue
             try:
-                request = replace(request, token_ids=self._images.admit(request)) if request.images else request
-                self._waiting.append(_Waiting(request, self._turns.find(request.token_ids)))
+                for image in images:
+                    image.result()
+                request = replace(request, token_ids=self._images.admit(request))
+                self._waiting.append(_Waiting(request, self._find_turn(request.token_ids)))
             except (ImageError, WeightsError) as error:
                 self._refused.append(without_tokens(request, "error", str(error)))
 
@@ -180,6 +197,7 @@ class HfPolicy:
 
     def abort(self, request_id: str) -> None:
         """Forget a request. Unknown ids are ignored."""
+        self._arriving = [one for one in self._arriving if one[0].request_id != request_id]
         self._waiting = deque(waiting for waiting in self._waiting if waiting.request.request_id != request_id)
         self._refused = [completion for completion in self._refused if completion.request_id != request_id]
         self._batch.forget(request_id)
@@ -192,6 +210,10 @@ class HfPolicy:
             return self._step()
 
     def _step(self) -> list[Completion]:
+        if self._arriving:
+            if not (self._refused or self._waiting or self._batch.num_alive):
+                wait([image for _, images in self._arriving for image in images], WAIT_S, FIRST_COMPLETED)
+            self._take_arrived()
         done, self._refused = self._refused, []
         if self._versions:
             self._leave()
@@ -207,11 +229,13 @@ class HfPolicy:
 
     def idle_s(self) -> float:
         """Return 0 while there is something to do, else infinity."""
-        return 0.0 if self._refused or (self._versions and self.num_active) else math.inf
+        return 0.0 if self._refused or self._arriving or (self._versions and self.num_active) else math.inf
 
     def close(self) -> None:
         """Drop all requests and the model."""
         self._model.close()
+        self._images.close()
+        self._arriving.clear()
         self._waiting.clear()
         self._prompts.clear()
         self._turns.clear()
@@ -222,10 +246,10 @@ class HfPolicy:
     # ------------------------------------------------------------------------------------------ who joins
 
     def _go_on_from_turns(self) -> Features:
-        """Let requests join that go on from turns that are kept. Return the features of images in their prompts.
+        """Let requests join that go on from turns that are kept. Return the features of new images in their prompts.
 
         They do not wait as others do, since what is new in their prompts needs no pass of its own."""
-        features: dict[int, Tensor] = {}
+        features: dict[int, ImageFeatures] = {}
         num_new = 0
         for waiting in list(self._waiting):
             if (turn := self._turn_of(waiting)) is None:
@@ -237,21 +261,28 @@ class HfPolicy:
                 break
             num_new += new
             self._waiting.remove(waiting)
-            if request.images:
+            own_3L = None
+            if any(token < 0 for token in request.token_ids[-new:]):
                 if (found := self._features_of(request)) is None:
                     continue
                 features |= found
+                own_3L = self._model.positions(request.token_ids, found)
             if turn.slot is None:
                 self._make_room(1)
             self._turns.take(turn)
-            self._batch.go_on(request, turn)
+            self._batch.go_on(request, turn, own_3L)
         return features
 
     def _turn_of(self, waiting: _Waiting) -> KeptTurn | None:
         """Return the turn that a request goes on from; None if none is kept any more."""
         if waiting.turn is not None and not self._turns.has(waiting.turn):
-            waiting.turn = self._turns.find(waiting.request.token_ids)
+            waiting.turn = self._find_turn(waiting.request.token_ids)
         return waiting.turn
+
+    def _find_turn(self, prompt: TokenIds) -> KeptTurn | None:
+        """Return the longest turn that is kept and that the prompt may go on from."""
+        turn = self._turns.find(prompt)
+        return turn if turn is not None and self._model.extends(prompt, turn) else None
 
     def _make_room(self, count: int) -> None:
         """See to so many free slots. Turns that are kept give theirs up."""
@@ -289,7 +320,7 @@ class HfPolicy:
         chosen: list[SampleRequest] = []
         places: dict[TokenIds, tuple[Block, int]] = {}
         new: dict[TokenIds, None] = {}
-        features: dict[int, Tensor] = {}
+        features: dict[int, ImageFeatures] = {}
         longest = 0
         for waiting in [waiting for waiting in self._waiting if waiting.turn is None]:
             request, prompt = waiting.request, waiting.request.token_ids
@@ -324,8 +355,9 @@ class HfPolicy:
         """Compute the logits of the next token of all rows. This happens in the step that samples it, so with the
         weights of that step."""
         if self._batch.num_rows:
-            token_ids_N, rows = self._batch.next_tokens()
-            self._batch.computed(self._model.compute_packed(token_ids_N, rows, self._batch.cache, features))
+            token_ids_N, positions, rows = self._batch.next_tokens()
+            cache = self._batch.cache
+            self._batch.computed(self._model.compute_packed(token_ids_N, positions, rows, cache, features))
 
     def _sample(self) -> list[Completion]:
         """Sample a token of each row, and return the completions that finished."""

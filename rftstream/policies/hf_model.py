@@ -5,7 +5,7 @@ Shapes: U prompts, L their tokens, B rows of the batch, N their new tokens, P pl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,11 +15,12 @@ from transformers import DynamicCache, logging
 
 from rftstream.errors import PolicyError
 from rftstream.models.folder import loading
-from rftstream.models.seeing import SeeingModel, model_class
+from rftstream.models.seeing import ImageFeatures, SeeingModel, model_class
 from rftstream.models.spec import ModelSpec
 from rftstream.policies import attention, linear
 from rftstream.policies.packed import PackedRows
-from rftstream.policies.prompts import Block, Features, TokenIds
+from rftstream.policies.prompts import Block, Features, TokenIds, shift_behind
+from rftstream.policies.turns import KeptTurn
 from rftstream.weights.snapshot import DTYPES, RawTensor
 
 
@@ -65,37 +66,62 @@ class HfModel:
         longest = max(len(prompt) for prompt in prompts)
         starts_U1 = torch.tensor([[longest - len(prompt)] for prompt in prompts], device=self.device)
         token_ids_UL = np.zeros((len(prompts), longest), dtype=np.int64)
+        positions_3UL = np.zeros((3, len(prompts), longest), dtype=np.int64)
+        shifts_U = np.zeros(len(prompts), dtype=np.int64)
+        has_own = False
         for row, prompt in enumerate(prompts):
-            token_ids_UL[row, longest - len(prompt) :] = prompt
+            place = slice(longest - len(prompt), longest)
+            token_ids_UL[row, place] = prompt
+            positions_3UL[:, row, place] = np.arange(len(prompt))
+            if (own_3L := self.positions(prompt, features)) is not None:
+                positions_3UL[:, row, place], shifts_U[row], has_own = own_3L, shift_behind(own_3L), True
         columns_1L = torch.arange(longest, device=self.device)[None]
         cache: Any = DynamicCache()
         inputs = {
             **self._read(token_ids_UL, features),
-            "position_ids": (columns_1L - starts_U1).clamp(min=0),
+            "position_ids": torch.from_numpy(positions_3UL if has_own else positions_3UL[0]).to(self.device),
             "attention_mask": columns_1L >= starts_U1,
             "past_key_values": cache,
         }
         logits_UV = self.forward(inputs, columns_1L[0, -1:])[:, 0]
         states = [(layer.keys, layer.values) for layer in cache.layers]
-        return Block(prompts=prompts, states=states, logits_UV=logits_UV)
+        return Block(prompts=prompts, states=states, logits_UV=logits_UV, shifts_U=shifts_U)
+
+    def extends(self, prompt: TokenIds, turn: KeptTurn) -> bool:
+        """Return whether a prompt that begins with a turn may go on from it. A new image whose tokens see each other
+        may not, since packed tokens see what stands before them alone: that prompt is computed whole."""
+        ahead = self.seeing is not None and self.seeing.looks_ahead
+        return not (ahead and any(token < 0 for token in prompt[len(turn.token_ids) :]))
+
+    def positions(self, prompt: TokenIds, features: Features) -> np.ndarray | None:
+        """Return the model's own positions of a prompt's tokens, int64 [3, L]; None where these are their numbers."""
+        if self.seeing is None:
+            return None
+        ids = np.asarray(prompt)
+        images = _images_in(prompt, features)
+        return self.seeing.positions(np.where(ids < 0, self.seeing.tokens.token_id, ids), images)
 
     def _read(self, token_ids: np.ndarray, features: Features) -> dict[str, Tensor]:
         """Return what the model reads: tokens, or their embeddings where images stand among them."""
-        places = np.flatnonzero(token_ids < 0)
+        flat = token_ids.reshape(-1)
+        places = np.flatnonzero(flat < 0)
         if not len(places):
             return {"input_ids": torch.from_numpy(token_ids).to(self.device)}
         assert self.seeing is not None, "others are given no images"
-        tokens = self.seeing.tokens
-        numbers = token_ids.reshape(-1)[places[:: tokens.per_image]]
-        read = torch.from_numpy(np.where(token_ids < 0, tokens.token_id, token_ids)).to(self.device)
-        features_IKD = torch.stack([features[int(number)] for number in numbers])
-        return {"inputs_embeds": self.seeing.embed(read, torch.from_numpy(places).to(self.device), features_IKD)}
+        features_ND = torch.cat([one.features_KD for one in _images_in(flat.tolist(), features)])
+        read = torch.from_numpy(np.maximum(token_ids, 0)).to(self.device)
+        embeddings = self.seeing.embed(read, torch.from_numpy(places).to(self.device), features_ND)
+        is_image = torch.from_numpy(token_ids < 0).to(self.device)
+        return {"inputs_embeds": embeddings, **self.seeing.attention(is_image)}
 
-    def compute_packed(self, token_ids_N: np.ndarray, rows: PackedRows, cache: Any, features: Features) -> Tensor:
-        """Return the logits [B, V] behind the new tokens of rows whose other tokens are in the cache."""
+    def compute_packed(
+        self, token_ids_N: np.ndarray, positions: np.ndarray, rows: PackedRows, cache: Any, features: Features
+    ) -> Tensor:
+        """Return the logits [B, V] behind the new tokens of rows whose other tokens are in the cache. `positions`: [N]
+        or [3, N]. `features`: those of the images among the new tokens, each of which is there whole."""
         inputs = {
             **self._read(token_ids_N[None], features),
-            "position_ids": torch.from_numpy(rows.positions_N).to(self.device)[None],
+            "position_ids": torch.from_numpy(positions).to(self.device)[..., None, :],
             "attention_mask": rows,
             "past_key_values": cache,
         }
@@ -114,6 +140,16 @@ class HfModel:
     def close(self) -> None:
         """Drop the model, so that its memory is given back."""
         self._model, self.seeing, self.parameters = None, None, {}
+
+
+def _images_in(token_ids: Sequence[int], features: Features) -> list[ImageFeatures]:
+    """Return the images among tokens, in order."""
+    numbers = [token for token in token_ids if token < 0]
+    found, first = [], 0
+    while first < len(numbers):
+        found.append(features[numbers[first]])
+        first += len(found[-1].features_KD)
+    return found
 
 
 def _tensor(raw: RawTensor, parameter: Tensor) -> Tensor:

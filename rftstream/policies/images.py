@@ -4,26 +4,24 @@ Everything that `hf` keeps is found by token ids: prompts that siblings share, t
 tokens of an image are the same for every image. So inside of the policy a number made from the image's digest stands in
 their place: it is negative, and prompts are equal only if their images are.
 
-Shapes: K tokens of an image, D width."""
+Only placeholders are replaced: what a processor writes between the parts of an image stays as it is."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from rftstream.contracts.tasks import Media
 from rftstream.errors import ImageError
-from rftstream.models.images import ImageCache, ImageTokens
+from rftstream.models.image_inputs import ImageCache, ImageInputs
+from rftstream.models.images import image_name
+from rftstream.models.seeing import ImageFeatures, SeeingModel
 from rftstream.policies.base import SampleRequest
 from rftstream.policies.prompts import Features, TokenIds
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    import numpy as np
-    from torch import Tensor
-
+THREADS = 4
+"""Number of images that are fetched at once."""
 MAX_FEATURES = 64
 """Number of images whose features are kept for prompts that come later."""
 MAX_MEDIA = 65536
@@ -33,47 +31,70 @@ DIGITS = 15
 
 
 class PromptImages:
-    """The images of the requests that `hf` has. `HfPolicy` makes it, calls `admit` for each request, `features` before
-    it computes prompts, and `forget_features` when new weights come."""
+    """The images of the requests that `hf` has. `HfPolicy` makes it, calls `fetch` for each request and `admit` when
+    its images are there, `features` before it computes prompts, `forget_features` when new weights come, and `close`.
+    Images are fetched and decoded in threads, beside the sampling."""
 
-    def __init__(
-        self, cache: ImageCache | None, tokens: ImageTokens | None, compute: Callable[[Sequence[np.ndarray]], Tensor]
-    ) -> None:
-        """`cache` and `tokens`: None if the model is not shown images. `compute`: pixels of I images to features [I, K,
-        D]."""
-        self._cache, self._tokens, self._compute = cache, tokens, compute
-        self._media: OrderedDict[int, Media] = OrderedDict()
-        self._features: OrderedDict[int, Tensor] = OrderedDict()
+    def __init__(self, cache: ImageCache | None, seeing: SeeingModel | None) -> None:
+        """Both are None if the model is not shown images."""
+        self._cache, self._seeing = cache, seeing
+        self._shown: OrderedDict[int, tuple[Media, int]] = OrderedDict()
+        """Number of an image -> its reference, and how many placeholders it has."""
+        self._features: OrderedDict[int, ImageFeatures] = OrderedDict()
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="images")
+        self._fetching: dict[str, Future[ImageInputs]] = {}
+        """Digest -> the image that is being fetched."""
+
+    def fetch(self, request: SampleRequest) -> tuple[Future[ImageInputs], ...]:
+        """Begin to fetch the request's images, each once whoever shows it. What an image raises is what `admit`
+        would."""
+        if self._cache is None:
+            return ()
+        self._fetching = {digest: one for digest, one in self._fetching.items() if not one.done()}
+        images = {span.image.digest: span.image for span in request.images}
+        for digest, image in images.items():
+            if digest not in self._fetching:
+                self._fetching[digest] = self._threads.submit(self._cache.inputs, image)
+        return tuple(self._fetching[digest] for digest in images)
 
     def admit(self, request: SampleRequest) -> TokenIds:
         """Return the request's tokens with numbers in the places of its images. ImageError if an image cannot be
         shown; WeightsError if the store does not answer."""
         token_ids = list(request.token_ids)
         for span in request.images:
-            if self._cache is None or self._tokens is None or span.count != self._tokens.per_image:
-                raise ImageError(f"image {span.image.digest}: {span.count} tokens, which this model is not shown")
-            self._cache.pixels(span.image)
-            number = number_of(span.image.digest)
-            token_ids[span.start : span.start + span.count] = [number] * span.count
-            self._media[number] = span.image
-            self._media.move_to_end(number)
-        while len(self._media) > MAX_MEDIA:
-            self._media.popitem(last=False)
+            if self._cache is None or self._seeing is None:
+                raise ImageError(f"{image_name(span.image)}: the model is not shown images")
+            self._cache.inputs(span.image)
+            placeholder, number = self._seeing.tokens.token_id, number_of(span.image.digest)
+            places = [one for one in range(span.start, span.start + span.count) if token_ids[one] == placeholder]
+            if len(places) != (expected := self._seeing.tokens.count(span.image)):
+                raise ImageError(f"{image_name(span.image)}: {len(places)} tokens, expected {expected}")
+            for place in places:
+                token_ids[place] = number
+            self._shown[number] = (span.image, expected)
+            self._shown.move_to_end(number)
+        while len(self._shown) > MAX_MEDIA:
+            self._shown.popitem(last=False)
         return tuple(token_ids)
 
     def features(self, prompts: Iterable[TokenIds]) -> Features:
-        """Return the features [K, D] of each image in these prompts, by number. Errors are those of `admit`."""
-        found: dict[int, Tensor] = {}
+        """Return what each image in these prompts is to the model, by number. Errors are those of `admit`."""
+        found: dict[int, ImageFeatures] = {}
         for number in dict.fromkeys(token for prompt in prompts for token in prompt if token < 0):
-            if (features_KD := self._features.get(number)) is None:
-                assert self._cache is not None, "nobody else makes such numbers"
-                features_KD = self._compute([self._cache.pixels(self._media[number])])[0]
-                self._features[number] = features_KD
+            if (known := self._features.get(number)) is None:
+                assert self._cache is not None and self._seeing is not None, "nobody else makes such numbers"
+                image, count = self._shown[number]
+                (known,) = self._seeing.features([self._cache.inputs(image)], [count])
+                self._features[number] = known
             self._features.move_to_end(number)
-            found[number] = features_KD
+            found[number] = known
         while len(self._features) > MAX_FEATURES:
             self._features.popitem(last=False)
         return found
+
+    def close(self) -> None:
+        """End the threads."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def forget_features(self) -> None:
         """Forget what the weights that are replaced have computed."""

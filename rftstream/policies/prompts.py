@@ -9,14 +9,16 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from torch import Tensor
 
+from rftstream.models.seeing import ImageFeatures
 from rftstream.policies.cache import LayerStates
 
 TokenIds = tuple[int, ...]
 """A prompt. Negative numbers stand for images: `policies.images`."""
-Features = Mapping[int, Tensor]
-"""Number of an image -> what the language model is given in the places of its tokens, [K, D]."""
+Features = Mapping[int, ImageFeatures]
+"""Number of an image -> what it is to the language model."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,6 +30,9 @@ class Block:
     """Keys and values [U, H, L, D] of each layer."""
     logits_UV: Tensor
     """Logits of the first token to be sampled after each prompt."""
+    shifts_U: np.ndarray
+    """By how much the position of the first token after each prompt differs from the number of its tokens, int64: 0 but
+    for images that take fewer positions than tokens."""
 
     @property
     def num_tokens(self) -> int:
@@ -63,3 +68,8 @@ class PromptStore:
     def _forget(self, prompts: Sequence[TokenIds]) -> None:
         for prompt in prompts:
             self._places.pop(prompt, None)
+
+
+def shift_behind(positions_3L: np.ndarray) -> int:
+    """Return by how much the positions behind a prompt with these positions differ from the numbers of the tokens."""
+    return int(positions_3L.max() + 1 - positions_3L.shape[1])

@@ -21,6 +21,8 @@ class KeptTurn:
     """Its slot in the cache; None if it has none any more."""
     states: LayerStates | None = None
     """Keys and values [1, H, L, D] of each layer; None while they are in the cache."""
+    shift: int = 0
+    """By how much the positions behind it differ from the numbers of the tokens."""
 
 
 class TurnStore:

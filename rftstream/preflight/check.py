@@ -28,8 +28,9 @@ from rftstream.data.tasksets.base import Taskset
 from rftstream.data.tasksets.open import grows, open_taskset
 from rftstream.errors import ConfigError, RftError
 from rftstream.models.chat_template import GIVEN
+from rftstream.models.classifiers import HeldClassifier
 from rftstream.models.folder import for_section, prepare_model
-from rftstream.models.images import images_of
+from rftstream.models.image_tokens import images_of
 from rftstream.models.rendering import Renderer, joined, open_renderer
 from rftstream.models.spec import ModelSpec
 from rftstream.models.tokenizer import SPECIAL_NAMES
@@ -172,6 +173,8 @@ def _taskset(
     with collect(f"{line.place}.reward"):
         check_given(line.place, section)
         reward = build_reward(section.reward, config, where=f"{line.place}.reward", section=section)
+        found = (getattr(one, "held", None) for one in reward.rewards)
+        line.held += [one for one in found if isinstance(one, HeldClassifier)]
     with collect(line.place):
         taskset = open_taskset(name, section, config)
         line.grows = grows(section.source)
@@ -214,7 +217,7 @@ def _measure(
         problem = taskset.problem(index)
         bound = added + sum(len(message.content.encode()) + TEMPLATE_TOKENS for message in problem.messages)
         if (shown := len(images_of(problem.messages))) and (tokens := rendering.renderer.images) is not None:
-            bound += shown * tokens.per_image
+            bound += sum(map(tokens.count, images_of(problem.messages)))
         brings_new = rendering.is_closed and _brings_new(characters, problem)
         is_seen = not shown or rendering.renderer.images is not None
         short = (context is None or bound < context) and is_seen
@@ -367,7 +370,8 @@ def _memory(config: RunConfig, report: CheckReport) -> MemoryEstimate | None:
     }
     longest = longest_row(config, prompts, report.context)
     needs = frozenset[str]().union(*(one.needs for one in _built(config)))
-    return estimate_memory(config, report.model, longest, needs, known, _critic(config, report.model))
+    held = tuple(dict.fromkeys(one for line in report.tasksets for one in line.held))
+    return estimate_memory(config, report.model, longest, needs, known, _critic(config, report.model), held)
 
 
 def _critic(config: RunConfig, spec: ModelSpec) -> ModelSizes | None:

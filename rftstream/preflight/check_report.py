@@ -8,6 +8,7 @@ from typing import Any
 from rftstream.config.stages import Stage
 from rftstream.contracts.batches import LossKind
 from rftstream.contracts.tasks import ChatMessage, Problem
+from rftstream.models.classifiers import HeldClassifier
 from rftstream.models.spec import ModelSpec
 from rftstream.preflight.check_demonstrations import DemonstrationsLine
 from rftstream.preflight.estimate import DiskEstimate
@@ -70,6 +71,8 @@ class TasksetLine:
     """Whether rollouts have one turn, so that nothing depends on `turns`."""
     advice: list[str] = field(default_factory=list)
     """Sentences about its template and its reward."""
+    held: list[HeldClassifier] = field(default_factory=list)
+    """Reward models that each process which scores holds."""
 
     @property
     def place(self) -> str:

@@ -7,7 +7,7 @@ the longest prompt and completion, every place of a policy taken.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle, islice
 from typing import Any
@@ -19,6 +19,7 @@ from rftstream.config.loader import sampling_for
 from rftstream.config.part_specs import EnvironmentSpec
 from rftstream.config.sections import EvaluationSection, RunConfig, TasksetSection, name_of_part
 from rftstream.config.stages import Stages
+from rftstream.models.classifiers import HeldClassifier
 from rftstream.models.spec import ModelSpec
 from rftstream.preflight.sizes import SERVED_BYTES, ModelSizes
 from rftstream.queries.formatting import columns, size
@@ -30,6 +31,8 @@ from rftstream.roles.trainer import TRAINER
 from rftstream.roles.verifier import VERIFIER
 
 MAIN = "main memory"
+SCORING = "scorer"
+"""What the estimate calls a process in which rewards are computed."""
 
 PROCESS_BYTES = 120 << 20
 """Bytes of a worker that loads no torch."""
@@ -105,12 +108,14 @@ def estimate_memory(
     needs: Collection[str],
     options: Mapping[str, Any],
     critic: ModelSizes | None = None,
+    held: Sequence[HeldClassifier] = (),
 ) -> MemoryEstimate:
     """Estimate the memory of each role.
 
     `longest` is the tokens of the longest prompt and completion; `needs` what the algorithms need of a batch. `options`
     has the Config of `backend`, `policy` and `evaluator`, as far as these parts declare that they are estimated.
-    `critic` has the sizes of the trainer's critic, if it has one.
+    `critic` has the sizes of the trainer's critic, if it has one. `held` are the reward models of all tasksets and
+    evaluations, each of which every process that scores holds.
     """
     sizes = ModelSizes.of(spec.folder, spec.lora)
     given = islice(cycle(config.explorer.devices), config.explorer.count)
@@ -131,11 +136,7 @@ def estimate_memory(
             )
             for device, count in Counter(given).items()
         ),
-        RoleMemory(
-            role=VERIFIER.name,
-            count=config.verifier.count * (1 + config.verifier.processes),
-            parts={MAIN: {"process": PROCESS_BYTES}},
-        ),
+        *_verifiers(config, held, longest),
         RoleMemory(
             role=BUFFER.name, count=1, parts={MAIN: {"process": PROCESS_BYTES, "bodies": _bodies(config, longest)}}
         ),
@@ -167,6 +168,27 @@ def estimate_memory(
         )
     places = {place for role in roles for place in role.parts}
     return MemoryEstimate(roles=tuple(roles), machine={place: num for place in places if (num := _there(place))})
+
+
+def _verifiers(config: RunConfig, held: Sequence[HeldClassifier], longest: int) -> list[RoleMemory]:
+    """Estimate the verifiers and the processes in which they, and the evaluator, have rewards computed."""
+    count, processes = config.verifier.count, config.verifier.processes
+    if not held:
+        parts = {MAIN: {"process": PROCESS_BYTES}}
+        return [RoleMemory(role=VERIFIER.name, count=count * (1 + processes), parts=parts)]
+    with_models: dict[str, dict[str, int]] = {MAIN: {"process": TORCH_BYTES}}
+    for one in held:
+        sizes, width = ModelSizes.of(one.folder, None), SERVED_BYTES[one.dtype]
+        whole = sizes.activation_bytes(half=width == 2, recomputed=False) // max(sizes.layers, 1)  # of one layer
+        tokens = one.batch_size * min(longest, one.limit or longest)
+        at = with_models.setdefault(_place(one.device), {})
+        at["reward models"] = at.get("reward models", 0) + width * sizes.parameters
+        at["their activations"] = max(at.get("their activations", 0), tokens * whole)
+    scores = count + (1 if config.evaluations and config.evaluator.count else 0)
+    return [
+        RoleMemory(role=VERIFIER.name, count=count, parts={MAIN: {"process": PROCESS_BYTES}}),
+        RoleMemory(role=SCORING, count=scores * processes, parts=with_models),
+    ]
 
 
 def longest_row(config: RunConfig, prompts: Mapping[str, int], context: int | None) -> int:

@@ -25,7 +25,7 @@ from rftstream.data.operators.pipeline import ExperiencePipeline
 from rftstream.errors import ConfigError, RftError
 from rftstream.models.devices import check_device
 from rftstream.models.folder import check_complete, prepare_model
-from rftstream.models.images import check_takes_images
+from rftstream.models.image_tokens import check_takes_images
 from rftstream.models.rendering import open_renderer
 from rftstream.models.spec import ModelSpec
 from rftstream.preflight.programs import isolations, look_at_sandbox

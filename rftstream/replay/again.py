@@ -17,7 +17,7 @@ from rftstream.config.stages import Stages
 from rftstream.contracts.versions import StepRecord, VersionName
 from rftstream.errors import ConfigError, ContractError, PositionMissing
 from rftstream.models.folder import prepare_model
-from rftstream.models.images import ImageCache
+from rftstream.models.image_tokens import image_cache
 from rftstream.replay.recorded import Recorded, read_recorded, settings_of
 from rftstream.roles.trainer.assembly import Batch
 from rftstream.roles.trainer.progress import TrainerProgress
@@ -344,7 +344,7 @@ class _RecordedBackends:
         spec = prepare_model(
             config.model, self._run.folder.model, config.run.seed, device=device, threads=settings.threads
         )
-        images = ImageCache.of(spec.folder, MediaStore(self._run.store()).get)
+        images = image_cache(spec.folder, MediaStore(self._run.store()).get)
         self._in_use = new = _BackendInUse(config, _as_recorded(build_training(config, spec, images), said))
         with tempfile.TemporaryDirectory(prefix="rftstream-") as scratch:
             if old is not None:  # a resumed trainer gets this state from its checkpoint

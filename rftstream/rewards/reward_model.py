@@ -22,7 +22,7 @@ from msgspec import Meta
 from rftstream.algorithms.step_rewards import STEP_ENDS, STEP_REWARDS
 from rftstream.contracts.arrays import Array
 from rftstream.errors import ConfigError, RewardError
-from rftstream.models.classifiers import ClassifierFolder, read_classifier
+from rftstream.models.classifiers import ClassifierFolder, HeldClassifier, read_classifier
 from rftstream.rewards.base import RewardInput, Score
 from rftstream.rewards.classifier import WHERE, ClassifierTexts, LocalClassifier, StepClassifier
 from rftstream.rewards.scoring_endpoint import ScoringEndpoint
@@ -110,6 +110,11 @@ class ModelReward:
     def context(self) -> int | None:
         """The longest conversation that has a reward, in tokens; None if there is no limit that is known here."""
         return None if self._local is None or self._config.too_long != "unscorable" else self._local.limit
+
+    @property
+    def held(self) -> HeldClassifier | None:
+        """The model that each process which scores holds; None if it is served. `check` estimates its memory."""
+        return None if self._local is None else self._local.held
 
     def open(self) -> None:
         """Load the model, where it is a folder."""
@@ -210,6 +215,13 @@ class _Local:
             )
         self.limit = min(limits, default=None)
         """Largest number of tokens that the model reads; None if nobody knows."""
+        self.held = HeldClassifier(
+            folder=folder.folder,
+            device=config.device,
+            dtype=config.dtype,
+            batch_size=config.batch_size,
+            limit=self.limit,
+        )
         self.model = LocalClassifier(
             folder, device=config.device, dtype=config.dtype, threads=config.threads, batch_size=config.batch_size
         )

@@ -11,11 +11,12 @@ import pytest
 from rftstream.config.loader import from_dict
 from rftstream.data.tasksets.open import open_taskset
 from rftstream.data.tasksets.squares import draw_png
-from rftstream.models.images import MODEL_TYPES, digest_of
+from rftstream.models.images import digest_of
 from rftstream.policies import POLICIES
 from rftstream.preflight.check import check
 from rftstream.preflight.check_report import CheckReport
 from tests.docs.reading import ROOT, blocks
+from tests.unit.seeing_families import FAMILIES
 
 PAGE = ROOT / "docs" / "vision.md"
 PICTURE = draw_png([(3, 3, (255, 0, 0))])
@@ -49,7 +50,7 @@ def test_the_data_of_the_block_are_opened(folder: Path) -> None:
 
 def test_the_models_and_parts_of_the_page_are_those_of_the_code() -> None:
     text = PAGE.read_text()
-    assert all(f"`{kind}`" in text for kind in MODEL_TYPES)
+    assert all(f"`{kind}`" in text for kind in ("llava", *FAMILIES))
     refused = {name for name, spec in POLICIES.items() if not spec.takes_images}
     line = next(line for line in text.splitlines() if line.startswith("| policy |"))
     assert {name for name in POLICIES if f"`{name}`" in line.partition(";")[2]} == refused

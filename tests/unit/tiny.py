@@ -12,7 +12,8 @@ from rftstream.config.sections import MakeModel, ModelSection
 from rftstream.contracts.tasks import Sampling
 from rftstream.contracts.versions import VersionName
 from rftstream.models.folder import prepare_model
-from rftstream.models.images import ImageCache, decode_data_url
+from rftstream.models.image_tokens import image_cache
+from rftstream.models.images import decode_data_url
 from rftstream.models.rendering import open_renderer
 from rftstream.policies.base import SampleRequest
 from rftstream.policies.hf import HfPolicy
@@ -27,7 +28,7 @@ def make(folder, *, dtype="float32", seed=0, **settings):
 
 def images(spec):
     """An ImageCache of images that stand in their references."""
-    return ImageCache.of(spec.folder, lambda media: decode_data_url(media.url))
+    return image_cache(spec.folder, lambda media: decode_data_url(media.url))
 
 
 def backend(spec, **config):

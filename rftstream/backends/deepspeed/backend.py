@@ -35,7 +35,7 @@ from rftstream.backends.passes import check_needs
 from rftstream.backends.torch import lora
 from rftstream.errors import BackendError, ConfigError, require_package
 from rftstream.models import folder as model_folder
-from rftstream.models.images import ImageCache
+from rftstream.models.image_inputs import ImageCache
 from rftstream.models.spec import ModelSpec
 from rftstream.weights.snapshot import DTYPES, ITEM_BYTES, RawTensor, write_snapshot
 from rftstream.weights.tensors import REFERENCE_FILE, SERVED, raw

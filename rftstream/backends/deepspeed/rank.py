@@ -22,7 +22,7 @@ from rftstream.backends.deepspeed.rank_training import Rank, RankSettings
 from rftstream.backends.deepspeed.wire import algorithm_in, array_out, pack, row_in, spec_in, unpack
 from rftstream.contracts.tasks import Media
 from rftstream.errors import ImageError, RftError
-from rftstream.models.images import ImageCache
+from rftstream.models.image_tokens import image_cache
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class _Calls:
             model=spec,
             optimizer=msgspec.convert(optimizer, OptimizerSettings),
             settings=msgspec.convert(settings, RankSettings),
-            images=ImageCache.of(spec.folder, self._image),
+            images=image_cache(spec.folder, self._image),
         )
         self._rank.load_model()
 

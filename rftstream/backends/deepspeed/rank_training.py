@@ -33,7 +33,7 @@ from rftstream.backends.torch import lora
 from rftstream.backends.torch.inputs import Inputs, make_inputs
 from rftstream.backends.torch.network import Network, NetworkSettings, load_model, recompute_activations
 from rftstream.backends.torch.optimizer import adamw
-from rftstream.models.images import ImageCache
+from rftstream.models.image_inputs import ImageCache
 from rftstream.models.seeing import SeeingModel
 from rftstream.models.spec import ModelSpec
 
@@ -295,7 +295,7 @@ class Rank:
             model,
             NetworkSettings.of(self._settings, self.device),
             seeing=SeeingModel.of(model, self._spec.folder),
-            pixels=None if self._images is None else self._images.pixels,
+            shown=None if self._images is None else self._images.inputs,
             always_sees=always_sees,
         )
 

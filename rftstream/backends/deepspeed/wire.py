@@ -19,7 +19,7 @@ from rftstream.config import registry
 from rftstream.config.sections import LoraSection
 from rftstream.contracts.rollouts import ImageSpan
 from rftstream.errors import ConfigError
-from rftstream.models.images import ImageCache
+from rftstream.models.image_inputs import ImageCache
 from rftstream.models.spec import ModelSpec
 
 ARRAYS = ("token_ids", "loss_mask", "behavior_logprobs", "advantages")

@@ -20,7 +20,7 @@ from rftstream.algorithms.settings import CriticConfig
 from rftstream.backends.base import OptimizerSettings, Update, UpdatePlan
 from rftstream.errors import ConfigError
 from rftstream.models import folder as model_folder
-from rftstream.models.images import ImageCache
+from rftstream.models.image_inputs import ImageCache
 from rftstream.models.seeing import SeeingModel
 from rftstream.models.spec import ModelSpec
 from rftstream.weights.snapshot import RawTensor
@@ -294,7 +294,7 @@ class TorchBackend:
 
             return ScoreNetwork(model, settings)
         seeing = SeeingModel.of(model, self._spec.folder)
-        return Network(model, settings, seeing=seeing, pixels=None if self._images is None else self._images.pixels)
+        return Network(model, settings, seeing=seeing, shown=None if self._images is None else self._images.inputs)
 
     def _put_reference(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Make these weights the reference. Of adapters a copy is held beside the policy's."""

@@ -18,6 +18,20 @@ from rftstream.contracts.tasks import Media
 from rftstream.core.packing import pad_rows
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownImage:
+    """A place where an image stands in a micro-batch."""
+
+    row: int
+    """Number of its row."""
+    start: int
+    """Index of its first placeholder in the flat `token_ids`."""
+    token_ids: np.ndarray
+    """The tokens from its first placeholder to its last, int64."""
+    number: int
+    """Which of the micro-batch's images it is."""
+
+
 @dataclass(frozen=True, slots=True)
 class Inputs:
     """A micro-batch on the device. `make_inputs` makes it; a network reads it."""
@@ -39,10 +53,12 @@ class Inputs:
     rows: MicroBatch
     images: tuple[Media, ...] = ()
     """The images of all rows, each once."""
-    image_numbers: tuple[int, ...] = ()
-    """For each place where an image stands, in the order of the flat `token_ids`, which of the images."""
-    image_places: Tensor | None = None
-    """Indices of their tokens in the flat `token_ids`; None without images."""
+    shown: tuple[ShownImage, ...] = ()
+    """Where they stand, in the order of the flat `token_ids`."""
+    read: tuple[np.ndarray, ...] = ()
+    """The tokens of each row that the network reads, without padding."""
+    begins: tuple[int, ...] = ()
+    """Index of each row's first token in the flat `token_ids`."""
 
 
 def make_inputs(rows: Sequence[TrainingRow], device: torch.device, *, packed: bool) -> Inputs:
@@ -65,11 +81,18 @@ def make_inputs(rows: Sequence[TrainingRow], device: torch.device, *, packed: bo
     begins_B = np.cumsum(lengths_B) - lengths_B if packed else np.arange(len(rows)) * lengths_B.max()
     token_ids_BT = pad_rows([np.asarray(row.token_ids, np.int64) for row in rows])
     temperatures_B = np.asarray([row.temperature for row in rows], np.float32)
-    begun = zip(rows, begins_B.tolist(), strict=True)
-    spans = [(begin + span.start, span) for row, begin in begun for span in row.images]
-    images = {span.image.digest: span.image for _, span in spans}
+    images = {span.image.digest: span.image for row in rows for span in row.images}
     numbers = {digest: number for number, digest in enumerate(images)}
-    places = [np.arange(start, start + span.count) for start, span in spans]
+    shown = [
+        ShownImage(
+            row=number,
+            start=int(begins_B[number]) + span.start,
+            token_ids=np.asarray(row.token_ids[span.start : span.start + span.count], np.int64),
+            number=numbers[span.image.digest],
+        )
+        for number, row in enumerate(rows)
+        for span in row.images
+    ]
     return Inputs(
         token_ids=on_device(np.concatenate(read)[None] if packed else pad_rows(read)),
         position_ids=on_device(np.concatenate([np.arange(one) for one in lengths_B])[None]) if packed else None,
@@ -90,6 +113,7 @@ def make_inputs(rows: Sequence[TrainingRow], device: torch.device, *, packed: bo
             },
         ),
         images=tuple(images.values()),
-        image_numbers=tuple(numbers[span.image.digest] for _, span in spans),
-        image_places=on_device(np.concatenate(places)) if places else None,
+        shown=tuple(shown),
+        read=tuple(read),
+        begins=tuple(begins_B.tolist()),
     )

@@ -23,8 +23,9 @@ from rftstream.contracts.tasks import Media
 from rftstream.core.logprobs import token_logprobs
 from rftstream.errors import ConfigError
 from rftstream.models.folder import loading
-from rftstream.models.images import ImageTokens
-from rftstream.models.seeing import SeeingModel, model_class
+from rftstream.models.image_inputs import ImageInputs
+from rftstream.models.image_tokens import ImageTokens
+from rftstream.models.seeing import ImageFeatures, SeeingModel, model_class
 from rftstream.models.spec import ModelSpec
 
 log = logging.getLogger(__name__)
@@ -85,14 +86,14 @@ class Network:
         settings: NetworkSettings,
         *,
         seeing: SeeingModel | None = None,
-        pixels: Callable[[Media], np.ndarray] | None = None,
+        shown: Callable[[Media], ImageInputs] | None = None,
         always_sees: bool = False,
     ) -> None:
-        """`seeing`: the model as one that is shown images, whose `pixels` are float32 [C, H, W]; None if it is not.
+        """`seeing`: the model as one that is shown images, of which `shown` says what it gets; None if it is not.
         `always_sees`: rows without images go through the vision tower with an image that counts for nothing. Processes
         that compute together need that, since all of them have to use the same weights."""
         self.model = model
-        self._seeing, self._pixels = seeing, pixels
+        self._seeing, self._shown = seeing, shown
         self._always_sees = always_sees and seeing is not None
         self._within: Callable[[Any], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
         self._settings = settings
@@ -101,7 +102,8 @@ class Network:
         self._head: nn.Linear | None = model.get_output_embeddings() if _has_plain_head(model) else None
         self._sizes = _Sizes.of(model)
         self._attention_size = _attention_size(model.config.get_text_config())
-        self.packs = settings.packing and _keeps_rows_apart(model)
+        looks_ahead = seeing is not None and seeing.looks_ahead
+        self.packs = settings.packing and not looks_ahead and _keeps_rows_apart(model)
         """Whether inputs may be packed."""
         if settings.packing and not self.packs:
             log.warning("%s: rows can't be packed for this model, so they are padded", type(model).__name__)
@@ -159,28 +161,51 @@ class Network:
         """Return the states [B, T - 1, D] or [1, P, D]; logits, where the head cannot be taken apart. Padding is on
         the right, where causal attention never looks, so no attention mask is needed."""
         more = {} if inputs.position_ids is None else _packed(inputs.position_ids, inputs.lengths)
-        if inputs.image_places is not None:
-            read = self._embedded(inputs)
+        if inputs.images:
+            read = self._with_images(inputs)
         elif self._always_sees:
             read = self._embedded_beside_a_blank(inputs)
         else:
             read = {"input_ids": inputs.token_ids}
+        more |= read
         if self._head is None:
-            return self.model(**read, use_cache=False, **more).logits  # type: ignore[no-any-return]
-        return self.model.base_model(**read, use_cache=False, **more).last_hidden_state  # type: ignore[no-any-return]
+            return self.model(**more, use_cache=False).logits  # type: ignore[no-any-return]
+        return self.model.base_model(**more, use_cache=False).last_hidden_state  # type: ignore[no-any-return]
 
-    def _embedded(self, inputs: Inputs) -> dict[str, Tensor]:
-        """Return the embeddings of tokens and images. An image that several rows show goes through the tower once."""
-        if self._seeing is None or self._pixels is None or inputs.image_places is None:
+    def _with_images(self, inputs: Inputs) -> dict[str, Tensor]:
+        """Return what the model reads where images stand: the embeddings of tokens and images, and their positions if
+        these are not those of text. An image that several rows show goes through the tower once."""
+        seeing = self._seeing
+        if seeing is None or self._shown is None:
             raise ConfigError(f"{type(self.model).__name__}: got rows with images, which it is not shown")
-        features_IKD = self._seeing.features([self._pixels(image) for image in inputs.images])
-        numbers = torch.tensor(inputs.image_numbers, device=self._device)
-        return {"inputs_embeds": self._seeing.embed(inputs.token_ids, inputs.image_places, features_IKD[numbers])}
+        placeholder = seeing.tokens.token_id
+        places = [one.start + np.flatnonzero(one.token_ids == placeholder) for one in inputs.shown]
+        counts = {one.number: len(found) for one, found in zip(inputs.shown, places, strict=True)}
+        images = [self._shown(image) for image in inputs.images]
+        features = seeing.features(images, [counts[number] for number in range(len(images))])
+        features_ND = torch.cat([features[one.number].features_KD for one in inputs.shown])
+        places_N = torch.from_numpy(np.concatenate(places)).to(self._device)
+        is_image_BT = torch.zeros_like(inputs.token_ids, dtype=torch.bool)
+        is_image_BT.view(-1)[places_N] = True
+        read = {"inputs_embeds": seeing.embed(inputs.token_ids, places_N, features_ND), **seeing.attention(is_image_BT)}
+        positions = self._positions(inputs, features)
+        return read if positions is None else {**read, "position_ids": positions}
+
+    def _positions(self, inputs: Inputs, features: Sequence[ImageFeatures]) -> Tensor | None:
+        """Return positions of several dimensions, [3, B, T - 1] or [3, 1, P]; None where they are those of text."""
+        assert self._seeing is not None
+        shape, found = inputs.token_ids.shape, False
+        positions_3F = np.zeros((3, inputs.token_ids.numel()), np.int64)
+        for row, (begin, token_ids) in enumerate(zip(inputs.begins, inputs.read, strict=True)):
+            own = self._seeing.positions(token_ids, [features[one.number] for one in inputs.shown if one.row == row])
+            found = found or own is not None
+            positions_3F[:, begin : begin + len(token_ids)] = np.arange(len(token_ids)) if own is None else own
+        return torch.from_numpy(positions_3F.reshape(3, *shape)).to(self._device) if found else None
 
     def _embedded_beside_a_blank(self, inputs: Inputs) -> dict[str, Tensor]:
         """Return the embeddings of tokens, to which what a blank image is counts 0 times."""
         assert self._seeing is not None
-        nothing = self._seeing.features([self._seeing.blank]).sum() * 0.0
+        nothing = self._seeing.blank_features().sum() * 0.0
         return {"inputs_embeds": self._seeing.text(inputs.token_ids) + nothing}
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
@@ -213,9 +238,14 @@ def load_model(spec: ModelSpec, device: torch.device) -> Any:
     return model
 
 
+TOWERS = ("vision_tower", "visual", "vision_model")
+"""What models call their vision tower."""
+
+
 def freeze_vision_tower(model: Any) -> str:
     """Train nothing of the vision tower, and return its name. ConfigError if there is none."""
-    tower = getattr(model.base_model, "vision_tower", None)
+    found = (getattr(model.base_model, name, None) for name in TOWERS)
+    tower = next((one for one in found if isinstance(one, nn.Module)), None)
     if tower is None:
         raise ConfigError("backends.torch.freeze_vision_tower: the model has no vision tower; remove the setting")
     tower.requires_grad_(False)

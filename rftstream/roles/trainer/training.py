@@ -26,7 +26,8 @@ from rftstream.config.sections import RunConfig
 from rftstream.config.stages import Stage, Stages
 from rftstream.contracts.batches import LossKind
 from rftstream.errors import ConfigError, ImageError
-from rftstream.models.images import ImageCache, check_takes_images
+from rftstream.models.image_inputs import ImageCache
+from rftstream.models.image_tokens import check_takes_images
 from rftstream.models.spec import ModelSpec
 from rftstream.roles.trainer.assembly import Batch
 
@@ -110,7 +111,7 @@ class Training:
                 for span in row.images:
                     if self.images is None:
                         raise ImageError(f"image {span.image.digest}: the model is not shown images")
-                    self.images.pixels(span.image)
+                    self.images.inputs(span.image)
                 kept.append(row)
             except ImageError as error:
                 log.warning("%s; a rollout that shows it is not trained on", error)

@@ -144,7 +144,8 @@ def test_rows_far_apart_are_attended_to_apart():
 def test_the_newest_prompts_are_known():
     def block(*prompts):
         states = states_of([len(one) for one in prompts], max(map(len, prompts)), np.random.default_rng(0))
-        return Block(prompts=prompts, states=states, logits_UV=torch.zeros(len(prompts), 7))
+        return Block(prompts=prompts, states=states, logits_UV=torch.zeros(len(prompts), 7),
+                     shifts_U=np.zeros(len(prompts), np.int64))  # fmt: skip
 
     store = PromptStore(max_tokens=10)
     first, second, third = block((1, 2, 3), (4,)), block((5, 6)), block((4,), (7, 8))
@@ -315,7 +316,7 @@ def test_a_turn_goes_on_from_what_was_computed(tmp_path, config, waits):
     policy = tiny.policy(spec, tensors, **config)
     gone_on, copied = [], []
     go_on, copy_out = policy._batch.go_on, policy._batch.copy_out
-    policy._batch.go_on = lambda request, turn: (gone_on.append(turn.slot), go_on(request, turn))[1]
+    policy._batch.go_on = lambda request, turn, *more: (gone_on.append(turn.slot), go_on(request, turn, *more))[1]
     policy._batch.copy_out = lambda turn: (copied.append(turn), copy_out(turn))[1]
     again = turns_of(policy, waits=waits)
     assert len(gone_on) == 9 * 3, "all turns but the first"

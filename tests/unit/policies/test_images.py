@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import threading
 
 import numpy as np
 import pytest
@@ -13,12 +14,15 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from rftstream.algorithms.base import TrainingRow
 from rftstream.algorithms.grpo import Grpo
+from rftstream.clock import SystemClock
 from rftstream.config.sections import LoraSection
 from rftstream.contracts.tasks import ChatMessage
 from rftstream.data.tasksets.images import image_in
 from rftstream.errors import ConfigError, ImageError
+from rftstream.models.image_inputs import ImageCache
 from rftstream.models.images import decode_data_url
 from rftstream.models.rendering import image_spans, open_renderer
+from rftstream.policies.hf import HfPolicy
 from rftstream.weights.snapshot import RawTensor
 from tests.unit import tiny
 
@@ -194,6 +198,37 @@ def test_a_further_turn_may_show_another_image(spec, trained):
     np.testing.assert_allclose(done.behavior_logprobs, expected[len(second.token_ids) :], atol=2e-5)
 
 
+def test_others_are_sampled_while_an_image_is_fetched(spec, trained):
+    """Each image once, however many wait for it; a request may be aborted meanwhile."""
+    arrives, asked = threading.Event(), []
+
+    def fetch(media):
+        asked.append(media.digest)
+        assert arrives.wait(60)
+        return decode_data_url(media.url)
+
+    policy = HfPolicy(
+        HfPolicy.Config(), model=spec, renderer=open_renderer(spec), clock=SystemClock(),
+        images=ImageCache(fetch, spec.folder),
+    )  # fmt: skip
+    policy.load(trained.served_tensors(), tiny.name(0))
+    slow = [dataclasses.replace(prompted(spec, 0, max_tokens=4), request_id=f"slow{n}") for n in range(3)]
+    for request in slow:
+        policy.submit(request)
+    policy.submit(tiny.request(7, max_tokens=4))
+    done = {}
+    while "r7" not in done:
+        done |= {one.request_id: one for one in policy.step()}
+    assert set(done) == {"r7"}
+    assert policy.num_active == 3
+    assert policy.idle_s() == 0
+    policy.abort("slow1")
+    arrives.set()
+    assert tiny.drain(policy).keys() == {"slow0", "slow2"}
+    assert len(asked) == 1
+    policy.close()
+
+
 def test_placeholders_are_never_sampled(spec, trained):
     token = open_renderer(spec).images.token_id
     policy = tiny.policy(spec, trained.served_tensors(), batch_size=64)
@@ -249,11 +284,9 @@ def test_pixels_are_held_within_bounds(spec):
         fetched.append(media.digest)
         return decode_data_url(media.url)
 
-    from rftstream.models.images import ImageCache
-
     cache = ImageCache(fetch, spec.folder, max_bytes=2 * 3 * 32 * 32 * 4)
     for place in (0, 1, 0, 2, 0, 1):
-        cache.pixels(PICTURES[place])
+        cache.inputs(PICTURES[place])
     assert [PICTURES.index(next(one for one in PICTURES if one.digest == digest)) for digest in fetched] == [0, 1, 2, 1]
     with pytest.raises(ImageError):
-        cache.pixels(image_in(b"no image"))
+        cache.inputs(image_in(b"no image"))

@@ -14,6 +14,7 @@ from rftstream.config.loader import from_dict
 from rftstream.errors import ConfigError, RewardError, RewardTimeout
 from rftstream.models import server_client
 from rftstream.preflight.check import check
+from rftstream.preflight.memory import MAIN
 from rftstream.rewards import classifier
 from rftstream.rewards.base import RewardInput, ScoreRequest
 from rftstream.rewards.reward_model import ModelReward
@@ -251,6 +252,29 @@ def test_check_says_that_completions_may_be_longer_than_its_context(made, settin
     assert not report.errors
     found = [one for one in report.warnings if one.startswith("tasksets.t.reward: reads conversations of up to")]
     assert len(found) == says
+
+
+@pytest.mark.parametrize(("dtype", "width"), [("float32", 4), ("bfloat16", 2)])
+def test_check_counts_the_memory_of_a_folder(made, dtype, width):
+    """Once for tasksets with the same model, in each process that scores: those of two verifiers and of the
+    evaluator."""
+    section = {"source": "arithmetic", "reward": "reward_model"}
+    config = from_dict({
+        "run": {"name": "t", "steps": 1}, "model": {"make": {"characters": "0123456789+= "}},
+        "sampling": {"max_tokens": 20}, "tasksets": {"t": section, "u": section}, "evaluations": {"e": section},
+        "verifier": {"count": 2, "processes": 3},
+        "rewards": {"reward_model": {"path": str(made[0]), "dtype": dtype, "batch_size": 8}},
+    })  # fmt: skip
+    report = check(config)
+    assert not report.errors
+    roles = {role.role: role for role in report.memory.roles}
+    assert (roles["verifier"].count, roles["scorer"].count) == (2, 9)
+    held = roles["scorer"].parts[MAIN]
+    assert held["reward models"] == width * sum(one.numel() for one in made[1].parameters())
+    longest = max(line.longest for line in report.tasksets) + 20
+    of_products = 3 * 32 + 2 * 32 + 2 * 32 + 4 * 64
+    assert held["their activations"] == 8 * min(longest, 32) * (4 * 4 * 32 + width * of_products)
+    assert "9 scorers" in report.to_text()
 
 
 def test_check_finds_a_folder_that_is_not_there(tmp_path):
