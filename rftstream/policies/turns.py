@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from rftstream.policies.cache import LayerStates
+from rftstream.policies.cache import LayerStates, SlotCache
 from rftstream.policies.prompts import TokenIds
 
 
@@ -25,12 +24,12 @@ class KeptTurn:
 
 class TurnStore:
     """The newest turns: at most `max_tokens` tokens. `HfPolicy` makes it, adds turns that have ended, takes one out for
-    each prompt that goes on from it, and clears the store when new weights come."""
+    each prompt that goes on from it, has it make room in the cache for others, and clears it when new weights come."""
 
-    def __init__(self, max_tokens: int, on_forgotten: Callable[[KeptTurn], None] = lambda turn: None) -> None:
-        """`on_forgotten` is called with each turn that is not kept any more and was not taken."""
+    def __init__(self, max_tokens: int, cache: SlotCache) -> None:
+        """`cache`: where turns have their slots. Those that are forgotten give theirs up."""
         self._max_tokens, self._num_tokens = max_tokens, 0
-        self._on_forgotten = on_forgotten
+        self._cache = cache
         self._turns: dict[TokenIds, KeptTurn] = {}
         """Tokens -> turn, oldest first."""
         self._lengths: Counter[int] = Counter()
@@ -52,13 +51,19 @@ class TurnStore:
                 return turn
         return None
 
-    def has(self, turn: KeptTurn) -> bool:
-        """Return whether a turn that was found is still kept."""
-        return self._turns.get(turn.token_ids) is turn
+    def find_again(self, turn: KeptTurn | None, prompt: TokenIds) -> KeptTurn | None:
+        """Return a turn that was found for a prompt, or another one if it is not kept any more."""
+        return turn if turn is None or self._turns.get(turn.token_ids) is turn else self.find(prompt)
 
-    def oldest_in_cache(self) -> KeptTurn | None:
-        """Return the oldest turn that has a slot; None if there is none."""
-        return next((turn for turn in self._turns.values() if turn.slot is not None), None)
+    def make_room(self, num_slots: int) -> None:
+        """See to so many free slots in the cache. The oldest turns that have slots are copied out of it."""
+        in_cache = (turn for turn in self._turns.values() if turn.slot is not None)
+        while self._cache.num_free < num_slots:
+            turn = next(in_cache)
+            assert turn.slot is not None
+            turn.states = self._cache.row(turn.slot, len(turn.token_ids))
+            self._cache.free([turn.slot])
+            turn.slot = None
 
     def take(self, turn: KeptTurn) -> None:
         """Take a turn out that is kept."""
@@ -76,4 +81,5 @@ class TurnStore:
 
     def _forget(self, turn: KeptTurn) -> None:
         self.take(turn)
-        self._on_forgotten(turn)
+        if turn.slot is not None:
+            self._cache.free([turn.slot])
