@@ -89,7 +89,7 @@ class HfPolicy:
         self._versions: list[VersionName] = []
         self._next: tuple[Mapping[str, RawTensor], VersionName] | None = None
         """The next version. It waits until all that runs has finished."""
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: deque[_WaitingRequest] = deque()
         self._refused: list[Completion] = []
         self._prompts = PromptStore(2 * config.prefill_tokens)
         self._cache = SlotCache(config.batch_size)
@@ -172,7 +172,7 @@ class HfPolicy:
         else:
             try:
                 request = replace(request, token_ids=self._images.admit(request)) if request.images else request
-                self._waiting.append(_Waiting(request, self._turns.find(request.token_ids)))
+                self._waiting.append(_WaitingRequest(request, self._turns.find(request.token_ids)))
             except (ImageError, WeightsError) as error:
                 self._refused.append(without_tokens(request, "error", str(error)))
 
@@ -331,7 +331,7 @@ class HfPolicy:
 
 
 @dataclass(slots=True, eq=False)
-class _Waiting:
+class _WaitingRequest:
     """A request that waits for a place."""
 
     request: SampleRequest
