@@ -62,22 +62,20 @@ def run() -> list[dict[str, Any]]:
         turns = _with(load, [replace(one.sampling, min_tokens=LEAST_TOKENS, max_tokens=most) for one in load.tasks],
                       environment=environment)  # fmt: skip
         ours_s = reference_s = 0.0
-        single: Load | None = None
+        num_tokens = 0
         for number in range(NUM_ROUNDS):
             took_s, rollouts = explored(turns, Path(folder) / f"turns-{number}", time.process_time)
             ours_s += took_s
             counts = {one.ids.rollout_id: one.num_tokens for one in rollouts}
             assert all(len([turn for turn in one.turns if turn.role == "assistant"]) == NUM_TURNS for one in rollouts)
             lengths = [counts[one.ids.rollout_id] for one in load.tasks]
-            if single is None:
-                single = _with(load, [replace(task.sampling, min_tokens=length, max_tokens=length)
-                                      for task, length in zip(load.tasks, lengths, strict=True)])  # fmt: skip
-                single = replace(single, lengths=tuple(lengths))
-            assert single.lengths == tuple(lengths), "seeds alone decide what is sampled"
+            single = _with(load, [replace(task.sampling, min_tokens=length, max_tokens=length)
+                                  for task, length in zip(load.tasks, lengths, strict=True)])  # fmt: skip
             took_s, rollouts = explored(single, Path(folder) / f"single-{number}", time.process_time)
             reference_s += took_s
             assert sum(one.num_tokens for one in rollouts) == sum(lengths)
-    ours, reference = (NUM_ROUNDS * sum(lengths[1:]) / seconds for seconds in (ours_s, reference_s))
+            num_tokens += sum(lengths[1:])
+    ours, reference = num_tokens / ours_s, num_tokens / reference_s
     return [
         {
             "name": f"turns: {NUM_TURNS} turns with a tool, 1 thread, {CONCURRENT} at once",

@@ -46,10 +46,10 @@ class DecodingBatch:
     """Requests that are decoded together, one row each. `HfPolicy` makes it.
 
     Requests `join` with a prompt that was computed, or `go_on` from a turn. A decoding step is `leave`, `next_tokens`
-    for the model, `computed`, and `sample`. `completion` and `turn` are called for a row that has finished, before the
+    for the model, and `sample`. `completion` and `turn` are called for a row that has finished, before the
     next `leave`."""
 
-    def __init__(self, renderer: Renderer, stop_ids: np.ndarray, device: torch.device, max_rows: int) -> None:
+    def __init__(self, renderer: Renderer, stop_ids: np.ndarray, device: torch.device, cache: SlotCache) -> None:
         self._renderer, self._stop_ids, self._device = renderer, stop_ids, device
         self._requests: list[SampleRequest] = []
         self._slots_B = np.zeros(0, dtype=np.int64)
@@ -70,11 +70,11 @@ class DecodingBatch:
         self._versions_BT = np.zeros((0, 16), dtype=np.int32)
         self._table = SamplingTable.of([], [])
         self._seen: tuple[Tensor, Tensor] | None = None
-        self._cache = SlotCache(max_rows)
+        self._cache = cache
         self._own_3L: dict[int, np.ndarray] = {}
         """Row that goes on with new images -> the model's own positions of its prompt, until they are computed."""
-        self._logits_BV: Any = None
-        """Logits of the next token of each row."""
+        self.logits_BV: Any = None
+        """Logits of the next token of each row; the policy sets them after each pass."""
 
     @property
     def num_rows(self) -> int:
@@ -91,11 +91,6 @@ class DecodingBatch:
         """Number of rows that have not finished."""
         return int(self._alive_B.sum())
 
-    @property
-    def num_free_slots(self) -> int:
-        """Number of slots of the cache that neither rows nor turns have."""
-        return self._cache.num_free
-
     # ------------------------------------------------------------------------------------------ who is in it
 
     def join(self, requests: Sequence[SampleRequest], block: Block, which: Sequence[int]) -> None:
@@ -103,7 +98,7 @@ class DecodingBatch:
         lengths = [len(request.token_ids) for request in requests]
         self._add(requests, self._cache.put(block.states, which, lengths), lengths, block.shifts_U[list(which)])
         logits_NV = block.logits_UV[torch.tensor(which, device=self._device)]
-        self._logits_BV = logits_NV if self._logits_BV is None else torch.cat([self._logits_BV, logits_NV])
+        self.logits_BV = logits_NV if self.logits_BV is None else torch.cat([self.logits_BV, logits_NV])
 
     def go_on(self, request: SampleRequest, turn: KeptTurn, own_3L: np.ndarray | None = None) -> None:
         """Add a request, whose prompt begins with a turn, as a new row. It takes the turn's slot; there must be a free
@@ -157,7 +152,7 @@ class DecodingBatch:
         self._requests = [self._requests[row] for row in stay_B]
         self._table = self._table.take(stay_B)
         stay = torch.from_numpy(stay_B).to(self._device)
-        self._logits_BV = self._logits_BV[stay] if len(stay_B) else None
+        self.logits_BV = self.logits_BV[stay] if len(stay_B) else None
         if self._seen is not None:
             self._seen = (self._seen[0][stay], self._seen[1][stay])
         self._bind()
@@ -213,15 +208,6 @@ class DecodingBatch:
         self._lengths_B += counts_B
         return np.asarray(token_ids, dtype=np.int64), positions_N, rows
 
-    @property
-    def cache(self) -> Any:
-        """The cache that the model takes as `past_key_values`."""
-        return self._cache.for_model
-
-    def computed(self, logits_BV: Tensor) -> None:
-        """Take the logits of the next token of each row."""
-        self._logits_BV = logits_BV
-
     def _known(self, row: int) -> TokenIds:
         """Return a row's prompt and what was sampled of it."""
         return (*self._requests[row].token_ids, *self._tokens_BT[row, : self._num_sampled_B[row]].tolist())
@@ -232,7 +218,7 @@ class DecodingBatch:
         `version` is the token's index in the list of versions that `completion` is given."""
         seen_BV, counts_BV = self._penalty_counts() if self._table.penalises else (None, None)
         tokens_B, logprobs_B = self._sampler.draw(
-            self._logits_BV, self._lengths_B, self._before_B + self._num_sampled_B, seen_BV, counts_BV
+            self.logits_BV, self._lengths_B, self._before_B + self._num_sampled_B, seen_BV, counts_BV
         )
         if counts_BV is not None:
             rows_B = torch.arange(self.num_rows, device=self._device)
@@ -242,7 +228,9 @@ class DecodingBatch:
         alive_B = np.flatnonzero(self._alive_B & ~broken_B)
         places_B = self._num_sampled_B[alive_B]
         if places_B.max(initial=0) >= self._tokens_BT.shape[1]:
-            self._widen(2 * self._tokens_BT.shape[1])
+            for name in ("_tokens_BT", "_logprobs_BT", "_versions_BT"):
+                array = getattr(self, name)
+                setattr(self, name, np.pad(array, ((0, 0), (0, array.shape[1]))))
         self._tokens_BT[alive_B, places_B] = tokens_B[alive_B]
         self._logprobs_BT[alive_B, places_B] = logprobs_B[alive_B]
         self._versions_BT[alive_B, places_B] = version
@@ -293,23 +281,6 @@ class DecodingBatch:
         slot, self._slots_B[row] = int(self._slots_B[row]), -1
         return KeptTurn(self._known(row)[:-1], slot, shift=int(self._shifts_B[row]))
 
-    def forget_turn(self, turn: KeptTurn) -> None:
-        """Give up the slot of a turn that is not kept any more."""
-        if turn.slot is not None:
-            self._cache.free([turn.slot])
-
-    def copy_out(self, turn: KeptTurn) -> None:
-        """Copy a turn's keys and values, and give up its slot."""
-        assert turn.slot is not None
-        turn.states = self._cache.row(turn.slot, len(turn.token_ids))
-        self._cache.free([turn.slot])
-        turn.slot = None
-
-    def _widen(self, width: int) -> None:
-        for name in ("_tokens_BT", "_logprobs_BT", "_versions_BT"):
-            array = getattr(self, name)
-            setattr(self, name, np.pad(array, ((0, 0), (0, width - array.shape[1]))))
-
     def _meets_stop_string(self, row: int) -> bool:
         request, count, before = self._requests[row], int(self._num_sampled_B[row]), int(self._before_B[row])
         sampling = request.sampling
@@ -326,7 +297,7 @@ class DecodingBatch:
         """Return which tokens the prompt has, and how often each token was sampled. Both are kept while the rows
         stay the same."""
         if self._seen is None:
-            vocabulary = self._logits_BV.shape[1]
+            vocabulary = self.logits_BV.shape[1]
             seen_BV = np.zeros((self.num_rows, vocabulary), dtype=bool)
             counts_BV = np.zeros((self.num_rows, vocabulary), dtype=np.float32)
             for row, request in enumerate(self._requests):

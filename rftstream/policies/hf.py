@@ -76,6 +76,7 @@ class HfPolicy:
     ) -> None:
         """`images`: what the model gets of the images that prompts show; None if they show none."""
         from rftstream.policies.batch import DecodingBatch
+        from rftstream.policies.cache import SlotCache
         from rftstream.policies.hf_model import HfModel
         from rftstream.policies.images import PromptImages
         from rftstream.policies.prompts import PromptStore
@@ -89,13 +90,14 @@ class HfPolicy:
         self._versions: list[VersionName] = []
         self._next: tuple[Mapping[str, RawTensor], VersionName] | None = None
         """The next version. It waits until all that runs has finished."""
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: deque[_WaitingRequest] = deque()
         self._arriving: list[tuple[SampleRequest, tuple[Future[Any], ...]]] = []
         """Requests whose images are being fetched."""
         self._refused: list[Completion] = []
         self._prompts = PromptStore(2 * config.prefill_tokens)
-        self._batch = DecodingBatch(renderer, self._stop_ids, self._model.device, config.batch_size)
-        self._turns = TurnStore(config.turn_tokens, self._batch.forget_turn)
+        self._cache = SlotCache(config.batch_size)
+        self._batch = DecodingBatch(renderer, self._stop_ids, self._model.device, self._cache)
+        self._turns = TurnStore(config.turn_tokens, self._cache, self._model.extends)
         self._missed = 0
         """Number of tokens that waiting requests could have had by now in the free places."""
 
@@ -174,7 +176,7 @@ class HfPolicy:
             self._arriving.append((request, self._images.fetch(request)))
             self._take_arrived()
         else:
-            self._waiting.append(_Waiting(request, self._find_turn(request.token_ids)))
+            self._waiting.append(_WaitingRequest(request, self._turns.find(request.token_ids)))
 
     def _take_arrived(self) -> None:
         """Put requests in the queue whose images are there. Those whose images cannot be shown are refused."""
@@ -187,7 +189,7 @@ class HfPolicy:
                 for image in images:
                     image.result()
                 request = replace(request, token_ids=self._images.admit(request))
-                self._waiting.append(_Waiting(request, self._find_turn(request.token_ids)))
+                self._waiting.append(_WaitingRequest(request, self._turns.find(request.token_ids)))
             except (ImageError, WeightsError) as error:
                 self._refused.append(without_tokens(request, "error", str(error)))
 
@@ -220,7 +222,10 @@ class HfPolicy:
             if self._next is not None and not self._batch.num_rows:
                 self._take_over(*self._next)
             features = self._go_on_from_turns() if self._next is None else {}
-            self._compute(features)
+            if self._batch.num_rows:  # in the step that samples it, so with the weights of that step
+                token_ids_N, positions, rows = self._batch.next_tokens()
+                cache = self._cache.for_model
+                self._batch.logits_BV = self._model.compute_packed(token_ids_N, positions, rows, cache, features)
             if self._next is None:
                 self._let_in()
             if self._batch.num_rows:
@@ -252,9 +257,10 @@ class HfPolicy:
         features: dict[int, ImageFeatures] = {}
         num_new = 0
         for waiting in list(self._waiting):
-            if (turn := self._turn_of(waiting)) is None:
-                continue
             request = waiting.request
+            waiting.turn = turn = self._turns.find_again(waiting.turn, request.token_ids)
+            if turn is None:
+                continue
             new = len(request.token_ids) - len(turn.token_ids)
             is_too_much = num_new > 0 and num_new + new > self._config.prefill_tokens
             if is_too_much or self._batch.num_rows == self._config.batch_size:
@@ -268,28 +274,10 @@ class HfPolicy:
                 features |= found
                 own_3L = self._model.positions(request.token_ids, found)
             if turn.slot is None:
-                self._make_room(1)
+                self._turns.make_room(1)
             self._turns.take(turn)
             self._batch.go_on(request, turn, own_3L)
         return features
-
-    def _turn_of(self, waiting: _Waiting) -> KeptTurn | None:
-        """Return the turn that a request goes on from; None if none is kept any more."""
-        if waiting.turn is not None and not self._turns.has(waiting.turn):
-            waiting.turn = self._find_turn(waiting.request.token_ids)
-        return waiting.turn
-
-    def _find_turn(self, prompt: TokenIds) -> KeptTurn | None:
-        """Return the longest turn that is kept and that the prompt may go on from."""
-        turn = self._turns.find(prompt)
-        return turn if turn is not None and self._model.extends(prompt, turn) else None
-
-    def _make_room(self, count: int) -> None:
-        """See to so many free slots. Turns that are kept give theirs up."""
-        while self._batch.num_free_slots < count:
-            turn = self._turns.oldest_in_cache()
-            assert turn is not None, "there are as many slots as rows may be"
-            self._batch.copy_out(turn)
 
     def _let_in(self) -> None:
         """Let waiting requests join the batch. Requests whose prompts are known join at once.
@@ -308,7 +296,7 @@ class HfPolicy:
             requests.append(request)
             which.append(number)
         for block, (requests, which) in by_block.items():
-            self._make_room(len(requests))
+            self._turns.make_room(len(requests))
             self._batch.join(requests, block, which)
 
     def _choose(self, free: int, may_compute: bool) -> list[tuple[SampleRequest, Block, int]]:
@@ -351,14 +339,6 @@ class HfPolicy:
 
     # ------------------------------------------------------------------------------------------ one token
 
-    def _compute(self, features: Features) -> None:
-        """Compute the logits of the next token of all rows. This happens in the step that samples it, so with the
-        weights of that step."""
-        if self._batch.num_rows:
-            token_ids_N, positions, rows = self._batch.next_tokens()
-            cache = self._batch.cache
-            self._batch.computed(self._model.compute_packed(token_ids_N, positions, rows, cache, features))
-
     def _sample(self) -> list[Completion]:
         """Sample a token of each row, and return the completions that finished."""
         finished = self._batch.sample(len(self._versions) - 1)
@@ -377,7 +357,7 @@ class HfPolicy:
 
 
 @dataclass(slots=True, eq=False)
-class _Waiting:
+class _WaitingRequest:
     """A request that waits for a place."""
 
     request: SampleRequest

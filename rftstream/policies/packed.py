@@ -42,8 +42,8 @@ class PackedRows:
     """The tokens of one pass. `DecodingBatch` makes it; the model gets it in the place of an attention mask, gives it
     to the mask function that `policies.attention` has registered, and gives what that returns to `attend`."""
 
-    ndim = 0
-    """transformers asks it of what it takes for a mask."""
+    ndim = 4
+    """Models ask it of what they take for a mask, and leave one of four dimensions as it is."""
 
     def __init__(self, slots_B: np.ndarray, starts_B: np.ndarray, counts_B: np.ndarray, device: torch.device) -> None:
         """Row b has `counts_B[b]` new tokens, from column `starts_B[b]` of slot `slots_B[b]` on."""

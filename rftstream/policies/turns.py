@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rftstream.policies.cache import LayerStates
+from rftstream.policies.cache import LayerStates, SlotCache
 from rftstream.policies.prompts import TokenIds
 
 
@@ -27,12 +27,14 @@ class KeptTurn:
 
 class TurnStore:
     """The newest turns: at most `max_tokens` tokens. `HfPolicy` makes it, adds turns that have ended, takes one out for
-    each prompt that goes on from it, and clears the store when new weights come."""
+    each prompt that goes on from it, has it make room in the cache for others, and clears it when new weights come."""
 
-    def __init__(self, max_tokens: int, on_forgotten: Callable[[KeptTurn], None] = lambda turn: None) -> None:
-        """`on_forgotten` is called with each turn that is not kept any more and was not taken."""
+    def __init__(self, max_tokens: int, cache: SlotCache, extends: Callable[[TokenIds, KeptTurn], bool]) -> None:
+        """`cache`: where turns have their slots. Those that are forgotten give theirs up. `extends`: whether the model
+        may go on from a turn to a prompt."""
         self._max_tokens, self._num_tokens = max_tokens, 0
-        self._on_forgotten = on_forgotten
+        self._extends = extends
+        self._cache = cache
         self._turns: dict[TokenIds, KeptTurn] = {}
         """Tokens -> turn, oldest first."""
         self._lengths: Counter[int] = Counter()
@@ -48,19 +50,26 @@ class TurnStore:
             self._forget(next(iter(self._turns.values())))
 
     def find(self, prompt: TokenIds) -> KeptTurn | None:
-        """Return the longest turn that a longer prompt begins with; None if there is none."""
+        """Return the longest turn that a longer prompt begins with; None if there is none, or the model may not go on
+        from it."""
         for length in sorted(self._lengths, reverse=True):
             if length < len(prompt) and (turn := self._turns.get(prompt[:length])) is not None:
-                return turn
+                return turn if self._extends(prompt, turn) else None
         return None
 
-    def has(self, turn: KeptTurn) -> bool:
-        """Return whether a turn that was found is still kept."""
-        return self._turns.get(turn.token_ids) is turn
+    def find_again(self, turn: KeptTurn | None, prompt: TokenIds) -> KeptTurn | None:
+        """Return a turn that was found for a prompt, or another one if it is not kept any more."""
+        return turn if turn is None or self._turns.get(turn.token_ids) is turn else self.find(prompt)
 
-    def oldest_in_cache(self) -> KeptTurn | None:
-        """Return the oldest turn that has a slot; None if there is none."""
-        return next((turn for turn in self._turns.values() if turn.slot is not None), None)
+    def make_room(self, num_slots: int) -> None:
+        """See to so many free slots in the cache. The oldest turns that have slots are copied out of it."""
+        in_cache = (turn for turn in self._turns.values() if turn.slot is not None)
+        while self._cache.num_free < num_slots:
+            turn = next(in_cache)
+            assert turn.slot is not None
+            turn.states = self._cache.row(turn.slot, len(turn.token_ids))
+            self._cache.free([turn.slot])
+            turn.slot = None
 
     def take(self, turn: KeptTurn) -> None:
         """Take a turn out that is kept."""
@@ -78,4 +87,5 @@ class TurnStore:
 
     def _forget(self, turn: KeptTurn) -> None:
         self.take(turn)
-        self._on_forgotten(turn)
+        if turn.slot is not None:
+            self._cache.free([turn.slot])

@@ -18,6 +18,7 @@ from typing import Any
 from rftstream.config import loader, registry, sections
 from rftstream.config.part_specs import PartSpec
 from rftstream.config.role_sections import SynthesisServer
+from rftstream.contracts.role_names import RoleName
 from rftstream.contracts.tasks import Sampling
 from rftstream.errors import ConfigError
 from rftstream.queries import source_text
@@ -49,7 +50,7 @@ LISTED = ("stages",)
 """Sections of which a run file has a list."""
 SUBTABLES: dict[str, dict[str, type]] = {
     "model": {"make": sections.MakeModel, "lora": sections.LoraSection},
-    "synthesiser": {"server": SynthesisServer},
+    RoleName.synthesiser: {"server": SynthesisServer},
 }
 """Section -> keys that are tables with keys of their own."""
 SHARED = "rftstream.algorithms.settings"

@@ -36,7 +36,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class ModelRequest:
     """Something that a model is to say. The step makes it."""
 
     key: str
@@ -75,7 +75,7 @@ class SynthesisModel(Protocol):
     def announced(self, announced: WeightsAnnounced) -> None:
         """Take an announcement of weights."""
 
-    def ask(self, question: Question) -> None:
+    def ask(self, question: ModelRequest) -> None:
         """Have something said. The answer comes from a later `step`."""
 
     def drop(self, keys: Collection[str]) -> None:
@@ -117,7 +117,7 @@ class PolicyModel:
         self.name = name
         self._policy, self._loop, self._follower, self._weights = policy, loop, follower, weights
         self._environment, self._where, self._renderer, self._now = environment, where, renderer, now
-        self._asked: dict[str, Question] = {}
+        self._asked: dict[str, ModelRequest] = {}
 
     @property
     def version(self) -> VersionName | None:
@@ -128,7 +128,7 @@ class PolicyModel:
         """Take an announcement of weights."""
         self._follower.announced(announced)
 
-    def ask(self, question: Question) -> None:
+    def ask(self, question: ModelRequest) -> None:
         """Have it sampled: a request as one turn, an attempt with the environment of the taskset."""
         self._asked[question.key] = question
         self._loop.start(
@@ -197,7 +197,7 @@ _IDS = RolloutIds(
 
 @dataclass(slots=True)
 class _Request:
-    question: Question
+    question: ModelRequest
     call: Call
     answer: Future[dict[str, Any]] | None = None
     """None: it is to be sent (again)."""
@@ -230,7 +230,7 @@ class ServedModel:
     def announced(self, announced: WeightsAnnounced) -> None:
         """Pass over it: the server has weights of its own."""
 
-    def ask(self, question: Question) -> None:
+    def ask(self, question: ModelRequest) -> None:
         """Send the question with the next step."""
         self._requests[question.key] = _Request(question, Call())
 
@@ -318,7 +318,7 @@ class ServedModel:
         self._trouble = trouble
 
 
-def _said(question: Question, answer: Mapping[str, Any]) -> ModelReply:
+def _said(question: ModelRequest, answer: Mapping[str, Any]) -> ModelReply:
     try:
         choice = answer["choices"][0]
         text = choice["message"]["content"]

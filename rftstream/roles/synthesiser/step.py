@@ -23,7 +23,7 @@ from rftstream.data.tasksets.growing import GrowingTasksets
 from rftstream.errors import ConfigError, ContractError
 from rftstream.rewards.base import Scorer, ScoreReply, ScoreRequest
 from rftstream.roles.synthesiser.making import Making, wanted_of
-from rftstream.roles.synthesiser.models import ModelReply, Question, SynthesisModel
+from rftstream.roles.synthesiser.models import ModelReply, ModelRequest, SynthesisModel
 from rftstream.roles.synthesiser.parents import NotYetKnown, ParentChooser
 from rftstream.roles.synthesiser.watch import RejectWatch
 from rftstream.roles.synthesiser.wording import AnswerReader, RejectedAnswer, request_for
@@ -204,7 +204,7 @@ class SynthesiserStep(ConcurrentStepDefaults):
         self._waiting.add(key, making)
         if is_attempt:
             self._waiting.attempts.add(key)
-        self._model.ask(Question(key=key, problem=problem, sampling=sampling, seed=seed, is_attempt=is_attempt))
+        self._model.ask(ModelRequest(key=key, problem=problem, sampling=sampling, seed=seed, is_attempt=is_attempt))
 
     def _take(self, said: ModelReply) -> None:
         """Take what the model said: a problem that is to be attempted, or an attempt that is to be scored."""

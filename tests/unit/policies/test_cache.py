@@ -1,5 +1,5 @@
-"""What `hf` decodes over: the cache against plain lists, packed rows against each by itself, and what is kept of
-prompts and turns."""
+"""What `hf` decodes over: the cache against plain lists, attention with grouped heads, and what is kept of prompts and
+turns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from rftstream.policies.attention import attend
 from rftstream.policies.cache import SPARE_COLUMNS, SlotCache
-from rftstream.policies.packed import MAX_HOLES, PackedRows
 from rftstream.policies.prompts import Block, PromptStore
 from rftstream.policies.turns import KeptTurn, TurnStore
 from tests.unit import tiny
@@ -102,43 +101,6 @@ def test_what_a_broken_row_left_behind_reaches_nobody():
     assert all(
         torch.isfinite(part).all() for layer in range(LAYERS) for part in cache.for_model.update(new, new, layer)
     )
-
-
-def sliding(window):
-    return lambda batch, head, token, column: (column <= token) & (column > token - window)
-
-
-@pytest.mark.parametrize("window", [100, 5])
-@pytest.mark.parametrize("seed", range(4))
-def test_packed_rows_are_attended_to_as_each_by_itself(seed, window):
-    random = np.random.default_rng(seed)
-    num_slots, length, size = 24, 40, 8
-    slots_B = random.permutation(num_slots)[: int(random.integers(1, num_slots))]
-    counts_B = np.where(random.random(len(slots_B)) < 0.7, 1, random.integers(1, 6, size=len(slots_B)))
-    starts_B = random.integers(0, length - 6, size=len(slots_B))
-    packed = PackedRows(slots_B, starts_B, counts_B, torch.device("cpu"))
-    key, value = (torch.from_numpy(random.standard_normal((num_slots, 2, length, size))).float() for _ in range(2))
-    query = torch.from_numpy(random.standard_normal((1, 6, int(counts_B.sum()), size))).float()
-    module = torch.nn.Module()
-    module.num_key_value_groups = 3
-    ours, _ = attend(module, query, key, value, packed.mask(sliding(window), torch.float32), scaling=0.3)
-    for number, last in enumerate(packed.last_B.tolist()):
-        count, start, slot = int(counts_B[number]), int(starts_B[number]), int(slots_B[number])
-        tokens = slice(last + 1 - count, last + 1)
-        assert packed.slots_N[tokens].tolist() == [slot] * count
-        assert packed.positions_N[tokens].tolist() == list(range(start, start + count))
-        keys, values = (room[slot][None, :, : start + count] for room in (key, value))
-        sees = sliding(window)(0, 0, torch.arange(start, start + count)[:, None], torch.arange(start + count)[None])
-        theirs, _ = sdpa_attention_forward(module, query[:, :, tokens], keys, values, sees[None, None], scaling=0.3)
-        torch.testing.assert_close(ours[:, tokens], theirs, atol=2e-6, rtol=0)
-
-
-def test_rows_far_apart_are_attended_to_apart():
-    slots_B = np.asarray([0, 1 + MAX_HOLES, 30, 29])
-    packed = PackedRows(slots_B, np.asarray([3, 9, 50, 2]), np.ones(4, int), torch.device("cpu"))
-    assert packed.order_B.tolist() == [0, 1, 3, 2]
-    assert [part.slots for part in packed._parts] == [slice(0, 2 + MAX_HOLES), slice(29, 31)]
-    assert [part.width for part in packed._parts] == [10, 51]
 
 
 def test_the_newest_prompts_are_known():
@@ -315,9 +277,9 @@ def test_a_turn_goes_on_from_what_was_computed(tmp_path, config, waits):
     anew = turns_of(tiny.policy(spec, tensors, turn_tokens=0))
     policy = tiny.policy(spec, tensors, **config)
     gone_on, copied = [], []
-    go_on, copy_out = policy._batch.go_on, policy._batch.copy_out
+    go_on, copy = policy._batch.go_on, policy._cache.row
     policy._batch.go_on = lambda request, turn, *more: (gone_on.append(turn.slot), go_on(request, turn, *more))[1]
-    policy._batch.copy_out = lambda turn: (copied.append(turn), copy_out(turn))[1]
+    policy._cache.row = lambda slot, length: (copied.append(slot), copy(slot, length))[1]
     again = turns_of(policy, waits=waits)
     assert len(gone_on) == 9 * 3, "all turns but the first"
     assert 0 < gone_on.count(None) <= len(copied) if "batch_size" in config else not copied
@@ -358,25 +320,29 @@ def test_turns_end_with_their_weights(tmp_path):
 
 
 def test_the_store_of_turns():
-    def turn(*token_ids):
-        return KeptTurn(token_ids)
+    cache = SlotCache(max_slots=3)
 
-    forgotten = []
-    store = TurnStore(10, forgotten.append)
-    for one in (turn(1, 2), turn(1, 2, 3), turn(4, 5)):
+    def turn(*token_ids):
+        [slot] = cache.put(states_of([1], len(token_ids), np.random.default_rng(0)), [0], [len(token_ids)])
+        return KeptTurn(token_ids, slot)
+
+    store = TurnStore(10, cache, lambda prompt, turn: True)
+    for one in (first := turn(1, 2), turn(1, 2, 3), turn(4, 5)):
         store.add(one)
     assert store.find((1, 2)) is None, "nothing would be new"
     assert store.find((1, 2, 3)).token_ids == (1, 2)
     assert store.find((1, 2, 3, 9)).token_ids == (1, 2, 3)
     assert store.find((2, 1, 3, 9)) is None
+    store.make_room(1)
+    assert first.slot is None and first.states[0][0].shape[2] == 2, "the oldest was copied"
+    assert store.find_again(first, (1, 2, 9)) is first
     store.add(turn(6, 7, 8, 9))
     assert store.find((1, 2, 9)) is None, "the oldest went"
-    assert [one.token_ids for one in forgotten] == [(1, 2)]
+    assert store.find_again(first, (1, 2, 3, 9)).token_ids == (1, 2, 3), "there is another one"
     taken = store.find((4, 5, 6))
-    assert store.has(taken)
     store.take(taken)
-    assert not store.has(taken)
-    assert store.find((4, 5, 6)) is None
+    assert store.find((4, 5, 6)) is store.find_again(taken, (4, 5, 6)) is None
+    assert cache.num_free == 0
     store.clear()
     assert store.find((6, 7, 8, 9, 1)) is None
-    assert [one.token_ids for one in forgotten] == [(1, 2), (1, 2, 3), (6, 7, 8, 9)]
+    assert cache.num_free == 2, "all slots but that of the turn that was taken"
