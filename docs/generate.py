@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 sys.path.insert(0, str(ROOT / "docs"))
 
-from pages import cli, configuration, contracts, measured, operations, parts  # noqa: E402  after the path to them
+from pages import cli, configuration, contracts, gallery, measured, operations, parts  # noqa: E402  after the path to them
 
 from rftstream.queries import run_file_schema  # noqa: E402
 
@@ -39,6 +39,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "operators": configuration.operators,
     "part settings": configuration.part_settings,
     "commands": cli.commands,
+    "gallery": gallery.gallery,
     "topics": contracts.topics,
     "headers": contracts.headers,
     "messages": contracts.messages,

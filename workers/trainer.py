@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from rftstream.models.image_tokens import image_cache
+from rftstream.queries.model_card import write_model_card
 from rftstream.roles.trainer import TRAINER
 from rftstream.roles.trainer.pending_update import Inline
 from rftstream.roles.trainer.step import TrainerStep
@@ -31,6 +33,7 @@ def build(context: RoleContext) -> Role:
         log_=Log(context.transport),
         final=context.folder.final,
         clock=context.clock,
+        describe=partial(write_model_card, Log(context.transport), config, spec),
         compute=Inline() if context.simulated else ThreadPoolExecutor(1, thread_name_prefix="training"),
     )
     return Role(spec=TRAINER, step=step, after_the_end=deletions.after_the_end)

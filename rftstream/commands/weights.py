@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -131,11 +132,13 @@ def export(
     private: bool,
     as_json: bool,
 ) -> None:
-    """Make an ordinary Hugging Face model folder of a version: weights, config, tokenizer, template.
+    """Make an ordinary Hugging Face model folder of a version: weights, config, tokenizer, template, model card.
 
     With --json one object a line: version, folder, weights_digest, and url if it was uploaded.
     """
+    from rftstream.queries.model_card import write_model_card
     from rftstream.runs.published import model_of, read_published, write_model_folder
+    from rftstream.service.role import Log
 
     versions = tuple(dict.fromkeys(versions))
     places: list[Any] = []
@@ -147,13 +150,14 @@ def export(
         raise click.UsageError("--private is for what --upload makes; give --upload OWNER/NAME, too.")
     with opened_run(run) as opened:
         spec, published = model_of(opened), read_published(opened)
+        describe = partial(write_model_card, Log(opened.transport), opened.config, spec)
         for number, one in enumerate(published.choose(versions, where="--version")):
             version = one.name.version
             folder = target or opened.folder.exports
             if target is None or len(versions) > 1:
                 folder = folder / (f"v{version}-adapter" if adapter else f"v{version}")
             with at_work(f"version {version}"):
-                write_model_folder(published, one, spec, folder, adapter=adapter)
+                write_model_folder(published, one, spec, folder, adapter=adapter, describe=describe)
             told = {"version": version, "folder": str(folder), "weights_digest": one.weights_digest}
             text = f"version {version} is in {folder}"
             if places:

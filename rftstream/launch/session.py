@@ -10,9 +10,12 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, TextIO, cast
 
+from rftstream.algorithms.requirements import trained_spec
 from rftstream.config.loader import to_dict
 from rftstream.config.sections import RunConfig
+from rftstream.contracts.control import RunFinished
 from rftstream.contracts.versions import EvalResult, StepRecord
+from rftstream.errors import RftError
 from rftstream.launch.logging import TextFormatter
 from rftstream.launch.processes import Spawner
 from rftstream.launch.progress import Onlooker, ProgressView, open_progress
@@ -23,12 +26,14 @@ from rftstream.launch.watch import Watch
 from rftstream.models.folder import prepare_model
 from rftstream.models.rendering import is_light, open_renderer
 from rftstream.models.spec import ModelSpec
+from rftstream.queries.model_card import write_model_card
 from rftstream.runs.create import begin, discard
 from rftstream.runs.ending import RUN_LOG, note_ending, noting_failure
 from rftstream.runs.folder import RunFolder, open_transport
 from rftstream.runs.init_from import fetch_initial
 from rftstream.runs.observer import Observer
 from rftstream.service.control_view import ControlView
+from rftstream.service.role import Log
 from rftstream.trackers import Tracker, open_trackers
 from rftstream.trackers.tracked import TrackedRun
 from rftstream.transport.base import Transport
@@ -132,7 +137,19 @@ class RunSession:
             targets.close()
             self._close_trackers(ended=observer.control.finished is not None)
             observer.close()
+        if observer.control.finished is not None:
+            self._describe(transport, model, observer.control.finished)
         return self._result(observer, supervisor.failure)
+
+    def _describe(self, transport: Transport, model: ModelSpec, finished: RunFinished) -> None:
+        """Write the card of the trained model again: its last evaluation came after it was left."""
+        if not self._folder.final.is_dir():
+            return
+        spec = trained_spec(self._config, model)
+        try:
+            write_model_card(Log(transport), self._config, spec, self._folder.final, finished.name.version)
+        except (OSError, RftError) as error:  # the run has ended well all the same
+            self.note(f"model card: {error}; the one that the trainer wrote stays")
 
     def _track(self, news: Sequence[StepRecord | EvalResult], control: ControlView) -> None:
         """Hand the news to the trackers. A tracker that fails is given up: the log has everything, and showing it must

@@ -63,7 +63,7 @@ class FirstFile:
 
 
 @dataclass(frozen=True, slots=True)
-class WrittenFirstFile:
+class WrittenFiles:
     """The files that `write` has made."""
 
     run_file: Path
@@ -89,7 +89,7 @@ class WrittenFirstFile:
         )
 
 
-def write(wanted: FirstFile) -> WrittenFirstFile:
+def write(wanted: FirstFile) -> WrittenFiles:
     """Write the run file, the schema that editors find by it, and a sample of problems if none is named. ConfigError if
     a file of these is there, or the run would not start; then nothing is left."""
     wanted = replace(wanted, name=wanted.name or _usual_name(wanted.folder))
@@ -109,7 +109,7 @@ def write(wanted: FirstFile) -> WrittenFirstFile:
         for path in made:
             path.unlink(missing_ok=True)
         raise
-    return WrittenFirstFile(wanted.folder / RUN_FILE, tuple(reversed(made)))
+    return WrittenFiles(wanted.folder / RUN_FILE, tuple(reversed(made)))
 
 
 def sample_text() -> str:

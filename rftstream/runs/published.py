@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,11 +91,17 @@ def whole_model(spec: ModelSpec, tensors: Mapping[str, RawTensor]) -> Mapping[st
 
 
 def write_model_folder(
-    published: Published, announced: WeightsAnnounced, spec: ModelSpec, target: Path, *, adapter: bool = False
+    published: Published,
+    announced: WeightsAnnounced,
+    spec: ModelSpec,
+    target: Path,
+    *,
+    adapter: bool = False,
+    describe: Callable[[Path, int], None] | None = None,
 ) -> None:
     """An ordinary Hugging Face folder of a version, as `final/` is: weights, config, tokenizer, template, generation
-    config; or its adapter alone, as PEFT has them. It appears whole or not at all; ConfigError if the place is taken,
-    or the run has no adapters."""
+    config; or its adapter alone, as PEFT has them. `describe` writes the card of the version into the whole folder. It
+    appears whole or not at all; ConfigError if the place is taken, or the run has no adapters."""
     if adapter and spec.lora is None:
         raise ConfigError(f"--adapter: {spec.name} was trained as a whole, without [model.lora]; leave the option out")
     if target.exists():
@@ -110,6 +116,8 @@ def write_model_folder(
             copy_companions(spec, partial)
             with (partial / "model.safetensors").open("wb") as file:
                 write_snapshot(file, whole_model(spec, tensors), {"format": "pt"})
+            if describe is not None:
+                describe(partial, announced.name.version)
         partial.chmod(0o755)
         partial.rename(target)
     except BaseException:

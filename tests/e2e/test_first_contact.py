@@ -1,4 +1,4 @@
-"""`init` -> `check` -> `run` in an empty folder, with nothing changed between; and the ways in which it goes wrong."""
+"""`init` -> `check` -> `run` in an empty folder, with nothing changed between them; and the wrong ways."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from huggingface_hub import ModelCard
+from transformers import AutoModelForCausalLM
 
 from tests.commands import call
 from tests.e2e.workplace import COMMAND, LONG_S
@@ -36,7 +38,23 @@ def test_from_an_empty_folder_to_a_model(tmp_path: Path) -> None:
     final = Path(result["run_dir"]) / "final"
     assert {"config.json", "model.safetensors"} <= {path.name for path in final.iterdir()}
     assert {name: (tmp_path / name).read_bytes() for name in before} == before
+    check_card(final, tmp_path)
     assert "exists already" in command(tmp_path, "init", code=2).stderr
+
+
+def check_card(final: Path, folder: Path) -> None:
+    """The card has the last evaluation, which came after the trainer had left the model, and no path of the machine."""
+    card = ModelCard.load(final / "README.md")
+    assert card.data.library_name == "transformers"
+    assert card.data.pipeline_tag == "text-generation"
+    assert {"rftstream", "grpo"} <= set(card.data.tags)
+    results = {result.metric_type: result for result in card.data.eval_results}
+    assert {"mean", "pass@1", "pass@4"} <= set(results)
+    assert results["mean"].dataset_name == "sums"
+    assert "| `sums` | `jsonl:problems.jsonl` | 3 | 25 x 4 |" in card.text
+    assert "| `sums` | `jsonl:problems.jsonl` | `exact` | `sha256:" in card.text
+    assert str(folder) not in card.content
+    AutoModelForCausalLM.from_pretrained(final)
 
 
 @pytest.fixture

@@ -21,12 +21,21 @@ class RunEnd:
     tells it what stands on `control`: when the run was created, and whether its tasks have ended. It asks `reason`
     whenever it has trained, and calls `finish` when there is one."""
 
-    def __init__(self, config: RunConfig, clock: Clock, final: Path, export: Callable[[Path], None]) -> None:
-        """`final`: the folder where the trained model is left. `export` fills it."""
+    def __init__(
+        self,
+        config: RunConfig,
+        clock: Clock,
+        final: Path,
+        export: Callable[[Path], None],
+        describe: Callable[[Path, int], None] | None = None,
+    ) -> None:
+        """`final`: the folder where the trained model is left. `export` fills it; `describe` puts what is said of the
+        version into it."""
         self._given = config
         self._clock = clock
         self._final = final
         self._export = export
+        self._describe = describe
         self.drains = False
         """Whether the user asked for the end. This stays when the log is read anew."""
         self.forget()
@@ -72,7 +81,13 @@ class RunEnd:
 
     def finish(self, reason: str, name: VersionName) -> RunFinished:
         """Leave the trained model; return the record that says that the run is finished."""
-        leave_final(self._final, self._export)
+
+        def fill(folder: Path) -> None:
+            self._export(folder)
+            if self._describe is not None:
+                self._describe(folder, name.version)
+
+        leave_final(self._final, fill)
         return RunFinished(reason=reason, name=name, finished_at=self._clock.now())
 
     def _reason_of_last(self, progress: TrainerProgress) -> str | None:

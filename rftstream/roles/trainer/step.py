@@ -13,7 +13,7 @@ next update begins, unless a checkpoint of that version is due. The object is wr
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 
@@ -81,10 +81,11 @@ class TrainerStep(SingleStepDefaults):
         clock: Clock,
         compute: Executor,
         held_out: HeldOut | None = None,
+        describe: Callable[[Path, int], None] | None = None,
     ) -> None:
         """`deletions`: shared with a process that finds the run finished. `log_`: the run's log, of which nothing is
         known before `recover`. `final`: the folder where the trained model is left. `compute`: of one thread; whatever
-        is asked of the backend is asked there."""
+        is asked of the backend is asked there. `describe`: writes the card of a version into its model folder."""
         self._config = config
         self._settings = config.trainer
         self._model = model
@@ -93,7 +94,7 @@ class TrainerStep(SingleStepDefaults):
         self._clock = clock
         self._held_out = held_out
         self._backend = BackendThread(training.backend, compute)
-        self._end = RunEnd(config, clock, final, export=self._backend.asked(training.backend.export))
+        self._end = RunEnd(config, clock, final, export=self._backend.asked(training.backend.export), describe=describe)
         self._updates = UpdateCycle(
             config=config, training=training, backend=self._backend, end=self._end, held_out=held_out, clock=clock
         )
