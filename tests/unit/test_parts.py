@@ -34,6 +34,8 @@ EXCEPTIONS = {
     ("rftstream/config/aliases.py", "kafka"): "what a setting is called in other tools",
     ("rftstream/config/aliases.py", "tensorboard"): "what a command is called in other tools",
     ("rftstream/config/aliases.py", "sft"): "what a command is called in other tools",
+    ("rftstream/commands/__init__.py", "replay"): "a command",
+    ("rftstream/roles/buffer/decisions.py", "priority"): "a field of an outcome",
     ("rftstream/config/registry.py", "environment"): "a kind of parts",
     ("rftstream/queries/listing.py", "environment"): "a kind of parts",
     ("rftstream/queries/trace_groups.py", "environment"): "a key of what is shown of a task",
