@@ -110,13 +110,6 @@ def with_pipelines(config: RunConfig) -> RunConfig:
         {"op": "truncated", "action": own.choice(["reject", "mask"])},
         {"op": "repetition", "ngram": 2, "max_share": 0.5, "action": "mask"},
     ]  # fmt: skip
-    kinds += [
-        {"op": "priority", "by": own.choice(["difficulty", "spread", "advantage"]), "floor": own.choice([0.0, 0.1])},
-        *2 * [_replay(own)],
-    ]  # fmt: skip
-    if _can_imitate(config):
-        limits = {key: value for key, value in _replay(own).items() if key not in ("decay", "flat_too")}
-        kinds += 2 * [{**limits, "op": "hindsight", "per_group": own.randint(1, 2), "right_from": 0.9}]
     if own.random() < 0.7:
         kinds += 2 * [
             {"op": f"{here}Moody", "skip": own.choice([0.2, 0.6])}, {"op": f"{here}Picky"},
@@ -129,9 +122,28 @@ def with_pipelines(config: RunConfig) -> RunConfig:
         if section.get("passes"):
             section["passes"] = own.choice([1, 3])  # so that many are skipped and enough is left
         section["pipeline"] = [own.choice(kinds) for _ in range(own.choice([0, 0, 1, 2]))]
+    _draw_reuse(config, values)
     values["buffer"]["max_refill"] = 100_000
     values["verifier"]["max_dead_share"] = 1.0  # a run that rejects most groups draws so many that 200 in a row may die
     return loader.from_dict(values)
+
+
+def _draw_reuse(config: RunConfig, values: dict[str, Any]) -> None:
+    """Let half of the runs have groups once more. From numbers of its own: what else a seed means stays as it was."""
+    own = Random(f"reuse {values!r}")
+    if own.random() < 0.5:
+        return
+    kinds: list[dict[str, Any]] = [_replay(own)]
+    if own.random() < 0.5:
+        by = own.choice(["difficulty", "spread", "advantage"])
+        kinds.insert(0, {"op": "priority", "by": by, "floor": own.choice([0.0, 0.1])})
+    if _can_imitate(config):
+        limits = {key: value for key, value in _replay(own).items() if key not in ("decay", "flat_too")}
+        kinds.append({**limits, "op": "hindsight", "per_group": own.randint(1, 2), "right_from": 0.9})
+    for kind in kinds:
+        sections = [values, *values["tasksets"].values()]
+        pipeline = sections[own.randrange(len(sections)) if own.random() < 0.3 else 0]["pipeline"]
+        pipeline.insert(own.randint(0, len(pipeline)), kind)
 
 
 def _replay(own: Random) -> dict[str, Any]:

@@ -94,8 +94,9 @@ def test_a_worker_that_is_planned_imports_nothing_that_only_a_start_needs(tmp_pa
 # ------------------------------------------------------------------------------------------------ nobody else
 
 PLAN = "rftstream.preflight.plan"
-OWN_PATHS = (PLAN, "rftstream.rewards.child")
-"""Who changes the import paths: a child that runs rewards is given those of its parent."""
+OWN_PATHS = (PLAN, "rftstream.rewards.child", "rftstream.commands.run_file")
+"""Who changes the import paths: a child that runs rewards is given those of its parent, and `explain` has no run file
+beside which modules of one's own could lie."""
 
 
 def test_only_the_plan_prepares_a_run() -> None:
