@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rftstream.contracts.records import NewRecord
+from rftstream.contracts.records import NewRecord, TopicPartition
 from rftstream.errors import TransportError
 from rftstream.testing.conformance import ConformanceHarness, TransportConformance, run_peer
 from rftstream.testing.conformance_bench import read_all
@@ -81,3 +81,19 @@ def test_a_log_that_cannot_be_opened_says_why(tmp_path: Path) -> None:
     (tmp_path / "log" / "log.writer").mkdir()  # root may write where others may not, but nobody to a folder
     with pytest.raises(TransportError, match=r"log\.writer: Is a directory, expected a folder with rights to write"):
         EmbeddedTransport(tmp_path / "log", create=False)
+
+
+def test_a_reader_sees_what_its_own_process_commits_beside_other_topics(tmp_path: Path) -> None:
+    transport = EmbeddedTransport(tmp_path)
+    transport.admin.ensure_topics({name: TopicSettings(partitions=1) for name in ("read", "other")})
+    reader = transport.reader({TopicPartition("read", 0): 0})
+    producer = transport.producer("p")
+    producer.start()
+    for number in range(3):
+        assert not reader.poll() and not reader.has_data()
+        producer.commit([NewRecord("other", 0, b"key", b"other")])
+        assert not reader.has_data()
+        producer.commit([NewRecord(topic, 0, b"key", b"%d" % number) for topic in ("other", "read")])
+        assert reader.has_data()
+        assert [record.value for record in reader.poll()] == [b"%d" % number]
+    transport.close()

@@ -239,6 +239,19 @@ def test_a_silent_agent_ends_as_one_truncated_record(tmp_path: Path) -> None:
     assert "silent for 30 s" in str(rollout.error)
 
 
+def test_the_time_of_a_rollout_is_up_though_its_agent_came_late(tmp_path: Path) -> None:
+    scene, explorer, agent = opened(tmp_path, explorer__rollout_timeout_s=90.0)
+    scene.clock.advance(60.0)
+    explorer.work()
+    agent.ask(user("1+1="))
+    scene.clock.advance(29.0)
+    explorer.work()
+    assert not scene.messages("rollouts")
+    scene.clock.advance(1.1)
+    explorer.work()
+    assert "the rollout took 90 s" in str(the_rollout(scene).error)
+
+
 def test_agents_that_fail_or_do_nothing(tmp_path: Path) -> None:
     scene, explorer, agent = opened(tmp_path)
     other = Agent(explorer, agent.rollout_id[:-1] + "1")

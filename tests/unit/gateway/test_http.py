@@ -156,3 +156,44 @@ def test_a_body_in_many_pieces_is_no_head() -> None:
         assert requests[0].is_too_large
 
     driven(scene)
+
+
+def test_requests_that_are_answered_at_once_are_done_in_order_and_one_a_turn() -> None:
+    async def run() -> None:
+        line, paths, delivered = Line(), list[str](), list[str]()
+
+        def handle(request: HttpRequest, connection: HttpConnection) -> None:
+            paths.append(request.path)
+            connection.send(HttpAnswer(status=200, body=b"{}"))
+            connection.finish(lambda: delivered.append(request.path))
+
+        connection = HttpConnection(handle, max_body_bytes=100, connections=set(), max_connections=1)
+        connection.connection_made(line)
+        connection.data_received(b"".join(b"GET /%d HTTP/1.1\r\nhost: a\r\n\r\n" % number for number in range(3)))
+        assert paths == delivered == ["/0"]
+        connection.data_received(GET)
+        assert not line.reads  # others wait for their turn
+        await turns(5)
+        assert paths == delivered == ["/0", "/1", "/2", "/"] and line.reads
+        connection.connection_lost(None)
+
+    asyncio.run(run())
+
+
+def test_a_failure_behind_the_handler_is_told_and_the_next_request_is_done() -> None:
+    async def run() -> None:
+        line, waiting = Line(), list[HttpConnection]()
+
+        def handle(request: HttpRequest, connection: HttpConnection) -> None:
+            waiting.append(connection)
+
+        connection = HttpConnection(handle, max_body_bytes=100, connections=set(), max_connections=1)
+        connection.connection_made(line)
+        connection.data_received(GET)
+        connection.fail()
+        assert line.written.startswith(b"HTTP/1.1 500 ")
+        connection.data_received(GET)
+        assert len(waiting) == 2
+        connection.connection_lost(None)
+
+    asyncio.run(run())

@@ -86,3 +86,13 @@ def test_each_launch_has_a_key_of_its_own() -> None:
     assert KEYS.owner_of(first.replace("~a1.", "~a2.")) is None
     assert KEYS.owner_of(first.replace("~a1.", ".")) is None
     assert KEYS.owner_of(KEYS.rollout_key("sums/0/3/0/1").replace(".", "~.", 1)) is not None, "no launch is none"
+
+
+def test_only_so_many_keys_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rftstream.gateway.keys.MAX_KNOWN", 2)
+    keys = GatewayKeys(b"s" * 16, "r")
+    for number in range(5):
+        key = keys.rollout_key(f"a/0/0/0/{number}")
+        assert keys.owner_of(key) == keys.owner_of(key) == KeyOwner(f"a/0/0/0/{number}", "")
+        assert keys.owner_of(key + "0") is None
+        assert len(keys._known) <= 2

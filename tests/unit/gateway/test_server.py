@@ -21,6 +21,7 @@ from rftstream.gateway.server import GatewayServer, GatewaySettings
 from rftstream.roles.explorer.model_calls import (
     AgentRequest,
     CallInbox,
+    Delivered,
     ModelCall,
     Refusal,
     RolloutEnd,
@@ -359,3 +360,18 @@ def test_what_waits_when_the_explorer_leaves_is_told_to_come_again() -> None:
     assert found[0][0] == 503 and "moving" in sentence(found[0])
     assert ask(scene, "POST", "/v1/chat/completions", HI)[0] == 503
     server.close()
+
+
+def test_what_was_delivered_wakes_nobody_and_is_read_before_what_comes_after_it() -> None:
+    rings = list[int]()
+    inbox = CallInbox(lambda: rings.append(1))
+    notice = Delivered(rollout_id="r", number=0)
+    request = AgentRequest(rollout_id="r", wanted=SessionWanted(), reply=lambda answer: None)
+    inbox.put(notice)
+    assert not rings and not inbox.has_woken
+    inbox.put(notice, request, request)
+    inbox.put(request)
+    assert len(rings) == 1 and inbox.has_woken
+    assert inbox.take() == [notice, notice, request, request, request]
+    inbox.put(request)
+    assert len(rings) == 2
