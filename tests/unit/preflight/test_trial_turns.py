@@ -112,5 +112,11 @@ def test_rewards_of_turns_and_a_new_segment(folder: Path) -> None:
     (shown,) = commands.called("try", file, "--taskset", "turns")["rollouts"]
     assert [turn["begins_segment"] for turn in shown["turns"]] == [0, None, 1]
     assert [turn["reward"] for turn in shown["turns"]] == [0.25, None, 0.25]
-    assert shown["posted"] == {"reward": 0.5, "parts": {"kept on": 0.5}, "source": "environment", "error": None}
+    assert shown["posted"] == {
+        "reward": 0.5,
+        "parts": {"kept on": 0.5},
+        "source": "environment",
+        "error": None,
+        "reached": [],
+    }
     assert (shown["reward"], shown["segments"][1][0]["text"]) == (0.5, "1+1=")

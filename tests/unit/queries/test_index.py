@@ -33,7 +33,18 @@ from tests.unit.queries.test_audit import RandomRun, new_log
 from tests.unit.queries.test_trace import Scene
 from tests.unit.synthetic import SyntheticLog, outcome, task
 
-KEPT = {"tasks", "rollouts", "verified", "batches", "outcomes", "experts", "questions", "judgements", "weights"}
+KEPT = {
+    "tasks",
+    "rollouts",
+    "verified",
+    "batches",
+    "outcomes",
+    "experts",
+    "problems",
+    "questions",
+    "judgements",
+    "weights",
+}
 
 
 def open_index(folder: Path, identity: str = "this run") -> Index:
