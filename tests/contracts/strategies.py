@@ -68,7 +68,10 @@ def _of(kind: Any) -> Strategy:
 
 
 def _in_range(kind: Any, metas: list[msgspec.Meta]) -> Strategy:
-    """Integers between the bounds that their type declares; of other types, any."""
+    """Numbers between the bounds that their type declares; of other types, any."""
+    if kind is float and any(meta.ge is not None for meta in metas):
+        lowest = max(float(meta.ge) for meta in metas if meta.ge is not None)
+        return st.floats(min_value=lowest, allow_nan=False, allow_infinity=False)
     if kind is not int:
         return _of(kind)
     least = max((meta.ge for meta in metas if meta.ge is not None), default=0)
@@ -180,6 +183,11 @@ def _feedback(draw: st.DrawFn) -> Feedback:
     )  # fmt: skip
 
 
+def _placed(outcome: GroupOutcome) -> GroupOutcome:
+    """Give each rollout its offset, where something is offered."""
+    return dataclasses.replace(outcome, offsets=tuple(range(len(outcome.rollouts)))) if outcome.offers else outcome
+
+
 _BY_HAND: dict[type, Any] = {
     Array: _arrays,
     Segment: _segments,
@@ -200,7 +208,7 @@ _BY_HAND: dict[type, Any] = {
     GroupOutcome: lambda: _tied(
         GroupOutcome, "result", GroupResult.batched, {"batch_sequence": INTS, "late": st.just(False)},
         {"batch_sequence": st.none(), "late": st.just(False)},
-    ),
+    ).map(_placed),
     WeightsAnnounced: lambda: _tied(
         WeightsAnnounced, "kind", WeightsKind.delta,
         {"parent": _present(WeightsAnnounced, "parent"), "delta": st.none()}, {"parent": st.none()},
