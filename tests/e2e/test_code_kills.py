@@ -129,7 +129,7 @@ def test_verifiers_are_killed_at_any_moment_and_nothing_of_them_is_left(place: W
     place.wait_for(see, "the end of the run")
     done = run.finish()
     assert done.code == 0, done.err
-    assert done.result["steps"] == 6
+    assert done.result["steps"] == 14
     assert len({process.pid for process in killed}) > KILLS * 4
 
     report = view.assert_nothing_lost()
