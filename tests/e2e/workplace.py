@@ -135,7 +135,9 @@ class RunView:
 
     def __init__(self, path: Path) -> None:
         self.folder = RunFolder(path)
-        self.transport = open_run(path).transport
+        run = open_run(path)
+        self.config = run.config
+        self.transport = run.transport
         self._observer = Observer(self.transport)
 
     def close(self) -> None:

@@ -86,6 +86,8 @@ class Rank:
         self._engine: Any = None
         self.shards: Any = None
         self._rounds_left = 0
+        self._linear = torch.nn.functional.linear
+        """As it was before ZeRO 3 put its own in its place, for the whole process."""
         self._environment: dict[str, str | None] = {}
         """Environment variables that `join` changed, as they were before; None for those that were not set."""
         self.shapes: dict[str, torch.Size] = {}
@@ -153,6 +155,7 @@ class Rank:
         """Leave the process group, free the model, and put the environment back."""
         if self._engine is not None:
             self._engine.destroy()
+        torch.nn.functional.linear = self._linear
         self._network = self._engine = self.shards = self._model = self._reference = None
         self._renewed = None
         self._parameters = {}

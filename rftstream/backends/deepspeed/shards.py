@@ -7,11 +7,15 @@ versions in pyproject.toml.
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+
+from rftstream.errors import BackendError
 
 MASTER = "master"
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -121,7 +125,31 @@ class ZeroShards(Shards):
 
     def __init__(self, engine: Any, parameters: Mapping[str, nn.Parameter], shapes: Mapping[str, torch.Size]) -> None:
         super().__init__(engine, parameters, shapes)
+        self._order: list[int] = []
+        """Numbers of the parameters in the order in which the passes since the last step had their gradients."""
+        if self._adds_up_in_order():
+            numbers = {parameter: number for number, parameter in enumerate(parameters.values())}
+            parameter: Any  # what registers hooks has no types
+            for parameter in numbers:
+                parameter.register_post_accumulate_grad_hook(lambda one: self._order.append(numbers[one]))
         self._link()
+
+    def _adds_up_in_order(self) -> bool:
+        """Return whether DeepSpeed adds up what the ranks have in the order in which each of them has it."""
+        zero = self._engine.optimizer
+        return torch.distributed.get_world_size() > 1 and bool(zero.partition_gradients or zero.overlap_comm)
+
+    def _check_order(self) -> None:
+        """Raise BackendError, in all ranks, if gradients of different parameters were added up."""
+        mine = zlib.crc32(np.asarray(self._order, np.int32).tobytes())
+        self._order.clear()
+        limits = torch.tensor([mine, -mine], device=self._engine.device)
+        torch.distributed.all_reduce(limits, op=torch.distributed.ReduceOp.MAX)
+        if int(limits[0]) != -int(limits[1]):
+            raise BackendError(
+                "the backward passes of the ranks had their gradients in different orders, and this stage of ZeRO adds "
+                "them up in that order, so that they would be wrong; set backends.deepspeed.stage to 0 or 3"
+            )
 
     def _link(self) -> None:
         self._engine.optimizer._lazy_init_hp_params_optimizer_state()
@@ -133,6 +161,8 @@ class ZeroShards(Shards):
     def step(self, lr: float, max_grad_norm: float) -> float:
         """Take a step. DeepSpeed computes the norm over all processes, and leaves the step out if the norm is not
         finite."""
+        if self._adds_up_in_order():
+            self._check_order()
         zero = self._engine.optimizer
         zero.clip_grad = max_grad_norm
         self.set_lr(lr)
@@ -175,6 +205,9 @@ class ZeroWeightShards(ZeroShards):
 
     def _link(self) -> None:
         pass
+
+    def _adds_up_in_order(self) -> bool:
+        return False  # it sorts them first
 
     def _masters(self) -> list[Tensor]:
         return list(self._engine.optimizer.fp32_partitioned_groups_flat)  # the optimizer has them while it steps only

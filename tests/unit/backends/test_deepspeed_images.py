@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file
 
 from rftstream.algorithms.grpo import Grpo
@@ -16,7 +17,7 @@ from rftstream.backends.deepspeed.rank_processes import Ranks
 from rftstream.backends.deepspeed.wire import image_bytes, pack, row_in, row_out, unpack
 from rftstream.backends.torch.backend import TorchBackend
 from rftstream.config.sections import LoraSection
-from rftstream.errors import ConfigError
+from rftstream.errors import BackendError, ConfigError
 from tests.unit import tiny
 from tests.unit.backends.test_deepspeed import KeptRanks
 from tests.unit.backends.test_images import make_rows
@@ -85,15 +86,14 @@ def agree(ours, theirs):
 @pytest.mark.slow
 @pytest.mark.parametrize(("adapters", "config"), [
     (False, {"stage": 0}),
-    pytest.param(  # the norm was seen 2 % off beside other tests, never alone: not understood yet
-        False, {"stage": 2, "packing": False}, marks=pytest.mark.long
-    ),
+    (False, {"stage": 2, "packing": False}),
     (False, {"stage": 3, "gradient_checkpointing": True}),
     (True, {"stage": 2}),
     (True, {"stage": 3}),
 ])  # fmt: skip
 def test_images_are_trained_on_as_the_torch_backend_does(spec, rows, ranks, config, adapters, tmp_path, monkeypatch):
     """Though a rank has no image in some passes."""
+    linear = torch.nn.functional.linear
     if adapters:
         pytest.importorskip("peft")
         spec = dataclasses.replace(spec, lora=LoraSection(rank=4, alpha=8.0))
@@ -102,6 +102,21 @@ def test_images_are_trained_on_as_the_torch_backend_does(spec, rows, ranks, conf
     backend = opened(DeepSpeedBackend, spec, timeout_s=TIMEOUT_S, processes=2, **config)
     try:
         agree(trained(backend, rows, tmp_path / "found"), expected)
+    finally:
+        backend.close()
+    assert torch.nn.functional.linear is linear, "ZeRO 3 puts its own in its place"
+
+
+@pytest.mark.slow
+def test_ranks_whose_passes_have_their_gradients_in_another_order_are_noticed(spec, rows, monkeypatch):
+    """As they had when one of them alone had computed with ZeRO 3 before, which replaces `linear` in its process."""
+    from deepspeed.runtime.zero.linear import zero3_linear_wrap
+
+    monkeypatch.setattr(torch.nn.functional, "linear", zero3_linear_wrap)
+    backend = opened(DeepSpeedBackend, spec, timeout_s=TIMEOUT_S, processes=2, stage=2, packing=False)
+    try:
+        with pytest.raises(BackendError, match=r"different orders.*set backends.deepspeed.stage to 0 or 3"):
+            backend.update(rows, KL, tiny.plan(lr=LR, tokens_per_microbatch=70))
     finally:
         backend.close()
 
