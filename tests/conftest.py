@@ -3,6 +3,7 @@ busy the machine was while they ran, in the last lines."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,6 +33,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(HERE) and item.path.relative_to(HERE).parts[0] in SLOW:
             item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(autouse=True)
+def no_strangers_in_the_log(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Clients of a broker that an earlier test of this process has ended go on trying for a while, and say so."""
+    kafka = logging.getLogger("kafka")
+    before, kafka.propagate = kafka.propagate, request.node.get_closest_marker("broker") is not None
+    yield
+    kafka.propagate = before
 
 
 @pytest.fixture(scope="session")
