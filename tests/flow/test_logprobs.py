@@ -110,7 +110,8 @@ class Histories:
         self._announce(0)
         explorer = RoleDriver(scene, "explorer")
         begun, version, agents = 0, 0, list[RandomAgent]()
-        next_kill, empty = self.draw.randint(40, 400), 0
+        next_kill, empty = self.draw.randint(20, 80), 0
+        num_done, num_agents = 0, sum(self._is_agents(number) for number in range(self.count))
         for tick in range(1_000_000):
             while begun < self.count - bool(agents) and len(agents) < AT_ONCE:
                 task = self._task(begun)
@@ -118,12 +119,13 @@ class Histories:
                 if task.environment == "agent":
                     agents.append(RandomAgent(explorer, task.ids.rollout_id, f"{SEED}/{self.style}"))
                 begun += 1
-            if version + 1 < NUM_VERSIONS and begun > self.count * (version + 1) // NUM_VERSIONS:
+            if version + 1 < NUM_VERSIONS and num_done > num_agents * (version + 1) // (NUM_VERSIONS + 1):
                 version += 1
                 self._announce(version)
             for agent in agents:
                 agent.act()
             self.did += sum((agent.did for agent in agents if agent.is_done), Counter())
+            num_done += sum(agent.is_done for agent in agents)
             agents = [agent for agent in agents if not agent.is_done]
             idle_s = explorer.tick()
             scene.clock.advance(TICK_S)
@@ -131,7 +133,7 @@ class Histories:
             is_late = begun == self.count and not agents
             kind = "killed late" if is_late and in_hand and not self.did["killed late"] else "killed"
             if tick == next_kill or kind == "killed late":
-                next_kill = tick + self.draw.randint(200, 1000)
+                next_kill = tick + self.draw.randint(50, 250)
                 self.did[kind] += 1
                 scene.clock.advance(AWAY_S)
                 explorer.restart()
@@ -156,8 +158,11 @@ class Histories:
         tensors = self.model.version(version)
         self.scene.put("weights", publish(self.scene.store, tensors, name, "model", "float32", resumed=not version))
 
+    def _is_agents(self, number: int) -> bool:
+        return (self.count - number) % 3 != 1
+
     def _task(self, number: int) -> Task:
-        draw, taskset = self.draw, "games" if (self.count - number) % 3 == 1 else "sums"
+        draw, taskset = self.draw, "sums" if self._is_agents(number) else "games"
         group = ids.group_id(taskset, 0, number, 0)
         rollout_id = ids.rollout_id(group, 0)
         return Task(
@@ -177,7 +182,6 @@ class Histories:
 def kinds_of(rollouts: Sequence[Rollout], spec: ModelSpec, style: str) -> Counter[str]:
     """Return how many histories are of each kind that is hard to get right."""
     renderer, found = open_renderer(spec), Counter[str]()
-    drops_thoughts = template_styles.STYLES[style].reasons and not template_styles.STYLES[style].keeps_reasoning
     for rollout in rollouts:
         said = [turn for turn in rollout.turns if turn.role == "assistant"]
         calls = [call for turn in said for call in turn.tool_calls if call.arguments is not None]
@@ -187,7 +191,7 @@ def kinds_of(rollouts: Sequence[Rollout], spec: ModelSpec, style: str) -> Counte
             "tools": calls,
             "booleans": any(isinstance(value, bool) for call in calls for value in (call.arguments or {}).values()),
             "merging pieces": any(renderer.encode(text) != ids for text, ids in zip(texts, written, strict=True)),
-            "thinking removed": drops_thoughts and any(turn.reasoning for turn in said[:-1]),
+            "thinking removed": drops_thoughts(style) and any(turn.reasoning for turn in said[:-1]),
             "branches": any(call.opened == "branch" for call in rollout.calls),
             "summaries": any("so far: " in text for text in texts),
             "several segments": len(rollout.segments) > 1,
@@ -195,6 +199,11 @@ def kinds_of(rollouts: Sequence[Rollout], spec: ModelSpec, style: str) -> Counte
         }
         found.update(kind for kind, is_so in kinds.items() if is_so)
     return found
+
+
+def drops_thoughts(style: str) -> bool:
+    """Return whether the style's template leaves thoughts out of the history."""
+    return template_styles.STYLES[style].reasons and not template_styles.STYLES[style].keeps_reasoning
 
 
 def check_tokens_once(rollouts: Sequence[Rollout], spec: ModelSpec) -> Counter[str]:
@@ -294,13 +303,20 @@ def test_the_log_replayed_gives_the_recorded_logprobs(style: str, tmp_path: Path
     replay = Replay(histories.model)
     differences = np.concatenate(list(replay.differences(rollouts)))
     worst = float(np.abs(differences).max())
+    kinds = kinds_of(rollouts, spec, style)
     print(f"{style}: {len(rollouts)} rollouts, {len(differences)} tokens, largest difference {worst:.1e}; "
-          f"{dict(found)}; kinds: {dict(kinds_of(rollouts, spec, style))}; agents: {dict(histories.did)}")  # fmt: skip
+          f"{dict(found)}; kinds: {dict(kinds)}; agents: {dict(histories.did)}")  # fmt: skip
     assert worst < TOLERANCE
     others = np.concatenate(list(replay.differences([with_another_start(one) for one in rollouts[:8]])))
     assert np.abs(others).max() > 20 * TOLERANCE, "any token of the prompt matters to what is sampled far behind it"
     assert found["environments"] > 0 and histories.did["killed late"] == 1
+    assert {span.version for one in rollouts for part in one.segments for span in part.versions} == {0, 1, 2}
     if histories.count >= 100:  # fewer may have none of a kind
+        of_style = template_styles.STYLES[style]
+        expected = {"merging pieces", "summaries", "several segments", "several versions"}
+        expected |= {"tools", "booleans"} if of_style.calls else set()
+        expected |= {"thinking removed"} if drops_thoughts(style) else set()
+        assert expected <= kinds.keys()
         if style in NEVER_GO_ON:  # its template breaks nearly each call, and is asked before branches are looked for
             assert found["template_changes_history"] + found["other_stop"] > 0
         else:
