@@ -314,7 +314,8 @@ def test_the_log_replayed_gives_the_recorded_logprobs(style: str, tmp_path: Path
     if histories.count >= 100:  # fewer may have none of a kind
         of_style = template_styles.STYLES[style]
         expected = {"merging pieces", "summaries", "several segments", "several versions"}
-        expected |= {"tools", "booleans"} if of_style.calls else set()
+        expected |= {"tools"} if of_style.calls else set()
+        expected |= {"booleans"} if kinds["tools"] >= 20 else set()  # a family whose calls seldom succeed may have none
         expected |= {"thinking removed"} if drops_thoughts(style) else set()
         assert expected <= kinds.keys()
         if style in NEVER_GO_ON:  # its template breaks nearly each call, and is asked before branches are looked for
