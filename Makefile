@@ -45,8 +45,8 @@ faults: .venv/.developer  ## whole runs with processes killed and stopped, from 
 	$(BIN)/python -m tests.faults --log $(LOG) --seed $(SEED) --duration-s $(DURATION_S) --load $(LOAD) \
 	  $(if $(SCHEDULES),--schedules $(SCHEDULES)) --json faults.json
 
-histories: .venv/.developer  ## random histories of agents and environments, replayed through the model (NUM=)
-	HISTORIES=$(or $(NUM),10000) $(BIN)/python -m pytest -s tests/flow/test_logprobs.py $(ARGS)
+histories: .venv/.developer  ## random histories of agents and environments, replayed through the model (NUM=, SEED=)
+	HISTORIES=$(or $(NUM),10000) HISTORIES_SEED=$(or $(SEED),0) $(BIN)/python -m pytest -s tests/flow/test_logprobs.py $(ARGS)
 
 simulate: .venv/.developer  ## all roles in one process, faults from seeds, all laws checked (SEEDS=0:20000, JOBS=)
 	$(BIN)/python -m tests.simulation $(or $(SEEDS),0:1000) --jobs $(JOBS)

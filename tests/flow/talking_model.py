@@ -11,6 +11,7 @@ import itertools
 import json
 import math
 import random
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -31,11 +32,13 @@ TOOLS: tuple[dict[str, Any], ...] = tuple(
     for name, given in (("look", {"flag": "boolean"}), ("add", {"text": "string", "flag": "boolean"}))
 )  # fmt: skip
 EXAMPLES = 300
-PIECES = 420
+PIECES = 520
 """Tokens of the tokenizer, beside those that the style adds."""
 NOISE_WIDTH, HEADS, HEAD_WIDTH, INNER = 24, 2, 8, 32
 """Width of the model beside one for each token; of its layer."""
-USUAL, UNSEEN = 0.3, 2e-5
+LAYER_STD = 0.004
+"""Of the weights that write what the layer found. Larger ones drown what the last token says."""
+USUAL, UNSEEN = 0.1, 2e-5
 """Weights, in pairs of the examples: of any token after any other, as usual as it is in all; of a pair that no example
 has."""
 
@@ -89,7 +92,8 @@ class TalkingModel:
         trainer = trainers.BpeTrainer(
             vocab_size=PIECES, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
         )
-        tokenizer.train_from_iterator(texts, trainer)
+        marks = "|".join(map(re.escape, (*style.control, *style.marks)))  # no piece reaches over these
+        tokenizer.train_from_iterator([part for text in texts for part in re.split(marks, text)], trainer)
         tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in style.control])
         tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in style.marks])
         return tokenizer
@@ -124,7 +128,7 @@ class TalkingModel:
 
         embedding = np.concatenate([np.eye(size, dtype=np.float32), normal(size, num_noise, std=0.2)], axis=1)
         head = normal(size, width, std=0.0)
-        # the final norm makes the one of the last token about sqrt(width / 3)
+        # the final norm makes the one of the last token about sqrt(width / 3), if the layer writes little
         head[:, :size] = follows_VV.T / math.sqrt(width / 3)
         head[:, noise] = normal(size, num_noise, std=0.05)
         layer = "model.layers.0."
@@ -142,7 +146,7 @@ class TalkingModel:
             weights[f"{layer}mlp.{name}.weight"] = normal(INNER, width, std=0.2)
         for name, columns in (("self_attn.o_proj", inner), ("mlp.down_proj", INNER)):
             weights[f"{layer}{name}.weight"] = normal(width, columns, std=0.0)
-            weights[f"{layer}{name}.weight"][noise] = normal(num_noise, columns, std=0.05)
+            weights[f"{layer}{name}.weight"][noise] = normal(num_noise, columns, std=LAYER_STD)
         return weights
 
     def _write(self) -> None:

@@ -2,7 +2,7 @@
 recorded logprobs, and each sampled token is trained exactly once.
 
 Agents make calls in all dialects, environments answer beside them. Meanwhile weights change and explorers are killed.
-A history is a rollout. `make histories NUM=10000` plays more of them than the test.
+A history is a rollout. `make histories NUM=10000 SEED=1` plays more of them than the test, and others.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from tests.flow.agents import AWAY_S
 from tests.flow.random_agents import RandomAgent
 from tests.flow.scene import Scene
 from tests.flow.talking_model import TalkingModel, draw_text
+from tests.unit.models import template_styles
 
 STYLES = ("chatml", "chatml, plain marks", "qwen3", "opened thought", "qwen3.5", "llama3", "mistral", "glm", "harmony",
           "lines", "counted")  # fmt: skip
@@ -43,8 +44,12 @@ NEVER_GO_ON = ("counted", "harmony")
 """The template of one changes its history; the model of the other seldom stops as the template ends such a turn."""
 NUM_HISTORIES = int(os.environ.get("HISTORIES", "220"))
 """Of all styles together."""
+SEED = int(os.environ.get("HISTORIES_SEED", "0"))
+"""Another one makes other histories."""
 AT_ONCE = 48
 """Rollouts that are made at the same time."""
+EMPTY_TICKS = 500
+"""Ticks with nothing in hand after which a rollout that is missing on the log counts as lost."""
 NUM_VERSIONS = 3
 TOLERANCE = 3e-4
 """Largest difference between a recorded logprob and the replayed one. Both are float32; the model's logits, divided by
@@ -79,12 +84,14 @@ def key_of(prompt: np.ndarray, sampled: np.ndarray, logprobs: np.ndarray) -> byt
 
 
 class Histories:
-    """A run that makes so many rollouts of one style: two of three by agents, the others with an environment."""
+    """A run that makes so many rollouts of one style: two of three by agents, the others with an environment.
+
+    The last one has an environment and begins when the agents are done. While it goes on, the explorer is killed."""
 
     def __init__(self, style: str, count: int, folder: Path) -> None:
         self.style, self.count = style, count
         self.model = TalkingModel(style, folder / "model")
-        self.draw = random.Random(f"{style}/{count}")
+        self.draw = random.Random(f"{SEED}/{style}/{count}")
         policy = f"{__name__}:{RecordingPolicy.__name__}"
         self.scene = Scene(
             folder, model__path=str(self.model.folder), model__context=1024, explorer__policy=policy,
@@ -103,44 +110,59 @@ class Histories:
         self._announce(0)
         explorer = RoleDriver(scene, "explorer")
         begun, version, agents = 0, 0, list[RandomAgent]()
-        next_kill = self.draw.randint(40, 400)
+        next_kill, empty = self.draw.randint(20, 80), 0
+        num_done, num_agents = 0, sum(self._is_agents(number) for number in range(self.count))
         for tick in range(1_000_000):
-            while begun < self.count and len(agents) + begun % 3 < AT_ONCE:
+            while begun < self.count - bool(agents) and len(agents) < AT_ONCE:
                 task = self._task(begun)
                 scene.put("tasks", task)
                 if task.environment == "agent":
-                    agents.append(RandomAgent(explorer, task.ids.rollout_id, self.style))
+                    agents.append(RandomAgent(explorer, task.ids.rollout_id, f"{SEED}/{self.style}"))
                 begun += 1
-            if version + 1 < NUM_VERSIONS and begun > self.count * (version + 1) // NUM_VERSIONS:
+            if version + 1 < NUM_VERSIONS and num_done > num_agents * (version + 1) // (NUM_VERSIONS + 1):
                 version += 1
                 self._announce(version)
             for agent in agents:
                 agent.act()
             self.did += sum((agent.did for agent in agents if agent.is_done), Counter())
+            num_done += sum(agent.is_done for agent in agents)
             agents = [agent for agent in agents if not agent.is_done]
             idle_s = explorer.tick()
             scene.clock.advance(TICK_S)
-            if tick == next_kill:
-                next_kill += self.draw.randint(200, 1000)
-                self.did["killed"] += 1
+            in_hand = explorer.service.health()["in_hand"]
+            is_late = begun == self.count and not agents
+            kind = "killed late" if is_late and in_hand and not self.did["killed late"] else "killed"
+            if tick == next_kill or kind == "killed late":
+                next_kill = tick + self.draw.randint(50, 250)
+                self.did[kind] += 1
                 scene.clock.advance(AWAY_S)
                 explorer.restart()
                 for agent in agents:
                     agent.was_killed()
-            if begun == self.count and not agents:
-                if explorer.service.health()["in_hand"] == 0:
+            elif is_late:
+                # an explorer that has just started has nothing in hand, and takes up again what is not on the log
+                if in_hand == 0 and len(self._made()) >= self.count:
                     break
+                empty = 0 if in_hand else empty + 1
+                assert empty < EMPTY_TICKS, f"{self.count - len(self._made())} rollouts are lost"
                 scene.clock.advance(min(idle_s, 0.1))
         explorer.stop()
-        return [one for one in scene.messages("rollouts") if isinstance(one, Rollout)]
+        return self._made()
+
+    def _made(self) -> list[Rollout]:
+        """Return the rollouts on the log."""
+        return [one for one in self.scene.messages("rollouts") if isinstance(one, Rollout)]
 
     def _announce(self, version: int) -> None:
         name = VersionName(trainer_epoch=1, version=version)
         tensors = self.model.version(version)
         self.scene.put("weights", publish(self.scene.store, tensors, name, "model", "float32", resumed=not version))
 
+    def _is_agents(self, number: int) -> bool:
+        return (self.count - number) % 3 != 1
+
     def _task(self, number: int) -> Task:
-        draw, taskset = self.draw, "games" if number % 3 == 2 else "sums"
+        draw, taskset = self.draw, "sums" if self._is_agents(number) else "games"
         group = ids.group_id(taskset, 0, number, 0)
         rollout_id = ids.rollout_id(group, 0)
         return Task(
@@ -155,6 +177,33 @@ class Histories:
 
 
 # --------------------------------------------------------------------------------------------- what is compared
+
+
+def kinds_of(rollouts: Sequence[Rollout], spec: ModelSpec, style: str) -> Counter[str]:
+    """Return how many histories are of each kind that is hard to get right."""
+    renderer, found = open_renderer(spec), Counter[str]()
+    for rollout in rollouts:
+        said = [turn for turn in rollout.turns if turn.role == "assistant"]
+        calls = [call for turn in said for call in turn.tool_calls if call.arguments is not None]
+        written = [tuple(segment.token_ids.numpy().tolist()) for segment in rollout.segments]
+        texts = ["".join(text for text, _ in renderer.pieces(ids)) for ids in written]
+        kinds = {
+            "tools": calls,
+            "booleans": any(isinstance(value, bool) for call in calls for value in (call.arguments or {}).values()),
+            "merging pieces": any(renderer.encode(text) != ids for text, ids in zip(texts, written, strict=True)),
+            "thinking removed": drops_thoughts(style) and any(turn.reasoning for turn in said[:-1]),
+            "branches": any(call.opened == "branch" for call in rollout.calls),
+            "summaries": any("so far: " in text for text in texts),
+            "several segments": len(rollout.segments) > 1,
+            "several versions": len({span.version for one in rollout.segments for span in one.versions}) > 1,
+        }
+        found.update(kind for kind, is_so in kinds.items() if is_so)
+    return found
+
+
+def drops_thoughts(style: str) -> bool:
+    """Return whether the style's template leaves thoughts out of the history."""
+    return template_styles.STYLES[style].reasons and not template_styles.STYLES[style].keeps_reasoning
 
 
 def check_tokens_once(rollouts: Sequence[Rollout], spec: ModelSpec) -> Counter[str]:
@@ -254,13 +303,21 @@ def test_the_log_replayed_gives_the_recorded_logprobs(style: str, tmp_path: Path
     replay = Replay(histories.model)
     differences = np.concatenate(list(replay.differences(rollouts)))
     worst = float(np.abs(differences).max())
+    kinds = kinds_of(rollouts, spec, style)
     print(f"{style}: {len(rollouts)} rollouts, {len(differences)} tokens, largest difference {worst:.1e}; "
-          f"{dict(found)}; agents: {dict(histories.did)}")  # fmt: skip
+          f"{dict(found)}; kinds: {dict(kinds)}; agents: {dict(histories.did)}")  # fmt: skip
     assert worst < TOLERANCE
     others = np.concatenate(list(replay.differences([with_another_start(one) for one in rollouts[:8]])))
     assert np.abs(others).max() > 20 * TOLERANCE, "any token of the prompt matters to what is sampled far behind it"
-    assert found["environments"] > 0
+    assert found["environments"] > 0 and histories.did["killed late"] == 1
+    assert {span.version for one in rollouts for part in one.segments for span in part.versions} == {0, 1, 2}
     if histories.count >= 100:  # fewer may have none of a kind
+        of_style = template_styles.STYLES[style]
+        expected = {"merging pieces", "summaries", "several segments", "several versions"}
+        expected |= {"tools"} if of_style.calls else set()
+        expected |= {"booleans"} if kinds["tools"] >= 20 else set()  # a family whose calls seldom succeed may have none
+        expected |= {"thinking removed"} if drops_thoughts(style) else set()
+        assert expected <= kinds.keys()
         if style in NEVER_GO_ON:  # its template breaks nearly each call, and is asked before branches are looked for
             assert found["template_changes_history"] + found["other_stop"] > 0
         else:
