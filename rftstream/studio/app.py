@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 from starlette.applications import Starlette
@@ -16,10 +16,11 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 from rftstream.errors import ConfigError, RftError
-from rftstream.studio import many_pages, rollout_pages, run_pages
+from rftstream.studio import many_pages, question_pages, rollout_pages, run_pages
+from rftstream.studio.access import StudioRole
 from rftstream.studio.events import MAX_LISTENERS, RunEvents
 from rftstream.studio.guard import GuardRules, RequestGuard
-from rftstream.studio.page import PageCache, run_page, viewer_of
+from rftstream.studio.page import Form, PageCache, PageOfRun, form_page, fresh_page, run_page, viewer_of
 from rftstream.studio.rendering import render
 from rftstream.studio.watched_run import WatchedRun
 
@@ -43,7 +44,21 @@ ROUTES = {
     "/dead/{letter:path}": run_pages.letter,
     "/find": rollout_pages.find,
 }
-"""Address below /runs/RUN -> the page. All of them only read; what writes gets a table and a router of its own."""
+"""Address below /runs/RUN -> the page. All of them only read."""
+
+QUESTION = f"/questions/{{kind}}/{GROUP}/{{siblings}}"
+
+FRESH = {
+    "/questions": question_pages.questions,
+    "/questions/next": question_pages.next_question,
+    QUESTION: question_pages.question,
+}
+"""Address below /runs/RUN -> a page that is made anew for each request, and has no past. These read, too."""
+
+WRITES: dict[str, tuple[StudioRole, Callable[[PageOfRun, Form], Response]]] = {
+    QUESTION: (StudioRole.annotator, question_pages.answer),
+}
+"""Address below /runs/RUN -> who may send a form there, and what does what it asks."""
 
 
 def make_app(runs: Sequence[WatchedRun], rules: GuardRules, *, follow: bool = True) -> Starlette:
@@ -69,6 +84,11 @@ def make_app(runs: Sequence[WatchedRun], rules: GuardRules, *, follow: bool = Tr
             Route("/login", many_pages.login, methods=["GET", "POST"]),
             Route("/logout", many_pages.logout, methods=["POST"]),
             *(Route(f"/runs/{{run}}{path}", run_page(make)) for path, make in ROUTES.items()),
+            *(Route(f"/runs/{{run}}{path}", fresh_page(make)) for path, make in FRESH.items()),
+            *(
+                Route(f"/runs/{{run}}{path}", form_page(role, do), methods=["POST"])
+                for path, (role, do) in WRITES.items()
+            ),
             Route("/runs/{run}/events", events_of_run),
             Mount("/static", _StaticFiles(directory=Path(__file__).parent / "static")),
         ],
@@ -79,7 +99,6 @@ def make_app(runs: Sequence[WatchedRun], rules: GuardRules, *, follow: bool = Tr
     app.state.runs = {run.name: run for run in runs}
     app.state.rules = rules
     app.state.pages = PageCache()
-    app.state.asks_tokens = rules.tokens is not None
     return app
 
 
@@ -125,6 +144,5 @@ def _error_page(request: Request, status: int, text: str) -> Response:
         tab="",
         tabs=(),
         viewer=viewer_of(request),
-        can_log_out=request.app.state.asks_tokens,
     )
     return HTMLResponse(page, status)

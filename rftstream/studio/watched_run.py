@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rftstream.errors import RftError
 from rftstream.queries.catalog.counts import CatalogCounts, count_fates, count_letters
@@ -21,6 +21,7 @@ from rftstream.queries.catalog.database import CatalogReader
 from rftstream.queries.catalog.moments import Moment, find_moment
 from rftstream.queries.catalog.updating import CatalogUpdater
 from rftstream.queries.dead import ErrorKind
+from rftstream.queries.feedback import TOPICS, FeedbackView, has_feedback, read_feedback
 from rftstream.queries.history import HistoryReader
 from rftstream.queries.operator_totals import OperatorTotals, read_totals
 from rftstream.queries.shown_completions import PLAIN, CompletionReader, open_reader
@@ -38,6 +39,8 @@ IDLE_PERIOD_S = 15.0
 """Seconds between two looks while nobody does."""
 LOOKED_AT_S = 30.0
 """Seconds after a request for which a run counts as looked at."""
+PEOPLE_S = 10.0
+"""Seconds after which votes are read again, even if there are no new ones."""
 OPERATORS_S = 30.0
 """Seconds between two counts of what operators did: that reads all outcomes."""
 
@@ -83,6 +86,8 @@ class WatchedRun:
         self._updater: CatalogUpdater | None = None
         self._followed: OpenRun | None = None
         self._operators: tuple[float, OperatorTotals | None] | None = None
+        self._people: tuple[Any, float, FeedbackView] | None = None
+        """Where the topics ended, when that was, and what they said."""
         self.history: HistoryReader | None = None
         """Steps, evaluations and announcements so far; None before the first look."""
 
@@ -200,6 +205,18 @@ class WatchedRun:
         if self._reader is None or self._reader is PLAIN:
             self._reader = open_reader(self._mine, dims=False)
         return question(self._mine, self._reader)
+
+    def people(self) -> FeedbackView:
+        """Return what people were asked and said. It is read again where there is more, or after PEOPLE_S: what became
+        of a group decides what a vote on it changes."""
+        return self.look(lambda run, _: self._people_of(run))
+
+    def _people_of(self, run: OpenRun) -> FeedbackView:
+        log, now = Log(run.transport), time.monotonic()
+        ends = [log.ends(topic) for topic in TOPICS] if has_feedback(log) else []
+        if self._people is None or self._people[0] != ends or now - self._people[1] > PEOPLE_S:
+            self._people = (ends, now, read_feedback(log, run.config))
+        return self._people[2]
 
     def _close_mine(self) -> None:
         if self._mine is not None:
