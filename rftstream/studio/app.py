@@ -16,7 +16,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 from rftstream.errors import ConfigError, RftError
-from rftstream.studio import many_pages, question_pages, rollout_pages, run_pages
+from rftstream.studio import many_pages, question_pages, request_pages, rollout_pages, run_pages
 from rftstream.studio.access import StudioRole
 from rftstream.studio.events import MAX_LISTENERS, RunEvents
 from rftstream.studio.guard import GuardRules, RequestGuard
@@ -52,11 +52,14 @@ FRESH = {
     "/questions": question_pages.questions,
     "/questions/next": question_pages.next_question,
     QUESTION: question_pages.question,
+    "/requests": request_pages.requests,
 }
 """Address below /runs/RUN -> a page that is made anew for each request, and has no past. These read, too."""
 
 WRITES: dict[str, tuple[StudioRole, Callable[[PageOfRun, Form], Response]]] = {
     QUESTION: (StudioRole.annotator, question_pages.answer),
+    "/requests": (StudioRole.operator, request_pages.ask),
+    "/dead": (StudioRole.operator, request_pages.retry),
 }
 """Address below /runs/RUN -> who may send a form there, and what does what it asks."""
 

@@ -31,6 +31,7 @@ TABS = (
     ("evaluations", "Evaluations"),
     ("questions", "Questions"),
     ("dead", "Dead letters"),
+    ("requests", "Requests"),
 )
 """Last part of the address and title of the main pages of a run."""
 MAX_FIELDS = 200

@@ -1,4 +1,4 @@
-"""People answer questions in the studio: each answer once, under the name of the token, by the same way as the command."""
+"""People answer questions in the studio: each answer once, under the name of the token, as the command adds it."""
 
 from __future__ import annotations
 
@@ -177,8 +177,10 @@ def test_a_rating_and_a_flag_that_nobody_asked_for(scene: Scene) -> None:
     assert scene.send(f"flag/{rollout}", flag="").status_code == 303
     assert scene.send(f"flag/{rollout}", flag="leaks the answer").status_code == 303
     assert [(one.kind, one.reward, one.comment) for one in scene.votes()] == [
-        (FeedbackKind.rating, 4.0, None), (FeedbackKind.flag, None, None), (FeedbackKind.flag, None, "leaks the answer"),
-    ]  # fmt: skip
+        (FeedbackKind.rating, 4.0, None),
+        (FeedbackKind.flag, None, None),
+        (FeedbackKind.flag, None, "leaks the answer"),
+    ]
 
 
 @pytest.mark.parametrize(
