@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 
 from starlette.applications import Starlette
@@ -18,13 +18,12 @@ from starlette.types import Scope
 from rftstream.errors import ConfigError, RftError
 from rftstream.studio import many_pages, question_pages, request_pages, rollout_pages, run_pages
 from rftstream.studio.access import StudioRole
+from rftstream.studio.api import api_routes
 from rftstream.studio.events import MAX_LISTENERS, RunEvents
-from rftstream.studio.guard import GuardRules, RequestGuard
-from rftstream.studio.page import Form, PageCache, PageOfRun, form_page, fresh_page, run_page, viewer_of
+from rftstream.studio.guard import API, GuardRules, RequestGuard, refuse
+from rftstream.studio.page import GROUP, Form, PageCache, PageOfRun, form_page, fresh_page, run_page, viewer_of
 from rftstream.studio.rendering import render
 from rftstream.studio.watched_run import WatchedRun
-
-GROUP = "{taskset}/{taskset_pass:int}/{problem:int}/{attempt:int}"
 
 ROUTES = {
     "": run_pages.glance,
@@ -32,19 +31,22 @@ ROUTES = {
     "/charts.json": run_pages.chart_data,
     "/groups": run_pages.groups,
     f"/groups/{GROUP}": rollout_pages.group,
-    f"/rollouts/{GROUP}/{{sibling:int}}": rollout_pages.rollout,
-    f"/rollouts/{GROUP}/{{sibling:int}}/text": rollout_pages.rollout_text,
+    f"/rollouts/{GROUP}/{{sibling:count}}": rollout_pages.rollout,
+    f"/rollouts/{GROUP}/{{sibling:count}}/text": rollout_pages.rollout_text,
     "/problems": run_pages.problems,
-    "/problems/{taskset}/{problem:int}": run_pages.problem,
+    "/problems/{taskset}/{problem:count}": run_pages.problem,
     "/versions": run_pages.versions,
-    "/versions/{version:int}": run_pages.version,
-    "/batches/{batch:int}": run_pages.batch,
+    "/versions/{version:count}": run_pages.version,
+    "/batches/{batch:count}": run_pages.batch,
     "/evaluations": run_pages.evaluations,
     "/dead": run_pages.dead,
     "/dead/{letter:path}": run_pages.letter,
     "/find": rollout_pages.find,
 }
 """Address below /runs/RUN -> the page. All of them only read."""
+
+MAX_ERROR = 1_000
+"""Characters of an error."""
 
 QUESTION = f"/questions/{{kind}}/{GROUP}/{{siblings}}"
 
@@ -93,6 +95,7 @@ def make_app(runs: Sequence[WatchedRun], rules: GuardRules, *, follow: bool = Tr
                 for path, (role, do) in WRITES.items()
             ),
             Route("/runs/{run}/events", events_of_run),
+            *api_routes(),
             Mount("/static", _StaticFiles(directory=Path(__file__).parent / "static")),
         ],
         middleware=[Middleware(RequestGuard, rules=rules)],
@@ -129,18 +132,22 @@ class _StaticFiles(StaticFiles):
 def _not_found(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 400
     text = error.detail if isinstance(error, HTTPException) else str(error)
-    return _error_page(request, status, text)
+    headers = error.headers if isinstance(error, HTTPException) else None
+    return _error(request, status, text, headers)
 
 
 def _failed(request: Request, error: Exception) -> Response:
-    return _error_page(request, 503, f"the run cannot be read now: {error}")
+    return _error(request, 503, f"the run cannot be read now: {error}")
 
 
-def _error_page(request: Request, status: int, text: str) -> Response:
+def _error(request: Request, status: int, text: str, headers: Mapping[str, str] | None = None) -> Response:
+    """Return the answer to what cannot be done: JSON to programs, to people a page."""
+    if request.url.path.startswith(API):
+        return refuse(request.url.path, status, text[:MAX_ERROR], headers)
     page = render(
         "error.html",
         title="Not found" if status == 404 else "Not possible",
-        text=text[:1000],
+        text=text[:MAX_ERROR],
         status=status,
         runs=request.app.state.runs,
         run=None,
@@ -148,4 +155,4 @@ def _error_page(request: Request, status: int, text: str) -> Response:
         tabs=(),
         viewer=viewer_of(request),
     )
-    return HTMLResponse(page, status)
+    return HTMLResponse(page, status, headers)

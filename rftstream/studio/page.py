@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from starlette.concurrency import run_in_threadpool
+from starlette.convertors import IntegerConvertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
@@ -34,6 +35,18 @@ TABS = (
     ("requests", "Requests"),
 )
 """Last part of the address and title of the main pages of a run."""
+
+
+class CountConvertor(IntegerConvertor):
+    """A count in an address: 0 or more, of as many digits as databases take."""
+
+    regex = "[0-9]{1,15}"
+
+
+register_url_convertor("count", CountConvertor())
+
+GROUP = "{taskset}/{taskset_pass:count}/{problem:count}/{attempt:count}"
+"""A group in an address."""
 MAX_FIELDS = 200
 """Of a form."""
 

@@ -97,12 +97,21 @@ def own_opinions(page: PageOfRun, view: FeedbackView) -> dict[str, VoteLine]:
     return opinions_of(view, page.run.look(annotator))
 
 
-def say(page: PageOfRun, row: Row, *, source: str) -> Added:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenVote:
+    """A vote, and what became of it. `say` makes it."""
+
+    question_id: str
+    added: Added
+
+
+def say(page: PageOfRun, row: Row, *, source: str) -> WrittenVote:
     """Write what who asks says, unless they say it already. ConfigError if the row is no vote, or its rollouts are not
     scored in this run. `source`: what it came through."""
     vote = vote_of({**row, "by": page.viewer.name, "source": source}, "vote")
     scored = _scored(page, vote.rollouts)
-    return page.run.look(lambda run, _: add_votes(run.transport, run.config, run.folder, [vote], scored=scored))
+    added = page.run.look(lambda run, _: add_votes(run.transport, run.config, run.folder, [vote], scored=scored))
+    return WrittenVote(question_id=vote.question_id, added=added)
 
 
 def _scored(page: PageOfRun, rollouts: Sequence[str]) -> dict[str, int]:

@@ -19,7 +19,8 @@ from rftstream.contracts.tasks import ChatMessage, Problem, Sampling, Task
 from rftstream.contracts.verdicts import Verdict, VerifiedRollout
 from rftstream.core.advantages import compute_group_advantages
 from rftstream.queries.audit import audit
-from rftstream.studio.app import GROUP, ROUTES
+from rftstream.studio.app import ROUTES
+from rftstream.studio.page import GROUP
 from rftstream.studio.watched_run import WatchedRun
 from rftstream.testing import MemoryRun, Simulation
 from tests.unit.studio.studio_scene import client, make_config, watch
@@ -47,11 +48,11 @@ def addresses(simulation: Simulation) -> list[str]:
     group = outcome.group_id
     parts = {
         f"/groups/{GROUP}": f"/groups/{group}",
-        f"/rollouts/{GROUP}/{{sibling:int}}": f"/rollouts/{group}/1",
-        f"/rollouts/{GROUP}/{{sibling:int}}/text": f"/rollouts/{group}/1/text",
-        "/problems/{taskset}/{problem:int}": f"/problems/sums/{group.split('/')[2]}",
-        "/versions/{version:int}": "/versions/2",
-        "/batches/{batch:int}": "/batches/1",
+        f"/rollouts/{GROUP}/{{sibling:count}}": f"/rollouts/{group}/1",
+        f"/rollouts/{GROUP}/{{sibling:count}}/text": f"/rollouts/{group}/1/text",
+        "/problems/{taskset}/{problem:count}": f"/problems/sums/{group.split('/')[2]}",
+        "/versions/{version:count}": "/versions/2",
+        "/batches/{batch:count}": "/batches/1",
         "/dead/{letter:path}": "",
         "/find": f"/find?id={group}/0",
     }

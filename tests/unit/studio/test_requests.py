@@ -117,7 +117,7 @@ def test_roles(open_run: tuple[MemoryRun, WatchedRun], tmp_path: Path, role: Stu
     for name, value in {"{kind}": "label", "{taskset}": "sums", "{siblings}": "0"}.items():
         address = address.replace(name, value)
     for name in ("taskset_pass", "problem", "attempt"):
-        address = address.replace(f"{{{name}:int}}", "0")
+        address = address.replace(f"{{{name}:count}}", "0")
     before = len(run.records("control")) + len(run.records("feedback"))
     with client([watched], rules(tokens.path)) as browser:
         mine = {"authorization": f"Bearer {token}"}
