@@ -106,11 +106,10 @@ def _counts(balance: Balance) -> FateCounts:
 def groups(page: PageOfRun) -> GroupPage:
     """Groups, newest first."""
     assert page.catalog is not None
-    fate = page.asked("fate")
-    if fate and fate not in FATES:
-        raise HTTPException(400, f"fate: got {fate[:40]!r}, expected one of {', '.join(FATES)}")
-    wanted = GroupFilter(fate=fate, reason=page.asked("reason")[:100], taskset=page.asked("taskset")[:100])
-    found = find_groups(page.catalog, page.moment, wanted, before=page.number("before"))
+    wanted = GroupFilter(
+        fate=_one_of(page, "fate", FATES), reason=page.asked("reason")[:100], taskset=page.asked("taskset")[:100]
+    )
+    found = find_groups(page.catalog, page.moment, wanted, before=_count(page, "before"))
     return GroupPage(groups=tuple(map(_group, found)), before=found[-1].sequence if len(found) == PAGE else None)
 
 
@@ -165,9 +164,7 @@ def _message(shown: ShownMessage) -> MessageItem:
 
 def questions(page: PageOfRun) -> QuestionPage:
     """Questions to people that wait for answers, or that are judged or expired."""
-    state, skip = page.asked("state", "open"), page.number("skip") or 0
-    if state not in STATES:
-        raise HTTPException(400, f"state: got {state[:40]!r}, expected one of {', '.join(STATES)}")
+    state, skip = _one_of(page, "state", STATES) or STATES[0], _count(page, "skip") or 0
     view, now = page.run.people(), time.time()
     mine = own_opinions(page, view)
     chosen = (
@@ -215,10 +212,28 @@ def feedback(page: PageOfRun, body: VoteBody) -> VoteDone:
     )
 
 
+def _one_of(page: PageOfRun, name: str, known: Sequence[str]) -> str:
+    """Return a parameter that is one of some words, or empty if it is not there."""
+    given = page.request.query_params.get(name)
+    if given is not None and given not in known:
+        raise HTTPException(400, f"{name}: got {given[:40]!r}, expected one of {', '.join(known)}")
+    return given or ""
+
+
+def _count(page: PageOfRun, name: str) -> int | None:
+    """Return a parameter that is a count; None if it is not there."""
+    given, found = page.request.query_params.get(name), page.number(name)
+    if given is not None and found is None:
+        raise HTTPException(400, f"{name}: got {given[:40]!r}, expected a count of at most 15 digits")
+    return found
+
+
 # --------------------------------------------------------------------------------------------- the table
 
 
-AS_OF = {"as_of": ("string", "A version (v12) or a time (2026-01-31T12:00:00Z); else now.")}
+COUNT: Mapping[str, Any] = {"type": "integer", "minimum": 0, "maximum": 10**15 - 1}
+TEXT: Mapping[str, Any] = {"type": "string"}
+AS_OF = {"as_of": (TEXT, "A version (v12) or a time (2026-01-31T12:00:00Z); else now.")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,8 +246,8 @@ class Endpoint:
     takes: Any = None
     role: StudioRole = StudioRole.viewer
     only_now: bool = False
-    query: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """Name of a parameter -> its JSON type and what it says."""
+    query: Mapping[str, tuple[Mapping[str, Any], str]] = field(default_factory=dict)
+    """Name of a parameter -> its JSON Schema and what it says."""
 
 
 ENDPOINTS: Sequence[Endpoint] = (
@@ -243,10 +258,10 @@ ENDPOINTS: Sequence[Endpoint] = (
         do=groups,
         answers=GroupPage,
         query={
-            "fate": ("string", f"Only those that became this: {', '.join(FATES)}."),
-            "reason": ("string", "Only those that were decided for this reason."),
-            "taskset": ("string", "Only those of this taskset."),
-            "before": ("integer", "Only those with a smaller sequence."),
+            "fate": ({**TEXT, "enum": FATES}, "Only those that became this."),
+            "reason": (TEXT, "Only those that were decided for this reason."),
+            "taskset": (TEXT, "Only those of this taskset."),
+            "before": (COUNT, "Only those with a smaller sequence."),
             **AS_OF,
         },
     ),
@@ -258,8 +273,8 @@ ENDPOINTS: Sequence[Endpoint] = (
         answers=QuestionPage,
         only_now=True,
         query={
-            "state": ("string", f"One of {', '.join(STATES)}; else open."),
-            "skip": ("integer", "Leave out so many."),
+            "state": ({**TEXT, "enum": STATES}, "Those that stand so; else open ones."),
+            "skip": (COUNT, "Leave out so many."),
         },
     ),
     Endpoint(
@@ -379,19 +394,13 @@ def _path_parameters(path: str) -> list[dict[str, Any]]:
             "name": name,
             "in": "path",
             "required": True,
-            "schema": {"type": "integer", "minimum": 0, "maximum": 10**15 - 1} if kind else {"type": "string"},
+            "schema": COUNT if kind else TEXT,
         }
         for name, _, kind in (name.partition(":") for name in names)
     ]
 
 
-def _query_parameters(query: Mapping[str, tuple[str, str]]) -> list[dict[str, Any]]:
+def _query_parameters(query: Mapping[str, tuple[Mapping[str, Any], str]]) -> list[dict[str, Any]]:
     return [
-        {
-            "name": name,
-            "in": "query",
-            "description": text,
-            "schema": {"type": kind, **({"minimum": 0, "maximum": 10**15 - 1} if kind == "integer" else {})},
-        }
-        for name, (kind, text) in query.items()
+        {"name": name, "in": "query", "description": text, "schema": schema} for name, (schema, text) in query.items()
     ]

@@ -4,9 +4,11 @@ these, with what stands under each field."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct
+
+from rftstream.contracts.feedback import PairChoice
 
 
 class ErrorAnswer(Struct, frozen=True, kw_only=True):
@@ -199,14 +201,14 @@ class VoteBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the reward should be."""
     rating: float | None = None
     """A number on the scale of the run file."""
-    choice: str | None = None
-    """first, second, tie, both_bad or cannot_judge, of the rollouts as they are named here."""
+    choice: PairChoice | None = None
+    """Which of the rollouts is better, as they are named here."""
     correction: str | None = None
     """What the answer should have been."""
     flag: str | bool | None = None
     """Why the rollout must not be trained on, or true."""
-    retract: str | None = None
-    """The kind of the answer that is taken back: label, rating, pair, correction or flag."""
+    retract: Literal["label", "rating", "pair", "correction", "flag"] | None = None
+    """The kind of the answer that is taken back."""
     comment: str | None = None
     order: list[int] | None = None
     """How the rollouts were shown."""

@@ -57,13 +57,12 @@ def _version_time(text: str, reader: HistoryReader) -> float:
 def _time(text: str) -> float:
     try:
         seconds = float(text)
-        if abs(seconds) < LATEST_S:
-            return seconds
     except ValueError:
         try:
             given = datetime.fromisoformat(text)
-        except ValueError:
-            pass
-        else:
-            return (given if given.tzinfo is not None else given.replace(tzinfo=UTC)).timestamp()
+            seconds = (given if given.tzinfo is not None else given.replace(tzinfo=UTC)).timestamp()
+        except (ValueError, OverflowError):
+            seconds = math.nan
+    if 0 <= seconds < LATEST_S:
+        return seconds
     raise ConfigError(f"as_of: got {text[:40]!r}, expected {FORMS}")
