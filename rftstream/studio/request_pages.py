@@ -89,7 +89,8 @@ def _ask_evaluations(page: PageOfRun, form: Form) -> str:
 
 def retry(page: PageOfRun, form: Form) -> Response:
     """Ask for dead groups to be put back: those that are named, or all that are still dead."""
-    names, sample, by = tuple(form.get("group", ())), "sample" in form, asker(page)
+    names = () if "everything" in form else tuple(form.get("group", ()))
+    sample, by = "sample" in form, asker(page)
     if not names and "everything" not in form:
         raise ConfigError("group: none is chosen, expected some of the dead groups, or all")
 
