@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,8 +60,13 @@ def has_feedback(log: Log) -> bool:
     return set(TOPICS) <= set(log.transport.admin.topics())
 
 
-def read_feedback(log: Log, config: RunConfig) -> FeedbackView:
-    """Read what people were asked and said in a run, live or not."""
+FindStatuses = Callable[[Sequence[Feedback]], Mapping[str, GroupStatus]]
+"""Returns what became of the groups of some votes, by feedback_id; without those on rollouts that are not scored."""
+
+
+def read_feedback(log: Log, config: RunConfig, *, find_statuses: FindStatuses | None = None) -> FeedbackView:
+    """Read what people were asked and said in a run, live or not. `find_statuses` is asked about votes that nobody has
+    judged yet; without it outcomes and headers of rollouts are read."""
     view = FeedbackView()
     if not has_feedback(log):
         return view
@@ -77,7 +82,7 @@ def read_feedback(log: Log, config: RunConfig) -> FeedbackView:
             view.questions.append(question)
     votes = [(record, _vote_of(record)) for record in log.read("feedback") if not codec.is_foreign(record)]
     new = [vote for record, vote in votes if vote is not None and judgement_id_of(record) not in recorded]
-    statuses = _statuses(log, config, new)
+    statuses = _statuses(log, config, new) if find_statuses is None else find_statuses(new)
     for record, vote in votes:
         known = recorded.get(judgement_id_of(record))
         if known is None:

@@ -28,6 +28,8 @@ PAGE = 50
 STATES = ("open", "judged", "expired")
 MAX_PREFILLED = 200_000
 """Characters of an answer that stands in the field for its correction from the beginning."""
+MAX_COMPARED = 2 * MAX_PREFILLED
+"""Characters of an answer and its correction together that are compared; a page shows no more."""
 MAX_BUTTONS = 11
 """Ratings that have a button each; a finer scale has a field."""
 LETTERS = ("A", "B")
@@ -177,6 +179,7 @@ def _question_page(page: PageOfRun, asked: ShownQuestion, *, draft: str | None =
     mine = None if asked.mine is None else asked.mine.vote
     said = last_answer(views[0].rollout)
     corrected = draft if draft is not None else None if mine is None else mine.correction
+    is_long = corrected is not None and len(said) + len(corrected) > MAX_COMPARED
     view = page.run.people()
     return page.answer(
         "question.html",
@@ -198,7 +201,8 @@ def _question_page(page: PageOfRun, asked: ShownQuestion, *, draft: str | None =
         ratings=_ratings((settings or FeedbackSection()).scale),
         scale=(settings or FeedbackSection()).scale,
         field=corrected if corrected is not None else said if len(said) <= MAX_PREFILLED else "",
-        diff=None if corrected is None else diff_texts(said, corrected),
+        diff=None if corrected is None or is_long else diff_texts(said, corrected),
+        is_long=is_long,
         is_draft=draft is not None,
         max_text=MAX_TEXT,
         shown_at=f"{time.time():.3f}",

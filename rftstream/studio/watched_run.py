@@ -10,14 +10,17 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from rftstream.contracts.feedback import Feedback
+from rftstream.data.feedback.fold import GroupStatus
 from rftstream.errors import RftError
 from rftstream.queries.catalog.counts import CatalogCounts, count_fates, count_letters
 from rftstream.queries.catalog.database import CatalogReader
+from rftstream.queries.catalog.finding import find_vote_statuses
 from rftstream.queries.catalog.moments import Moment, find_moment
 from rftstream.queries.catalog.updating import CatalogUpdater
 from rftstream.queries.dead import ErrorKind
@@ -215,8 +218,15 @@ class WatchedRun:
         log, now = Log(run.transport), time.monotonic()
         ends = [log.ends(topic) for topic in TOPICS] if has_feedback(log) else []
         if self._people is None or self._people[0] != ends or now - self._people[1] > PEOPLE_S:
-            self._people = (ends, now, read_feedback(log, run.config))
+            self._people = (ends, now, read_feedback(log, run.config, find_statuses=self._vote_statuses))
         return self._people[2]
+
+    def _vote_statuses(self, votes: Sequence[Feedback]) -> Mapping[str, GroupStatus]:
+        catalog = self.catalog()
+        if catalog is None:
+            return {}
+        with catalog:
+            return find_vote_statuses(catalog, votes)
 
     def _close_mine(self) -> None:
         if self._mine is not None:
