@@ -3,6 +3,7 @@ description that says what is there."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -166,3 +167,20 @@ def test_the_description_is_that_of_the_routes(scene: ApiScene) -> None:
         assert f"#/components/schemas/{name}" in text
     vote = found["components"]["schemas"]["VoteBody"]
     assert vote["additionalProperties"] is False and "by" not in vote["properties"]
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND"])
+def test_a_viewer_changes_nothing_by_any_address(scene: ApiScene, method: str) -> None:
+    app = make_app([scene.watched], scene.guard, follow=False)
+    before = len(scene.run.records("feedback")), len(scene.run.records("control"))
+    group = scene.questions()[0].group_id
+    values = dict(zip(("taskset", "taskset_pass", "problem", "attempt"), group.split("/"), strict=True))
+    values |= {"run": "demo", "kind": "label", "siblings": "0", "sibling": "0", "letter": "x", "version": "1"}
+    scene.guard.limits.burst = 1e9
+    for path in {getattr(route, "path", "") for route in app.routes} - {"/login", "/logout"}:
+        address = re.sub(r"\{(\w+)(:\w+)?\}", lambda part: values.get(part[1], "0"), path)
+        fields = {"number": "1", "ask": "pause", "everything": "1", "label": "1"}
+        for sent in ({"data": fields}, {"json": {"rollout": f"{group}/0", "label": 1}}):
+            answer = scene.browser.request(method, address, headers=scene.bearer(StudioRole.viewer), **sent)  # type: ignore[arg-type]
+            assert answer.status_code == 403, (method, address)
+    assert (len(scene.run.records("feedback")), len(scene.run.records("control"))) == before
