@@ -45,6 +45,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "messages": contracts.messages,
     "exit codes": operations.exit_codes,
     "metrics": operations.metrics,
+    "run metrics": operations.run_metrics,
     "part kinds": parts.kinds,
     "capabilities": parts.capabilities,
     "measured algorithms": measured.algorithms,

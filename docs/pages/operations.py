@@ -1,10 +1,11 @@
-"""docs/operations.md: exit codes from errors.py, metrics from metrics.py."""
+"""docs/operations.md: exit codes from errors.py, metrics from metrics.py and queries/exported.py."""
 
 from __future__ import annotations
 
 from pages.markdown import table
 from rftstream import errors
 from rftstream import metrics as declared
+from rftstream.queries.exported import EXPORTED
 
 MEANINGS = {
     0: ("done, or stopped as asked", "left alone; a single role that leaves before the end is started again"),
@@ -44,4 +45,9 @@ def metrics() -> str:
         labels = next(one._labelnames for one in vars(declared).values() if getattr(one, "_name", None) == metric.name)
         name = f"{metric.name}_total" if metric.type == "counter" else metric.name
         rows.append((f"`{name}`", metric.type, ", ".join(labels) or "-", metric.documentation))
+    return table(("metric", "type", "labels", "meaning"), rows)
+
+
+def run_metrics() -> str:
+    rows = [(f"`{one.name}`", one.kind, ", ".join(one.labels), one.help) for one in EXPORTED]
     return table(("metric", "type", "labels", "meaning"), rows)

@@ -52,6 +52,8 @@ GROUPS: dict[str, dict[str, str]] = {
         "status": "rftstream.commands.views:status",
         "plot": "rftstream.commands.views:plot",
         "studio": "rftstream.commands.studio:studio",
+        "exporter": "rftstream.commands.exporter:exporter",
+        "scale-plan": "rftstream.commands.exporter:scale_plan",
         "audit": "rftstream.commands.views:audit",
         "inspect": "rftstream.commands.views:inspect",
         "trace": "rftstream.commands.trace:trace",

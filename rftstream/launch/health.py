@@ -1,4 +1,5 @@
-"""One port per worker: `/metrics` for Prometheus, `/health` for whoever asks whether it still works.
+"""One port per worker: `/metrics` for Prometheus, `/health` for whoever asks whether it still works, and `/livez` and
+`/readyz` for what starts it anew and sends it work.
 
 queries/workers.py asks."""
 
@@ -10,9 +11,12 @@ import time
 from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rftstream.errors import ConfigError
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
 
 STUCK_AFTER_S = 120.0
 """Seconds without a beat after which a loop counts as stuck."""
@@ -44,20 +48,42 @@ class Health:
         alive = silent_s <= self._stuck_after_s
         return alive, {"ok": alive, "silent_s": round(silent_s, 3), **self._values}
 
+    def not_ready(self) -> str:
+        """Return what the worker still waits for, for `/readyz`; empty if it does its work."""
+        values = self._values
+        if not values:
+            return "it has not begun"
+        if "version" in values and values["version"] is None:
+            return "it has no weights yet"
+        if values.get("partitions") == 0:
+            return "it owns no partitions"
+        return ""
+
 
 class HealthServer:
-    """The thread that answers `/metrics` and `/health`. A worker makes it, and closes it at its end.
+    """The thread that answers `/metrics`, `/health`, `/livez` and `/readyz`. A worker makes it, and closes it at its
+    end.
 
     `port` 0 takes any free port. The port in use is written to `file`, for others to find.
     """
 
-    def __init__(self, health: Health, *, port: int, host: str = "", file: Path | None = None) -> None:
-        handler = type("Handler", (_Handler,), {"health": health})
+    def __init__(
+        self,
+        health: Health,
+        *,
+        port: int,
+        host: str = "",
+        file: Path | None = None,
+        registry: CollectorRegistry | None = None,
+        option: str = "--metrics-port",
+    ) -> None:
+        """`registry`: the metrics, by default those of this process. `option`: what the port was given by."""
+        handler = type("Handler", (_Handler,), {"health": health, "registry": registry})
         try:
             self._server = ThreadingHTTPServer((host, port), handler)
         except OSError as error:
             raise ConfigError(
-                f"--metrics-port {port}: {error.strerror or error}; take another port, or 0 for any free one"
+                f"{option} {port}: {error.strerror or error}; take another port, or 0 for any free one"
             ) from None
         self._server.daemon_threads = True
         self.port = int(self._server.server_address[1])
@@ -78,17 +104,22 @@ class HealthServer:
 
 class _Handler(BaseHTTPRequestHandler):
     health: Health
+    registry: CollectorRegistry | None
     timeout = 10
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
         if path == "/metrics":
             self._send_metrics()
-        elif path == "/health":
+        elif path in ("/health", "/livez"):
             alive, values = self.health.report()
             self._send(200 if alive else 503, "application/json", json.dumps(values, default=str).encode() + b"\n")
+        elif path == "/readyz":
+            alive, _ = self.health.report()
+            why = self.health.not_ready() if alive else "its loop does not come round"
+            self._send(503 if why else 200, "text/plain", f"{why or 'ready'}\n".encode())
         else:
-            self._send(404, "text/plain", b"known: /metrics, /health\n")
+            self._send(404, "text/plain", b"known: /metrics, /health, /livez, /readyz\n")
 
     def _send_metrics(self) -> None:
         from prometheus_client.exposition import choose_encoder
@@ -96,7 +127,7 @@ class _Handler(BaseHTTPRequestHandler):
         from rftstream.metrics import REGISTRY
 
         encode, kind = choose_encoder(self.headers.get("Accept", ""))
-        self._send(200, kind, encode(REGISTRY))
+        self._send(200, kind, encode(self.registry or REGISTRY))
 
     def _send(self, status: int, kind: str, body: bytes) -> None:
         self.send_response(status)

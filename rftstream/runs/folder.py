@@ -312,6 +312,19 @@ def _listed(folder: Path) -> list[Path]:
         return []
 
 
+def named_runs(runs: Sequence[str | Path]) -> dict[str, str | Path]:
+    """Return several runs by names that addresses and labels can have, each name once. ConfigError for a run that does
+    not exist."""
+    found: dict[str, str | Path] = {}
+    for run in runs:
+        name = base = re.sub(r"[^A-Za-z0-9._-]", "_", find_run(run)[0].run_id)
+        number = 2
+        while name in found:
+            name, number = f"{base}~{number}", number + 1
+        found[name] = run
+    return found
+
+
 def open_run(run: str | Path) -> OpenRun:
     """Open a run. ConfigError if there is no such run or its log is missing."""
     folder, config = find_run(run)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -13,7 +12,7 @@ from pathlib import Path
 import uvicorn
 
 from rftstream.errors import ConfigError
-from rftstream.runs.folder import RunFolder, find_run, open_run
+from rftstream.runs.folder import named_runs, open_run
 from rftstream.studio.access import TokenFile, Viewer
 from rftstream.studio.app import make_app
 from rftstream.studio.guard import LOOPBACK, GuardRules
@@ -37,7 +36,7 @@ def serve(
 ) -> None:
     """Serve these runs until SIGINT or SIGTERM. `local`: who comes without a token, where none is a must. `ready` is
     called with the address once it can be opened."""
-    watched = [WatchedRun(name, partial(open_run, run)) for name, run in _named(runs).items()]
+    watched = [WatchedRun(name, partial(open_run, run)) for name, run in named_runs(runs).items()]
     is_local = host in LOOPBACK
     if not is_local and not tokens.entries():
         raise ConfigError(
@@ -65,19 +64,6 @@ def serve(
     ready(f"http://{f'[{host}]' if ':' in host else host}:{bound}/")
     with suppress(KeyboardInterrupt):  # uvicorn sends itself once more what ended it
         uvicorn.Server(config).run(sockets=[listener])
-
-
-def _named(runs: Sequence[Path]) -> dict[str, Path]:
-    """Return the runs by the names that their addresses have. ConfigError for a run that does not exist."""
-    found: dict[str, Path] = {}
-    for run in runs:
-        folder: RunFolder = find_run(run)[0]
-        name = base = re.sub(r"[^A-Za-z0-9._-]", "_", folder.run_id)
-        number = 2
-        while name in found:
-            name, number = f"{base}~{number}", number + 1
-        found[name] = run
-    return found
 
 
 def _listen(host: str, port: int) -> socket.socket:

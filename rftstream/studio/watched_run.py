@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -18,17 +17,15 @@ from typing import Any, TypeVar
 from rftstream.contracts.feedback import Feedback
 from rftstream.data.feedback.fold import GroupStatus
 from rftstream.errors import RftError
-from rftstream.queries.catalog.counts import CatalogCounts, count_fates, count_letters
+from rftstream.queries.catalog.counts import CatalogCounts
 from rftstream.queries.catalog.database import CatalogReader
 from rftstream.queries.catalog.finding import find_vote_statuses
 from rftstream.queries.catalog.moments import Moment, find_moment
-from rftstream.queries.catalog.updating import CatalogUpdater
-from rftstream.queries.dead import ErrorKind
 from rftstream.queries.feedback import TOPICS, FeedbackView, has_feedback, read_feedback
+from rftstream.queries.following import RunFollower
 from rftstream.queries.history import HistoryReader
-from rftstream.queries.operator_totals import OperatorTotals, read_totals
 from rftstream.queries.shown_completions import PLAIN, CompletionReader, open_reader
-from rftstream.queries.status import NUM_DEAD_ERRORS, KnownFacts, Status, read_status
+from rftstream.queries.status import Status
 from rftstream.runs.folder import OpenRun
 from rftstream.service.role import Log
 
@@ -44,8 +41,6 @@ LOOKED_AT_S = 30.0
 """Seconds after a request for which a run counts as looked at."""
 PEOPLE_S = 10.0
 """Seconds after which votes are read again, even if there are no new ones."""
-OPERATORS_S = 30.0
-"""Seconds between two counts of what operators did: that reads all outcomes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,13 +81,14 @@ class WatchedRun:
         self._thread: threading.Thread | None = None
         self._wake, self._stopped = threading.Event(), threading.Event()
         self._asked_at = 0.0
-        self._updater: CatalogUpdater | None = None
-        self._followed: OpenRun | None = None
-        self._operators: tuple[float, OperatorTotals | None] | None = None
+        self._follower: RunFollower | None = None
         self._people: tuple[Any, float, FeedbackView] | None = None
         """Where the topics ended, when that was, and what they said."""
-        self.history: HistoryReader | None = None
-        """Steps, evaluations and announcements so far; None before the first look."""
+
+    @property
+    def history(self) -> HistoryReader | None:
+        """Return steps, evaluations and announcements so far; None before the first look."""
+        return None if self._follower is None else self._follower.history
 
     # ------------------------------------------------------------------------------------------ following
 
@@ -143,58 +139,15 @@ class WatchedRun:
             self.listener()
 
     def _look_at_it(self) -> RunSnapshot:
-        if self._followed is None:
-            self._followed = self._open()
-            self._updater = CatalogUpdater(self._followed)
-            self.history = HistoryReader(Log(self._followed.transport))
-        run, updater, history = self._followed, self._updater, self.history
-        assert updater is not None and history is not None
-        history.read()
-        while updater.update(self._stopped.is_set) and not self._stopped.is_set():
-            history.read()
-            if updater.done >= updater.total:
-                break
-        counts, known = None, None
-        if updater.is_ready:
-            moment = Moment(version=history.history().version)
-            with CatalogReader(updater.path) as catalog:
-                counts = count_fates(catalog, moment)
-                known = self._known(run, catalog, counts, moment)
-        return replace(
-            self.snapshot,
-            status=read_status(run, known=known),
-            counts=counts,
-            share_read=updater.done / updater.total if updater.total else 1.0,
-            error="",
-        )
-
-    def _known(self, run: OpenRun, catalog: CatalogReader, counts: CatalogCounts, moment: Moment) -> KnownFacts:
-        assert self.history is not None
-        kinds, dead = count_letters(catalog, moment), Counter[str]()
-        for kind in kinds:
-            dead[kind.reason] += kind.count
-        results = Counter[str]()
-        for (result, _), count in counts.reasons.items():
-            results[result] += count
-        if self._operators is None or time.monotonic() - self._operators[0] > OPERATORS_S:
-            self._operators = (time.monotonic(), read_totals(Log(run.transport)))
-        return KnownFacts(
-            history=self.history.history(),
-            groups={result: results[result] for result in ("batched", "filtered", "expired", "dead")},
-            newest_batch=counts.newest_batch,
-            dead_letters=dict(dead.most_common()),
-            dead_errors=tuple(
-                ErrorKind(reason=kind.reason, error=kind.error, count=kind.count) for kind in kinds if kind.error
-            )[:NUM_DEAD_ERRORS],
-            operators=self._operators[1],
-        )
+        if self._follower is None:
+            self._follower = RunFollower(self._open())
+        found = self._follower.look(self._stopped.is_set)
+        return replace(self.snapshot, status=found.status, counts=found.counts, share_read=found.share_read, error="")
 
     def _close_followed(self) -> None:
-        if self._updater is not None:
-            self._updater.close()
-        if self._followed is not None:
-            self._followed.transport.close()
-            self._followed = None
+        if self._follower is not None:
+            self._follower.close()
+            self._follower = None
 
     # ------------------------------------------------------------------------------------------ asking
 
@@ -234,14 +187,12 @@ class WatchedRun:
 
     def catalog(self) -> CatalogReader | None:
         """Open the catalog for a page, which closes it; None if there is none yet."""
-        updater = self._updater
-        return CatalogReader(updater.path) if updater is not None and updater.is_ready else None
+        follower = self._follower
+        return CatalogReader(follower.updater.path) if follower is not None and follower.updater.is_ready else None
 
     def moment(self, text: str) -> Moment:
         """Return the moment that a page asks for; an empty text is now. ConfigError says what is wrong with it."""
-        if self.history is None:
-            return Moment()
-        return find_moment(text, self.history)
+        return Moment() if self.history is None else find_moment(text, self.history)
 
 
 def _changed(before: RunSnapshot, after: RunSnapshot) -> bool:

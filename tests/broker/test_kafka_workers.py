@@ -11,6 +11,7 @@ from rftstream.queries.audit import audit
 from rftstream.runs.folder import open_run
 from tests.e2e.test_workers_alone import ROLES, port_of, scrape
 from tests.e2e.workplace import FAKE, Workplace
+from tests.exporters import check_exporter
 
 pytestmark = pytest.mark.broker
 
@@ -61,3 +62,12 @@ def test_workers_alone_bring_a_run_to_its_end(place: Workplace, servers: str, ru
         run.transport.close()
     assert report.balanced and report.version == 6, report.to_text()
     assert (run.folder.final).is_dir()
+
+
+def test_the_exporters_backlog_is_that_of_the_audit(place: Workplace, servers: str, run_id: Callable[[], str]) -> None:
+    """Markers of transactions are none of it."""
+    name = run_id()
+    place.write("tiny.toml", FAKE.replace('name = "tiny"', f'name = "{name}"').replace(
+        "[transport]", f'[transport]\nkind = "kafka"\nservers = "{servers}"'
+    ))  # fmt: skip
+    check_exporter(place, name, {})

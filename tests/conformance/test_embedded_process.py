@@ -250,7 +250,7 @@ def test_the_pipe_of_a_killed_reader_is_taken_away(folder: Path, start: Start) -
 
 def test_a_killed_member_is_replaced_before_its_session_runs_out(folder: Path, start: Start) -> None:
     transport = EmbeddedTransport(folder)
-    member = transport.member("g", ["a"], name="me")
+    member = transport.member("g", ["a"], name="me", session_timeout_s=1000.0)
     other, pipe = start(be_member, folder)
     assert told(pipe) == 1
     transport.wait([member], 5.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import runpy
 import socket
 import urllib.error
@@ -67,11 +68,11 @@ def test_grafana_is_given_the_dashboard_and_its_prometheus(compose: dict[str, An
 class Prometheus:
     """A real one, that reads the targets of a run as docs/operations.md says."""
 
-    def __init__(self, place: Workplace, targets: Path) -> None:
+    def __init__(self, place: Workplace, *targets: Path) -> None:
         told = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
         block = next(part for part in told.split("```yaml\n")[1:] if part.startswith("scrape_configs:"))
         config = yaml.safe_load(block.partition("```")[0])
-        config["scrape_configs"][0]["file_sd_configs"][0]["files"] = [str(targets)]
+        config["scrape_configs"][0]["file_sd_configs"][0]["files"] = list(map(str, targets))
         config["global"] = {"scrape_interval": "1s"}
         file = place.write("prometheus.yml", yaml.safe_dump(config))
         with socket.socket() as probe:
@@ -105,7 +106,11 @@ def test_every_panel_shows_something_of_a_run(place: Workplace) -> None:
         "run", EXAMPLES / "arithmetic.toml", "--run-dir", "sums", "--progress", "none",
         *sets("run.steps=1000000", "evaluations.sums.every=2", "feeder.groups_per_batch=4"),
     )  # fmt: skip
-    prometheus = Prometheus(place, place.folder / "sums" / "targets.json")
+    place.view("sums")
+    exporter = place.start("exporter", "sums", "--port", "0")
+    address = place.wait_for(lambda: re.search(r"^http://([^/]+)/", exporter.out), "the exporter's address")
+    beside = place.write("exporter.json", json.dumps([{"targets": [address.group(1)], "labels": {"job": "exporter"}}]))
+    prometheus = Prometheus(place, place.folder / "sums" / "targets.json", beside)
     queries = {
         target["expr"].replace("$run", "sums").replace("$__rate_interval", "20s")
         for panel in PANELS for target in panel["targets"]

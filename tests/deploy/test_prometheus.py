@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from rftstream.metrics import REGISTRY
+from rftstream.queries.exported import EXPORTED
 from tests.deploy.conftest import ROOT, read_yaml
 
 FOLDER = ROOT / "deploy" / "prometheus"
@@ -49,7 +50,7 @@ def series_names() -> set[str]:
     for metric in REGISTRY.collect():
         suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}.get(metric.type, ("",))
         names |= {metric.name + suffix for suffix in suffixes}
-    return names
+    return names | {one.name for one in EXPORTED}
 
 
 def names_in(expression: str) -> set[str]:
@@ -61,14 +62,16 @@ def test_alerts_look_at_metrics_that_there_are(alert: str) -> None:
     assert names_in(ALERTS[alert]["expr"]) <= series_names()
 
 
-def test_every_role_of_the_compose_file_is_scraped_where_it_listens(compose: dict[str, Any]) -> None:
+def test_all_of_the_compose_file_is_scraped_where_it_listens(compose: dict[str, Any]) -> None:
     (job,) = read_yaml(FOLDER / "prometheus.yml")["scrape_configs"]
     (found,) = job["dns_sd_configs"]
     workers = {
         name: service["command"] for name, service in compose["services"].items()
         if service.get("command", [""])[0] == "worker"
     }  # fmt: skip
-    assert set(found["names"]) == set(workers)
+    exporter = compose["services"]["exporter"]["command"]
+    assert exporter[exporter.index("--port") + 1] == str(found["port"])
+    assert set(found["names"]) == {*workers, "exporter"}
     for name, command in workers.items():
         assert command[command.index("--metrics-port") + 1] == str(found["port"])
         assert compose["services"][name]["expose"] == [str(found["port"])]

@@ -18,6 +18,7 @@ from rftstream.contracts.topics import TOPICS
 from rftstream.contracts.versions import StepRecord
 from rftstream.launch.result import RunResult
 from rftstream.metrics import REGISTRY
+from rftstream.queries.exported import EXPORTED
 from rftstream.queries.worker_status_text import FIELD_TEXTS, SHOWN_ELSEWHERE, UNUSUAL_TEXTS
 from rftstream.runs.folder import OpenRun
 from rftstream.testing import MemoryRun, Simulation
@@ -29,7 +30,7 @@ SECTIONS = {item.name for item in dataclasses.fields(RunConfig)} - {"base"}
 
 
 def commands(text: str) -> Iterator[str]:
-    yield from re.findall(r"\brftstream ([a-z]+)\b", text)
+    yield from re.findall(r"\brftstream ([a-z]+(?:-[a-z]+)*)\b", text)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=shown)
@@ -70,6 +71,7 @@ def test_topics_and_contracts_are_told() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=shown)
 def test_prometheus_metrics_exist(page: Path) -> None:
     known = {f"{one.name}_total" if one.type == "counter" else one.name for one in REGISTRY.collect()}
+    known |= {one.name for one in EXPORTED}
     modules = {"rftstream_version"}
     named = {text for text in code(page) if re.fullmatch(r"rftstream_\w+", text)}
     assert named - modules <= known

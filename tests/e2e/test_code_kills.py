@@ -80,8 +80,8 @@ def runs_a_program(pid: int) -> bool:
     """Whether a box is there: the warm interpreter has a child, which has children of its own."""
     deep = 0
     for process in family(pid):
-        with contextlib.suppress(psutil.Error):
-            deep = max(deep, sum(parent.pid != pid for parent in process.parents() if parent.pid >= pid))
+        with contextlib.suppress(psutil.Error, ValueError):  # gone meanwhile, or the process itself
+            deep = max(deep, [one.pid for one in process.parents()].index(pid))
     return deep >= 4
 
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from rftstream.config import loader
+from rftstream.config.role_sections import FeedbackSection
 from rftstream.contracts import codec
 from rftstream.contracts.batches import Experience
 from rftstream.contracts.feedback import Feedback, FeedbackKind, PairChoice, feedback_id_of, question_id_of
@@ -16,7 +18,7 @@ from rftstream.contracts.outcomes import GroupResult
 from rftstream.contracts.questions import Applied, Judgement, Question, VoteEffect
 from rftstream.contracts.records import NewRecord
 from rftstream.contracts.verdicts import VerifiedRollout
-from rftstream.errors import ProducerLost, TransactionAborted
+from rftstream.errors import ConfigError, ProducerLost, TransactionAborted
 from rftstream.queries.feedback import read_feedback
 from rftstream.roles.buffer.feedback import FeedbackIntake
 from rftstream.roles.buffer.groups import OpenGroups, sibling_of
@@ -92,6 +94,33 @@ def test_a_vote_before_the_batch_changes_the_reward_and_not_the_verdict(tmp_path
         (Applied.none, 1), (Applied.none, 1), (Applied.none, 1), (Applied.verdict, 2), (Applied.verdict, 2),
     ]  # fmt: skip
     assert [one.metrics["part/human"] for one in buffers.manifests_of(scene)] == [1.0]
+
+
+def test_operators_see_the_rewards_that_people_gave_and_so_does_the_audit(tmp_path: Path) -> None:
+    """The scorer's rewards of the first group differ and people's do not; the second group is the other way round."""
+    scene = Scene(tmp_path, pipeline=({"op": "zero_variance"},), feedback__share=1.0, feedback__hold_s=60.0)
+    buffer = RoleDriver(scene, "buffer")
+    scene.verify(0)
+    for one in scene.siblings(1):
+        scene.put("verified", scene.verified(one, 0.0))
+    buffer.work()
+    for who in "ab":
+        for sequence, sibling, reward in ((0, 0, 1.0), (0, 1, 1.0), (1, 0, 0.0), (1, 1, 1.0)):
+            scene.say(who, sequence, sibling, reward=reward)
+    scene.clock.advance(61.0)
+    buffer.work()
+    assert results_of(scene) == {0: ("filtered", "zero_variance"), 1: ("batched", "complete")}
+    assert scene.in_batches() == {(1, 0): (0.0, {"human": 0.0}), (1, 1): (1.0, {"human": 1.0})}
+    found = scene.recompute()
+    assert found.fine, found.to_text()
+    assert found.num_groups == 2
+    asked_otherwise = loader.replace(scene.config, feedback=FeedbackSection(ask=FeedbackKind.rating))
+    assert not scene.recompute(asked_otherwise).fine, "without these labels it is decided otherwise"
+
+
+def test_people_and_operators_that_use_groups_again_exclude_each_other(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"found operators that use groups once more.*leave out \[feedback\]"):
+        RoleDriver(Scene(tmp_path, pipeline=({"op": "replay"},)), "buffer").work()
 
 
 def test_a_vote_after_the_batch_is_a_correction_that_names_it(tmp_path: Path) -> None:

@@ -75,6 +75,12 @@ def count_fates(catalog: CatalogReader, moment: Moment) -> CatalogCounts:
     )
 
 
+def oldest_open(catalog: CatalogReader) -> float | None:
+    """Return when the oldest group without an outcome was admitted, in log time in seconds; None if there is none."""
+    found = catalog.row("SELECT min(admitted_at) AS at FROM groups WHERE decided_at IS NULL", {})
+    return None if found is None else found["at"]
+
+
 def _newest_batch(catalog: CatalogReader, moment: Moment) -> int:
     """Return the newest batch that a group was decided into; -1 if there is none."""
     last = catalog.row("SELECT max(batch) AS batch FROM batches WHERE written_at <= :at", {"at": moment.at_s})

@@ -273,6 +273,24 @@ def test_health_turns_bad_when_the_loop_hangs(tmp_path: Path) -> None:
         server.close()
 
 
+@pytest.mark.parametrize(("values", "said"), [
+    ({}, "it has not begun"),
+    ({"version": None, "partitions": 4}, "it has no weights yet"),
+    ({"version": 3, "partitions": 0}, "it owns no partitions"),
+    ({"version": 3, "partitions": 4}, "ready"),
+    ({"epoch": 1}, "ready"),
+])  # fmt: skip
+def test_a_worker_is_ready_when_it_does_its_work(values: dict[str, object], said: str) -> None:
+    health = Health()
+    health.update(values)
+    server = HealthServer(health, port=0, host="127.0.0.1")
+    try:
+        assert get(server.port, "/readyz") == (200 if said == "ready" else 503, f"{said}\n".encode())
+        assert get(server.port, "/livez")[0] == 200, "it is not started anew for that"
+    finally:
+        server.close()
+
+
 # ------------------------------------------------------------------------------------------------ logs
 
 

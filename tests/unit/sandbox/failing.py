@@ -23,8 +23,9 @@ from rftstream.sandbox.inside import kernel
 
 FUNCTION = {"fn_name": "f", "inputs": [[1]], "outputs": [2]}
 ASSERTS = {"test": "assert f(1) == 2", "entry_point": "f"}
-RIGHT = "import time\ntime.sleep(0.3)\ndef f(x): return x + 1"
-WRONG = RIGHT.replace("x + 1", "x")
+RIGHT, WRONG = "def f(x): return x + 1", "def f(x): return x"
+SLOW = "import time\ntime.sleep(20)\n"
+"""Before a program that is not to come to its end: whoever kills it may come late on a busy machine."""
 CAP_SETUID = 7
 
 
@@ -34,18 +35,18 @@ def main() -> None:
     if name in WHILE_WARM:
         say("before", reward)
     with BREAK[name]():
-        say("while", reward)
+        say("while", reward, SLOW)
     if name not in FOR_GOOD:
         say("after", reward)
 
 
-def say(when: str, reward: CodeReward) -> None:
+def say(when: str, reward: CodeReward, before: str = "") -> None:
     """Score a right and a wrong program, by calls of a function and by a test that asserts."""
     for info in ({"tests": FUNCTION}, ASSERTS):
         for source in (RIGHT, WRONG):
             item = RewardInput(
-                completion=source, answer=None, prompt="", messages=(), info=info, data_source="", num_tokens=1,
-                truncated=False,
+                completion=before + source, answer=None, prompt="", messages=(), info=info, data_source="",
+                num_tokens=1, truncated=False,
             )  # fmt: skip
             try:
                 print(when, reward(item).reward, flush=True)
@@ -134,10 +135,9 @@ def killed_all_the_time(which: str) -> Callable[[], contextlib.AbstractContextMa
         def kill() -> None:
             while not done.wait(0.02):
                 for process in psutil.Process().children(recursive=True):
-                    with contextlib.suppress(psutil.Error):
-                        above = [parent for parent in process.parents() if parent.pid >= os.getpid()]
-                        depth = sum(parent.pid != os.getpid() for parent in above)
-                        if depth == DEPTHS[which]:
+                    with contextlib.suppress(psutil.Error, ValueError):  # one is gone meanwhile
+                        above = [parent.pid for parent in process.parents()]
+                        if above.index(os.getpid()) == DEPTHS[which]:
                             process.kill()
 
         killer = threading.Thread(target=kill)

@@ -1,0 +1,77 @@
+"""`exporter` and `scale-plan`: a run as a whole, for Prometheus and for who scales it."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import click
+
+from rftstream.commands.options import at_work, examples, json_option, run_argument
+from rftstream.commands.param_types import RunPath
+from rftstream.commands.views import print_out
+from rftstream.errors import ConfigError
+
+
+@examples(
+    "rftstream exporter examples/runs/arithmetic",
+    "rftstream exporter runs/first runs/second --host 0.0.0.0 --port 9400 --every-s 15",
+)
+@click.command()
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=RunPath())
+@click.option(
+    "--host", default="127.0.0.1", show_default=True, help="Address to listen on; it asks nobody who they are."
+)
+@click.option("--port", type=click.IntRange(0, 65535), default=9400, show_default=True, help="0: one that is free.")
+@click.option(
+    "--every-s", type=click.FloatRange(0.1), default=5.0, show_default=True, help="Seconds between two looks at a log."
+)
+def exporter(runs: tuple[Path, ...], host: str, port: int, every_s: float) -> None:
+    """Serve metrics of whole runs, from their logs, for Prometheus.
+
+    What waits for each role in rollouts (as `audit` counts them), what became of all that was admitted and why, the
+    newest step, the oldest open group, workers wanted. It is there whoever of the workers lives, live and afterwards.
+    It only reads, and nothing waits for it; what it knows of a log is kept in RUN/index (safe to delete). Also /livez
+    and /readyz. RUN is a run folder, or a run file (then its newest run).
+    """
+    from rftstream.launch.exporter import serve
+    from rftstream.launch.logging import setup
+
+    setup("exporter", level="info", form="text")
+    serve(
+        runs,
+        host=host,
+        port=port,
+        every_s=every_s,
+        ready=lambda url: click.echo(f"{url} has {', '.join(map(str, runs))}; ctrl-C ends it"),
+    )
+
+
+@examples(
+    "rftstream scale-plan examples/runs/arithmetic",
+    "rftstream scale-plan examples/arithmetic.toml --json | jq '.[] | {role, wanted}'",
+)
+@click.command("scale-plan")
+@run_argument
+@json_option
+@click.option(
+    "--at-least", type=click.IntRange(0), default=0, show_default=True, help="Workers wanted without a backlog."
+)
+def scale_plan(run: Path, as_json: bool, at_least: int) -> None:
+    """How many explorers and verifiers the backlog of a run asks for.
+
+    wanted = ceil(backlog / max_concurrent), and never more than there are partitions. The backlog is in rollouts, in
+    hand or not. An autoscaler that reads the exporter's metrics computes the same. RUN is a run folder, or a run file
+    (then its newest run).
+    """
+    from rftstream.queries.following import RunFollower
+    from rftstream.queries.scale_plan import plan_text
+    from rftstream.queries.scale_plan import scale_plan as plan
+    from rftstream.runs.folder import open_run
+
+    with at_work("reading the log"), closing(RunFollower(open_run(run))) as follower:
+        counts, config = follower.look().counts, follower.run.config
+    if counts is None:
+        raise ConfigError(f"{run}: nothing is on its log yet, expected tasks; wait until the feeder has begun")
+    found = plan(config, counts.rollouts, at_least=at_least)
+    print_out([one.to_json() for one in found] if as_json else plan_text(found))

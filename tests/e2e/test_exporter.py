@@ -1,0 +1,56 @@
+"""The exporter beside a run on the embedded log, and what it says of a log that is gone."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from rftstream.launch.exporter import FollowedRun
+from rftstream.launch.health import Health
+from rftstream.queries.exported import MAX_NAMES, OTHERS, figures_of
+from rftstream.queries.following import RunFollower
+from rftstream.runs.folder import open_run
+from tests.e2e.workplace import Workplace
+from tests.exporters import check_exporter
+
+
+@pytest.mark.slow
+def test_its_backlog_is_that_of_the_audit(place: Workplace) -> None:
+    check_exporter(place, "tiny", {})
+
+
+def test_a_log_that_is_gone_is_said_and_the_rest_stays(place: Workplace, caplog: pytest.LogCaptureFixture) -> None:
+    assert place.call("run", "tiny.toml").code == 0
+    folder = place.folder / "runs" / "tiny"
+    run = FollowedRun("tiny", lambda: open_run(folder), every_s=1.0, health=Health())
+    assert run.figures == {"rftstream_run_up": [((), 0.0)]}
+    run.follow_once()
+    assert run.figures["rftstream_run_up"] == [((), 1.0)]
+    version = run.figures["rftstream_run_version"]
+    run._close()
+    away = shutil.move(folder, place.folder / "away")
+    run.follow_once()
+    run.follow_once()
+    assert run.figures["rftstream_run_up"] == [((), 0.0)]
+    assert run.figures["rftstream_run_version"] == version == [((), 6.0)]
+    assert [one.levelname for one in caplog.records] == ["WARNING"], "it is said once"
+    shutil.move(away, folder)
+    run.follow_once()
+    assert run.figures["rftstream_run_up"] == [((), 1.0)]
+    run._close()
+
+
+def test_names_that_people_choose_are_not_series_without_end(place: Workplace) -> None:
+    assert place.call("run", "tiny.toml").code == 0
+    follower = RunFollower(open_run(Path(place.folder / "runs" / "tiny")))
+    look = follower.look()
+    assert look.counts is not None
+    reasons = {("filtered", f"reason {number}"): number + 1 for number in range(3 * MAX_NAMES)}
+    object.__setattr__(look.counts, "reasons", reasons)
+    found = figures_of(follower.run.config, look)["rftstream_run_groups_total"]
+    follower.close()
+    assert len(found) == MAX_NAMES + 1
+    assert sum(value for _, value in found) == sum(reasons.values())
+    assert dict(found)["filtered", OTHERS] == sum(range(1, 2 * MAX_NAMES + 1))
