@@ -111,21 +111,18 @@ def retry(
     dead: the dead sibling of a batched group stays dead.
     """
     _one_choice(names, reason, everything)
-    from rftstream.queries.dead import groups_to_retry, read_dead, stored_rollouts
+    from rftstream.queries.dead import plan_retries
     from rftstream.runs.requests import ask_retries
     from rftstream.service.control_view import read_control
     from rftstream.service.role import Log
 
     with opened_run(run) as opened:
         log = Log(opened.transport)
-        view = read_dead(log, now=time.time(), with_dropped=bool(names))
-        chosen = groups_to_retry(log, view, names, reason)
-        groups = [group.group_id for group in chosen if group.state != "put_back"]
-        stored = dict.fromkeys(groups, ()) if sample else stored_rollouts(log, groups)
+        stored, before = plan_retries(log, names, reason, sample=sample, now=time.time())
+        groups = list(stored)
         if groups:
             ask_retries(opened, stored, within_s=within_h * 3600)
         control, live = read_control(opened.transport), opened.folder.is_live()
-    before = len(chosen) - len(groups)
     num_stored = sum(place is not None for places in stored.values() for place in places)
     hint = _what_next(run, finished=control.finished is not None, ended=control.ended is not None, live=live)
     if as_json:

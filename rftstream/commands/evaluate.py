@@ -18,19 +18,18 @@ if TYPE_CHECKING:
     from rftstream.contracts.versions import EvalResult
     from rftstream.launch.evaluation import Versions
 
-ALL = "all"
-
 
 def _versions(ctx: click.Context, param: click.Parameter, value: str | None) -> Versions:
     """Return the versions of an option such as `0,40,200`, or `all`."""
     if value is None:
         return ()
-    if value == ALL:
-        return "all"
-    versions = [version.strip() for version in value.split(",")]
-    if not all(version.isdecimal() for version in versions):
-        raise click.BadParameter(f"got {value!r}, expected numbers with commas between them, e.g. 0,40,200, or {ALL}")
-    return [int(version) for version in versions]
+    from rftstream.errors import ConfigError
+    from rftstream.launch.evaluation import parse_versions
+
+    try:
+        return parse_versions(value)
+    except ConfigError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 @examples(

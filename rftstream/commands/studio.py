@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import getpass
+import re
 from pathlib import Path
 
 import click
@@ -16,7 +18,8 @@ ROLES = ("viewer", "annotator", "operator")
 @examples(
     "rftstream studio examples/runs/arithmetic",
     "rftstream studio runs/first runs/second --port 0",
-    "rftstream studio --new-token ada=viewer",
+    "rftstream studio runs/first --local-role annotator",
+    "rftstream studio --new-token ada=annotator",
     "rftstream studio runs/first --host 0.0.0.0 --public-host studio.example.org",
 )
 @click.command()
@@ -33,7 +36,10 @@ ROLES = ("viewer", "annotator", "operator")
     show_default=True,
     help="What may be done without a token, on 127.0.0.1.",
 )
+@click.option("--local-name", metavar="NAME", help="Who that is.  [default: the user's name]")
 @click.option("--new-token", metavar="NAME=ROLE", help="Make a token, print it once, and end. ROLE is as above.")
+@click.option("--revoke-token", metavar="NAME", help="Take somebody's token and sessions back, and end.")
+@click.option("--list-tokens", is_flag=True, help="Print who has a token, with the role, and end.")
 @click.option(
     "--tokens",
     "token_path",
@@ -47,19 +53,23 @@ def studio(
     port: int,
     public_hosts: tuple[str, ...],
     local_role: str,
+    local_name: str | None,
     new_token: str | None,
+    revoke_token: str | None,
+    list_tokens: bool,
     token_path: Path | None,
 ) -> None:
     """Show runs in a browser: at a glance, groups, rollouts, tokens, versions, at any moment of the past.
 
-    The pages follow a run while it goes on, and stay when it has ended. They only read, and nothing waits for them.
-    What they know of groups and rollouts is kept in RUN/index (safe to delete). On 127.0.0.1 nobody is asked who they
-    are; on another address everybody needs a token, of which only a digest is kept. There is no encryption: put a
-    server with TLS in front where others look. RUN is a run folder, or a run file (then its newest run). Needs the
-    extra: pip install 'rftstream[studio]'.
+    The pages follow a run while it goes on, and stay when it has ended. Nothing waits for them. What they know of
+    groups and rollouts is kept in RUN/index (safe to delete). A viewer looks, an annotator also answers questions, an
+    operator also pauses, drains, evaluates and puts dead groups back. On 127.0.0.1 whoever has no token has
+    --local-role; on another address everybody needs a token, of which only a digest is kept. There is no encryption:
+    put a server with TLS in front where others look. RUN is a run folder, or a run file (then its newest run). Needs
+    the extra: pip install 'rftstream[studio]'.
     """
     try:
-        from rftstream.studio.access import StudioRole, TokenFile, default_token_file
+        from rftstream.studio.access import StudioRole, TokenFile, Viewer, check_name, default_token_file
         from rftstream.studio.server import serve
     except ModuleNotFoundError as error:
         raise ConfigError(
@@ -72,14 +82,31 @@ def studio(
             raise ConfigError(f"--new-token: got {new_token!r}, expected NAME=ROLE with {', '.join(ROLES)}")
         click.echo(tokens.make(name, StudioRole[role]))
         return
+    if revoke_token is not None:
+        click.echo(f"{revoke_token}: the token is taken back ({tokens.revoke(revoke_token).name})")
+        return
+    if list_tokens:
+        for entry in tokens.entries():
+            click.echo(f"{entry.name} {entry.role.name}")
+        return
     if not runs:
         raise click.UsageError("name a RUN, or several")
+    if local_name is not None:
+        check_name(local_name, "--local-name")
     serve(
         runs,
         host=host,
         port=port,
         tokens=tokens,
-        local_role=StudioRole[local_role],
+        local=Viewer(name=local_name or _own_name(), role=StudioRole[local_role], is_local=True),
         public_hosts=public_hosts,
         ready=lambda url: click.echo(f"{url} shows {', '.join(map(str, runs))}; ctrl-C ends it"),
     )
+
+
+def _own_name() -> str:
+    """Return the name of the user of this process, as far as a name can have its characters."""
+    try:
+        return re.sub(r"[^A-Za-z0-9@._-]", "_", getpass.getuser())[:64] or "local"
+    except (OSError, KeyError):  # a uid without a name, as containers have them
+        return "local"

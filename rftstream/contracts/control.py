@@ -216,11 +216,14 @@ class Request:
     """As the kind asks; plain values only."""
     expires_at: float
     """Not done after this time."""
+    by: str = ""
+    """Who asked for it; empty in version 1."""
 
 
 REQUEST = MessageSpec(
     type=Request,
     contract="request",
+    version=2,
     topic="control",
     key=lambda request: f"request/{request.request_id}",
 )

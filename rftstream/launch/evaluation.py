@@ -27,6 +27,7 @@ from rftstream.roles.evaluator import EVALUATOR
 from rftstream.runs.delete import is_claimant_alive
 from rftstream.runs.folder import OpenRun
 from rftstream.runs.published import Published, read_published
+from rftstream.runs.requests import user_here
 from rftstream.runs.services import build_service, role_context
 from rftstream.service.control_view import read_control
 from rftstream.service.reading import begin_positions
@@ -100,7 +101,7 @@ def evaluate(
         yield from (Evaluated(result, new=False) for result in results)
         if not wanted:
             return
-        _ask(run, wanted, timeout_s)
+        _ask(run, wanted, timeout_s, user_here())
         if evaluators is not None:
             say(f"asked {evaluators} for {_listed(wanted)}")
             yield from _await(run, reader, wanted, timeout_s, say)
@@ -114,6 +115,39 @@ def evaluate(
             )
     finally:
         reader.close()
+
+
+def ask_evaluations(
+    run: OpenRun,
+    *,
+    evaluation: str | None = None,
+    versions: Versions = (),
+    again: bool = False,
+    within_s: float = 3600.0,
+    by: str,
+) -> tuple[int, int]:
+    """Ask the run's evaluator and do not wait. Return how many evaluations were asked for, and how many have their
+    result already. ConfigError if no evaluator is alive, and as `evaluate`."""
+    names = chosen_evaluations(run.config, evaluation, who=run.run_id)
+    if _evaluator_alive(run) is None:
+        raise ConfigError(
+            f"{run.run_id}: no evaluator is alive, expected one that can be asked; `rftstream evaluate` does the work "
+            "itself"
+        )
+    results, wanted = _sorted_out(run, names, versions, again)
+    if wanted:
+        _ask(run, wanted, within_s, by)
+    return len(wanted), len(results)
+
+
+def parse_versions(text: str) -> Versions:
+    """Return the versions that a text names, e.g. `0,40,200` or `all`. ConfigError if it names none."""
+    if text == "all":
+        return "all"
+    versions = [version.strip() for version in text.split(",")]
+    if not all(one.isdecimal() and one.isascii() and len(one) < 16 for one in versions):
+        raise ConfigError(f"got {text[:100]!r}, expected numbers with commas between them, e.g. 0,40,200, or all")
+    return [int(version) for version in versions]
 
 
 def chosen_evaluations(config: RunConfig, evaluation: str | None, *, who: str) -> tuple[str, ...]:
@@ -181,7 +215,7 @@ def _evaluator_alive(run: OpenRun) -> str | None:
     return f"{claim.process}, process {claim.pid} on {claim.host}{unseen}"
 
 
-def _ask(run: OpenRun, wanted: Sequence[_Wanted], timeout_s: float) -> None:
+def _ask(run: OpenRun, wanted: Sequence[_Wanted], timeout_s: float, by: str) -> None:
     """Write all requests in one transaction."""
     expires_at = time.time() + timeout_s * len(wanted)
     requests = [
@@ -189,6 +223,7 @@ def _ask(run: OpenRun, wanted: Sequence[_Wanted], timeout_s: float) -> None:
             request_id=one.request_id,
             kind=RequestKind.evaluate,
             expires_at=expires_at,
+            by=by,
             arguments={
                 "version": one.announced.name.version,
                 "evaluation": one.evaluation,

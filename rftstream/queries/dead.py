@@ -260,6 +260,19 @@ def groups_to_retry(log: Log, view: DeadView, names: Sequence[str], reason: str 
     return [group for group in dead if reason in group.reasons]
 
 
+def plan_retries(
+    log: Log, names: Sequence[str] = (), reason: str | None = None, *, sample: bool = False, now: float
+) -> tuple[dict[str, Sequence[str | None]], int]:
+    """Return the dead groups that names or a reason choose (else all), each with where its rollouts stand that can be
+    scored again; and how many others were put back before. `sample`: none is scored again, all are sampled."""
+    chosen = groups_to_retry(log, read_dead(log, now=now, with_dropped=bool(names)), names, reason)
+    groups = [group.group_id for group in chosen if group.state != "put_back"]
+    stored: dict[str, Sequence[str | None]] = dict.fromkeys(groups, ())
+    if not sample:
+        stored |= stored_rollouts(log, groups)
+    return stored, len(chosen) - len(groups)
+
+
 def _groups_of_letters(log: Log, names: Collection[str]) -> dict[str, str]:
     """Letter -> group of the record that it is about."""
     found: dict[str, str] = {}

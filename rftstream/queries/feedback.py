@@ -4,8 +4,9 @@ yet computed by the fold that the buffer uses.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +15,7 @@ import msgspec
 from rftstream.config.role_sections import FeedbackSection
 from rftstream.config.sections import RunConfig
 from rftstream.contracts import codec
-from rftstream.contracts.feedback import Feedback
+from rftstream.contracts.feedback import Feedback, FeedbackKind
 from rftstream.contracts.outcomes import GroupOutcome
 from rftstream.contracts.questions import Judgement, Question
 from rftstream.contracts.records import Record
@@ -59,8 +60,13 @@ def has_feedback(log: Log) -> bool:
     return set(TOPICS) <= set(log.transport.admin.topics())
 
 
-def read_feedback(log: Log, config: RunConfig) -> FeedbackView:
-    """Read what people were asked and said in a run, live or not."""
+FindStatuses = Callable[[Sequence[Feedback]], Mapping[str, GroupStatus]]
+"""Returns what became of the groups of some votes, by feedback_id; without those on rollouts that are not scored."""
+
+
+def read_feedback(log: Log, config: RunConfig, *, find_statuses: FindStatuses | None = None) -> FeedbackView:
+    """Read what people were asked and said in a run, live or not. `find_statuses` is asked about votes that nobody has
+    judged yet; without it outcomes and headers of rollouts are read."""
     view = FeedbackView()
     if not has_feedback(log):
         return view
@@ -76,7 +82,7 @@ def read_feedback(log: Log, config: RunConfig) -> FeedbackView:
             view.questions.append(question)
     votes = [(record, _vote_of(record)) for record in log.read("feedback") if not codec.is_foreign(record)]
     new = [vote for record, vote in votes if vote is not None and judgement_id_of(record) not in recorded]
-    statuses = _statuses(log, config, new)
+    statuses = _statuses(log, config, new) if find_statuses is None else find_statuses(new)
     for record, vote in votes:
         known = recorded.get(judgement_id_of(record))
         if known is None:
@@ -215,6 +221,36 @@ def questions_to_text(view: FeedbackView, now: float) -> str:
     for one in questions_to_json(view, now):
         rows.append((one["question_id"], one["reason"], str(one["num_votes"]), str(one["quorum"]), one["state"]))
     return "\n".join(columns(rows, left=2))
+
+
+def open_questions(view: FeedbackView, now: float) -> list[Question]:
+    """Return the questions that wait for answers, the most urgent first: groups that wait in the buffer, then what
+    expires soon, then what lacks few votes."""
+
+    def urgency(question: Question) -> tuple[float, float, int, float]:
+        judgement = view.judgements.get(question.question_id)
+        missing = question.quorum - (judgement.num_votes if judgement is not None else 0)
+        held = question.held_until if question.held_until is not None and question.held_until > now else math.inf
+        return held, question.expires_at or math.inf, missing, question.asked_at
+
+    return sorted((one for one in view.questions if question_state(view, one, now) == "open"), key=urgency)
+
+
+def opinions_of(view: FeedbackView, annotator: str) -> dict[str, VoteLine]:
+    """Return the newest vote of an annotator on each question, without those that were taken back."""
+    newest: dict[str, VoteLine] = {}
+    for line in view.votes:
+        vote = line.vote
+        if vote is None or not vote.question_id or vote.annotator != annotator:
+            continue
+        known = newest.get(vote.question_id)
+        if known is None or known.vote is None or vote.revision > known.vote.revision:
+            newest[vote.question_id] = line
+    return {
+        question_id: line
+        for question_id, line in newest.items()
+        if line.vote is not None and line.vote.kind is not FeedbackKind.retract
+    }
 
 
 def judgements_to_json(view: FeedbackView) -> list[dict[str, Any]]:

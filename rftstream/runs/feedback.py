@@ -67,11 +67,20 @@ class Added:
 
 
 def add_votes(
-    transport: Transport, config: RunConfig, folder: RunFolder, votes: Iterable[Vote], *, dry_run: bool = False
+    transport: Transport,
+    config: RunConfig,
+    folder: RunFolder,
+    votes: Iterable[Vote],
+    *,
+    dry_run: bool = False,
+    scored: Mapping[str, int] | None = None,
 ) -> Added:
     """Write votes that are not on the log yet. ConfigError names the first one on a rollout that nobody scored in this
-    run; then nothing is written."""
-    chosen = list(votes)
+    run; then nothing is written.
+
+    `scored`: rollouts that the caller knows to be scored -> the feeder's count of their group. For others the headers
+    of all rollouts are read."""
+    chosen, known = list(votes), dict(scored or {})
     if not dry_run:
         transport.admin.ensure_topics({name: wanted_topics(config)[name] for name in TOPICS})
     producer = None if dry_run else transport.producer(f"{folder.run_id}.feedback")
@@ -79,8 +88,11 @@ def add_votes(
         if producer is not None:
             producer.start()
         log = Log(transport)
-        sequences = find_sequences(log, {vote.rollouts[0].rpartition("/")[0] for vote in chosen})
-        _check_known(log, chosen, sequences, config.transport.partitions)
+        sequences = {_group(rollout): sequence for rollout, sequence in known.items()}
+        unknown = [vote for vote in chosen if not known.keys() >= set(vote.rollouts)]
+        if unknown:
+            sequences |= find_sequences(log, {_group(vote.rollouts[0]) for vote in unknown})
+            _check_known(log, unknown, sequences, config.transport.partitions)
         writer = VoteWriter(config, GatewayKeys(run_secret(folder.run_id), folder.run_id), sequences, log)
         added = Added(votes=len(chosen), applies=config.feedback is not None, dry_run=dry_run)
         records = [one for vote in chosen if (one := writer.record(vote, added, folder.run_id)) is not None]
@@ -114,7 +126,7 @@ class VoteWriter:
         """Return the record of a vote; None if the annotator says the same already. It counts in `added`."""
         annotator = self._keys.annotator(vote.by)
         before = self._newest.get((vote.question_id, annotator))
-        feedback = _feedback_of(vote, annotator, self._sequences[vote.rollouts[0].rpartition("/")[0]])
+        feedback = _feedback_of(vote, annotator, self._sequences[_group(vote.rollouts[0])])
         if before is not None and (_said(before) == _said(feedback) and vote.revision in (None, before.revision)):
             added.known += 1
             return None

@@ -19,8 +19,10 @@ from rftstream.service.control_view import read_control
 NAMES_A_RECORD = 1000
 
 
-def ask_state(run: OpenRun, state: DesiredState, *, reason: str = "") -> DesiredState:
-    """Set the run's desired state and return the one before. ConfigError if the run is finished, or draining."""
+def ask_state(run: OpenRun, state: DesiredState, *, reason: str = "", by: str | None = None) -> DesiredState:
+    """Set the run's desired state and return the one before. ConfigError if the run is finished, or draining.
+
+    `by`: who asks, if not the user of this process."""
     control = read_control(run.transport)
     before = control.state.state if control.state is not None else DesiredState.running
     if control.finished is not None:
@@ -34,26 +36,30 @@ def ask_state(run: OpenRun, state: DesiredState, *, reason: str = "") -> Desired
             "`rftstream resume` goes on with it once it has ended"
         )
     if before is not state:
-        _say(run, [RunState(state=state, by=_who(), reason=reason, since=time.time())])
+        _say(run, [RunState(state=state, by=by or user_here(), reason=reason, since=time.time())])
     return before
 
 
-def retry_request(group: str, stored: Sequence[str | None], expires_at: float) -> Request:
+def retry_request(group: str, stored: Sequence[str | None], expires_at: float, *, by: str = "") -> Request:
     """Return the request to put a dead group back. `stored` holds, for each sibling, where a rollout stands that can be
     used again, or None."""
     arguments = {"group": group, "stored": list(stored)}
-    return Request(request_id=f"retry/{group}", kind=RequestKind.retry_dead, arguments=arguments, expires_at=expires_at)
+    return Request(
+        request_id=f"retry/{group}", kind=RequestKind.retry_dead, arguments=arguments, expires_at=expires_at, by=by
+    )
 
 
-def ask_retries(run: OpenRun, groups: Mapping[str, Sequence[str | None]], *, within_s: float) -> None:
-    """Ask for each group to be put back. The requests expire after `within_s` seconds."""
-    expires_at = time.time() + within_s
-    _say(run, [retry_request(group, stored, expires_at) for group, stored in groups.items()])
+def ask_retries(
+    run: OpenRun, groups: Mapping[str, Sequence[str | None]], *, within_s: float, by: str | None = None
+) -> None:
+    """Ask for each group to be put back. The requests expire after `within_s` seconds. `by`: as in `ask_state`."""
+    expires_at, who = time.time() + within_s, by or user_here()
+    _say(run, [retry_request(group, stored, expires_at, by=who) for group, stored in groups.items()])
 
 
 def drop_dead(run: OpenRun, letters: Sequence[str], groups: Sequence[str], *, reason: str) -> None:
     """Take dead letters and dead groups from the list. Nothing is deleted."""
-    now, by = time.time(), _who()
+    now, by = time.time(), user_here()
     messages = []
     for start in range(0, max(len(letters), len(groups)), NAMES_A_RECORD):
         chosen = slice(start, start + NAMES_A_RECORD)
@@ -73,7 +79,8 @@ def _say(run: OpenRun, messages: Sequence[Message]) -> None:
     producer.close()
 
 
-def _who() -> str:
+def user_here() -> str:
+    """Return the user of this process, and the host."""
     try:
         return f"{getpass.getuser()}@{socket.gethostname()}"
     except OSError:  # a uid without a name, as containers have them

@@ -9,7 +9,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -32,7 +32,7 @@ class StudioRole(IntEnum):
     annotator = 2
     """Judge what is asked of people."""
     operator = 3
-    """Ask something of the run: put dead groups back."""
+    """Ask something of the run: pause it, evaluate, put dead groups back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,10 +41,14 @@ class Viewer:
 
     name: str
     role: StudioRole
+    is_local: bool = False
+    """Whether they came without a token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Entry:
+class TokenEntry:
+    """A token as its file has it."""
+
     name: str
     role: StudioRole
     digest: str
@@ -57,13 +61,14 @@ class TokenFile:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def entries(self) -> list[_Entry]:
+    def entries(self) -> list[TokenEntry]:
         """Return the entries. ConfigError if the file is damaged, or if others may write it."""
         try:
             status = self.path.stat()
             found = json.loads(self.path.read_text(encoding="utf-8"))
             entries = [
-                _Entry(name=one["name"], role=StudioRole[one["role"]], digest=one["sha256"]) for one in found["tokens"]
+                TokenEntry(name=one["name"], role=StudioRole[one["role"]], digest=one["sha256"])
+                for one in found["tokens"]
             ]
         except FileNotFoundError:
             return []
@@ -78,11 +83,23 @@ class TokenFile:
 
     def make(self, name: str, role: StudioRole) -> str:
         """Make a token for a name, in place of an older one, and return it. Only its digest is kept."""
-        if not _NAME.fullmatch(name):
-            raise ConfigError(f"--new-token: got the name {name!r}, expected 1 to 64 letters, digits and @ . _ -")
+        check_name(name, "--new-token")
         token = PREFIX + secrets.token_urlsafe(32)
         entries = [one for one in self.entries() if one.name != name]
-        entries.append(_Entry(name=name, role=role, digest=digest_of(token)))
+        self._write([*entries, TokenEntry(name=name, role=role, digest=digest_of(token))])
+        return token
+
+    def revoke(self, name: str) -> StudioRole:
+        """Take back the token of a name, which ends its sessions, and return its role. ConfigError if there is none."""
+        entries = self.entries()
+        found = next((one for one in entries if one.name == name), None)
+        if found is None:
+            known = ", ".join(one.name for one in entries) or "none"
+            raise ConfigError(f"--revoke-token: {name!r} has no token in {self.path}, expected one of: {known}")
+        self._write([one for one in entries if one is not found])
+        return found.role
+
+    def _write(self, entries: Sequence[TokenEntry]) -> None:
         text = json.dumps(
             {"tokens": [{"name": one.name, "role": one.role.name, "sha256": one.digest} for one in entries]}, indent=1
         )
@@ -91,7 +108,6 @@ class TokenFile:
         with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
             file.write(text)
         partial.replace(self.path)
-        return token
 
     def find(self, token: str) -> Viewer | None:
         """Return whose token it is, or None. The comparison takes as long for any token."""
@@ -100,6 +116,12 @@ class TokenFile:
             if hmac.compare_digest(one.digest, digest):
                 found = Viewer(name=one.name, role=one.role)
         return found
+
+
+def check_name(name: str, option: str) -> None:
+    """Raise ConfigError unless somebody can have this name."""
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"{option}: got the name {name!r}, expected 1 to 64 letters, digits and @ . _ -")
 
 
 def digest_of(token: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 
 from starlette.applications import Starlette
@@ -16,14 +16,14 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 from rftstream.errors import ConfigError, RftError
-from rftstream.studio import many_pages, rollout_pages, run_pages
+from rftstream.studio import many_pages, question_pages, request_pages, rollout_pages, run_pages
+from rftstream.studio.access import StudioRole
+from rftstream.studio.api import api_routes
 from rftstream.studio.events import MAX_LISTENERS, RunEvents
-from rftstream.studio.guard import GuardRules, RequestGuard
-from rftstream.studio.page import PageCache, run_page, viewer_of
+from rftstream.studio.guard import API, GuardRules, RequestGuard, refuse
+from rftstream.studio.page import GROUP, Form, PageCache, PageOfRun, form_page, fresh_page, run_page, viewer_of
 from rftstream.studio.rendering import render
 from rftstream.studio.watched_run import WatchedRun
-
-GROUP = "{taskset}/{taskset_pass:int}/{problem:int}/{attempt:int}"
 
 ROUTES = {
     "": run_pages.glance,
@@ -31,19 +31,39 @@ ROUTES = {
     "/charts.json": run_pages.chart_data,
     "/groups": run_pages.groups,
     f"/groups/{GROUP}": rollout_pages.group,
-    f"/rollouts/{GROUP}/{{sibling:int}}": rollout_pages.rollout,
-    f"/rollouts/{GROUP}/{{sibling:int}}/text": rollout_pages.rollout_text,
+    f"/rollouts/{GROUP}/{{sibling:count}}": rollout_pages.rollout,
+    f"/rollouts/{GROUP}/{{sibling:count}}/text": rollout_pages.rollout_text,
     "/problems": run_pages.problems,
-    "/problems/{taskset}/{problem:int}": run_pages.problem,
+    "/problems/{taskset}/{problem:count}": run_pages.problem,
     "/versions": run_pages.versions,
-    "/versions/{version:int}": run_pages.version,
-    "/batches/{batch:int}": run_pages.batch,
+    "/versions/{version:count}": run_pages.version,
+    "/batches/{batch:count}": run_pages.batch,
     "/evaluations": run_pages.evaluations,
     "/dead": run_pages.dead,
     "/dead/{letter:path}": run_pages.letter,
     "/find": rollout_pages.find,
 }
-"""Address below /runs/RUN -> the page. All of them only read; what writes gets a table and a router of its own."""
+"""Address below /runs/RUN -> the page. All of them only read."""
+
+MAX_ERROR = 1_000
+"""Characters of an error."""
+
+QUESTION = f"/questions/{{kind}}/{GROUP}/{{siblings}}"
+
+FRESH = {
+    "/questions": question_pages.questions,
+    "/questions/next": question_pages.next_question,
+    QUESTION: question_pages.question,
+    "/requests": request_pages.requests,
+}
+"""Address below /runs/RUN -> a page that is made anew for each request, and has no past. These read, too."""
+
+WRITES: dict[str, tuple[StudioRole, Callable[[PageOfRun, Form], Response]]] = {
+    QUESTION: (StudioRole.annotator, question_pages.answer),
+    "/requests": (StudioRole.operator, request_pages.ask),
+    "/dead": (StudioRole.operator, request_pages.retry),
+}
+"""Address below /runs/RUN -> who may send a form there, and what does what it asks."""
 
 
 def make_app(runs: Sequence[WatchedRun], rules: GuardRules, *, follow: bool = True) -> Starlette:
@@ -69,7 +89,13 @@ def make_app(runs: Sequence[WatchedRun], rules: GuardRules, *, follow: bool = Tr
             Route("/login", many_pages.login, methods=["GET", "POST"]),
             Route("/logout", many_pages.logout, methods=["POST"]),
             *(Route(f"/runs/{{run}}{path}", run_page(make)) for path, make in ROUTES.items()),
+            *(Route(f"/runs/{{run}}{path}", fresh_page(make)) for path, make in FRESH.items()),
+            *(
+                Route(f"/runs/{{run}}{path}", form_page(role, do), methods=["POST"])
+                for path, (role, do) in WRITES.items()
+            ),
             Route("/runs/{run}/events", events_of_run),
+            *api_routes(),
             Mount("/static", _StaticFiles(directory=Path(__file__).parent / "static")),
         ],
         middleware=[Middleware(RequestGuard, rules=rules)],
@@ -79,7 +105,6 @@ def make_app(runs: Sequence[WatchedRun], rules: GuardRules, *, follow: bool = Tr
     app.state.runs = {run.name: run for run in runs}
     app.state.rules = rules
     app.state.pages = PageCache()
-    app.state.asks_tokens = rules.tokens is not None
     return app
 
 
@@ -107,24 +132,27 @@ class _StaticFiles(StaticFiles):
 def _not_found(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 400
     text = error.detail if isinstance(error, HTTPException) else str(error)
-    return _error_page(request, status, text)
+    headers = error.headers if isinstance(error, HTTPException) else None
+    return _error(request, status, text, headers)
 
 
 def _failed(request: Request, error: Exception) -> Response:
-    return _error_page(request, 503, f"the run cannot be read now: {error}")
+    return _error(request, 503, f"the run cannot be read now: {error}")
 
 
-def _error_page(request: Request, status: int, text: str) -> Response:
+def _error(request: Request, status: int, text: str, headers: Mapping[str, str] | None = None) -> Response:
+    """Return the answer to what cannot be done: JSON to programs, to people a page."""
+    if request.url.path.startswith(API):
+        return refuse(request.url.path, status, text[:MAX_ERROR], headers)
     page = render(
         "error.html",
         title="Not found" if status == 404 else "Not possible",
-        text=text[:1000],
+        text=text[:MAX_ERROR],
         status=status,
         runs=request.app.state.runs,
         run=None,
         tab="",
         tabs=(),
         viewer=viewer_of(request),
-        can_log_out=request.app.state.asks_tokens,
     )
-    return HTMLResponse(page, status)
+    return HTMLResponse(page, status, headers)

@@ -5,7 +5,9 @@
 | the Host is one of the studio's names (so no other site can be made to point at it) | 421 |
 | not more than so many requests in a while, of one address | 429 |
 | what changes something comes from a page of the studio itself | 403 |
-| on another address than loopback: a token, or a session that was given for one | 401, or the page that asks for it |
+| a token, or a session that was given for one; on loopback who has none may look | 401, or the page that asks |
+| who changes something is an annotator or an operator, and does so not too often | 403, 429 |
+| the body is not too large | 413 |
 
 Each answer carries headers that let a browser run no script, style or frame but the studio's own files.
 """
@@ -20,7 +22,7 @@ from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import cookie_parser
-from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rftstream.studio.access import Sessions, StudioRole, TokenFile, Viewer
@@ -28,6 +30,9 @@ from rftstream.studio.access import Sessions, StudioRole, TokenFile, Viewer
 COOKIE = "rftstream_studio"
 SAFE = ("GET", "HEAD")
 MAX_BODY_BYTES = 64 * 1024
+"""Of a request of somebody who only looks."""
+MAX_WRITE_BYTES = 1024 * 1024
+"""Of a request of an annotator or an operator: corrected answers are long."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 HEADERS = {
@@ -44,11 +49,15 @@ HEADERS = {
 
 OPEN = ("/login", "/static/")
 """Paths that need no token: the page that asks for it, and what that page is made of."""
+FOR_ALL = ("/login", "/logout")
+"""What a viewer may send, too."""
+API = "/api/"
+"""Programs ask below this path, and are told in JSON what is wrong."""
 
 
 @dataclass(slots=True, kw_only=True)
 class RateLimits:
-    """Requests that one address may make: `burst` at once, and `per_s` in the long run."""
+    """Requests that one address, or one person, may make: `burst` at once, and `per_s` in the long run."""
 
     per_s: float = 50.0
     burst: float = 400.0
@@ -75,14 +84,16 @@ class GuardRules:
 
     hosts: frozenset[str]
     """Names by which the studio is reached, without ports."""
-    tokens: TokenFile | None
-    """None: no token is asked for, since only this machine reaches the studio."""
-    local_role: StudioRole = StudioRole.viewer
-    """Of who comes without a token, where none is asked for."""
+    tokens: TokenFile
+    """Who has a token."""
+    local: Viewer | None = None
+    """Who comes without a token; None: a token is a must, since others than this machine reach the studio."""
     limits: RateLimits = field(default_factory=RateLimits)
     sessions: Sessions = field(default_factory=Sessions)
     login_limits: RateLimits = field(default_factory=lambda: RateLimits(per_s=0.1, burst=10.0))
     """Tries of a token."""
+    write_limits: RateLimits = field(default_factory=lambda: RateLimits(per_s=2.0, burst=60.0))
+    """What one person changes, by name."""
 
 
 class RequestGuard:
@@ -109,36 +120,55 @@ class RequestGuard:
         await (refusal or self._app)(scope, receive, send_with_headers)
 
     def _refusal(self, scope: Scope) -> Response | None:
-        headers, rules = Headers(scope=scope), self._rules
-        host = _name_of(headers.get("host", ""))
+        headers, rules, path = Headers(scope=scope), self._rules, scope["path"]
+        host, is_safe = _name_of(headers.get("host", "")), scope["method"] in SAFE
         if host not in rules.hosts:
-            return PlainTextResponse(
-                f"host {host[:100]!r}: this studio is not reached under this name; name it with --public-host", 421
+            return refuse(
+                path,
+                421,
+                f"host {host[:100]!r}: this studio is not reached under this name; name it with --public-host",
             )
         address = (scope.get("client") or ("?",))[0]
         if wait_s := rules.limits.take(address):
-            return PlainTextResponse("too many requests", 429, {"retry-after": str(int(wait_s) + 1)})
-        if scope["method"] not in SAFE and (why := _why_foreign(headers)):
-            return PlainTextResponse(why, 403)
-        if int(headers.get("content-length") or 0) > MAX_BODY_BYTES or "transfer-encoding" in headers:
-            return PlainTextResponse(f"expected at most {MAX_BODY_BYTES} bytes with their length", 413)
+            return _too_many(path, wait_s)
+        if not is_safe and (why := _why_foreign(headers)):
+            return refuse(path, 403, why)
         viewer = self._viewer(headers)
-        if viewer is None and not scope["path"].startswith(OPEN):
-            if "text/html" in headers.get("accept", "") and scope["method"] in SAFE:
+        if viewer is None and not path.startswith(OPEN):
+            if is_safe and "text/html" in headers.get("accept", "") and not path.startswith(API):
                 return RedirectResponse("/login", 303)
-            return PlainTextResponse("a token is needed", 401, {"www-authenticate": "Bearer"})
+            return refuse(path, 401, "a token is needed", {"www-authenticate": "Bearer"})
+        most = MAX_BODY_BYTES
+        if viewer is not None and not is_safe and path not in FOR_ALL:
+            if viewer.role < StudioRole.annotator:
+                return refuse(path, 403, f"{viewer.name} is a viewer here, expected an annotator or an operator")
+            if wait_s := rules.write_limits.take(viewer.name):
+                return _too_many(path, wait_s)
+            most = MAX_WRITE_BYTES
+        if int(headers.get("content-length") or 0) > most or "transfer-encoding" in headers:
+            return refuse(path, 413, f"expected at most {most} bytes with their length")
         scope.setdefault("state", {})["viewer"] = viewer
         return None
 
     def _viewer(self, headers: Headers) -> Viewer | None:
+        """Return who makes a request. A wrong token is nobody's, on this machine, too."""
         rules = self._rules
-        if rules.tokens is None:
-            return Viewer(name="local", role=rules.local_role)
         kind, _, token = headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer" and token:
             return rules.tokens.find(token.strip())
         session = session_name(headers)
-        return rules.sessions.find(session, rules.tokens) if session else None
+        return (rules.sessions.find(session, rules.tokens) if session else None) or rules.local
+
+
+def refuse(path: str, status: int, text: str, headers: Mapping[str, str] | None = None) -> Response:
+    """Return the answer to a request that is not done: JSON to programs, else text."""
+    if path.startswith(API):
+        return JSONResponse({"error": text}, status, headers)
+    return PlainTextResponse(text, status, headers)
+
+
+def _too_many(path: str, wait_s: float) -> Response:
+    return refuse(path, 429, "too many requests", {"retry-after": str(int(wait_s) + 1)})
 
 
 def session_name(headers: Mapping[str, str]) -> str:

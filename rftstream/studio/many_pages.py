@@ -30,7 +30,6 @@ def _page(request: Request, template: str, title: str, **values: Any) -> Respons
         tab="",
         tabs=(),
         viewer=viewer_of(request),
-        can_log_out=request.app.state.asks_tokens,
     )
     return HTMLResponse(page)
 
@@ -95,8 +94,6 @@ def compare_data(request: Request) -> Response:
 async def login(request: Request) -> Response:
     """The page that asks for a token, and what becomes of the one that was given."""
     rules: GuardRules = request.app.state.rules
-    if rules.tokens is None:
-        return RedirectResponse("/", 303)
     if request.method != "POST":
         return _page(request, "login.html", "Log in", wrong="")
     address = request.client.host if request.client is not None else "?"

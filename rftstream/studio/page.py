@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import parse_qs
 
+from starlette.concurrency import run_in_threadpool
+from starlette.convertors import IntegerConvertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
@@ -16,7 +19,7 @@ from starlette.responses import HTMLResponse, Response
 from rftstream.queries.catalog.database import CatalogReader
 from rftstream.queries.catalog.moments import Moment
 from rftstream.queries.history import History
-from rftstream.studio.access import Viewer
+from rftstream.studio.access import StudioRole, Viewer
 from rftstream.studio.rendering import address, render
 from rftstream.studio.watched_run import RunSnapshot, WatchedRun
 
@@ -27,9 +30,25 @@ TABS = (
     ("problems", "Problems"),
     ("versions", "Versions"),
     ("evaluations", "Evaluations"),
+    ("questions", "Questions"),
     ("dead", "Dead letters"),
+    ("requests", "Requests"),
 )
 """Last part of the address and title of the main pages of a run."""
+
+
+class CountConvertor(IntegerConvertor):
+    """A count in an address: 0 or more, of as many digits as databases take."""
+
+    regex = "[0-9]{1,15}"
+
+
+register_url_convertor("count", CountConvertor())
+
+GROUP = "{taskset}/{taskset_pass:count}/{problem:count}/{attempt:count}"
+"""A group in an address."""
+MAX_FIELDS = 200
+"""Of a form."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +60,15 @@ class PageOfRun:
     moment: Moment
     catalog: CatalogReader | None
     """None: there is nothing to be asked yet."""
+    only_now: bool = False
+    """Whether the page has no past: what waits for somebody waits now."""
+
+    @property
+    def viewer(self) -> Viewer:
+        """Return who asks."""
+        found = viewer_of(self.request)
+        assert found is not None, "the guard lets nobody else pass"
+        return found
 
     @property
     def snapshot(self) -> RunSnapshot:
@@ -93,10 +121,12 @@ class PageOfRun:
             moment_=self.moment,
             href=self.href,
             here=self.request.url.path,
+            only_now=self.only_now,
+            may_annotate=self.viewer.role >= StudioRole.annotator,
+            may_operate=self.viewer.role >= StudioRole.operator,
             kept=[(k, v) for k, v in self.request.query_params.multi_items() if k not in ("as_of", "before", "skip")],
             newest_version=max(versions, default=0),
             viewer=viewer_of(self.request),
-            can_log_out=self.request.app.state.asks_tokens,
         )
         return HTMLResponse(page)
 
@@ -108,18 +138,18 @@ def viewer_of(request: Request) -> Viewer | None:
 
 
 @contextmanager
-def page_of_run(request: Request) -> Iterator[PageOfRun]:
+def page_of_run(request: Request, *, only_now: bool = False) -> Iterator[PageOfRun]:
     """Yield what a page of a run needs, and close its catalog afterwards. HTTPException for a run that is not here,
-    ConfigError for a moment that cannot be."""
+    ConfigError for a moment that cannot be. `only_now`: the page has no past, whatever moment is asked for."""
     name = request.path_params["run"]
     run: WatchedRun | None = request.app.state.runs.get(name)
     if run is None:
         raise HTTPException(404, f"no run {name!r} here; there are {', '.join(request.app.state.runs)}")
     run.touch()
-    moment = run.moment(request.query_params.get("as_of", "")[:100])
+    moment = run.moment("" if only_now else request.query_params.get("as_of", "")[:100])
     catalog = run.catalog()
     try:
-        yield PageOfRun(request=request, run=run, moment=moment, catalog=catalog)
+        yield PageOfRun(request=request, run=run, moment=moment, catalog=catalog, only_now=only_now)
     finally:
         if catalog is not None:
             catalog.close()
@@ -182,3 +212,55 @@ def run_page(make: Callable[[PageOfRun], Response]) -> Callable[[Request], Respo
     endpoint.__name__ = make.__name__
     endpoint.__doc__ = make.__doc__
     return endpoint
+
+
+def fresh_page(make: Callable[[PageOfRun], Response]) -> Callable[[Request], Response]:
+    """Return the endpoint of a page of a run that is made anew for each request: somebody may have written since."""
+
+    def endpoint(request: Request) -> Response:
+        with page_of_run(request, only_now=True) as page:
+            return page.answer("waiting.html", "", page.run.name) if page.catalog is None else make(page)
+
+    endpoint.__name__ = make.__name__
+    endpoint.__doc__ = make.__doc__
+    return endpoint
+
+
+Form = Mapping[str, Sequence[str]]
+"""The fields of a form that was sent."""
+
+
+def form_page(role: StudioRole, do: Callable[[PageOfRun, Form], Response]) -> Callable[[Request], Awaitable[Response]]:
+    """Return the endpoint that does what a form asks, for who has at least this role."""
+
+    async def endpoint(request: Request) -> Response:
+        check_role(request, role)
+        form = parse_form(await request.body())
+
+        def done() -> Response:
+            with page_of_run(request, only_now=True) as page:
+                if page.catalog is None:
+                    raise HTTPException(409, f"{page.run.name}: the log is being read, expected a little patience")
+                return do(page, form)
+
+        return await run_in_threadpool(done)
+
+    endpoint.__name__ = do.__name__
+    endpoint.__doc__ = do.__doc__
+    return endpoint
+
+
+def check_role(request: Request, role: StudioRole) -> None:
+    """Raise HTTPException unless who makes the request has at least this role."""
+    viewer = viewer_of(request)
+    if viewer is None or viewer.role < role:
+        name = "nobody" if viewer is None else f"{viewer.name}, {viewer.role.name}"
+        raise HTTPException(403, f"{name}: expected the role {role.name}")
+
+
+def parse_form(body: bytes) -> Form:
+    """Return the fields of a form. HTTPException if it is none."""
+    try:
+        return parse_qs(body.decode("utf-8"), max_num_fields=MAX_FIELDS, errors="strict")
+    except ValueError as error:
+        raise HTTPException(400, f"got no form ({error}), expected fields as a browser sends them") from None

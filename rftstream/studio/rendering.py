@@ -55,12 +55,22 @@ def address(*parts: object, **query: object) -> str:
 
 def moment(at: float | None) -> str:
     """Return a time in UTC as people read it."""
-    return "" if at is None or not math.isfinite(at) else f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S}"
+    given = _time(at)
+    return "" if given is None else f"{given:%Y-%m-%d %H:%M:%S}"
 
 
 def iso(at: float | None) -> str:
     """Return a time as programs read it."""
-    return "" if at is None or not math.isfinite(at) else datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")
+    given = _time(at)
+    return "" if given is None else given.isoformat(timespec="seconds")
+
+
+def _time(at: float | None) -> datetime | None:
+    """Return a time; None for what is none, or lies outside all calendars."""
+    try:
+        return None if at is None else datetime.fromtimestamp(at, UTC)
+    except (ValueError, OverflowError, OSError):
+        return None
 
 
 def percent(share: float) -> str:

@@ -30,7 +30,7 @@ NUM_VERSION_COLORS = 6
 
 def group(page: PageOfRun) -> Response:
     """A group: its problem, and all siblings beside each other with rewards, parts and what became of them."""
-    row = _group(page)
+    row = asked_group(page)
     view = page.run.look(lambda run, reader: read_group(run.transport, row, reader, num_partitions=page.num_partitions))
     advantages = _advantages(page, row)
     siblings = list(view.siblings)
@@ -61,7 +61,7 @@ def _of_rollout(segments: Sequence[object]) -> float | None:
 
 def rollout(page: PageOfRun) -> Response:
     """A rollout: what was said, each token with its numbers, the verdict with its parts, and where numbers stand."""
-    group_row, row = _rollout(page)
+    group_row, row = asked_rollout(page)
     coloring = page.asked("color", "logprob")
     coloring = coloring if coloring in COLORINGS else "logprob"
     segment, start = page.number("segment") or 0, page.number("from") or 0
@@ -153,7 +153,7 @@ def _numbers(token: TokenRow) -> str:
 
 def rollout_text(page: PageOfRun) -> Response:
     """The whole text of a rollout, as a file: pages cut long messages."""
-    group_row, row = _rollout(page)
+    group_row, row = asked_rollout(page)
 
     def question(run: OpenRun, reader: CompletionReader) -> str:
         found = read_rollout(run.transport, group_row, row, reader, num_partitions=page.num_partitions).rollout
@@ -191,7 +191,8 @@ def find(page: PageOfRun) -> Response:
     raise HTTPException(404, f"{text}: there is no page of a {target.kind}; `rftstream trace` shows it")
 
 
-def _group(page: PageOfRun) -> GroupRow:
+def asked_group(page: PageOfRun) -> GroupRow:
+    """Return the group of an address. HTTPException if there is none."""
     params = page.request.path_params
     group_id = "/".join(str(params[name]) for name in ("taskset", "taskset_pass", "problem", "attempt"))
     assert page.catalog is not None
@@ -201,8 +202,9 @@ def _group(page: PageOfRun) -> GroupRow:
     return found
 
 
-def _rollout(page: PageOfRun) -> tuple[GroupRow, RolloutRow]:
-    group_row, sibling = _group(page), page.request.path_params["sibling"]
+def asked_rollout(page: PageOfRun) -> tuple[GroupRow, RolloutRow]:
+    """Return the rollout of an address, and its group. HTTPException if there is none."""
+    group_row, sibling = asked_group(page), page.request.path_params["sibling"]
     if sibling >= len(group_row.siblings):
         last = len(group_row.siblings) - 1
         raise HTTPException(404, f"the group {group_row.group_id} has the rollouts 0 to {last}, not {sibling}")

@@ -13,7 +13,7 @@ import uvicorn
 
 from rftstream.errors import ConfigError
 from rftstream.runs.folder import named_runs, open_run
-from rftstream.studio.access import StudioRole, TokenFile
+from rftstream.studio.access import TokenFile, Viewer
 from rftstream.studio.app import make_app
 from rftstream.studio.guard import LOOPBACK, GuardRules
 from rftstream.studio.watched_run import WatchedRun
@@ -30,11 +30,12 @@ def serve(
     host: str,
     port: int,
     tokens: TokenFile,
-    local_role: StudioRole,
+    local: Viewer,
     public_hosts: Sequence[str],
     ready: Callable[[str], None],
 ) -> None:
-    """Serve these runs until SIGINT or SIGTERM. `ready` is called with the address once it can be opened."""
+    """Serve these runs until SIGINT or SIGTERM. `local`: who comes without a token, where none is a must. `ready` is
+    called with the address once it can be opened."""
     watched = [WatchedRun(name, partial(open_run, run)) for name, run in named_runs(runs).items()]
     is_local = host in LOOPBACK
     if not is_local and not tokens.entries():
@@ -46,8 +47,8 @@ def serve(
     bound = listener.getsockname()[1]
     rules = GuardRules(
         hosts=frozenset({*LOOPBACK, host.lower(), *(name.lower() for name in public_hosts), *_own_names(is_local)}),
-        tokens=None if is_local else tokens,
-        local_role=local_role,
+        tokens=tokens,
+        local=local if is_local else None,
     )
     with suppress(OSError):
         os.nice(NICENESS)

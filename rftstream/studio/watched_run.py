@@ -9,20 +9,25 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from rftstream.contracts.feedback import Feedback
+from rftstream.data.feedback.fold import GroupStatus
 from rftstream.errors import RftError
 from rftstream.queries.catalog.counts import CatalogCounts
 from rftstream.queries.catalog.database import CatalogReader
+from rftstream.queries.catalog.finding import find_vote_statuses
 from rftstream.queries.catalog.moments import Moment, find_moment
+from rftstream.queries.feedback import TOPICS, FeedbackView, has_feedback, read_feedback
 from rftstream.queries.following import RunFollower
 from rftstream.queries.history import HistoryReader
 from rftstream.queries.shown_completions import PLAIN, CompletionReader, open_reader
 from rftstream.queries.status import Status
 from rftstream.runs.folder import OpenRun
+from rftstream.service.role import Log
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +39,8 @@ IDLE_PERIOD_S = 15.0
 """Seconds between two looks while nobody does."""
 LOOKED_AT_S = 30.0
 """Seconds after a request for which a run counts as looked at."""
+PEOPLE_S = 10.0
+"""Seconds after which votes are read again, even if there are no new ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +82,8 @@ class WatchedRun:
         self._wake, self._stopped = threading.Event(), threading.Event()
         self._asked_at = 0.0
         self._follower: RunFollower | None = None
+        self._people: tuple[Any, float, FeedbackView] | None = None
+        """Where the topics ended, when that was, and what they said."""
 
     @property
     def history(self) -> HistoryReader | None:
@@ -152,6 +161,25 @@ class WatchedRun:
         if self._reader is None or self._reader is PLAIN:
             self._reader = open_reader(self._mine, dims=False)
         return question(self._mine, self._reader)
+
+    def people(self) -> FeedbackView:
+        """Return what people were asked and said. It is read again where there is more, or after PEOPLE_S: what became
+        of a group decides what a vote on it changes."""
+        return self.look(lambda run, _: self._people_of(run))
+
+    def _people_of(self, run: OpenRun) -> FeedbackView:
+        log, now = Log(run.transport), time.monotonic()
+        ends = [log.ends(topic) for topic in TOPICS] if has_feedback(log) else []
+        if self._people is None or self._people[0] != ends or now - self._people[1] > PEOPLE_S:
+            self._people = (ends, now, read_feedback(log, run.config, find_statuses=self._vote_statuses))
+        return self._people[2]
+
+    def _vote_statuses(self, votes: Sequence[Feedback]) -> Mapping[str, GroupStatus]:
+        catalog = self.catalog()
+        if catalog is None:
+            return {}
+        with catalog:
+            return find_vote_statuses(catalog, votes)
 
     def _close_mine(self) -> None:
         if self._mine is not None:

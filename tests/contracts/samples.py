@@ -440,6 +440,10 @@ SAMPLES: dict[str, Message] = {
         request_id="retry-1", kind=RequestKind.retry_dead, arguments={"groups": ["gsm8k/0/17/0"], "rescore": True},
         expires_at=1767229200.0,
     ),
+    "request.v2": Request(
+        request_id="retry-1", kind=RequestKind.retry_dead, arguments={"groups": ["gsm8k/0/17/0"], "rescore": True},
+        expires_at=1767229200.0, by="ada@host-3",
+    ),
     "dead_letter.v1": DeadLetter(
         topic="rollouts", partition=1, offset=8172, key=b"gsm8k/0/17/0/3", value=b"\x81\xa3ids\x01",
         headers=(("contract", b"rollout"), ("contract_version", b"1")), role="verifier", reason="undecodable",

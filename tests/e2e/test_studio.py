@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -50,7 +51,7 @@ def pages_of(place: Workplace, run: Path) -> list[str]:
     parts = (
         "", "/charts", "/charts?over=time", "/groups", "/groups?fate=dead", f"/groups/{group}", f"/rollouts/{group}/0",
         f"/rollouts/{group}/0?color=advantage", "/problems?order=learned", f"/problems/sums/{problem}", "/versions",
-        "/versions/1", "/evaluations", "/dead", "?as_of=v1", "/groups?as_of=v1",
+        "/versions/1", "/evaluations", "/questions", "/dead", "/requests", "?as_of=v1", "/groups?as_of=v1",
     )  # fmt: skip
     return [f"/runs/{name}{part}" for part in parts]
 
@@ -174,6 +175,85 @@ def kill_and_go_on(place: Workplace, studio: StudioProcess, run: Path) -> None:
     page = urllib.request.urlopen(f"{again.url}/runs/live").read().decode()
     assert numbers(page)["version"] >= before
     again.stop()
+
+
+PEOPLE = ("feedback.share=0.3", "feedback.pairs=0.5", "feedback.quorum=1", "feeder.group_size=4", "run.steps=4")
+
+
+def test_people_judge_by_keyboard_alone(place: Workplace, browser: Browser) -> None:
+    run = place.folder / "people"
+    assert place.call("run", "tiny.toml", "--run-dir", run, *sets(*FAILING, *PEOPLE)).code == 0
+    studio = StudioProcess(place, run, more=("--local-role", "operator", "--local-name", "ada"))
+    wait_until_read(place, studio, run)
+    asked = place.call("feedback", "questions", run, "--json").result
+    pair, label = (next(one for one in asked if one["kind"] == kind) for kind in ("pair", "label"))
+    rollout = label["rollouts"][0]
+    names = [
+        pair["question_id"],
+        label["question_id"],
+        *(f"{kind}/{rollout}" for kind in ("rating", "correction", "flag")),
+    ]
+    addresses = [f"/questions/{name.replace('+', '%2B')}" for name in names] + ["/questions", "/requests", "/dead"]
+    for dark, width in ((False, 1280), (True, 1280), (False, 360)):
+        tab = Tab(browser, dark=dark, width=width)
+        for address in addresses:
+            page = tab.open(f"{studio.url}/runs/people{address}")
+            assert page.locator("h1").count() == 1, address
+            assert tab.overflow() <= 0, f"{address} is too wide for {width} px"
+            assert tab.barriers() == [], address
+        assert not tab.complaints and tab.hosts == {studio.url.removeprefix("http://")}
+        tab.close()
+    tab = Tab(browser)
+    votes_by_letters(tab, f"{studio.url}/runs/people/questions")
+    corrects(tab, f"{studio.url}/runs/people/questions/correction/{rollout}")
+    assert not tab.complaints
+    tab.close()
+    plain = Tab(browser, scripts=False)
+    votes_without_scripts(plain, f"{studio.url}/runs/people/questions/rating/{rollout}")
+    plain.close()
+    said = [one["vote"] for one in place.call("feedback", "list", run, "--json").result]
+    kinds = Counter(one["kind"] for one in said)
+    assert (kinds["correction"], kinds["rating"], kinds["retract"], kinds["label"] + kinds["pair"]) == (1, 1, 1, 3)
+    assert all(one["source"] == "studio" and one["lead_time_s"] >= 0 for one in said if one["kind"] != "retract")
+    assert all(one["order"] in ([0, 1], [1, 0]) for one in said if one["kind"] == "pair")
+    studio.stop()
+
+
+def votes_by_letters(tab: Tab, address: str) -> None:
+    """From the queue through three questions, and the last answer back."""
+    page = tab.open(address)
+    page.keyboard.press("n")
+    for _ in range(3):
+        page.wait_for_selector("form[data-keys]")
+        name = page.locator("h1 code").inner_text()
+        page.keyboard.press("a" if name.startswith("pair") else "1")
+        page.wait_for_selector(f".said a[href*='{name.replace('+', '%2B')}']")
+    page.keyboard.press("u")
+    page.wait_for_function("name => document.querySelector('h1 code').textContent === name", arg=name)
+    assert page.locator(".said").count() == 0, "it is taken back"
+
+
+def corrects(tab: Tab, address: str) -> None:
+    """Types over what was said, and sends it; the page shows what was changed."""
+    page = tab.open(address)
+    page.keyboard.press("Control+A")
+    page.keyboard.type("n a 1 u <script>alert(1)</script>")
+    page.keyboard.press("Control+Enter")
+    page.wait_for_selector(".said")
+    page = tab.open(address)
+    assert page.locator("#difference ins").all_inner_texts()[-1].endswith(">")
+
+
+def votes_without_scripts(tab: Tab, address: str) -> None:
+    """Tab and Enter are enough."""
+    tab.page.goto(address)
+    for _ in range(60):
+        tab.page.keyboard.press("Tab")
+        if tab.page.locator("button[value='4']:focus").count():
+            break
+    tab.page.keyboard.press("Enter")
+    tab.page.wait_for_selector(".said")
+    assert "rating 4" in tab.page.locator(".said").inner_text()
 
 
 def test_on_another_address_a_token_is_a_must(place: Workplace, browser: Browser) -> None:

@@ -31,7 +31,6 @@ def choose_questions(
 
     def question(kind: FeedbackKind, rollouts: tuple[str, ...], reason: QuestionReason) -> Question:
         question_id = question_id_of(kind, rollouts)
-        swapped = len(rollouts) == 2 and derive_seed(seed, "order", question_id) % 2
         return Question(
             question_id=question_id,
             kind=kind,
@@ -43,7 +42,7 @@ def choose_questions(
             asked_at=now,
             expires_at=expires_at,
             held_until=held_until,
-            order=(1, 0) if swapped else tuple(range(len(rollouts))),
+            order=choose_order(seed, question_id, len(rollouts)),
         )
 
     found = [
@@ -53,6 +52,12 @@ def choose_questions(
     ]
     found += [question(FeedbackKind.pair, pair, QuestionReason.share) for pair in _pairs(settings, seed, finished)]
     return found
+
+
+def choose_order(seed: int, question_id: str, num_rollouts: int) -> tuple[int, ...]:
+    """Return the order in which the rollouts of a question are shown, by the run's seed."""
+    swapped = num_rollouts == 2 and derive_seed(seed, "order", question_id) % 2
+    return (1, 0) if swapped else tuple(range(num_rollouts))
 
 
 def _why(

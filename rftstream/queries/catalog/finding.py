@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rftstream.contracts.feedback import Feedback
 from rftstream.contracts.ids import next_attempt, split_group_id
+from rftstream.contracts.outcomes import GroupResult
+from rftstream.data.feedback.fold import GroupStatus
 from rftstream.queries.catalog.database import CatalogReader, Row
 from rftstream.queries.catalog.moments import Moment
 from rftstream.queries.rows import RESULTS
@@ -123,6 +126,25 @@ def find_group(catalog: CatalogReader, moment: Moment, group_id: str) -> GroupRo
         {"group": group_id, "at": moment.at_s},
     )
     return None if row is None else _group(catalog, row, moment, with_siblings=True)
+
+
+def find_vote_statuses(catalog: CatalogReader, votes: Sequence[Feedback]) -> dict[str, GroupStatus]:
+    """Return what became of the groups of these votes, by feedback_id; without those on rollouts that nobody scored."""
+    names = {vote.feedback_id: vote.rollout_id.rpartition("/")[0] for vote in votes if vote.rollouts}
+    groups = {name: find_group(catalog, Moment(), name) for name in set(names.values())}
+    found: dict[str, GroupStatus] = {}
+    for vote in votes:
+        group = groups.get(names.get(vote.feedback_id, ""))
+        scored = {row.rollout_id for row in group.siblings if row.verified_offset is not None} if group else set()
+        if group is not None and scored >= set(vote.rollouts):
+            found[vote.feedback_id] = GroupStatus(_result(group), group.batch)
+    return found
+
+
+def _result(group: GroupRow) -> GroupResult | None:
+    if group.batch is not None:
+        return GroupResult.batched
+    return None if group.fate == "pending" else GroupResult(group.fate)
 
 
 def find_put_back(catalog: CatalogReader, moment: Moment, groups: Sequence[str]) -> set[str]:

@@ -29,6 +29,10 @@ class Moment:
         return math.isinf(self.at_s)
 
 
+LATEST_S = 250_000_000_000.0
+"""A time after all others, in the year 9892."""
+
+
 def find_moment(text: str, reader: HistoryReader) -> Moment:
     """Return the moment that a text names; an empty text is now. ConfigError says which forms there are."""
     text = text.strip()
@@ -53,13 +57,12 @@ def _version_time(text: str, reader: HistoryReader) -> float:
 def _time(text: str) -> float:
     try:
         seconds = float(text)
-        if math.isfinite(seconds):
-            return seconds
     except ValueError:
         try:
             given = datetime.fromisoformat(text)
-        except ValueError:
-            pass
-        else:
-            return (given if given.tzinfo is not None else given.replace(tzinfo=UTC)).timestamp()
+            seconds = (given if given.tzinfo is not None else given.replace(tzinfo=UTC)).timestamp()
+        except (ValueError, OverflowError):
+            seconds = math.nan
+    if 0 <= seconds < LATEST_S:
+        return seconds
     raise ConfigError(f"as_of: got {text[:40]!r}, expected {FORMS}")

@@ -175,8 +175,38 @@
       form.addEventListener("change", () => form.requestSubmit());
   }
 
+  // Letters that stand on buttons press them, as long as nobody types: focus is in the answers, or nowhere.
+  function keys() {
+    document.addEventListener("keydown", (event) => {
+      const on = document.activeElement;
+      if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && on.matches("[data-submit]")) {
+        event.preventDefault();
+        on.form.requestSubmit();
+        return;
+      }
+      if (event.ctrlKey || event.metaKey || event.altKey || event.repeat || event.isComposing) return;
+      if (on !== document.body && on.id !== "view" && (!on.closest("[data-keys]") || on.matches("textarea, input"))) return;
+      const wanted = event.key.toLowerCase(), found = [...document.querySelectorAll("[data-key]")].find((one) => one.dataset.key === wanted);
+      if (!found) return;
+      event.preventDefault();
+      found.click();
+    });
+  }
+
+  // Each answer is sent once, however often its key is pressed before the next page is there.
+  function once() {
+    for (const form of document.querySelectorAll("form.answers, form.ask, .said form"))
+      form.addEventListener("submit", (event) => {
+        if (form.dataset.sent) event.preventDefault();
+        else form.dataset.sent = "yes";
+      });
+    addEventListener("pageshow", () => { for (const form of document.querySelectorAll("form[data-sent]")) delete form.dataset.sent; });
+  }
+
   document.addEventListener("DOMContentLoaded", () => {
     tokens();
+    keys();
+    once();
     slider();
     filters();
     drawAll().catch(() => {});

@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 
 from rftstream.config import loader
 from rftstream.runs.folder import OpenRun
-from rftstream.studio.access import StudioRole, TokenFile
+from rftstream.studio.access import StudioRole, TokenFile, Viewer
 from rftstream.studio.app import make_app
 from rftstream.studio.guard import GuardRules, RateLimits
 from rftstream.studio.watched_run import WatchedRun
@@ -44,8 +44,8 @@ def rules(
 ) -> GuardRules:
     return GuardRules(
         hosts=frozenset({"testserver", "127.0.0.1"}),
-        tokens=None if tokens is None else TokenFile(tokens),
-        local_role=local_role,
+        tokens=TokenFile(tokens or Path("/nonexistent/tokens.json")),
+        local=Viewer(name="ada", role=local_role, is_local=True) if tokens is None else None,
         limits=limits or RateLimits(),
     )
 

@@ -115,7 +115,7 @@ def test_limits_remember_few_addresses() -> None:
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
 def test_pages_cannot_be_written_to(watched: WatchedRun, method: str) -> None:
-    with client([watched]) as browser:
+    with client([watched], rules(local_role=StudioRole.operator)) as browser:
         answer = browser.request(method, "/runs/demo", headers={"origin": "http://testserver"})
         assert answer.status_code == 405
         large = browser.request(method, "/login", headers={"origin": "http://testserver"}, content=b"x" * 100_000)

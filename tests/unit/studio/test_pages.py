@@ -19,10 +19,12 @@ from rftstream.contracts.tasks import ChatMessage, Problem, Sampling, Task
 from rftstream.contracts.verdicts import Verdict, VerifiedRollout
 from rftstream.core.advantages import compute_group_advantages
 from rftstream.queries.audit import audit
-from rftstream.studio.app import GROUP, ROUTES
+from rftstream.studio.access import StudioRole
+from rftstream.studio.app import ROUTES
+from rftstream.studio.page import GROUP
 from rftstream.studio.watched_run import WatchedRun
 from rftstream.testing import MemoryRun, Simulation
-from tests.unit.studio.studio_scene import client, make_config, watch
+from tests.unit.studio.studio_scene import client, make_config, rules, watch
 from tests.unit.synthetic import SyntheticLog
 
 HOSTILE = '<script>alert("x")</script>\u202egnirts \u200f مرحبا 👩\u200d🚀 " onmouseover=1 \'</pre></textarea>'
@@ -47,11 +49,11 @@ def addresses(simulation: Simulation) -> list[str]:
     group = outcome.group_id
     parts = {
         f"/groups/{GROUP}": f"/groups/{group}",
-        f"/rollouts/{GROUP}/{{sibling:int}}": f"/rollouts/{group}/1",
-        f"/rollouts/{GROUP}/{{sibling:int}}/text": f"/rollouts/{group}/1/text",
-        "/problems/{taskset}/{problem:int}": f"/problems/sums/{group.split('/')[2]}",
-        "/versions/{version:int}": "/versions/2",
-        "/batches/{batch:int}": "/batches/1",
+        f"/rollouts/{GROUP}/{{sibling:count}}": f"/rollouts/{group}/1",
+        f"/rollouts/{GROUP}/{{sibling:count}}/text": f"/rollouts/{group}/1/text",
+        "/problems/{taskset}/{problem:count}": f"/problems/sums/{group.split('/')[2]}",
+        "/versions/{version:count}": "/versions/2",
+        "/batches/{batch:count}": "/batches/1",
         "/dead/{letter:path}": "",
         "/find": f"/find?id={group}/0",
     }
@@ -115,6 +117,10 @@ def test_charts_hold_the_recorded_values(finished: tuple[Simulation, WatchedRun,
         ("/runs/demo/dead/a/b/0/1", 404, "no dead letter"),
         ("/runs/demo?as_of=yesterday", 400, "expected a version"),
         ("/runs/demo?as_of=v77", 400, "no such version"),
+        ("/runs/demo?as_of=-1e11", 400, "expected a version"),
+        ("/runs/demo?as_of=1e300", 400, "expected a version"),
+        ("/runs/demo?as_of=9999-12-31T23:59:59-23:59", 400, "expected a version"),
+        (f"/runs/demo/problems/sums/{'9' * 30}", 404, ""),
         ("/runs/demo/find?id=%3Cscript%3E", 404, "&lt;script&gt;"),
         ("/runs/demo/groups?before=x&fate=nonsense&reason=%27%22", 200, "No such groups"),
         ("/runs/demo/problems?order=;drop&skip=-1", 200, "problems have groups"),
@@ -181,7 +187,7 @@ def hostile(tmp_path: Path) -> Iterator[TestClient]:
     watched = watch(memory)
     watched.follow_once()
     assert not watched.snapshot.error
-    with client([watched]) as browser:
+    with client([watched], rules(local_role=StudioRole.operator)) as browser:
         yield browser
     watched.stop()
 
@@ -196,6 +202,12 @@ PAGES = (
     "/runs/demo/versions/1",
     "/runs/demo/dead",
     "/runs/demo/dead/verifier/rollouts/0/0",
+    "/runs/demo/questions",
+    "/runs/demo/questions/label/sums/0/0/0/0",
+    "/runs/demo/questions/correction/sums/0/0/0/0",
+    "/runs/demo/questions/correction/sums/0/0/0/1",
+    "/runs/demo/questions/pair/sums/0/0/0/0%2B1",
+    "/runs/demo/requests",
 )
 
 
@@ -203,10 +215,19 @@ PAGES = (
 def test_what_a_rollout_says_stays_text(hostile: TestClient, address: str) -> None:
     answer = hostile.get(address)
     assert answer.status_code == 200, answer.text[:500]
-    assert "<script>" not in answer.text and "</textarea>" not in answer.text
+    assert "<script>" not in answer.text
+    assert answer.text.count("</textarea>") == answer.text.count("<textarea"), "it ends no field"
     assert " onmouseover=1" not in answer.text.replace("&#34; onmouseover=1", ""), "it ends no attribute"
     assert len(answer.content) < 600_000, "a page is bounded, whatever a rollout said"
     assert "default-src 'none'" in answer.headers["content-security-policy"]
+
+
+def test_a_very_long_answer_is_not_compared(hostile: TestClient) -> None:
+    address, own = "/runs/demo/questions/correction/sums/0/0/0/0", {"origin": "http://testserver"}
+    shown = hostile.post(address, data={"correction": "x" * 450_000, "show": "1"}, headers=own)
+    assert "too long to be compared" in shown.text and "<ins>" not in shown.text
+    short = hostile.post(address, data={"correction": HOSTILE, "show": "1"}, headers=own)
+    assert "<script>" not in short.text and "nothing is sent yet" in short.text
 
 
 def test_long_text_is_cut_and_there_as_a_file(hostile: TestClient) -> None:

@@ -1,0 +1,406 @@
+"""The interface for programs, /api/v1: the same reads and votes as the pages, as JSON. ENDPOINTS is all of it; the
+routes and their description are made from that table."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import msgspec
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from rftstream.contracts.questions import Question
+from rftstream.queries.balance import Balance
+from rftstream.queries.catalog.counts import count_fates
+from rftstream.queries.catalog.finding import FATES, PAGE, GroupFilter, GroupRow, RolloutRow, find_groups
+from rftstream.queries.feedback import FeedbackView, open_questions, question_state
+from rftstream.queries.flow_map import what_is_wrong
+from rftstream.queries.rollout_view import ShownMessage, read_rollout
+from rftstream.studio.access import StudioRole
+from rftstream.studio.api_types import (
+    ErrorAnswer,
+    FateCounts,
+    Glance,
+    GroupItem,
+    GroupPage,
+    MessageItem,
+    QuestionItem,
+    QuestionPage,
+    RolloutDetail,
+    RolloutItem,
+    RunItem,
+    VoteBody,
+    VoteDone,
+    Wrong,
+)
+from rftstream.studio.page import GROUP, PageOfRun, check_role, page_of_run
+from rftstream.studio.question_pages import STATES
+from rftstream.studio.rollout_pages import asked_group, asked_rollout
+from rftstream.studio.voting import own_opinions, say
+from rftstream.studio.watched_run import WatchedRun
+from rftstream.version import __version__
+
+ROOT = "/api/v1"
+MAX_REWARDS = 100
+MAX_QUESTIONS = 200
+
+
+# --------------------------------------------------------------------------------------------- runs, groups, rollouts
+
+
+def runs(request: Request) -> list[RunItem]:
+    """All runs of this studio."""
+    known: Mapping[str, WatchedRun] = request.app.state.runs
+    for run in known.values():
+        run.touch()
+    return [
+        RunItem(
+            name=run.name,
+            state=None if run.snapshot.status is None else run.snapshot.status.state,
+            version=None if run.history is None else run.history.history().version,
+            error=run.snapshot.error,
+        )
+        for run in known.values()
+    ]
+
+
+def glance(page: PageOfRun) -> Glance:
+    """The run at a glance."""
+    assert page.catalog is not None
+    counts, history, status = count_fates(page.catalog, page.moment), page.history, page.snapshot.status
+    newest = {result.evaluation: dict(result.metrics) for result in history.evaluations}
+    status = status if page.moment.is_now else None
+    return Glance(
+        name=page.run.name,
+        as_of=page.moment.text,
+        version=history.version,
+        groups=_counts(counts.groups),
+        rollouts=_counts(counts.rollouts),
+        rewards=tuple(history.rewards()[-MAX_REWARDS:]),
+        evaluations=newest,
+        wrong=tuple(
+            Wrong(title=one.title, text=one.text, severe=one.severe) for one in what_is_wrong(status, now=time.time())
+        ),
+        status=None if status is None else status.to_json(),
+    )
+
+
+def _counts(balance: Balance) -> FateCounts:
+    return FateCounts(
+        admitted=balance.admitted,
+        pending=balance.pending,
+        trained=balance.trained,
+        expired=balance.expired,
+        filtered=balance.filtered,
+        dead=balance.dead,
+    )
+
+
+def groups(page: PageOfRun) -> GroupPage:
+    """Groups, newest first."""
+    assert page.catalog is not None
+    wanted = GroupFilter(
+        fate=_one_of(page, "fate", FATES), reason=page.asked("reason")[:100], taskset=page.asked("taskset")[:100]
+    )
+    found = find_groups(page.catalog, page.moment, wanted, before=_count(page, "before"))
+    return GroupPage(groups=tuple(map(_group, found)), before=found[-1].sequence if len(found) == PAGE else None)
+
+
+def group(page: PageOfRun) -> GroupItem:
+    """A group with its siblings."""
+    return _group(asked_group(page))
+
+
+def _group(row: GroupRow) -> GroupItem:
+    values = {name: getattr(row, name) for name in GroupItem.__struct_fields__ if name != "siblings"}
+    return GroupItem(**values, siblings=tuple(map(_rollout, row.siblings)))
+
+
+def _rollout(row: RolloutRow) -> RolloutItem:
+    return RolloutItem(**{name: getattr(row, name) for name in RolloutItem.__struct_fields__})
+
+
+def rollout(page: PageOfRun) -> RolloutDetail:
+    """A rollout with what was said, and the verdict."""
+    group_row, row = asked_rollout(page)
+    view = page.run.look(
+        lambda run, reader: read_rollout(run.transport, group_row, row, reader, num_partitions=page.num_partitions)
+    )
+    verdict = view.verdict
+    return RolloutDetail(
+        rollout=_rollout(row),
+        group_id=group_row.group_id,
+        batch=group_row.batch,
+        problem=tuple(map(_message, view.problem)),
+        answer=view.answer,
+        turns=tuple(map(_message, view.turns)),
+        num_turns=view.num_turns,
+        missing=view.missing,
+        reward=None if verdict is None else verdict.reward,
+        parts={} if verdict is None else verdict.parts,
+        scorer=None if verdict is None else verdict.scorer,
+        places=view.places,
+    )
+
+
+def _message(shown: ShownMessage) -> MessageItem:
+    return MessageItem(
+        role=shown.role,
+        text="".join(text for text, _ in shown.pieces),
+        num_tokens=shown.num_tokens,
+        calls=shown.calls,
+    )
+
+
+# --------------------------------------------------------------------------------------------- people
+
+
+def questions(page: PageOfRun) -> QuestionPage:
+    """Questions to people that wait for answers, or that are judged or expired."""
+    state, skip = _one_of(page, "state", STATES) or STATES[0], _count(page, "skip") or 0
+    view, now = page.run.people(), time.time()
+    mine = own_opinions(page, view)
+    chosen = (
+        open_questions(view, now)
+        if state == "open"
+        else [one for one in view.questions if question_state(view, one, now) == state]
+    )
+    more = skip + MAX_QUESTIONS
+    return QuestionPage(
+        questions=tuple(_question(view, one, state, one.question_id in mine) for one in chosen[skip:more]),
+        total=len(chosen),
+        skip=more if more < len(chosen) else None,
+    )
+
+
+def _question(view: FeedbackView, asked: Question, state: str, answered: bool) -> QuestionItem:
+    judgement = view.judgements.get(asked.question_id)
+    return QuestionItem(
+        question_id=asked.question_id,
+        kind=str(asked.kind),
+        rollouts=asked.rollouts,
+        order=asked.order,
+        reason=str(asked.reason),
+        quorum=asked.quorum,
+        asked_at=asked.asked_at,
+        expires_at=asked.expires_at,
+        held_until=asked.held_until,
+        state=state,
+        num_votes=0 if judgement is None else judgement.num_votes,
+        answered=answered,
+    )
+
+
+def feedback(page: PageOfRun, body: VoteBody) -> VoteDone:
+    """Say something of a rollout or of two siblings, change it, or take it back."""
+    values = msgspec.to_builtins(body)
+    said = say(page, {name: value for name, value in values.items() if value is not None}, source="api")
+    asked = next((one for one in page.run.people().questions if one.question_id == said.question_id), None)
+    return VoteDone(
+        question_id=said.question_id,
+        written=said.added.new > 0,
+        edit=said.added.edits > 0,
+        expired=asked is not None and asked.expires_at is not None and time.time() > asked.expires_at,
+        applies=said.added.applies,
+    )
+
+
+def _one_of(page: PageOfRun, name: str, known: Sequence[str]) -> str:
+    """Return a parameter that is one of some words, or empty if it is not there."""
+    given = page.request.query_params.get(name)
+    if given is not None and given not in known:
+        raise HTTPException(400, f"{name}: got {given[:40]!r}, expected one of {', '.join(known)}")
+    return given or ""
+
+
+def _count(page: PageOfRun, name: str) -> int | None:
+    """Return a parameter that is a count; None if it is not there."""
+    given, found = page.request.query_params.get(name), page.number(name)
+    if given is not None and found is None:
+        raise HTTPException(400, f"{name}: got {given[:40]!r}, expected a count of at most 15 digits")
+    return found
+
+
+# --------------------------------------------------------------------------------------------- the table
+
+
+COUNT: Mapping[str, Any] = {"type": "integer", "minimum": 0, "maximum": 10**15 - 1}
+TEXT: Mapping[str, Any] = {"type": "string"}
+AS_OF = {"as_of": (TEXT, "A version (v12) or a time (2026-01-31T12:00:00Z); else now.")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """One thing that can be asked. `answers`: what it answers with; `takes`: its body, of a write."""
+
+    path: str
+    do: Callable[..., Any]
+    answers: Any
+    takes: Any = None
+    role: StudioRole = StudioRole.viewer
+    only_now: bool = False
+    query: Mapping[str, tuple[Mapping[str, Any], str]] = field(default_factory=dict)
+    """Name of a parameter -> its JSON Schema and what it says."""
+
+
+ENDPOINTS: Sequence[Endpoint] = (
+    Endpoint(path="/runs", do=runs, answers=list[RunItem]),
+    Endpoint(path="/runs/{run}", do=glance, answers=Glance, query=AS_OF),
+    Endpoint(
+        path="/runs/{run}/groups",
+        do=groups,
+        answers=GroupPage,
+        query={
+            "fate": ({**TEXT, "enum": FATES}, "Only those that became this."),
+            "reason": (TEXT, "Only those that were decided for this reason."),
+            "taskset": (TEXT, "Only those of this taskset."),
+            "before": (COUNT, "Only those with a smaller sequence."),
+            **AS_OF,
+        },
+    ),
+    Endpoint(path=f"/runs/{{run}}/groups/{GROUP}", do=group, answers=GroupItem, query=AS_OF),
+    Endpoint(path=f"/runs/{{run}}/rollouts/{GROUP}/{{sibling:count}}", do=rollout, answers=RolloutDetail, query=AS_OF),
+    Endpoint(
+        path="/runs/{run}/questions",
+        do=questions,
+        answers=QuestionPage,
+        only_now=True,
+        query={
+            "state": ({**TEXT, "enum": STATES}, "Those that stand so; else open ones."),
+            "skip": (COUNT, "Leave out so many."),
+        },
+    ),
+    Endpoint(
+        path="/runs/{run}/feedback",
+        do=feedback,
+        answers=VoteDone,
+        takes=VoteBody,
+        role=StudioRole.annotator,
+        only_now=True,
+    ),
+)
+
+
+def api_routes() -> list[Route]:
+    """Return the routes of the interface, and of its description."""
+    routes = [Route(f"{ROOT}/openapi.json", lambda request: _json(description()), methods=["GET"])]
+    return routes + [
+        Route(f"{ROOT}{one.path}", _endpoint(one), methods=["GET" if one.takes is None else "POST"])
+        for one in ENDPOINTS
+    ]
+
+
+def _endpoint(endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
+    async def answer(request: Request) -> Response:
+        check_role(request, endpoint.role)
+        body = () if endpoint.takes is None else (await _body(request, endpoint.takes),)
+        return _json(await run_in_threadpool(_done, endpoint, request, body))
+
+    answer.__name__ = endpoint.do.__name__
+    return answer
+
+
+def _done(endpoint: Endpoint, request: Request, body: tuple[Any, ...]) -> Any:
+    if "{run}" not in endpoint.path:
+        return endpoint.do(request)
+    with page_of_run(request, only_now=endpoint.only_now) as page:
+        if page.catalog is None:
+            why = page.snapshot.error or "the log is being read, or the run has not begun"
+            raise HTTPException(503, f"{page.run.name}: {why}; expected a run that can be shown", {"retry-after": "1"})
+        return endpoint.do(page, *body)
+
+
+async def _body(request: Request, wanted: Any) -> Any:
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise HTTPException(415, f"content-type: got {kind[:100]!r}, expected application/json")
+    try:
+        return msgspec.json.decode(await request.body(), type=wanted)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise HTTPException(400, f"body: {error}") from None
+
+
+def _json(value: Any) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")
+
+
+# --------------------------------------------------------------------------------------------- its description
+
+
+@cache
+def description() -> Mapping[str, Any]:
+    """Return the OpenAPI description of the interface, made from ENDPOINTS and the types."""
+    types = [
+        ErrorAnswer,
+        *(one.answers for one in ENDPOINTS),
+        *(one.takes for one in ENDPOINTS if one.takes is not None),
+    ]
+    schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+    schema_of = dict(zip(map(str, types), schemas, strict=True))
+    paths: dict[str, dict[str, Any]] = {}
+    for one in ENDPOINTS:
+        method = "get" if one.takes is None else "post"
+        paths[ROOT + one.path.replace(":count", "")] = {method: _operation(one, schema_of)}
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "rftstream studio",
+            "version": __version__,
+            "description": "Runs, groups, rollouts and questions, and what people say of them. A token is sent as "
+            "`Authorization: Bearer TOKEN`. Times are seconds since 1970.",
+        },
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{"token": []}, {}],
+    }
+
+
+def _operation(endpoint: Endpoint, schema_of: Mapping[str, Any]) -> dict[str, Any]:
+    refused = {"description": "Not done.", "content": {"application/json": {"schema": schema_of[str(ErrorAnswer)]}}}
+    operation: dict[str, Any] = {
+        "operationId": endpoint.do.__name__,
+        "summary": (endpoint.do.__doc__ or "").strip(),
+        "description": f"Needs the role {endpoint.role.name}.",
+        "parameters": [*_path_parameters(endpoint.path), *_query_parameters(endpoint.query)],
+        "responses": {
+            "200": {
+                "description": "Done.",
+                "content": {"application/json": {"schema": schema_of[str(endpoint.answers)]}},
+            },
+            "default": refused,
+        },
+    }
+    if endpoint.takes is not None:
+        body = {"application/json": {"schema": schema_of[str(endpoint.takes)]}}
+        operation["requestBody"] = {"required": True, "content": body}
+        operation["security"] = [{"token": []}]
+    return operation
+
+
+def _path_parameters(path: str) -> list[dict[str, Any]]:
+    names = [part.partition("}")[0] for part in path.split("{")[1:]]
+    return [
+        {
+            "name": name,
+            "in": "path",
+            "required": True,
+            "schema": COUNT if kind else TEXT,
+        }
+        for name, _, kind in (name.partition(":") for name in names)
+    ]
+
+
+def _query_parameters(query: Mapping[str, tuple[Mapping[str, Any], str]]) -> list[dict[str, Any]]:
+    return [
+        {"name": name, "in": "query", "description": text, "schema": schema} for name, (schema, text) in query.items()
+    ]

@@ -1,0 +1,230 @@
+"""What programs ask the studio and what they are told, as types. The description at /api/v1/openapi.json is made from
+these, with what stands under each field."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from rftstream.contracts.feedback import PairChoice
+
+
+class ErrorAnswer(Struct, frozen=True, kw_only=True):
+    """Why something is not answered or not done."""
+
+    error: str
+    """A sentence: what was found, what was expected."""
+
+
+class RunItem(Struct, frozen=True, kw_only=True):
+    """A run of this studio."""
+
+    name: str
+    """As addresses have it."""
+    state: str | None
+    """running, paused, draining, stopped or finished; None: not looked at yet."""
+    version: int | None
+    """The newest version; None as above."""
+    error: str
+    """Why the run cannot be looked at now; empty if it can."""
+
+
+class FateCounts(Struct, frozen=True, kw_only=True):
+    """How many groups or rollouts were admitted, and what became of them: admitted is the sum of the others."""
+
+    admitted: int
+    pending: int
+    trained: int
+    expired: int
+    filtered: int
+    dead: int
+
+
+class Wrong(Struct, frozen=True, kw_only=True):
+    """Something that looks wrong."""
+
+    title: str
+    text: str
+    severe: bool
+
+
+class Glance(Struct, frozen=True, kw_only=True):
+    """A run at a glance, now or as it was."""
+
+    name: str
+    as_of: str
+    """What was asked for; empty for now."""
+    version: int
+    """The newest version."""
+    groups: FateCounts
+    rollouts: FateCounts
+    rewards: tuple[float | None, ...]
+    """Mean reward of the newest batches, oldest first; at most 100."""
+    evaluations: Mapping[str, Mapping[str, float]]
+    """Evaluation -> metrics of its newest result."""
+    wrong: tuple[Wrong, ...]
+    """What looks wrong; of now alone."""
+    status: Mapping[str, Any] | None
+    """What `rftstream status --json` says; of now alone."""
+
+
+class RolloutItem(Struct, frozen=True, kw_only=True):
+    """A rollout among its siblings."""
+
+    rollout_id: str
+    sibling: int
+    fate: str
+    """pending, batched, trained, expired, filtered or dead."""
+    stage: str
+    """waiting, sampled or verified."""
+    status: str | None
+    """How sampling ended; None if it has not."""
+    num_tokens: int | None
+    """Sampled tokens."""
+    reward: float | None
+    """None: it has none, or its group is not decided yet."""
+    unscored: str | None
+    """Why it has no reward."""
+    rejected: str | None
+    """`operator: reason` where an operator left it out."""
+
+
+class GroupItem(Struct, frozen=True, kw_only=True):
+    """A group with its siblings."""
+
+    group_id: str
+    sequence: int
+    """The feeder's count; `before` takes it for the next page."""
+    taskset: str
+    problem: int
+    fate: str
+    """pending, batched, trained, expired, filtered or dead."""
+    reason: str | None
+    """Why it was decided so; None if it is not decided."""
+    batch: int | None
+    admitted_at: float
+    """Seconds since 1970, as all times."""
+    decided_at: float | None
+    reward_mean: float | None
+    siblings: tuple[RolloutItem, ...]
+
+
+class GroupPage(Struct, frozen=True, kw_only=True):
+    """Some groups, newest first."""
+
+    groups: tuple[GroupItem, ...]
+    before: int | None
+    """Ask with this `before` for older ones; None: there are none."""
+
+
+class MessageItem(Struct, frozen=True, kw_only=True):
+    """A message of the problem, or a turn. Long text is cut, and says by how much."""
+
+    role: str
+    text: str
+    num_tokens: int
+    """Sampled tokens; 0 for what was not sampled."""
+    calls: tuple[str, ...]
+    """Tool calls, a line each."""
+
+
+class RolloutDetail(Struct, frozen=True, kw_only=True):
+    """A rollout with what was said, and the verdict."""
+
+    rollout: RolloutItem
+    group_id: str
+    batch: int | None
+    problem: tuple[MessageItem, ...]
+    answer: str | None
+    """The reference answer."""
+    turns: tuple[MessageItem, ...]
+    num_turns: int
+    """Also of those that are left out of `turns`."""
+    missing: str
+    """Why there is no body; empty where there is one."""
+    reward: float | None
+    """The verdict's."""
+    parts: Mapping[str, float]
+    """The parts of the verdict's reward."""
+    scorer: str | None
+    places: Mapping[str, str]
+    """What -> the record that says it, as `topic[partition]@offset`."""
+
+
+class QuestionItem(Struct, frozen=True, kw_only=True):
+    """A question to people."""
+
+    question_id: str
+    """`kind/group_id/siblings`."""
+    kind: str
+    """What is asked: label, rating or pair."""
+    rollouts: tuple[str, ...]
+    order: tuple[int, ...]
+    """In which order to show the rollouts, as indexes into them."""
+    reason: str
+    """Which rule chose them."""
+    quorum: int
+    """Distinct people whose votes it takes."""
+    asked_at: float
+    expires_at: float | None
+    held_until: float | None
+    """The group waits so long for answers; None: it does not."""
+    state: str
+    """open, judged or expired."""
+    num_votes: int
+    """Distinct people who have voted."""
+    answered: bool
+    """Whether an answer of who asks stands."""
+
+
+class QuestionPage(Struct, frozen=True, kw_only=True):
+    """Some questions: open ones with the most urgent first, others as they were asked."""
+
+    questions: tuple[QuestionItem, ...]
+    total: int
+    """All questions in this state."""
+    skip: int | None
+    """Ask with this `skip` for more; None: there are no more."""
+
+
+class VoteBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What somebody says, as a row of `rftstream feedback add`: rollouts and exactly one answer. Who says it is who
+    owns the token. Another answer to the same question is an edit."""
+
+    rollout: str | None = None
+    """The rollout that is judged."""
+    rollouts: list[str] | None = None
+    """Two siblings, of a choice, or of a retracted pair."""
+    label: float | None = None
+    """What the reward should be."""
+    rating: float | None = None
+    """A number on the scale of the run file."""
+    choice: PairChoice | None = None
+    """Which of the rollouts is better, as they are named here."""
+    correction: str | None = None
+    """What the answer should have been."""
+    flag: str | bool | None = None
+    """Why the rollout must not be trained on, or true."""
+    retract: Literal["label", "rating", "pair", "correction", "flag"] | None = None
+    """The kind of the answer that is taken back."""
+    comment: str | None = None
+    order: list[int] | None = None
+    """How the rollouts were shown."""
+    lead_time_s: float | None = None
+    """Seconds from seeing the rollouts to the answer."""
+
+
+class VoteDone(Struct, frozen=True, kw_only=True):
+    """What became of a vote so far. The buffer judges it; `rftstream feedback list` says what came of it."""
+
+    question_id: str
+    written: bool
+    """False: the annotator says this already."""
+    edit: bool
+    """Whether it takes the place of what was said before."""
+    expired: bool
+    """Whether the question has expired: it is recorded, and changes nothing."""
+    applies: bool
+    """Whether votes change anything in this run: its run file has [feedback]."""

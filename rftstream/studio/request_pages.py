@@ -1,0 +1,114 @@
+"""The pages of operators: what is asked of the run, by whom, and forms that ask it by the functions of the commands."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from starlette.responses import RedirectResponse, Response
+
+from rftstream.contracts.control import DesiredState, Request
+from rftstream.errors import ConfigError
+from rftstream.launch.evaluation import ask_evaluations, parse_versions
+from rftstream.queries.dead import plan_retries
+from rftstream.runs.folder import OpenRun
+from rftstream.runs.requests import ask_retries, ask_state, user_here
+from rftstream.service.control_view import ControlView, read_control
+from rftstream.service.role import Log
+from rftstream.studio.page import Form, PageOfRun
+
+STATES = {"pause": DesiredState.paused, "unpause": DesiredState.running, "drain": DesiredState.draining}
+WITHIN_S = 7 * 24 * 3600.0
+"""Seconds after which a dead group is not put back any more, as with the command."""
+MAX_REASON = 1_000
+MAX_SHOWN = 100
+
+
+def requests(page: PageOfRun) -> Response:
+    """What the run was asked to do and by whom, what of it is not done yet, and for operators forms that ask more."""
+
+    def read(run: OpenRun, _: object) -> tuple[ControlView, list[Request], tuple[str, ...]]:
+        waiting = list(_waiting(Log(run.transport), time.time()))
+        return read_control(run.transport), waiting, tuple(run.config.evaluations)
+
+    control, waiting, evaluations = page.run.look(read)
+    return page.answer(
+        "requests.html",
+        "requests",
+        "Requests",
+        control=control,
+        state="running" if control.state is None else str(control.state.state),
+        waiting=waiting[:MAX_SHOWN],
+        num_waiting=len(waiting),
+        evaluations=evaluations,
+        done=page.asked("done")[:300],
+    )
+
+
+def _waiting(log: Log, now: float) -> Iterator[Request]:
+    """Yield the requests that were neither answered nor expired, oldest first."""
+    found: dict[bytes, Request] = {}
+    for record, message in log.in_force("control"):
+        key = record.key or b""
+        found.pop(key, None)
+        if isinstance(message, Request) and message.expires_at > now:
+            found[key] = message
+    yield from found.values()
+
+
+def ask(page: PageOfRun, form: Form) -> Response:
+    """Ask the run for what a form says: pause, unpause, drain or evaluate."""
+    wanted = _field(form, "ask")
+    if wanted in STATES:
+        done = _ask_state(page, wanted, form)
+    elif wanted == "evaluate":
+        done = _ask_evaluations(page, form)
+    else:
+        raise ConfigError(f"ask: got {wanted[:40]!r}, expected one of {', '.join((*STATES, 'evaluate'))}")
+    return RedirectResponse(page.href("requests", done=done), 303)
+
+
+def _ask_state(page: PageOfRun, wanted: str, form: Form) -> str:
+    if wanted == "drain" and "sure" not in form:
+        raise ConfigError("drain: it is not taken back; expected a mark that it is meant")
+    reason, by, state = _field(form, "reason")[:MAX_REASON], asker(page), STATES[wanted]
+    before = page.run.look(lambda run, _: ask_state(run, state, reason=reason, by=by))
+    return "it was so already" if before is state else f"{state} from now on"
+
+
+def _ask_evaluations(page: PageOfRun, form: Form) -> str:
+    text, evaluation, by = _field(form, "versions"), _field(form, "evaluation") or None, asker(page)
+    versions, again = parse_versions(text) if text else (), "again" in form
+
+    def asked(run: OpenRun, _: object) -> tuple[int, int]:
+        return ask_evaluations(run, evaluation=evaluation, versions=versions, again=again, by=by)
+
+    new, known = page.run.look(asked)
+    return f"{new:,} evaluations asked for" + (f", {known:,} have their result" if known else "")
+
+
+def retry(page: PageOfRun, form: Form) -> Response:
+    """Ask for dead groups to be put back: those that are named, or all that are still dead."""
+    names = () if "everything" in form else tuple(form.get("group", ()))
+    sample, by = "sample" in form, asker(page)
+    if not names and "everything" not in form:
+        raise ConfigError("group: none is chosen, expected some of the dead groups, or all")
+
+    def asked(run: OpenRun, _: object) -> tuple[int, int]:
+        stored, before = plan_retries(Log(run.transport), names, sample=sample, now=time.time())
+        if stored:
+            ask_retries(run, stored, within_s=WITHIN_S, by=by)
+        return len(stored), before
+
+    new, before = page.run.look(asked)
+    done = f"{new:,} dead groups asked to be put back" + (f", {before:,} were put back before" if before else "")
+    return RedirectResponse(page.href("requests", done=done), 303)
+
+
+def asker(page: PageOfRun) -> str:
+    """Return what the log says of who asks: the name of the token, and whose studio it is."""
+    return f"{page.viewer.name}, by the studio of {user_here()}"
+
+
+def _field(form: Form, name: str) -> str:
+    return form.get(name, ("",))[0].strip()

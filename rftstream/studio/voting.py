@@ -1,0 +1,126 @@
+"""What people answer in the studio: which question a page is about, and one way to write what they say.
+
+Pages and the interface for programs make a row as `rftstream feedback add` reads it, and it goes the same way. Who
+says it is the name of the token, never a field of the request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.exceptions import HTTPException
+
+from rftstream.contracts.feedback import FeedbackKind, question_id_of
+from rftstream.contracts.questions import Judgement, Question
+from rftstream.data.feedback.rows import vote_of
+from rftstream.data.feedback.selection import choose_order
+from rftstream.gateway.keys import GatewayKeys, run_secret
+from rftstream.queries.catalog.finding import GroupRow, RolloutRow, find_group
+from rftstream.queries.feedback import FeedbackView, VoteLine, opinions_of
+from rftstream.runs.feedback import Added, add_votes
+from rftstream.runs.folder import OpenRun
+from rftstream.studio.access import StudioRole
+from rftstream.studio.page import PageOfRun
+
+KINDS = tuple(kind for kind in FeedbackKind if kind is not FeedbackKind.retract)
+MAX_LEAD_S = 24 * 3600.0
+"""Who answers after more than this has done something else meanwhile: no time is recorded."""
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownQuestion:
+    """A question that a page is about, asked by the run or not. `find_question` makes it."""
+
+    question_id: str
+    kind: FeedbackKind
+    group: GroupRow
+    rows: tuple[RolloutRow, ...]
+    """The rollouts in the order in which they are shown."""
+    order: tuple[int, ...]
+    """That order, as indexes into the rollouts in order of siblings."""
+    question: Question | None
+    """None: the run does not ask this. People may say it all the same."""
+    judgement: Judgement | None
+    mine: VoteLine | None
+    """What stands of who asks for the page."""
+
+    @property
+    def rollouts(self) -> tuple[str, ...]:
+        """Return the rollouts in order of siblings."""
+        names = [row.rollout_id for row in self.rows]
+        return tuple(sorted(names, key=lambda name: int(name.rpartition("/")[2])))
+
+
+def find_question(page: PageOfRun, kind: str, group_id: str, siblings: str) -> ShownQuestion:
+    """Return a question by the parts of its id. HTTPException if there are no such rollouts."""
+    assert page.catalog is not None
+    group = find_group(page.catalog, page.moment, group_id)
+    if group is None:
+        raise HTTPException(404, f"no group {group_id!r} in this run")
+    numbers = [int(part) for part in siblings.split("+") if part.isdecimal() and part.isascii() and len(part) < 10]
+    wanted = 2 if kind == FeedbackKind.pair else 1
+    if kind not in KINDS or len(numbers) != wanted or numbers != sorted(set(numbers)):
+        known = ", ".join(KINDS)
+        raise HTTPException(404, f"no question {kind}/{group_id}/{siblings}; kinds are {known}, a pair has N+M")
+    if numbers[-1] >= len(group.siblings):
+        raise HTTPException(404, f"the group {group_id} has the rollouts 0 to {len(group.siblings) - 1}")
+    rollouts = [group.siblings[number].rollout_id for number in numbers]
+    question_id = question_id_of(FeedbackKind(kind), rollouts)
+    view = page.run.people()
+    question = next((one for one in view.questions if one.question_id == question_id), None)
+    seed = page.run.look(lambda run, _: run.config.run.seed)
+    order = question.order if question is not None else choose_order(seed, question_id, len(rollouts))
+    return ShownQuestion(
+        question_id=question_id,
+        kind=FeedbackKind(kind),
+        group=group,
+        rows=tuple(group.siblings[numbers[place]] for place in order),
+        order=order,
+        question=question,
+        judgement=view.judgements.get(question_id),
+        mine=own_opinions(page, view).get(question_id),
+    )
+
+
+def own_opinions(page: PageOfRun, view: FeedbackView) -> dict[str, VoteLine]:
+    """Return what stands of who asks, by question; nothing of a viewer."""
+    if page.viewer.role < StudioRole.annotator:
+        return {}
+    name = page.viewer.name
+
+    def annotator(run: OpenRun, _: object) -> str:
+        return GatewayKeys(run_secret(run.folder.run_id), run.folder.run_id).annotator(name)
+
+    return opinions_of(view, page.run.look(annotator))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenVote:
+    """A vote, and what became of it. `say` makes it."""
+
+    question_id: str
+    added: Added
+
+
+def say(page: PageOfRun, row: Row, *, source: str) -> WrittenVote:
+    """Write what who asks says, unless they say it already. ConfigError if the row is no vote, or its rollouts are not
+    scored in this run. `source`: what it came through."""
+    vote = vote_of({**row, "by": page.viewer.name, "source": source}, "vote")
+    scored = _scored(page, vote.rollouts)
+    added = page.run.look(lambda run, _: add_votes(run.transport, run.config, run.folder, [vote], scored=scored))
+    return WrittenVote(question_id=vote.question_id, added=added)
+
+
+def _scored(page: PageOfRun, rollouts: Sequence[str]) -> dict[str, int]:
+    """Return those of these siblings that the catalog knows to be scored -> the feeder's count of their group."""
+    assert page.catalog is not None
+    group = find_group(page.catalog, page.moment, rollouts[0].rpartition("/")[0])
+    rows = () if group is None else group.siblings
+    return {
+        row.rollout_id: group.sequence
+        for row in rows
+        if group is not None and row.rollout_id in rollouts and row.verified_offset is not None
+    }
