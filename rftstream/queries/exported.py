@@ -18,13 +18,17 @@ from rftstream.config.sections import RunConfig
 from rftstream.queries.balance import STAGES
 from rftstream.queries.following import Look
 from rftstream.queries.scale_plan import scale_plan
+from rftstream.roles.buffer import BUFFER
+from rftstream.roles.explorer import EXPLORER
+from rftstream.roles.trainer import TRAINER
+from rftstream.roles.verifier import VERIFIER
 from rftstream.version import __version__
 
 STATES = ("running", "paused", "draining", "stopped", "finished")
 MAX_NAMES = 50
 """Names of a kind that people choose, such as evaluations, that get series of their own; the others share one."""
 OTHERS = "(others)"
-WAITS_FOR = dict(zip(STAGES, ("explorer", "verifier", "buffer", "trainer"), strict=True))
+WAITS_FOR = dict(zip(STAGES, (EXPLORER.name, VERIFIER.name, BUFFER.name, TRAINER.name), strict=True))
 """Where a pending rollout stands -> the role that is to do the next thing with it."""
 
 

@@ -12,6 +12,8 @@ from typing import Any
 from rftstream.config.sections import RunConfig
 from rftstream.queries.balance import Balance
 from rftstream.queries.formatting import columns
+from rftstream.roles.explorer import EXPLORER
+from rftstream.roles.verifier import VERIFIER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +39,8 @@ def scale_plan(config: RunConfig, rollouts: Balance, *, at_least: int = 0) -> tu
     share their work: one of each is in force. `at_least` workers are wanted also without a backlog."""
     found = []
     for role, stage, settings in (
-        ("explorer", "to_be_sampled", config.explorer),
-        ("verifier", "sampled", config.verifier),
+        (EXPLORER.name, "to_be_sampled", config.explorer),
+        (VERIFIER.name, "sampled", config.verifier),
     ):
         backlog, most = rollouts.pending_by_stage[stage], config.transport.partitions
         wanted = min(most, max(at_least, math.ceil(backlog / settings.max_concurrent)))
