@@ -23,6 +23,7 @@ from rftstream.clock import Clock
 from rftstream.contracts.versions import VersionName
 from rftstream.errors import RftError, require_package
 from rftstream.models.folder import check_loadable
+from rftstream.models.image_inputs import ImageCache
 from rftstream.models.rendering import Renderer
 from rftstream.models.spec import ModelSpec
 from rftstream.policies.base import Completion, SampleRequest, without_tokens
@@ -66,7 +67,16 @@ class VllmPolicy:
         )
         require_package("policy vllm", "vllm", advice=advice)
 
-    def __init__(self, config: Config, *, model: ModelSpec, renderer: Renderer, clock: Clock) -> None:
+    def __init__(
+        self,
+        config: Config,
+        *,
+        model: ModelSpec,
+        renderer: Renderer,
+        clock: Clock,
+        images: ImageCache | None = None,
+    ) -> None:
+        """`images`: the images that prompts show; None if the model is shown none."""
         self.require()
         check_loadable(model)
         self.slots = config.batch_size
@@ -80,7 +90,7 @@ class VllmPolicy:
         self._number = 0
         self._outcomes: queue.SimpleQueue[tuple[str, Completion] | RftError] = queue.SimpleQueue()
         self._loop = LoopThread("vllm")
-        self._engine = Engine(config, model, renderer, self._outcomes)
+        self._engine = Engine(config, model, renderer, self._outcomes, images)
         self._loop.soon(self._engine.start)  # takes a minute or more; what comes meanwhile waits
 
     @property
@@ -117,7 +127,7 @@ class VllmPolicy:
         self._active[request.request_id] = unique
         context = self._renderer.context
         room = request.max_tokens if context is None else min(request.max_tokens, context - len(request.token_ids))
-        if not request.token_ids or not all(0 <= one < self._vocab_size for one in request.token_ids):
+        if not request.token_ids or not all(self._is_known(one) for one in request.token_ids):
             why = "the prompt is empty or has ids out of range"
             self._outcomes.put((unique, without_tokens(request, "error", why)))
         elif request.num_sampled and remembers(request.sampling):
@@ -173,6 +183,10 @@ class VllmPolicy:
         if not self._loop.closed:
             self._loop.call(self._engine.close())
             self._loop.close()
+
+    def _is_known(self, token_id: int) -> bool:
+        tokens = self._renderer.images
+        return 0 <= token_id < self._vocab_size or (tokens is not None and token_id == tokens.token_id)
 
     def _begin(self, unique: str, request: SampleRequest) -> None:
         self._loop.soon(self._engine.begin, unique, request)

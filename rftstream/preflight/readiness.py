@@ -213,7 +213,7 @@ def _images(config: RunConfig, spec: ModelSpec) -> None:
         policies.append(("evaluator.policy", config.evaluator.policy or config.explorer.policy))
     for where, name in policies:
         takes = registry.find_spec(PolicySpec, name).takes_images
-        check_takes_images(spec.folder, f"{where}: {name!r}", takes, advice="use 'hf'")
+        check_takes_images(spec.folder, f"{where}: {name!r}", takes, advice="use 'hf', 'vllm' or 'openai'")
     takes, name = registry.find_spec(BackendSpec, config.trainer.backend).takes_images, config.trainer.backend
     check_takes_images(spec.folder, f"trainer.backend: {name!r}", takes, advice="use 'torch'")
     has_critic = the_critic([build_algorithm(config, stage.where) for stage in Stages.of(config).all]) is not None
