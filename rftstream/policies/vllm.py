@@ -67,6 +67,12 @@ class VllmPolicy:
         )
         require_package("policy vllm", "vllm", advice=advice)
 
+    @staticmethod
+    def require_images() -> None:
+        """Raise ConfigError if a package is not installed that vLLM needs for models that are shown images."""
+        advice = "pip install torchvision, in the version that goes with torch; scripts/setup vllm does it for CPUs"
+        require_package("policy vllm, for a model that is shown images", "torchvision", advice=advice)
+
     def __init__(
         self,
         config: Config,
@@ -78,6 +84,8 @@ class VllmPolicy:
     ) -> None:
         """`images`: the images that prompts show; None if the model is shown none."""
         self.require()
+        if images is not None:
+            self.require_images()
         check_loadable(model)
         self.slots = config.batch_size
         self._config, self._spec, self._renderer = config, model, renderer
