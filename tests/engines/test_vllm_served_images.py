@@ -42,7 +42,7 @@ def test_a_server_samples_from_prompts_with_images(server, spec, versions, tmp_p
             check(backend, request, completion)
             assert {span.version for span in completion.versions} == {number % 2}
 
-    hot = [prompted(spec, n, temperature=50.0, max_tokens=24, min_tokens=24) for n in range(32)]
+    hot = [prompted(spec, n, temperature=2.0, max_tokens=64, min_tokens=64) for n in range(32)]
     said = np.concatenate([one.token_ids for one in sampled(policy, hot)])
     assert open_renderer(spec).images.token_id not in said and len(set(said.tolist())) == tiny.VOCABULARY - 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import io
 
@@ -164,6 +165,45 @@ def test_tokens_of_an_image_are_those_of_vllm(spec):
         check_tokens([1, 1], [1, 1, 1], PICTURES[0])
     with pytest.raises(ImageError, match="the first that differs is number 1"):
         check_tokens([1, 2, 1], [1, 1, 1], PICTURES[0])
+
+
+class Renderer:
+    """As much of vLLM's as is asked of it: 16 tokens for each image."""
+
+    def __init__(self):
+        self.asked = []
+
+    async def render_cmpl_async(self, prompts):
+        ((mark,), (picture,), (digest,)) = [
+            prompts[0]["prompt_token_ids"], prompts[0]["multi_modal_data"]["image"],
+            prompts[0]["multi_modal_uuids"]["image"],
+        ]  # fmt: skip
+        self.asked.append(digest)
+        if len(self.asked) == 3:
+            raise ValueError("too small")
+        return [{
+            "prompt_token_ids": [mark] * 16, "mm_kwargs": {"image": [picture.size]},
+            "mm_placeholders": {"image": [Place(0, 16)]},
+        }]  # fmt: skip
+
+
+def test_vllm_prepares_each_image_once(spec):
+    images, renderer = EngineImages(tiny.images(spec), open_renderer(spec).images), Renderer()
+    shown = prompted(spec, 0, images=PICTURES[:2]).images
+
+    async def prepare():
+        both = await asyncio.gather(*(images.prepare(shown, renderer) for _ in range(3)))
+        assert all(one == both[0] for one in both) and both[0][0].token_ids == (1,) * 16
+        third = prompted(spec, 2).images
+        for expected in ("vllm refused it: ValueError: too small", None):
+            if expected is None:
+                assert len(await images.prepare(third, renderer)) == 1
+            else:
+                with pytest.raises(ImageError, match=f"{PICTURES[2].digest}: {expected}"):
+                    await images.prepare(third, renderer)
+
+    asyncio.run(prepare())
+    assert renderer.asked == [PICTURES[n].digest for n in (0, 1, 2, 2)]
 
 
 def test_what_is_kept_of_an_image_is_of_one_version():
