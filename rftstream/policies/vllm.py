@@ -15,13 +15,15 @@ import math
 import queue
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
 from rftstream.clock import Clock
 from rftstream.contracts.versions import VersionName
-from rftstream.errors import RftError, require_package
+from rftstream.errors import ConfigError, RftError, require_package
+from rftstream.models.files import read_json
 from rftstream.models.folder import check_loadable
 from rftstream.models.image_inputs import ImageCache
 from rftstream.models.rendering import Renderer
@@ -68,10 +70,16 @@ class VllmPolicy:
         require_package("policy vllm", "vllm", advice=advice)
 
     @staticmethod
-    def require_images() -> None:
-        """Raise ConfigError if a package is not installed that vLLM needs for models that are shown images."""
+    def require_images(folder: Path) -> None:
+        """Raise ConfigError if vLLM cannot show images to the model of a folder."""
         advice = "pip install torchvision, in the version that goes with torch; scripts/setup vllm does it for CPUs"
         require_package("policy vllm, for a model that is shown images", "torchvision", advice=advice)
+        config = read_json(folder / "config.json")
+        if "video_token_id" in config or "video_token_index" in config:
+            raise ConfigError(
+                f"policy vllm: models of type {config.get('model_type')!r} read videos, too; vLLM does not open their "
+                "processor so that the pixels of images are the trainer's; use policy 'hf'"
+            )
 
     def __init__(
         self,
@@ -85,7 +93,7 @@ class VllmPolicy:
         """`images`: the images that prompts show; None if the model is shown none."""
         self.require()
         if images is not None:
-            self.require_images()
+            self.require_images(model.folder)
         check_loadable(model)
         self.slots = config.batch_size
         self._config, self._spec, self._renderer = config, model, renderer

@@ -216,7 +216,7 @@ def _images(config: RunConfig, spec: ModelSpec) -> None:
         check_takes_images(spec.folder, f"{where}: {name!r}", takes, advice="use 'hf', 'vllm' or 'openai'")
         part, _ = config.build_part("policy", name)
         if ImageTokens.of(spec.folder) is not None and (require := getattr(part, "require_images", None)) is not None:
-            require()
+            require(spec.folder)
     takes, name = registry.find_spec(BackendSpec, config.trainer.backend).takes_images, config.trainer.backend
     check_takes_images(spec.folder, f"trainer.backend: {name!r}", takes, advice="use 'torch'")
     has_critic = the_critic([build_algorithm(config, stage.where) for stage in Stages.of(config).all]) is not None

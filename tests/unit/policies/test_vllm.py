@@ -76,7 +76,7 @@ def test_an_engine_that_is_shown_images_begins_without_weights_and_sees_the_trai
         arguments(images=tokens, engine={"mm_processor_kwargs": {}})
 
 
-def test_placeholders_have_no_probability_and_the_engine_needs_torchvision(monkeypatch):
+def test_placeholders_have_no_probability_and_the_engine_needs_torchvision(monkeypatch, tmp_path):
     kinds = SimpleNamespace(RequestOutputKind=SimpleNamespace(FINAL_ONLY=2))
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(SamplingParams=dict))
     monkeypatch.setitem(sys.modules, "vllm.sampling_params", kinds)
@@ -84,7 +84,12 @@ def test_placeholders_have_no_probability_and_the_engine_needs_torchvision(monke
     assert vllm_engine._params(tiny.request(0), [0], ())["logit_bias"] is None
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="shown images: the package torchvision is not installed"):
-        VllmPolicy.require_images()
+        VllmPolicy.require_images(tmp_path)
+    monkeypatch.undo()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2_vl", "video_token_id": 5}')
+    with pytest.raises(ConfigError, match=r"models of type 'qwen2_vl' read videos, too.*use policy 'hf'"):
+        VllmPolicy.require_images(tmp_path)
 
 
 @pytest.mark.parametrize(("device", "visible", "expected"), [
