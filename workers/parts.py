@@ -63,7 +63,7 @@ def turn_loop(
     policy_class, options = config.build_part("policy", policy_name)
     media = MediaStore(context.open_store(patience_s=MEDIA_PATIENCE_S))
     takes = registry.find_spec(PolicySpec, policy_name).takes_images
-    check_takes_images(spec.folder, f"policy {policy_name!r}", takes, advice="use 'hf'")
+    check_takes_images(spec.folder, f"policy {policy_name!r}", takes, advice="use 'hf', 'vllm' or 'openai'")
     more = {"images": image_cache(spec.folder, media.get)} if takes else {}
     policy: Policy = policy_class(options, model=spec, renderer=renderer, clock=context.clock, **more)
     loop = TurnLoop(

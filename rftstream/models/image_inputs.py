@@ -64,6 +64,15 @@ class OwnProcessor:
         self.mark = mark
         """What the chat template writes for an image, and the processor replaces."""
 
+    @property
+    def mark_id(self) -> int:
+        """The id of the mark."""
+        return int(self._processor.tokenizer.convert_tokens_to_ids(self.mark))
+
+    def ids_of(self, text: str) -> list[int]:
+        """Return the ids of a text."""
+        return list(self._processor.tokenizer(text, add_special_tokens=False)["input_ids"])
+
     def name_of(self, token_id: int) -> str:
         """Return the text of a token."""
         return str(self._processor.tokenizer.convert_ids_to_tokens(token_id))
@@ -180,8 +189,7 @@ class ImageCache:
         WeightsError if the store does not answer."""
         if (found := self._found(media)) is not None:
             return found
-        check_image(media)
-        image = open_image(self.fetch(media), media)  # several at once; transformers' processors one after the other
+        image = self.opened(media)  # several at once; transformers' processors one after the other
         with self._lock:
             if self._processor is None:
                 self._processor = processor_of(self._folder)
@@ -195,6 +203,11 @@ class ImageCache:
             while self._num_bytes > self._max_bytes and len(self._held) > 1:
                 self._num_bytes -= num_bytes(self._held.popitem(last=False)[1])
             return made
+
+    def opened(self, media: Media) -> Any:
+        """Return an image as PIL decodes it, in RGB. Errors are those of `inputs`."""
+        check_image(media)
+        return open_image(self.fetch(media), media)
 
     def _found(self, media: Media) -> ImageInputs | None:
         with self._lock:

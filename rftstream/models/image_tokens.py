@@ -43,6 +43,12 @@ class ImageTexts:
         except ImageError:
             return self._of_size(*NOMINAL_SIZE)
 
+    def around(self, image: Media) -> tuple[int, int]:
+        """Return how many tokens stand for the image before its first placeholder, and behind its last."""
+        ids = self.processor.ids_of(self.of(image)[0])
+        places = [place for place, token in enumerate(ids) if token == self._token_id]
+        return places[0], len(ids) - 1 - places[-1]
+
     def _text(self, width: int, height: int) -> tuple[str, int]:
         text = self.processor.text(width, height)
         return text, text.count(self.processor.name_of(self._token_id))
@@ -62,6 +68,11 @@ class ImageTokens:
     mask their logits alike."""
     texts: ImageTexts | None = field(default=None, repr=False, compare=False)
     """What stands for an image, where that depends on the image."""
+
+    @property
+    def mark_id(self) -> int:
+        """The token that the chat template writes once for an image, before it is expanded."""
+        return self.token_id if self.texts is None else self.texts.processor.mark_id
 
     @staticmethod
     def of(folder: Path) -> ImageTokens | None:
@@ -95,6 +106,10 @@ class ImageTokens:
             )
         shown = [placeholder * (self.per_image or 0) if self.texts is None else self.texts.of(one)[0] for one in images]
         return pieces[0] + "".join(one + piece for one, piece in zip(shown, pieces[1:], strict=True))
+
+    def around(self, image: Media) -> tuple[int, int]:
+        """Return how many tokens stand for an image before its first placeholder, and behind its last."""
+        return (0, 0) if self.texts is None else self.texts.around(image)
 
     def count(self, image: Media) -> int:
         """Return how many placeholders stand for an image."""

@@ -22,8 +22,13 @@ POLICIES = {
         ),
     ),
     "vllm": PolicySpec(
-        "rftstream.policies.vllm:VllmPolicy", loads_model=True, preload=("torch", "transformers", ARCHITECTURE)
+        "rftstream.policies.vllm:VllmPolicy",
+        loads_model=True,
+        takes_images=True,
+        preload=("torch", "transformers", ARCHITECTURE),
     ),
-    "openai": PolicySpec("rftstream.policies.openai:OpenAiPolicy", takes_weights=False, update_setting="update"),
+    "openai": PolicySpec(
+        "rftstream.policies.openai:OpenAiPolicy", takes_weights=False, takes_images=True, update_setting="update"
+    ),
     "fake": PolicySpec("rftstream.policies.fake:FakePolicy"),
 }

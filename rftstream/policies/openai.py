@@ -25,12 +25,14 @@ from msgspec import Meta
 from rftstream.clock import Clock
 from rftstream.contracts.rollouts import VersionSpan
 from rftstream.contracts.versions import VersionName
-from rftstream.errors import PolicyError
+from rftstream.errors import ImageError, PolicyError, WeightsError
+from rftstream.models.image_inputs import ImageCache
 from rftstream.models.rendering import Renderer
 from rftstream.models.server_client import Call, ModelServer, Refused, RetryableError, Unreachable
 from rftstream.models.spec import ModelSpec
 from rftstream.policies.base import Completion, SampleRequest, without_tokens
-from rftstream.policies.server_updates import ServerUpdates, UpdateRequest
+from rftstream.policies.served_images import HINT, RESOURCE, ServedImages
+from rftstream.policies.server_updates import ServerUpdates, UpdateRequest, root_of
 from rftstream.weights.snapshot import RawTensor
 
 STEP_S = 0.02
@@ -68,11 +70,21 @@ class OpenAiPolicy:
         """Where versions are written for it, two or three at a time; it must read them under the same path. Default:
         the one for temporary files of this machine."""
 
-    def __init__(self, config: Config, *, model: ModelSpec, renderer: Renderer, clock: Clock) -> None:
+    def __init__(
+        self,
+        config: Config,
+        *,
+        model: ModelSpec,
+        renderer: Renderer,
+        clock: Clock,
+        images: ImageCache | None = None,
+    ) -> None:
+        """`images`: the images that prompts show; None if the model is shown none."""
         self._config, self._renderer = config, renderer
+        self._images = None if images is None or renderer.images is None else ServedImages(images, renderer.images)
         self._server = ModelServer(
-            config.url,
-            "completions",
+            config.url if self._images is None else root_of(config.url),
+            "completions" if self._images is None else RESOURCE,
             api_key=config.api_key,
             timeout_s=config.timeout_s,
             tries=config.tries,
@@ -275,13 +287,21 @@ class OpenAiPolicy:
     def _sample(self, call: _Call, version: VersionName) -> None:
         ask = self._server.ask if self._updates is None else self._server.ask_once
         try:
-            result: Completion | RetryableError | PolicyError = _completion(call.request, ask(call.body, call), version)
+            body = call.body
+            if self._images is not None:
+                body = self._images.body(call.request, body, f"{version.trainer_epoch}/{version.version}")
+            answer = ask(body, call)
+            if self._images is not None:
+                answer = {"choices": [self._images.choice(call.request, answer)]}
+            result: Completion | RetryableError | PolicyError = _completion(call.request, answer, version)
+        except (ImageError, WeightsError) as error:
+            result = without_tokens(call.request, "error", str(error))
         except RetryableError as error:
             result = without_tokens(call.request, "error", str(error)) if call.cancelled.is_set() else error
         except Refused as error:
             result = without_tokens(call.request, "error", str(error))
         except Unreachable as error:
-            result = PolicyError(f"policy openai: {error}")
+            result = PolicyError(f"policy openai: {error}{'' if self._images is None else f'; {HINT}'}")
         except Exception as error:  # of an answer that nobody thought of: else the rollout would wait for ever
             result = without_tokens(call.request, "error", f"the server's answer: {type(error).__name__}: {error}")
         self._events.put(_AnswerEvent(call, result))

@@ -16,11 +16,13 @@ def served_parameters(model: ModelSpec) -> tuple[Parameters, int]:
     """Return the form of the model's weights, and the size of its vocabulary. Only the model's config is read; no
     memory is taken for weights."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
+
+    from rftstream.models.seeing import model_class
 
     config = AutoConfig.from_pretrained(model.folder)
     with torch.device("meta"):
-        shell = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+        shell = model_class(model.folder).from_config(config)
     dtype = DTYPES[model.dtype]
     parameters = {name: (dtype, tuple(one.shape)) for name, one in shell.named_parameters()}
     return parameters, config.get_text_config().vocab_size

@@ -16,6 +16,7 @@ from typing import Any
 from rftstream.contracts.versions import VersionName
 from rftstream.errors import ConfigError
 from rftstream.models.folder import copy_companions
+from rftstream.models.image_tokens import ImageTokens
 from rftstream.models.server_client import Call, ModelServer, Refused, Unreachable
 from rftstream.models.spec import ModelSpec
 from rftstream.policies.served import check_tensors, served_parameters
@@ -35,6 +36,9 @@ class UpdateRequest:
 
 _FLUSH = UpdateRequest(path="/reset_prefix_cache")
 """Empties vLLM's cache of prompts, which the old weights computed."""
+
+_FORGET_IMAGES = UpdateRequest(path="/reset_encoder_cache")
+"""Empties vLLM's cache of what the old weights made of images; for models that are shown some."""
 
 KNOWN: Mapping[str, Sequence[UpdateRequest]] = {
     "vllm": (
@@ -79,7 +83,9 @@ class ServerUpdates:
         ConfigError if it cannot be used."""
         self._requests = KNOWN[update] if isinstance(update, str) else update
         self._hint = HINTS.get(update, "") if isinstance(update, str) else ""
-        root = url.rstrip("/").removesuffix("/v1")
+        if isinstance(update, str) and ImageTokens.of(model.folder) is not None:
+            self._requests = (*self._requests, _FORGET_IMAGES)
+        root = root_of(url)
         self._servers = [
             ModelServer(root, one.path.lstrip("/"), api_key=api_key, timeout_s=timeout_s, tries=tries, section=section)
             for one in self._requests
@@ -136,6 +142,11 @@ class ServerUpdates:
         for server in self._servers:
             server.close()
         shutil.rmtree(self._parent, ignore_errors=True)
+
+
+def root_of(url: str) -> str:
+    """Return where a server's own endpoints begin; `url` is where its API does."""
+    return url.rstrip("/").removesuffix("/v1")
 
 
 def _own_folder(parent: Path, url: str, where: str) -> Path:

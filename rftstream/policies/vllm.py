@@ -15,14 +15,17 @@ import math
 import queue
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
 from rftstream.clock import Clock
 from rftstream.contracts.versions import VersionName
-from rftstream.errors import RftError, require_package
+from rftstream.errors import ConfigError, RftError, require_package
+from rftstream.models.files import read_json
 from rftstream.models.folder import check_loadable
+from rftstream.models.image_inputs import ImageCache
 from rftstream.models.rendering import Renderer
 from rftstream.models.spec import ModelSpec
 from rftstream.policies.base import Completion, SampleRequest, without_tokens
@@ -66,8 +69,31 @@ class VllmPolicy:
         )
         require_package("policy vllm", "vllm", advice=advice)
 
-    def __init__(self, config: Config, *, model: ModelSpec, renderer: Renderer, clock: Clock) -> None:
+    @staticmethod
+    def require_images(folder: Path) -> None:
+        """Raise ConfigError if vLLM cannot show images to the model of a folder."""
+        advice = "pip install torchvision, in the version that goes with torch; scripts/setup vllm does it for CPUs"
+        require_package("policy vllm, for a model that is shown images", "torchvision", advice=advice)
+        config = read_json(folder / "config.json")
+        if "video_token_id" in config or "video_token_index" in config:
+            raise ConfigError(
+                f"policy vllm: models of type {config.get('model_type')!r} read videos, too; vLLM does not open their "
+                "processor so that the pixels of images are the trainer's; use policy 'hf'"
+            )
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        model: ModelSpec,
+        renderer: Renderer,
+        clock: Clock,
+        images: ImageCache | None = None,
+    ) -> None:
+        """`images`: the images that prompts show; None if the model is shown none."""
         self.require()
+        if images is not None:
+            self.require_images(model.folder)
         check_loadable(model)
         self.slots = config.batch_size
         self._config, self._spec, self._renderer = config, model, renderer
@@ -80,7 +106,7 @@ class VllmPolicy:
         self._number = 0
         self._outcomes: queue.SimpleQueue[tuple[str, Completion] | RftError] = queue.SimpleQueue()
         self._loop = LoopThread("vllm")
-        self._engine = Engine(config, model, renderer, self._outcomes)
+        self._engine = Engine(config, model, renderer, self._outcomes, images)
         self._loop.soon(self._engine.start)  # takes a minute or more; what comes meanwhile waits
 
     @property
@@ -117,7 +143,7 @@ class VllmPolicy:
         self._active[request.request_id] = unique
         context = self._renderer.context
         room = request.max_tokens if context is None else min(request.max_tokens, context - len(request.token_ids))
-        if not request.token_ids or not all(0 <= one < self._vocab_size for one in request.token_ids):
+        if not request.token_ids or not all(self._is_known(one) for one in request.token_ids):
             why = "the prompt is empty or has ids out of range"
             self._outcomes.put((unique, without_tokens(request, "error", why)))
         elif request.num_sampled and remembers(request.sampling):
@@ -173,6 +199,10 @@ class VllmPolicy:
         if not self._loop.closed:
             self._loop.call(self._engine.close())
             self._loop.close()
+
+    def _is_known(self, token_id: int) -> bool:
+        tokens = self._renderer.images
+        return 0 <= token_id < self._vocab_size or (tokens is not None and token_id == tokens.token_id)
 
     def _begin(self, unique: str, request: SampleRequest) -> None:
         self._loop.soon(self._engine.begin, unique, request)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import hashlib
+import math
 import os
 import queue
 from collections.abc import Mapping, Sequence
@@ -19,10 +20,12 @@ from rftstream.config.registry import suggest
 from rftstream.contracts.rollouts import VersionSpan
 from rftstream.contracts.tasks import Sampling
 from rftstream.contracts.versions import VersionName
-from rftstream.errors import ConfigError, PolicyError, RftError
+from rftstream.errors import ConfigError, ImageError, PolicyError, RftError
+from rftstream.models.image_inputs import ImageCache
 from rftstream.models.rendering import Renderer
 from rftstream.models.spec import ModelSpec
 from rftstream.policies.base import Completion, SampleRequest, without_tokens
+from rftstream.policies.vllm_images import EngineImages, PreparedImage
 from rftstream.weights.snapshot import RawTensor, write_snapshot
 
 CPU_CACHE_BYTES = 1 << 30
@@ -37,6 +40,8 @@ OURS = {
     "enable_sleep_mode": "policies.vllm.sleep_after_s",
     "logprobs_mode": None,
     "worker_extension_cls": None,
+    "mm_processor_cache_gb": None,
+    "mm_processor_kwargs": None,
 }
 """Arguments of the engine that other settings decide -> the setting; None where a policy needs a fixed value."""
 
@@ -70,8 +75,16 @@ class Engine:
     `load` and `begin`, `close` at the end. What finishes or fails goes into the queue `outcomes`."""
 
     def __init__(
-        self, config: EngineSettings, model: ModelSpec, renderer: Renderer, outcomes: queue.SimpleQueue[Any]
+        self,
+        config: EngineSettings,
+        model: ModelSpec,
+        renderer: Renderer,
+        outcomes: queue.SimpleQueue[Any],
+        images: ImageCache | None,
     ) -> None:
+        """`images`: the images that prompts show; None if the model is shown none."""
+        self._images = None if images is None or renderer.images is None else EngineImages(images, renderer.images)
+        self._never_sampled: tuple[int, ...] = ()
         self._config, self._model, self._renderer, self._outcomes = config, model, renderer, outcomes
         self._stop_ids = sorted(renderer.stop_token_ids)
         self._engine: Any = None
@@ -98,6 +111,9 @@ class Engine:
         async with self._gate:
             try:
                 self._engine = self._open()
+                if (tokens := self._renderer.images) is not None:
+                    vocabulary = self._engine.model_config.get_vocab_size()
+                    self._never_sampled = tuple(one for one in tokens.never_sampled if one < vocabulary)
                 await self._engine.collective_rpc("rftstream_prepare", args=(os.getpid(),))
                 self.started = True
             except RftError as error:
@@ -159,8 +175,9 @@ class Engine:
     async def _sample(self, unique: str, request: SampleRequest) -> None:
         queued: Any = None
         try:
+            prepared = await self._prepare(request)
             async with self._places:
-                queued = await self._enter(unique, request)
+                queued = await self._enter(unique, request, prepared)
                 self._queues[unique] = (request, queued)
                 output = (await queued.get()).outputs[0]
                 reason = output.finish_reason
@@ -176,7 +193,18 @@ class Engine:
             self._queues.pop(unique, None)
             self._plan_sleep()
 
-    async def _enter(self, unique: str, request: SampleRequest) -> Any:
+    async def _prepare(self, request: SampleRequest) -> Sequence[PreparedImage]:
+        """Return the images of a request as the engine takes them. Other requests enter meanwhile."""
+        if not request.images:
+            return ()
+        if self._images is None or self._starting is None:
+            raise ImageError("the model is not shown images")
+        await asyncio.wait([self._starting])
+        if not self.started:
+            raise PolicyError("policy vllm: the engine did not start")
+        return await self._images.prepare(request.images, self._engine.renderer)
+
+    async def _enter(self, unique: str, request: SampleRequest, prepared: Sequence[PreparedImage]) -> Any:
         from vllm.inputs.engine import tokens_input
 
         async with self._gate:
@@ -184,14 +212,20 @@ class Engine:
                 raise PolicyError("policy vllm: the engine did not start")
             await self._wake()
             # A prompt must not meet what older weights computed of it.
-            prompt = tokens_input(list(request.token_ids), cache_salt=self._label)
-            return await self._engine.add_request(unique, prompt, _params(request, self._stop_ids))
+            if prepared and self._images is not None:
+                prompt = self._images.prompt(request, prepared, self._label)
+            else:
+                prompt = tokens_input(list(request.token_ids), cache_salt=self._label)
+            params = _params(request, self._stop_ids, self._never_sampled)
+            return await self._engine.add_request(unique, prompt, params)
 
     def _tell_failure(self, unique: str, request: SampleRequest, error: Exception) -> None:
         if isinstance(error, PolicyError):
             self._outcomes.put(error)
         elif self._engine.errored:
             self._outcomes.put(PolicyError(f"policy vllm: the engine died: {_short(error)}; see the log above"))
+        elif isinstance(error, RftError):  # an image that cannot be shown
+            self._outcomes.put((unique, without_tokens(request, "error", str(error))))
         else:
             self._outcomes.put((unique, without_tokens(request, "error", f"vllm: {_short(error)}")))
 
@@ -233,6 +267,8 @@ class Engine:
             await self._wake()
             await self._engine.pause_generation(mode=mode, clear_cache=clear_cache)
             await self._engine.collective_rpc("rftstream_load", args=(shared.path,))
+            if self._images is not None:  # the workers have forgotten them, and the scheduler must know
+                await self._engine.reset_encoder_cache()
             await self._engine.update_weight_version(label)
             await self._engine.resume_generation()
         except Exception as error:  # half old, half new: this engine cannot go on
@@ -345,6 +381,10 @@ def _arguments(config: EngineSettings, model: ModelSpec, renderer: Renderer, kno
         arguments["kv_cache_memory_bytes"] = CPU_CACHE_BYTES
     if renderer.context is not None:
         arguments["max_model_len"] = renderer.context
+    if renderer.images is not None:
+        # Weights come by `load` in any case. Pixels are those of the trainer, and are kept by us.
+        arguments.setdefault("load_format", "dummy")
+        arguments |= {"mm_processor_kwargs": {"backend": "pil"}, "mm_processor_cache_gb": 0}
     return arguments | {
         "model": str(model.folder),
         "dtype": model.dtype,
@@ -355,7 +395,7 @@ def _arguments(config: EngineSettings, model: ModelSpec, renderer: Renderer, kno
     }
 
 
-def _params(request: SampleRequest, stop_ids: Sequence[int]) -> Any:
+def _params(request: SampleRequest, stop_ids: Sequence[int], never_sampled: Sequence[int]) -> Any:
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -370,6 +410,7 @@ def _params(request: SampleRequest, stop_ids: Sequence[int]) -> Any:
         repetition_penalty=sampling.repetition_penalty,
         stop=list(sampling.stop),
         stop_token_ids=list(stop_ids),
+        logit_bias=dict.fromkeys(never_sampled, -math.inf) or None,
         ignore_eos=True,
         min_tokens=min(max(sampling.min_tokens - request.num_sampled, 0), request.max_tokens),
         max_tokens=request.max_tokens,

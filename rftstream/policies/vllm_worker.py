@@ -33,7 +33,8 @@ class WeightsReceiver:
         # Its complaints are about layers without weights of their own: rotary tables, a tied head.
         logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
         tensors: Iterable[tuple[str, Tensor]] = load_file(path).items()
-        worker.reload_weights(weights_iterator=iter(tensors))
+        names = [name for name, _ in worker.get_model().named_parameters()]
+        worker.reload_weights(weights_iterator=((renamed(name, names), tensor) for name, tensor in tensors))
         for module in _tied(worker.get_model()):
             module.quant_method.process_weights_after_loading(module)
 
@@ -57,6 +58,18 @@ class WeightsReceiver:
             os._exit(1)
 
         threading.Thread(target=watch, name="rftstream-watch", daemon=True).start()
+
+
+TOWER, INNER = "vision_tower.", "vision_model."
+
+
+def renamed(name: str, known: Iterable[str]) -> str:
+    """Return a weight's name as the engine's loader knows it, whose own parameters are `known`. CLIP's and SigLIP's
+    towers have one module less in transformers 5 than in the checkpoints that vLLM reads."""
+    head, tower, rest = name.partition(TOWER)
+    if tower and not rest.startswith(INNER) and any(f"{TOWER}{INNER}" in one for one in known):
+        return f"{head}{TOWER}{INNER}{rest}"
+    return name
 
 
 def _tied(model: Module) -> Iterator[Any]:

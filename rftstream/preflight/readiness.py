@@ -25,7 +25,7 @@ from rftstream.data.operators.pipeline import ExperiencePipeline
 from rftstream.errors import ConfigError, RftError
 from rftstream.models.devices import check_device
 from rftstream.models.folder import check_complete, prepare_model
-from rftstream.models.image_tokens import check_takes_images
+from rftstream.models.image_tokens import ImageTokens, check_takes_images
 from rftstream.models.rendering import open_renderer
 from rftstream.models.spec import ModelSpec
 from rftstream.preflight.programs import isolations, look_at_sandbox
@@ -213,7 +213,10 @@ def _images(config: RunConfig, spec: ModelSpec) -> None:
         policies.append(("evaluator.policy", config.evaluator.policy or config.explorer.policy))
     for where, name in policies:
         takes = registry.find_spec(PolicySpec, name).takes_images
-        check_takes_images(spec.folder, f"{where}: {name!r}", takes, advice="use 'hf'")
+        check_takes_images(spec.folder, f"{where}: {name!r}", takes, advice="use 'hf', 'vllm' or 'openai'")
+        part, _ = config.build_part("policy", name)
+        if ImageTokens.of(spec.folder) is not None and (require := getattr(part, "require_images", None)) is not None:
+            require(spec.folder)
     takes, name = registry.find_spec(BackendSpec, config.trainer.backend).takes_images, config.trainer.backend
     check_takes_images(spec.folder, f"trainer.backend: {name!r}", takes, advice="use 'torch'")
     has_critic = the_critic([build_algorithm(config, stage.where) for stage in Stages.of(config).all]) is not None

@@ -59,13 +59,14 @@ def test_the_models_and_parts_of_the_page_are_those_of_the_code() -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"explorer": {"policy": "vllm"}}, "explorer.policy: 'vllm': is given no images"),
+        ({"explorer": {"policy": "fake"}}, "explorer.policy: 'fake': is given no images, but the model is shown them; "
+         "use 'hf', 'vllm' or 'openai'"),
         ({"trainer": {"backend": "fake"}}, "trainer.backend: 'fake': is given no images"),
         ({"trainer": {"algorithm": "ppo"}}, "trainer.algorithm: its critic: is given no images"),
         ({"model": {"make": {"characters": "colr?ed"}}}, "got 1 images, which it is not shown: it reads text alone"),
     ],
-    ids=["vllm", "fake", "critic", "text"],
-)
+    ids=["policy", "backend", "critic", "text"],
+)  # fmt: skip
 def test_check_refuses_what_cannot_be_shown_images(
     folder: Path, settings: dict[str, dict[str, object]], said: str
 ) -> None:
@@ -75,8 +76,12 @@ def test_check_refuses_what_cannot_be_shown_images(
 
 @pytest.mark.parametrize(
     "settings",
-    [{"trainer": {"backend": "deepspeed"}}, {"model": {**MODEL, "lora": {}}}],
-    ids=["deepspeed", "lora"],
+    [
+        {"trainer": {"backend": "deepspeed"}},
+        {"model": {**MODEL, "lora": {}}},
+        {"explorer": {"policy": "openai"}, "policies": {"openai": {"url": "http://127.0.0.1:9/v1", "model": "it"}}},
+    ],
+    ids=["deepspeed", "lora", "openai"],
 )
 def test_check_accepts_what_can_be_shown_images(folder: Path, settings: dict[str, dict[str, object]]) -> None:
     assert not checked(folder, settings).errors

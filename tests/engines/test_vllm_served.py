@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -38,13 +39,20 @@ def spec(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def server(spec, tmp_path_factory):
+    with serving(spec, tmp_path_factory.mktemp("server") / "log") as url:
+        yield url
+
+
+@contextlib.contextmanager
+def serving(spec, log, *options):
     """Url of the API, while it lives."""
-    port, log = free_port(), tmp_path_factory.mktemp("server") / "log"
+    port = free_port()
     command = [
         sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(spec.folder),
         "--served-model-name", "made", "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32",
         "--enforce-eager", "--worker-extension-cls", "rftstream.policies.vllm_worker.WeightsReceiver",
         "--logprobs-mode", "processed_logprobs", "--kv-cache-memory-bytes", str(1 << 26), "--max-num-seqs", "32",
+        *options,
     ]  # fmt: skip
     environment = {**os.environ, "VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
     with log.open("wb") as output:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import math
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import torch
 from rftstream.config import loader
 from rftstream.contracts.tasks import Sampling
 from rftstream.errors import ConfigError
+from rftstream.models.image_tokens import ImageTokens
 from rftstream.policies import vllm_engine
 from rftstream.policies.loopthread import LoopThread
 from rftstream.policies.vllm import VllmPolicy
@@ -26,15 +28,16 @@ from rftstream.policies.vllm_worker import WeightsReceiver, _spare_generators
 from rftstream.weights.snapshot import RawTensor, decode_snapshot
 from tests.unit import tiny
 
-KNOWN = ["model", "tensor_parallel_size", "max_num_seqs", "logprobs_mode", "gpu_memory_utilization"]
+KNOWN = ["model", "tensor_parallel_size", "max_num_seqs", "logprobs_mode", "gpu_memory_utilization", "load_format",
+         "mm_processor_kwargs"]  # fmt: skip
 
 
 def spec(device="cpu"):
     return SimpleNamespace(device=device, threads=3, folder=Path("/models/it"), dtype="bfloat16")
 
 
-def arguments(device="cpu", context=64, **settings):
-    renderer = SimpleNamespace(context=context)
+def arguments(device="cpu", context=64, images=None, **settings):
+    renderer = SimpleNamespace(context=context, images=images)
     return vllm_engine._arguments(VllmPolicy.Config(**settings), spec(device), renderer, KNOWN)
 
 
@@ -61,6 +64,32 @@ def test_arguments_of_the_engine_pass_through_but_for_those_that_have_a_setting(
         arguments(engine={"model": "other"})
     with pytest.raises(ConfigError, match=r"engine\.logprobs_mode: got 'raw_logprobs', .*leave it out"):
         arguments(engine={"logprobs_mode": "raw_logprobs"})
+
+
+def test_an_engine_that_is_shown_images_begins_without_weights_and_sees_the_trainers_pixels():
+    tokens = ImageTokens(token_id=1, per_image=16, never_sampled=(1,))
+    given = arguments(images=tokens)
+    assert given["mm_processor_kwargs"] == {"backend": "pil"} and given["mm_processor_cache_gb"] == 0
+    assert given["load_format"] == "dummy" and "load_format" not in arguments()
+    assert arguments(images=tokens, engine={"load_format": "auto"})["load_format"] == "auto"
+    with pytest.raises(ConfigError, match=r"engine\.mm_processor_kwargs: got .*leave it out"):
+        arguments(images=tokens, engine={"mm_processor_kwargs": {}})
+
+
+def test_placeholders_have_no_probability_and_the_engine_needs_torchvision(monkeypatch, tmp_path):
+    kinds = SimpleNamespace(RequestOutputKind=SimpleNamespace(FINAL_ONLY=2))
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(SamplingParams=dict))
+    monkeypatch.setitem(sys.modules, "vllm.sampling_params", kinds)
+    assert vllm_engine._params(tiny.request(0), [0], [1, 2])["logit_bias"] == {1: -math.inf, 2: -math.inf}
+    assert vllm_engine._params(tiny.request(0), [0], ())["logit_bias"] is None
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="shown images: the package torchvision is not installed"):
+        VllmPolicy.require_images(tmp_path)
+    monkeypatch.undo()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2_vl", "video_token_id": 5}')
+    with pytest.raises(ConfigError, match=r"models of type 'qwen2_vl' read videos, too.*use policy 'hf'"):
+        VllmPolicy.require_images(tmp_path)
 
 
 @pytest.mark.parametrize(("device", "visible", "expected"), [
