@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import hashlib
-import math
 import os
 import queue
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from rftstream.config.registry import suggest
 from rftstream.contracts.rollouts import VersionSpan
 from rftstream.contracts.tasks import Sampling
 from rftstream.contracts.versions import VersionName
@@ -25,49 +22,9 @@ from rftstream.models.image_inputs import ImageCache
 from rftstream.models.rendering import Renderer
 from rftstream.models.spec import ModelSpec
 from rftstream.policies.base import Completion, SampleRequest, without_tokens
+from rftstream.policies.vllm_arguments import EngineSettings, engine_arguments, engine_environment, sampling_params
 from rftstream.policies.vllm_images import EngineImages, PreparedImage
 from rftstream.weights.snapshot import RawTensor, write_snapshot
-
-CPU_CACHE_BYTES = 1 << 30
-"""Bytes of keys and values on a CPU. vLLM's own default is nearly all of the machine's memory."""
-
-OURS = {
-    "model": "model.path",
-    "tokenizer": "model.path",
-    "dtype": "model.dtype",
-    "max_model_len": "model.context",
-    "max_num_seqs": "policies.vllm.batch_size",
-    "enable_sleep_mode": "policies.vllm.sleep_after_s",
-    "logprobs_mode": None,
-    "worker_extension_cls": None,
-    "mm_processor_cache_gb": None,
-    "mm_processor_kwargs": None,
-}
-"""Arguments of the engine that other settings decide -> the setting; None where a policy needs a fixed value."""
-
-
-class EngineSettings(Protocol):
-    """The settings of `[policies.vllm]` that the engine reads (`VllmPolicy.Config` says what each means)."""
-
-    @property
-    def batch_size(self) -> int:
-        """Number of requests sampled at once."""
-
-    @property
-    def in_flight(self) -> str:
-        """What becomes of running requests when new weights come: keep, recompute or finish."""
-
-    @property
-    def sleep_after_s(self) -> float | None:
-        """Seconds of idleness before the engine sleeps; None for never."""
-
-    @property
-    def environment(self) -> Mapping[str, str]:
-        """Environment variables for the engine."""
-
-    @property
-    def engine(self) -> Mapping[str, Any]:
-        """Arguments of vLLM's engine, by name."""
 
 
 class Engine:
@@ -123,7 +80,7 @@ class Engine:
 
     def _open(self) -> Any:
         config, model = self._config, self._model
-        os.environ.update(_environment(config, model))
+        os.environ.update(engine_environment(config, model))
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.platforms import current_platform
         from vllm.usage.usage_lib import UsageContext
@@ -135,7 +92,9 @@ class Engine:
                 f"policy vllm: the installed vllm runs on {built_for or 'no device of this machine'}, the device given "
                 f"is {model.device!r}; set explorer.devices and evaluator.device, or install a vllm for {wanted}"
             )
-        arguments = _arguments(config, model, self._renderer, [one.name for one in dataclasses.fields(AsyncEngineArgs)])
+        arguments = engine_arguments(
+            config, model, self._renderer, [one.name for one in dataclasses.fields(AsyncEngineArgs)]
+        )
         try:
             settings = AsyncEngineArgs(**arguments).create_engine_config(UsageContext.ENGINE_CONTEXT)
         except Exception as error:  # pydantic's, and whatever vLLM's own checks raise
@@ -187,7 +146,8 @@ class Engine:
             if queued is not None and not self._engine.errored:
                 await self._engine.abort(queued.request_id, internal=True)
         except Exception as error:  # vLLM's own, of several kinds; the engine itself says whether it lives
-            self._tell_failure(unique, request, error)
+            died = self._engine is not None and self._engine.errored
+            self._outcomes.put(_failure(unique, request, error, died=died))
         finally:
             self._running.pop(unique, None)
             self._queues.pop(unique, None)
@@ -216,18 +176,8 @@ class Engine:
                 prompt = self._images.prompt(request, prepared, self._label)
             else:
                 prompt = tokens_input(list(request.token_ids), cache_salt=self._label)
-            params = _params(request, self._stop_ids, self._never_sampled)
+            params = sampling_params(request, self._stop_ids, self._never_sampled)
             return await self._engine.add_request(unique, prompt, params)
-
-    def _tell_failure(self, unique: str, request: SampleRequest, error: Exception) -> None:
-        if isinstance(error, PolicyError):
-            self._outcomes.put(error)
-        elif self._engine.errored:
-            self._outcomes.put(PolicyError(f"policy vllm: the engine died: {_short(error)}; see the log above"))
-        elif isinstance(error, RftError):  # an image that cannot be shown
-            self._outcomes.put((unique, without_tokens(request, "error", str(error))))
-        else:
-            self._outcomes.put((unique, without_tokens(request, "error", f"vllm: {_short(error)}")))
 
     # ------------------------------------------------------------------------------------------ weights
 
@@ -334,105 +284,9 @@ class SharedFile:
         self._file.close()
 
 
-def _environment(config: EngineSettings, model: ModelSpec) -> dict[str, str]:
-    """Return environment variables for the engine's processes: nothing is reported to anybody, and threads and GPUs
-    are the given ones."""
-    defaults = {
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_LOGGING_LEVEL": "ERROR",
-        "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS": "1",  # idle ones often overlook that their engine is gone
-    }
-    kind, _, which = model.device.partition(":")
-    forced = {}
-    if kind == "cpu":
-        defaults["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
-        forced["OMP_NUM_THREADS"] = str(model.threads)
-    elif kind == "cuda" and which:
-        forced["CUDA_VISIBLE_DEVICES"] = _visible(which, os.environ.get("CUDA_VISIBLE_DEVICES"))
-    given = {name: os.environ[name] for name in defaults if name in os.environ}
-    return {**defaults, **given, **forced, **config.environment}
-
-
-def _visible(which: str, visible: str | None) -> str:
-    """Return the value for CUDA_VISIBLE_DEVICES. `which` counts among the GPUs that this process sees: "1" of "4,5"
-    is "5"."""
-    if not visible:
-        return which
-    seen = visible.split(",")
-    try:
-        return ",".join(seen[int(one)] for one in which.split(","))
-    except (ValueError, IndexError):
-        raise ConfigError(
-            f"policy vllm: device 'cuda:{which}', expected numbers below {len(seen)}: CUDA_VISIBLE_DEVICES is "
-            f"{visible!r}; set explorer.devices"
-        ) from None
-
-
-def _arguments(config: EngineSettings, model: ModelSpec, renderer: Renderer, known: list[str]) -> dict[str, Any]:
-    for name, value in config.engine.items():
-        where = f"policies.vllm.engine.{name}"
-        if name not in known:
-            raise ConfigError(f"{where}: unknown argument of vLLM; {suggest(name, known)}")
-        if name in OURS:
-            advice = f"set {OURS[name]} instead" if OURS[name] else "leave it out, what a policy does needs another"
-            raise ConfigError(f"{where}: got {value!r}, expected it not to be given; {advice}")
-    arguments: dict[str, Any] = {"disable_log_stats": True, **config.engine}
-    if model.device == "cpu" and not {"kv_cache_memory_bytes", "gpu_memory_utilization"} & config.engine.keys():
-        arguments["kv_cache_memory_bytes"] = CPU_CACHE_BYTES
-    if renderer.context is not None:
-        arguments["max_model_len"] = renderer.context
-    if renderer.images is not None:
-        # Weights come by `load` in any case. Pixels are those of the trainer, and are kept by us.
-        arguments.setdefault("load_format", "dummy")
-        arguments |= {"mm_processor_kwargs": {"backend": "pil"}, "mm_processor_cache_gb": 0}
-    return arguments | {
-        "model": str(model.folder),
-        "dtype": model.dtype,
-        "max_num_seqs": config.batch_size,
-        "enable_sleep_mode": config.sleep_after_s is not None,
-        "logprobs_mode": "processed_logprobs",
-        "worker_extension_cls": "rftstream.policies.vllm_worker.WeightsReceiver",
-    }
-
-
-def _params(request: SampleRequest, stop_ids: Sequence[int], never_sampled: Sequence[int]) -> Any:
-    from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
-
-    sampling = request.sampling
-    return SamplingParams(
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        repetition_penalty=sampling.repetition_penalty,
-        stop=list(sampling.stop),
-        stop_token_ids=list(stop_ids),
-        logit_bias=dict.fromkeys(never_sampled, -math.inf) or None,
-        ignore_eos=True,
-        min_tokens=min(max(sampling.min_tokens - request.num_sampled, 0), request.max_tokens),
-        max_tokens=request.max_tokens,
-        seed=_seed(request),
-        logprobs=0,
-        flat_logprobs=True,
-        detokenize=bool(sampling.stop),
-        output_kind=RequestOutputKind.FINAL_ONLY,
-        skip_clone=True,
-    )
-
-
 def remembers(sampling: Sampling) -> bool:
     """Return whether the next token depends on which tokens were sampled, beside the tokens themselves."""
     return bool(sampling.stop or sampling.presence_penalty or sampling.frequency_penalty)
-
-
-def _seed(request: SampleRequest) -> int:
-    """Return the seed of a request. vLLM's random numbers begin anew with each request, so one that goes on gets
-    another seed."""
-    text = f"{request.seed}/{request.num_sampled}".encode()
-    return int.from_bytes(hashlib.sha256(text).digest()[:8], "little") >> 1
 
 
 def _completion(
@@ -466,6 +320,16 @@ def _span(span: Any) -> VersionSpan:
 def label_of(name: VersionName) -> str:
     """Return a version as the engine names it: epoch/version."""
     return f"{name.trainer_epoch}/{name.version}"
+
+
+def _failure(unique: str, request: SampleRequest, error: Exception, *, died: bool) -> Any:
+    """Return the outcome of a request that failed: what ends the policy, or a completion without tokens."""
+    if isinstance(error, PolicyError):
+        return error
+    if died:
+        return PolicyError(f"policy vllm: the engine died: {_short(error)}; see the log above")
+    text = str(error) if isinstance(error, RftError) else f"vllm: {_short(error)}"  # the former of an image
+    return unique, without_tokens(request, "error", text)
 
 
 def _short(error: BaseException) -> str:

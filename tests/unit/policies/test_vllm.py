@@ -20,7 +20,7 @@ from rftstream.config import loader
 from rftstream.contracts.tasks import Sampling
 from rftstream.errors import ConfigError
 from rftstream.models.image_tokens import ImageTokens
-from rftstream.policies import vllm_engine
+from rftstream.policies import vllm_arguments
 from rftstream.policies.loopthread import LoopThread
 from rftstream.policies.vllm import VllmPolicy
 from rftstream.policies.vllm_engine import SharedFile, remembers
@@ -38,7 +38,7 @@ def spec(device="cpu"):
 
 def arguments(device="cpu", context=64, images=None, **settings):
     renderer = SimpleNamespace(context=context, images=images)
-    return vllm_engine._arguments(VllmPolicy.Config(**settings), spec(device), renderer, KNOWN)
+    return vllm_arguments.engine_arguments(VllmPolicy.Config(**settings), spec(device), renderer, KNOWN)
 
 
 def test_without_the_package_the_error_says_what_to_install(monkeypatch):
@@ -80,8 +80,8 @@ def test_placeholders_have_no_probability_and_the_engine_needs_torchvision(monke
     kinds = SimpleNamespace(RequestOutputKind=SimpleNamespace(FINAL_ONLY=2))
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(SamplingParams=dict))
     monkeypatch.setitem(sys.modules, "vllm.sampling_params", kinds)
-    assert vllm_engine._params(tiny.request(0), [0], [1, 2])["logit_bias"] == {1: -math.inf, 2: -math.inf}
-    assert vllm_engine._params(tiny.request(0), [0], ())["logit_bias"] is None
+    assert vllm_arguments.sampling_params(tiny.request(0), [0], [1, 2])["logit_bias"] == {1: -math.inf, 2: -math.inf}
+    assert vllm_arguments.sampling_params(tiny.request(0), [0], ())["logit_bias"] is None
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="shown images: the package torchvision is not installed"):
         VllmPolicy.require_images(tmp_path)
@@ -100,14 +100,14 @@ def test_the_device_says_which_gpus_the_engine_sees(monkeypatch, device, visible
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    made = vllm_engine._environment(VllmPolicy.Config(), spec(device))
+    made = vllm_arguments.engine_environment(VllmPolicy.Config(), spec(device))
     assert made.get("CUDA_VISIBLE_DEVICES") == expected
 
 
 def test_a_device_that_is_not_visible_is_an_error(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
     with pytest.raises(ConfigError, match=r"device 'cuda:2', expected numbers below 2"):
-        vllm_engine._environment(VllmPolicy.Config(), spec("cuda:2"))
+        vllm_arguments.engine_environment(VllmPolicy.Config(), spec("cuda:2"))
 
 
 def test_the_environment_is_what_is_given_before_what_is_there_before_defaults(monkeypatch):
@@ -115,15 +115,17 @@ def test_the_environment_is_what_is_given_before_what_is_there_before_defaults(m
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("VLLM_LOGGING_LEVEL", "INFO")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    made = vllm_engine._environment(VllmPolicy.Config(environment={"VLLM_CPU_OMP_THREADS_BIND": "0-1"}), spec())
+    made = vllm_arguments.engine_environment(
+        VllmPolicy.Config(environment={"VLLM_CPU_OMP_THREADS_BIND": "0-1"}), spec()
+    )
     assert made["VLLM_NO_USAGE_STATS"] == "1" and made["VLLM_LOGGING_LEVEL"] == "INFO"
     assert made["VLLM_CPU_OMP_THREADS_BIND"] == "0-1" and made["OMP_NUM_THREADS"] == "3"
 
 
 def test_who_goes_on_draws_other_numbers():
     request = tiny.request(0)
-    seeds = {vllm_engine._seed(request), vllm_engine._seed(tiny.request(1))}
-    seeds.add(vllm_engine._seed(type(request)(request_id="r0", token_ids=(1, 2), sampling=request.sampling,
+    seeds = {vllm_arguments._seed(request), vllm_arguments._seed(tiny.request(1))}
+    seeds.add(vllm_arguments._seed(type(request)(request_id="r0", token_ids=(1, 2), sampling=request.sampling,
                                               seed=request.seed, max_tokens=3, num_sampled=1)))  # fmt: skip
     assert len(seeds) == 3 and all(0 <= one < 1 << 63 for one in seeds)
     assert remembers(Sampling(stop=("x",))) and remembers(Sampling(presence_penalty=0.1)) and not remembers(Sampling())

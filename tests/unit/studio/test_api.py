@@ -15,6 +15,7 @@ from rftstream.queries.audit import audit
 from rftstream.studio.access import StudioRole, TokenFile
 from rftstream.studio.api import ENDPOINTS, ROOT
 from rftstream.studio.app import make_app
+from rftstream.studio.guard import RateLimits
 from tests.unit.studio.studio_scene import client, rules
 from tests.unit.studio.test_questions import SECRET, Scene
 
@@ -176,7 +177,7 @@ def test_a_viewer_changes_nothing_by_any_address(scene: ApiScene, method: str) -
     group = scene.questions()[0].group_id
     values = dict(zip(("taskset", "taskset_pass", "problem", "attempt"), group.split("/"), strict=True))
     values |= {"run": "demo", "kind": "label", "siblings": "0", "sibling": "0", "letter": "x", "version": "1"}
-    scene.guard.limits.burst = 1e9
+    scene.guard.limits = RateLimits(burst=1e9)
     for path in {getattr(route, "path", "") for route in app.routes} - {"/login", "/logout"}:
         address = re.sub(r"\{(\w+)(:\w+)?\}", lambda part: values.get(part[1], "0"), path)
         fields = {"number": "1", "ask": "pause", "everything": "1", "label": "1"}
