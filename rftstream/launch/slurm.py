@@ -89,7 +89,7 @@ def plan_steps(config: RunConfig, settings: JobSettings) -> tuple[WorkerStep, ..
 def _cpus(config: RunConfig, role: str) -> int:
     section: Any = getattr(config, role, None)
     threads = getattr(section, "threads", 1)
-    return threads + config.verifier.processes if role == VERIFIER.name else threads  # type: ignore[no-any-return]
+    return threads + config.verifier.processes if role == VERIFIER.name else threads
 
 
 def _gpus(config: RunConfig, role: str, device: str) -> int:
