@@ -43,6 +43,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "run": "rftstream.commands.run:run",
         "resume": "rftstream.commands.run:resume",
         "worker": "rftstream.commands.run:worker",
+        "launch": "rftstream.commands.launch:launch",
         "pause": "rftstream.commands.control:pause",
         "unpause": "rftstream.commands.control:unpause",
         "drain": "rftstream.commands.control:drain",
