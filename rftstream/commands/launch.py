@@ -14,6 +14,7 @@ from rftstream.commands.param_types import AnyPath
 from rftstream.errors import ConfigError, RftError
 
 
+@examples("rftstream launch slurm run.toml --dry-run")
 @click.group()
 def launch() -> None:
     """Start a run on a cluster, by its scheduler."""
