@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import math
 import threading
@@ -188,6 +189,8 @@ async def _in_thread(call: Callable[[], Any], name: str) -> Any:
     def settle(value: Any, error: BaseException | None) -> None:
         if not future.done():
             future.set_result(value) if error is None else future.set_exception(error)
+        elif inspect.iscoroutine(value):
+            value.close()  # it came too late to be awaited
 
     def work() -> None:
         value, problem = None, None

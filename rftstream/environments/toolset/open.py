@@ -124,7 +124,7 @@ def tool_of(entry: str, made: Any, filled: Mapping[str, Any]) -> Tool:
         parameters=schema if own is None else own,
         check=signature.check if own is None else SchemaCheck(own, where=where).check,
         call=lambda arguments: made(**arguments, **given),
-        runs_inline=bool(getattr(made, "runs_inline", False)),
+        runs_inline=bool(getattr(made, "runs_inline", False)) or inspect.iscoroutinefunction(made),
     )
 
 
