@@ -25,7 +25,7 @@ def launch() -> None:
     "rftstream launch slurm run.toml --nodes 4 --explorers 12 --time 2-00:00:00 --sbatch=--partition=gpu",
     "rftstream launch slurm run.toml --before 'module load cuda' --command /shared/venv/bin/rftstream",
 )
-@launch.command()
+@click.command()
 @files_argument
 @set_option
 @click.option("--dry-run", is_flag=True, help="Print the batch script, and submit nothing.")
@@ -95,3 +95,6 @@ def slurm(
     if done.returncode:
         raise RftError(f"launch slurm: sbatch refused {path}: {done.stderr.strip() or done.stdout.strip()}")
     click.echo(f"{done.stdout.strip()}; its logs are in {folder}")
+
+
+launch.add_command(slurm)
