@@ -166,8 +166,10 @@ def test_everything_is_killed_at_once_again_and_again(place: Workplace) -> None:
 def test_a_second_trainer_takes_over_and_the_first_is_not_restarted(place: Workplace) -> None:
     run, view = start_run(place, 16)
     reach(place, view, 3)
+    assert place.look("pause", "runs/tiny").code == 0  # or it ends before a process can start on a busy machine
     second = place.start("worker", "tiny.toml", "--role", "trainer", "--process", "second")
     place.wait_for(lambda: view.control().claims["trainer"].process == "second", "its claim")
+    assert place.look("unpause", "runs/tiny").code == 0
     place.wait_for(lambda: "left alone while that one lives" in run.err, "a word of the supervisor")
     assert f"trainer-0: trainer: second, process {second.pid} on " in run.err
     assert "took over with epoch 2" in run.err
