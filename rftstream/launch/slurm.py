@@ -95,9 +95,8 @@ def _cpus(config: RunConfig, role: str) -> int:
 def _gpus(config: RunConfig, role: str, device: str) -> int:
     if not device.startswith("cuda"):
         return 0
-    if role == TRAINER.name and config.trainer.backend == "deepspeed":
-        return int(config.part_options("backend", "deepspeed").get("processes", 1))
-    return 1
+    options = config.part_options("backend", config.trainer.backend) if role == TRAINER.name else {}
+    return int(options.get("processes", 1))  # a backend of several takes a GPU for each
 
 
 def job_script(
