@@ -181,7 +181,6 @@ SETTINGS: dict[str, tuple[str, ...]] = {
 COMMANDS: dict[str, str] = {
     "train": "run",
     "start": "run",
-    "launch": "run",
     "go": "run",
     "fit": "run",
     "demo": "run",

@@ -180,7 +180,7 @@ def sweep_all() -> int:
     return 0 if parents is None else sweep(parents)
 
 
-def remove(folder: Path, patience_s: float = 2.0) -> None:
+def remove(folder: Path, patience_s: float = 10.0) -> None:
     """Kill what is in a cgroup, and remove it."""
     until = time.monotonic() + patience_s
     while folder.exists() and time.monotonic() < until:

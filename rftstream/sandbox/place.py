@@ -194,8 +194,6 @@ class SandboxPlace:
         try:
             head, _, _ = wire.receive(self._control)
         except OSError as error:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(1.0)
             said = os.pread(self._errors, 4000, 0).decode(errors="replace").strip()
             raise SandboxError(f"sandbox: it does not start: {said or error}") from None
         assert head["ready"]

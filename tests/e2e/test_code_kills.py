@@ -85,12 +85,17 @@ def runs_a_program(pid: int) -> bool:
     return deep >= 4
 
 
-def groups_of(pids: set[int]) -> list[Path]:
+def owner_name(process: psutil.Process) -> str:
+    """How cgroups name the process that owns them. Numbers of processes come again, with its start they do not."""
+    return f"{process.pid}-{cgroups.start_time(process.pid)}"
+
+
+def groups_of(owners: set[str]) -> list[Path]:
     """The cgroups that these processes have made."""
     parents = cgroups.find_parents()
     folders = parents.by_controller.values() if parents else ()
     found = [folder for parent in folders for folder in parent.glob(f"{cgroups.PREFIX}*")]
-    return [folder for folder in found if int(folder.name.removeprefix(cgroups.PREFIX).split("-")[0]) in pids]
+    return [folder for folder in found if folder.name.removeprefix(cgroups.PREFIX).rpartition("-")[0] in owners]
 
 
 def mounts() -> set[str]:
@@ -106,6 +111,7 @@ def test_verifiers_are_killed_at_any_moment_and_nothing_of_them_is_left(place: W
     run = place.start("run", "tiny.toml", "--json", "--set", "run.steps=14", env={"TMPDIR": str(scratch)})
     view = place.view("runs/tiny")
     killed: list[psutil.Process] = []
+    owners: set[str] = set()
     for number in range(KILLS):
         name = f"verifier-{number % 2}"
 
@@ -117,13 +123,13 @@ def test_verifiers_are_killed_at_any_moment_and_nothing_of_them_is_left(place: W
         assert run.alive, run.err
         time.sleep(chance.uniform(0.0, 0.5))
         killed += family(pid)
+        owners.update(map(owner_name, killed))
         with contextlib.suppress(ProcessLookupError):
             psutil.Process(pid).kill()
-    seen = {process.pid for process in killed}
 
     def see() -> bool:
         workers = [worker for number in range(2) if (worker := place.worker(f"verifier-{number}")) is not None]
-        seen.update(process.pid for worker in workers for process in family(worker.pid))
+        owners.update(owner_name(process) for worker in workers for process in family(worker.pid))
         return not run.alive
 
     place.wait_for(see, "the end of the run")
@@ -139,7 +145,7 @@ def test_verifiers_are_killed_at_any_moment_and_nothing_of_them_is_left(place: W
     assert rewards == {0.0, 1.0}
     _, alive = psutil.wait_procs(killed, timeout=60)
     assert not alive
-    place.wait_for(lambda: not groups_of(seen), "the end of all cgroups, also of those that ended by themselves")
+    place.wait_for(lambda: not groups_of(owners), "the end of all cgroups, also of those that ended by themselves")
     assert not list(scratch.iterdir())
     assert mounts() == before
     place.assert_nobody_left()
@@ -167,17 +173,19 @@ def test_a_server_is_killed_and_nothing_of_it_is_left(place: Workplace) -> None:
         place.wait_for(lambda: runs_a_program(server.pid), "a program")  # noqa: B023
         time.sleep(chance.uniform(0.0, 0.5))
         killed = family(server.pid)
+        owners = set(map(owner_name, killed))
         server.send(signal.SIGKILL)
         server.finish()
         ask.join()
         assert (results[0].outcome, results[0].reason) == (Outcome.unscorable, "sandbox")
         _, alive = psutil.wait_procs(killed[1:], timeout=60)
         assert not alive
-        place.wait_for(lambda: not groups_of({one.pid for one in killed}), "the end of its cgroups")  # noqa: B023
+        place.wait_for(lambda: not groups_of(owners), "the end of its cgroups")  # noqa: B023
     server, url = start_server(place)
     after: list[ProgramResult] = []
     ask_for(url, after, "print(1)", "1")
     assert after[0].passed
+    owner = owner_name(psutil.Process(server.pid))
     server.send(signal.SIGTERM)
     assert server.finish().code == 0
-    assert not groups_of({server.pid})
+    assert not groups_of({owner})

@@ -21,6 +21,8 @@ from typing import Any, NoReturn
 from rftstream.sandbox.inside import kernel
 
 _WAITED_FOR = (signal.SIGCHLD, signal.SIGTERM)
+_PATIENCE_S = 60.0
+"""How long killed processes may take to go. On a busy machine they wait for a processor, too."""
 
 
 def main() -> None:
@@ -41,18 +43,24 @@ def main() -> None:
 
 
 def _keep(pid: int, folders: list[str]) -> NoReturn:
-    """Wait until bubblewrap or the owner has ended, and leave nothing of the place."""
-    reason = signal.sigwait(_WAITED_FOR)
+    """Wait until the owner has ended, and leave nothing of the place.
+
+    If bubblewrap ends first, the owner learns it from its socket, looks at the cgroups, removes them, and kills this
+    process. It may also be that the owner is dying: its sockets are closed before the kernel tells of its death.
+    """
+    has_ended = signal.sigwait(_WAITED_FOR) == signal.SIGCHLD
     os.kill(pid, signal.SIGKILL)
-    _, status = os.waitpid(pid, 0)
-    if reason == signal.SIGTERM:  # an owner that lives removes them itself
-        from pathlib import Path
+    os.waitpid(pid, 0)
+    os.closerange(3, 1 << 16)  # the other end of the owner's socket
+    if has_ended:
+        signal.sigwait((signal.SIGTERM,))
+    from pathlib import Path
 
-        from rftstream.sandbox.cgroups import remove
+    from rftstream.sandbox.cgroups import remove
 
-        for folder in folders:
-            remove(Path(folder))
-    os._exit(max(0, os.waitstatus_to_exitcode(status)))
+    for folder in folders:
+        remove(Path(folder), _PATIENCE_S)
+    os._exit(0)
 
 
 def _become_bubblewrap(plan: dict[str, Any], keeper: int) -> None:

@@ -170,6 +170,37 @@ def test_a_killed_owner_leaves_nothing() -> None:
         assert not left
 
 
+@pytest.mark.skipif(cgroups.find_parents() is None, reason="this machine's cgroups cannot be written to")
+def test_an_owner_that_dies_after_its_bubblewrap_leaves_nothing() -> None:
+    owner = subprocess.Popen(
+        [sys.executable, str(Path(__file__).parent / "killed_owner.py"), "1"],
+        stdout=subprocess.PIPE, cwd=ROOT, env={"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert owner.stdout is not None
+    owner.stdout.readline()
+    keepers = psutil.Process(owner.pid).children()
+    bubblewraps = [child for keeper in keepers for child in keeper.children()]
+    inside = [process for bubblewrap in bubblewraps for process in bubblewrap.children(recursive=True)]
+    parents = cgroups.find_parents()
+    assert parents is not None
+    folders = [
+        folder for place in parents.by_controller.values() for folder in place.glob(f"{cgroups.PREFIX}{owner.pid}-*")
+    ]
+    assert folders
+    psutil.Process(owner.pid).suspend()
+    for bubblewrap in bubblewraps:
+        bubblewrap.kill()
+    _, alive = psutil.wait_procs(inside, timeout=30)
+    assert not alive
+    assert all(folder.exists() for folder in folders), "the owner is to look at them"
+    owner.kill()
+    owner.wait()
+    owner.stdout.close()
+    _, alive = psutil.wait_procs(keepers, timeout=30)
+    assert not alive
+    assert not any(folder.exists() for folder in folders)
+
+
 def test_a_server_on_ipv6() -> None:
     if not socket.has_ipv6:
         pytest.skip("this machine has no IPv6")
