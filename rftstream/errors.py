@@ -23,6 +23,7 @@
     ├── HostError                 1     yes   a host process died, or could not be started
     │   └── HostTimeout           1     yes   ... or did not answer in time
     ├── HostedCodeError           1     no    an environment or agent in a host raised an exception
+    ├── LabelStudioError          1     yes   Label Studio does not answer, or answers with an error
     └── RewardError               1     yes   a reward could not be computed; never a reward of 0
         ├── RewardTimeout         1     yes   ... within its time limit
         ├── NoReward              1     no    ... because environment or agent gave none
@@ -206,6 +207,12 @@ class HostTimeout(HostError, TimeoutError):
 
 class HostedCodeError(RftError):
     """An environment or agent in a host raised an exception. The text ends with its type and its words."""
+
+
+class LabelStudioError(RftError):
+    """Label Studio did not answer in time, answered with an error, or with what is none of its answers."""
+
+    retriable = True
 
 
 class RewardError(RftError):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
 import click
 
-from rftstream.commands.options import examples, json_option, run_argument
+from rftstream.commands.options import at_work, examples, json_option, run_argument
 from rftstream.commands.param_types import AnyPath
 from rftstream.commands.views import opened_run, print_out
 
@@ -158,5 +159,82 @@ def export(run: Path, what: str, target: Path, as_json: bool) -> None:
     print_out({"file": str(target), "rows": len(rows)} if as_json else f"{target}: {len(rows):,} {what}")
 
 
-for command in (add, questions, judgements, list_, taints, export):
+@examples(
+    "rftstream feedback label-studio runs/a --url http://127.0.0.1:8080",
+    "rftstream feedback label-studio runs/a --url https://labels.example.org --token-file token --port 9401",
+    "rftstream feedback label-studio runs/a --url http://127.0.0.1:8080 --once --json",
+)
+@click.command("label-studio")
+@run_argument
+@click.option("--url", required=True, metavar="URL", help="Where Label Studio is, as a browser shows it.")
+@click.option(
+    "--token-file",
+    type=AnyPath(dir_okay=False),
+    metavar="FILE",
+    help="A personal access token.  [default: the variable RFTSTREAM_LABEL_STUDIO_TOKEN]",
+)
+@click.option("--once", is_flag=True, help="Bring both sides up to date once, and end.")
+@click.option(
+    "--every-s", type=click.FloatRange(0.1), default=10.0, show_default=True, help="Seconds between two rounds."
+)
+@click.option(
+    "--timeout-s", type=click.FloatRange(0.1), default=60.0, show_default=True, help="Most seconds for one request."
+)
+@click.option(
+    "--source",
+    default="label-studio",
+    show_default=True,
+    metavar="NAME",
+    help="What votes from there are named after; each of several servers needs a name of its own.",
+)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address for --port.")
+@click.option("--port", type=click.IntRange(0, 65535), help="Serve /livez and /readyz there; 0: one that is free.")
+@json_option
+def label_studio(
+    run: Path,
+    url: str,
+    token_file: Path | None,
+    once: bool,
+    every_s: float,
+    timeout_s: float,
+    source: str,
+    host: str,
+    port: int | None,
+    as_json: bool,
+) -> None:
+    """Let people answer in Label Studio: questions become tasks there, annotations come back as votes.
+
+    Each vote comes once: an edit is a revision, a deletion takes it back. It looks again and again until ctrl-C, waits
+    while Label Studio or the log cannot be reached, and keeps nothing of its own, so it may be killed at any time. It
+    makes a project for each kind of question, and deletes nothing there. The token is made in Label Studio under
+    Account & Settings > Personal Access Token. Names do not reach the log: there stands an HMAC of the user's id. With
+    --json, --once prints what was done.
+    """
+    from rftstream.launch.label_studio.client import PersonalToken
+    from rftstream.launch.label_studio.serving import run_once, serve
+    from rftstream.launch.logging import setup
+
+    if not re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,39}", source):
+        raise click.UsageError(f"--source {source}: expected up to 40 of a to z, 0 to 9, - and _")
+    token = PersonalToken(token_file)
+    if once:
+        with at_work("bringing both sides up to date"):
+            report = run_once(run, url=url, token=token, timeout_s=timeout_s, source=source)
+        print_out(report.to_json() if as_json else report.to_text())
+        return
+    setup("label-studio", level="info", form="text")
+    serve(
+        run,
+        url=url,
+        token=token,
+        timeout_s=timeout_s,
+        source=source,
+        every_s=every_s,
+        host=host,
+        port=port,
+        ready=lambda address: click.echo(f"{run} and {url} follow each other; ctrl-C ends it {address}".rstrip()),
+    )
+
+
+for command in (add, questions, judgements, list_, taints, export, label_studio):
     feedback.add_command(command)

@@ -127,6 +127,12 @@ def read_rollout(
     )
 
 
+def last_answer(rollout: Rollout | None) -> str:
+    """Return what the policy said last."""
+    said = [turn.content for turn in (() if rollout is None else rollout.turns) if turn.role == "assistant"]
+    return said[-1] if said else ""
+
+
 def _message(transport: Transport, topic: str, partition: int, offset: int | None) -> tuple[Message | None, str]:
     """Return the decoded record, or None and why there is none."""
     if offset is None:

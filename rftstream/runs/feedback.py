@@ -126,8 +126,10 @@ class VoteWriter:
         """Return the record of a vote; None if the annotator says the same already. It counts in `added`."""
         annotator = self._keys.annotator(vote.by)
         before = self._newest.get((vote.question_id, annotator))
-        feedback = _feedback_of(vote, annotator, self._sequences[_group(vote.rollouts[0])])
-        if before is not None and (_said(before) == _said(feedback) and vote.revision in (None, before.revision)):
+        feedback = feedback_of(vote, annotator, self._sequences[_group(vote.rollouts[0])])
+        if before is not None and (
+            what_is_said(before) == what_is_said(feedback) and vote.revision in (None, before.revision)
+        ):
             added.known += 1
             return None
         if vote.kind is FeedbackKind.retract and (before is None or before.kind is FeedbackKind.retract):
@@ -193,7 +195,8 @@ def _group(rollout_id: str) -> str:
     return rollout_id.rpartition("/")[0]
 
 
-def _feedback_of(vote: Vote, annotator: str, sequence: int) -> Feedback:
+def feedback_of(vote: Vote, annotator: str, sequence: int) -> Feedback:
+    """Return a vote as it stands on the log, as the first revision of its annotator."""
     return Feedback(
         feedback_id=feedback_id_of(vote.question_id, annotator, 0),
         rollout_id=vote.rollouts[0],
@@ -213,5 +216,6 @@ def _feedback_of(vote: Vote, annotator: str, sequence: int) -> Feedback:
     )
 
 
-def _said(feedback: Feedback) -> tuple[Any, ...]:
+def what_is_said(feedback: Feedback) -> tuple[Any, ...]:
+    """Return what makes a vote another one than the last revision."""
     return feedback.kind, feedback.reward, feedback.choice, feedback.correction, feedback.comment

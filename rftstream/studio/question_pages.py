@@ -13,11 +13,10 @@ from starlette.responses import RedirectResponse, Response
 
 from rftstream.config.role_sections import FeedbackSection
 from rftstream.contracts.feedback import Feedback, FeedbackKind, PairChoice
-from rftstream.contracts.rollouts import Rollout
 from rftstream.data.feedback.rows import MAX_TEXT
 from rftstream.errors import ConfigError
 from rftstream.queries.feedback import FeedbackView, VoteLine, judged_text, open_questions, question_state, vote_text
-from rftstream.queries.rollout_view import ShownRollout, read_rollout
+from rftstream.queries.rollout_view import ShownRollout, last_answer, read_rollout
 from rftstream.queries.shown_completions import CompletionReader
 from rftstream.runs.folder import OpenRun
 from rftstream.studio.page import Form, PageOfRun
@@ -209,12 +208,6 @@ def _question_page(page: PageOfRun, asked: ShownQuestion, *, draft: str | None =
         others=_others(asked),
         said=_said(page, view, own_opinions(page, view)),
     )
-
-
-def last_answer(rollout: Rollout | None) -> str:
-    """Return what the policy said last."""
-    said = [turn.content for turn in (() if rollout is None else rollout.turns) if turn.role == "assistant"]
-    return said[-1] if said else ""
 
 
 def _ratings(scale: tuple[float, float]) -> Sequence[int]:

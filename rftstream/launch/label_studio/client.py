@@ -1,0 +1,335 @@
+"""A client of Label Studio's HTTP API.
+
+Whoever calls has a personal access token, which does not expire soon. From it come access tokens that live for five
+minutes. The client keeps one in memory, and gets the next when the server answers 401. Each request has one time
+limit for everything. Only reading is tried again here: whoever writes looks first whether it was done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import logging
+import os
+import socket
+import ssl
+import stat
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import SplitResult, urlencode, urlsplit
+
+from rftstream.config import secrets
+from rftstream.errors import ConfigError, LabelStudioError
+
+log = logging.getLogger(__name__)
+
+TOKEN_VARIABLE = "RFTSTREAM_LABEL_STUDIO_TOKEN"
+READ_TRIES = 3
+PAUSE_S = 0.5
+"""Seconds before the second try of a request that reads; twice as long before the third."""
+MAX_ANSWER_BYTES = 256 << 20
+_CHUNK_BYTES = 1 << 16
+_SHOWN = 300
+"""Characters of a server's answer that an error repeats."""
+
+
+@dataclass(frozen=True, slots=True)
+class PersonalToken:
+    """Where the personal access token comes from. It is read again for each access token, so that a new one in the file
+    is taken over."""
+
+    file: Path | None = None
+    """None: the environment variable."""
+
+    @property
+    def where(self) -> str:
+        """Return what an error calls it."""
+        return TOKEN_VARIABLE if self.file is None else str(self.file)
+
+    def read(self) -> str:
+        """Return the token. ConfigError if there is none, others may read its file, or it is of the old kind."""
+        token = self._content().strip()
+        if not token:
+            raise ConfigError(
+                f"{self.where}: found no token, expected a personal access token of Label Studio; make one there under "
+                "Account & Settings, and put it into the variable, or into a file for --token-file"
+            )
+        if token.count(".") != 2 or not token.isascii() or any(sign.isspace() for sign in token):
+            raise ConfigError(
+                f"{self.where}: found no personal access token (three parts with dots between them), but perhaps a "
+                "legacy token, which Label Studio refuses since 1.18; make one under Account & Settings > Personal "
+                "Access Token"
+            )
+        return token
+
+    def _content(self) -> str:
+        if self.file is None:
+            return os.environ.get(TOKEN_VARIABLE, "")
+        try:
+            with self.file.open(encoding="utf-8", errors="replace") as file:
+                mode = os.fstat(file.fileno()).st_mode
+                if stat.S_ISREG(mode) and mode & 0o007:
+                    raise ConfigError(f"{self.file}: everybody may read this token; chmod 600 {self.file}")
+                return file.read(65_536)
+        except OSError as error:
+            raise ConfigError(
+                f"{self.file}: {error.strerror or error}; expected a file with a personal access token"
+            ) from None
+
+
+@dataclass(slots=True)
+class RequestCounts:
+    """What the client did. Whoever made the client reads it."""
+
+    requests: int = 0
+    refreshes: int = 0
+    """Access tokens that were asked for."""
+    tries_again: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    status: int
+    body: bytes
+    kind: str
+    """Content-Type."""
+    location: str
+
+
+class LabelStudio:
+    """Label Studio at a URL. One thread makes it and uses it; another one may call `cancel`."""
+
+    def __init__(self, url: str, token: PersonalToken, *, timeout_s: float = 30.0) -> None:
+        """`timeout_s`: the most seconds that one request may take, its answer included. ConfigError for a URL that is
+        none."""
+        self.url = url.rstrip("/")
+        self.counts = RequestCounts()
+        self._parts = _split(self.url)
+        self._token, self._timeout_s = token, timeout_s
+        self._access = ""
+        self._tls = ssl.create_default_context() if self._parts.scheme == "https" else None
+        self._under_way = _UnderWay()
+
+    def cancel(self) -> None:
+        """End the request that is under way, and all later ones: each raises LabelStudioError."""
+        self._under_way.cancel()
+
+    def get(self, path: str, **parameters: Any) -> Any:
+        """Return what the server answers to a GET. LabelStudioError after some tries."""
+        query = urlencode({name: value for name, value in parameters.items() if value is not None})
+        return self._called("GET", f"{path}?{query}" if query else path)
+
+    def post(self, path: str, body: Any) -> Any:
+        """Return what the server answers to a POST. After LabelStudioError it may have been done, or be done later."""
+        return self._called("POST", path, body)
+
+    def patch(self, path: str, body: Any) -> Any:
+        """Return what the server answers to a PATCH. After LabelStudioError it may have been done, or be done later."""
+        return self._called("PATCH", path, body)
+
+    # ------------------------------------------------------------------------------------------ tokens
+
+    def _called(self, method: str, path: str, body: Any = None) -> Any:
+        answer = None
+        if self._access:
+            answer = self._sent(method, path, body, self._access)
+        if answer is None or answer.status == 401:  # no token yet, or it has expired: nothing was done
+            self._access = self._new_access()
+            answer = self._sent(method, path, body, self._access)
+        return self._checked(method, path, answer)
+
+    def _new_access(self) -> str:
+        """Return a new access token. ConfigError if the personal access token is refused."""
+        path, token = "/api/token/refresh/", self._token.read()
+        self.counts.refreshes += 1
+        answer = self._sent("POST", path, {"refresh": token}, "")
+        if answer.status in (400, 401, 403):
+            raise ConfigError(
+                f"{self.url}: refuses the personal access token of {self._token.where} ({answer.status}: "
+                f"{self._said(answer, token)}), expected one that is not revoked or expired, of this server; make "
+                "another under Account & Settings"
+            )
+        found = self._checked("POST", path, answer)
+        access = found.get("access") if isinstance(found, dict) else None
+        if not isinstance(access, str) or not access.isascii() or not access:
+            raise LabelStudioError(f"{self.url}{path}: found no access token in the answer, expected `access`")
+        return access
+
+    # ------------------------------------------------------------------------------------------ requests
+
+    def _sent(self, method: str, path: str, body: Any, access: str) -> _Answer:
+        """Send a request; one that changes nothing is sent again if it fails."""
+        tries = READ_TRIES if method == "GET" or path == "/api/token/refresh/" else 1
+        for number in range(tries):
+            is_last = number == tries - 1
+            try:
+                answer = self._sent_once(method, path, body, access)
+            except (OSError, http.client.HTTPException, ssl.SSLError) as error:
+                if is_last or self._under_way.is_cancelled:
+                    raise LabelStudioError(self._unreachable(method, path, error)) from None
+            else:
+                if is_last or answer.status not in (429, 500, 502, 503, 504):
+                    return answer
+            self.counts.tries_again += 1
+            self._under_way.cancelled.wait(PAUSE_S * 2**number)
+        raise AssertionError("the last try returns or raises")
+
+    def _sent_once(self, method: str, path: str, body: Any, access: str) -> _Answer:
+        self.counts.requests += 1
+        headers = {"Accept": "application/json", "Connection": "close"}
+        content = None if body is None else json.dumps(body).encode()
+        if content is not None:
+            headers["Content-Type"] = "application/json"
+        if access:
+            headers["Authorization"] = f"Bearer {access}"
+        host, port = self._parts.hostname or "", self._parts.port
+        connection = (
+            http.client.HTTPConnection(host, port, timeout=self._timeout_s)
+            if self._tls is None
+            else http.client.HTTPSConnection(host, port, timeout=self._timeout_s, context=self._tls)
+        )
+        with contextlib.closing(connection), self._under_way.limited(connection, self._timeout_s) as limit:
+            try:
+                connection.request(method, f"{self._parts.path}{path}", body=content, headers=headers)
+                response = connection.getresponse()
+                return _Answer(
+                    response.status,
+                    _whole(response),
+                    response.getheader("Content-Type", ""),
+                    response.getheader("Location", ""),
+                )
+            except Exception:
+                if limit.is_over:
+                    raise TimeoutError(f"no whole answer within {self._timeout_s:g} s") from None
+                raise
+
+    def _checked(self, method: str, path: str, answer: _Answer) -> Any:
+        """Return the JSON of an answer. LabelStudioError says what is wrong with it."""
+        where = f"{self.url}{path.partition('?')[0]}"
+        if 300 <= answer.status < 400:
+            raise ConfigError(
+                f"{where}: leads to {secrets.hidden(answer.location)[:_SHOWN]}, expected Label Studio itself; give "
+                "--url as the browser shows it"
+            )
+        if not 200 <= answer.status < 300:
+            hint = {
+                401: "; the access token was new: is the clock of the server right?",
+                403: "; the user of the token needs the right to do this",
+            }.get(answer.status, "")
+            raise LabelStudioError(f"{method} {where}: {answer.status}: {self._said(answer)}{hint}")
+        if not answer.body:
+            return None
+        try:
+            return json.loads(answer.body)
+        except (ValueError, RecursionError):
+            raise LabelStudioError(
+                f"{where}: found {answer.kind or 'bytes'} that is no JSON, expected Label Studio; is --url right?"
+            ) from None
+
+    def _said(self, answer: _Answer, token: str = "") -> str:
+        """Return what the server said, fit to be written down."""
+        text = answer.body[: 4 * _SHOWN].decode(errors="replace")
+        with contextlib.suppress(ValueError, AttributeError, RecursionError):
+            found = json.loads(answer.body)
+            text = str(found.get("detail", text))
+            if errors := found.get("validation_errors"):
+                text += f" {errors}"
+        for secret in (token, self._access):
+            text = text.replace(secret, "***") if secret else text
+        return secrets.hidden(" ".join(text.split()))[:_SHOWN]
+
+    def _unreachable(self, method: str, path: str, error: Exception) -> str:
+        said = str(error) or type(error).__name__
+        return f"{method} {self.url}{path.partition('?')[0]}: {said}; is Label Studio up, and is --url right?"
+
+
+@dataclass(slots=True)
+class _Limit:
+    is_over: bool = False
+
+
+@dataclass(slots=True)
+class _UnderWay:
+    """The connection that is in use, which is cut off when its time is over or somebody cancels."""
+
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    connection: http.client.HTTPConnection | None = None
+
+    @property
+    def is_cancelled(self) -> bool:
+        return self.cancelled.is_set()
+
+    def cancel(self) -> None:
+        self.cancelled.set()
+        self._cut()
+
+    @contextlib.contextmanager
+    def limited(self, connection: http.client.HTTPConnection, timeout_s: float) -> Iterator[_Limit]:
+        if self.cancelled.is_set():
+            raise ConnectionAbortedError("cancelled")
+        limit = _Limit()
+
+        def end() -> None:
+            limit.is_over = True
+            self._cut()
+
+        timer = threading.Timer(timeout_s, end)
+        timer.daemon = True
+        with self.lock:
+            self.connection = connection
+        timer.start()
+        try:
+            yield limit
+        finally:
+            timer.cancel()
+            with self.lock:
+                self.connection = None
+
+    def _cut(self) -> None:
+        with self.lock:
+            sock = None if self.connection is None else self.connection.sock
+            if sock is not None:
+                with contextlib.suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
+
+
+def _whole(response: http.client.HTTPResponse) -> bytes:
+    """Return the whole body. An error if the server ends in the middle of it, or does not end."""
+    parts, num_bytes = [], 0
+    while part := response.read1(_CHUNK_BYTES):
+        parts.append(part)
+        num_bytes += len(part)
+        if num_bytes > MAX_ANSWER_BYTES:
+            raise http.client.HTTPException(f"the answer is longer than {MAX_ANSWER_BYTES:,} bytes")
+    if response.length:  # read1 does not look
+        raise http.client.IncompleteRead(b"", response.length)
+    return b"".join(parts)
+
+
+def _split(url: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+        is_one = parts.scheme in ("http", "https") and parts.hostname and parts.username is None and parts.port != 0
+        is_one = is_one and url.isascii() and not parts.query and not parts.fragment
+    except ValueError:  # a port that is no number
+        is_one = False
+    if not is_one:
+        raise ConfigError(
+            f"--url: got {secrets.hidden(url)[:_SHOWN]}, expected http://HOST:PORT or https://HOST, without a user in it"
+        )
+    return parts
+
+
+def seconds_of(text: Any) -> float | None:
+    """Return a time of Label Studio in seconds since 1970; None for what is none."""
+    try:
+        moment = datetime.fromisoformat(str(text))
+    except ValueError:
+        return None
+    return moment.timestamp() if moment.tzinfo is not None else None

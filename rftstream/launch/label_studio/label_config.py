@@ -1,0 +1,183 @@
+"""What annotators see in Label Studio, and what their annotations say.
+
+Each kind of question has a project of its own, since a project has one labelling config, and a config cannot leave out
+a part of itself by what a task holds: a single one would offer "A is better" beside an answer that stands alone. So a
+run has at most two projects: pairs, and single rollouts with their rating or label. Beside the rating there is room for
+a corrected answer, which begins with the answer itself, and for a flag.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from xml.sax.saxutils import quoteattr
+
+from rftstream.contracts.feedback import FeedbackKind
+from rftstream.data.feedback.rows import MAX_TEXT
+
+MAX_BUTTONS = 11
+"""Ratings that have a button each; a finer scale has a field for a number."""
+SIDES = ("A", "B")
+FLAG = "must not be trained on"
+CHOICES = {
+    "A": "A is better",
+    "B": "B is better",
+    "tie": "as good",
+    "both_bad": "both bad",
+    "cannot_judge": "cannot judge",
+}
+"""What an annotation of a pair says -> what annotators read."""
+HOTKEYS = {"A": "a", "B": "b", "tie": "t", "both_bad": "x", "cannot_judge": "c"}
+TITLES = {
+    FeedbackKind.pair: "which answer is better",
+    FeedbackKind.rating: "how good is an answer",
+    FeedbackKind.label: "what should the reward be",
+}
+
+Row = dict[str, Any]
+"""An answer as `rftstream feedback add` reads it, without rollouts and annotator."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """What an annotation says. `read_results` makes it."""
+
+    answers: Mapping[FeedbackKind, Row]
+    """By the kind of the question that is answered; none of `cannot_judge` is left out."""
+    unread: tuple[str, ...]
+    """What could not be read, in words."""
+
+
+def make_config(kind: FeedbackKind, scale: tuple[float, float]) -> str:
+    """Return the labelling config of a project."""
+    head = '<Header value="$notice" size="6"/>' + _text("prompt", "The problem")
+    if kind is FeedbackKind.pair:
+        sides = "".join(f'<View style="flex: 1">{_text(side.lower(), side)}</View>' for side in SIDES)
+        choices = "".join(_choice(text, HOTKEYS[name], name) for name, text in CHOICES.items())
+        shown = f'<View style="display: flex; gap: 1em">{sides}</View>'
+        asked = f'<Choices name="choice" toName="a" choice="single" showInline="true">{choices}</Choices>'
+        return f"<View>{head}{shown}{asked}{_words('comment', 'a', 'In words, if it helps')}</View>"
+    low, high = scale
+    numbers = _ratings(scale)
+    if kind is FeedbackKind.rating and numbers:
+        buttons = "".join(_choice(str(number), str(number) if 0 <= number < 10 else "") for number in numbers)
+        asked = f'<Header value="{low:g} is the worst, {high:g} the best" size="6"/>'
+        asked += f'<Choices name="rating" toName="response" choice="single" showInline="true">{buttons}</Choices>'
+    elif kind is FeedbackKind.rating:
+        asked = f'<Header value="From {low:g}, the worst, to {high:g}, the best" size="6"/>'
+        asked += f'<Number name="rating" toName="response" min="{low:g}" max="{high:g}" step="any"/>'
+    else:
+        asked = '<Header value="What should the reward be?" size="6"/>'
+        asked += '<Number name="label" toName="response" step="any"/>'
+    correction = _words("correction", "response", "What the answer should have been", value="$original", rows=6)
+    flag = f'<Choices name="flag" toName="response" choice="multiple">{_choice(FLAG, "f")}</Choices>'
+    comment = _words("comment", "response", "In words, if it helps")
+    return f"<View>{head}{_text('response', 'The answer')}{asked}{correction}{flag}{comment}</View>"
+
+
+def _text(name: str, title: str) -> str:
+    style = "white-space: pre-wrap; overflow-wrap: anywhere"
+    return (
+        f'<Header value={quoteattr(title)} size="4"/>'
+        f'<View style="{style}"><Text name="{name}" value="${name}" valueType="text"/></View>'
+    )
+
+
+def _choice(text: str, key: str, alias: str = "") -> str:
+    attributes = f" alias={quoteattr(alias)}" if alias else ""
+    return f"<Choice value={quoteattr(text)}{attributes}{f' hotkey={quoteattr(key)}' if key else ''}/>"
+
+
+def _words(name: str, target: str, title: str, *, value: str = "", rows: int = 2) -> str:
+    start = f' value="{value}"' if value else ""
+    return (
+        f'<Header value={quoteattr(title)} size="6"/>'
+        f'<TextArea name="{name}" toName="{target}"{start} rows="{rows}" maxSubmissions="1" editable="true"/>'
+    )
+
+
+def _ratings(scale: tuple[float, float]) -> Sequence[int]:
+    low, high = scale
+    if low != int(low) or high != int(high) or high - low >= MAX_BUTTONS:
+        return ()
+    return range(int(low), int(high) + 1)
+
+
+# --------------------------------------------------------------------------------------------- reading
+
+
+def read_results(results: Any, kind: FeedbackKind, *, original: str, order: Sequence[int]) -> Said:
+    """Return what the results of an annotation say. `original`: the answer that the field of the correction began with;
+    whoever leaves it as it is corrects nothing. `order`: how the rollouts of a pair are shown."""
+    answers: dict[FeedbackKind, Row] = {}
+    unread: list[str] = []
+    comment = ""
+    for result in results if isinstance(results, list) else ():
+        name, value = _named(result)
+        if name == "comment":
+            comment = _joined(value.get("text"))
+        elif name == "choice" and kind is FeedbackKind.pair:
+            _put(answers, unread, kind, name, _choice_row(value, order))
+        elif name == str(kind) and kind is not FeedbackKind.pair:
+            _put(answers, unread, kind, name, _number_row(name, value))
+        elif name == "correction" and kind is not FeedbackKind.pair:
+            text = _joined(value.get("text"))
+            if text.strip() and text.strip() != original.strip():
+                row = {"correction": text} if len(text) <= MAX_TEXT else None
+                _put(answers, unread, FeedbackKind.correction, name, row)
+        elif name == "flag" and kind is not FeedbackKind.pair and value.get("choices"):
+            answers[FeedbackKind.flag] = {"flag": True}
+    if comment.strip():
+        for asked in (kind, FeedbackKind.flag, FeedbackKind.correction):
+            if asked in answers:
+                answers[asked]["comment"] = comment[:MAX_TEXT]
+                break
+    return Said(answers=answers, unread=tuple(unread))
+
+
+def _put(answers: dict[FeedbackKind, Row], unread: list[str], kind: FeedbackKind, name: str, row: Row | None) -> None:
+    if row is None:
+        unread.append(name)
+    else:
+        answers[kind] = row
+
+
+def _named(result: Any) -> tuple[str, Mapping[str, Any]]:
+    value = result.get("value") if isinstance(result, dict) else None
+    if not isinstance(value, dict):
+        return "", {}
+    return str(result.get("from_name")), value
+
+
+def _choice_row(value: Mapping[str, Any], order: Sequence[int]) -> Row | None:
+    """Return the answer to a pair, in the order of its rollouts."""
+    chosen = _first(value.get("choices"))
+    by_text = {text: name for name, text in CHOICES.items()}
+    name = chosen if chosen in CHOICES else by_text.get(chosen)
+    if name in SIDES:
+        shown = tuple(order) if len(order) == len(SIDES) else (0, 1)
+        name = ("first", "second")[shown[SIDES.index(name)]]
+    return None if name is None else {"choice": name}
+
+
+def _number_row(name: str, value: Mapping[str, Any]) -> Row | None:
+    """Return a rating or label, given as a number, as stars, or by a button."""
+    found = next((value[key] for key in ("number", "rating") if key in value), _first(value.get("choices")))
+    try:
+        number = float(found)
+    except (TypeError, ValueError):
+        return None
+    return {name: number} if math.isfinite(number) and not isinstance(found, bool) else None
+
+
+def _first(value: Any) -> str:
+    found = value[0] if isinstance(value, list) and value else value
+    return found if isinstance(found, str) else ""
+
+
+def _joined(value: Any) -> str:
+    """Return the text of a text area, which comes as a list of its submissions."""
+    parts = value if isinstance(value, list) else [value]
+    return "\n".join(part for part in parts if isinstance(part, str))
