@@ -15,6 +15,7 @@ from rftstream.contracts.questions import Question, QuestionReason
 from rftstream.data.feedback.rows import Vote, vote_of
 from rftstream.launch.label_studio.client import LabelStudio
 from rftstream.launch.label_studio.label_config import TITLES, Said, read_results
+from rftstream.launch.label_studio.mirror import TaskMirror
 from rftstream.launch.label_studio.projects import Annotation, Projects, ServerTask, in_requests
 from rftstream.launch.label_studio.run_side import Opinion, RunSide, Standing
 from rftstream.queries.feedback import FeedbackView, open_questions, question_state
@@ -94,6 +95,7 @@ class Bridge:
         self._run, self._server, self._now, self._beat = run, server, now, beat
         self._settings = run.run.config.feedback or FeedbackSection()
         self._projects: Projects | None = None
+        self._mirror: TaskMirror | None = None
         self._unshown: set[str] = set()
         """Questions whose rollouts are gone."""
         self._told: set[tuple[int, float]] = set()
@@ -105,54 +107,34 @@ class Bridge:
         manifest = self._run.manifest()
         if manifest is None:  # the run has not begun, so nobody was asked anything
             return report
-        if self._projects is None:
+        if self._projects is None or self._mirror is None:
             settings = self._settings
             self._projects = Projects(self._server, manifest, quorum=settings.quorum, scale=settings.scale)
+            self._mirror = TaskMirror(self._projects, self._now, self._beat)
         view = self._run.look()
         questions = {one.question_id: one for one in view.questions if one.kind in TITLES}
         projects = self._projects.find()
-        tasks = self._tasks(projects, questions)
+        changed = self._mirror.update(projects)
+        tasks = {name: found for name, one in questions.items() if (found := self._mirror.tasks(name, one.kind))}
         report.questions = len(questions)
         report.tasks = sum(map(len, tasks.values()))
-        self._bring_votes(view, questions, tasks, report)
+        report.annotations = sum(len(task.annotations) for same in tasks.values() for task in same)
+        self._bring_votes(view, [(questions[name], tasks[name]) for name in tasks if name in changed], report)
         waiting = [one for one in open_questions(view, self._now()) if one.kind in TITLES]
         report.open = len(waiting)
         self._send_tasks([one for one in waiting if one.question_id not in tasks], projects, report)
         self._mark_tasks(view, questions, tasks, report)
+        self._mirror.settle()
         return report
-
-    def _tasks(
-        self, projects: Mapping[int, FeedbackKind], questions: Mapping[str, Question]
-    ) -> dict[str, list[ServerTask]]:
-        """Return the tasks of questions of this run, by question; of one question the first one first."""
-        assert self._projects is not None
-        found: dict[str, list[ServerTask]] = defaultdict(list)
-        for project, kind in projects.items():
-            for number, task in enumerate(self._projects.list_tasks(project, kind)):
-                question = questions.get(task.question_id)
-                if question is not None and question.kind is kind:
-                    found[task.question_id].append(task)
-                if number % 100 == 0:
-                    self._beat()
-        for same in found.values():
-            same.sort(key=lambda task: task.task_id)
-        return found
 
     # ------------------------------------------------------------------------------------------ votes
 
     def _bring_votes(
-        self,
-        view: FeedbackView,
-        questions: Mapping[str, Question],
-        tasks: Mapping[str, Sequence[ServerTask]],
-        report: RoundReport,
+        self, view: FeedbackView, changed: Sequence[tuple[Question, Sequence[ServerTask]]], report: RoundReport
     ) -> None:
         standing = self._run.standing(view)
         ours = _by_question(standing, self._run.source)
-        opinions: list[Opinion] = []
-        for question_id, same in tasks.items():
-            report.annotations += sum(len(task.annotations) for task in same)
-            opinions += self._opinions(questions[question_id], same, ours, report)
+        opinions = [one for question, tasks in changed for one in self._opinions(question, tasks, ours, report)]
         for feedback in self._run.write(opinions, standing):
             report.votes[str(feedback.kind)] = report.votes.get(str(feedback.kind), 0) + 1
             report.edits += feedback.revision > 0

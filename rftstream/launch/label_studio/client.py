@@ -321,7 +321,7 @@ def _split(url: str) -> SplitResult:
         is_one = False
     if not is_one:
         raise ConfigError(
-            f"--url: got {secrets.hidden(url)[:_SHOWN]}, expected http://HOST:PORT or https://HOST, without a user in it"
+            f"--url: got {secrets.hidden(url)[:_SHOWN]}, expected http://HOST:PORT or https://HOST, without a user"
         )
     return parts
 

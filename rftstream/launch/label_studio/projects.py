@@ -5,6 +5,7 @@ questions, a task the id of its question.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -25,7 +26,7 @@ MAX_SENT_CHARACTERS = 4_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Annotation:
-    """What somebody says on a task. `list_tasks` makes it."""
+    """What somebody says on a task. `Projects` makes it."""
 
     annotation_id: int
     user: int | None
@@ -43,7 +44,7 @@ class Annotation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerTask:
-    """A task in Label Studio, with its annotations as of one moment. `list_tasks` makes it."""
+    """A task in Label Studio, with its annotations as of one moment. `Projects` makes it."""
 
     task_id: int
     kind: FeedbackKind
@@ -53,11 +54,13 @@ class ServerTask:
     data: dict[str, Any]
     is_labeled: bool
     """Whether it has left the queue of the annotators."""
+    changed_at: str
+    """When anything of it or its annotations was changed."""
     annotations: tuple[Annotation, ...]
 
 
 class Projects:
-    """The projects of a run. The bridge makes one; each round calls `find`, then `list_tasks` for each project."""
+    """The projects of a run. The bridge makes one; each round calls `find`, then lists tasks of each project."""
 
     def __init__(self, server: LabelStudio, manifest: RunManifest, *, quorum: int, scale: tuple[float, float]) -> None:
         self._server, self._run_id, self._quorum, self._scale = server, manifest.run, quorum, scale
@@ -69,8 +72,8 @@ class Projects:
         return f"rftstream run {self._run_id}, begun {self._begun_at}: {kind}"
 
     def find(self) -> dict[int, FeedbackKind]:
-        """Return the run's projects, the first of each kind first. There is more than one of a kind if two bridges began
-        at once: people may answer in either."""
+        """Return the run's projects, the first of each kind first. Two bridges that begin at once make two of
+        a kind: people may answer in either."""
         markers = {self.marker(kind): kind for kind in TITLES}
         found: dict[int, FeedbackKind] = {}
         page = 1
@@ -123,16 +126,34 @@ class Projects:
                 return
             last = tasks[-1].task_id
 
+    def list_newest(self, project: int, kind: FeedbackKind) -> Iterator[list[ServerTask]]:
+        """Yield pages of tasks, those first that were changed last. What changes meanwhile moves to the front."""
+        query, page = json.dumps({"ordering": ["-tasks:updated_at"]}), 0
+        while True:
+            page += 1
+            answer = self._server.get(
+                "/api/tasks", project=project, fields="all", page=page, page_size=PAGE, query=query
+            )
+            rows = _rows(answer, "tasks", "/api/tasks")
+            yield [_task(row, kind) for row in rows]
+            if len(rows) < PAGE or answer.get("total", math.inf) <= page * PAGE:
+                return
+
     def send(self, project: int, data: Sequence[dict[str, Any]]) -> None:
         """Make tasks."""
         self._server.post(f"/api/projects/{project}/import", [{"data": one} for one in data])
 
     def mark(self, task: ServerTask, *, state: str, notice: str, is_labeled: bool) -> None:
         """Note in a task how its question stands. `is_labeled` takes it out of the queue of the annotators."""
+        path = f"/api/tasks/{task.task_id}/"
         body: dict[str, Any] = {"is_labeled": is_labeled}
         if (task.data.get("state"), task.data.get("notice")) != (state, notice):
-            body["data"] = {**task.data, "state": state, "notice": notice}
-        self._server.patch(f"/api/tasks/{task.task_id}/", body)
+            found = self._server.get(path)  # what is sent takes the place of all its data
+            data = found.get("data") if isinstance(found, dict) else None
+            if not isinstance(data, dict):
+                raise LabelStudioError(f"{path}: found no data, expected those of a task")
+            body["data"] = {**data, "state": state, "notice": notice}
+        self._server.patch(path, body)
 
 
 def in_requests(tasks: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
@@ -170,6 +191,7 @@ def _task(row: dict[str, Any], kind: FeedbackKind) -> ServerTask:
         question_id=question if isinstance(question, str) else "",
         data=known,
         is_labeled=bool(row.get("is_labeled")),
+        changed_at=str(row.get("updated_at")),
         annotations=tuple(_annotation(one, task_id) for one in annotations),
     )
 

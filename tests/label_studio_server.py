@@ -1,0 +1,220 @@
+"""A small Label Studio over loopback, which answers as 1.23 was seen to: tokens that expire, pages, annotations with
+their times. It fails as a test asks it to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+PERSONAL = "aaa.bbb.ccc"
+Row = dict[str, Any]
+
+
+class FakeLabelStudio:
+    """Started by `running`; a test changes what is in it by its methods, and how it fails by `faults`."""
+
+    def __init__(self) -> None:
+        self.projects: dict[int, Row] = {}
+        self.tasks: dict[int, Row] = {}
+        self.requests: list[str] = []
+        """Method and path of each request, in order."""
+        self.faults: list[str] = []
+        """What goes wrong next, one for each request: down, half, slow, error, silent (done, and no answer), fine."""
+        self.uses_of_a_token: int | None = None
+        """Requests after which an access token expires."""
+        self.refuses_token = False
+        self.max_fields = 10**9
+        self.released = threading.Event()
+        """Set: what is slow answers."""
+        self._left: dict[str, int] = {}
+        self._lock = threading.RLock()
+        self._time = 1_800_000_000.0
+        self._ids = 0
+
+    # ------------------------------------------------------------------------------------------ people
+
+    def annotate(self, question_id: str, user: int | None, *results: Row, skipped: bool = False, task: int = 0) -> int:
+        """Return the id of a new annotation, on the question's first task or on the one of this place."""
+        with self._lock:
+            row = self.tasks_of(question_id)[task]
+            now = self._now()
+            annotation = {
+                "id": self._id(), "completed_by": user, "result": list(results), "was_cancelled": skipped,
+                "created_at": now, "updated_at": now, "lead_time": 2.5,
+            }  # fmt: skip
+            row["annotations"].append(annotation)
+            self._touch(row)
+            return int(annotation["id"])
+
+    def edit(self, annotation: int, *results: Row) -> None:
+        with self._lock:
+            row, found = self._find(annotation)
+            found.update(result=list(results), updated_at=self._now())
+            self._touch(row)
+
+    def delete(self, annotation: int) -> None:
+        with self._lock:
+            row, found = self._find(annotation)
+            row["annotations"].remove(found)
+            self._touch(row)
+
+    def tasks_of(self, question_id: str) -> list[Row]:
+        with self._lock:
+            return [row for row in self.tasks.values() if row["data"].get("question") == question_id]
+
+    def _touch(self, row: Row) -> None:
+        row["updated_at"] = self._now()
+        votes = [one for one in row["annotations"] if not one["was_cancelled"]]
+        row["is_labeled"] = len(votes) >= self.projects[row["project"]]["maximum_annotations"]
+
+    def _find(self, annotation: int) -> tuple[Row, Row]:
+        return next((row, one) for row in self.tasks.values() for one in row["annotations"] if one["id"] == annotation)
+
+    def _id(self) -> int:
+        self._ids += 1
+        return self._ids
+
+    def _now(self) -> str:
+        self._time += 1.0
+        return datetime.fromtimestamp(self._time, UTC).isoformat().replace("+00:00", "Z")
+
+    # ------------------------------------------------------------------------------------------ HTTP
+
+    def answer(self, method: str, path: str, query: dict[str, str], body: Any, access: str) -> tuple[int, Any]:
+        with self._lock:
+            if path == "/api/token/refresh/":
+                if self.refuses_token or body["refresh"] != PERSONAL:
+                    return 401, {"detail": "Token is invalid"}
+                self._left = dict.fromkeys(self._left, 0)
+                token = f"access-{self._id()}"
+                self._left[token] = 10**9 if self.uses_of_a_token is None else self.uses_of_a_token
+                return 200, {"access": token}
+            if not self._left.get(access):
+                return 401, {"detail": "Authentication credentials were not provided."}
+            self._left[access] -= 1
+            return self._dispatch(method, path, query, body)
+
+    def _dispatch(self, method: str, path: str, query: dict[str, str], body: Any) -> tuple[int, Any]:
+        parts = path.strip("/").split("/")
+        if parts == ["api", "projects"] and method == "GET":
+            page, size = int(query["page"]), int(query["page_size"])
+            rows = sorted(self.projects.values(), key=lambda row: -row["id"])
+            shown = rows[(page - 1) * size : page * size]
+            return 200, {"results": shown, "next": "more" if page * size < len(rows) else None}
+        if parts == ["api", "projects"]:
+            row = {"id": self._id(), **body}
+            self.projects[row["id"]] = row
+            return 201, row
+        if parts[:2] == ["api", "projects"] and parts[3:] == ["import"]:
+            for one in body:
+                self._make_task(int(parts[2]), one["data"])
+            return 201, {"task_count": len(body)}
+        if parts == ["api", "tasks"]:
+            return self._list(query)
+        row = self.tasks.get(int(parts[2])) or {}
+        if not row:
+            return 404, {"detail": "No Task matches the given query."}
+        if method == "PATCH":
+            row.update(body, updated_at=self._now())
+        return 200, row
+
+    def _make_task(self, project: int, data: Row) -> None:
+        row = {
+            "id": self._id(), "project": project, "data": data, "annotations": [], "is_labeled": False,
+            "updated_at": self._now(),
+        }  # fmt: skip
+        self.tasks[row["id"]] = row
+
+    def _list(self, query: dict[str, str]) -> tuple[int, Any]:
+        asked = json.loads(query["query"])
+        rows = [row for row in self.tasks.values() if row["project"] == int(query["project"])]
+        for one in asked.get("filters", {}).get("items", ()):
+            rows = [row for row in rows if row["id"] > one["value"]]
+        order = asked["ordering"][0]
+        rows.sort(key=lambda row: row[order.split(":")[1]], reverse=order.startswith("-"))
+        page, size = int(query["page"]), min(int(query["page_size"]), self.max_fields)
+        if page > 1 and (page - 1) * size >= len(rows):
+            return 404, {"detail": "Invalid page."}
+        return 200, {"tasks": rows[(page - 1) * size : page * size], "total": len(rows)}
+
+
+class _Handler(BaseHTTPRequestHandler):
+    fake: FakeLabelStudio
+    protocol_version = "HTTP/1.1"
+    timeout = 30
+
+    def do_GET(self) -> None:
+        self._serve()
+
+    def do_POST(self) -> None:
+        self._serve()
+
+    def do_PATCH(self) -> None:
+        self._serve()
+
+    def _serve(self) -> None:
+        fake, parts = self.fake, urlsplit(self.path)
+        length = int(self.headers.get("Content-Length") or 0)
+        body = json.loads(self.rfile.read(length)) if length else None
+        fake.requests.append(f"{self.command} {parts.path}")
+        fault = fake.faults.pop(0) if fake.faults else "fine"
+        self.close_connection = True
+        if fault == "down":
+            return
+        if fault == "error":
+            self._send(502, b"<html>bad gateway</html>")
+            return
+        if fault == "slow":
+            fake.released.wait(30)
+        query = {name: values[0] for name, values in parse_qs(parts.query).items()}
+        access = (self.headers.get("Authorization") or "").removeprefix("Bearer ")
+        status, answer = fake.answer(self.command, parts.path, query, body, access)
+        content = json.dumps(answer).encode()
+        if fault == "silent":
+            return
+        with contextlib.suppress(OSError):  # whoever asked may have gone
+            self._send(status, content, half=fault == "half")
+
+    def _send(self, status: int, content: bytes, *, half: bool = False) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content[: len(content) // 2] if half else content)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # the base class's name
+        """Requests are kept by the fake."""
+
+
+@contextlib.contextmanager
+def running() -> Iterator[tuple[FakeLabelStudio, str]]:
+    """Yield a server, and its URL."""
+    fake = FakeLabelStudio()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"fake": fake}))
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    try:
+        yield fake, f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        fake.released.set()
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def choice(name: str, value: str) -> Row:
+    """Return the result of a button."""
+    return {"from_name": name, "to_name": "response", "type": "choices", "value": {"choices": [value]}}
+
+
+def words(name: str, value: str) -> Row:
+    """Return the result of a text area."""
+    return {"from_name": name, "to_name": "response", "type": "textarea", "value": {"text": [value]}}
