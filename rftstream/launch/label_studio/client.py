@@ -212,7 +212,7 @@ class LabelStudio:
         """Return the JSON of an answer. LabelStudioError says what is wrong with it."""
         where = f"{self.url}{path.partition('?')[0]}"
         if 300 <= answer.status < 400:
-            raise ConfigError(
+            raise LabelStudioError(
                 f"{where}: leads to {secrets.hidden(answer.location)[:_SHOWN]}, expected Label Studio itself; give "
                 "--url as the browser shows it"
             )

@@ -11,7 +11,7 @@ import pytest
 from rftstream.contracts.feedback import Feedback, PairChoice
 from rftstream.errors import ConfigError, LabelStudioError, ProducerLost
 from rftstream.gateway.keys import SECRET_VARIABLE, GatewayKeys
-from rftstream.launch.label_studio import mirror
+from rftstream.launch.label_studio import client, mirror
 from rftstream.queries.feedback import read_feedback
 from rftstream.service.role import Log
 from tests.label_studio_server import FakeLabelStudio, choice, running, words
@@ -29,6 +29,7 @@ def server() -> Iterator[tuple[FakeLabelStudio, str]]:
 @pytest.fixture
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: tuple[FakeLabelStudio, str]) -> Iterator[Scene]:
     monkeypatch.setenv(SECRET_VARIABLE, SECRET)
+    monkeypatch.setattr(client, "PAUSE_S", 0.01)
     found = Scene(tmp_path, *server)
     yield found
     found.close()
