@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from rftstream import faults
 from rftstream.errors import ConfigError, LabelStudioError, ProducerLost, TransportError
 from rftstream.launch.health import Health, HealthServer
 from rftstream.launch.label_studio.bridge import Bridge, RoundReport
@@ -56,6 +57,7 @@ def serve(
         server.cancel()  # not in the middle of a commit: those are of the log
 
     side = RunSide(open_run(run), source)
+    faults.arm("label-studio", side.run.folder.logs / "faults")
     with contextlib.closing(side), _alone(side.run.folder, source), contextlib.ExitStack() as stack:
         address = ""
         if port is not None:
