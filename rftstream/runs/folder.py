@@ -10,7 +10,7 @@ runs/<name>/            the run folder; its name is the run's id (a second run o
   exports/              what `weights export` wrote, unless it was told where
   logs/<process>.log    one file a process
   final/                the trained model, once the run is finished
-  index/, plots/        what `audit`, `trace` and `studio` read before, what `plot` drew
+  index/, plots/        what `audit`, `trace` and `studio` read before, locks of those beside the run, what `plot` drew
   targets.json          the ports of its workers, for Prometheus, while it is live
   run.lock              held by the `run` or `resume` that supervises
 """

@@ -195,29 +195,35 @@ def test_the_real_server(place: Workplace, real: RealLabelStudio) -> None:
         assert_no_twin(run)
 
     # ------------------------------------------------------------------ killed at any time, while people go on
-    dice, live = random.Random(5), dict[int, tuple[str, Person, str]]()
+    dice, live = random.Random(5), dict[int, tuple[str, Person]]()
+    figures["actions"], figures["kills"] = 0, 3
     for _ in range(8):
-        bridge = bridges.start()
-        until = time.monotonic() + dice.uniform(1.5, 5.0)
-        while time.monotonic() < until:
+        bridge, before = bridges.start(), len(votes(run))
+        place.wait_for(lambda bridge=bridge: "follow each other" in bridge.out, "a bridge")  # type: ignore[misc]
+        while figures["actions"] < 6 or len(votes(run)) < before + 3:
             question, person, value = dice.choice(ratings[2:8]), dice.choice((ada, bob)), str(dice.randint(1, 5))
             action = dice.random()
             if action < 0.5 or not live:
-                live[person.annotate(task_of(question), choice("rating", value))] = question.question_id, person, value
+                made = person.annotate(task_of(question), choice("rating", value))
+                live[made] = (question.question_id, person)
             elif action < 0.75:
                 annotation = dice.choice(list(live))
                 live[annotation][1].edit(annotation, choice("rating", value))
             else:
                 annotation = dice.choice(list(live))
                 live.pop(annotation)[1].delete(annotation)
+            figures["actions"] += 1
+            time.sleep(dice.uniform(0, 0.5))
         bridge.send(signal.SIGKILL)
         bridge.finish()
+        figures["kills"] += 1
         assert_no_twin(run)
     bridges.once()
     assert not bridges.once()["votes"]
     assert_no_twin(run)
-    assert newest_on_the_log(run) == newest_there(ada.tasks(), keys)
-    figures["votes"] = len(votes(run))
+    stands = newest_on_the_log(run)
+    assert stands == newest_there(ada.tasks(), keys)
+    figures |= {"standing": len(stands), "votes": len(votes(run))}
 
     # ------------------------------------------------------------------ the server is away, then the token is revoked
     bridge = bridges.start()

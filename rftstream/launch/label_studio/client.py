@@ -61,9 +61,8 @@ class PersonalToken:
             )
         if token.count(".") != 2 or not token.isascii() or any(sign.isspace() for sign in token):
             raise ConfigError(
-                f"{self.where}: found no personal access token (three parts with dots between them), but perhaps a "
-                "legacy token, which Label Studio refuses since 1.18; make one under Account & Settings > Personal "
-                "Access Token"
+                f"{self.where}: found perhaps a legacy token, expected a personal access token (three parts with dots "
+                "between them); make one in Label Studio under Account & Settings > Personal Access Token"
             )
         return token
 
