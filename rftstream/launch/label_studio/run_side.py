@@ -162,13 +162,13 @@ class RunSide:
             "question": question.question_id,
             "run": self.run.run_id,
             "reason": str(question.reason),
-            "prompt": asked if reference is None else f"{asked}\n\n[reference answer]\n{reference}",
+            "prompt": asked if reference is None else f"{asked}\n\n[reference answer]\n{_shown(reference)}",
         }
         shown = [_words_of(view.turns, always_named=len(view.turns) > 1) for view in views]
         if question.kind is FeedbackKind.pair:
             first, second = question.order or (0, 1)
             return {**data, "a": shown[first], "b": shown[second]}
-        original = last_answer(views[0].rollout)
+        original = _shown(last_answer(views[0].rollout))
         return {**data, "response": shown[0], "original": original if len(original) <= MAX_ORIGINAL else ""}
 
     def _look_anew(self) -> None:
@@ -205,6 +205,11 @@ def _words_of(messages: Sequence[ShownMessage], *, always_named: bool) -> str:
     parts = []
     for message in messages:
         lines = ["".join(text for text, _ in message.pieces), *message.calls, *message.images]
-        text = "\n".join(line for line in lines if line)
+        text = _shown("\n".join(line for line in lines if line))
         parts.append(f"[{message.role}]\n{text}" if always_named else text)
     return "\n\n".join(parts) or "(nothing)"
+
+
+def _shown(text: str) -> str:
+    """Return a text as databases take it: PostgreSQL refuses the sign with the number 0."""
+    return text.replace("\0", "\ufffd")

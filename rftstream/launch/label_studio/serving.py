@@ -66,6 +66,8 @@ def serve(
             address = f"http://{host}:{served.port}/livez"
         for signum in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signum, end)
+        if side.run.config.feedback is None:
+            log.warning("%s: the run file has no [feedback], so nobody is asked anything", run)
         ready(address)
         _Rounds(side, Bridge(side, server, beat=health.beat), health, ended, every_s).run()
 

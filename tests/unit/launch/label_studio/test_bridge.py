@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rftstream.contracts.feedback import Feedback, PairChoice
-from rftstream.errors import ConfigError, LabelStudioError, ProducerLost
+from rftstream.errors import ConfigError, LabelStudioError, ProducerLost, TransactionAborted
 from rftstream.gateway.keys import SECRET_VARIABLE, GatewayKeys
 from rftstream.launch.label_studio import client, mirror
 from rftstream.queries.feedback import read_feedback
@@ -378,6 +378,24 @@ def test_killed_between_reading_and_the_commit(scene: Scene) -> None:
     assert scene.bridge().round().votes == {"rating": 1}
     assert scene.said(name) == [("rating", 2.0, 0), ("rating", 3.0, 1)]
     scene.assert_no_twin()
+
+
+def test_a_commit_that_fails_is_made_up_for_by_the_next_round(scene: Scene) -> None:
+    failing = [TransactionAborted("no room")]
+
+    def step(point: str) -> None:
+        if point == "before commit" and failing:
+            raise failing.pop()
+
+    bridge = scene.bridge(step=step)
+    bridge.round()
+    bridge.round()
+    name = scene.questions(RATING)[0].question_id
+    scene.fake.annotate(name, 7, choice("rating", "2"))
+    with pytest.raises(TransactionAborted):
+        bridge.round()
+    assert bridge.round().votes == {"rating": 1}
+    assert scene.said(name) == [("rating", 2.0, 0)]
 
 
 def test_a_bridge_that_was_left_behind_cannot_write_what_is_old(scene: Scene) -> None:
