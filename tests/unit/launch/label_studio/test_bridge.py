@@ -145,7 +145,7 @@ def test_one_person_twice_is_one_vote_the_newest(scene: Scene) -> None:
     bridge.round()
     assert scene.said(name)[2:] == [("rating", 2.0, 2)], "what is left stands"
     scene.fake.annotate(name, 8, choice("rating", "2"))
-    bridge.round()
+    assert (bridge.round().marked, task["is_labeled"]) == (0, True), "enough people, and not judged yet"
     bridge.round()
     assert (task["is_labeled"], task["data"]["state"]) == (True, "judged")
     scene.fake.delete(second)
@@ -276,6 +276,7 @@ def test_most_rounds_read_only_what_has_changed(scene: Scene, monkeypatch: pytes
         scene.fake.delete(one)
     requests()
     assert [stands(scene, name) for name in names[1:7]] == [[("retract", None)]] * 6
+    assert not scene.bridge().round().did_something, "it lists all, page by page"
     scene.assert_no_twin()
 
 
