@@ -210,9 +210,19 @@ class HostedCodeError(RftError):
 
 
 class LabelStudioError(RftError):
-    """Label Studio did not answer in time, answered with an error, or with what is none of its answers."""
+    """Label Studio did not answer in time, answered with an error, or with what is none of its answers. `status` is
+    that of an error; 0 without one."""
 
     retriable = True
+
+    def __init__(self, text: str, *, status: int = 0) -> None:
+        super().__init__(text)
+        self.status = status
+
+    @property
+    def is_refusal(self) -> bool:
+        """Whether the request itself is refused, so that another one may pass."""
+        return self.status in (400, 413, 422)
 
 
 class RewardError(RftError):

@@ -30,7 +30,8 @@ class FakeLabelStudio:
         self.uses_of_a_token: int | None = None
         """Requests after which an access token expires."""
         self.refuses_token = False
-        self.max_fields = 10**9
+        self.refused = ""
+        """Question whose task it does not take."""
         self.released = threading.Event()
         """Set: what is slow answers."""
         self._left: dict[str, int] = {}
@@ -113,6 +114,8 @@ class FakeLabelStudio:
             self.projects[row["id"]] = row
             return 201, row
         if parts[:2] == ["api", "projects"] and parts[3:] == ["import"]:
+            if any(one["data"].get("question") == self.refused for one in body):
+                return 400, {"detail": "Validation error", "validation_errors": {"non_field_errors": ["bad item"]}}
             for one in body:
                 self._make_task(int(parts[2]), one["data"])
             return 201, {"task_count": len(body)}
@@ -139,7 +142,7 @@ class FakeLabelStudio:
             rows = [row for row in rows if row["id"] > one["value"]]
         order = asked["ordering"][0]
         rows.sort(key=lambda row: row[order.split(":")[1]], reverse=order.startswith("-"))
-        page, size = int(query["page"]), min(int(query["page_size"]), self.max_fields)
+        page, size = int(query["page"]), int(query["page_size"])
         if page > 1 and (page - 1) * size >= len(rows):
             return 404, {"detail": "Invalid page."}
         return 200, {"tasks": rows[(page - 1) * size : page * size], "total": len(rows)}

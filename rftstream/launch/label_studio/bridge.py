@@ -13,11 +13,12 @@ from rftstream.config.role_sections import FeedbackSection
 from rftstream.contracts.feedback import Feedback, FeedbackKind, question_id_of
 from rftstream.contracts.questions import Question, QuestionReason
 from rftstream.data.feedback.rows import Vote, vote_of
+from rftstream.errors import LabelStudioError
+from rftstream.launch.label_studio.bridged_run import BridgedRun, Standing, StandingVote
 from rftstream.launch.label_studio.client import LabelStudio
-from rftstream.launch.label_studio.label_config import TITLES, Said, read_results
+from rftstream.launch.label_studio.label_config import TITLES, AnnotationAnswers, read_results
 from rftstream.launch.label_studio.mirror import TaskMirror
 from rftstream.launch.label_studio.projects import Annotation, Projects, ServerTask, in_requests
-from rftstream.launch.label_studio.run_side import Opinion, RunSide, Standing
 from rftstream.queries.feedback import FeedbackView, open_questions, question_state
 
 log = logging.getLogger(__name__)
@@ -85,7 +86,7 @@ class Bridge:
 
     def __init__(
         self,
-        run: RunSide,
+        run: BridgedRun,
         server: LabelStudio,
         *,
         now: Callable[[], float] = time.time,
@@ -97,7 +98,7 @@ class Bridge:
         self._projects: Projects | None = None
         self._mirror: TaskMirror | None = None
         self._unshown: set[str] = set()
-        """Questions whose rollouts are gone."""
+        """Questions whose rollouts are gone, or whose tasks were refused."""
         self._told: set[tuple[int, float]] = set()
         """Annotations of which it was said that they cannot be read."""
 
@@ -146,7 +147,7 @@ class Bridge:
         tasks: Sequence[ServerTask],
         ours: Mapping[str, Sequence[Feedback]],
         report: RoundReport,
-    ) -> Iterator[Opinion]:
+    ) -> Iterator[StandingVote]:
         """Yield what stands of each annotator on a question, and what is taken back."""
         kinds = (question.kind,) if question.kind is FeedbackKind.pair else (question.kind, *BESIDE)
         said: set[tuple[str, str]] = set()
@@ -163,7 +164,7 @@ class Bridge:
             for kind, row in found.answers.items():
                 vote = self._vote(question, kind, row, annotation)
                 said.add((vote.question_id, annotator))
-                yield Opinion(vote=vote, annotator=annotator, sequence=question.sequence)
+                yield StandingVote(vote=vote, annotator=annotator, sequence=question.sequence)
             # What cannot be read changes nothing: what was said before stands.
             unread = [question.kind if name == "choice" else FeedbackKind(name) for name in found.unread]
             said |= {(question_id_of(kind, question.rollouts), annotator) for kind in unread}
@@ -174,7 +175,7 @@ class Bridge:
             for feedback in ours.get(name, ()):
                 if (name, feedback.annotator) not in said:
                     vote = _retract(question, name, self._run.source, self._now())
-                    yield Opinion(vote=vote, annotator=feedback.annotator, sequence=question.sequence)
+                    yield StandingVote(vote=vote, annotator=feedback.annotator, sequence=question.sequence)
 
     def _vote(self, question: Question, kind: FeedbackKind, row: Mapping[str, Any], annotation: Annotation) -> Vote:
         more: dict[str, Any] = {"lead_time_s": annotation.lead_time_s}
@@ -192,7 +193,9 @@ class Bridge:
             f"annotation {annotation.annotation_id}",
         )
 
-    def _tell_unread(self, task: ServerTask, annotation: Annotation, found: Said, report: RoundReport) -> None:
+    def _tell_unread(
+        self, task: ServerTask, annotation: Annotation, found: AnnotationAnswers, report: RoundReport
+    ) -> None:
         report.unread += len(found.unread)
         if found.unread and annotation.age[::-1] not in self._told:
             self._told.add(annotation.age[::-1])
@@ -228,9 +231,24 @@ class Bridge:
                 project = self._projects.make(kind)
                 log.info("made the project %d of Label Studio for questions of kind %s", project, kind)
             for chunk in in_requests(tasks):
-                self._projects.send(project, chunk)
-                report.new_tasks += len(chunk)
+                report.new_tasks += self._send(project, chunk)
                 self._beat()
+
+    def _send(self, project: int, tasks: Sequence[dict[str, Any]]) -> int:
+        """Send tasks; where they are refused each by itself, so that one does not keep back the others. Return how many
+        there are now."""
+        assert self._projects is not None
+        try:
+            self._projects.send(project, tasks)
+            return len(tasks)
+        except LabelStudioError as error:
+            if not error.is_refusal:
+                raise
+            if len(tasks) > 1:
+                return sum(self._send(project, [task]) for task in tasks)
+            self._unshown.add(tasks[0]["question"])
+            log.warning("%s: not in Label Studio until the bridge is started again: %s", tasks[0]["question"], error)
+            return 0
 
     def _mark_tasks(
         self,

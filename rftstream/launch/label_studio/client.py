@@ -92,7 +92,7 @@ class RequestCounts:
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
+class _HttpAnswer:
     status: int
     body: bytes
     kind: str
@@ -161,7 +161,7 @@ class LabelStudio:
 
     # ------------------------------------------------------------------------------------------ requests
 
-    def _sent(self, method: str, path: str, body: Any, access: str) -> _Answer:
+    def _sent(self, method: str, path: str, body: Any, access: str) -> _HttpAnswer:
         """Send a request; one that changes nothing is sent again if it fails."""
         tries = READ_TRIES if method == "GET" or path == "/api/token/refresh/" else 1
         for number in range(tries):
@@ -178,7 +178,7 @@ class LabelStudio:
             self._under_way.cancelled.wait(PAUSE_S * 2**number)
         raise AssertionError("the last try returns or raises")
 
-    def _sent_once(self, method: str, path: str, body: Any, access: str) -> _Answer:
+    def _sent_once(self, method: str, path: str, body: Any, access: str) -> _HttpAnswer:
         self.counts.requests += 1
         headers = {"Accept": "application/json", "Connection": "close"}
         content = None if body is None else json.dumps(body).encode()
@@ -196,7 +196,7 @@ class LabelStudio:
             try:
                 connection.request(method, f"{self._parts.path}{path}", body=content, headers=headers)
                 response = connection.getresponse()
-                return _Answer(
+                return _HttpAnswer(
                     response.status,
                     _whole(response),
                     response.getheader("Content-Type", ""),
@@ -207,7 +207,7 @@ class LabelStudio:
                     raise TimeoutError(f"no whole answer within {self._timeout_s:g} s") from None
                 raise
 
-    def _checked(self, method: str, path: str, answer: _Answer) -> Any:
+    def _checked(self, method: str, path: str, answer: _HttpAnswer) -> Any:
         """Return the JSON of an answer. LabelStudioError says what is wrong with it."""
         where = f"{self.url}{path.partition('?')[0]}"
         if 300 <= answer.status < 400:
@@ -220,7 +220,9 @@ class LabelStudio:
                 401: "; the access token was new: is the clock of the server right?",
                 403: "; the user of the token needs the right to do this",
             }.get(answer.status, "")
-            raise LabelStudioError(f"{method} {where}: {answer.status}: {self._said(answer)}{hint}")
+            raise LabelStudioError(
+                f"{method} {where}: {answer.status}: {self._said(answer)}{hint}", status=answer.status
+            )
         if not answer.body:
             return None
         try:
@@ -230,7 +232,7 @@ class LabelStudio:
                 f"{where}: found {answer.kind or 'bytes'} that is no JSON, expected Label Studio; is --url right?"
             ) from None
 
-    def _said(self, answer: _Answer, token: str = "") -> str:
+    def _said(self, answer: _HttpAnswer, token: str = "") -> str:
         """Return what the server said, fit to be written down."""
         text = answer.body[: 4 * _SHOWN].decode(errors="replace")
         with contextlib.suppress(ValueError, AttributeError, RecursionError):

@@ -41,7 +41,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
+class AnnotationAnswers:
     """What an annotation says. `read_results` makes it."""
 
     answers: Mapping[FeedbackKind, Row]
@@ -108,7 +108,7 @@ def _ratings(scale: tuple[float, float]) -> Sequence[int]:
 # --------------------------------------------------------------------------------------------- reading
 
 
-def read_results(results: Any, kind: FeedbackKind, *, original: str, order: Sequence[int]) -> Said:
+def read_results(results: Any, kind: FeedbackKind, *, original: str, order: Sequence[int]) -> AnnotationAnswers:
     """Return what the results of an annotation say. `original`: the answer that the field of the correction began with;
     whoever leaves it as it is corrects nothing. `order`: how the rollouts of a pair are shown."""
     answers: dict[FeedbackKind, Row] = {}
@@ -134,7 +134,7 @@ def read_results(results: Any, kind: FeedbackKind, *, original: str, order: Sequ
             if asked in answers:
                 answers[asked]["comment"] = comment[:MAX_TEXT]
                 break
-    return Said(answers=answers, unread=tuple(unread))
+    return AnnotationAnswers(answers=answers, unread=tuple(unread))
 
 
 def _put(answers: dict[FeedbackKind, Row], unread: list[str], kind: FeedbackKind, name: str, row: Row | None) -> None:

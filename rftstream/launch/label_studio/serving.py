@@ -16,8 +16,8 @@ from rftstream import faults
 from rftstream.errors import ConfigError, LabelStudioError, ProducerLost, TransportError
 from rftstream.launch.health import Health, HealthServer
 from rftstream.launch.label_studio.bridge import Bridge, RoundReport
+from rftstream.launch.label_studio.bridged_run import BridgedRun
 from rftstream.launch.label_studio.client import LabelStudio, PersonalToken
-from rftstream.launch.label_studio.run_side import RunSide
 from rftstream.runs.folder import RunFolder, open_run
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ MAX_PAUSE_S = 60.0
 
 def run_once(run: Path, *, url: str, token: PersonalToken, timeout_s: float, source: str) -> RoundReport:
     """Make one round. LabelStudioError or TransportError if one side cannot be reached."""
-    side = RunSide(open_run(run), source)
+    side = BridgedRun(open_run(run), source)
     with contextlib.closing(side), _alone(side.run.folder, source):
         side.begin()
         return Bridge(side, LabelStudio(url, token, timeout_s=timeout_s)).round()
@@ -56,7 +56,7 @@ def serve(
         ended.set()
         server.cancel()  # not in the middle of a commit: those are of the log
 
-    side = RunSide(open_run(run), source)
+    side = BridgedRun(open_run(run), source)
     faults.arm("label-studio", side.run.folder.logs / "faults")
     with contextlib.closing(side), _alone(side.run.folder, source), contextlib.ExitStack() as stack:
         address = ""
@@ -75,7 +75,9 @@ def serve(
 class _Rounds:
     """Makes rounds, and longer and longer pauses where they fail."""
 
-    def __init__(self, side: RunSide, bridge: Bridge, health: Health, ended: threading.Event, every_s: float) -> None:
+    def __init__(
+        self, side: BridgedRun, bridge: Bridge, health: Health, ended: threading.Event, every_s: float
+    ) -> None:
         self._side, self._bridge, self._health, self._ended, self._every_s = side, bridge, health, ended, every_s
         self._has_begun = False
         self._failures = 0

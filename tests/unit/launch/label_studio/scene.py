@@ -10,8 +10,8 @@ from typing import Any
 from rftstream.contracts.feedback import Feedback, FeedbackKind
 from rftstream.contracts.questions import Question
 from rftstream.launch.label_studio.bridge import Bridge, RoundReport
+from rftstream.launch.label_studio.bridged_run import BridgedRun
 from rftstream.launch.label_studio.client import LabelStudio, PersonalToken
-from rftstream.launch.label_studio.run_side import RunSide
 from rftstream.runs.folder import OpenRun
 from rftstream.testing import Simulation
 from tests.label_studio_server import PERSONAL, FakeLabelStudio
@@ -35,7 +35,7 @@ class Scene:
         self.token = folder / "token"
         self.token.write_text(PERSONAL)
         self.token.chmod(0o600)
-        self._sides: list[RunSide] = []
+        self._sides: list[BridgedRun] = []
 
     def bridge(
         self, *, timeout_s: float = 20.0, step: Callable[[str], None] | None = None, source: str = "label-studio"
@@ -83,7 +83,7 @@ class Scene:
 
 
 class StartedBridge:
-    def __init__(self, side: RunSide, server: LabelStudio, now: Callable[[], float]) -> None:
+    def __init__(self, side: BridgedRun, server: LabelStudio, now: Callable[[], float]) -> None:
         self.side, self.server = side, server
         self.bridge = Bridge(side, server, now=now)
         self._has_begun = False
@@ -107,7 +107,7 @@ class SteppedServer(LabelStudio):
         return answer
 
 
-class SteppedSide(RunSide):
+class SteppedSide(BridgedRun):
     """Tells a test of each start of the producer and each commit."""
 
     def __init__(self, run: OpenRun, source: str, step: Callable[[str], None]) -> None:

@@ -474,6 +474,18 @@ def test_down_for_long_takes_nothing_back(scene: Scene) -> None:
     assert scene.said(name) == [("rating", 1.0, 0)]
 
 
+def test_one_task_that_is_refused_keeps_nobody_back(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    name = scene.fake.refused = scene.questions(RATING)[1].question_id
+    bridge = scene.bridge()
+    report = bridge.round()
+    assert report.new_tasks == report.open - 1 == len(scene.fake.tasks)
+    assert "400: Validation error {'non_field_errors': ['bad item']}" in caplog.text
+    assert not bridge.round().did_something
+    scene.fake.refused = ""
+    assert scene.bridge().round().new_tasks == 1 and scene.fake.tasks_of(name)
+    scene.assert_no_twin()
+
+
 def test_a_slow_server_that_makes_the_tasks_later_gets_none_twice_that_counts(scene: Scene) -> None:
     """The bridge gives up and sends them again; then the first ones appear, too."""
     slow = iter(["slow"])

@@ -38,8 +38,8 @@ Standing = Mapping[tuple[str, str], Feedback]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opinion:
-    """What stands of an annotator in Label Studio. The bridge makes it; `RunSide.write` writes it if the log says
+class StandingVote:
+    """What stands of an annotator in Label Studio. The bridge makes it; `BridgedRun.write` writes it if the log says
     something else."""
 
     vote: Vote
@@ -48,7 +48,7 @@ class Opinion:
     sequence: int
 
 
-class RunSide:
+class BridgedRun:
     """One run. The bridge's process makes it, calls `begin` before it reads anything, then `look`, `write` and
     `task_data` in each round, and `close` in the end. One thread uses it. After ProducerLost, `begin` comes first."""
 
@@ -116,7 +116,7 @@ class RunSide:
 
     # ------------------------------------------------------------------------------------------ writing
 
-    def write(self, opinions: Iterable[Opinion], standing: Standing) -> list[Feedback]:
+    def write(self, opinions: Iterable[StandingVote], standing: Standing) -> list[Feedback]:
         """Write the opinions that the log does not have, each as the next revision; return their records. ProducerLost
         if another bridge has begun."""
         assert self._producer is not None, "begin comes first"
@@ -186,7 +186,7 @@ class RunSide:
         self.run.transport.close()
 
 
-def _revised(opinion: Opinion, standing: Standing) -> Feedback | None:
+def _revised(opinion: StandingVote, standing: Standing) -> Feedback | None:
     """Return the record of an opinion; None if the log says the same."""
     vote = opinion.vote
     before = standing.get((vote.question_id, opinion.annotator))
