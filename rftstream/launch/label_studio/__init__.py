@@ -21,7 +21,7 @@ and writes the difference:
     label_config  what annotators see, and what their annotations say
     projects      projects and tasks of a run, found again by what they carry
     mirror        what is known of the tasks, so that most rounds read only what has changed
-    bridged_run      the run: questions, votes that stand, texts to show, new votes in transactions
+    bridged_run   the run: questions, votes that stand, texts to show, new votes in transactions
     bridge        one round
     serving       rounds until somebody ends them
 """

@@ -14,7 +14,7 @@ from rftstream.contracts.feedback import Feedback, FeedbackKind, question_id_of
 from rftstream.contracts.questions import Question, QuestionReason
 from rftstream.data.feedback.rows import Vote, vote_of
 from rftstream.errors import LabelStudioError
-from rftstream.launch.label_studio.bridged_run import BridgedRun, Standing, StandingVote
+from rftstream.launch.label_studio.bridged_run import BridgedRun, NewestVotes, StandingVote
 from rftstream.launch.label_studio.client import LabelStudio
 from rftstream.launch.label_studio.label_config import TITLES, AnnotationAnswers, read_results
 from rftstream.launch.label_studio.mirror import TaskMirror
@@ -294,7 +294,7 @@ def _newest(tasks: Sequence[ServerTask]) -> dict[int, tuple[ServerTask, Annotati
     return found
 
 
-def _by_question(standing: Standing, source: str) -> dict[str, list[Feedback]]:
+def _by_question(standing: NewestVotes, source: str) -> dict[str, list[Feedback]]:
     """Return the votes of this server that stand, by question."""
     found: dict[str, list[Feedback]] = defaultdict(list)
     for feedback in standing.values():

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 MAX_ORIGINAL = 200_000
 """Characters of an answer that stands in the field for its correction from the beginning."""
-Standing = Mapping[tuple[str, str], Feedback]
+NewestVotes = Mapping[tuple[str, str], Feedback]
 """The newest that each annotator says: question_id, annotator -> record."""
 
 
@@ -98,7 +98,7 @@ class BridgedRun:
             self._view = (ends, read_feedback(self._log, self.run.config, find_statuses=find))
         return self._view[1]
 
-    def standing(self, view: FeedbackView) -> Standing:
+    def standing(self, view: FeedbackView) -> NewestVotes:
         """Return the newest that each annotator says on each question, taken back or not."""
         newest: dict[tuple[str, str], Feedback] = {}
         for vote in [*(line.vote for line in view.votes), *self._written.values()]:
@@ -116,11 +116,11 @@ class BridgedRun:
 
     # ------------------------------------------------------------------------------------------ writing
 
-    def write(self, opinions: Iterable[StandingVote], standing: Standing) -> list[Feedback]:
-        """Write the opinions that the log does not have, each as the next revision; return their records. ProducerLost
+    def write(self, votes: Iterable[StandingVote], standing: NewestVotes) -> list[Feedback]:
+        """Write the votes that the log does not have, each as the next revision; return their records. ProducerLost
         if another bridge has begun."""
         assert self._producer is not None, "begin comes first"
-        new = [one for opinion in opinions if (one := _revised(opinion, standing)) is not None]
+        new = [one for vote in votes if (one := _revised(vote, standing)) is not None]
         for start in range(0, len(new), MAX_RECORDS):
             chunk = new[start : start + MAX_RECORDS]
             self._producer.commit([self._record(one) for one in chunk])
@@ -186,17 +186,17 @@ class BridgedRun:
         self.run.transport.close()
 
 
-def _revised(opinion: StandingVote, standing: Standing) -> Feedback | None:
-    """Return the record of an opinion; None if the log says the same."""
-    vote = opinion.vote
-    before = standing.get((vote.question_id, opinion.annotator))
-    feedback = feedback_of(vote, opinion.annotator, opinion.sequence)
+def _revised(found: StandingVote, standing: NewestVotes) -> Feedback | None:
+    """Return the record of a vote; None if the log says the same."""
+    vote = found.vote
+    before = standing.get((vote.question_id, found.annotator))
+    feedback = feedback_of(vote, found.annotator, found.sequence)
     if before is None:
         return None if vote.kind is FeedbackKind.retract else feedback
     if what_is_said(before) == what_is_said(feedback):
         return None
     revision = before.revision + 1
-    name = feedback_id_of(vote.question_id, opinion.annotator, revision)
+    name = feedback_id_of(vote.question_id, found.annotator, revision)
     return replace(feedback, revision=revision, feedback_id=name)
 
 
