@@ -52,6 +52,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "launch": "rftstream.commands.launch:launch",
         "scale-plan": "rftstream.commands.exporter:scale_plan",
         "exporter": "rftstream.commands.exporter:exporter",
+        "traces": "rftstream.commands.traces:traces",
     },
     "What it does and did": {
         "status": "rftstream.commands.views:status",

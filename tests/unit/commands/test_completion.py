@@ -42,7 +42,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_commands_and_options(here: Path) -> None:
     assert completed("") == list(COMMANDS)
-    assert completed("tr") == ["try", "trace"]
+    assert completed("tr") == ["try", "traces", "trace"]
     assert "--version" in completed("evaluate", "runs/first", "--v")
 
 
