@@ -15,6 +15,7 @@ from rftstream.contracts.records import TopicPartition
 from rftstream.errors import ConfigError, PositionMissing, TransportError
 from rftstream.transport.base import Position, TopicSettings
 from rftstream.transport.checks import check_same_settings
+from rftstream.transport.kafka.access import KafkaAccess
 from rftstream.transport.kafka.admin_connection import PATIENCE_S, AdminConnection
 from rftstream.transport.kafka.cluster_check import KafkaLook
 from rftstream.transport.kafka.connection import KafkaClientFactory
@@ -37,6 +38,7 @@ class KafkaAdmin:
         self._known: dict[str, TopicSettings] = {}
         self.connection = AdminConnection(clients)
         self._ends = LogEnds(clients, self.connection)
+        self.access = KafkaAccess(clients, self.connection.ask)
         self.look = KafkaLook(clients, self.connection.ask, self.topics, self._topic_options)
 
     # ------------------------------------------------------------------------------------------ topics
