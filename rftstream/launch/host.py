@@ -305,7 +305,8 @@ def wait_until(
 def join(
     files: Sequence[Path], run_dir: Path | None, *, role: str, wait_s: float, stop: Stop, say: Callable[[str], None]
 ) -> tuple[RunConfig, RunFolder]:
-    """Return the run that a worker of this role is for, once it exists: its folder, and the config that it was started with.
+    """Return the run that a worker of this role is for, once it exists: its folder, and the config that it was started
+    with.
 
     StoppedError if a signal comes first."""
 

@@ -1,0 +1,227 @@
+"""Each role with a user of its own: what the broker allows is what the role declares, and the rest is refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from kafka import errors as kafka_errors
+from kafka.admin import (
+    ACL,
+    ACLOperation,
+    ACLPermissionType,
+    ACLResourcePatternType,
+    ResourcePattern,
+    ResourceType,
+)
+from kafka.structs import OffsetAndMetadata
+from kafka.structs import TopicPartition as KafkaPartition
+
+from rftstream.commands import cli
+from rftstream.config.log_users import ADMIN, OPERATOR, READER
+from rftstream.contracts.records import TopicPartition
+from rftstream.contracts.topics import TOPICS
+from rftstream.queries.audit import audit
+from rftstream.runs.access import rights_of, user_kinds
+from rftstream.runs.folder import RunFolder, find_run, open_run, open_transport
+from rftstream.testing.conformance_bench import await_true, new
+from rftstream.transport.access import Operation, Resource
+from tests.broker.guarded import TEAMS, Guarded, start_guarded
+from tests.docs.reading import ROOT, read
+from tests.e2e.workplace import Workplace
+
+pytestmark = pytest.mark.broker
+
+A, B = "run-a", "run-b"
+REFUSED = (kafka_errors.AuthorizationError, kafka_errors.KafkaError)
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Guarded:
+    return start_guarded(tmp_path_factory.mktemp("guarded"))
+
+
+@pytest.fixture(scope="module")
+def runs(guarded: Guarded) -> Guarded:
+    """Two runs, of two teams, whose users have what they need."""
+    for team, name in zip(TEAMS, (A, B), strict=True):
+        file = guarded.folder / f"{name}.toml"
+        file.write_text(guarded.run_file(team, name))
+        environment = guarded.passwords_of(team, ADMIN, OPERATOR)
+        before = called(environment, "topics", "acls", file, "--dry-run", "--json", code=1)
+        assert not before["fine"] and before["missing"]
+        done = called(environment, "topics", "acls", file, "--apply", "--json")
+        assert done["missing"] == before["missing"]
+        await_true(
+            "the rights hold", lambda file=file, env=environment: called(env, "topics", "acls", file, "--dry-run"), 30.0
+        )
+        assert called(environment, "topics", "apply", file, "--json")["made"] == list(TOPICS), "by the operator"
+    return guarded
+
+
+def called(env: dict[str, str], *arguments: object, code: int = 0) -> dict[str, object]:
+    done = CliRunner(env=env).invoke(cli, [str(each) for each in arguments])
+    assert done.exit_code == code, done.output
+    return json.loads(done.stdout) if "--json" in arguments else {"text": done.stdout}
+
+
+# ------------------------------------------------------------------------------------------------ what is allowed
+
+
+@pytest.mark.parametrize("kind", user_kinds())
+def test_the_broker_allows_what_the_role_declares_and_nothing_else(runs: Guarded, kind: str) -> None:
+    """By the broker's own answer to the user, for every topic and group of both runs."""
+    config = find_config(runs)
+    allowed: dict[str, set[str]] = {topic: set() for topic in TOPICS}
+    for right in rights_of(kind, config):
+        if right.resource is Resource.topic:
+            for topic in TOPICS:
+                if topic == right.name or (right.prefixed and topic.startswith(right.name)):
+                    allowed[topic] |= {_broker_name(operation) for operation in right.operations}
+    with runs.admin(f"{TEAMS[0]}{kind}", A) as client:
+        told = client.describe_topics([f"{A}.{topic}" for topic in TOPICS])
+        assert {one["name"].removeprefix(f"{A}."): set(one["authorized_operations"]) for one in told} == allowed
+        assert not [name for name in client.list_topics() if name.startswith(f"{B}.")], "of another team"
+
+
+def _broker_name(operation: Operation) -> str:
+    return {"DescribeConfigs": "DESCRIBE_CONFIGS"}.get(operation.value, operation.value.upper())
+
+
+def find_config(runs: Guarded):  # type: ignore[no-untyped-def]
+    from rftstream.config import loader
+
+    return loader.load([runs.folder / f"{A}.toml"])
+
+
+# ------------------------------------------------------------------------------------------------ what is refused
+
+
+@dataclass(frozen=True)
+class As:
+    """A user of run A, who tries something. Everything that is tried raises what the broker says."""
+
+    guarded: Guarded
+    kind: str
+
+    @property
+    def clients(self):  # type: ignore[no-untyped-def]
+        return self.guarded.clients(f"{TEAMS[0]}{self.kind}", A)
+
+    def write(self, topic: str) -> None:
+        """Without a transaction, which would need an id of its own."""
+        with closing(self.clients.producer(max_block_ms=8000)) as producer:
+            producer.send(topic, b"{}", partition=0).get(10)
+
+    def read(self, topic: str) -> None:
+        place = KafkaPartition(topic, 0)
+        if not topic.startswith(f"{A}."):  # not even told where it is
+            self.ask(lambda client: _raise_all([kafka_errors.for_code(client.describe_topics([topic])[0]["error_code"])]))
+        with closing(self.clients.consumer()) as consumer:
+            consumer.assign([place])
+            consumer.seek(place, 0)
+            for _ in range(20):
+                consumer.poll(timeout_ms=500)
+
+    def produce_as(self, transactional_id: str) -> None:
+        with closing(self.clients.producer(transactional_id=transactional_id, max_block_ms=8000)) as producer:
+            producer.init_transactions()
+
+    def commit(self, group: str, topic: str) -> None:
+        with self.guarded.admin(f"{TEAMS[0]}{self.kind}", A) as client:
+            done = client.alter_group_offsets(group, {KafkaPartition(topic, 0): OffsetAndMetadata(0, "", -1)})
+            for error in done.values():
+                if error is not kafka_errors.NoError:
+                    raise error
+
+    def ask(self, question: Callable[[object], object]) -> None:
+        with self.guarded.admin(f"{TEAMS[0]}{self.kind}", A) as client:
+            question(client)
+
+
+def admin_rule() -> ACL:
+    pattern = ResourcePattern(ResourceType.TOPIC, f"{A}.", ACLResourcePatternType.PREFIXED)
+    return ACL(f"User:{TEAMS[0]}explorer", "*", ACLOperation.WRITE, ACLPermissionType.ALLOW, pattern)
+
+
+FORBIDDEN: dict[str, tuple[str, Callable[[As], None]]] = {
+    "an explorer writes `verified`": ("explorer", lambda user: user.write(f"{A}.verified")),
+    "an explorer writes `control`": ("explorer", lambda user: user.write(f"{A}.control")),
+    "a verifier writes `weights`": ("verifier", lambda user: user.write(f"{A}.weights")),
+    "a feeder writes `outcomes`": ("feeder", lambda user: user.write(f"{A}.outcomes")),
+    "a buffer writes `rollouts`": ("buffer", lambda user: user.write(f"{A}.rollouts")),
+    "a trainer writes `batches`": ("trainer", lambda user: user.write(f"{A}.batches")),
+    "an evaluator writes `weights`": ("evaluator", lambda user: user.write(f"{A}.weights")),
+    "a synthesiser writes `tasks`": ("synthesiser", lambda user: user.write(f"{A}.tasks")),
+    "a reader writes `control`": (READER, lambda user: user.write(f"{A}.control")),
+    "a user without rights writes `tasks`": ("nobody", lambda user: user.write(f"{A}.tasks")),
+    "an explorer reads `verified`": ("explorer", lambda user: user.read(f"{A}.verified")),
+    "a verifier reads `experts`": ("verifier", lambda user: user.read(f"{A}.experts")),
+    "a trainer reads `batches` of another run": ("trainer", lambda user: user.read(f"{B}.batches")),
+    "an operator reads `tasks` of another run": (OPERATOR, lambda user: user.read(f"{B}.tasks")),
+    "an explorer writes `rollouts` of another run": ("explorer", lambda user: user.write(f"{B}.rollouts")),
+    "a buffer takes the trainer's transactional id": ("buffer", lambda user: user.produce_as(f"{A}.trainer")),
+    "an explorer takes a verifier's transactional id": ("explorer", lambda user: user.produce_as(f"{A}.verifier.v.1")),
+    "a trainer takes that of another run": ("trainer", lambda user: user.produce_as(f"{B}.trainer")),
+    "a reader starts a producer": (READER, lambda user: user.produce_as(f"{A}.reader")),
+    "an explorer commits positions of the verifiers": (
+        "explorer",
+        lambda user: user.commit(f"{A}.verifier", f"{A}.rollouts"),
+    ),
+    "a reader commits positions of the buffer": (READER, lambda user: user.commit(f"{A}.buffer", f"{A}.verified")),
+    "a feeder deletes records of `tasks`": (
+        "feeder",
+        lambda user: user.ask(lambda client: client.delete_records({KafkaPartition(f"{A}.tasks", 0): 0})),
+    ),
+    "an explorer deletes the topic `tasks`": (
+        "explorer",
+        lambda user: user.ask(lambda client: client.delete_topics([f"{A}.tasks"])),
+    ),
+    "a trainer makes a topic": (
+        "trainer",
+        lambda user: user.ask(lambda client: client.create_topics({f"{A}.more": {"num_partitions": 1}})),
+    ),
+    "a reader deletes a consumer group": (
+        READER,
+        lambda user: user.ask(lambda client: _raise(client.delete_groups([f"{A}.buffer"]))),
+    ),
+    "an operator gives rights": (
+        OPERATOR,
+        lambda user: user.ask(lambda client: _raise_all(client.create_acls([admin_rule()])["failed"])),
+    ),
+}
+"""What somebody tries, as docs/operations.md has it -> who, and how."""
+
+
+def _raise(said: dict[str, str]) -> None:
+    for name, error in said.items():
+        if error != "OK":
+            raise getattr(kafka_errors, error.partition(":")[0], kafka_errors.KafkaError)(name)
+
+
+def _raise_all(errors: list[type[Exception]]) -> None:
+    for error in errors:
+        raise error
+
+
+@pytest.mark.parametrize("what", FORBIDDEN)
+def test_what_is_forbidden_is_refused(runs: Guarded, what: str) -> None:
+    kind, attempt = FORBIDDEN[what]
+    with pytest.raises(kafka_errors.KafkaError) as error:
+        attempt(As(runs, kind))
+    refusals = [one for one in (error.value, error.value.__cause__, *error.value.args) if one is not None]
+    assert any(
+        isinstance(one, kafka_errors.AuthorizationError) or "Authorization" in str(one) for one in refusals
+    ), repr(error.value)
+
+
+def test_the_docs_have_what_is_tried_here() -> None:
+    page = read(ROOT / "docs" / "operations.md")
+    told = [line.strip("| ") for line in page.split("| refused |")[1].splitlines()[2 : len(FORBIDDEN) + 2]]
+    assert told == list(FORBIDDEN)
