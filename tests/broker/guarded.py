@@ -1,4 +1,4 @@
-"""A broker that allows nothing without an ACL, with users who have passwords (SCRAM) and users who have certificates."""
+"""A broker that allows nothing without an ACL. Users have passwords (SCRAM) or certificates."""
 
 from __future__ import annotations
 
@@ -49,10 +49,19 @@ class Guarded:
             f'sasl_plain_username = "{team}{{role}}"\nsasl_plain_password = "env:KAFKA_PASSWORD_{{role}}"\n'
         )
 
-    def run_file(self, team: str, name: str) -> str:
+    def by_certificate(self) -> str:
+        """As `options`, for users who are known by their certificates."""
+        own = self.folder / "clients"
+        return (
+            f'security_protocol = "SSL"\nssl_cafile = "{self.ca}"\nssl_certfile = "{own}/{{role}}.pem"\n'
+            f'ssl_keyfile = "{own}/{{role}}.key"\n'
+        )
+
+    def run_file(self, name: str, options: str) -> str:
         text = FAKE.replace('name = "tiny"', f'name = "{name}"')
-        kafka = f'[transport]\nkind = "kafka"\nservers = "{self.passwords}"'
-        return text.replace("[transport]", kafka) + f"[transport.options]\n{self.options(team)}"
+        servers = self.certificates if '"SSL"' in options else self.passwords
+        kafka = f'[transport]\nkind = "kafka"\nservers = "{servers}"'
+        return text.replace("[transport]", kafka) + f"[transport.options]\n{options}"
 
     def passwords_of(self, team: str, *kinds: str) -> dict[str, str]:
         """The environment in which these users are known."""
@@ -75,10 +84,10 @@ class Guarded:
 
 
 def start_guarded(folder: Path) -> Guarded:
-    certify(folder / "clients", "explorer", "trainer")
+    certify(folder / "clients", *user_kinds(), ADMIN)
     settings = (
         "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-        f"super.users=User:ANONYMOUS;{';'.join(f'User:{team}{ADMIN}' for team in TEAMS)}",
+        f"super.users=User:ANONYMOUS;User:CN={ADMIN};{';'.join(f'User:{team}{ADMIN}' for team in TEAMS)}",
         "allow.everyone.if.no.acl.found=false",
     )
     ca = folder / "clients" / "ca.pem"

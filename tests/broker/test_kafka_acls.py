@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -25,14 +24,11 @@ from kafka.structs import TopicPartition as KafkaPartition
 
 from rftstream.commands import cli
 from rftstream.config.log_users import ADMIN, OPERATOR, READER
-from rftstream.contracts.records import TopicPartition
 from rftstream.contracts.topics import TOPICS
-from rftstream.queries.audit import audit
 from rftstream.runs.access import rights_of, user_kinds
-from rftstream.runs.folder import RunFolder, find_run, open_run, open_transport
-from rftstream.testing.conformance_bench import await_true, new
+from rftstream.testing.conformance_bench import await_true
 from rftstream.transport.access import Operation, Resource
-from tests.broker.guarded import TEAMS, Guarded, start_guarded
+from tests.broker.guarded import PASSWORD, TEAMS, Guarded, start_guarded
 from tests.docs.reading import ROOT, read
 from tests.e2e.workplace import Workplace
 
@@ -52,7 +48,7 @@ def runs(guarded: Guarded) -> Guarded:
     """Two runs, of two teams, whose users have what they need."""
     for team, name in zip(TEAMS, (A, B), strict=True):
         file = guarded.folder / f"{name}.toml"
-        file.write_text(guarded.run_file(team, name))
+        file.write_text(guarded.run_file(name, guarded.options(team)))
         environment = guarded.passwords_of(team, ADMIN, OPERATOR)
         before = called(environment, "topics", "acls", file, "--dry-run", "--json", code=1)
         assert not before["fine"] and before["missing"]
@@ -122,7 +118,9 @@ class As:
     def read(self, topic: str) -> None:
         place = KafkaPartition(topic, 0)
         if not topic.startswith(f"{A}."):  # not even told where it is
-            self.ask(lambda client: _raise_all([kafka_errors.for_code(client.describe_topics([topic])[0]["error_code"])]))
+            self.ask(
+                lambda client: _raise_all([kafka_errors.for_code(client.describe_topics([topic])[0]["error_code"])])
+            )
         with closing(self.clients.consumer()) as consumer:
             consumer.assign([place])
             consumer.seek(place, 0)
@@ -216,12 +214,77 @@ def test_what_is_forbidden_is_refused(runs: Guarded, what: str) -> None:
     with pytest.raises(kafka_errors.KafkaError) as error:
         attempt(As(runs, kind))
     refusals = [one for one in (error.value, error.value.__cause__, *error.value.args) if one is not None]
-    assert any(
-        isinstance(one, kafka_errors.AuthorizationError) or "Authorization" in str(one) for one in refusals
-    ), repr(error.value)
+    assert any(isinstance(one, kafka_errors.AuthorizationError) or "Authorization" in str(one) for one in refusals), (
+        repr(error.value)
+    )
 
 
 def test_the_docs_have_what_is_tried_here() -> None:
     page = read(ROOT / "docs" / "operations.md")
     told = [line.strip("| ") for line in page.split("| refused |")[1].splitlines()[2 : len(FORBIDDEN) + 2]]
     assert told == list(FORBIDDEN)
+
+
+# ------------------------------------------------------------------------------------------------ a whole run
+
+MORE = """
+[evaluations.held-out]
+source = "arithmetic"
+options = { seed = 1 }
+every = 2
+[retention]
+"""
+"""An evaluator, and a trainer that deletes."""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Workplace]:
+    workplace = Workplace(tmp_path / "place")
+    try:
+        yield workplace
+    finally:
+        workplace.end()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("way", ["passwords", "certificates"])
+def test_a_whole_run_each_role_with_a_user_of_its_own(place: Workplace, guarded: Guarded, way: str) -> None:
+    """No process has the password of another."""
+    team, name = TEAMS[0], f"whole-{way}"
+    options = guarded.options(team) if way == "passwords" else guarded.by_certificate()
+    file = place.write(f"{name}.toml", guarded.run_file(name, options) + MORE)
+    users = ["--user-prefix", "CN="] if way == "certificates" else []
+
+    def known(*kinds: str) -> dict[str, str]:
+        return guarded.passwords_of(team, *kinds) if way == "passwords" else {}
+
+    given = place.call("topics", "acls", file, "--apply", *users, env=known(ADMIN))
+    assert given.code == 0, given.err
+    made = place.call("run", file, "--no-workers", env=known(OPERATOR))
+    assert made.code == 0, made.err
+    looking = {**known(READER), "RFTSTREAM_LOG_USER": READER}
+    refused = place.call("pause", file, env=looking)
+    assert refused.code == 2, refused.err
+    assert "does not allow it" in refused.err
+    roles = [kind for kind in user_kinds() if kind not in (OPERATOR, READER, "synthesiser")]
+    workers = [place.start("worker", file, "--role", role, env=known(role)) for role in roles]
+    assert [worker.finish().code for worker in workers] == [0] * len(roles), place.report()
+    place.assert_nobody_left()
+
+    told = place.call("audit", file, "--json", env=looking)
+    assert told.code == 0, told.err
+    assert (told.result["balanced"], told.result["version"]) == (True, 6)
+    assert not told.result["undeleted"], "the trainer may delete what retention gives up"
+    for command in (["status", file], ["inspect", file, "rollouts"], ["trace", file, "version:6"]):
+        looked = place.call(*command, env=looking)
+        assert looked.code == 0, looked.err
+    differs = place.call("topics", "acls", file, "--dry-run", "--json", *users, env=known(ADMIN)).result
+    assert (differs["fine"], differs["superfluous"]) == (True, [])
+    assert_no_secret(place)
+
+
+def assert_no_secret(place: Workplace) -> None:
+    """Of no user, in no file that a run leaves, and in nothing that was said."""
+    for path in place.folder.rglob("*"):
+        if path.is_file():
+            assert PASSWORD.encode() not in path.read_bytes(), path
