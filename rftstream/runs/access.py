@@ -54,11 +54,11 @@ def principals(
     config: RunConfig, *, prefix: str | None = None, named: Mapping[str, str] | None = None
 ) -> dict[str, str]:
     """Return the user of each kind, `User:NAME`: as `named` says, else `prefix` and the kind, else as the run file says
-    by `{role}` in `sasl_plain_username`, else DEFAULT_PREFIX and the kind. ConfigError for a kind that there is not."""
+    by `sasl_plain_username`, else DEFAULT_PREFIX and the kind. ConfigError for a kind that there is not."""
     if unknown := sorted(set(named or {}) - set(user_kinds())):
         raise ConfigError(f"user of {unknown[0]!r}: no such role; known: {', '.join(user_kinds())}")
     template = config.transport.options.get("sasl_plain_username")
-    if prefix is not None or not isinstance(template, str) or log_users.PLACEHOLDER not in template:
+    if prefix is not None or not isinstance(template, str):
         template = f"{DEFAULT_PREFIX if prefix is None else prefix}{log_users.PLACEHOLDER}"
     names = {kind: template.replace(log_users.PLACEHOLDER, kind) for kind in user_kinds()} | dict(named or {})
     return {kind: f"User:{name.removeprefix('User:')}" for kind, name in names.items()}

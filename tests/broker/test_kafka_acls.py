@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from kafka import KafkaAdminClient
 from kafka import errors as kafka_errors
 from kafka.admin import (
     ACL,
@@ -25,10 +26,13 @@ from kafka.structs import TopicPartition as KafkaPartition
 from rftstream.commands import cli
 from rftstream.config.log_users import ADMIN, OPERATOR, READER
 from rftstream.contracts.topics import TOPICS
+from rftstream.errors import ConfigError
 from rftstream.runs.access import rights_of, user_kinds
-from rftstream.testing.conformance_bench import await_true
+from rftstream.testing.conformance_bench import await_true, new
 from rftstream.transport.access import Operation, Resource
+from rftstream.transport.base import TopicSettings
 from tests.broker.guarded import PASSWORD, TEAMS, Guarded, start_guarded
+from tests.broker.test_kafka_own import connect_securely, started
 from tests.docs.reading import ROOT, read
 from tests.e2e.workplace import Workplace
 
@@ -223,6 +227,52 @@ def test_the_docs_have_what_is_tried_here() -> None:
     page = read(ROOT / "docs" / "operations.md")
     told = [line.strip("| ") for line in page.split("| refused |")[1].splitlines()[2 : len(FORBIDDEN) + 2]]
     assert told == list(FORBIDDEN)
+
+
+# ------------------------------------------------------------------------------------------------ what is said
+
+
+def allow(guarded: Guarded, kind: ResourceType, *operations: ACLOperation) -> None:
+    admin = KafkaAdminClient(bootstrap_servers=guarded.open)
+    pattern = ResourcePattern(kind, "secured.", ACLResourcePatternType.PREFIXED)
+    admin.create_acls([ACL("User:user", "*", one, ACLPermissionType.ALLOW, pattern) for one in operations])
+    admin.close()
+
+
+def test_a_missing_acl_is_one_line_that_says_what_to_grant(guarded: Guarded) -> None:
+    def refused(what: Callable[[], object]) -> str:
+        with pytest.raises(ConfigError) as error:
+            what()
+        text = str(error.value)
+        assert error.value.exit_code == 2
+        assert len(text) < 600
+        assert "\n" not in text
+        return text
+
+    transport = connect_securely(guarded.secure, "SASL_PLAINTEXT")
+    topics = {name: TopicSettings(partitions=3) for name in ("a", "b", "c", "d")}
+    told = refused(lambda: transport.admin.ensure_topics(topics))
+    assert told.startswith(f"create topics: {guarded.passwords} does not allow it to the user 'user' (Topic")
+    assert (
+        "grant Read, Write, Create, Describe, DescribeConfigs and Delete on the topics whose names begin with 'sec"
+        in told
+    )
+    assert told.endswith("--operation Delete --topic secured. --resource-pattern-type prefixed")
+    of_topics = (ACLOperation.CREATE, ACLOperation.DESCRIBE, ACLOperation.DESCRIBE_CONFIGS)
+    allow(guarded, ResourceType.TOPIC, *of_topics)
+    transport.admin.ensure_topics(topics)
+    assert "Read, Describe and Delete on the consumer groups" in refused(lambda: transport.admin.committed("g"))
+    producer = transport.producer("p")
+    told = refused(producer.start)
+    assert told.startswith("producer secured.p: could not start: ")
+    assert "Write and Describe on the transactional ids" in told
+    allow(guarded, ResourceType.TRANSACTIONAL_ID, ACLOperation.WRITE, ACLOperation.DESCRIBE)
+    await_true("started", lambda: started(producer), 30.0)
+    told = refused(lambda: producer.commit([new("a", 0, "not mine to write")]))
+    assert told.startswith("producer secured.p: commit: ")
+    assert "on the topics whose names begin with 'secured.'" in told
+    producer.close()
+    transport.close()
 
 
 # ------------------------------------------------------------------------------------------------ a whole run
