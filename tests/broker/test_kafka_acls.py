@@ -14,10 +14,12 @@ from kafka import KafkaAdminClient
 from kafka import errors as kafka_errors
 from kafka.admin import (
     ACL,
+    ACLFilter,
     ACLOperation,
     ACLPermissionType,
     ACLResourcePatternType,
     ResourcePattern,
+    ResourcePatternFilter,
     ResourceType,
 )
 from kafka.structs import OffsetAndMetadata
@@ -25,12 +27,14 @@ from kafka.structs import TopicPartition as KafkaPartition
 
 from rftstream.commands import cli
 from rftstream.config.log_users import ADMIN, OPERATOR, READER
+from rftstream.contracts.records import TopicPartition
 from rftstream.contracts.topics import TOPICS
-from rftstream.errors import ConfigError
+from rftstream.errors import ConfigError, TransportError
 from rftstream.runs.access import rights_of, user_kinds
 from rftstream.testing.conformance_bench import await_true, new
 from rftstream.transport.access import Operation, Resource
 from rftstream.transport.base import TopicSettings
+from rftstream.transport.kafka.admin import KafkaAdmin
 from tests.broker.guarded import PASSWORD, TEAMS, Guarded, start_guarded
 from tests.broker.test_kafka_own import connect_securely, started
 from tests.docs.reading import ROOT, read
@@ -275,6 +279,67 @@ def test_a_missing_acl_is_one_line_that_says_what_to_grant(guarded: Guarded) -> 
     transport.close()
 
 
+def test_a_difference_is_shown_and_mended(runs: Guarded) -> None:
+    """Of run B, which no other test counts on."""
+    file, admin = runs.folder / f"{B}.toml", runs.passwords_of(TEAMS[1], ADMIN, OPERATOR)
+    user = f"User:{TEAMS[1]}explorer"
+    with closing(KafkaAdminClient(bootstrap_servers=runs.open)) as client:
+        for name, kind in ((f"{B}.verified", ACLResourcePatternType.LITERAL), ("run", ACLResourcePatternType.PREFIXED)):
+            pattern = ResourcePattern(ResourceType.TOPIC, name, kind)
+            client.create_acls([ACL(user, "*", ACLOperation.WRITE, ACLPermissionType.ALLOW, pattern)])
+
+    def differs(*more: str) -> dict[str, object]:
+        return called(admin, "topics", "acls", file, *more, "--json")
+
+    await_true("it is shown", lambda: len(differs("--dry-run")["superfluous"]) == 1, 30.0)
+    found = differs("--apply")
+    assert found["superfluous"] == [
+        {"principal": user, "resource": "topic", "name": f"{B}.verified", "pattern": "literal", "operation": "Write"}
+    ]
+    assert found["others"] == [f"{user} may Write on the topic prefixed run"]
+    assert not found["removed"]
+    assert differs("--apply", "--prune")["removed"]
+    await_true("it is gone", lambda: not differs("--dry-run")["superfluous"], 30.0)
+    assert differs("--dry-run")["others"] == found["others"], "it holds for more than this run"
+    with closing(KafkaAdminClient(bootstrap_servers=runs.open)) as client:
+        wider = ResourcePatternFilter(ResourceType.TOPIC, "run", ACLResourcePatternType.PREFIXED)
+        client.delete_acls([ACLFilter(user, "*", ACLOperation.WRITE, ACLPermissionType.ALLOW, wider)])
+
+
+def test_who_may_not_set_rights_is_told_so(runs: Guarded, servers: str) -> None:
+    file = runs.folder / f"{A}.toml"
+    as_explorer = {"KAFKA_PASSWORD_admin": f"{PASSWORD}{TEAMS[0]}explorer"}
+    name = "RFTSTREAM__TRANSPORT__OPTIONS__SASL_PLAIN_USERNAME"
+    done = CliRunner(env={**as_explorer, name: f"{TEAMS[0]}explorer"}).invoke(
+        cli, ["topics", "acls", str(file), "--apply", "--user-prefix", TEAMS[0]]
+    )
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "describe ACLs: this user may not; do it as a user with Describe and Alter on the cluster" in done.stderr
+    open_to_all = runs.folder / "open.toml"
+    open_to_all.write_text(runs.run_file("open", 'security_protocol = "PLAINTEXT"\n').replace(runs.passwords, servers))
+    done = CliRunner().invoke(cli, ["topics", "acls", str(open_to_all), "--dry-run"])
+    assert done.exit_code == 2
+    assert "these brokers have no authorizer, so everybody may do everything" in done.stderr
+
+
+def test_ends_of_a_topic_that_may_only_be_described(runs: Guarded) -> None:
+    """Whoever may not ask who is committing waits a moment, and takes the end that it sees."""
+    record, place = f"{A}.rollouts", TopicPartition("rollouts", 0)
+    ends: dict[str, int] = {}
+    with closing(runs.clients(f"{TEAMS[0]}explorer", A).producer(transactional_id=f"{A}.explorer.open")) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send(record, b"{}", partition=0).get(10)
+        for kind in ("explorer", "evaluator"):
+            clients = runs.clients(f"{TEAMS[0]}{kind}", A)
+            with closing(KafkaAdmin(clients, create=False)) as admin:
+                ends[kind] = admin.end_offsets("rollouts")[place]
+                with pytest.raises(TransportError, match="a transaction is open"):
+                    admin.end_offsets("rollouts", settled=True)
+        producer.abort_transaction()
+    assert ends == {"explorer": 0, "evaluator": 0}
+
+
 # ------------------------------------------------------------------------------------------------ a whole run
 
 MORE = """
@@ -299,7 +364,7 @@ def place(tmp_path: Path) -> Iterator[Workplace]:
 @pytest.mark.long
 @pytest.mark.parametrize("way", ["passwords", "certificates"])
 def test_a_whole_run_each_role_with_a_user_of_its_own(place: Workplace, guarded: Guarded, way: str) -> None:
-    """No process has the password of another."""
+    """No worker has the password of another."""
     team, name = TEAMS[0], f"whole-{way}"
     options = guarded.options(team) if way == "passwords" else guarded.by_certificate()
     file = place.write(f"{name}.toml", guarded.run_file(name, options) + MORE)
@@ -316,9 +381,13 @@ def test_a_whole_run_each_role_with_a_user_of_its_own(place: Workplace, guarded:
     refused = place.call("pause", file, env=looking)
     assert refused.code == 2, refused.err
     assert "does not allow it" in refused.err
-    roles = [kind for kind in user_kinds() if kind not in (OPERATOR, READER, "synthesiser")]
-    workers = [place.start("worker", file, "--role", role, env=known(role)) for role in roles]
-    assert [worker.finish().code for worker in workers] == [0] * len(roles), place.report()
+    if way == "passwords":
+        roles = [kind for kind in user_kinds() if kind not in (OPERATOR, READER, "synthesiser")]
+        workers = [place.start("worker", file, "--role", role, env=known(role)) for role in roles]
+        assert [worker.finish().code for worker in workers] == [0] * len(roles), place.report()
+    else:  # a supervisor starts them; each finds its own certificate
+        supervised = place.call("resume", file)
+        assert supervised.code == 0, place.report()
     place.assert_nobody_left()
 
     told = place.call("audit", file, "--json", env=looking)
