@@ -15,7 +15,14 @@ from rftstream.config.sections import RunConfig
 from rftstream.errors import ConfigError
 from rftstream.queries.formatting import columns, plural
 from rftstream.runs.access import grants_of, principals
-from rftstream.runs.folder import RunFolder, candidates_here, find_run, next_folder, open_transport
+from rftstream.runs.folder import (
+    RunFolder,
+    candidates_here,
+    find_run,
+    lies_in_folder,
+    next_folder,
+    open_transport,
+)
 from rftstream.transport.access import AccessRights, Grant, Resource
 
 
@@ -200,13 +207,16 @@ def _difference(report: AccessReport, rights: AccessRights) -> AccessDifference:
 
 @contextmanager
 def _opened(config: RunConfig, folder: RunFolder) -> Iterator[AccessRights]:
-    with closing(open_transport(config, folder, create=True, user=log_users.ADMIN)) as transport:
-        rights: AccessRights | None = getattr(transport.admin, "access", None)
-        if rights is None:
-            raise ConfigError(
-                f"transport.kind: {config.transport.kind!r} has no users, expected a log on servers, kind 'kafka'"
-            )
-        yield rights
+    """Open the log as the admin. ConfigError for one without servers, before it would be made."""
+    if not lies_in_folder(config):
+        with closing(open_transport(config, folder, create=True, user=log_users.ADMIN)) as transport:
+            rights: AccessRights | None = getattr(transport.admin, "access", None)
+            if rights is not None:
+                yield rights
+                return
+    raise ConfigError(
+        f"transport.kind: {config.transport.kind!r} has no users, expected a log on servers, kind 'kafka'"
+    )
 
 
 def _sentence(grant: Grant) -> str:

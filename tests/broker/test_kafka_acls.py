@@ -26,6 +26,7 @@ from kafka.structs import OffsetAndMetadata
 from kafka.structs import TopicPartition as KafkaPartition
 
 from rftstream.commands import cli
+from rftstream.config import loader
 from rftstream.config.log_users import ADMIN, OPERATOR, READER
 from rftstream.contracts.records import TopicPartition
 from rftstream.contracts.topics import TOPICS
@@ -35,6 +36,7 @@ from rftstream.testing.conformance_bench import await_true, new
 from rftstream.transport.access import Operation, Resource
 from rftstream.transport.base import TopicSettings
 from rftstream.transport.kafka.admin import KafkaAdmin
+from rftstream.transport.kafka.connection import KafkaClientFactory
 from tests.broker.guarded import PASSWORD, TEAMS, Guarded, start_guarded
 from tests.broker.test_kafka_own import connect_securely, started
 from tests.docs.reading import ROOT, read
@@ -43,7 +45,6 @@ from tests.e2e.workplace import Workplace
 pytestmark = pytest.mark.broker
 
 A, B = "run-a", "run-b"
-REFUSED = (kafka_errors.AuthorizationError, kafka_errors.KafkaError)
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +82,7 @@ def called(env: dict[str, str], *arguments: object, code: int = 0) -> dict[str, 
 @pytest.mark.parametrize("kind", user_kinds())
 def test_the_broker_allows_what_the_role_declares_and_nothing_else(runs: Guarded, kind: str) -> None:
     """By the broker's own answer to the user, for every topic and group of both runs."""
-    config = find_config(runs)
+    config = loader.load([runs.folder / f"{A}.toml"])
     allowed: dict[str, set[str]] = {topic: set() for topic in TOPICS}
     for right in rights_of(kind, config):
         if right.resource is Resource.topic:
@@ -98,12 +99,6 @@ def _broker_name(operation: Operation) -> str:
     return {"DescribeConfigs": "DESCRIBE_CONFIGS"}.get(operation.value, operation.value.upper())
 
 
-def find_config(runs: Guarded):  # type: ignore[no-untyped-def]
-    from rftstream.config import loader
-
-    return loader.load([runs.folder / f"{A}.toml"])
-
-
 # ------------------------------------------------------------------------------------------------ what is refused
 
 
@@ -115,7 +110,7 @@ class As:
     kind: str
 
     @property
-    def clients(self):  # type: ignore[no-untyped-def]
+    def clients(self) -> KafkaClientFactory:
         return self.guarded.clients(f"{TEAMS[0]}{self.kind}", A)
 
     def write(self, topic: str) -> None:
@@ -320,6 +315,13 @@ def test_who_may_not_set_rights_is_told_so(runs: Guarded, servers: str) -> None:
     done = CliRunner().invoke(cli, ["topics", "acls", str(open_to_all), "--dry-run"])
     assert done.exit_code == 2
     assert "these brokers have no authorizer, so everybody may do everything" in done.stderr
+
+
+def test_positions_that_may_not_be_committed_are_told(runs: Guarded) -> None:
+    said = r"commit positions of more: .* does not allow it to the user 'a-reader'"
+    clients = runs.clients(f"{TEAMS[0]}{READER}", A)
+    with closing(KafkaAdmin(clients, create=False)) as admin, pytest.raises(ConfigError, match=said):
+        admin.commit_initial("more", ["tasks"])
 
 
 def test_ends_of_a_topic_that_may_only_be_described(runs: Guarded) -> None:

@@ -186,9 +186,12 @@ class KafkaAdmin:
             if self._clients.place(partition) not in there
         }
         if missing:
-            self.connection.ask(
+            said = self.connection.ask(
                 "commit positions", lambda client: client.alter_group_offsets(self._clients.name(group), missing)
             )
+            for error in said.values():
+                if issubclass(error, kafka_errors.AuthorizationError):  # the client raises nothing for a partition
+                    raise self._clients.reworded(error(), f"commit positions of {group}")
 
     def lag(self, group: str, topic: str) -> dict[TopicPartition, int]:
         """Count records as `Admin` says. Marks of transactions take offsets, so the records have to be read to be

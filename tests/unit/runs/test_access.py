@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
 
+from rftstream.commands import cli
 from rftstream.config import loader, log_users
 from rftstream.config.log_users import OPERATOR, READER
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.topics import TOPICS
 from rftstream.errors import ConfigError
-from rftstream.queries.access import AccessDifference, find_named, needed_access
+from rftstream.queries.access import AccessDifference, compare_access, find_named, needed_access
 from rftstream.roles import role_specs
 from rftstream.runs.access import grants_of, principals, rights_of, user_kinds
 from rftstream.runs.folder import RunFolder
@@ -157,6 +160,50 @@ def test_no_server_is_asked_for_the_name_of_the_run(tmp_path: Path) -> None:
     file.write_text(loader.to_toml(CONFIG))
     assert find_named(file)[1].run_id == "sums"
     assert find_named(file, "sums-7")[1].run_id == "sums-7"
+
+
+def test_a_log_without_servers_has_no_users(tmp_path: Path) -> None:
+    config, folder = loader.replace(CONFIG, transport__kind="embedded"), RunFolder(tmp_path / "sums")
+    report = needed_access(config, folder)
+    with pytest.raises(ConfigError, match="'embedded' has no users, expected a log on servers"):
+        compare_access(report, config, folder)
+    assert not folder.path.exists()
+
+
+def called(*arguments: object) -> Result:
+    return CliRunner().invoke(cli, ["topics", "acls", *map(str, arguments)])
+
+
+def test_the_command_shows_what_each_role_needs(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(loader.to_toml(CONFIG))
+    text = called(file, "--user-prefix", "a-", "--user", "reader=grafana").stdout
+    assert "\nverifier: User:a-verifier\n  group             sums.verifier    Read\n" in text
+    assert "\nreader: User:grafana\n" in text
+    told = json.loads(called(file, "--json", "--run", "sums-2").stdout)
+    trainer = next(one for one in told["users"] if one["role"] == "trainer")
+    assert {"resource": "topic", "name": "sums-2.weights", "pattern": "literal", "operations": ["Read", "Write"]} in (
+        trainer["rights"]
+    )
+    assert called(file, "--format", "kafka-acls").stdout.startswith("kafka-acls --bootstrap-server broker:9092 ")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--prune"], "give --apply with it"),
+        (["--apply", "--dry-run"], "give one of them"),
+        (["--format", "kafka-acls", "--json"], "prints commands alone"),
+        (["--user", "reader"], "expected ROLE=NAME"),
+        (["--user", "nobody=x"], "no such role"),
+    ],
+)
+def test_options_that_do_not_go_together(tmp_path: Path, options: list[str], said: str) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(loader.to_toml(CONFIG))
+    done = called(file, *options)
+    assert done.exit_code == 2
+    assert said in " ".join(done.stderr.split())
 
 
 # ------------------------------------------------------------------------------------------------ who a process is
