@@ -70,7 +70,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "rescore": "rftstream.commands.rescore:rescore",
     },
     "What it leaves behind": {
-        "topics": "rftstream.commands.manage:topics",
+        "topics": "rftstream.commands.topics:topics",
         "delete": "rftstream.commands.manage:delete",
         "completion": "rftstream.commands.completion:completion",
     },

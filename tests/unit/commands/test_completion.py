@@ -58,7 +58,7 @@ def test_topics_roles_kinds(here: Path) -> None:
     assert completed("inspect", "runs/first", "") == list(TOPICS)
     assert completed("worker", "mine.toml", "--role", "e") == ["explorer", "evaluator"]
     assert completed("list", "rew") == ["rewards"]
-    assert completed("topics", "a") == ["apply"]
+    assert completed("topics", "ap") == ["apply"]
     assert set(completed("worker", "mine.toml", "--role", "")) == set(ROLES)
     assert set(KINDS) == {plural_of(kind) for kind in PLUGINS} | {"runs"}
 
