@@ -15,9 +15,9 @@ import msgspec
 from rftstream.config.role_sections import FeedbackSection
 from rftstream.config.sections import RunConfig
 from rftstream.contracts import codec
-from rftstream.contracts.feedback import Feedback, FeedbackKind
+from rftstream.contracts.feedback import GOLD_ANNOTATOR, Feedback, FeedbackKind
 from rftstream.contracts.outcomes import GroupOutcome
-from rftstream.contracts.questions import Judgement, Question
+from rftstream.contracts.questions import Judgement, Question, VoteEffect
 from rftstream.contracts.records import Record
 from rftstream.data.feedback.fold import OPEN, FeedbackFold, GroupStatus, is_decided, judgement_id_of
 from rftstream.errors import ContractError
@@ -48,11 +48,23 @@ class FeedbackView:
     votes: list[VoteLine] = field(default_factory=list)
     judgements: Mapping[str, Judgement] = field(default_factory=dict)
     """How each question is judged: question_id -> the newest judgement that counts."""
+    gold: Mapping[str, Feedback] = field(default_factory=dict)
+    """Right answers to gold questions, by question_id; a retract where the right answer was taken back. Nothing that
+    an annotator may read is made from them."""
 
     @property
     def effects(self) -> Counter[str]:
         """Records of `feedback` by what became of them."""
         return Counter(str(line.judgement.effect) for line in self.votes)
+
+
+def gold_answers(votes: Sequence[VoteLine]) -> dict[str, Feedback]:
+    """Return the newest right answer to each gold question, by question_id; a retract where it was taken back."""
+    return {
+        line.vote.question_id: line.vote
+        for line in votes
+        if line.vote is not None and line.vote.annotator == GOLD_ANNOTATOR and line.judgement.effect is VoteEffect.gold
+    }
 
 
 def has_feedback(log: Log) -> bool:
@@ -94,6 +106,7 @@ def read_feedback(log: Log, config: RunConfig, *, find_statuses: FindStatuses | 
                 fold.restore(vote, known)
         view.votes.append(VoteLine(record, vote, judged, known is not None))
     view.judgements = fold.judgements
+    view.gold = gold_answers(view.votes)
     return view
 
 
@@ -194,7 +207,9 @@ def _statuses(log: Log, config: RunConfig, votes: Sequence[Feedback]) -> dict[st
 
 
 def question_state(view: FeedbackView, question: Question, now: float) -> str:
-    """Return how a question stands: judged, expired or open."""
+    """Return how a question stands: judged, expired, open, or gold."""
+    if question.question_id in view.gold:
+        return "gold"
     judgement = view.judgements.get(question.question_id)
     if judgement is not None and is_decided(judgement):
         return "judged"

@@ -26,6 +26,7 @@ from rftstream.queries.following import RunFollower
 from rftstream.queries.history import HistoryReader
 from rftstream.queries.shown_completions import PLAIN, CompletionReader, open_reader
 from rftstream.queries.status import Status
+from rftstream.runs.feedback import VoteRevisions
 from rftstream.runs.folder import OpenRun
 from rftstream.service.role import Log
 
@@ -84,6 +85,8 @@ class WatchedRun:
         self._follower: RunFollower | None = None
         self._people: tuple[Any, float, FeedbackView] | None = None
         """Where the topics ended, when that was, and what they said."""
+        self.revisions = VoteRevisions()
+        """What annotators said last, for who writes votes in `look`."""
 
     @property
     def history(self) -> HistoryReader | None:
