@@ -193,7 +193,12 @@ def test_people_judge_by_keyboard_alone(place: Workplace, browser: Browser) -> N
         label["question_id"],
         *(f"{kind}/{rollout}" for kind in ("rating", "correction", "flag")),
     ]
-    addresses = [f"/questions/{name.replace('+', '%2B')}" for name in names] + ["/questions", "/annotators", "/requests", "/dead"]
+    addresses = [f"/questions/{name.replace('+', '%2B')}" for name in names] + [
+        "/questions",
+        "/annotators",
+        "/requests",
+        "/dead",
+    ]
     for dark, width in ((False, 1280), (True, 1280), (False, 360)):
         tab = Tab(browser, dark=dark, width=width)
         for address in addresses:
