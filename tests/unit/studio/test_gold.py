@@ -14,6 +14,7 @@ from rftstream.contracts.questions import Question
 from rftstream.data.feedback.rows import read_gold, read_votes
 from rftstream.errors import ConfigError
 from rftstream.gateway.keys import SECRET_VARIABLE
+from rftstream.queries.feedback import FeedbackRecords, read_feedback
 from rftstream.runs.feedback import Added, VoteRevisions, add_votes
 from rftstream.service.role import Log
 from rftstream.studio.access import StudioRole
@@ -201,12 +202,15 @@ def test_what_somebody_has_answered_cannot_become_gold(scene: GoldScene) -> None
 
 def test_votes_are_read_on_from_where_they_were_read_last(scene: GoldScene) -> None:
     """The studio keeps what was said; somebody else's votes in between are seen all the same."""
-    log, kept = Log(scene.run.transport("reads")), VoteRevisions()
+    log, kept, records = Log(scene.run.transport("reads")), VoteRevisions(), FeedbackRecords()
     assert len(kept.follow(log)) == 6
     name = scene.questions()[5].rollouts[0]
     for number in (0.25, 0.5):
         scene.add(read_votes(scene.file({"rollout": name, "label": number, "by": "annotator"})))
         assert len(kept.follow(log)) == 7 and kept.follow(log) == VoteRevisions().follow(log)
+        view, anew = (read_feedback(log, scene.run.config, kept=one) for one in (records, FeedbackRecords()))
+        assert sorted(view.votes, key=str) == sorted(anew.votes, key=str) and view.questions == anew.questions
+        assert view.judgements == anew.judgements and view.gold == anew.gold
     assert scene.post({"rollout": name, "label": 0.5}).json()["written"] is False
     done = scene.post({"rollout": name, "label": 0.75}).json()
     assert done["written"] and done["edit"]
