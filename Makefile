@@ -4,6 +4,7 @@
 BIN := .venv/bin
 JOBS ?= 3
 export PYTHON
+unexport PYTHONDONTWRITEBYTECODE  # each of the hundreds of processes of the tests would compile all that it imports
 
 NODES ?= 1
 DURATION_S ?= 600

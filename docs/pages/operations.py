@@ -1,11 +1,22 @@
-"""docs/operations.md: exit codes from errors.py, metrics from metrics.py and queries/exported.py."""
+"""docs/operations.md: exit codes from errors.py, metrics from metrics.py and queries/exported.py, rights from the
+declarations of the roles."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 from pages.markdown import table
 from rftstream import errors
 from rftstream import metrics as declared
+from rftstream.config import loader
+from rftstream.config.sections import RunConfig
+from rftstream.contracts.topics import TOPICS
 from rftstream.queries.exported import EXPORTED
+from rftstream.runs.access import rights_of, user_kinds
+from rftstream.transport.access import Operation, Resource
+
+A_RUN_FILE = Path(__file__).parents[2] / "examples" / "arithmetic.toml"
+LETTERS = {Operation.read: "R", Operation.write: "W", Operation.delete: "D", Operation.create: "C"}
 
 MEANINGS = {
     0: ("done, or stopped as asked", "left alone; a single role that leaves before the end is started again"),
@@ -51,3 +62,35 @@ def metrics() -> str:
 def run_metrics() -> str:
     rows = [(f"`{one.name}`", one.kind, ", ".join(one.labels), one.help) for one in EXPORTED]
     return table(("metric", "type", "labels", "meaning"), rows)
+
+
+def rights() -> str:
+    """Users beside topics, groups and transactional ids."""
+    config = loader.load([A_RUN_FILE], env={})
+    kinds = user_kinds()
+    rows = [(f"`{topic}`", *(_letters(kind, topic, config) for kind in kinds)) for topic in sorted(TOPICS)]
+    rows += [
+        (what, *(_named(kind, resource, config) for kind in kinds))
+        for what, resource in (("groups", Resource.group), ("transactional ids", Resource.transactional_id))
+    ]
+    return table(("", *kinds), rows)
+
+
+def _letters(kind: str, topic: str, config: RunConfig) -> str:
+    allowed = {
+        operation
+        for right in rights_of(kind, config)
+        if right.resource is Resource.topic and (right.name == topic or (right.prefixed and right.name == ""))
+        for operation in right.operations
+    }
+    return "".join(letter for operation, letter in LETTERS.items() if operation in allowed)
+
+
+def _named(kind: str, resource: Resource, config: RunConfig) -> str:
+    """Which names may be used, beyond being described."""
+    found = [
+        ("all" if right.name == "" else "its own") + (": " + "".join(LETTERS.get(one, "") for one in right.operations))
+        for right in rights_of(kind, config)
+        if right.resource is resource and any(one in LETTERS for one in right.operations)
+    ]
+    return ", ".join(found)

@@ -52,6 +52,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "launch": "rftstream.commands.launch:launch",
         "scale-plan": "rftstream.commands.exporter:scale_plan",
         "exporter": "rftstream.commands.exporter:exporter",
+        "traces": "rftstream.commands.traces:traces",
     },
     "What it does and did": {
         "status": "rftstream.commands.views:status",
@@ -69,7 +70,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "rescore": "rftstream.commands.rescore:rescore",
     },
     "What it leaves behind": {
-        "topics": "rftstream.commands.manage:topics",
+        "topics": "rftstream.commands.topics:topics",
         "delete": "rftstream.commands.manage:delete",
         "completion": "rftstream.commands.completion:completion",
     },

@@ -58,6 +58,56 @@ def add(run: Path, source: Path, dry_run: bool, as_json: bool) -> None:
     print_out(added.to_json() if as_json else added.to_text())
 
 
+@examples(
+    "rftstream feedback gold examples/runs/arithmetic --from right.jsonl",
+    "rftstream feedback gold runs/a --from right.jsonl --dry-run --json",
+)
+@click.command()
+@run_argument
+@click.option(
+    "--from",
+    "source",
+    required=True,
+    type=AnyPath(dir_okay=False),
+    metavar="FILE",
+    help="JSON lines: rollout, and one of label, rating, choice, or retract.",
+)
+@click.option("--dry-run", is_flag=True, help="Look at everything, write nothing.")
+@json_option
+def gold(run: Path, source: Path, dry_run: bool, as_json: bool) -> None:
+    """Say the right answers to questions that annotators are measured by.
+
+    A row is that of a vote without `by`. From then on the question is gold: answers to it change no reward and are
+    never judged, and `feedback annotators` counts who was right. The studio puts gold questions between the others
+    (`feedback.gold` says how many) and never shows the right answer. The log has it: who can read the log can read it.
+    """
+    from rftstream.data.feedback.rows import read_gold
+    from rftstream.runs.feedback import add_votes
+
+    with opened_run(run) as opened:
+        added = add_votes(opened.transport, opened.config, opened.folder, read_gold(source), gold=True, dry_run=dry_run)
+    print_out(added.to_json() if as_json else added.to_text())
+
+
+@examples("rftstream feedback annotators runs/a", "rftstream feedback annotators runs/a --json | jq .annotators")
+@click.command()
+@run_argument
+@json_option
+def annotators(run: Path, as_json: bool) -> None:
+    """Show how each annotator judges: agreement with the others, time, sides, and right answers to gold questions.
+
+    Annotators are keyed hashes, as on the log. Labels, ratings and choices are compared each for itself. Shares come
+    with Wilson's interval of 95 %.
+    """
+    from rftstream.queries.annotators import read_annotators
+    from rftstream.queries.feedback import read_feedback
+    from rftstream.service.role import Log
+
+    with opened_run(run) as opened:
+        view = read_annotators(read_feedback(Log(opened.transport), opened.config), opened.config)
+    print_out(view.to_json() if as_json else view.to_text())
+
+
 @examples("rftstream feedback questions runs/a", "rftstream feedback questions runs/a --open --json")
 @click.command()
 @run_argument
@@ -236,5 +286,5 @@ def label_studio(
     )
 
 
-for command in (add, questions, judgements, list_, taints, export, label_studio):
+for command in (add, gold, questions, judgements, annotators, list_, taints, export, label_studio):
     feedback.add_command(command)

@@ -1,4 +1,4 @@
-"""`topics`, `delete` and `doctor`: looking after what runs stand on and leave behind."""
+"""`delete` and `doctor`: looking after what runs stand on and leave behind."""
 
 from __future__ import annotations
 
@@ -15,41 +15,11 @@ from rftstream.commands.options import (
     json_option,
     load_run_file,
     run_argument,
-    run_files,
     set_option,
 )
-from rftstream.commands.param_types import RunPath
 
 if TYPE_CHECKING:
     from rftstream.runs.delete import Deletion
-
-
-@examples(
-    "rftstream topics list examples/arithmetic.toml",
-    "rftstream topics apply examples/arithmetic.toml --json",
-)
-@click.command()
-@click.argument("action", type=click.Choice(["list", "apply"]))
-@click.argument("file", metavar="FILE", required=False, type=RunPath(), envvar="RFTSTREAM_CONFIG")
-@json_option
-def topics(action: str, file: Path | None, as_json: bool) -> None:
-    """List a run's topics beside what they should be, or make those that are missing.
-
-    `list` shows partitions, how much they hold, and every setting that is not as the run file and rftstream want it;
-    exit 1 if there is one or a topic is missing. `apply` makes what is missing, with the right settings, on Kafka too,
-    and changes nothing that is there; topics with other partitions are refused. FILE is a run file (its newest run, or
-    the one that it would start), or a run folder.
-    """
-    from rftstream.commands.views import print_out
-    from rftstream.preflight.plan import Purpose, plan
-    from rftstream.queries.topics import apply_topics, find_log, list_topics
-
-    (path,) = run_files([file] if file is not None else [])
-    config, folder = find_log(path)
-    plan(config, Purpose.build)
-    report = list_topics(config, folder) if action == "list" else apply_topics(config, folder)
-    print_out(report.to_json() if as_json else report.to_text())
-    sys.exit(0 if report.fine else 1)
 
 
 @examples("rftstream delete examples/runs/arithmetic", "rftstream delete examples/runs/arithmetic-2 --yes")

@@ -147,6 +147,9 @@ class FeedbackSection:
     """Of the judged reward; the rest is the scorer's. A rollout that the scorer gave none has the judged one alone."""
     scale: tuple[float, float] = (1.0, 5.0)
     """The lowest and the highest rating. They become rewards of 0 and 1."""
+    gold: Fraction = 0.1
+    """Share of what the studio asks each annotator that are gold questions, chosen by the run's seed, as long as there
+    are some that they have not answered. `rftstream feedback gold` adds them."""
 
     def problem(self, group_size: int) -> str | None:
         """Return what is wrong with the settings in a run with groups of this size, or None."""

@@ -253,7 +253,8 @@ class TransportSection:
     take no less than 6."""
     options: dict[str, Any] = field(default_factory=dict)
     """`kafka`: settings of kafka-python's clients, as they are: security_protocol, sasl_mechanism, sasl_plain_username,
-    sasl_plain_password = "env:NAME", ssl_cafile, ...; and replication_factor of the topics."""
+    sasl_plain_password = "env:NAME", ssl_cafile, ...; and replication_factor of the topics. `{role}` in a value becomes
+    the worker's role, or `operator` in commands."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,6 +21,8 @@ from rftstream.contracts.ranges import NonNegativeInt
 from rftstream.contracts.rules import Violation, rule, show
 
 _ANNOTATOR = re.compile(r"[0-9a-f]{32}")
+GOLD_ANNOTATOR = "0" * 32
+"""Who says the right answer to a gold question. No person has this hash: what stands under it is no vote."""
 
 
 class FeedbackKind(StrEnum):
@@ -84,7 +86,8 @@ class Feedback:
     sequence: NonNegativeInt | None = None
     """The feeder's count of the rollouts' group; `sequence mod partitions` is the partition."""
     annotator: Annotated[str, Meta(extra_json_schema={"pattern": f"^({_ANNOTATOR.pattern})?$"})] = ""
-    """Who judges: 32 hex digits of HMAC-SHA256(run's secret, name)."""
+    """Who judges: 32 hex digits of HMAC-SHA256(run's secret, name). 32 zeros: this is no vote, but the right answer to
+    a gold question."""
     revision: NonNegativeInt = 0
     """Dense from 0, of what an annotator says on a question; the newest counts, a retract is one, too."""
     choice: PairChoice | None = None

@@ -76,6 +76,8 @@ class VoteEffect(StrEnum):
     """It came after the question had expired."""
     invalid = "invalid"
     """It cannot be read, answers no question, or its number is not on the scale."""
+    gold = "gold"
+    """It answers a gold question, or says the right answer to one: it measures its annotator, and changes nothing."""
 
 
 class Applied(StrEnum):

@@ -101,7 +101,7 @@ def run_worker(
     stop = Stop()
     role_builder(role)  # an unknown role is an error before anything is waited for
     try:
-        config, folder = join(files, run_dir, wait_s=wait_s, stop=stop, say=say)
+        config, folder = join(files, run_dir, role=role, wait_s=wait_s, stop=stop, say=say)
     except StoppedError:
         return 0
     process = process or f"{role}-{socket.gethostname().partition('.')[0]}-{os.getpid()}"
@@ -156,7 +156,7 @@ class _Worker:
         server = self._serve_health(metrics_port)
         self.serves = server is not None
         try:
-            transport = open_transport(self.config, self.folder)
+            transport = open_transport(self.config, self.folder, user=self.role)
             try:
                 self._run_service(transport)
             finally:
@@ -303,9 +303,10 @@ def wait_until(
 
 
 def join(
-    files: Sequence[Path], run_dir: Path | None, *, wait_s: float, stop: Stop, say: Callable[[str], None]
+    files: Sequence[Path], run_dir: Path | None, *, role: str, wait_s: float, stop: Stop, say: Callable[[str], None]
 ) -> tuple[RunConfig, RunFolder]:
-    """Return the run that a worker is for, once it exists: its folder, and the config that it was started with.
+    """Return the run that a worker of this role is for, once it exists: its folder, and the config that it was started
+    with.
 
     StoppedError if a signal comes first."""
 
@@ -314,24 +315,24 @@ def join(
             folder = RunFolder(run_dir.resolve())
             return (read_config(folder), folder) if folder.exists() else None
         config = loader.load(files)
-        return _newest_open_run(config)
+        return _newest_open_run(config, role)
 
     what = f"a run in {run_dir}" if run_dir is not None else f"a run of {', '.join(map(str, files))}"
     found: tuple[RunConfig, RunFolder] = wait_until(ready, what, wait_s=wait_s, stop=stop, say=say)
     return found
 
 
-def _newest_open_run(config: RunConfig) -> tuple[RunConfig, RunFolder] | None:
+def _newest_open_run(config: RunConfig, role: str) -> tuple[RunConfig, RunFolder] | None:
     """Return the newest run that has not finished. A finished one has its successor about to start. A run that was
     begun on another host is joined with the config of the run file here."""
-    folders = candidates(config)
+    folders = candidates(config, user=role)
     if not folders:
         return None
     newest = folders[-1]
     ours = read_config(newest) if newest.exists() else config
     if newest.is_live():
         return ours, newest
-    transport = open_transport(ours, newest)
+    transport = open_transport(ours, newest, user=role)
     try:
         return None if read_control(transport).finished else (ours, newest)
     finally:

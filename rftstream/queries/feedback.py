@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,14 +15,15 @@ import msgspec
 from rftstream.config.role_sections import FeedbackSection
 from rftstream.config.sections import RunConfig
 from rftstream.contracts import codec
-from rftstream.contracts.feedback import Feedback, FeedbackKind
+from rftstream.contracts.feedback import GOLD_ANNOTATOR, Feedback, FeedbackKind
 from rftstream.contracts.outcomes import GroupOutcome
-from rftstream.contracts.questions import Judgement, Question
-from rftstream.contracts.records import Record
+from rftstream.contracts.questions import Judgement, Question, VoteEffect
+from rftstream.contracts.records import Record, TopicPartition
 from rftstream.data.feedback.fold import OPEN, FeedbackFold, GroupStatus, is_decided, judgement_id_of
 from rftstream.errors import ContractError
 from rftstream.queries.formatting import columns, number, plural
 from rftstream.roles.buffer.judged_rewards import JudgedRewards
+from rftstream.service.in_force import RecordsInForce
 from rftstream.service.role import Log
 
 TOPICS = ("feedback", "questions", "judgements")
@@ -48,6 +49,9 @@ class FeedbackView:
     votes: list[VoteLine] = field(default_factory=list)
     judgements: Mapping[str, Judgement] = field(default_factory=dict)
     """How each question is judged: question_id -> the newest judgement that counts."""
+    gold: Mapping[str, Feedback] = field(default_factory=dict)
+    """Right answers to gold questions, by question_id; a retract where the right answer was taken back. Nothing that
+    an annotator may read is made from them."""
 
     @property
     def effects(self) -> Counter[str]:
@@ -55,32 +59,79 @@ class FeedbackView:
         return Counter(str(line.judgement.effect) for line in self.votes)
 
 
+def gold_answers(votes: Sequence[VoteLine]) -> dict[str, Feedback]:
+    """Return the newest right answer to each gold question, by question_id; a retract where it was taken back."""
+    return {
+        line.vote.question_id: line.vote
+        for line in votes
+        if line.vote is not None and line.vote.annotator == GOLD_ANNOTATOR and line.judgement.effect is VoteEffect.gold
+    }
+
+
 def has_feedback(log: Log) -> bool:
     """Return whether the run has the topics; runs of older releases lack some."""
     return set(TOPICS) <= set(log.transport.admin.topics())
+
+
+class FeedbackRecords:
+    """What stands on the topics of people. `read_feedback` makes one, or is given one that its caller keeps for a run
+    and a transport: that one reads on from where it ended the last time."""
+
+    def __init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
+        self.judgements: list[Judgement] = []
+        self.questions: list[Question] = []
+        self.votes: list[tuple[Record, Feedback | None]] = []
+        """None: it cannot be read."""
+        self._positions: dict[TopicPartition, int] = {}
+        self._rule: RecordsInForce | None = None
+
+    def follow(self, log: Log) -> None:
+        """Read what is new. Judgements come before the votes, so that none is new that was read before."""
+        ends = {place: offset for topic in TOPICS for place, offset in log.ends(topic).items()}
+        if any(ends.get(place, 0) < offset for place, offset in self._positions.items()):
+            self._begin()  # the run was made anew
+        rule = self._rule = self._rule or RecordsInForce(log.transport)
+        for _, message in rule.messages(self._new(log, "judgements")):
+            if isinstance(message, Judgement):
+                self.judgements.append(message)
+        for _, message in rule.messages(self._new(log, "questions")):
+            if isinstance(message, Question):
+                self.questions.append(message)
+        self.votes.extend(
+            (record, _vote_of(record)) for record in self._new(log, "feedback") if not codec.is_foreign(record)
+        )
+
+    def _new(self, log: Log, topic: str) -> Iterator[Record]:
+        for record in log.read(topic, start=self._positions):
+            self._positions[record.place] = record.offset + 1
+            yield record
 
 
 FindStatuses = Callable[[Sequence[Feedback]], Mapping[str, GroupStatus]]
 """Returns what became of the groups of some votes, by feedback_id; without those on rollouts that are not scored."""
 
 
-def read_feedback(log: Log, config: RunConfig, *, find_statuses: FindStatuses | None = None) -> FeedbackView:
+def read_feedback(
+    log: Log, config: RunConfig, *, find_statuses: FindStatuses | None = None, kept: FeedbackRecords | None = None
+) -> FeedbackView:
     """Read what people were asked and said in a run, live or not. `find_statuses` is asked about votes that nobody has
-    judged yet; without it outcomes and headers of rollouts are read."""
+    judged yet; without it outcomes and headers of rollouts are read. `kept`: what was read the last time."""
     view = FeedbackView()
     if not has_feedback(log):
         return view
+    kept = FeedbackRecords() if kept is None else kept
+    kept.follow(log)
     fold = FeedbackFold(config.feedback or FeedbackSection())
-    recorded: dict[str, Judgement] = {}
-    for _, judgement in log.in_force("judgements"):  # before the votes, so that none is new that was read before
-        if isinstance(judgement, Judgement):
-            recorded[judgement.judgement_id] = judgement
-            fold.note(judgement)
-    for _, question in log.in_force("questions"):
-        if isinstance(question, Question):
-            fold.ask(question)
-            view.questions.append(question)
-    votes = [(record, _vote_of(record)) for record in log.read("feedback") if not codec.is_foreign(record)]
+    recorded = {judgement.judgement_id: judgement for judgement in kept.judgements}
+    for judgement in kept.judgements:
+        fold.note(judgement)
+    for question in kept.questions:
+        fold.ask(question)
+    view.questions = list(kept.questions)
+    votes = kept.votes
     new = [vote for record, vote in votes if vote is not None and judgement_id_of(record) not in recorded]
     statuses = _statuses(log, config, new) if find_statuses is None else find_statuses(new)
     for record, vote in votes:
@@ -94,6 +145,7 @@ def read_feedback(log: Log, config: RunConfig, *, find_statuses: FindStatuses | 
                 fold.restore(vote, known)
         view.votes.append(VoteLine(record, vote, judged, known is not None))
     view.judgements = fold.judgements
+    view.gold = gold_answers(view.votes)
     return view
 
 
@@ -194,7 +246,9 @@ def _statuses(log: Log, config: RunConfig, votes: Sequence[Feedback]) -> dict[st
 
 
 def question_state(view: FeedbackView, question: Question, now: float) -> str:
-    """Return how a question stands: judged, expired or open."""
+    """Return how a question stands: judged, expired, open, or gold."""
+    if question.question_id in view.gold:
+        return "gold"
     judgement = view.judgements.get(question.question_id)
     if judgement is not None and is_decided(judgement):
         return "judged"

@@ -3,21 +3,24 @@ from it is the next revision.
 
 A producer of their own name writes them, so that two who add at once cannot give the same revision twice: the later one
 fences the earlier. All votes are looked at before the first is written.
+
+Right answers to gold questions go the same way, under an annotator who is nobody.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from rftstream.config.role_sections import FeedbackSection
 from rftstream.config.sections import RunConfig
 from rftstream.contracts import codec
-from rftstream.contracts.feedback import Feedback, FeedbackKind, feedback_id_of
-from rftstream.contracts.records import NewRecord
+from rftstream.contracts.feedback import GOLD_ANNOTATOR, Feedback, FeedbackKind, feedback_id_of
+from rftstream.contracts.records import NewRecord, TopicPartition
 from rftstream.data.feedback.rows import Vote
-from rftstream.errors import ConfigError, ProducerLost
+from rftstream.errors import ConfigError, ContractError, ProducerLost
 from rftstream.gateway.keys import GatewayKeys, run_secret
 from rftstream.runs.folder import RunFolder, wanted_topics
 from rftstream.service.role import Log
@@ -47,6 +50,8 @@ class Added:
     applies: bool = True
     """Whether the run file has [feedback], so that votes can change batches."""
     dry_run: bool = False
+    gold: bool = False
+    """Whether they are right answers to gold questions, and no votes."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the values as a dict for JSON."""
@@ -56,12 +61,15 @@ class Added:
         """Return the values as text for people."""
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in self.kinds.items()) or "nothing"
         verb = "to be added" if self.dry_run else "added"
-        text = f"{self.votes:,} votes of {self.annotators:,} annotators: {kinds} {verb}"
+        given = (
+            f"{self.votes:,} right answers" if self.gold else f"{self.votes:,} votes of {self.annotators:,} annotators"
+        )
+        text = f"{given}: {kinds} {verb}"
         if self.edits:
             text += f"; {self.edits:,} of them change what was said before"
         if self.known:
             text += f"; {self.known:,} there already"
-        if not self.applies:
+        if not self.applies and not self.gold:
             text += "\nthe run file has no [feedback]: they are recorded, and change no batch"
         return text
 
@@ -73,13 +81,17 @@ def add_votes(
     votes: Iterable[Vote],
     *,
     dry_run: bool = False,
+    gold: bool = False,
     scored: Mapping[str, int] | None = None,
+    revisions: VoteRevisions | None = None,
 ) -> Added:
     """Write votes that are not on the log yet. ConfigError names the first one on a rollout that nobody scored in this
     run; then nothing is written.
 
-    `scored`: rollouts that the caller knows to be scored -> the feeder's count of their group. For others the headers
-    of all rollouts are read."""
+    `gold`: they are the right answers to questions, which are gold from then on; ConfigError for a question that
+    somebody has answered already. `scored`: rollouts that the caller knows to be scored -> the feeder's count of their
+    group. For others the headers of all rollouts are read. `revisions`: what the caller keeps from one call to the
+    next, so that `feedback` is read on from there."""
     chosen, known = list(votes), dict(scored or {})
     if not dry_run:
         transport.admin.ensure_topics({name: wanted_topics(config)[name] for name in TOPICS})
@@ -93,10 +105,14 @@ def add_votes(
         if unknown:
             sequences |= find_sequences(log, {_group(vote.rollouts[0]) for vote in unknown})
             _check_known(log, unknown, sequences, config.transport.partitions)
-        writer = VoteWriter(config, GatewayKeys(run_secret(folder.run_id), folder.run_id), sequences, log)
-        added = Added(votes=len(chosen), applies=config.feedback is not None, dry_run=dry_run)
+        newest = (revisions or VoteRevisions()).follow(log)  # after the start, which fences all others
+        keys = GatewayKeys(run_secret(folder.run_id), folder.run_id)
+        writer = VoteWriter(config, (lambda _: GOLD_ANNOTATOR) if gold else keys.annotator, sequences, newest)
+        added = Added(votes=len(chosen), applies=config.feedback is not None, dry_run=dry_run, gold=gold)
+        if gold:
+            _check_gold(chosen, newest, config.feedback or FeedbackSection())
         records = [one for vote in chosen if (one := writer.record(vote, added, folder.run_id)) is not None]
-        added.annotators = len({vote.by for vote in chosen})
+        added.annotators = 0 if gold else len({vote.by for vote in chosen})
         if producer is not None:
             for start in range(0, len(records), MAX_RECORDS):
                 producer.commit(records[start : start + MAX_RECORDS])
@@ -114,18 +130,28 @@ def add_votes(
 
 class VoteWriter:
     """Makes records of votes: looks up the newest revision of each annotator, and hides the names. `add_votes` makes
-    it."""
+    one for each call."""
 
-    def __init__(self, config: RunConfig, keys: GatewayKeys, sequences: Mapping[str, int], log: Log) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        annotator_of: Callable[[str], str],
+        sequences: Mapping[str, int],
+        newest: Mapping[tuple[str, str], Feedback],
+    ) -> None:
+        """`annotator_of` hides a name. `newest`: what stands on the log, as `VoteRevisions` has it."""
         self._partitions = config.transport.partitions
-        self._keys = keys
+        self._annotator_of = annotator_of
         self._sequences = sequences
-        self._newest = newest_revisions(log)
+        self._newest = newest
+        self._said: dict[tuple[str, str], Feedback] = {}
+        """What was made here, in the same form."""
 
     def record(self, vote: Vote, added: Added, run_id: str) -> NewRecord | None:
         """Return the record of a vote; None if the annotator says the same already. It counts in `added`."""
-        annotator = self._keys.annotator(vote.by)
-        before = self._newest.get((vote.question_id, annotator))
+        annotator = self._annotator_of(vote.by)
+        key = vote.question_id, annotator
+        before = self._said.get(key, self._newest.get(key))
         feedback = feedback_of(vote, annotator, self._sequences[_group(vote.rollouts[0])])
         if before is not None and (
             what_is_said(before) == what_is_said(feedback) and vote.revision in (None, before.revision)
@@ -139,7 +165,7 @@ class VoteWriter:
             feedback, revision=revision, feedback_id=feedback_id_of(vote.question_id, annotator, revision)
         )
         if before is None or revision > before.revision:
-            self._newest[vote.question_id, annotator] = feedback
+            self._said[key] = feedback
         added.new += 1
         added.edits += before is not None
         added.kinds[str(vote.kind)] = added.kinds.get(str(vote.kind), 0) + 1
@@ -147,15 +173,44 @@ class VoteWriter:
         return codec.to_record(feedback, "feedback", partition, run=run_id)
 
 
-def newest_revisions(log: Log) -> dict[tuple[str, str], Feedback]:
-    """Return the newest that each annotator says on each question, by question_id and annotator."""
-    newest: dict[tuple[str, str], Feedback] = {}
-    for _, vote in log.in_force("feedback"):
-        if isinstance(vote, Feedback) and vote.question_id:
-            known = newest.get((vote.question_id, vote.annotator))
-            if known is None or vote.revision > known.revision:
-                newest[vote.question_id, vote.annotator] = vote
-    return newest
+class VoteRevisions:
+    """The newest that each annotator says on each question. `add_votes` makes one, or is given one that its caller
+    keeps, which reads on from where it ended the last time. It belongs to one run."""
+
+    def __init__(self) -> None:
+        self._newest: dict[tuple[str, str], Feedback] = {}
+        self._positions: dict[TopicPartition, int] = {}
+
+    def follow(self, log: Log) -> Mapping[tuple[str, str], Feedback]:
+        """Read what is new on the log. Return all, by question_id and annotator."""
+        ends = log.ends("feedback")
+        if any(ends.get(place, 0) < offset for place, offset in self._positions.items()):
+            self._newest, self._positions = {}, {}  # the run was made anew
+        for record in log.read("feedback", start=self._positions):
+            self._positions[record.place] = record.offset + 1
+            try:
+                vote = codec.from_record(record)
+            except ContractError:
+                continue
+            if isinstance(vote, Feedback) and vote.question_id:
+                known = self._newest.get((vote.question_id, vote.annotator))
+                if known is None or vote.revision > known.revision:
+                    self._newest[vote.question_id, vote.annotator] = vote
+        return self._newest
+
+
+def _check_gold(votes: Sequence[Vote], newest: Mapping[tuple[str, str], Feedback], settings: FeedbackSection) -> None:
+    """Raise ConfigError for the first right answer that is off the scale, or that comes after somebody's vote."""
+    gold = {question_id for question_id, annotator in newest if annotator == GOLD_ANNOTATOR}
+    answered = {question_id for question_id, annotator in newest if annotator != GOLD_ANNOTATOR} - gold
+    low, high = settings.scale
+    for vote in votes:
+        if vote.question_id in answered:
+            raise ConfigError(
+                f"{vote.where}: {vote.question_id}: somebody has answered it already, expected a question without votes"
+            )
+        if vote.kind is FeedbackKind.rating and not low <= (vote.reward or 0.0) <= high:
+            raise ConfigError(f"{vote.where}: rating: got {vote.reward}, expected {low} to {high} (feedback.scale)")
 
 
 def find_sequences(log: Log, groups: set[str]) -> dict[str, int]:

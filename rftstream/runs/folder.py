@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rftstream.config import loader, registry, secrets
+from rftstream.config import loader, log_users, registry, secrets
 from rftstream.config.part_specs import TransportSpec
 from rftstream.config.sections import RunConfig, TransportSection
 from rftstream.contracts.topics import TOPICS, num_partitions
@@ -205,9 +205,10 @@ class OpenRun:
         return open_store(self.config, self.folder)
 
 
-def candidates(config: RunConfig) -> list[RunFolder]:
-    """Return the runs of this run file, oldest first: those with a folder here, and those on a log that hosts share."""
-    names = {folder.path.name for folder in candidates_here(config)} | names_on_log(config)
+def candidates(config: RunConfig, *, user: str | None = None) -> list[RunFolder]:
+    """Return the runs of this run file, oldest first: those with a folder here, and those on a log that hosts share.
+    `user`: as in `open_transport`."""
+    names = {folder.path.name for folder in candidates_here(config)} | names_on_log(config, user=user)
     base = Path(config.base) / config.run.folder
     return [RunFolder(base / name) for _, name in sorted(_numbered(config, names))]
 
@@ -235,10 +236,10 @@ def _numbered(config: RunConfig, names: Iterable[str]) -> Iterator[tuple[int, st
             yield int(match[1] or 1), name
 
 
-def names_on_log(config: RunConfig) -> set[str]:
+def names_on_log(config: RunConfig, *, user: str | None = None) -> set[str]:
     """Return the names of runs on a log that hosts share; none for a log that only this host has."""
     find_names = getattr(registry.resolve("transport", config.transport.kind, where="transport.kind"), "runs", None)
-    return set(find_names(_revealed(config))) if find_names is not None else set()
+    return set(find_names(_revealed(config, user))) if find_names is not None else set()
 
 
 def check_transport(config: RunConfig) -> None:
@@ -331,16 +332,17 @@ def open_run(run: str | Path) -> OpenRun:
     return OpenRun(folder, config, open_transport(config, folder, create=False))
 
 
-def open_transport(config: RunConfig, folder: RunFolder, *, create: bool = False) -> Transport:
-    """Open the log of a run. `create` makes it if it is missing."""
+def open_transport(config: RunConfig, folder: RunFolder, *, create: bool = False, user: str | None = None) -> Transport:
+    """Open the log of a run. `create` makes it if it is missing. `user` is who this process is to the log's servers:
+    the role of a worker, or None for whoever gives the commands here (config/log_users.py)."""
     kind = config.transport.kind
     transport = registry.resolve("transport", kind, where="transport.kind")
     spec = registry.spec(TransportSpec, kind)
     if spec.in_run_folder:
         return transport(folder.log, create=create)  # type: ignore[no-any-return]
     if spec.takes_create:
-        return transport(folder.run_id, _revealed(config), create=create)  # type: ignore[no-any-return]
-    return transport(folder.run_id, _revealed(config))  # type: ignore[no-any-return]
+        return transport(folder.run_id, _revealed(config, user), create=create)  # type: ignore[no-any-return]
+    return transport(folder.run_id, _revealed(config, user))  # type: ignore[no-any-return]
 
 
 def lies_in_folder(config: RunConfig) -> bool:
@@ -348,8 +350,9 @@ def lies_in_folder(config: RunConfig) -> bool:
     return registry.find_spec(TransportSpec, config.transport.kind).in_run_folder
 
 
-def _revealed(config: RunConfig) -> TransportSection:
-    options = secrets.reveal(config.transport.options, where="transport.options")
+def _revealed(config: RunConfig, user: str | None = None) -> TransportSection:
+    named = log_users.options_of(config.transport.options, user or log_users.command_user())
+    options = secrets.reveal(named, where="transport.options")
     return dataclasses.replace(config.transport, options=options)
 
 

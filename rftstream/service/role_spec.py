@@ -15,6 +15,13 @@ if TYPE_CHECKING:
     from rftstream.config.sections import RunConfig
 
 
+EVERY_ROLE_READS = ("control", "steps")
+"""Topics that a worker of every role reads: they say what the run should do, and which records are in force."""
+
+SINGLE_ROLES_WRITE = ("control", "dead")
+"""Topics that every single role writes beside its own: claims, and records that it cannot deal with."""
+
+
 class RoleKind(StrEnum):
     """How the workers of a role share its work, and so which loop drives it."""
 
@@ -65,6 +72,12 @@ class RoleSpec:
     """Topics of which it sees everything from the start, or from where `recover` says."""
     produces: tuple[str, ...] = ()
     """Topics that it writes."""
+    looks_up: tuple[str, ...] = ()
+    """Topics beside these in which it reads single records, or counts what is there."""
+    deletes: tuple[str, ...] = ()
+    """Topics from which it deletes records that nobody needs any more."""
+    sees_positions: bool = False
+    """It asks for the positions of the other roles' consumer groups."""
     keeps: str | None = None
     """Concurrent roles: the topic, partitioned like what it consumes, on which it saves what is not finished."""
     positions: tuple[str, ...] = ()
@@ -85,3 +98,21 @@ class RoleSpec:
     """It may have something left to do when the run is finished."""
     digests: tuple[str, ...] = ()
     """What a worker compares with the manifest before it works: `model` (without weights), `weights`, `templates`."""
+
+    def reads(self, config: RunConfig) -> tuple[str, ...]:
+        """Return all topics that its workers read in this run, each once. The log may hide all others from them.
+
+        A role reads what it writes, too: to find out what became of a commit that got no answer."""
+        named = (*self.consumes, *self.chosen(config), *self.follows, *self.positions, *self.looks_up)
+        return tuple(dict.fromkeys((*named, *self.writes(), *EVERY_ROLE_READS)))
+
+    def writes(self) -> tuple[str, ...]:
+        """Return all topics that its workers write, each once. The loop refuses to write others."""
+        kept = () if self.keeps is None else (self.keeps,)
+        own = SINGLE_ROLES_WRITE if self.kind is RoleKind.single else ()
+        return tuple(dict.fromkeys((*self.produces, *kept, *own)))
+
+    def group(self) -> str | None:
+        """Return the consumer group for which its workers commit positions; None if they commit none."""
+        commits = self.kind is RoleKind.concurrent or bool(self.positions)
+        return self.name if commits else None

@@ -17,7 +17,7 @@ from rftstream.clock import Clock
 from rftstream.contracts import codec
 from rftstream.contracts.control import Claim, DesiredState, RunFinished, RunManifest, RunState
 from rftstream.contracts.records import NewRecord, Record, TopicPartition
-from rftstream.errors import ContractError, ProducerLost, TransportError
+from rftstream.errors import ConfigError, ContractError, ProducerLost, TransportError
 from rftstream.service.control_view import note_claim
 from rftstream.service.in_force import RecordsInForce
 from rftstream.service.role import Publish, Received, Role, RoleContext, Wakeup
@@ -60,6 +60,7 @@ class Service:
         self.wakeups: Callable[[], Sequence[Wakeup]] = lambda: ()
         """What the step waits for beside the log."""
         self.spec = role.spec
+        self._writes = frozenset(role.spec.writes())
         self.context = context
         self.clock: Clock = context.clock
         self.transport: Transport = context.transport
@@ -215,8 +216,14 @@ class Service:
             return error
 
     def encode(self, outputs: Sequence[Publish], *, epoch: int = 0) -> list[NewRecord]:
-        """Return the records of what a step wants published. `epoch`: that of a single role's claim."""
+        """Return the records of what a step wants published. `epoch`: that of a single role's claim. ConfigError for a
+        topic that the declaration of the role does not name: rights on a log are given by it."""
         run = self.context.folder.run_id
+        for topic in {output.topic for output in outputs} - self._writes:
+            raise ConfigError(
+                f"{self.role}: writes to {topic!r}, expected one of {', '.join(sorted(self._writes)) or 'no topic'}; "
+                "name it in `produces` of the role's declaration"
+            )
         return [
             NewRecord(output.topic, output.partition, output.key, None)
             if output.message is None

@@ -1,5 +1,5 @@
-"""The interface for programs, /api/v1: the same reads and votes as the pages, as JSON. ENDPOINTS is all of it; the
-routes and their description are made from that table."""
+"""The interface for programs, /api/v1: what the pages show and take, as JSON. ENDPOINTS is all of it; the routes and
+their description are made from that table."""
 
 from __future__ import annotations
 
@@ -16,40 +16,44 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from rftstream.contracts.questions import Question
 from rftstream.queries.balance import Balance
 from rftstream.queries.catalog.counts import count_fates
 from rftstream.queries.catalog.finding import FATES, PAGE, GroupFilter, GroupRow, RolloutRow, find_groups
-from rftstream.queries.feedback import FeedbackView, open_questions, question_state
 from rftstream.queries.flow_map import what_is_wrong
 from rftstream.queries.rollout_view import ShownMessage, read_rollout
+from rftstream.studio import api_people, api_requests
 from rftstream.studio.access import StudioRole
 from rftstream.studio.api_types import (
+    AnnotatorList,
+    DrainBody,
     ErrorAnswer,
+    EvaluateBody,
+    EvaluateDone,
     FateCounts,
     Glance,
     GroupItem,
     GroupPage,
     MessageItem,
-    QuestionItem,
     QuestionPage,
+    RetryBody,
+    RetryDone,
     RolloutDetail,
     RolloutItem,
     RunItem,
+    StateBody,
+    StateDone,
     VoteBody,
     VoteDone,
     Wrong,
 )
-from rftstream.studio.page import GROUP, PageOfRun, check_role, page_of_run
+from rftstream.studio.page import GROUP, PageOfRun, check_role, count_in_query, page_of_run, word_in_query
 from rftstream.studio.question_pages import STATES
 from rftstream.studio.rollout_pages import asked_group, asked_rollout
-from rftstream.studio.voting import own_opinions, say
 from rftstream.studio.watched_run import WatchedRun
 from rftstream.version import __version__
 
 ROOT = "/api/v1"
 MAX_REWARDS = 100
-MAX_QUESTIONS = 200
 
 
 # --------------------------------------------------------------------------------------------- runs, groups, rollouts
@@ -107,9 +111,9 @@ def groups(page: PageOfRun) -> GroupPage:
     """Groups, newest first."""
     assert page.catalog is not None
     wanted = GroupFilter(
-        fate=_one_of(page, "fate", FATES), reason=page.asked("reason")[:100], taskset=page.asked("taskset")[:100]
+        fate=word_in_query(page, "fate", FATES), reason=page.asked("reason")[:100], taskset=page.asked("taskset")[:100]
     )
-    found = find_groups(page.catalog, page.moment, wanted, before=_count(page, "before"))
+    found = find_groups(page.catalog, page.moment, wanted, before=count_in_query(page, "before"))
     return GroupPage(groups=tuple(map(_group, found)), before=found[-1].sequence if len(found) == PAGE else None)
 
 
@@ -159,75 +163,6 @@ def _message(shown: ShownMessage) -> MessageItem:
     )
 
 
-# --------------------------------------------------------------------------------------------- people
-
-
-def questions(page: PageOfRun) -> QuestionPage:
-    """Questions to people that wait for answers, or that are judged or expired."""
-    state, skip = _one_of(page, "state", STATES) or STATES[0], _count(page, "skip") or 0
-    view, now = page.run.people(), time.time()
-    mine = own_opinions(page, view)
-    chosen = (
-        open_questions(view, now)
-        if state == "open"
-        else [one for one in view.questions if question_state(view, one, now) == state]
-    )
-    more = skip + MAX_QUESTIONS
-    return QuestionPage(
-        questions=tuple(_question(view, one, state, one.question_id in mine) for one in chosen[skip:more]),
-        total=len(chosen),
-        skip=more if more < len(chosen) else None,
-    )
-
-
-def _question(view: FeedbackView, asked: Question, state: str, answered: bool) -> QuestionItem:
-    judgement = view.judgements.get(asked.question_id)
-    return QuestionItem(
-        question_id=asked.question_id,
-        kind=str(asked.kind),
-        rollouts=asked.rollouts,
-        order=asked.order,
-        reason=str(asked.reason),
-        quorum=asked.quorum,
-        asked_at=asked.asked_at,
-        expires_at=asked.expires_at,
-        held_until=asked.held_until,
-        state=state,
-        num_votes=0 if judgement is None else judgement.num_votes,
-        answered=answered,
-    )
-
-
-def feedback(page: PageOfRun, body: VoteBody) -> VoteDone:
-    """Say something of a rollout or of two siblings, change it, or take it back."""
-    values = msgspec.to_builtins(body)
-    said = say(page, {name: value for name, value in values.items() if value is not None}, source="api")
-    asked = next((one for one in page.run.people().questions if one.question_id == said.question_id), None)
-    return VoteDone(
-        question_id=said.question_id,
-        written=said.added.new > 0,
-        edit=said.added.edits > 0,
-        expired=asked is not None and asked.expires_at is not None and time.time() > asked.expires_at,
-        applies=said.added.applies,
-    )
-
-
-def _one_of(page: PageOfRun, name: str, known: Sequence[str]) -> str:
-    """Return a parameter that is one of some words, or empty if it is not there."""
-    given = page.request.query_params.get(name)
-    if given is not None and given not in known:
-        raise HTTPException(400, f"{name}: got {given[:40]!r}, expected one of {', '.join(known)}")
-    return given or ""
-
-
-def _count(page: PageOfRun, name: str) -> int | None:
-    """Return a parameter that is a count; None if it is not there."""
-    given, found = page.request.query_params.get(name), page.number(name)
-    if given is not None and found is None:
-        raise HTTPException(400, f"{name}: got {given[:40]!r}, expected a count of at most 15 digits")
-    return found
-
-
 # --------------------------------------------------------------------------------------------- the table
 
 
@@ -269,7 +204,7 @@ ENDPOINTS: Sequence[Endpoint] = (
     Endpoint(path=f"/runs/{{run}}/rollouts/{GROUP}/{{sibling:count}}", do=rollout, answers=RolloutDetail, query=AS_OF),
     Endpoint(
         path="/runs/{run}/questions",
-        do=questions,
+        do=api_people.questions,
         answers=QuestionPage,
         only_now=True,
         query={
@@ -279,11 +214,35 @@ ENDPOINTS: Sequence[Endpoint] = (
     ),
     Endpoint(
         path="/runs/{run}/feedback",
-        do=feedback,
+        do=api_people.feedback,
         answers=VoteDone,
         takes=VoteBody,
         role=StudioRole.annotator,
         only_now=True,
+    ),
+    Endpoint(
+        path="/runs/{run}/annotators",
+        do=api_people.annotators,
+        answers=AnnotatorList,
+        role=StudioRole.annotator,
+        only_now=True,
+    ),
+    *(
+        Endpoint(
+            path=f"/runs/{{run}}/{do.__name__}",
+            do=do,
+            answers=answers,
+            takes=takes,
+            role=StudioRole.operator,
+            only_now=True,
+        )
+        for do, takes, answers in (
+            (api_requests.pause, StateBody, StateDone),
+            (api_requests.unpause, StateBody, StateDone),
+            (api_requests.drain, DrainBody, StateDone),
+            (api_requests.evaluate, EvaluateBody, EvaluateDone),
+            (api_requests.retry, RetryBody, RetryDone),
+        )
     ),
 )
 
@@ -353,8 +312,8 @@ def description() -> Mapping[str, Any]:
         "info": {
             "title": "rftstream studio",
             "version": __version__,
-            "description": "Runs, groups, rollouts and questions, and what people say of them. A token is sent as "
-            "`Authorization: Bearer TOKEN`. Times are seconds since 1970.",
+            "description": "Runs, groups, rollouts and questions, what people say of them, and what operators ask of "
+            "a run. A token is sent as `Authorization: Bearer TOKEN`. Times are seconds since 1970.",
         },
         "paths": paths,
         "components": {

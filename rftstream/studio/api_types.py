@@ -4,9 +4,9 @@ these, with what stands under each field."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from rftstream.contracts.feedback import PairChoice
 
@@ -228,3 +228,122 @@ class VoteDone(Struct, frozen=True, kw_only=True):
     """Whether the question has expired: it is recorded, and changes nothing."""
     applies: bool
     """Whether votes change anything in this run: its run file has [feedback]."""
+
+
+class AgreementItem(Struct, frozen=True, kw_only=True):
+    """How far answers of one kind agree."""
+
+    questions: int
+    """Those that at least two have answered."""
+    agreement: float | None
+    """Share of pairs of answers that are equal; of ratings 1 minus the mean distance over the scale."""
+    alpha: float | None
+    """Krippendorff's; None: nothing to compare, or all answers are the same."""
+
+
+class ShareItem(Struct, frozen=True, kw_only=True):
+    """How many of some are of a kind."""
+
+    count: int
+    total: int
+    share: float | None
+    """None of none."""
+    interval: tuple[float, float] | None
+    """Wilson's, of 95 %."""
+
+
+class AnnotatorItem(Struct, frozen=True, kw_only=True):
+    """How an annotator judges."""
+
+    annotator: str
+    """A keyed hash, as on the log."""
+    votes: Mapping[str, int]
+    """Answers that stand, by kind."""
+    agreement: Mapping[str, AgreementItem]
+    """With the others on the same questions, by kind."""
+    median_time_s: float | None
+    """From seeing a question to the answer."""
+    cannot_judge: ShareItem
+    """Of the pairs."""
+    left: ShareItem
+    """Pairs of which the left one was chosen."""
+    gold: ShareItem | None
+    """Right answers to gold questions; None to all but operators."""
+
+
+class AnnotatorList(Struct, frozen=True, kw_only=True):
+    """How annotators judge: to operators all, to an annotator only what is their own."""
+
+    annotators: tuple[AnnotatorItem, ...]
+    all_together: Mapping[str, AgreementItem]
+    """Agreement of all, by kind; empty to all but operators."""
+    gold_questions: int | None
+    """None to all but operators."""
+
+
+class StateBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Why the run is asked for another state."""
+
+    reason: str = ""
+    """It stands on the log."""
+
+
+class DrainBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """That a run is to be drained."""
+
+    sure: Literal["drain"]
+    """The word `drain`: it is not taken back."""
+    reason: str = ""
+    """It stands on the log."""
+
+
+class StateDone(Struct, frozen=True, kw_only=True):
+    """The state that is wanted of the run now."""
+
+    state: str
+    """running, paused or draining."""
+    changed: bool
+    """False: it was so already."""
+
+
+Version = Annotated[int, Meta(ge=0, le=10**15 - 1)]
+
+
+class EvaluateBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is to be evaluated."""
+
+    evaluation: str | None = None
+    """One of the run file; else all."""
+    versions: list[Version] | Literal["all"] = []
+    """Versions; none: the newest one. `all`: those that can still be made from the store."""
+    again: bool = False
+    """Also those that have their result."""
+
+
+class EvaluateDone(Struct, frozen=True, kw_only=True):
+    """What was asked of the evaluator."""
+
+    asked: int
+    """Evaluations that were asked for."""
+    known: int
+    """Those that have their result already."""
+
+
+class RetryBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which dead groups are to be put back."""
+
+    groups: list[str] = []
+    """Their ids."""
+    everything: bool = False
+    """All that are still dead."""
+    sample: bool = False
+    """They are sampled anew, also where a rollout could be used again."""
+
+
+class RetryDone(Struct, frozen=True, kw_only=True):
+    """What was asked about dead groups."""
+
+    asked: int
+    """Groups asked to be put back."""
+    put_back_before: int
+    """Those that were asked to be put back before."""

@@ -53,6 +53,7 @@ QUESTION = f"/questions/{{kind}}/{GROUP}/{{siblings}}"
 FRESH = {
     "/questions": question_pages.questions,
     "/questions/next": question_pages.next_question,
+    "/annotators": question_pages.annotators,
     QUESTION: question_pages.question,
     "/requests": request_pages.requests,
 }

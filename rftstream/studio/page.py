@@ -264,3 +264,19 @@ def parse_form(body: bytes) -> Form:
         return parse_qs(body.decode("utf-8"), max_num_fields=MAX_FIELDS, errors="strict")
     except ValueError as error:
         raise HTTPException(400, f"got no form ({error}), expected fields as a browser sends them") from None
+
+
+def word_in_query(page: PageOfRun, name: str, known: Sequence[str]) -> str:
+    """Return a parameter of the query that is one of some words, or empty if it is not there."""
+    given = page.request.query_params.get(name)
+    if given is not None and given not in known:
+        raise HTTPException(400, f"{name}: got {given[:40]!r}, expected one of {', '.join(known)}")
+    return given or ""
+
+
+def count_in_query(page: PageOfRun, name: str) -> int | None:
+    """Return a parameter of the query that is a count; None if it is not there."""
+    given, found = page.request.query_params.get(name), page.number(name)
+    if given is not None and found is None:
+        raise HTTPException(400, f"{name}: got {given[:40]!r}, expected a count of at most 15 digits")
+    return found

@@ -13,15 +13,25 @@ from starlette.responses import RedirectResponse, Response
 
 from rftstream.config.role_sections import FeedbackSection
 from rftstream.contracts.feedback import Feedback, FeedbackKind, PairChoice
+from rftstream.contracts.questions import VoteEffect
 from rftstream.data.feedback.rows import MAX_TEXT
 from rftstream.errors import ConfigError
-from rftstream.queries.feedback import FeedbackView, VoteLine, judged_text, open_questions, question_state, vote_text
+from rftstream.queries.feedback import FeedbackView, VoteLine, judged_text, question_state, vote_text
 from rftstream.queries.rollout_view import ShownRollout, last_answer, read_rollout
 from rftstream.queries.shown_completions import CompletionReader
 from rftstream.runs.folder import OpenRun
-from rftstream.studio.page import Form, PageOfRun
+from rftstream.studio.access import StudioRole
+from rftstream.studio.page import Form, PageOfRun, check_role
 from rftstream.studio.text_diff import diff_texts
-from rftstream.studio.voting import MAX_LEAD_S, ShownQuestion, find_question, own_opinions, say
+from rftstream.studio.voting import (
+    MAX_LEAD_S,
+    ShownQuestion,
+    annotators_shown_to,
+    find_question,
+    own_opinions,
+    say,
+    waiting_questions,
+)
 
 PAGE = 50
 STATES = ("open", "judged", "expired")
@@ -49,8 +59,9 @@ def questions(page: PageOfRun) -> Response:
     view, now = page.run.people(), time.time()
     mine = own_opinions(page, view)
     state = page.asked("state") if page.asked("state") in STATES else "open"
-    waiting = open_questions(view, now)
+    waiting = waiting_questions(page, view, mine, now)
     chosen = waiting if state == "open" else [one for one in view.questions if question_state(view, one, now) == state]
+    counts = {name: sum(question_state(view, one, now) == name for one in view.questions) for name in STATES}
     skip = page.number("skip") or 0
     return page.answer(
         "questions.html",
@@ -59,7 +70,7 @@ def questions(page: PageOfRun) -> Response:
         shown=[(one, view.judgements.get(one.question_id)) for one in chosen[skip : skip + PAGE]],
         state=state,
         states=STATES,
-        counts={name: sum(question_state(view, one, now) == name for one in view.questions) for name in STATES},
+        counts={**counts, "open": len(waiting)},
         num_mine=sum(one.question_id in mine for one in waiting),
         mine=mine,
         skip=skip,
@@ -67,15 +78,22 @@ def questions(page: PageOfRun) -> Response:
         num_chosen=len(chosen),
         said=_said(page, view, mine),
         judged_text=judged_text,
-        effects=sorted(view.effects.items()),
+        effects=_effects(page, view),
     )
+
+
+def _effects(page: PageOfRun, view: FeedbackView) -> list[tuple[str, int]]:
+    """Return the votes by what became of them. How many were on gold questions is for operators alone."""
+    hidden = () if page.viewer.role >= StudioRole.operator else (VoteEffect.gold,)
+    return sorted((name, count) for name, count in view.effects.items() if name not in hidden)
 
 
 def next_question(page: PageOfRun) -> Response:
     """Go to the next question that waits for who asks: after the one named, else the most urgent."""
     view = page.run.people()
     mine = own_opinions(page, view)
-    waiting = [one.question_id for one in open_questions(view, time.time()) if one.question_id not in mine]
+    asked = waiting_questions(page, view, mine, time.time())
+    waiting = [one.question_id for one in asked if one.question_id not in mine]
     said, after = page.asked("said")[:300], page.asked("after")[:300]
     place = waiting.index(after) + 1 if after in waiting else 0
     waiting = [name for name in (*waiting[place:], *waiting[:place]) if name != after]
@@ -98,6 +116,12 @@ def words_of(vote: Feedback) -> str:
         order = vote.order or (0, 1)
         return f"{LETTERS[order.index(index)]} is better ({vote.rollouts[index]})"
     return vote_text(vote).replace("_", " ")
+
+
+def annotators(page: PageOfRun) -> Response:
+    """How annotators judge: operators see all, an annotator sees only what is their own."""
+    check_role(page.request, StudioRole.annotator)
+    return page.answer("annotators.html", "questions", "Annotators", found=annotators_shown_to(page))
 
 
 # --------------------------------------------------------------------------------------------- a question
@@ -192,7 +216,7 @@ def _question_page(page: PageOfRun, asked: ShownQuestion, *, draft: str | None =
         letters=LETTERS,
         mine=mine,
         words=None if mine is None else words_of(mine),
-        effect=None if asked.mine is None else str(asked.mine.judgement.effect),
+        effect=None if asked.mine is None else _shown_effect(asked.mine),
         state=None if asked.question is None else question_state(view, asked.question, time.time()),
         judged_text=judged_text,
         is_read=settings is not None,
@@ -208,6 +232,12 @@ def _question_page(page: PageOfRun, asked: ShownQuestion, *, draft: str | None =
         others=_others(asked),
         said=_said(page, view, own_opinions(page, view)),
     )
+
+
+def _shown_effect(line: VoteLine) -> str:
+    """Return what became of a vote. One on a gold question looks as if it counted."""
+    effect = line.judgement.effect
+    return str(VoteEffect.counted if effect is VoteEffect.gold else effect)
 
 
 def _ratings(scale: tuple[float, float]) -> Sequence[int]:

@@ -1,4 +1,4 @@
-"""The pages of operators: what is asked of the run, by whom, and forms that ask it by the functions of the commands."""
+"""The pages of operators: what is asked of the run, by whom, and forms that ask it."""
 
 from __future__ import annotations
 
@@ -9,18 +9,14 @@ from starlette.responses import RedirectResponse, Response
 
 from rftstream.contracts.control import DesiredState, Request
 from rftstream.errors import ConfigError
-from rftstream.launch.evaluation import ask_evaluations, parse_versions
-from rftstream.queries.dead import plan_retries
+from rftstream.launch.evaluation import parse_versions
 from rftstream.runs.folder import OpenRun
-from rftstream.runs.requests import ask_retries, ask_state, user_here
 from rftstream.service.control_view import ControlView, read_control
 from rftstream.service.role import Log
+from rftstream.studio.asking import evaluate_versions, retry_groups, set_state
 from rftstream.studio.page import Form, PageOfRun
 
 STATES = {"pause": DesiredState.paused, "unpause": DesiredState.running, "drain": DesiredState.draining}
-WITHIN_S = 7 * 24 * 3600.0
-"""Seconds after which a dead group is not put back any more, as with the command."""
-MAX_REASON = 1_000
 MAX_SHOWN = 100
 
 
@@ -71,43 +67,23 @@ def ask(page: PageOfRun, form: Form) -> Response:
 def _ask_state(page: PageOfRun, wanted: str, form: Form) -> str:
     if wanted == "drain" and "sure" not in form:
         raise ConfigError("drain: it is not taken back; expected a mark that it is meant")
-    reason, by, state = _field(form, "reason")[:MAX_REASON], asker(page), STATES[wanted]
-    before = page.run.look(lambda run, _: ask_state(run, state, reason=reason, by=by))
-    return "it was so already" if before is state else f"{state} from now on"
+    state = STATES[wanted]
+    is_new = set_state(page, state, reason=_field(form, "reason"))
+    return f"{state} from now on" if is_new else "it was so already"
 
 
 def _ask_evaluations(page: PageOfRun, form: Form) -> str:
-    text, evaluation, by = _field(form, "versions"), _field(form, "evaluation") or None, asker(page)
-    versions, again = parse_versions(text) if text else (), "again" in form
-
-    def asked(run: OpenRun, _: object) -> tuple[int, int]:
-        return ask_evaluations(run, evaluation=evaluation, versions=versions, again=again, by=by)
-
-    new, known = page.run.look(asked)
+    text, evaluation = _field(form, "versions"), _field(form, "evaluation") or None
+    versions = parse_versions(text) if text else ()
+    new, known = evaluate_versions(page, evaluation=evaluation, versions=versions, again="again" in form)
     return f"{new:,} evaluations asked for" + (f", {known:,} have their result" if known else "")
 
 
 def retry(page: PageOfRun, form: Form) -> Response:
     """Ask for dead groups to be put back: those that are named, or all that are still dead."""
-    names = () if "everything" in form else tuple(form.get("group", ()))
-    sample, by = "sample" in form, asker(page)
-    if not names and "everything" not in form:
-        raise ConfigError("group: none is chosen, expected some of the dead groups, or all")
-
-    def asked(run: OpenRun, _: object) -> tuple[int, int]:
-        stored, before = plan_retries(Log(run.transport), names, sample=sample, now=time.time())
-        if stored:
-            ask_retries(run, stored, within_s=WITHIN_S, by=by)
-        return len(stored), before
-
-    new, before = page.run.look(asked)
+    new, before = retry_groups(page, form.get("group", ()), everything="everything" in form, sample="sample" in form)
     done = f"{new:,} dead groups asked to be put back" + (f", {before:,} were put back before" if before else "")
     return RedirectResponse(page.href("requests", done=done), 303)
-
-
-def asker(page: PageOfRun) -> str:
-    """Return what the log says of who asks: the name of the token, and whose studio it is."""
-    return f"{page.viewer.name}, by the studio of {user_here()}"
 
 
 def _field(form: Form, name: str) -> str:

@@ -6,19 +6,24 @@ says it is the name of the token, never a field of the request.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.exceptions import HTTPException
 
+from rftstream.config.role_sections import FeedbackSection
 from rftstream.contracts.feedback import FeedbackKind, question_id_of
 from rftstream.contracts.questions import Judgement, Question
+from rftstream.data.feedback.agreement import Share
 from rftstream.data.feedback.rows import vote_of
 from rftstream.data.feedback.selection import choose_order
 from rftstream.gateway.keys import GatewayKeys, run_secret
+from rftstream.queries.annotators import AnnotatorsView, read_annotators
+from rftstream.queries.asked import disguised, questions_to
 from rftstream.queries.catalog.finding import GroupRow, RolloutRow, find_group
-from rftstream.queries.feedback import FeedbackView, VoteLine, opinions_of
+from rftstream.queries.feedback import FeedbackView, VoteLine, open_questions, opinions_of
 from rftstream.runs.feedback import Added, add_votes
 from rftstream.runs.folder import OpenRun
 from rftstream.studio.access import StudioRole
@@ -70,8 +75,12 @@ def find_question(page: PageOfRun, kind: str, group_id: str, siblings: str) -> S
     rollouts = [group.siblings[number].rollout_id for number in numbers]
     question_id = question_id_of(FeedbackKind(kind), rollouts)
     view = page.run.people()
-    question = next((one for one in view.questions if one.question_id == question_id), None)
     seed = page.run.look(lambda run, _: run.config.run.seed)
+    mine = own_opinions(page, view).get(question_id)
+    question = next((one for one in view.questions if one.question_id == question_id), None)
+    if question is None and (gold := view.gold.get(question_id)) is not None and view.questions:
+        like = next(iter(open_questions(view, time.time())), view.questions[-1])
+        question = disguised(gold, like, seed)
     order = question.order if question is not None else choose_order(seed, question_id, len(rollouts))
     return ShownQuestion(
         question_id=question_id,
@@ -81,20 +90,48 @@ def find_question(page: PageOfRun, kind: str, group_id: str, siblings: str) -> S
         order=order,
         question=question,
         judgement=view.judgements.get(question_id),
-        mine=own_opinions(page, view).get(question_id),
+        mine=mine,
     )
 
 
-def own_opinions(page: PageOfRun, view: FeedbackView) -> dict[str, VoteLine]:
-    """Return what stands of who asks, by question; nothing of a viewer."""
+def annotator_of(page: PageOfRun) -> str | None:
+    """Return what the log says of who asks; None of a viewer, who judges nothing."""
     if page.viewer.role < StudioRole.annotator:
-        return {}
+        return None
     name = page.viewer.name
 
     def annotator(run: OpenRun, _: object) -> str:
         return GatewayKeys(run_secret(run.folder.run_id), run.folder.run_id).annotator(name)
 
-    return opinions_of(view, page.run.look(annotator))
+    return page.run.look(annotator)
+
+
+def own_opinions(page: PageOfRun, view: FeedbackView) -> dict[str, VoteLine]:
+    """Return what stands of who asks, by question; nothing of a viewer."""
+    annotator = annotator_of(page)
+    return {} if annotator is None else opinions_of(view, annotator)
+
+
+def waiting_questions(page: PageOfRun, view: FeedbackView, mine: Collection[str], now: float) -> list[Question]:
+    """Return the questions that wait for answers, the most urgent first; of annotators with gold questions between
+    them. `mine`: questions that who asks has answered."""
+    annotator = annotator_of(page)
+    if annotator is None or not view.gold:
+        return open_questions(view, now)
+    settings, seed = page.run.look(lambda run, _: (run.config.feedback or FeedbackSection(), run.config.run.seed))
+    return questions_to(annotator, view, settings, seed, answered=mine, now=now)
+
+
+def annotators_shown_to(page: PageOfRun) -> AnnotatorsView:
+    """Return how annotators judge: to operators everything, to an annotator their own figures, and not whether they
+    are right about gold questions. After each answer that would say what the right one is."""
+    view = page.run.people()
+    found = read_annotators(view, page.run.look(lambda run, _: run.config))
+    if page.viewer.role >= StudioRole.operator:
+        return found
+    own = found.only(annotator_of(page) or "")
+    hidden = () if own is None else (replace(own, gold=Share(count=0, total=0)),)
+    return AnnotatorsView(annotators=hidden, all_together={}, num_gold=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +147,10 @@ def say(page: PageOfRun, row: Row, *, source: str) -> WrittenVote:
     scored in this run. `source`: what it came through."""
     vote = vote_of({**row, "by": page.viewer.name, "source": source}, "vote")
     scored = _scored(page, vote.rollouts)
-    added = page.run.look(lambda run, _: add_votes(run.transport, run.config, run.folder, [vote], scored=scored))
+    known = page.run.revisions
+    added = page.run.look(
+        lambda run, _: add_votes(run.transport, run.config, run.folder, [vote], scored=scored, revisions=known)
+    )
     return WrittenVote(question_id=vote.question_id, added=added)
 
 

@@ -21,11 +21,12 @@ from rftstream.queries.catalog.counts import CatalogCounts
 from rftstream.queries.catalog.database import CatalogReader
 from rftstream.queries.catalog.finding import find_vote_statuses
 from rftstream.queries.catalog.moments import Moment, find_moment
-from rftstream.queries.feedback import TOPICS, FeedbackView, has_feedback, read_feedback
+from rftstream.queries.feedback import TOPICS, FeedbackRecords, FeedbackView, has_feedback, read_feedback
 from rftstream.queries.following import RunFollower
 from rftstream.queries.history import HistoryReader
 from rftstream.queries.shown_completions import PLAIN, CompletionReader, open_reader
 from rftstream.queries.status import Status
+from rftstream.runs.feedback import VoteRevisions
 from rftstream.runs.folder import OpenRun
 from rftstream.service.role import Log
 
@@ -40,7 +41,7 @@ IDLE_PERIOD_S = 15.0
 LOOKED_AT_S = 30.0
 """Seconds after a request for which a run counts as looked at."""
 PEOPLE_S = 10.0
-"""Seconds after which votes are read again, even if there are no new ones."""
+"""Seconds after which votes are judged again, even if there are no new ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +85,9 @@ class WatchedRun:
         self._follower: RunFollower | None = None
         self._people: tuple[Any, float, FeedbackView] | None = None
         """Where the topics ended, when that was, and what they said."""
+        self._records = FeedbackRecords()
+        self.revisions = VoteRevisions()
+        """What annotators said last, for who writes votes in `look`."""
 
     @property
     def history(self) -> HistoryReader | None:
@@ -163,15 +167,16 @@ class WatchedRun:
         return question(self._mine, self._reader)
 
     def people(self) -> FeedbackView:
-        """Return what people were asked and said. It is read again where there is more, or after PEOPLE_S: what became
-        of a group decides what a vote on it changes."""
+        """Return what people were asked and said. It is judged again where there is more, or after PEOPLE_S: what
+        became of a group decides what a vote on it changes."""
         return self.look(lambda run, _: self._people_of(run))
 
     def _people_of(self, run: OpenRun) -> FeedbackView:
         log, now = Log(run.transport), time.monotonic()
         ends = [log.ends(topic) for topic in TOPICS] if has_feedback(log) else []
         if self._people is None or self._people[0] != ends or now - self._people[1] > PEOPLE_S:
-            self._people = (ends, now, read_feedback(log, run.config, find_statuses=self._vote_statuses))
+            view = read_feedback(log, run.config, find_statuses=self._vote_statuses, kept=self._records)
+            self._people = ends, now, view
         return self._people[2]
 
     def _vote_statuses(self, votes: Sequence[Feedback]) -> Mapping[str, GroupStatus]:

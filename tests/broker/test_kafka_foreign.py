@@ -13,5 +13,5 @@ pytestmark = [pytest.mark.broker, pytest.mark.slow]
 def test_strays_in_a_live_run(place: Workplace, servers: str, run_id: object) -> None:
     name: str = run_id()  # type: ignore[operator]
     place.write("tiny.toml", FAKE.replace('"tiny"', f'"{name}"') + f'kind = "kafka"\nservers = "{servers}"\n')
-    slow = sets("backends.fake.step_s=1.5")  # each stray is made from what stands there, and reading takes a while
-    strays_into_a_live_run(place, "tiny.toml", f"runs/{name}", *slow, num_strays=30)
+    slow = sets("backends.fake.step_s=1.0")  # each stray is made from what stands there, and reading takes a while
+    strays_into_a_live_run(place, "tiny.toml", f"runs/{name}", *slow, num_strays=15)

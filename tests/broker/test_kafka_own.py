@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import socket
@@ -14,8 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from kafka import KafkaAdminClient
-from kafka.admin import ACL, ACLOperation, ACLPermissionType, ACLResourcePatternType, ResourcePattern, ResourceType
 from kafka.structs import OffsetAndMetadata
 
 from rftstream.config.sections import TransportSection
@@ -263,60 +260,6 @@ def test_what_the_broker_refuses_is_said(secure: dict[str, str], options: dict[s
     assert error.value.exit_code == 2
     assert secure["sasl_plain_password"] not in str(error.value)
     assert "ACL" not in str(error.value), "the credentials are wrong, or how they are given"
-    transport.close()
-
-
-@pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """A broker that allows nothing to users with a password unless an ACL does; who comes without one may do all."""
-    folder = tmp_path_factory.mktemp("guarded")
-    settings = ("authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-                "super.users=User:ANONYMOUS", "allow.everyone.if.no.acl.found=false")  # fmt: skip
-    address = start_broker(folder / "kafka", os.getpid(), "--secure", *(f"--set={one}" for one in settings))
-    found: dict[str, str] = json.loads((folder / "kafka" / "secure.json").read_text())
-    return {**found, "PLAINTEXT": address}
-
-
-def allow(guarded: dict[str, str], kind: ResourceType, *operations: ACLOperation) -> None:
-    admin = KafkaAdminClient(bootstrap_servers=guarded["PLAINTEXT"])
-    pattern = ResourcePattern(kind, "secured.", ACLResourcePatternType.PREFIXED)
-    admin.create_acls([ACL("User:user", "*", one, ACLPermissionType.ALLOW, pattern) for one in operations])
-    admin.close()
-
-
-def test_a_missing_acl_is_one_line_that_says_what_to_grant(guarded: dict[str, str]) -> None:
-    def refused(what: Callable[[], object]) -> str:
-        with pytest.raises(ConfigError) as error:
-            what()
-        text = str(error.value)
-        assert error.value.exit_code == 2
-        assert len(text) < 600
-        assert "\n" not in text
-        return text
-
-    transport = connect_securely(guarded, "SASL_PLAINTEXT")
-    topics = {name: TopicSettings(partitions=3) for name in ("a", "b", "c", "d")}
-    told = refused(lambda: transport.admin.ensure_topics(topics))
-    assert told.startswith(f"create topics: {guarded['SASL_PLAINTEXT']} does not allow it to the user 'user' (Topic")
-    assert (
-        "grant Read, Write, Create, Describe, DescribeConfigs and Delete on the topics whose names begin with 'sec"
-        in told
-    )
-    assert told.endswith("--operation Delete --topic secured. --resource-pattern-type prefixed")
-    of_topics = (ACLOperation.CREATE, ACLOperation.DESCRIBE, ACLOperation.DESCRIBE_CONFIGS)
-    allow(guarded, ResourceType.TOPIC, *of_topics)
-    transport.admin.ensure_topics(topics)
-    assert "Read, Describe and Delete on the consumer groups" in refused(lambda: transport.admin.committed("g"))
-    producer = transport.producer("p")
-    told = refused(producer.start)
-    assert told.startswith("producer secured.p: could not start: ")
-    assert "Write and Describe on the transactional ids" in told
-    allow(guarded, ResourceType.TRANSACTIONAL_ID, ACLOperation.WRITE, ACLOperation.DESCRIBE)
-    await_true("started", lambda: started(producer), 30.0)
-    told = refused(lambda: producer.commit([new("a", 0, "not mine to write")]))
-    assert told.startswith("producer secured.p: commit: ")
-    assert "on the topics whose names begin with 'secured.'" in told
-    producer.close()
     transport.close()
 
 

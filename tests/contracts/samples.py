@@ -31,7 +31,7 @@ from rftstream.contracts.control import (
 )
 from rftstream.contracts.dead import DeadDropped, DeadLetter
 from rftstream.contracts.demonstrations import Demonstration, Preference
-from rftstream.contracts.feedback import Feedback, FeedbackKind, PairChoice
+from rftstream.contracts.feedback import GOLD_ANNOTATOR, Feedback, FeedbackKind, PairChoice
 from rftstream.contracts.messages import SPEC_OF, Message
 from rftstream.contracts.outcomes import (
     BatchReuse,
@@ -223,6 +223,11 @@ SAMPLES: dict[str, Message] = {
         kind=FeedbackKind.pair, question_id=PAIR, rollouts=("gsm8k/0/17/0/1", "gsm8k/0/17/0/3"), sequence=17,
         annotator=ANNOTATOR, choice=PairChoice.second, order=(1, 0), lead_time_s=8.25,
     ),
+    "feedback.v2-gold": Feedback(
+        feedback_id=f"{PAIR}/{GOLD_ANNOTATOR}/0", rollout_id="gsm8k/0/17/0/1", source="file", given_at=1767229301.0,
+        kind=FeedbackKind.pair, question_id=PAIR, rollouts=("gsm8k/0/17/0/1", "gsm8k/0/17/0/3"), sequence=17,
+        annotator=GOLD_ANNOTATOR, choice=PairChoice.first,
+    ),
     "question.v1": Question(
         question_id=PAIR, kind=FeedbackKind.pair, rollouts=("gsm8k/0/17/0/1", "gsm8k/0/17/0/3"),
         group_id="gsm8k/0/17/0", sequence=17, reason=QuestionReason.share, quorum=2, asked_at=1767229200.0,
@@ -250,6 +255,10 @@ SAMPLES: dict[str, Message] = {
         question_id=f"flag/{IDS.rollout_id}", kind=FeedbackKind.flag, rollouts=(IDS.rollout_id,), quorum=1,
         num_votes=1, agreement=1.0, flagged=True, reason="the group is filtered", result=GroupResult.filtered,
         decided_at=1767229313.0,
+    ),
+    "judgement.v1-gold": Judgement(
+        judgement_id="5/816", feedback_id=f"{PAIR}/{GOLD_ANNOTATOR}/0", effect=VoteEffect.gold, question_id=PAIR,
+        kind=FeedbackKind.pair, rollouts=("gsm8k/0/17/0/1", "gsm8k/0/17/0/3"), decided_at=1767229314.0,
     ),
     "experience.v1": EXPERIENCE,
     "experience.v1-expert": EXPERT,

@@ -40,6 +40,13 @@ def test_the_commands_of_the_page_run(tmp_path: Path) -> None:
     assert "2 (v3)" in judged
     assert "applied correction" in outputs["rftstream trace runs/people sums/0/87/0/1"].replace("applied: ", "applied ")
     assert "5 votes: 5 pending" in outputs["rftstream audit runs/people"]
+    judges = outputs["rftstream feedback annotators runs/people"].splitlines()
+    assert [line.split()[1:3] for line in judges if line.startswith("all together")] == [
+        ["together", "pair"],
+        ["together", "label"],
+    ]
+    added = outputs["rftstream feedback gold runs/people --from right.jsonl"]
+    assert added == "2 right answers: 1 label, 1 pair added\n"
     chat = json.loads((tmp_path / "chats.jsonl").read_text(encoding="utf-8"))
     assert chat["messages"][-1]["content"] == "4"
     assert "v3" in outputs["rftstream feedback taints runs/people"]

@@ -49,6 +49,7 @@ def test_a_few_steps_of_smollm2(place: Workplace, model: Path) -> None:
     place.assert_nobody_left()
 
 
+@pytest.mark.long
 def test_a_few_steps_with_feedback_over_attempts(place: Workplace, model: Path) -> None:
     short = ("run.steps=2", "feeder.groups_per_batch=2", "feeder.group_size=4", "trainer.warmup_steps=0")
     done = place.call("run", EXAMPLES / "attempts.toml", "--run-dir", "attempts", "--json",

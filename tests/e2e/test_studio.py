@@ -193,7 +193,12 @@ def test_people_judge_by_keyboard_alone(place: Workplace, browser: Browser) -> N
         label["question_id"],
         *(f"{kind}/{rollout}" for kind in ("rating", "correction", "flag")),
     ]
-    addresses = [f"/questions/{name.replace('+', '%2B')}" for name in names] + ["/questions", "/requests", "/dead"]
+    addresses = [f"/questions/{name.replace('+', '%2B')}" for name in names] + [
+        "/questions",
+        "/annotators",
+        "/requests",
+        "/dead",
+    ]
     for dark, width in ((False, 1280), (True, 1280), (False, 360)):
         tab = Tab(browser, dark=dark, width=width)
         for address in addresses:
@@ -208,6 +213,11 @@ def test_people_judge_by_keyboard_alone(place: Workplace, browser: Browser) -> N
     corrects(tab, f"{studio.url}/runs/people/questions/correction/{rollout}")
     assert not tab.complaints
     tab.close()
+    narrow = Tab(browser, width=360)
+    page = narrow.open(f"{studio.url}/runs/people/annotators")
+    assert page.locator("tbody tr").count() == 1 and "median time" in page.content()
+    assert narrow.overflow() <= 0 and narrow.barriers() == []
+    narrow.close()
     plain = Tab(browser, scripts=False)
     votes_without_scripts(plain, f"{studio.url}/runs/people/questions/rating/{rollout}")
     plain.close()

@@ -211,6 +211,52 @@ def test_flagged_rollouts_are_left_out(tmp_path: Path) -> None:
     assert [one.rejected for one in outcome.rollouts] == [None, None, "feedback: flagged"]
 
 
+def test_votes_on_gold_questions_change_no_reward_and_hold_nothing(tmp_path: Path) -> None:
+    """The same votes as in the first test, but the right answer to one of the questions is known. A restart between the
+    two, and between answers, changes nothing."""
+    scene = Scene(tmp_path, feedback__share=1.0, feedback__hold_s=60.0)
+    buffer = RoleDriver(scene, "buffer")
+    scene.verify(0)
+    scene.verify(1)
+    buffer.work()
+    assert len(scene.questions()) == 4
+    scene.say("0", 0, 0, reward=0.0)
+    buffer.work()
+    buffer.restart()
+    for who in "ab":
+        scene.say(who, 0, 0, reward=1.0)
+        buffer.work()
+        buffer.restart()
+        scene.say(who, 0, 1, reward=0.5)
+        buffer.work()
+    assert scene.in_batches() == {(0, 0): (0.0, {}), (0, 1): (0.5, {"human": 0.5})}, "it waited for one answer alone"
+    scene.say("a", 0, 0, reward=0.5, revision=1)  # also after the batch
+    buffer.work()
+    gold = [one for one in scene.judgements() if one.question_id == "label/sums/0/0/0/0"]
+    assert [(one.effect, one.num_votes, one.reward, one.applied) for one in gold] == (
+        [(VoteEffect.gold, 0, None, Applied.none)] * 4
+    )
+    view = read_feedback(Log(scene.transport()), scene.config)
+    assert len(scene.judgements()) == len(scene.records("feedback")) == len(view.votes)
+    assert list(view.judgements) == ["label/sums/0/0/0/1"]
+    assert view.gold["label/sums/0/0/0/0"].reward == 0.0
+    assert scene.recompute().fine
+
+
+def test_a_gold_question_is_not_asked(tmp_path: Path) -> None:
+    """Where the right answer was said before the group is complete."""
+    scene = Scene(tmp_path, feedback__share=1.0)
+    buffer = RoleDriver(scene, "buffer")
+    one, other = scene.siblings(0)
+    scene.put("verified", scene.verified(one, 0.0))
+    buffer.work()
+    scene.say("0", 0, 0, reward=0.0)
+    buffer.work()
+    scene.put("verified", scene.verified(other, 1.0))
+    buffer.work()
+    assert [question.question_id for question in scene.questions()] == ["label/sums/0/0/0/1"]
+
+
 def test_what_changes_nothing_is_recorded_with_the_reason(tmp_path: Path) -> None:
     scene = Scene(tmp_path, feedback__share=1.0, feedback__quorum=1, feedback__expires_s=30.0)
     buffer = RoleDriver(scene, "buffer")

@@ -1,4 +1,5 @@
 """Simulated annotators: they vote, asked or not, edit, retract, say it twice, come late, and tell of what is not there.
+Somebody says right answers, also to what others have answered.
 
 What they see is the log, as people see it: a vote may reach the log long after they looked.
 """
@@ -13,7 +14,14 @@ from typing import Any
 from rftstream.config import loader
 from rftstream.config.sections import RunConfig
 from rftstream.contracts import codec
-from rftstream.contracts.feedback import Feedback, FeedbackKind, PairChoice, feedback_id_of, question_id_of
+from rftstream.contracts.feedback import (
+    GOLD_ANNOTATOR,
+    Feedback,
+    FeedbackKind,
+    PairChoice,
+    feedback_id_of,
+    question_id_of,
+)
 from rftstream.contracts.questions import Question
 from rftstream.contracts.records import NewRecord
 from rftstream.contracts.rollouts import RolloutStatus
@@ -55,7 +63,7 @@ class Annotators:
 
     def __init__(self, simulation: Simulation, seed: int) -> None:
         self._simulation = simulation
-        self._random = Random(f"annotators {seed}")
+        self._random, self._gold_random = Random(f"annotators {seed}"), Random(f"gold {seed}")
         self._producer = simulation.transport("people").producer("people")
         self._producer.start()
         self._until = simulation.clock.now() + STOPPED_AFTER_S
@@ -91,6 +99,9 @@ class Annotators:
         if said and random.random() < 0.35:
             return [self._record(self._again(random.choice(said), said))]
         asked = [one for _, one in log.in_force("questions") if isinstance(one, Question)]
+        if asked and self._gold_random.random() < 0.08:
+            question = self._gold_random.choice(asked[-4:])
+            return [self._gold(question, ids, said)]
         if asked and random.random() < 0.7:
             question = random.choice(asked[-8:])
             return [self._vote(question.kind, [ids[name] for name in question.rollouts if name in ids], said)]
@@ -120,6 +131,16 @@ class Annotators:
             revision=revision, **self._answer(kind),
         )  # fmt: skip
         return self._record(vote)
+
+    def _gold(self, question: Question, ids: dict[str, RolloutIds], said: list[Feedback]) -> NewRecord:
+        record = self._vote(question.kind, [ids[name] for name in question.rollouts if name in ids], said)
+        vote = codec.decode(record.value or b"", "feedback") if record.value != b"\xc1" else None
+        if not isinstance(vote, Feedback) or not vote.question_id:
+            return record
+        mine = [one.revision for one in said if (one.question_id, one.annotator) == (vote.question_id, GOLD_ANNOTATOR)]
+        revision = max(mine, default=-1) + 1
+        feedback_id = feedback_id_of(vote.question_id, GOLD_ANNOTATOR, revision)
+        return self._record(replace(vote, annotator=GOLD_ANNOTATOR, revision=revision, feedback_id=feedback_id))
 
     def _next_revision(self, question_id: str, annotator: str, said: list[Feedback]) -> int:
         mine = [one.revision for one in said if (one.question_id, one.annotator) == (question_id, annotator)]

@@ -5,11 +5,12 @@ batch holds what was judged before it.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rftstream.contracts import codec
 from rftstream.contracts.batches import Experience
-from rftstream.contracts.feedback import Feedback, FeedbackKind, PairChoice
+from rftstream.contracts.feedback import GOLD_ANNOTATOR, Feedback, FeedbackKind, PairChoice
 from rftstream.contracts.outcomes import GroupOutcome, GroupResult
 from rftstream.contracts.questions import Applied, Judgement, Question, VoteEffect
 from rftstream.contracts.records import Record
@@ -42,6 +43,8 @@ class PeopleLaws:
         self._opinions: dict[str, dict[str, tuple[int, Any]]] = defaultdict(dict)
         """Question -> annotator -> the newest revision that counts, and the answer; None: taken back."""
         self._ever_judged: set[str] = set()
+        self._gold: dict[str, int] = {}
+        """Question -> the offset of its first right answer; what its partition says after it changes nothing."""
         self._human: dict[str, float] = {}
         """Rewards by rollout, as judgements of open groups say."""
         self._flagged: set[str] = set()
@@ -98,9 +101,22 @@ class PeopleLaws:
                 assert vote.revision < revision
             case VoteEffect.expired:
                 assert late
+                assert vote.question_id not in self._gold
+            case VoteEffect.gold:
+                if vote.annotator == GOLD_ANNOTATOR:
+                    self._gold.setdefault(vote.question_id, record.offset)
+                assert self._gold[vote.question_id] <= record.offset
+                assert vote.revision > revision, "a newer revision stands"
+                known[vote.annotator] = vote.revision, None
+                assert replace(said, decided_at=0.0) == Judgement(
+                    judgement_id=said.judgement_id, feedback_id=vote.feedback_id, effect=VoteEffect.gold,
+                    question_id=vote.question_id, kind=said.kind, rollouts=vote.rollouts,
+                ), "nothing is judged"  # fmt: skip
             case VoteEffect.counted:
                 assert set(vote.rollouts) <= self._verified
                 assert not late
+                assert vote.question_id not in self._gold, "the answer is known"
+                assert vote.annotator != GOLD_ANNOTATOR
                 assert vote.revision > revision, "a newer revision stands"
                 known[vote.annotator] = vote.revision, _answer(vote)
                 self._counted(said, vote, question, now)
@@ -145,7 +161,8 @@ class PeopleLaws:
         asked = [one for one in self.questions.values() if one.group_id == outcome.group_id]
         until = max((one.held_until for one in asked if one.held_until is not None), default=0.0)
         early = outcome.decided_at < until
-        assert not early or all(one.question_id in self._ever_judged for one in asked), "it did not wait for people"
+        answered = self._ever_judged | self._gold.keys()
+        assert not early or all(one.question_id in answered for one in asked), "it did not wait for people"
         if outcome.result is GroupResult.batched:
             for one in outcome.rollouts:
                 assert (one.rejected == "feedback: flagged") is (one.rollout_id in self._flagged)

@@ -112,6 +112,12 @@ def history_changes() -> Iterator[None]:
         yield
 
 
+def gold_judged() -> Iterator[None]:
+    """Whoever answers a gold question judges it."""
+    with changed(FeedbackFold, "_take", lambda self, vote: self._votes_on(vote.question_id).take(vote)):
+        yield
+
+
 RULES: dict[str, tuple[str, Callable[[], Iterator[None]]]] = {
     "one-person-a-quorum": ("one person twice is a quorum", one_person_a_quorum),
     "older-revisions-counted": ("duplicates and older revisions count", older_revisions_counted),
@@ -122,6 +128,7 @@ RULES: dict[str, tuple[str, Callable[[], Iterator[None]]]] = {
     "nobody-waits": ("no group waits for answers", nobody_waits),
     "bodies-as-scored": ("batches have the scorer's rewards", bodies_as_scored),
     "flags-ignored": ("flagged rollouts are trained on", flags_ignored),
+    "gold-judged": ("answers to gold questions count", gold_judged),
     "history-changes": ("late votes are said to change the batch", history_changes),
 }
 """Name -> what is left out, and the change."""

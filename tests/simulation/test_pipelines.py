@@ -11,7 +11,7 @@ from rftstream.config.pipelines import operator_places
 from tests.simulation.grid import check_seed, draw_config
 from tests.simulation.pipelines import BY_FACTS, with_pipelines
 
-NUM_SEEDS, SEEDS_A_TEST = 60, 15
+NUM_SEEDS, SEEDS_A_TEST = 30, 15
 
 
 @pytest.mark.parametrize("first", range(0, NUM_SEEDS, SEEDS_A_TEST))

@@ -21,7 +21,7 @@ from rftstream.testing import Faults, Simulation
 from tests.simulation.grid import check_seed, draw_config, draw_faults, is_deterministic, simulate
 from tests.simulation.laws import Laws
 
-NUM_SEEDS, SEEDS_A_TEST = 300, 15
+NUM_SEEDS, SEEDS_A_TEST = 150, 15
 KINDS = [name for name in Faults.__slots__ if name not in ("share", "roles")]
 EVERYTHING = Faults(share=0.03, kills=4, pauses=3, restarts=2, takeovers=2, joins=1, aborts=2, unknowns=2,
                     silences=2, user_pauses=1)  # fmt: skip

@@ -2,5 +2,6 @@
 
 selection    which rollouts people are asked about
 votes        how one question stands, by the votes of distinct annotators
+agreement    how far annotators agree
 fold         what became of each record of `feedback`, one judgement for each
 """

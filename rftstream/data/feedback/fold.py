@@ -3,6 +3,9 @@
 The buffer folds while the run goes on, and writes what comes of it. Queries fold what nobody has recorded yet. Both
 get the same: what a vote changes depends on the votes before it in its partition, on its question, and on what had
 become of the group by then.
+
+The right answer to a gold question stands in the same partition. From there on the question is gold for ever: votes on
+it measure their annotators, and no judgement comes of them.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rftstream.config.role_sections import FeedbackSection
-from rftstream.contracts.feedback import Feedback, FeedbackKind, PairChoice
+from rftstream.contracts.feedback import GOLD_ANNOTATOR, Feedback, FeedbackKind, PairChoice
 from rftstream.contracts.outcomes import GroupResult
 from rftstream.contracts.questions import Applied, Judgement, Question, VoteEffect
 from rftstream.contracts.records import Record
@@ -52,6 +55,8 @@ class FeedbackFold:
         self._asked: dict[str, Question] = {}
         self._newest: dict[str, Judgement] = {}
         """The newest judgement that counts, by question."""
+        self._gold: set[str] = set()
+        """Questions whose right answer was said."""
 
     @property
     def judgements(self) -> Mapping[str, Judgement]:
@@ -67,9 +72,13 @@ class FeedbackFold:
         return question_id in self._asked
 
     def is_judged(self, question_id: str) -> bool:
-        """Return whether enough people have answered the question."""
+        """Return whether enough people have answered the question, or no answer is waited for since it is gold."""
         judgement = self._newest.get(question_id)
-        return judgement is not None and is_decided(judgement)
+        return question_id in self._gold or (judgement is not None and is_decided(judgement))
+
+    def is_gold(self, question_id: str) -> bool:
+        """Return whether the right answer to the question is known."""
+        return question_id in self._gold
 
     def note(self, judgement: Judgement) -> None:
         """Take a judgement that stands on the log. Those of a question come in order."""
@@ -78,8 +87,13 @@ class FeedbackFold:
 
     def restore(self, vote: Feedback, judgement: Judgement) -> None:
         """Take a vote whose judgement stands on the log."""
-        if judgement.effect is VoteEffect.counted:
-            self._votes_on(vote.question_id).take(vote)
+        if judgement.effect in (VoteEffect.counted, VoteEffect.gold):
+            self._take(vote)
+
+    def _take(self, vote: Feedback) -> None:
+        if vote.annotator == GOLD_ANNOTATOR:
+            self._gold.add(vote.question_id)
+        self._votes_on(vote.question_id).take(vote)
 
     def judge(self, record: Record, vote: Feedback | None, status: GroupStatus | None, now: float) -> Judgement:
         """Return what becomes of a vote. `vote`: None if the record cannot be read. `status`: None if nothing of this
@@ -90,6 +104,8 @@ class FeedbackFold:
             return Judgement(
                 judgement_id=judgement_id_of(record), feedback_id=feedback_id, effect=effect, decided_at=now
             )
+        if effect is VoteEffect.gold:
+            self._take(vote)
         if effect is not VoteEffect.counted or status is None:
             return Judgement(
                 judgement_id=judgement_id_of(record),
@@ -100,8 +116,8 @@ class FeedbackFold:
                 rollouts=vote.rollouts,
                 decided_at=now,
             )
+        self._take(vote)
         votes = self._votes_on(vote.question_id)
-        votes.take(vote)
         kind, quorum = kind_of_question(vote.question_id), self._quorum_of(vote.question_id)
         judged = votes.judge(quorum, self._settings.scale)
         applied, reason = self._applied(kind, judged, status, self._newest.get(vote.question_id))
@@ -146,6 +162,8 @@ class FeedbackFold:
         if status is None:
             return VoteEffect.unknown
         effect = self._votes_on(vote.question_id).effect_of(vote)
+        if vote.annotator == GOLD_ANNOTATOR or vote.question_id in self._gold:
+            return VoteEffect.gold if effect is VoteEffect.counted else effect
         question = self._asked.get(vote.question_id)
         late = question is not None and question.expires_at is not None and record.timestamp_s > question.expires_at
         return VoteEffect.expired if late and effect is VoteEffect.counted else effect

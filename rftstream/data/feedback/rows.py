@@ -8,6 +8,7 @@ rollout, flag                 why it must not be trained on, or true
 rollout(s), retract           the kind of what is taken back
 
 Each row names its annotator by `by`, and may have `comment`, `order`, `lead_time_s`, `at`, `source` and `revision`.
+The right answer to a gold question is a row without `by`.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ MAX_TEXT = 1_000_000
 ANSWERS = ("label", "rating", "choice", "correction", "flag", "retract")
 OTHERS = ("rollout", "rollouts", "by", "comment", "order", "lead_time_s", "at", "source", "revision")
 KINDS = [str(kind) for kind in FeedbackKind if kind is not FeedbackKind.retract]
+
+GOLD_ANSWERS = ("label", "rating", "choice", "retract")
+"""Answers that can be right or wrong, and how one is taken back."""
 
 SWAPPED: dict[PairChoice | None, PairChoice] = {
     PairChoice.first: PairChoice.second,
@@ -61,13 +65,35 @@ class Vote:
 
 def read_votes(path: Path) -> Iterator[Vote]:
     """Yield the votes in a file of JSON lines. ConfigError names the line of the first row that is none."""
+    return (vote_of(row, where) for where, row in _rows(path))
+
+
+def read_gold(path: Path) -> Iterator[Vote]:
+    """Yield the right answers in a file of JSON lines. ConfigError names the line of the first row that is none."""
+    return (gold_of(row, where) for where, row in _rows(path))
+
+
+def _rows(path: Path) -> Iterator[tuple[str, Any]]:
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):
                 if line.strip():
-                    yield vote_of(_parsed(line, f"{path}:{number}"), f"{path}:{number}")
+                    yield f"{path}:{number}", _parsed(line, f"{path}:{number}")
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}; expected a file of JSON lines") from None
+
+
+def gold_of(row: Any, where: str) -> Vote:
+    """Return the right answer in a row. ConfigError if the row is none."""
+    if isinstance(row, dict) and "by" in row:
+        raise ConfigError(f"{where}: by: a right answer is nobody's vote, expected a row without `by`")
+    answers = [name for name in ANSWERS if isinstance(row, dict) and row.get(name) is not None]
+    if any(name not in GOLD_ANSWERS for name in answers):
+        raise ConfigError(f"{where}: {answers[0]}: cannot be right or wrong, expected one of {', '.join(GOLD_ANSWERS)}")
+    vote = vote_of({**row, "by": "gold"} if isinstance(row, dict) else row, where)
+    if vote.choice is PairChoice.cannot_judge:
+        raise ConfigError(f"{where}: choice: cannot_judge is no answer, expected what is right")
+    return vote
 
 
 def _parsed(line: bytes, where: str) -> Any:

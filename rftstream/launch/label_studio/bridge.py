@@ -263,6 +263,8 @@ class Bridge:
         for question_id, same in tasks.items():
             question = questions[question_id]
             stands = question_state(view, question, now)
+            if stands not in OVER:  # a gold question looks like any other
+                stands = "open"
             num_people = len(_newest(same))
             for number, task in enumerate(same):
                 state = stands if number == 0 else "twin"

@@ -20,7 +20,7 @@ from rftstream.queries.catalog.database import CatalogReader
 from rftstream.queries.catalog.finding import find_group, find_vote_statuses
 from rftstream.queries.catalog.moments import Moment
 from rftstream.queries.catalog.updating import CatalogUpdater
-from rftstream.queries.feedback import TOPICS, FeedbackView, has_feedback, read_feedback
+from rftstream.queries.feedback import TOPICS, FeedbackRecords, FeedbackView, has_feedback, read_feedback
 from rftstream.queries.rollout_view import ShownMessage, last_answer, read_rollout
 from rftstream.queries.shown_completions import PLAIN
 from rftstream.runs.feedback import MAX_RECORDS, feedback_of, what_is_said
@@ -59,6 +59,7 @@ class BridgedRun:
         self._keys: GatewayKeys | None = None
         self._producer: Producer | None = None
         self._updater: CatalogUpdater | None = None
+        self._kept = FeedbackRecords()
         self._view: tuple[Any, FeedbackView] | None = None
         """Where the topics ended, and what they said."""
         self._written: dict[tuple[str, str], Feedback] = {}
@@ -95,7 +96,7 @@ class BridgedRun:
         ends = [self._log.ends(topic) for topic in TOPICS] if has_feedback(self._log) else []
         if self._view is None or self._view[0] != ends:
             find = self._vote_statuses if self._updater.is_ready else None
-            self._view = (ends, read_feedback(self._log, self.run.config, find_statuses=find))
+            self._view = (ends, read_feedback(self._log, self.run.config, find_statuses=find, kept=self._kept))
         return self._view[1]
 
     def standing(self, view: FeedbackView) -> NewestVotes:

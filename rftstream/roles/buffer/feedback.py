@@ -220,7 +220,8 @@ class FeedbackIntake:
         scored = [(one.summary, one.parts) for one in siblings]
         self._asked[group.sequence] = Asked()
         for question in choose_questions(self._settings, self._seed, group.group_id, group.sequence, scored, now):
-            if not self._fold.is_asked(question.question_id):
+            name = question.question_id
+            if not self._fold.is_asked(name) and not self._fold.is_gold(name):
                 self._note_question(question)
                 self._outputs.append(Publish("questions", 0, question))
 

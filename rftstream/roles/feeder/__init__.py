@@ -9,6 +9,7 @@ FEEDER = RoleSpec(
     build="workers.feeder:build",
     summary="taskset -> tasks",
     follows=("steps", "outcomes", "problems", "control"),
+    looks_up=("experts",),
     produces=("tasks", "control"),
     positions=("steps", "outcomes"),
     makes_the_run=True,

@@ -15,6 +15,7 @@ from rftstream.contracts.records import TopicPartition
 from rftstream.errors import ConfigError, PositionMissing, TransportError
 from rftstream.transport.base import Position, TopicSettings
 from rftstream.transport.checks import check_same_settings
+from rftstream.transport.kafka.access import KafkaAccess
 from rftstream.transport.kafka.admin_connection import PATIENCE_S, AdminConnection
 from rftstream.transport.kafka.cluster_check import KafkaLook
 from rftstream.transport.kafka.connection import KafkaClientFactory
@@ -37,6 +38,7 @@ class KafkaAdmin:
         self._known: dict[str, TopicSettings] = {}
         self.connection = AdminConnection(clients)
         self._ends = LogEnds(clients, self.connection)
+        self.access = KafkaAccess(clients, self.connection.ask)
         self.look = KafkaLook(clients, self.connection.ask, self.topics, self._topic_options)
 
     # ------------------------------------------------------------------------------------------ topics
@@ -184,9 +186,12 @@ class KafkaAdmin:
             if self._clients.place(partition) not in there
         }
         if missing:
-            self.connection.ask(
+            said = self.connection.ask(
                 "commit positions", lambda client: client.alter_group_offsets(self._clients.name(group), missing)
             )
+            for error in said.values():
+                if issubclass(error, kafka_errors.AuthorizationError):  # the client raises nothing for a partition
+                    raise self._clients.reworded(error(), f"commit positions of {group}")
 
     def lag(self, group: str, topic: str) -> dict[TopicPartition, int]:
         """Count records as `Admin` says. Marks of transactions take offsets, so the records have to be read to be

@@ -281,7 +281,8 @@ class KafkaClientFactory:
         principal = f"User:{user or 'NAME'}"
         asked = " ".join(f"--operation {one}" for one in operations.replace(" and ", ", ").split(", "))
         return ConfigError(
-            f"{head}{operations} on the {things} whose names begin with '{self.run_id}.': kafka-acls --add "
+            f"{head}{operations} on the {things} whose names begin with '{self.run_id}.' (`rftstream topics acls` "
+            f"shows what each role needs of that): kafka-acls --add "
             f"--allow-principal {principal} {asked} {option} {self.run_id}. --resource-pattern-type prefixed"
         )
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Collection
 from typing import Any
 
+from kafka import errors as kafka_errors
 from kafka.admin import OffsetSpec
 from kafka.structs import TopicPartition as KafkaPartition
 
@@ -13,6 +14,10 @@ from rftstream.contracts.records import TopicPartition
 from rftstream.errors import TransportError
 from rftstream.transport.kafka.admin_connection import PATIENCE_S, AdminConnection
 from rftstream.transport.kafka.connection import KafkaClientFactory
+
+UNSEEN_S = 1.0
+"""Seconds to wait for marks of commits in partitions whose producers this user may not ask for. Marks that are on their
+way take milliseconds."""
 
 SEEN_S = 0.002
 """Seconds between two questions about something that is about to be visible."""
@@ -38,11 +43,13 @@ class LogEnds:
             return {}
         written = self._offsets(wanted, OffsetSpec.LATEST, "read_uncommitted")
         ends = self._offsets(wanted, OffsetSpec.LATEST)
-        until = time.monotonic() + PATIENCE_S
+        began = time.monotonic()
         while behind := [
             partition for partition in wanted if ends[(place := self._clients.place(partition))] < written[place]
         ]:
-            if not self._is_committing(behind) or time.monotonic() > until:
+            is_committing = self._is_committing(behind)
+            patience_s = UNSEEN_S if is_committing is None else PATIENCE_S
+            if is_committing is False or time.monotonic() - began > patience_s:
                 # Ask once more: the mark may have been made between the two questions.
                 ends |= self._offsets(behind, OffsetSpec.LATEST)
                 break
@@ -56,8 +63,17 @@ class LogEnds:
             )
         return ends
 
-    def _is_committing(self, partitions: Collection[KafkaPartition]) -> bool:
-        producers = self._connection.ask("describe producers", lambda client: client.describe_producers(partitions))
+    def _is_committing(self, partitions: Collection[KafkaPartition]) -> bool | None:
+        """Return whether a commit in one of the partitions is being marked, or None if this user may not know: the
+        broker tells it only to those who may read."""
+        try:
+            producers = self._connection.ask(
+                "describe producers",
+                lambda client: client.describe_producers(partitions),
+                but=kafka_errors.TopicAuthorizationFailedError,
+            )
+        except kafka_errors.TopicAuthorizationFailedError:
+            return None
         ids = {
             producer.producer_id
             for state in producers.values()

@@ -8,6 +8,7 @@ These modules deal with the traps of client and broker:
     producer.py    transactions
     admin.py       topics, positions, lag, retention
     ends.py        where partitions begin and end
+    access.py      rights of users
     compat.py      all that reaches into private parts of kafka-python
 
 Nothing is connected before it is used, and nothing may be used across a fork.

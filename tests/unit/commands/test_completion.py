@@ -42,7 +42,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_commands_and_options(here: Path) -> None:
     assert completed("") == list(COMMANDS)
-    assert completed("tr") == ["try", "trace"]
+    assert completed("tr") == ["try", "traces", "trace"]
     assert "--version" in completed("evaluate", "runs/first", "--v")
 
 
@@ -58,7 +58,7 @@ def test_topics_roles_kinds(here: Path) -> None:
     assert completed("inspect", "runs/first", "") == list(TOPICS)
     assert completed("worker", "mine.toml", "--role", "e") == ["explorer", "evaluator"]
     assert completed("list", "rew") == ["rewards"]
-    assert completed("topics", "a") == ["apply"]
+    assert completed("topics", "ap") == ["apply"]
     assert set(completed("worker", "mine.toml", "--role", "")) == set(ROLES)
     assert set(KINDS) == {plural_of(kind) for kind in PLUGINS} | {"runs"}
 

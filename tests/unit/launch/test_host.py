@@ -215,7 +215,7 @@ def test_join_takes_the_newest_run_that_is_not_finished(
     said: list[str] = []
 
     def join() -> RunFolder:
-        _, folder = host.join([run_file], None, wait_s=0.1, stop=host.Stop(), say=said.append)
+        _, folder = host.join([run_file], None, role="explorer", wait_s=0.1, stop=host.Stop(), say=said.append)
         return folder
 
     first = RunFolder(tmp_path / "runs" / "tiny")
@@ -239,7 +239,7 @@ def test_join_takes_the_newest_run_that_is_not_finished(
 def test_join_reads_the_run_s_own_config(run_file: Path, tmp_path: Path, restored_signals: object) -> None:
     folder = RunFolder(tmp_path / "elsewhere")
     make_run(loader.load([run_file], sets=["trainer.lr=0.5"]), folder)
-    config, _ = host.join([], folder.path, wait_s=0.1, stop=host.Stop(), say=lambda text: None)
+    config, _ = host.join([], folder.path, role="explorer", wait_s=0.1, stop=host.Stop(), say=lambda text: None)
     assert config.trainer.lr == 0.5
 
 

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from rftstream.contracts.feedback import Feedback, PairChoice
+from rftstream.data.feedback.rows import vote_of
 from rftstream.errors import ConfigError, LabelStudioError, ProducerLost, TransactionAborted
 from rftstream.gateway.keys import SECRET_VARIABLE, GatewayKeys
 from rftstream.launch.label_studio import client, mirror
 from rftstream.queries.feedback import read_feedback
+from rftstream.runs.feedback import add_votes
 from rftstream.service.role import Log
 from tests.label_studio_server import FakeLabelStudio, choice, running, words
 from tests.unit.launch.label_studio.scene import PAIR, RATING, SECRET, Killed, Scene
@@ -173,6 +175,21 @@ def test_what_is_over_leaves_the_queue_and_nothing_is_deleted(
     view = read_feedback(Log(scene.run.transport("reader")), scene.run.config)
     assert [str(line.judgement.effect) for line in view.votes] == ["expired"]
     scene.close()
+
+
+def test_a_gold_question_looks_like_any_other(scene: Scene, tmp_path: Path) -> None:
+    bridge = scene.bridge()
+    bridge.round()
+    question = scene.questions(RATING)[0]
+    answer = vote_of({"rollout": question.rollouts[0], "by": "operator", "rating": 5}, "gold")
+    add_votes(scene.run.transport("operator"), scene.run.config, scene.run.folder, [answer], gold=True)
+    mine = scene.fake.annotate(question.question_id, 7, choice("rating", "1"))
+    report = bridge.round()
+    (task,) = scene.fake.tasks_of(question.question_id)
+    assert (report.votes, report.marked, task["data"]["state"], task["is_labeled"]) == ({"rating": 1}, 0, "open", False)
+    scene.fake.delete(mine)
+    assert bridge.round().votes == {"retract": 1}
+    assert not scene.bridge().round().did_something
 
 
 def test_what_cannot_be_read_changes_nothing(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,154 @@
+"""`topics`: the topics of a run, and who may do what with them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rftstream.commands.options import examples, json_option, run_files
+from rftstream.commands.param_types import RunPath
+from rftstream.commands.views import print_out
+
+
+@examples(
+    "rftstream topics list examples/arithmetic.toml",
+    "rftstream topics apply examples/arithmetic.toml --json",
+    "rftstream topics acls run.toml --dry-run",
+)
+@click.group()
+def topics() -> None:
+    """List a run's topics, make those that are missing, and set who may do what with them.
+
+    FILE is a run file (its newest run, or the one that it would start), or a run folder.
+    """
+
+
+def _file_argument(command: Callable[..., Any]) -> Callable[..., Any]:
+    return click.argument("file", metavar="FILE", required=False, type=RunPath(), envvar="RFTSTREAM_CONFIG")(command)
+
+
+@examples("rftstream topics list examples/arithmetic.toml")
+@click.command("list")
+@_file_argument
+@json_option
+def list_(file: Path | None, as_json: bool) -> None:
+    """List a run's topics beside what they should be.
+
+    Shows partitions, how much they hold, and every setting that is not as the run file and rftstream want it; exit 1 if
+    there is one or a topic is missing.
+    """
+    _report(file, as_json, make=False)
+
+
+@examples("rftstream topics apply examples/arithmetic.toml --json")
+@click.command()
+@_file_argument
+@json_option
+def apply(file: Path | None, as_json: bool) -> None:
+    """Make the topics that are missing.
+
+    They get the right settings, on Kafka too, and nothing that is there is changed; topics with other partitions are
+    refused.
+    """
+    _report(file, as_json, make=True)
+
+
+def _report(file: Path | None, as_json: bool, *, make: bool) -> None:
+    from rftstream.preflight.plan import Purpose, plan
+    from rftstream.queries.topics import apply_topics, find_log, list_topics
+
+    (path,) = run_files([file] if file is not None else [])
+    config, folder = find_log(path)
+    plan(config, Purpose.build)
+    report = apply_topics(config, folder) if make else list_topics(config, folder)
+    print_out(report.to_json() if as_json else report.to_text())
+    sys.exit(0 if report.fine else 1)
+
+
+@examples(
+    "rftstream topics acls run.toml",
+    "rftstream topics acls run.toml --format kafka-acls",
+    "rftstream topics acls run.toml --dry-run",
+    "rftstream topics acls run.toml --apply --user-prefix team-a- --user reader=grafana",
+)
+@click.command()
+@_file_argument
+@click.option("--run", "run_id", metavar="NAME", help="Another run of FILE: the next one, or one on another host.")
+@click.option(
+    "--user-prefix",
+    metavar="TEXT",
+    help="Before the role, in the name of its user. Default: as transport.options.sasl_plain_username says with "
+    "{role}, else rft-.",
+)
+@click.option(
+    "--user",
+    "users",
+    multiple=True,
+    metavar="ROLE=NAME",
+    help="The user of one role, e.g. the name in its certificate; may be given several times.",
+)
+@click.option("--apply", "applies", is_flag=True, help="Set on the brokers what is missing, and show it.")
+@click.option("--dry-run", is_flag=True, help="Only show how the brokers differ; exit 1 if something is missing.")
+@click.option("--prune", is_flag=True, help="With --apply: also remove what no user of this run needs.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "kafka-acls"]),
+    default="text",
+    show_default=True,
+    help="A table, or the commands of Kafka's own tool.",
+)
+@json_option
+def acls(
+    file: Path | None,
+    run_id: str | None,
+    user_prefix: str | None,
+    users: tuple[str, ...],
+    applies: bool,
+    dry_run: bool,
+    prune: bool,
+    form: str,
+    as_json: bool,
+) -> None:
+    """Show the rights that each role needs on Kafka, or set them.
+
+    Each role may read and write what its declaration names, `operator` is who makes and deletes runs and asks something
+    of them, and `reader` is who only looks. Without --apply or --dry-run no broker is asked. They are
+    asked as the user `admin`, which needs Describe and Alter on the cluster.
+    """
+    from rftstream.preflight.plan import Purpose, plan
+    from rftstream.queries.access import apply_access, compare_access, find_named, needed_access
+
+    if prune and not (applies or dry_run):
+        raise click.UsageError("--prune removes rights; give --apply with it")
+    if applies and dry_run:
+        raise click.UsageError("--apply sets rights and --dry-run does not; give one of them")
+    if form != "text" and (as_json or applies or dry_run):
+        raise click.UsageError("--format kafka-acls prints commands alone; leave out --json, --apply and --dry-run")
+    named = dict(user.partition("=")[::2] for user in users)
+    if wrong := [user for user in users if not user.partition("=")[2]]:
+        raise click.UsageError(f"--user {wrong[0]}: expected ROLE=NAME, e.g. reader=grafana")
+    (path,) = run_files([file] if file is not None else [])
+    config, folder = find_named(path, run_id)
+    plan(config, Purpose.build)
+    report = needed_access(config, folder, prefix=user_prefix, named=named)
+    difference = None
+    if dry_run:
+        difference = compare_access(report, config, folder)
+    elif applies:
+        difference = apply_access(report, config, folder, prune=prune)
+    if as_json:
+        print_out(report.to_json() if difference is None else {**report.to_json(), **difference.to_json()})
+    elif difference is not None:
+        print_out("\n".join([f"rights on {folder.run_id} at {config.transport.servers}", *difference.to_lines()]))
+    else:
+        print_out(report.to_commands() if form == "kafka-acls" else report.to_text())
+    sys.exit(0 if difference is None or difference.fine else 1)
+
+
+for _command in (list_, apply, acls):
+    topics.add_command(_command)

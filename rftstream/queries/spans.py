@@ -1,0 +1,282 @@
+"""A run as spans of a tracing system, made from its log: live or weeks later, and nothing has to be built into roles.
+
+Each group is a trace: admitted until decided, with its rollouts, their model calls, and the way to their verdicts.
+Each batch is a trace: closed until trained, with the steps that trained it, the weights and the evaluations of their
+versions; evaluations of version 0 are a trace of their own. Links lead from a group to its batch, from a batch to its
+groups, and from a rollout to the steps whose versions sampled it.
+
+Ids are digests of the run's id and of what a span is about, so the same span has the same id whenever and by whomever
+it is made. Times are those of the records, in seconds since 1970. A span is made once all of it is on the log.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from rftstream.contracts.batches import BatchManifest
+from rftstream.contracts.messages import Message
+from rftstream.contracts.outcomes import GroupOutcome, GroupResult
+from rftstream.contracts.records import Record, TopicPartition
+from rftstream.contracts.rollouts import Rollout, RolloutStatus
+from rftstream.contracts.verdicts import VerifiedRollout
+from rftstream.contracts.versions import EvalResult, StepRecord, VersionName, WeightsAnnounced
+from rftstream.service.role import Log
+
+MAX_LINKS = 128
+"""Links of one span at most, as in the specification's own default; a batch of more groups has the first of them."""
+
+TOPICS = ("tasks", "rollouts", "verified", "batches", "outcomes", "steps", "weights", "evals")
+"""In this order, so that a reader who starts at the beginning knows a group's admission when it meets its outcome."""
+
+Value = str | int | float | bool
+
+
+@dataclass(frozen=True, slots=True)
+class SpanKey:
+    """Which span: the ids under which a tracing system knows it."""
+
+    trace_id: int
+    """128 bits, not 0."""
+    span_id: int
+    """64 bits, not 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """What took some time."""
+
+    key: SpanKey
+    name: str
+    """What kind of span; few names, so that tracing systems can group by them."""
+    start_s: float
+    end_s: float
+    """Not before the start."""
+    parent: SpanKey | None = None
+    """None: the root of its trace."""
+    attributes: Mapping[str, Value] = field(default_factory=dict)
+    links: tuple[SpanKey, ...] = ()
+    error: str | None = None
+    """Why it failed; None: it did not."""
+
+
+class SpanReader:
+    """Makes spans of a run's log. Each call of `read` yields those that have become complete since the last one. It is
+    used up if one of them fails: the next reader begins at the beginning, and makes the same ids.
+
+    It keeps when groups without an outcome were admitted, and when batches were closed and trained."""
+
+    def __init__(self, log: Log, run_id: str) -> None:
+        self._log, self._run_id = log, run_id
+        self._next: dict[str, dict[TopicPartition, int]] = {topic: {} for topic in TOPICS}
+        self._admitted: dict[bytes, float] = {}
+        self._closed: dict[int, float] = {}
+        self._groups: dict[int, tuple[str, ...]] = {}
+        self._newest_batch = -1
+        self._trained: dict[VersionName, float] = {}
+
+    def read(self) -> Iterator[Span]:
+        """Yield what has become complete. TransportError if the log does not answer."""
+        # The ends of what follows are looked up before those of what it follows from, so a reader who looks on while
+        # the run goes on meets each cause before its effect.
+        ends = {topic: self._log.ends(topic) for topic in reversed(TOPICS)}
+        for record in self._records("tasks", ends["tasks"], bodies=False):  # their headers say enough
+            self._admitted.setdefault(record.header("group_id") or b"", record.timestamp_s)
+        for topic in TOPICS[1:]:
+            for record, message in self._log.rule.messages(self._records(topic, ends[topic])):
+                if message is not None:
+                    yield from self._spans(record, message)
+
+    def _records(self, topic: str, ends: Mapping[TopicPartition, int], *, bodies: bool = True) -> Iterator[Record]:
+        start = self._next[topic]
+        for record in self._log.read(topic, start=start, bodies=bodies):
+            if record.offset < ends[record.place]:
+                start[record.place] = record.offset + 1
+                yield record
+
+    def _key(self, trace: str, span: str = "") -> SpanKey:
+        """Name a span by its trace's subject and its own; without one it is the root."""
+        whole = hashlib.sha256(f"{self._run_id}\0{trace}".encode()).digest()
+        part = hashlib.sha256(f"{self._run_id}\0{trace}\0{span}".encode()).digest()
+        return SpanKey(int.from_bytes(whole[:16]) or 1, int.from_bytes(part[:8]) or 1)
+
+    def _of_group(self, group_id: str, span: str = "") -> SpanKey:
+        return self._key(f"group {group_id}", span)
+
+    def _of_batch(self, sequence: int, span: str = "") -> SpanKey:
+        return self._key(f"batch {sequence}", span)
+
+    def _of_version(self, name: VersionName) -> SpanKey:
+        """Name the step that made a version. The step after batch k makes version k + 1."""
+        return self._of_batch(name.version - 1, f"step {name.version}/{name.trainer_epoch}")
+
+    def _spans(self, record: Record, message: Message) -> Iterator[Span]:
+        match message:
+            case Rollout():
+                yield from self._rollout(record, message)
+            case VerifiedRollout():
+                yield self._verdict(record, message)
+            case GroupOutcome() if not message.late:
+                yield self._group(record, message)
+            case BatchManifest():
+                self._close(record, message)
+            case StepRecord() if message.batch_sequence is not None:
+                yield from self._step(record, message, message.batch_sequence)
+            case WeightsAnnounced() if message.name.version > 0 and not message.resumed:
+                yield self._weights(record, message)
+            case EvalResult():
+                yield self._evaluation(record, message)
+            case _:
+                pass
+
+    # ------------------------------------------------------------------------------------------ groups
+
+    def _rollout(self, record: Record, rollout: Rollout) -> Iterator[Span]:
+        ids = rollout.ids
+        key = self._of_group(ids.group_id, f"rollout {ids.rollout_id}")
+        versions = {span_of.version: VersionName(trainer_epoch=span_of.trainer_epoch, version=span_of.version)
+                    for segment in rollout.segments for span_of in segment.versions}  # fmt: skip
+        start = rollout.started_at or record.timestamp_s
+        facts: dict[str, Value] = {
+            "rftstream.rollout_id": ids.rollout_id,
+            "rftstream.status": rollout.status.value,
+            "rftstream.num_tokens": rollout.num_tokens,
+            "rftstream.record": str(record),
+        }
+        if versions:
+            facts |= {"rftstream.version.oldest": min(versions), "rftstream.version.newest": max(versions)}
+        yield Span(
+            key=key,
+            name="rollout",
+            parent=self._of_group(ids.group_id),
+            start_s=start,
+            end_s=max(start, rollout.finished_at or record.timestamp_s),
+            attributes=facts,
+            links=tuple(self._of_version(versions[one]) for one in sorted(versions) if one > 0)[:MAX_LINKS],
+            error=rollout.error or "failed" if rollout.status is RolloutStatus.failed else None,
+        )
+        for call in rollout.calls:
+            yield Span(
+                key=self._of_group(ids.group_id, f"call {ids.rollout_id}/{call.number}"),
+                name="call",
+                parent=key,
+                start_s=call.started_at or start,
+                end_s=max(call.started_at or start, call.finished_at),
+                attributes={
+                    "gen_ai.operation.name": "chat",
+                    "gen_ai.usage.output_tokens": call.count,
+                    "rftstream.call": call.number,
+                    "rftstream.dialect": call.dialect,
+                    "rftstream.finish_reason": call.finish_reason,
+                },
+            )
+
+    def _verdict(self, record: Record, verified: VerifiedRollout) -> Span:
+        """Span from the rollout's last token to its verdict: the wait for a verifier is in it."""
+        ids, verdict = verified.ids, verified.verdict
+        end = verified.verified_at or record.timestamp_s
+        facts: dict[str, Value] = {"rftstream.rollout_id": ids.rollout_id, "rftstream.record": str(record)}
+        if verdict is not None:
+            facts |= {"rftstream.reward": verdict.reward, "rftstream.scorer": verdict.scorer}
+        if verified.reason is not None:
+            facts["rftstream.reason"] = verified.reason.value
+        sampled = verified.rollout.finished_at if verified.rollout is not None else 0.0
+        return Span(
+            key=self._of_group(ids.group_id, f"verdict {ids.rollout_id}"),
+            name="verdict",
+            parent=self._of_group(ids.group_id, f"rollout {ids.rollout_id}"),
+            start_s=min(sampled or end, end),
+            end_s=end,
+            attributes=facts,
+            error=None if verdict is not None else verified.detail or facts["rftstream.reason"],  # type: ignore[arg-type]
+        )
+
+    def _group(self, record: Record, outcome: GroupOutcome) -> Span:
+        end = outcome.decided_at or record.timestamp_s
+        start = min(self._admitted.pop(outcome.group_id.encode(), end), end)
+        facts: dict[str, Value] = {
+            "rftstream.group_id": outcome.group_id,
+            "rftstream.taskset": outcome.taskset,
+            "rftstream.result": outcome.result.value,
+            "rftstream.reason": outcome.reason,
+            "rftstream.num_rollouts": len(outcome.rollouts),
+        }
+        links: tuple[SpanKey, ...] = ()
+        if outcome.batch_sequence is not None:
+            facts["rftstream.batch"] = outcome.batch_sequence
+            links = (self._of_batch(outcome.batch_sequence),)
+        return Span(
+            key=self._of_group(outcome.group_id),
+            name="group",
+            start_s=start,
+            end_s=end,
+            attributes=facts,
+            links=links,
+            error=outcome.reason if outcome.result is GroupResult.dead else None,
+        )
+
+    # ------------------------------------------------------------------------------------------ batches
+
+    def _close(self, record: Record, manifest: BatchManifest) -> None:
+        number = manifest.batch_sequence
+        self._closed[number] = max(self._closed.get(number, 0.0), record.timestamp_s)
+        if number > self._newest_batch:
+            self._groups[number] = self._groups.get(number, ()) + manifest.groups + manifest.reused
+
+    def _step(self, record: Record, step: StepRecord, sequence: int) -> Iterator[Span]:
+        end = step.recorded_at or record.timestamp_s
+        start = min(self._closed.get(sequence, end), end)
+        self._trained[step.name] = end
+        if sequence > self._newest_batch:  # a trainer that took over may train it again: one more step of the batch
+            self._newest_batch = sequence
+            groups = self._groups.pop(sequence, ())
+            yield Span(
+                key=self._of_batch(sequence),
+                name="batch",
+                start_s=start,
+                end_s=end,
+                attributes={"rftstream.batch": sequence, "rftstream.num_groups": len(groups)},
+                links=tuple(self._of_group(group) for group in groups[:MAX_LINKS]),
+            )
+        metrics = {f"rftstream.{name}": step.metrics[name] for name in ("reward", "loss") if name in step.metrics}
+        yield Span(
+            key=self._of_version(step.name),
+            name="step",
+            parent=self._of_batch(sequence),
+            start_s=start,
+            end_s=end,
+            attributes={**self._version_facts(step.name), "rftstream.skipped": step.skipped, **metrics},
+        )
+
+    def _weights(self, record: Record, weights: WeightsAnnounced) -> Span:
+        name, end = weights.name, weights.announced_at or record.timestamp_s
+        return Span(
+            key=self._of_batch(name.version - 1, f"weights {name.version}/{name.trainer_epoch}"),
+            name="weights",
+            parent=self._of_version(name),
+            start_s=min(self._trained.get(name, end), end),
+            end_s=end,
+            attributes={
+                **self._version_facts(name),
+                "rftstream.kind": weights.kind.value,
+                "rftstream.num_bytes": weights.num_bytes,
+            },
+        )
+
+    def _evaluation(self, record: Record, result: EvalResult) -> Span:
+        name, end = result.name, result.evaluated_at or record.timestamp_s
+        facts: dict[str, Value] = {**self._version_facts(name), "rftstream.evaluation": result.evaluation}
+        if "mean" in result.metrics:
+            facts["rftstream.mean"] = result.metrics["mean"]
+        return Span(
+            key=self._of_batch(name.version - 1, f"evaluation {result.evaluation} {name.version}/{name.trainer_epoch}"),
+            name="evaluation",
+            parent=self._of_version(name) if name.version > 0 else None,
+            start_s=end - max(0.0, result.metrics.get("seconds", 0.0)),
+            end_s=end,
+            attributes=facts,
+        )
+
+    def _version_facts(self, name: VersionName) -> dict[str, Value]:
+        return {"rftstream.version": name.version, "rftstream.trainer_epoch": name.trainer_epoch}

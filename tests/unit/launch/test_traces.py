@@ -1,0 +1,146 @@
+"""Spans go to a collector, over HTTP on loopback: all of a recorded run, in spite of trouble, and never with a key in
+an error."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+
+from rftstream.commands import cli
+from rftstream.errors import ConfigError
+from rftstream.launch import traces
+from rftstream.launch.traces import Collector, CollectorError
+from tests.e2e.test_recorded_run import RECORDED
+
+
+class FakeCollector(http.server.ThreadingHTTPServer):
+    """Takes what it is sent, after the answers that `before` tells."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.before: list[tuple[int, bytes]] = []
+        self.headers: list[dict[str, str]] = []
+        self.requests: list[ExportTraceServiceRequest] = []
+        self.url = f"http://127.0.0.1:{self.server_port}"
+
+    def spans(self) -> list[Any]:
+        return [span for one in self.requests for of in one.resource_spans for scope in of.scope_spans
+                for span in scope.spans]  # fmt: skip
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    server: FakeCollector
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        status, answer = self.server.before.pop(0) if self.server.before else (200, b"")
+        if status == 200 and self.path == "/v1/traces":
+            self.server.requests.append(ExportTraceServiceRequest.FromString(body))
+            self.server.headers.append({name.lower(): value for name, value in self.headers.items()})
+        self.send_response(status)
+        self.send_header("content-length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCollector]:
+    monkeypatch.setattr(traces, "PAUSE_S", 0.01)
+    made = FakeCollector()
+    thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    yield made
+    made.shutdown()
+    thread.join()
+    made.server_close()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    shutil.unpack_archive(RECORDED, tmp_path, filter="data")
+    return tmp_path / "recorded"
+
+
+def export(run: Path, *arguments: str, code: int = 0) -> str:
+    done = CliRunner().invoke(cli, ["traces", "export", str(run), *arguments])
+    assert done.exit_code == code, done.output
+    return done.stdout if code == 0 else done.output
+
+
+def test_a_whole_run_twice_with_the_same_ids(run: Path, collector: FakeCollector) -> None:
+    collector.before = [(503, b"busy"), (429, b"")]
+    told = json.loads(export(run, "--otlp", collector.url, "--json"))
+    first = collector.spans()
+    assert told == {"url": collector.url + "/v1/traces", "spans": len(first), "traces": 24 + 6 + 1}
+    roots = [span for span in first if not span.parent_span_id]
+    names = ["batch", "evaluation", "group", "rollout", "step", "verdict", "weights"]
+    assert sorted({span.name for span in first}) == names
+    assert sum(span.name == "group" for span in roots) == 24
+    assert all(len(span.trace_id) == 16 and len(span.span_id) == 8 for span in first)
+    assert all(0 < span.start_time_unix_nano <= span.end_time_unix_nano for span in first)
+    resource = {one.key: one.value.string_value for one in collector.requests[0].resource_spans[0].resource.attributes}
+    assert (resource["service.name"], resource["rftstream.run"]) == ("rftstream", "recorded")
+    collector.requests.clear()
+    assert "at " + collector.url in export(run, "--otlp", collector.url + "/v1/traces")
+    assert [(span.trace_id, span.span_id) for span in collector.spans()] == [
+        (span.trace_id, span.span_id) for span in first
+    ]
+
+
+def test_a_run_that_is_over_needs_no_following(run: Path, collector: FakeCollector) -> None:
+    assert "spans of 31 traces" in export(run, "--otlp", collector.url, "--follow")
+
+
+def test_headers_come_from_the_environment(collector: FakeCollector) -> None:
+    env = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "OTEL_EXPORTER_OTLP_HEADERS": "authorization=Bearer%20hidden"}
+    made = Collector(env=env)
+    made.send([])
+    assert collector.headers[0]["authorization"] == "Bearer hidden"
+    assert collector.headers[0]["content-type"] == "application/x-protobuf"
+    collector.before = [(401, b"who are you?")]
+    with pytest.raises(CollectorError, match="HTTP 401 who are you") as refused:
+        made.send([])
+    assert "hidden" not in str(refused.value)
+
+
+def test_what_a_collector_refuses_is_told(run: Path, collector: FakeCollector) -> None:
+    answer = ExportTraceServiceResponse()
+    answer.partial_success.rejected_spans = 7
+    answer.partial_success.error_message = "too old"
+    collector.before = [(200, answer.SerializeToString())]
+    assert "7 spans were refused: too old" in export(run, "--otlp", collector.url, code=1)
+    collector.before = [(400, b"no such thing")]
+    assert "were not taken: HTTP 400 no such thing" in export(run, "--otlp", collector.url, code=1)
+
+
+def test_nobody_is_there(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traces, "PAUSE_S", 0.001)
+    said = export(run, "--otlp", "http://127.0.0.1:9", code=1)
+    assert "is a collector for OTLP over HTTP there?" in said
+    assert "the ids stay the same" in said
+
+
+@pytest.mark.parametrize(("url", "text"), [
+    ("localhost:4318", "expected http://HOST:PORT"),
+    ("ftp://x", "expected http://HOST:PORT"),
+    ("http://me:hidden@x:1", "OTEL_EXPORTER_OTLP_HEADERS"),
+])  # fmt: skip
+def test_addresses_that_will_not_do(url: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=text) as error:
+        Collector(url, env={})
+    assert "hidden" not in str(error.value)
