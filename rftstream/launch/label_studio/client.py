@@ -202,8 +202,8 @@ class LabelStudio:
                     response.getheader("Content-Type", ""),
                     response.getheader("Location", ""),
                 )
-            except Exception:
-                if limit.is_over:
+            except Exception as error:
+                if limit.is_over or isinstance(error, TimeoutError):  # whichever of the two limits is noticed first
                     raise TimeoutError(f"no whole answer within {self._timeout_s:g} s") from None
                 raise
 
