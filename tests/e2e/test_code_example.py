@@ -40,7 +40,6 @@ def test_what_is_shown_is_right_and_nothing_held_out_is_shown() -> None:
     assert not held_out & set(tests)
 
 
-@pytest.mark.long
 def test_a_model_learns_to_write_functions(place: Workplace) -> None:
     for file in EXAMPLES.glob("*function*.jsonl"):
         shutil.copy(file, place.folder)

@@ -59,7 +59,6 @@ def completions(path: Path) -> dict[str, Any]:
     return {one["sample"]: one["completion"] for one in map(json.loads, path.read_text().splitlines())}
 
 
-@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_versions_of_a_real_model_and_the_folder_that_the_run_left(place: Workplace) -> None:
     place.write("real.toml", REAL + HELD_OUT)

@@ -32,7 +32,6 @@ n = 2
 """
 
 
-@pytest.mark.long  # tests/e2e/test_experts.py replays a real model into another run, too
 @pytest.mark.timeout(4 * PATIENCE_S)
 def test_a_real_model_gets_the_same_weights_again_and_others_under_other_settings(place: Workplace) -> None:
     place.write("turns.toml", IN_TURNS)
