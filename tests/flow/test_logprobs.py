@@ -42,6 +42,8 @@ STYLES = ("chatml", "chatml, plain marks", "qwen3", "opened thought", "qwen3.5",
           "lines", "counted")  # fmt: skip
 NEVER_GO_ON = ("counted", "harmony")
 """The template of one changes its history; the model of the other seldom stops as the template ends such a turn."""
+NUM_CHANGED = 32
+"""Rollouts of which one is to show that its first token matters. It hardly does where the model is sure of itself."""
 NUM_HISTORIES = int(os.environ.get("HISTORIES", "220"))
 """Of all styles together."""
 SEED = int(os.environ.get("HISTORIES_SEED", "0"))
@@ -307,7 +309,8 @@ def test_the_log_replayed_gives_the_recorded_logprobs(style: str, tmp_path: Path
     print(f"{style}: {len(rollouts)} rollouts, {len(differences)} tokens, largest difference {worst:.1e}; "
           f"{dict(found)}; kinds: {dict(kinds)}; agents: {dict(histories.did)}")  # fmt: skip
     assert worst < TOLERANCE
-    others = np.concatenate(list(replay.differences([with_another_start(one) for one in rollouts[:8]])))
+    some = rollouts[:: -(-len(rollouts) // NUM_CHANGED)]
+    others = np.concatenate(list(replay.differences([with_another_start(one) for one in some])))
     assert np.abs(others).max() > 20 * TOLERANCE, "any token of the prompt matters to what is sampled far behind it"
     assert found["environments"] > 0 and histories.did["killed late"] == 1
     assert {span.version for one in rollouts for part in one.segments for span in part.versions} == {0, 1, 2}
