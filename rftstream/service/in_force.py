@@ -61,6 +61,10 @@ class RecordsInForce:
         """The newest version, and the offset of the last record that is not foreign, by topic and model."""
         self._names: defaultdict[str, set[VersionName]] = defaultdict(set)
         """The versions that stand on each topic."""
+        self._made: set[tuple[bytes | None, bytes | None]] = set()
+        """Trainer epochs and versions that the headers of `steps` name."""
+        self._steps_end = 0
+        """The offset on `steps` below which they were read."""
         self._foreign: dict[tuple[str, int], str] = {}
         """Why a record is foreign, by topic and offset. These topics have one partition."""
         self._is_compacted: bool | None = None
@@ -237,16 +241,24 @@ class RecordsInForce:
         a checkpoint of it is spoken of."""
         wanted = (b"%d" % name.trainer_epoch, b"%d" % name.version)
         for settled in (False, True):  # an open transaction may hide it
-            end = self._transport.admin.end_offsets("steps", settled=settled)[STEPS]
-            begin = self._transport.admin.begin_offsets("steps")[STEPS]
-            reader = self._transport.reader({STEPS: begin}, bodies=False)
-            try:
-                for records in read_to_ends(self._transport, reader, {STEPS: end}):
-                    if any((one.header("trainer_epoch"), one.header("version")) == wanted for one in records):
-                        return True
-            finally:
-                reader.close()
-        return False
+            if wanted not in self._made:
+                self._read_steps(settled=settled)
+        return wanted in self._made
+
+    def _read_steps(self, *, settled: bool) -> None:
+        """Read on where the last look at `steps` ended: a run deletes something after each checkpoint, and each time it
+        is judged by the steps."""
+        end = self._transport.admin.end_offsets("steps", settled=settled)[STEPS]
+        start = max(self._steps_end, self._transport.admin.begin_offsets("steps")[STEPS])
+        if start >= end:
+            return
+        reader = self._transport.reader({STEPS: start}, bodies=False)
+        try:
+            for records in read_to_ends(self._transport, reader, {STEPS: end}):
+                self._made.update((one.header("trainer_epoch"), one.header("version")) for one in records)
+        finally:
+            reader.close()
+        self._steps_end = end
 
 
 def writer_epoch(record: Record) -> int:
