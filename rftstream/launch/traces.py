@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import os
 import random
-import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -72,7 +72,7 @@ class Collector:
         body, trouble = self._encode(spans).SerializeToString(), ""
         for number in range(TRIES):
             if number:
-                threading.Event().wait(PAUSE_S * 2 ** (number - 1) * random.uniform(0.5, 1.5))
+                time.sleep(PAUSE_S * 2 ** (number - 1) * random.uniform(0.5, 1.5))
             try:
                 status, answer = self._post(body)
             except (OSError, http.client.HTTPException) as error:
