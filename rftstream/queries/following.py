@@ -19,6 +19,7 @@ from rftstream.queries.history import HistoryReader
 from rftstream.queries.operator_totals import OperatorTotals, read_totals
 from rftstream.queries.status import NUM_DEAD_ERRORS, KnownFacts, Status, read_status
 from rftstream.runs.folder import OpenRun
+from rftstream.service.control_view import ControlView, read_control
 from rftstream.service.role import Log
 
 OPERATORS_S = 30.0
@@ -52,17 +53,18 @@ class RunFollower:
     def look(self, should_stop: Callable[[], bool] = lambda: False) -> Look:
         """Read what has come since the last look. It stops early, with what it has, if `should_stop` says so."""
         run, updater, history = self.run, self.updater, self.history
+        control = read_control(run.transport)  # first: see `KnownFacts`
         history.read()
         while updater.update(should_stop) and not should_stop():
             history.read()
             if updater.done >= updater.total:
                 break
         counts, known, oldest = None, None, None
-        if updater.is_ready:
+        if (catalog := updater.open_catalog()) is not None:
             moment = Moment(version=history.history().version)
-            with CatalogReader(updater.path) as catalog:
+            with catalog:
                 counts = count_fates(catalog, moment)
-                known = self._known(catalog, counts, moment)
+                known = self._known(control, catalog, counts, moment)
                 oldest = oldest_open(catalog)
         return Look(
             status=read_status(run, known=known),
@@ -71,7 +73,7 @@ class RunFollower:
             share_read=updater.done / updater.total if updater.total else 1.0,
         )
 
-    def _known(self, catalog: CatalogReader, counts: CatalogCounts, moment: Moment) -> KnownFacts:
+    def _known(self, control: ControlView, catalog: CatalogReader, counts: CatalogCounts, moment: Moment) -> KnownFacts:
         kinds, dead = count_letters(catalog, moment), Counter[str]()
         for kind in kinds:
             dead[kind.reason] += kind.count
@@ -81,6 +83,7 @@ class RunFollower:
         if self._operators is None or time.monotonic() - self._operators[0] > OPERATORS_S:
             self._operators = (time.monotonic(), read_totals(Log(self.run.transport)))
         return KnownFacts(
+            control=control,
             history=self.history.history(),
             groups={result: results[result] for result in ("batched", "filtered", "expired", "dead")},
             newest_batch=counts.newest_batch,

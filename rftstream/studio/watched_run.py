@@ -193,7 +193,7 @@ class WatchedRun:
     def catalog(self) -> CatalogReader | None:
         """Open the catalog for a page, which closes it; None if there is none yet."""
         follower = self._follower
-        return CatalogReader(follower.updater.path) if follower is not None and follower.updater.is_ready else None
+        return None if follower is None else follower.updater.open_catalog()
 
     def moment(self, text: str) -> Moment:
         """Return the moment that a page asks for; an empty text is now. ConfigError says what is wrong with it."""

@@ -52,6 +52,12 @@ def assert_no_twin(run: RunView) -> None:
     assert all(revisions == list(range(len(revisions))) for revisions in found.values()), found
 
 
+def health(url: str) -> dict[str, Any]:
+    with urllib.request.urlopen(url, timeout=30) as answer:
+        found: dict[str, Any] = json.loads(answer.read())
+    return found
+
+
 @pytest.mark.slow
 def test_the_process_is_killed_and_ended(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SECRET_VARIABLE, SECRET)
@@ -73,8 +79,7 @@ def test_the_process_is_killed_and_ended(place: Workplace, monkeypatch: pytest.M
         bridge = place.start(*arguments, "--port", "0", env=env)
         place.wait_for(lambda: said(run, name) == [(4.0, 0)], "the vote")
         address = place.wait_for(lambda: re.search(r"http\S+/livez", bridge.out), "the address")
-        with urllib.request.urlopen(address[0], timeout=30) as answer:  # type: ignore[index]
-            assert json.loads(answer.read())["annotations"] in (0, 1)
+        place.wait_for(lambda: health(address[0]).get("annotations") == 1, "a round's figures")  # type: ignore[index]
         second = place.look(*arguments)
         assert second.code == 2 and "another bridge to Label Studio works on this run" in second.err
         fake.faults = ["slow"]
@@ -233,7 +238,7 @@ def test_the_real_server(place: Workplace, real: RealLabelStudio) -> None:
     name = pairs[-1].question_id
     ada.annotate(task_of(pairs[-1]), choice("choice", "tie"))
     place.wait_for(lambda: said(run, name)[-1:] == [(PairChoice.tie, 0)] or len(said(run, name)) > 1, "a vote after it")
-    assert "all can be reached again" in bridge.err
+    place.wait_for(lambda: "all can be reached again" in bridge.err, "the word that it goes on")
     shown = ada.call("GET", "/api/token/")[0]["token"]
     ada.call("POST", "/api/token/blacklist/", {"refresh": shown})
     done = bridge.finish()

@@ -139,8 +139,11 @@ class RunView:
         self.config = run.config
         self.transport = run.transport
         self._observer = Observer(self.transport)
+        self.is_closed = False
 
     def close(self) -> None:
+        """A client of Kafka that is asked something afterwards is never closed: `Workplace.view` makes a new view."""
+        self.is_closed = True
         self.transport.close()
 
     def curve(self) -> Curve:
@@ -239,7 +242,7 @@ class Workplace:
     def view(self, run_dir: str | Path) -> RunView:
         """Of a run folder here; waits until it is there."""
         path = self.folder / run_dir
-        if path not in self._views:
+        if path not in self._views or self._views[path].is_closed:
             self.wait_for(RunFolder(path).exists, f"the run {run_dir}")
             self._views[path] = RunView(path)
         return self._views[path]

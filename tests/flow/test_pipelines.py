@@ -242,7 +242,7 @@ def test_an_operator_that_hangs_is_named(caplog: pytest.LogCaptureFixture) -> No
     finally:
         watch_log.removeHandler(handler)
         watch.close()
-    said, *_, answered = [record.getMessage() for record in caplog.records]
+    said, *_, answered = [record.getMessage() for record in caplog.records if record.name == watch_log.name]
     assert said.startswith("pipeline.0 (Waits): sums/0/7/0: the operator has not answered for")
     assert "(now at " in said
     assert answered.endswith("s to answer")

@@ -6,6 +6,7 @@ import contextlib
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from rftstream.contracts import codec
@@ -13,10 +14,8 @@ from rftstream.contracts.control import RunManifest
 from rftstream.contracts.feedback import Feedback, FeedbackKind, feedback_id_of
 from rftstream.contracts.questions import Question
 from rftstream.contracts.records import NewRecord
-from rftstream.data.feedback.fold import GroupStatus
 from rftstream.data.feedback.rows import Vote
 from rftstream.gateway.keys import GatewayKeys, run_secret
-from rftstream.queries.catalog.database import CatalogReader
 from rftstream.queries.catalog.finding import find_group, find_vote_statuses
 from rftstream.queries.catalog.moments import Moment
 from rftstream.queries.catalog.updating import CatalogUpdater
@@ -95,8 +94,10 @@ class BridgedRun:
         self._updater.update()
         ends = [self._log.ends(topic) for topic in TOPICS] if has_feedback(self._log) else []
         if self._view is None or self._view[0] != ends:
-            find = self._vote_statuses if self._updater.is_ready else None
-            self._view = (ends, read_feedback(self._log, self.run.config, find_statuses=find, kept=self._kept))
+            catalog = self._updater.open_catalog()
+            with contextlib.nullcontext() if catalog is None else catalog:
+                find = None if catalog is None else partial(find_vote_statuses, catalog)
+                self._view = (ends, read_feedback(self._log, self.run.config, find_statuses=find, kept=self._kept))
         return self._view[1]
 
     def standing(self, view: FeedbackView) -> NewestVotes:
@@ -109,11 +110,6 @@ class BridgedRun:
             if name not in newest or vote.revision > newest[name].revision:
                 newest[name] = vote
         return newest
-
-    def _vote_statuses(self, votes: Sequence[Feedback]) -> Mapping[str, GroupStatus]:
-        assert self._updater is not None, "it was asked whether it is ready"
-        with CatalogReader(self._updater.path) as catalog:
-            return find_vote_statuses(catalog, votes)
 
     # ------------------------------------------------------------------------------------------ writing
 
@@ -138,9 +134,10 @@ class BridgedRun:
 
     def task_data(self, question: Question) -> dict[str, Any] | None:
         """Return what a task shows of a question; None if its rollouts cannot be read yet. Empty if they never can."""
-        if self._updater is None or not self._updater.is_ready:
+        catalog = None if self._updater is None else self._updater.open_catalog()
+        if catalog is None:
             return None
-        with CatalogReader(self._updater.path) as catalog:
+        with catalog:
             group = find_group(catalog, Moment(), question.group_id)
         if group is None:
             self._look_anew()

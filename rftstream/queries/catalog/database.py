@@ -124,7 +124,7 @@ class CatalogDatabase:
             known = db.execute("SELECT value FROM facts WHERE name = 'run'").fetchone()
             if version not in (0, FORMAT) or known != (identity,):
                 raise _Useless
-            (sound,) = db.execute("PRAGMA quick_check(1)").fetchone() if version == 0 else ("ok",)
+            (sound,) = db.execute("PRAGMA quick_check(1)").fetchone()
             if sound != "ok":
                 raise _Useless
         except BaseException:
@@ -198,6 +198,18 @@ class CatalogReader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def open_catalog(path: Path) -> CatalogReader | None:
+    """Open a catalog for questions; None if there is no file, or another process is just making it."""
+    try:
+        catalog = CatalogReader(path)
+    except sqlite3.OperationalError:  # no such file
+        return None
+    if catalog.rows("PRAGMA user_version")[0][0] == FORMAT:
+        return catalog
+    catalog.close()
+    return None
 
 
 class _Useless(Exception):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 
 from rftstream.contracts.records import Record, TopicPartition
-from rftstream.queries.catalog.database import CatalogDatabase, Connection
+from rftstream.queries.catalog.database import CatalogDatabase, CatalogReader, Connection, open_catalog
 from rftstream.queries.catalog.writer import READ, CatalogWriter
 from rftstream.queries.index import folder_of, identity_of
 from rftstream.queries.rows import MAX_POLLED, LogChanged, Mark, fingerprint
@@ -37,7 +37,7 @@ class CatalogUpdater:
         self._database: CatalogDatabase | None = None
         self._is_ours: bool | None = None
         self.path = self._folder / FILE
-        """The file, for a `CatalogReader`. It is there once `update` has returned or `is_ready` is True."""
+        """The file; `open_catalog` opens it for questions."""
         self.done = self.total = 0
         """Offsets that were read, and that there were, at the last look; for a bar that shows how far it is."""
 
@@ -51,10 +51,9 @@ class CatalogUpdater:
             self._database.clear()
             return self._read(self._database, should_stop)
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether there is a catalog that can be asked."""
-        return self._is_ours is not None and self.path.is_file()
+    def open_catalog(self) -> CatalogReader | None:
+        """Open the catalog for questions, from any thread, which closes it; None if there is none yet."""
+        return None if self._is_ours is None else open_catalog(self.path)
 
     def close(self) -> None:
         """Close the file and give up the lock."""

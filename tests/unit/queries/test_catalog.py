@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sqlite3
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from rftstream.contracts.outcomes import GroupResult
 from rftstream.errors import ConfigError
 from rftstream.queries.audit import audit
 from rftstream.queries.catalog.counts import CatalogCounts, count_fates, count_letters, read_rates
-from rftstream.queries.catalog.database import CatalogReader
+from rftstream.queries.catalog.database import CatalogDatabase, CatalogReader
 from rftstream.queries.catalog.finding import (
     GroupFilter,
     find_batch,
@@ -62,7 +63,9 @@ def now(run: OpenRun) -> Moment:
 
 
 def counts_of(updater: CatalogUpdater, moment: Moment) -> CatalogCounts:
-    with CatalogReader(updater.path) as catalog:
+    catalog = updater.open_catalog()
+    assert catalog is not None
+    with catalog:
         return count_fates(catalog, moment)
 
 
@@ -77,7 +80,7 @@ def test_it_counts_what_the_audit_counts_now_and_at_every_moment(tmp_path: Path,
         if simulation.num_ticks % 10:
             return False
         updater.update()
-        if not updater.is_ready:
+        if not updater.total:
             return False
         report, found = audit(run.transport), counts_of(updater, now(run))
         assert found.groups == report.groups
@@ -221,7 +224,7 @@ def test_a_second_updater_leaves_the_file_to_the_first(run: Run, tmp_path: Path)
     updater.update()
     second = CatalogUpdater(opened(memory, "other"), folder=tmp_path / "index")
     log.flow(1)
-    assert not second.update() and second.is_ready
+    assert not second.update()
     assert counts_of(second, Moment()).groups.admitted == 1
     updater.update()
     assert counts_of(second, Moment()).groups.admitted == 2
@@ -243,11 +246,28 @@ def test_a_folder_that_cannot_be_written_is_done_without(run: Run, tmp_path: Pat
 def test_nothing_before_the_run_has_begun(tmp_path: Path) -> None:
     memory = MemoryRun(make_config(), folder=tmp_path)
     updater = CatalogUpdater(opened(memory), folder=tmp_path / "index")
-    assert not updater.update() and not updater.is_ready
+    assert not updater.update() and updater.open_catalog() is None
     memory.put_manifest()
     updater.update()
-    assert updater.is_ready and counts_of(updater, Moment()).groups.admitted == 0
+    assert counts_of(updater, Moment()).groups.admitted == 0
     updater.close()
+
+
+def test_a_page_may_come_while_the_file_is_made(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, log, updater = run
+    log.flow(0)
+    seen: list[CatalogReader | None] = []
+
+    def opened_at_last(self: CatalogDatabase, identity: str) -> sqlite3.Connection:
+        sqlite3.connect(self.path).execute("PRAGMA journal_mode=WAL").close()  # as SQLite leaves it at first
+        seen.append(updater.open_catalog())
+        return original(self, identity)
+
+    original = CatalogDatabase._opened
+    monkeypatch.setattr(CatalogDatabase, "_opened", opened_at_last)
+    updater.update()
+    assert seen == [None]
+    assert counts_of(updater, Moment()).groups.admitted == 1
 
 
 def test_dead_letters_by_kind(run: Run) -> None:

@@ -1,0 +1,53 @@
+"""What somebody sees who follows a run that goes on while it is looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rftstream.config import loader
+from rftstream.contracts.control import RunFinished
+from rftstream.contracts.versions import VersionName
+from rftstream.queries.catalog.updating import CatalogUpdater
+from rftstream.queries.following import RunFollower
+from rftstream.runs.folder import OpenRun
+from rftstream.testing import MemoryRun
+from tests.unit.synthetic import SyntheticLog
+
+CONFIG = {
+    "run": {"name": "demo", "steps": 8},
+    "model": {"path": "fake"},
+    "tasksets": {"sums": {"source": "arithmetic"}},
+    "explorer": {"policy": "fake"},
+    "trainer": {"backend": "fake"},
+    "transport": {"partitions": 4},
+}
+
+
+def test_what_is_called_finished_is_counted_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # a run in memory has its catalog there
+    memory = MemoryRun(loader.from_dict(CONFIG), folder=tmp_path)
+    memory.put_manifest()
+    log = SyntheticLog(memory.transport(), partitions=4)
+    log.flow(0, 1)
+    follower = RunFollower(OpenRun(memory.folder, memory.config, memory.transport("studio")))
+
+    def update(self: CatalogUpdater, should_stop: Callable[[], bool] = lambda: False) -> bool:
+        found = original(self, should_stop)
+        if self.done >= self.total and not log.trained.get(1):  # all is read; now the run ends, and the look goes on
+            log.batch(0, [0, 1])
+            log.step(1)
+            name = VersionName(trainer_epoch=1, version=1)
+            log.put("control", RunFinished(reason="steps", name=name, finished_at=9.0))
+        return found
+
+    original = CatalogUpdater.update
+    monkeypatch.setattr(CatalogUpdater, "update", update)
+    during, after = follower.look(), follower.look()
+    follower.close()
+    assert during.status.state != "finished" and during.counts is not None
+    assert during.counts.groups.trained == 0
+    assert after.status.state == "finished" and after.counts is not None
+    assert (after.counts.groups.trained, after.status.groups["batched"], after.status.history.version) == (2, 2, 1)
