@@ -12,7 +12,7 @@ SEED ?= 0
 LOAD ?= 0
 LOG ?= embedded
 
-.PHONY: help setup demo kafka kafka-stop test test-fast test-long test-vllm histories simulate fmt lint types bench curves faults constraints clean
+.PHONY: help setup demo kafka kafka-stop test test-fast test-long test-vllm histories simulate fmt lint types bench curves faults hosts constraints clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,6 +46,9 @@ faults: .venv/.developer  ## whole runs with processes killed and stopped, from 
 	$(BIN)/python -m tests.faults --log $(LOG) --seed $(SEED) --duration-s $(DURATION_S) --load $(LOAD) \
 	  $(if $(SCHEDULES),--schedules $(SCHEDULES)) --json faults.json
 
+hosts: .venv/.developer  ## a run on hosts with networks of their own, which die, are cut off and slow; as root (SEEDS=0:20)
+	$(BIN)/python -m tests.hosts --seeds $(or $(SEEDS),0:20) --json hosts.json
+
 histories: .venv/.developer  ## random histories of agents and environments, replayed through the model (NUM=, SEED=)
 	HISTORIES=$(or $(NUM),10000) HISTORIES_SEED=$(or $(SEED),0) $(BIN)/python -m pytest -s tests/flow/test_logprobs.py $(ARGS)
 
@@ -75,7 +78,7 @@ constraints: .venv/.user  ## newest versions of all dependencies into constraint
 	scripts/constraints
 
 clean:  ## remove .venv, caches and build output; runs stay
-	rm -rf .venv .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist bench.json faults.json ./*.egg-info
+	rm -rf .venv .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist bench.json faults.json hosts.json ./*.egg-info
 	find rftstream workers schemas tests benchmarks examples scripts -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/.user: pyproject.toml constraints.txt scripts/setup

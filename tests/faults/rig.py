@@ -120,7 +120,7 @@ class Rig:
         self._calm: dict[bool, Future[Facts]] = {}
         self._lock = threading.Lock()
 
-    def _calm_run(self, *, agents: bool) -> Future[Facts]:
+    def calm_run(self, *, agents: bool) -> Future[Facts]:
         """Begins to play the run without faults, once, beside the schedules that are compared with it."""
         with self._lock:
             if agents not in self._calm:
@@ -143,7 +143,7 @@ class Rig:
     def play(self, schedule: Schedule) -> Played:
         """Never raises for what it finds: see `error`."""
         began = time.monotonic()
-        calm = self._calm_run(agents=schedule.agents)
+        calm = self.calm_run(agents=schedule.agents)
         played = Played(schedule)
         name = f"f{schedule.seed}-{os.getpid()}-{next(_numbers)}"
         place = Workplace(self.folder / name)

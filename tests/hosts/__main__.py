@@ -1,0 +1,43 @@
+"""Plays schedules of a run on several hosts of one machine; the superuser alone can.
+
+python -m tests.hosts --seeds 0:20 --json hosts.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+
+from tests.faults.rig import Rig
+from tests.hosts.network import is_possible
+from tests.hosts.rig import Played, made, summary, to_text
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", default="0:20", help="FIRST:END")
+    parser.add_argument("--json", type=Path, help="where the counts go")
+    given = parser.parse_args()
+    if not is_possible():
+        parser.error("hosts with networks of their own need the superuser and /dev/net/tun")
+    played: list[Played] = []
+    with tempfile.TemporaryDirectory(prefix="rftstream-hosts-") as folder:
+        calm = Rig(Path(folder, "calm")).calm_run(agents=False).result()
+        with made(Path(folder, "hosts")) as hosts:
+            for seed in range(*map(int, given.seeds.split(":"))):
+                played.append(hosts.play(seed, calm))
+                print(to_text(played[-1]), flush=True)
+                if played[-1].error is not None:
+                    print(played[-1].error)
+                    break
+    counts = summary(played)
+    print(json.dumps(counts, indent=2))
+    if given.json is not None:
+        given.json.write_text(json.dumps({**counts, "played": [one.to_json() for one in played]}, indent=2))
+    return 1 if counts["failed"] else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
