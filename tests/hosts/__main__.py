@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
+import sys
 import tempfile
 from pathlib import Path
 
@@ -22,6 +24,8 @@ def main() -> int:
     given = parser.parse_args()
     if not is_possible():
         parser.error("hosts with networks of their own need the superuser and /dev/net/tun")
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit(130))  # hosts are taken down
     played: list[Played] = []
     with tempfile.TemporaryDirectory(prefix="rftstream-hosts-") as folder:
         calm = Rig(Path(folder, "calm")).calm_run(agents=False).result()
