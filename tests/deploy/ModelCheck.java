@@ -61,7 +61,8 @@ public class ModelCheck {
                     return found;
                 }
             }
-        } else if (value != null && value.getClass().getName().matches("io\\.(strimzi|fabric8)\\..*") && !(value instanceof Enum)) {
+        } else if (value != null && !(value instanceof Enum)
+                && value.getClass().getName().matches("io\\.(strimzi|fabric8)\\..*")) {
             for (Method method : value.getClass().getMethods()) {
                 if (!method.getName().startsWith("get") || method.getParameterCount() > 0) {
                     continue;
@@ -91,16 +92,17 @@ public class ModelCheck {
                     continue; // a model writes the version that its operator asks for; MODELS has looked at this one
                 }
                 JsonNode other = written.get(field.getKey());
-                String found = other == null
-                        ? (field.getValue().isEmpty() && field.getValue().isContainerNode() ? null : "not taken: " + path + "." + field.getKey())
-                        : lost(field.getValue(), other, path + "." + field.getKey());
+                String here = path + "." + field.getKey();
+                boolean empty = field.getValue().isContainerNode() && field.getValue().isEmpty();
+                String found = other != null ? lost(field.getValue(), other, here) : empty ? null : "not taken: " + here;
                 if (found != null) {
                     return found;
                 }
             }
         } else if (given.isArray()) {
             for (int i = 0; i < given.size(); i++) {
-                String found = i < written.size() ? lost(given.get(i), written.get(i), path + "[" + i + "]") : "not taken: " + path + "[" + i + "]";
+                String here = path + "[" + i + "]";
+                String found = i < written.size() ? lost(given.get(i), written.get(i), here) : "not taken: " + here;
                 if (found != null) {
                     return found;
                 }

@@ -118,8 +118,14 @@ BY_HELM: dict[str, tuple[tuple[str, ...], str]] = {
         sets("env.RFTSTREAM__TRANSPORT__PARTITIONS=4"),
         "invalid propertyName 'RFTSTREAM__TRANSPORT__PARTITIONS'",
     ),
-    "a secret without a key": (sets("secretEnv.HF_TOKEN.secret=hub"), "at '/secretEnv/HF_TOKEN': missing property 'key'"),
-    "more explorers than partitions": (sets("roles.explorer.replicas=9"), "roles.explorer.replicas: 9, expected at most 8"),
+    "a secret without a key": (
+        sets("secretEnv.HF_TOKEN.secret=hub"),
+        "at '/secretEnv/HF_TOKEN': missing property 'key'",
+    ),
+    "more explorers than partitions": (
+        sets("roles.explorer.replicas=9"),
+        "roles.explorer.replicas: 9, expected at most 8",
+    ),
     "scaled above the partitions": (
         (*files("keda"), *sets("keda.verifier.max=9")),
         "keda.verifier.max: 9, expected at most 8",
@@ -136,7 +142,10 @@ BY_HELM: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "passwords for whom": (sets("kafka.protocol=SASL_SSL"), "kafka.protocol: SASL_SSL asks for a user"),
     "users that are never sent": (sets("kafka.username=me"), "kafka.protocol: PLAINTEXT knows no passwords"),
-    "a cluster without users": (sets("strimzi.createCluster=true"), "strimzi.createCluster: its listener asks for users"),
+    "a cluster without users": (
+        sets("strimzi.createCluster=true"),
+        "strimzi.createCluster: its listener asks for users",
+    ),
     "more copies than nodes": (
         (*files("strimzi"), *sets("strimzi.kafka.nodes=2")),
         "kafka.replicationFactor: 3, expected at most strimzi.kafka.nodes, 2",
@@ -176,6 +185,11 @@ RUN_FILES: dict[str, tuple[str, str, str]] = {
         "[transport]",
         '[policies]\nopenai = { url = "http://x", api_key = "sk-1234" }\n[transport]',
         "is a secret, expected",
+    ),
+    "a second key in a line": (
+        "[transport]",
+        '[policies]\nopenai = { api_key = "env:KEY", auth_token = "sk-1234" }\n[transport]',
+        "runFile: auth_token is a secret, expected",
     ),
     "fewer partitions than explorers": (
         "partitions = 8",

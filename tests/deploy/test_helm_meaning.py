@@ -125,7 +125,8 @@ def test_probes_ask_what_is_answered(plain: str) -> None:
 
 
 def test_pods_have_no_rights_that_they_do_not_need(strimzi: str) -> None:
-    for template in pods(strimzi).values():
+    certificates = render(*KAFKA, "--set", "kafka.protocol=SSL,kafka.certificateSecret.name=user-{role}")
+    for template in (*pods(strimzi).values(), *pods(certificates).values()):
         spec = template["spec"]
         assert spec["automountServiceAccountToken"] is False
         assert spec["securityContext"]["runAsNonRoot"] and spec["securityContext"]["runAsUser"] == 1000
@@ -213,7 +214,7 @@ def test_the_schema_knows_the_names_of_secrets_as_the_code_does() -> None:
     refused = schema["definitions"]["env"]["propertyNames"]["not"]["pattern"]
     assert refused == f"(?i)^RFTSTREAM__|{secrets._IS_SECRET_VARIABLE.pattern}"
     template = (CHART / "templates" / "_run.tpl").read_text()
-    assert secrets._IS_SECRET.pattern.removesuffix("$") in template
+    assert f'"{secrets._IS_SECRET.pattern.removesuffix("$")}"' in template
 
 
 def test_numbers_that_a_run_file_leaves_out_are_the_codes() -> None:

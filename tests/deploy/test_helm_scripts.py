@@ -52,7 +52,7 @@ def test_a_worker_that_leaves_by_itself_leaves_with_its_code(code: int, path: st
 @pytest.mark.parametrize(("code", "expected"), [(0, 75), (3, 3)])
 def test_a_worker_that_is_told_to_leave_is_not_done(code: int, expected: int, path: str, tmp_path: Path) -> None:
     """It is told, finishes what is in hand, and its 0 does not count as the end of the run."""
-    fake = f'trap \'echo told; sleep 0.2; exit {code}\' TERM; : >"$SEEN"; while :; do sleep 0.05; done'
+    fake = f"trap 'echo told; sleep 0.2; exit {code}' TERM; : >\"$SEEN\"; while :; do sleep 0.05; done"
     process = start("single.sh", path, fake, tmp_path)
     until = time.monotonic() + LONG_S
     while not (tmp_path / "seen").exists():

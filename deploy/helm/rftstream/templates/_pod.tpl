@@ -23,8 +23,9 @@
 - { name: {{ $options }}SSL_CAFILE, value: {{ printf "/etc/kafka-ca/%s" $kafka.caSecret.key | quote }} }
 {{- end }}
 {{- if $kafka.certificateSecret.name }}
-- { name: {{ $options }}SSL_CERTFILE, value: {{ printf "/etc/kafka-user/%s" $kafka.certificateSecret.certificate | quote }} }
-- { name: {{ $options }}SSL_KEYFILE, value: {{ printf "/etc/kafka-user/%s" $kafka.certificateSecret.key | quote }} }
+{{- $files := $kafka.certificateSecret }}
+- { name: {{ $options }}SSL_CERTFILE, value: {{ printf "/etc/kafka-user/%s" $files.certificate | quote }} }
+- { name: {{ $options }}SSL_KEYFILE, value: {{ printf "/etc/kafka-user/%s" $files.key | quote }} }
 {{- end }}
 - { name: RFTSTREAM__WEIGHTS__STORE, value: {{ $values.store.url | quote }} }
 - { name: AWS_DEFAULT_REGION, value: {{ $values.store.region | quote }} }
@@ -122,11 +123,15 @@ volumes:
   - { name: tmp, emptyDir: {} }
   {{- if $kafka.caSecret.name }}
   - name: kafka-ca
-    secret: { secretName: {{ $kafka.caSecret.name }}, items: [{ key: {{ $kafka.caSecret.key }}, path: {{ $kafka.caSecret.key }} }] }
+    secret:
+      secretName: {{ $kafka.caSecret.name }}
+      items:
+        - { key: {{ $kafka.caSecret.key }}, path: {{ $kafka.caSecret.key }} }
   {{- end }}
   {{- if $kafka.certificateSecret.name }}
   {{- range .users }}
-  - { name: kafka-{{ . }}, secret: { secretName: {{ replace "{role}" . $kafka.certificateSecret.name }}, defaultMode: 0440 } }
+  {{- $name := replace "{role}" . $kafka.certificateSecret.name }}
+  - { name: kafka-{{ . }}, secret: { secretName: {{ $name }}, defaultMode: 0440 } }
   {{- end }}
   {{- end }}
   {{- with .values.sharedMemory }}
@@ -140,12 +145,14 @@ volumes:
 {{/* The container of a worker: (dict "top" $ "role" "trainer" "values" $role "single" true). */}}
 {{- define "rftstream.worker" -}}
 {{- $values := .top.Values -}}
-{{- $arguments := list "worker" "--role" .role "--metrics-port" "9100" -}}
+{{- $arguments := list "worker" "--role" .role "--metrics-port" "9100" "--wait-s" "600" -}}
+{{- $with := dict "top" .top "user" .role "image" .values.image "env" .values.env -}}
+{{- $_ := set $with "sharedMemory" .values.sharedMemory -}}
 {{- with .values.device -}}{{- $arguments = concat $arguments (list "--device" .) -}}{{- end -}}
 - name: worker
-  {{- include "rftstream.container" (dict "top" .top "user" .role "image" .values.image "env" .values.env "sharedMemory" .values.sharedMemory) | nindent 2 }}
+  {{- include "rftstream.container" $with | nindent 2 }}
   {{- if .single }}
-  # Exit 0 is the end of the run. A worker that was told to leave exits with 0, too, and its Job must not count as done.
+  # Exit 0 is the end of the run. A worker that is told to leave exits with 0, too: its Job must not count as done.
   command:
     - /bin/sh
     - -c

@@ -1,4 +1,4 @@
-{{/* What the chart knows of the run: read from the run file, so that no number stands twice. JSON, cached in .Values. */}}
+{{/* What the chart knows of the run, as JSON: read from the run file, so that no number stands twice. */}}
 {{- define "rftstream.run" -}}
 {{- $text := required "runFile: empty, expected the text of a run file: --set-file runFile=run.toml" .Values.runFile -}}
 {{- $toml := fromToml $text -}}
@@ -7,9 +7,12 @@
 {{- if not (regexMatch "^[a-z0-9]([a-z0-9_-]*[a-z0-9])?$" (toString $name)) -}}
 {{- fail (printf "runFile: run.name is %q, expected lower case letters, digits, - and _" (toString $name)) -}}
 {{- end -}}
-{{- range regexFindAll "(?im)^[^#\\n]*?(password|passwd|secret|api_?key|secret_key|access_key|auth_token|credentials?)[\"']?\\s*=\\s*[\"'][^\"'\\n]*" $text -1 -}}
+{{- $secret := "(password|passwd|secret|api_?key|secret_key|access_key|auth_token|credentials?)" -}}
+{{- $settings := regexReplaceAll "(?m)^\\s*#.*$" $text "" -}}
+{{- range regexFindAll (printf "(?i)[\\w.-]*%s[\"']?\\s*=\\s*[\"'][^\"'\\n]*" $secret) $settings -1 -}}
 {{- if not (regexMatch "=\\s*[\"'](env:[A-Za-z_][A-Za-z0-9_{}]*)?$" .) -}}
-{{- fail (printf "runFile: %s is a secret, expected \"env:NAME\", with NAME in secretEnv" (. | splitList "=" | first | trim)) -}}
+{{- $key := . | splitList "=" | first | trim -}}
+{{- fail (printf "runFile: %s is a secret, expected \"env:NAME\", with NAME in secretEnv" $key) -}}
 {{- end -}}
 {{- end -}}
 {{- $facts := dict
@@ -20,20 +23,23 @@
       "evaluations" (not (empty (dig "evaluations" dict $toml)))
       "synthesiser" (hasKey $toml "synthesiser")
       "reads" (dig "synthesiser" "read" "outcomes" $toml) -}}
+{{- $most := int $facts.partitions -}}
+{{- $why := "each owns at least one of transport.partitions" -}}
+{{- $fallback := int .Values.keda.fallbackReplicas -}}
 {{- range list "explorer" "verifier" -}}
-{{- $role := index $.Values.roles . -}}
+{{- $replicas := int (index $.Values.roles .).replicas -}}
 {{- $scaled := index $.Values.keda . -}}
-{{- if gt (int $role.replicas) (int $facts.partitions) -}}
-{{- fail (printf "roles.%s.replicas: %d, expected at most %d: each owns at least one of transport.partitions" . (int $role.replicas) (int $facts.partitions)) -}}
+{{- if gt $replicas $most -}}
+{{- fail (printf "roles.%s.replicas: %d, expected at most %d: %s" . $replicas $most $why) -}}
 {{- end -}}
-{{- if gt (int $scaled.max) (int $facts.partitions) -}}
-{{- fail (printf "keda.%s.max: %d, expected at most %d: each owns at least one of transport.partitions" . (int $scaled.max) (int $facts.partitions)) -}}
+{{- if gt (int $scaled.max) $most -}}
+{{- fail (printf "keda.%s.max: %d, expected at most %d: %s" . (int $scaled.max) $most $why) -}}
 {{- end -}}
 {{- if gt (int $scaled.min) (int $scaled.max) -}}
 {{- fail (printf "keda.%s.min: %d, expected at most its max, %d" . (int $scaled.min) (int $scaled.max)) -}}
 {{- end -}}
-{{- if gt (int $.Values.keda.fallbackReplicas) (int $scaled.max) -}}
-{{- fail (printf "keda.fallbackReplicas: %d, expected at most keda.%s.max, %d" (int $.Values.keda.fallbackReplicas) . (int $scaled.max)) -}}
+{{- if gt $fallback (int $scaled.max) -}}
+{{- fail (printf "keda.fallbackReplicas: %d, expected at most keda.%s.max, %d" $fallback . (int $scaled.max)) -}}
 {{- end -}}
 {{- end -}}
 {{- toJson $facts -}}
@@ -47,7 +53,8 @@
 {{- fail "strimzi.createCluster: its listener asks for users, expected strimzi.users=true" -}}
 {{- end -}}
 {{- if $strimzi.users -}}
-{{- $_ := set $kafka "servers" (default (printf "%s-kafka-bootstrap.%s.svc:9093" $strimzi.cluster .Release.Namespace) $kafka.servers) -}}
+{{- $bootstrap := printf "%s-kafka-bootstrap.%s.svc:9093" $strimzi.cluster .Release.Namespace -}}
+{{- $_ := set $kafka "servers" (default $bootstrap $kafka.servers) -}}
 {{- $_ := set $kafka "protocol" "SASL_SSL" -}}
 {{- $_ := set $kafka "mechanism" "SCRAM-SHA-512" -}}
 {{- $_ := set $kafka "username" (printf "%s-{role}" .Release.Name) -}}
@@ -57,11 +64,12 @@
 {{- if not $kafka.servers -}}
 {{- fail "kafka.servers: empty, expected host:port, or strimzi.users=true" -}}
 {{- end -}}
-{{- if and (hasPrefix "SASL" $kafka.protocol) (not (and $kafka.username $kafka.passwordSecret.name)) -}}
-{{- fail (printf "kafka.protocol: %s asks for a user, expected kafka.username and kafka.passwordSecret.name" $kafka.protocol) -}}
+{{- $protocol := $kafka.protocol -}}
+{{- if and (hasPrefix "SASL" $protocol) (not (and $kafka.username $kafka.passwordSecret.name)) -}}
+{{- fail (printf "kafka.protocol: %s asks for a user, expected kafka.username and passwordSecret.name" $protocol) -}}
 {{- end -}}
-{{- if and (not (hasPrefix "SASL" $kafka.protocol)) (or $kafka.username $kafka.passwordSecret.name) -}}
-{{- fail (printf "kafka.protocol: %s knows no passwords, expected SASL_SSL, or no kafka.username and passwordSecret" $kafka.protocol) -}}
+{{- if and (not (hasPrefix "SASL" $protocol)) (or $kafka.username $kafka.passwordSecret.name) -}}
+{{- fail (printf "kafka.protocol: %s knows no passwords, expected SASL_SSL, or no kafka.username" $protocol) -}}
 {{- end -}}
 {{- toJson $kafka -}}
 {{- end -}}
