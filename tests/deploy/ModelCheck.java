@@ -94,7 +94,8 @@ public class ModelCheck {
                 JsonNode other = written.get(field.getKey());
                 String here = path + "." + field.getKey();
                 boolean empty = field.getValue().isContainerNode() && field.getValue().isEmpty();
-                String found = other != null ? lost(field.getValue(), other, here) : empty ? null : "not taken: " + here;
+                String gone = empty ? null : "not taken: " + here;
+                String found = other != null ? lost(field.getValue(), other, here) : gone;
                 if (found != null) {
                     return found;
                 }
