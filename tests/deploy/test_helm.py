@@ -66,6 +66,7 @@ def test_examples_are_all_tried() -> None:
     assert tried == {path.stem for path in EXAMPLES.iterdir()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", kubernetes_versions())
 def test_kubeconform_accepts_what_is_made(version: str) -> None:
     parts = [part for case, arguments in ACCEPTED.items()
@@ -295,12 +296,14 @@ def modelled(made: tuple[list[str], list[str]]) -> dict[str, Judgement]:
     return {one.name.partition(" ")[2]: one for one in models(text)}
 
 
+@pytest.mark.slow
 def test_the_models_accept_what_is_made(modelled: dict[str, Judgement], made: tuple[list[str], list[str]]) -> None:
     found = {name: one.refused for name, one in modelled.items() if "mistake-" not in name}
     assert len(found) == len(made[1])
     assert {name: why for name, why in found.items() if why} == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mistake", BY_MODELS)
 def test_the_models_refuse(mistake: str, modelled: dict[str, Judgement]) -> None:
     assert BY_MODELS[mistake][2] in modelled[f"mistake-{list(BY_MODELS).index(mistake)}"].refused
