@@ -15,7 +15,10 @@ from enum import StrEnum
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 
 from rftstream.config.sections import RunConfig
+from rftstream.contracts.questions import VoteEffect
+from rftstream.metrics import OTHERS
 from rftstream.queries.balance import STAGES
+from rftstream.queries.feedback import FeedbackView, question_state
 from rftstream.queries.following import Look
 from rftstream.queries.scale_plan import scale_plan
 from rftstream.roles.buffer import BUFFER
@@ -25,9 +28,11 @@ from rftstream.roles.verifier import VERIFIER
 from rftstream.version import __version__
 
 STATES = ("running", "paused", "draining", "stopped", "finished")
+QUESTION_STATES = ("open", "judged", "expired")
+PENDING = "pending"
+"""The effect of a vote that nobody has read yet."""
 MAX_NAMES = 50
 """Names of a kind that people choose, such as evaluations, that get series of their own; the others share one."""
-OTHERS = "(others)"
 WAITS_FOR = dict(zip(STAGES, (EXPLORER.name, VERIFIER.name, BUFFER.name, TRAINER.name), strict=True))
 """Where a pending rollout stands -> the role that is to do the next thing with it."""
 
@@ -82,6 +87,10 @@ EXPORTED = (
     _gauge("rftstream_run_reward", "Mean reward of the last step's rollouts."),
     _gauge("rftstream_run_evaluation", "Newest mean of an evaluation.", "evaluation"),
     _gauge("rftstream_run_epoch", "How often a process took this role over: the epoch in force.", "role"),
+    _gauge("rftstream_run_questions", "Questions to people by how they stand: open, judged, expired.", "state"),
+    _counter("rftstream_run_votes_total", "Votes of people by what became of them; pending: not read yet.",
+             "effect"),
+    _gauge("rftstream_run_oldest_question_timestamp_seconds", "When the oldest open question was asked."),
 )  # fmt: skip
 """Every metric of runs. Tests check docs, dashboards and alerts against it."""
 
@@ -89,8 +98,8 @@ Figures = dict[str, list[tuple[tuple[str, ...], float]]]
 """Name of a metric -> its label values after the run's, and the value."""
 
 
-def figures_of(config: RunConfig, look: Look) -> Figures:
-    """Return what the metrics of a run are after a look at it."""
+def figures_of(config: RunConfig, look: Look, people: FeedbackView, now: float) -> Figures:
+    """Return what the metrics of a run are after a look at it. `people`: what they were asked and said by then."""
     status, counts = look.status, look.counts
     history = status.history
     found: Figures = {one.name: [] for one in EXPORTED}
@@ -119,6 +128,8 @@ def figures_of(config: RunConfig, look: Look) -> Figures:
         put("rftstream_run_epoch", claim.epoch, claim.role)
     for reason, count in _few(status.dead_letters).items():
         put("rftstream_run_dead_letters_total", count, reason)
+    if people.questions or people.votes:
+        _put_people(put, people, now)
     if counts is None:
         return found
     for stage, role in WAITS_FOR.items():
@@ -132,6 +143,17 @@ def figures_of(config: RunConfig, look: Look) -> Figures:
     for (result, reason), count in _few_reasons(counts.reasons).items():
         put("rftstream_run_groups_total", count, result, reason)
     return found
+
+
+def _put_people(put: Callable[..., None], people: FeedbackView, now: float) -> None:
+    states = Counter(question_state(people, question, now) for question in people.questions)
+    for state in QUESTION_STATES:
+        put("rftstream_run_questions", states[state], state)
+    effects = Counter(str(vote.judgement.effect) if vote.recorded else PENDING for vote in people.votes)
+    for effect in (*VoteEffect, PENDING):
+        put("rftstream_run_votes_total", effects[effect], str(effect))
+    asked = [question.asked_at for question in people.questions if question_state(people, question, now) == "open"]
+    put("rftstream_run_oldest_question_timestamp_seconds", min(asked, default=None))
 
 
 def _few(counts: Mapping[str, int]) -> dict[str, int]:
