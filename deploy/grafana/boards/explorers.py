@@ -18,19 +18,21 @@ DASHBOARD = Dashboard(
             ),
             Panel(
                 title="Tokens a second",
-                about="Sampled tokens of finished rollouts. Falling with as much in flight: longer answers share a batch.",
+                about="Sampled tokens of finished rollouts. Falling with as much in flight: longer answers share a "
+                "batch.",
                 queries=(rate("rftstream_sampled_tokens_total", "role"),),
                 unit=Unit.per_s,
             ),
             Panel(
                 title="In flight",
-                about="Rollouts taken and not yet committed. Below explorer.max_concurrent for each: there are no tasks.",
+                about="Rollouts taken and not yet committed. Below explorer.max_concurrent for each: there are no "
+                "tasks.",
                 queries=(total("rftstream_in_hand", where=OF_EXPLORERS, legend="rollouts"),),
             ),
             Panel(
                 title="Explorers wanted",
-                about="ceil(backlog / max_concurrent), what an autoscaler asks for; explorers that answer; and partitions, "
-                "more than which do nothing.",
+                about="ceil(backlog / max_concurrent), what an autoscaler asks for; explorers that answer; and "
+                "partitions, more than which do nothing.",
                 queries=(
                     newest("rftstream_workers_wanted", where=OF_EXPLORERS, legend="wanted"),
                     Query(expr=f'sum by (run) (up{{job="explorer", {RUN}}})', legend="there"),
@@ -56,8 +58,8 @@ DASHBOARD = Dashboard(
         "Time": (
             Panel(
                 title="A rollout",
-                about="From the beginning of sampling to the last token. A p95 far above the median: few long ones hold "
-                "their groups up; explorer.rollout_timeout_s bounds them.",
+                about="From the beginning of sampling to the last token. A p95 far above the median: few long ones "
+                "hold their groups up; explorer.rollout_timeout_s bounds them.",
                 queries=quantiles("rftstream_rollout_seconds"),
                 unit=Unit.seconds,
             ),
@@ -95,7 +97,8 @@ DASHBOARD = Dashboard(
             ),
             Panel(
                 title="Fetching and taking over",
-                about="Beside sampling, so only its end holds anything up. Long: the object store, or the network to it.",
+                about="Beside sampling, so only its end holds anything up. Long: the object store, or the network to "
+                "it.",
                 queries=quantiles("rftstream_weights_fetch_seconds", "role"),
                 unit=Unit.seconds,
             ),

@@ -9,8 +9,9 @@ DASHBOARD = Dashboard(
         "Reward": (
             Panel(
                 title="Reward",
-                about="Of all scored rollouts of groups decided since the step before. Flat at 0 or 1: the problems are "
-                "too hard or too easy, or the reward does not fit; `rftstream status RUN` names likely causes.",
+                about="Of all scored rollouts of groups decided since the step before. Flat at 0 or 1: the problems "
+                "are too hard or too easy, or the reward does not fit; `rftstream status RUN` names likely "
+                "causes.",
                 queries=(train("reward"),),
             ),
             Panel(
@@ -52,8 +53,8 @@ DASHBOARD = Dashboard(
             ),
             Panel(
                 title="Cut off, unscored, masked",
-                about="Shares: rollouts that a token limit ended, rollouts without a reward, tokens not trained on. Many "
-                "cut off: raise sampling.max_tokens.",
+                about="Shares: rollouts that a token limit ended, rollouts without a reward, tokens not trained on. "
+                "Many cut off: raise sampling.max_tokens.",
                 queries=(
                     train("truncated_share", "cut off"),
                     train("unscored_share", "unscored"),
@@ -63,7 +64,8 @@ DASHBOARD = Dashboard(
             ),
             Panel(
                 title="Entropy",
-                about="Falling to 0 early: the policy no longer tries anything; a larger clip above, or an entropy bonus.",
+                about="Falling to 0 early: the policy no longer tries anything; a larger clip above, or an entropy "
+                "bonus.",
                 queries=(train("entropy"),),
             ),
         ),
@@ -87,8 +89,8 @@ DASHBOARD = Dashboard(
             ),
             Panel(
                 title="Sampler against trainer",
-                about="Divergence of the sampler's logprobs from the trainer's. Above trainer.warn_mismatch the trainer's "
-                "log names the likely cause.",
+                about="Divergence of the sampler's logprobs from the trainer's. Above trainer.warn_mismatch the "
+                "trainer's log names the likely cause.",
                 queries=(train("mismatch_k3"),),
             ),
             Panel(

@@ -29,8 +29,8 @@ DASHBOARD = Dashboard(
         "Transactions": (
             Panel(
                 title="Transactions a second",
-                about="By how they ended. Lost ones: another process took the role or the partitions over. Refused ones: "
-                "the log does not take what is written; the worker's log says why.",
+                about="By how they ended. Lost ones: another process took the role or the partitions over. Refused "
+                "ones: the log does not take what is written; the worker's log says why.",
                 queries=(rate("rftstream_transactions_total", "role", "result"),),
                 unit=Unit.per_s,
             ),

@@ -15,7 +15,8 @@ DASHBOARD = Dashboard(
             ),
             Panel(
                 title="Time of a step",
-                about="Mostly waiting: more explorers or verifiers. Mostly training: a faster device, or smaller batches.",
+                about="Mostly waiting: more explorers or verifiers. Mostly training: a faster device, or smaller "
+                "batches.",
                 queries=(train("step_s", "training"), train("wait_s", "waiting"), train("publish_s", "publishing")),
                 unit=Unit.seconds,
                 is_stacked=True,

@@ -18,8 +18,8 @@ DASHBOARD = Dashboard(
             ),
             Panel(
                 title="Without a reward",
-                about="Share of the rollouts that were not skipped. At verifier.max_dead_share the run ends with exit 6; "
-                "`rftstream dead list RUN` shows the errors.",
+                about="Share of the rollouts that were not skipped. At verifier.max_dead_share the run ends with exit "
+                "6; `rftstream dead list RUN` shows the errors.",
                 queries=(
                     Query(
                         expr=f'sum by (run) (rate(rftstream_verdicts_total{{result!~"scored|skipped", {RUN}}}{RATE}))'
@@ -37,8 +37,8 @@ DASHBOARD = Dashboard(
             ),
             Panel(
                 title="Dead letters a minute",
-                about="Records that verifiers gave up, by reason. `rftstream dead retry RUN` puts them back when the cause "
-                "is mended.",
+                about="Records that verifiers gave up, by reason. `rftstream dead retry RUN` puts them back when the "
+                "cause is mended.",
                 queries=(rate("rftstream_dead_letters_total", "reason", where=OF_VERIFIERS, times=60),),
                 unit=Unit.per_min,
             ),
@@ -56,8 +56,8 @@ DASHBOARD = Dashboard(
             ),
             Panel(
                 title="Verifiers wanted",
-                about="ceil(backlog / max_concurrent), what an autoscaler asks for; verifiers that answer; and partitions, "
-                "more than which do nothing.",
+                about="ceil(backlog / max_concurrent), what an autoscaler asks for; verifiers that answer; and "
+                "partitions, more than which do nothing.",
                 queries=(
                     newest("rftstream_workers_wanted", where=OF_VERIFIERS, legend="wanted"),
                     Query(expr=f'sum by (run) (up{{job="verifier", {RUN}}})', legend="there"),
@@ -66,7 +66,8 @@ DASHBOARD = Dashboard(
             ),
             Panel(
                 title="In hand",
-                about="Rollouts that are being scored. At verifier.max_concurrent for each: they have all they can take.",
+                about="Rollouts that are being scored. At verifier.max_concurrent for each: they have all they can "
+                "take.",
                 queries=(total("rftstream_in_hand", where=OF_VERIFIERS, legend="rollouts"),),
             ),
         ),
