@@ -32,6 +32,7 @@ def _begin_metrics() -> None:
         metrics.SEGMENT_BREAKS.labels(opened)
     for method in ("start", "load", "tools", "reply", "save", "close"):
         metrics.ABANDONED_CALLS.labels(method)
+        metrics.ENVIRONMENT_SECONDS.labels(method)
     for status in RolloutStatus:
         metrics.ROLLOUTS.labels(str(status))
 

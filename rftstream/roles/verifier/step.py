@@ -228,7 +228,7 @@ class VerifierStep(ConcurrentStepDefaults):
                 self._deaths.scored()
                 for kind, amount in spent_amounts(verdict.metrics).items():
                     if 0 <= amount < math.inf:
-                        metrics.REWARD_SPENT.labels(kind).inc(amount)
+                        metrics.count_named(metrics.REWARD_SPENT, kind, amount=amount)
                 self._finish(item, verified, value=value)
                 return
         reply = replace(reply, detail=reply.detail.encode(errors="backslashreplace").decode())
