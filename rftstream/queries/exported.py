@@ -128,8 +128,7 @@ def figures_of(config: RunConfig, look: Look, people: FeedbackView, now: float) 
         put("rftstream_run_epoch", claim.epoch, claim.role)
     for reason, count in _few(status.dead_letters).items():
         put("rftstream_run_dead_letters_total", count, reason)
-    if people.questions or people.votes:
-        _put_people(put, people, now)
+    found |= people_figures(people, now)
     if counts is None:
         return found
     for stage, role in WAITS_FOR.items():
@@ -145,15 +144,18 @@ def figures_of(config: RunConfig, look: Look, people: FeedbackView, now: float) 
     return found
 
 
-def _put_people(put: Callable[..., None], people: FeedbackView, now: float) -> None:
-    states = Counter(question_state(people, question, now) for question in people.questions)
-    for state in QUESTION_STATES:
-        put("rftstream_run_questions", states[state], state)
+def people_figures(people: FeedbackView, now: float) -> Figures:
+    """Return the metrics of what people were asked and said; none where that was nothing."""
+    if not people.questions and not people.votes:
+        return {}
+    states = [question_state(people, question, now) for question in people.questions]
     effects = Counter(str(vote.judgement.effect) if vote.recorded else PENDING for vote in people.votes)
-    for effect in (*VoteEffect, PENDING):
-        put("rftstream_run_votes_total", effects[effect], str(effect))
-    asked = [question.asked_at for question in people.questions if question_state(people, question, now) == "open"]
-    put("rftstream_run_oldest_question_timestamp_seconds", min(asked, default=None))
+    asked = [question.asked_at for question, state in zip(people.questions, states, strict=True) if state == "open"]
+    return {
+        "rftstream_run_questions": [((state,), states.count(state)) for state in QUESTION_STATES],
+        "rftstream_run_votes_total": [((effect,), effects[effect]) for effect in (*map(str, VoteEffect), PENDING)],
+        "rftstream_run_oldest_question_timestamp_seconds": [((), min(asked))] if asked else [],
+    }
 
 
 def _few(counts: Mapping[str, int]) -> dict[str, int]:
