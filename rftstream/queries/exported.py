@@ -29,8 +29,6 @@ from rftstream.version import __version__
 
 STATES = ("running", "paused", "draining", "stopped", "finished")
 QUESTION_STATES = ("open", "judged", "expired")
-PENDING = "pending"
-"""The effect of a vote that nobody has read yet."""
 MAX_NAMES = 50
 """Names of a kind that people choose, such as evaluations, that get series of their own; the others share one."""
 WAITS_FOR = dict(zip(STAGES, (EXPLORER.name, VERIFIER.name, BUFFER.name, TRAINER.name), strict=True))
@@ -88,8 +86,8 @@ EXPORTED = (
     _gauge("rftstream_run_evaluation", "Newest mean of an evaluation.", "evaluation"),
     _gauge("rftstream_run_epoch", "How often a process took this role over: the epoch in force.", "role"),
     _gauge("rftstream_run_questions", "Questions to people by how they stand: open, judged, expired.", "state"),
-    _counter("rftstream_run_votes_total", "Votes of people by what became of them; pending: not read yet.",
-             "effect"),
+    _counter("rftstream_run_votes_total", "Votes of people by what became of them.", "effect"),
+    _gauge("rftstream_run_votes_pending", "Votes of people that the buffer has not judged yet."),
     _gauge("rftstream_run_oldest_question_timestamp_seconds", "When the oldest open question was asked."),
 )  # fmt: skip
 """Every metric of runs. Tests check docs, dashboards and alerts against it."""
@@ -149,11 +147,12 @@ def people_figures(people: FeedbackView, now: float) -> Figures:
     if not people.questions and not people.votes:
         return {}
     states = [question_state(people, question, now) for question in people.questions]
-    effects = Counter(str(vote.judgement.effect) if vote.recorded else PENDING for vote in people.votes)
+    effects = Counter(vote.judgement.effect for vote in people.votes if vote.recorded)
     asked = [question.asked_at for question, state in zip(people.questions, states, strict=True) if state == "open"]
     return {
         "rftstream_run_questions": [((state,), states.count(state)) for state in QUESTION_STATES],
-        "rftstream_run_votes_total": [((effect,), effects[effect]) for effect in (*map(str, VoteEffect), PENDING)],
+        "rftstream_run_votes_total": [((str(effect),), effects[effect]) for effect in VoteEffect],
+        "rftstream_run_votes_pending": [((), len(people.votes) - effects.total())],
         "rftstream_run_oldest_question_timestamp_seconds": [((), min(asked))] if asked else [],
     }
 

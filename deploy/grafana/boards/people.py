@@ -38,7 +38,10 @@ DASHBOARD = Dashboard(
                 title="Votes",
                 about="By what became of them. Late ones came after their question was over; pending ones wait for the "
                 "buffer: is it alive?",
-                queries=(newest("rftstream_run_votes_total", "effect"),),
+                queries=(
+                    newest("rftstream_run_votes_total", "effect"),
+                    newest("rftstream_run_votes_pending", legend="pending"),
+                ),
             ),
             Panel(
                 title="Votes an hour",
