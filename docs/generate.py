@@ -46,6 +46,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "exit codes": operations.exit_codes,
     "metrics": operations.metrics,
     "run metrics": operations.run_metrics,
+    "dashboards": operations.dashboards,
     "rights": operations.rights,
     "part kinds": parts.kinds,
     "capabilities": parts.capabilities,

@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+import platform
+from collections.abc import Iterator
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Info,
+    Metric,
+    ProcessCollector,
+    disable_created_metrics,
+)
+
+# Else each counter and histogram has a series more, which says when the process began.
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 REGISTRY = CollectorRegistry(auto_describe=True)
 """The metrics of this process. The worker's port serves them."""
@@ -10,12 +25,22 @@ PROCESS = ProcessCollector(registry=REGISTRY)
 """The usual process_* metrics: CPU time, memory, open files, time of the start. They are there only on systems with
 /proc."""
 
-_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+MAX_NAMES = 200
+"""Series of a metric with names that people choose, such as those of evaluations; more are counted together, or not
+shown."""
+OTHERS = "(others)"
+
+_SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+"""Buckets for what takes milliseconds: a commit, a slice of work."""
+_LONG = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
+"""Buckets for what may take an hour: a rollout of an agent, a verdict of a test suite, the weights of a large model."""
+
+BUILD = Info("rftstream_build", "Versions of this worker.", registry=REGISTRY)
 
 RECORDS_IN = Counter("rftstream_records_in", "Records taken from a topic.", ["role", "topic"], registry=REGISTRY)
 RECORDS_OUT = Counter("rftstream_records_out", "Records committed to a topic.", ["role", "topic"], registry=REGISTRY)
 BYTES_OUT = Counter(
-    "rftstream_bytes_out", "Bytes of records committed to a topic.", ["role", "topic"], registry=REGISTRY
+    "rftstream_out_bytes", "Bytes of records committed to a topic.", ["role", "topic"], registry=REGISTRY
 )
 TRANSACTIONS = Counter(
     "rftstream_transactions",
@@ -24,14 +49,15 @@ TRANSACTIONS = Counter(
     registry=REGISTRY,
 )
 COMMIT_SECONDS = Histogram(
-    "rftstream_commit_seconds", "Time of one commit.", ["role"], buckets=_SECONDS, registry=REGISTRY
+    "rftstream_commit_seconds", "Time of one commit.", ["role"], buckets=_SHORT, registry=REGISTRY
 )
 STEP_SECONDS = Histogram(
-    "rftstream_step_seconds", "Time of one slice of a role's own work.", ["role"], buckets=_SECONDS, registry=REGISTRY
+    "rftstream_step_seconds", "Time of one slice of a role's own work.", ["role"], buckets=_SHORT, registry=REGISTRY
 )
 LAG = Gauge(
-    "rftstream_lag",
-    "Offsets of a topic that wait in this worker's partitions: not finished (explorer, verifier) or not read.",
+    "rftstream_lag_offsets",
+    "Offsets, marks of transactions included, that wait in this worker's partitions: not finished (explorer, verifier) "
+    "or not read. Records that wait: rftstream_backlog_rollouts.",
     ["role", "topic"],
     registry=REGISTRY,
 )
@@ -51,18 +77,36 @@ PROGRESS = Gauge(
     ["role"],
     registry=REGISTRY,
 )
-WEIGHTS_SECONDS = Histogram(
-    "rftstream_weights_seconds",
-    "Time to publish (trainer) or to fetch and take over (explorer, evaluator) a version.",
+WEIGHTS_TIMESTAMP = Gauge(
+    "rftstream_weights_timestamp_seconds",
+    "When the weights that are sampled with were announced, in seconds since 1970: time() less this is their age.",
     ["role"],
-    buckets=_SECONDS,
     registry=REGISTRY,
 )
-HELD_UP_SECONDS = Histogram(
-    "rftstream_held_up_seconds",
-    "For how long a version held up training (trainer), or rollouts that were being sampled (explorer).",
+WEIGHTS_PUBLISH_SECONDS = Histogram(
+    "rftstream_weights_publish_seconds",
+    "Time to publish a version: taken from the backend, and written.",
+    buckets=_LONG,
+    registry=REGISTRY,
+)
+WEIGHTS_FETCH_SECONDS = Histogram(
+    "rftstream_weights_fetch_seconds",
+    "Time to fetch a version and take it over.",
     ["role"],
-    buckets=_SECONDS,
+    buckets=_LONG,
+    registry=REGISTRY,
+)
+TRAINING_HELD_UP_SECONDS = Histogram(
+    "rftstream_training_held_up_seconds",
+    "For how long a version that is published held up training.",
+    buckets=_LONG,
+    registry=REGISTRY,
+)
+SAMPLING_HELD_UP_SECONDS = Histogram(
+    "rftstream_sampling_held_up_seconds",
+    "For how long a version that is taken over held up rollouts that were being sampled; 0 if there were none.",
+    ["role"],
+    buckets=_LONG,
     registry=REGISTRY,
 )
 SAMPLED_TOKENS = Counter(
@@ -78,7 +122,7 @@ ENVIRONMENT_SECONDS = Histogram(
     "rftstream_environment_seconds",
     "Time of one call of an environment, by method.",
     ["method"],
-    buckets=_SECONDS,
+    buckets=_LONG,
     registry=REGISTRY,
 )
 ABANDONED_CALLS = Counter(
@@ -94,7 +138,19 @@ SEGMENT_BREAKS = Counter(
     registry=REGISTRY,
 )
 ROLLOUTS = Counter("rftstream_rollouts", "Rollouts finished, by status.", ["status"], registry=REGISTRY)
+ROLLOUT_SECONDS = Histogram(
+    "rftstream_rollout_seconds",
+    "Time of a finished rollout from the beginning of sampling to its last token, pauses of its explorers included.",
+    buckets=_LONG,
+    registry=REGISTRY,
+)
 VERDICTS = Counter("rftstream_verdicts", "Rollouts scored, or the reason why not.", ["result"], registry=REGISTRY)
+VERDICT_SECONDS = Histogram(
+    "rftstream_verdict_seconds",
+    "Time of a verdict from when the rollout was given to the scorer, all tries and the wait for a process included.",
+    buckets=_LONG,
+    registry=REGISTRY,
+)
 REWARD_SPENT = Counter(
     "rftstream_reward_spent",
     "What rewards cost that ask models, by kind: requests, prompt_tokens, completion_tokens, money.",
@@ -151,8 +207,49 @@ EVALUATION = Gauge(
 )
 
 
-def begin(role: str) -> None:
+_names: dict[Counter | Gauge, set[tuple[str, ...]]] = {}
+"""The names that have series, by metric."""
+
+
+def begin(role: str, version: str) -> None:
     """Set the metrics of any role to 0, so that a rate sees the first event and a panel has data."""
+    BUILD.info({"version": version, "python": platform.python_version()})
     for result in ("committed", "aborted", "lost", "refused"):
         TRANSACTIONS.labels(role, result)
     DEAD.labels(role, "undecodable")
+
+
+def count_named(counter: Counter, *names: str, amount: float = 1.0) -> None:
+    """Count something under names that people chose; those after the first MAX_NAMES share one series."""
+    counter.labels(*(names if _has_series(counter, names) else [OTHERS] * len(names))).inc(amount)
+
+
+def set_named(gauge: Gauge, value: float, *names: str) -> None:
+    """Set a gauge under names that people chose. Those after the first MAX_NAMES are not shown."""
+    if _has_series(gauge, names):
+        gauge.labels(*names).set(value)
+
+
+def _has_series(metric: Counter | Gauge, names: tuple[str, ...]) -> bool:
+    known = _names.setdefault(metric, set())
+    if names not in known and len(known) < MAX_NAMES:
+        known.add(names)
+    return names in known
+
+
+class OfRun(CollectorRegistry):
+    """The metrics of this process with the label `run`. A worker that belongs to a run serves it."""
+
+    def __init__(self, run: str, metrics: CollectorRegistry = REGISTRY) -> None:
+        super().__init__()
+        self._run = run
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Metric]:
+        """Return all metrics; Prometheus's client calls it at each scrape."""
+        for metric in self._metrics.collect():
+            labelled = Metric(metric.name, metric.documentation, metric.type, metric.unit)
+            labelled.samples = [
+                sample._replace(labels={"run": self._run, **sample.labels}) for sample in metric.samples
+            ]
+            yield labelled

@@ -1,8 +1,9 @@
-"""docs/operations.md: exit codes from errors.py, metrics from metrics.py and queries/exported.py, rights from the
-declarations of the roles."""
+"""docs/operations.md: exit codes from errors.py, rights from the declarations of the roles. docs/monitoring.md: metrics
+from metrics.py and queries/exported.py, dashboards from deploy/grafana."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from pages.markdown import table
@@ -15,6 +16,7 @@ from rftstream.queries.exported import EXPORTED
 from rftstream.runs.access import rights_of, user_kinds
 from rftstream.transport.access import Operation, Resource
 
+DASHBOARDS = Path(__file__).parents[2] / "deploy" / "grafana" / "dashboards"
 A_RUN_FILE = Path(__file__).parents[2] / "examples" / "arithmetic.toml"
 LETTERS = {Operation.read: "R", Operation.write: "W", Operation.delete: "D", Operation.create: "C"}
 
@@ -54,7 +56,7 @@ def metrics() -> str:
         if metric.name.startswith("process_"):  # the client's own, the same for every program
             continue
         labels = next(one._labelnames for one in vars(declared).values() if getattr(one, "_name", None) == metric.name)
-        name = f"{metric.name}_total" if metric.type == "counter" else metric.name
+        name = metric.name + {"counter": "_total", "info": "_info"}.get(metric.type, "")
         rows.append((f"`{name}`", metric.type, ", ".join(labels) or "-", metric.documentation))
     return table(("metric", "type", "labels", "meaning"), rows)
 
@@ -62,6 +64,12 @@ def metrics() -> str:
 def run_metrics() -> str:
     rows = [(f"`{one.name}`", one.kind, ", ".join(one.labels), one.help) for one in EXPORTED]
     return table(("metric", "type", "labels", "meaning"), rows)
+
+
+def dashboards() -> str:
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in DASHBOARDS.glob("*.json")]
+    rows = [(f"`{one['title'].removeprefix('rftstream: ')}`", one["description"]) for one in found]
+    return table(("dashboard", "what it answers"), sorted(rows, key=lambda row: (row[0] != "`overview`", row[0])))
 
 
 def rights() -> str:

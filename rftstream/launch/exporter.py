@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -13,8 +14,10 @@ from prometheus_client import CollectorRegistry
 from rftstream.errors import RftError
 from rftstream.launch.health import Health, HealthServer
 from rftstream.queries.exported import Figures, RunCollector, figures_of, unreadable
+from rftstream.queries.feedback import FeedbackRecords, FeedbackView, read_feedback
 from rftstream.queries.following import RunFollower
 from rftstream.runs.folder import OpenRun, named_runs, open_run
+from rftstream.service.role import Log
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +35,7 @@ class FollowedRun:
         self._open, self._every_s, self._health = open_it, every_s, health
         self._stopped = threading.Event()
         self._follower: RunFollower | None = None
+        self._people = FeedbackRecords()
         self._trouble = ""
         self._thread = threading.Thread(target=self._follow, name=f"follow-{name}", daemon=True)
 
@@ -58,7 +62,8 @@ class FollowedRun:
         try:
             if self._follower is None:
                 self._follower = RunFollower(self._open())
-            self.figures = figures_of(self._follower.run.config, self._follower.look(self._stopped.is_set))
+            look = self._follower.look(self._stopped.is_set)
+            self.figures = figures_of(self._follower.run.config, look, self._read_people(self._follower), time.time())
             trouble = ""
         except RftError as error:
             trouble = str(error)
@@ -72,10 +77,15 @@ class FollowedRun:
             self._trouble = trouble
             log.warning("%s: %s", self.name, trouble or "can be looked at again")
 
+    def _read_people(self, follower: RunFollower) -> FeedbackView:
+        # What a vote will do that the buffer has not read is not asked for: that would mean reading all outcomes.
+        log_of_run, config = Log(follower.run.transport), follower.run.config
+        return read_feedback(log_of_run, config, find_statuses=lambda votes: {}, kept=self._people)
+
     def _close(self) -> None:
         if self._follower is not None:
             self._follower.close()
-            self._follower = None
+            self._follower, self._people = None, FeedbackRecords()
 
 
 def serve(

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from rftstream import faults
+from rftstream import faults, metrics
 from rftstream.clock import SystemClock
 from rftstream.config import loader
 from rftstream.config.sections import RunConfig
@@ -169,7 +169,8 @@ class _Worker:
         if port is None:
             return None
         host = "" if port else "127.0.0.1"  # any free port is for this machine's own tools
-        server = HealthServer(self.health, port=port, host=host, file=self.folder.logs / f"{self.process}.port")
+        file, registry = self.folder.logs / f"{self.process}.port", metrics.OfRun(self.folder.run_id)
+        server = HealthServer(self.health, port=port, host=host, file=file, registry=registry)
         log.info("serving /metrics and /health", extra={"port": server.port})
         return server
 

@@ -15,7 +15,10 @@ from enum import StrEnum
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 
 from rftstream.config.sections import RunConfig
+from rftstream.contracts.questions import VoteEffect
+from rftstream.metrics import OTHERS
 from rftstream.queries.balance import STAGES
+from rftstream.queries.feedback import FeedbackView, question_state
 from rftstream.queries.following import Look
 from rftstream.queries.scale_plan import scale_plan
 from rftstream.roles.buffer import BUFFER
@@ -25,9 +28,9 @@ from rftstream.roles.verifier import VERIFIER
 from rftstream.version import __version__
 
 STATES = ("running", "paused", "draining", "stopped", "finished")
+QUESTION_STATES = ("open", "judged", "expired")
 MAX_NAMES = 50
 """Names of a kind that people choose, such as evaluations, that get series of their own; the others share one."""
-OTHERS = "(others)"
 WAITS_FOR = dict(zip(STAGES, (EXPLORER.name, VERIFIER.name, BUFFER.name, TRAINER.name), strict=True))
 """Where a pending rollout stands -> the role that is to do the next thing with it."""
 
@@ -82,6 +85,10 @@ EXPORTED = (
     _gauge("rftstream_run_reward", "Mean reward of the last step's rollouts."),
     _gauge("rftstream_run_evaluation", "Newest mean of an evaluation.", "evaluation"),
     _gauge("rftstream_run_epoch", "How often a process took this role over: the epoch in force.", "role"),
+    _gauge("rftstream_run_questions", "Questions to people by how they stand: open, judged, expired.", "state"),
+    _counter("rftstream_run_votes_total", "Votes of people by what became of them.", "effect"),
+    _gauge("rftstream_run_votes_pending", "Votes of people that the buffer has not judged yet."),
+    _gauge("rftstream_run_oldest_question_timestamp_seconds", "When the oldest open question was asked."),
 )  # fmt: skip
 """Every metric of runs. Tests check docs, dashboards and alerts against it."""
 
@@ -89,8 +96,8 @@ Figures = dict[str, list[tuple[tuple[str, ...], float]]]
 """Name of a metric -> its label values after the run's, and the value."""
 
 
-def figures_of(config: RunConfig, look: Look) -> Figures:
-    """Return what the metrics of a run are after a look at it."""
+def figures_of(config: RunConfig, look: Look, people: FeedbackView, now: float) -> Figures:
+    """Return what the metrics of a run are after a look at it. `people`: what they were asked and said by then."""
     status, counts = look.status, look.counts
     history = status.history
     found: Figures = {one.name: [] for one in EXPORTED}
@@ -119,6 +126,7 @@ def figures_of(config: RunConfig, look: Look) -> Figures:
         put("rftstream_run_epoch", claim.epoch, claim.role)
     for reason, count in _few(status.dead_letters).items():
         put("rftstream_run_dead_letters_total", count, reason)
+    found |= people_figures(people, now)
     if counts is None:
         return found
     for stage, role in WAITS_FOR.items():
@@ -132,6 +140,21 @@ def figures_of(config: RunConfig, look: Look) -> Figures:
     for (result, reason), count in _few_reasons(counts.reasons).items():
         put("rftstream_run_groups_total", count, result, reason)
     return found
+
+
+def people_figures(people: FeedbackView, now: float) -> Figures:
+    """Return the metrics of what people were asked and said; none where that was nothing."""
+    if not people.questions and not people.votes:
+        return {}
+    states = [question_state(people, question, now) for question in people.questions]
+    effects = Counter(vote.judgement.effect for vote in people.votes if vote.recorded)
+    asked = [question.asked_at for question, state in zip(people.questions, states, strict=True) if state == "open"]
+    return {
+        "rftstream_run_questions": [((state,), states.count(state)) for state in QUESTION_STATES],
+        "rftstream_run_votes_total": [((str(effect),), effects[effect]) for effect in VoteEffect],
+        "rftstream_run_votes_pending": [((), len(people.votes) - effects.total())],
+        "rftstream_run_oldest_question_timestamp_seconds": [((), min(asked))] if asked else [],
+    }
 
 
 def _few(counts: Mapping[str, int]) -> dict[str, int]:

@@ -1,6 +1,6 @@
 """How many workers of the roles that share work a backlog asks for: ceil(backlog / max_concurrent).
 
-An autoscaler that reads `rftstream_backlog_rollouts` from Prometheus computes the same (deploy/helm/README.md).
+An autoscaler that reads `rftstream_backlog_rollouts` from Prometheus computes the same (docs/monitoring.md).
 """
 
 from __future__ import annotations

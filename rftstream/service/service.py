@@ -22,6 +22,7 @@ from rftstream.service.control_view import note_claim
 from rftstream.service.in_force import RecordsInForce
 from rftstream.service.role import Publish, Received, Role, RoleContext, Wakeup
 from rftstream.transport.base import Member, Reader, Transport
+from rftstream.version import __version__
 
 if TYPE_CHECKING:
     import prometheus_client
@@ -74,7 +75,7 @@ class Service:
         self._retry_at = 0.0
         self._failures = 0
         self._failing_since = 0.0
-        metrics.begin(self.role)
+        metrics.begin(self.role, __version__)
         role.spec.begin_metrics()
         # Looking a labelled metric up costs more than counting: these are counted at every tick.
         self._records_in: dict[str, prometheus_client.Counter] = {}

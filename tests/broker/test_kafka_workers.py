@@ -47,7 +47,10 @@ def test_workers_alone_bring_a_run_to_its_end(place: Workplace, servers: str, ru
 
     def is_idle() -> bool:
         found = scrape(port)
-        scored, lag = 'rftstream_verdicts_total{result="scored"}', 'rftstream_lag{role="verifier",topic="rollouts"}'
+        scored, lag = (
+            'rftstream_verdicts_total{result="scored"}',
+            'rftstream_lag_offsets{role="verifier",topic="rollouts"}',
+        )
         return found.get(scored, 0) > 0 and found.get(lag) == 0
 
     place.wait_for(is_idle, "a lag of 0 after its work: markers of transactions are none")

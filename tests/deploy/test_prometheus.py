@@ -17,6 +17,10 @@ ALERTS = {rule["alert"]: rule for group in read_yaml(FOLDER / "alerts.yml")["gro
 TESTS = read_yaml(FOLDER / "alerts_test.yml")["tests"]
 
 
+OF_PROCESSES = {"process_cpu_seconds_total", "process_resident_memory_bytes", "process_start_time_seconds"}
+SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "info": ("_info",)}
+
+
 def promtool(*arguments: str) -> None:
     run = subprocess.run(["promtool", *arguments], cwd=FOLDER, capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stdout + run.stderr
@@ -38,17 +42,25 @@ def test_each_alert_is_tested_both_ways(alert: str) -> None:
     assert any(not case.get("exp_alerts") for case in cases), "never seen silent"
 
 
-def test_the_docs_say_what_to_do_about_each_alert() -> None:
-    told = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8").partition("\n## Alerts\n")[2]
-    rows = dict(re.findall(r"^\| `(\w+)` \|.+\| (.+) \|$", told.partition("\n## ")[0], re.MULTILINE))
-    assert set(rows) == set(ALERTS)
+@pytest.mark.parametrize("alert", ALERTS)
+def test_an_alert_leads_to_its_runbook(alert: str) -> None:
+    page, _, anchor = ALERTS[alert]["annotations"]["runbook"].partition("#")
+    assert anchor == alert.lower()
+    headed = (ROOT / page).read_text(encoding="utf-8").partition("\n## Alerts\n")[2]
+    told = headed.partition(f"\n### {alert}\n\n")[2].partition("\n### ")[0]
+    assert len(told.strip().split("\n\n")) >= 2, "what it means, and what to do"
+
+
+def test_each_runbook_is_of_an_alert() -> None:
+    told = (ROOT / "docs" / "monitoring.md").read_text(encoding="utf-8").partition("\n## Alerts\n")[2]
+    assert set(re.findall(r"^### (\w+)$", told, re.MULTILINE)) == set(ALERTS)
 
 
 def series_names() -> set[str]:
     """Of all our metrics, as Prometheus has them."""
-    names = {"up"}
+    names = {"up", *OF_PROCESSES}
     for metric in REGISTRY.collect():
-        suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}.get(metric.type, ("",))
+        suffixes = SUFFIXES.get(metric.type, ("",))
         names |= {metric.name + suffix for suffix in suffixes}
     return names | {one.name for one in EXPORTED}
 

@@ -10,6 +10,7 @@ import pytest
 from rftstream.launch.exporter import FollowedRun
 from rftstream.launch.health import Health
 from rftstream.queries.exported import MAX_NAMES, OTHERS, figures_of
+from rftstream.queries.feedback import FeedbackView
 from rftstream.queries.following import RunFollower
 from rftstream.runs.folder import open_run
 from tests.e2e.workplace import Workplace
@@ -49,7 +50,7 @@ def test_names_that_people_choose_are_not_series_without_end(place: Workplace) -
     assert look.counts is not None
     reasons = {("filtered", f"reason {number}"): number + 1 for number in range(3 * MAX_NAMES)}
     object.__setattr__(look.counts, "reasons", reasons)
-    found = figures_of(follower.run.config, look)["rftstream_run_groups_total"]
+    found = figures_of(follower.run.config, look, FeedbackView(), 0.0)["rftstream_run_groups_total"]
     follower.close()
     assert len(found) == MAX_NAMES + 1
     assert sum(value for _, value in found) == sum(reasons.values())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import urllib.request
 from pathlib import Path
 
@@ -12,11 +13,16 @@ from tests.e2e.workplace import Workplace
 ROLES = ("feeder", "explorer", "verifier", "buffer", "trainer")
 
 
-def scrape(port: int) -> dict[str, float]:
-    """Series -> value."""
+def exposition(port: int) -> str:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=120) as answer:
-        text = answer.read().decode()
-    return {name: float(value) for name, value in re.findall(r"^(\w+(?:{.*})?) (\S+)$", text, re.MULTILINE)}
+        text: bytes = answer.read()
+    return text.decode()
+
+
+def scrape(port: int) -> dict[str, float]:
+    """Series without the label of the run -> value."""
+    plain = re.sub(r'(?<=[{,])run="[^"]*",?', "", exposition(port)).replace(",}", "}").replace("{}", "")
+    return {name: float(value) for name, value in re.findall(r"^(\w+(?:{.*})?) (\S+)$", plain, re.MULTILINE)}
 
 
 def port_of(place: Workplace, file: Path) -> int:
@@ -51,13 +57,20 @@ def test_what_a_worker_tells_prometheus(place: Workplace) -> None:
         place.start("worker", "tiny.toml", "--role", role, "--process", role, "--metrics-port", "0")
     place.wait_for(lambda: run.records("tasks"), "tasks")
     ports = {role: port_of(place, run.folder.logs / f"{role}.port") for role in ("feeder", "verifier")}
-    place.wait_for(lambda: scrape(ports["verifier"]).get('rftstream_lag{role="verifier",topic="rollouts"}') == 0, "lag")
+    place.wait_for(
+        lambda: scrape(ports["verifier"]).get('rftstream_lag_offsets{role="verifier",topic="rollouts"}') == 0, "lag"
+    )
     verifier = scrape(ports["verifier"])
     assert verifier['rftstream_dead_letters_total{reason="timeout",role="verifier"}'] == 0
     assert verifier['rftstream_verdicts_total{result="scored"}'] == 0
     assert verifier['rftstream_transactions_total{result="aborted",role="verifier"}'] == 0
     assert verifier['rftstream_disk_free_bytes{role="verifier"}'] > 0
     assert verifier["process_resident_memory_bytes"] > 1e6
+    checked = subprocess.run(["promtool", "check", "metrics"], input=exposition(ports["verifier"]), text=True,
+                             capture_output=True, timeout=60)  # fmt: skip
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    lines = [line for line in exposition(ports["verifier"]).splitlines() if not line.startswith("#")]
+    assert [line for line in lines if 'run="tiny"' not in line or "_created" in line] == []
     feeder = scrape(ports["feeder"])
     assert feeder["rftstream_max_staleness"] == 1
     assert feeder['rftstream_dead_letters_total{reason="undecodable",role="feeder"}'] == 0

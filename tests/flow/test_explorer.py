@@ -15,6 +15,7 @@ from rftstream.contracts.records import NewRecord, TopicPartition
 from rftstream.contracts.rollouts import Rollout, RolloutStatus
 from rftstream.contracts.tasks import ChatMessage, Problem, Sampling, Task
 from rftstream.contracts.versions import VersionName
+from rftstream.metrics import REGISTRY
 from rftstream.service.tracker import decode_finished
 from rftstream.testing import RoleDriver
 from tests.flow.scene import Scene
@@ -64,6 +65,21 @@ def test_one_rollout_for_each_task_on_its_partition(tmp_path: Path) -> None:
         assert rollout.status is RolloutStatus.completed
         assert versions_of(rollout) == [(0, rollout.num_tokens)]
     assert scene.transport().admin.lag("explorer", "tasks") == {TopicPartition("tasks", p): 0 for p in range(3)}
+
+
+def test_the_time_of_each_rollout_is_measured(tmp_path: Path) -> None:
+    def seen(what: str) -> float:
+        return REGISTRY.get_sample_value(f"rftstream_rollout_seconds_{what}") or 0.0
+
+    count, total = seen("count"), seen("sum")
+    scene = Scene(tmp_path, policies__fake={"tokens_per_s": 2.0})
+    scene.announce(0)
+    scene.admit(*range(3))
+    RoleDriver(scene, "explorer").work()
+    rollouts = rollouts_of(scene).values()
+    assert seen("count") - count == len(rollouts) > 0
+    took = sum(rollout.finished_at - rollout.started_at for rollout in rollouts)
+    assert took > 0 and abs(seen("sum") - total - took) < 1e-6
 
 
 def test_nothing_is_sampled_before_the_first_weights(tmp_path: Path) -> None:

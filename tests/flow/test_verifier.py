@@ -143,6 +143,25 @@ def test_what_rewards_spend_is_counted(tmp_path: Path) -> None:
     assert counted() - before == 3.0 * len(verified_of(scene))
 
 
+def test_the_time_of_a_verdict_begins_when_the_scorer_has_the_rollout(tmp_path: Path) -> None:
+    def seen(what: str) -> float:
+        return REGISTRY.get_sample_value(f"rftstream_verdict_seconds_{what}") or 0.0
+
+    count, total = seen("count"), seen("sum")
+    scene = Scene(tmp_path)
+    put_rollouts(scene, 0)
+    verifier, scorer = stub_verifier(scene, always(Score(reward=1.0)))
+    scorer.hold = True
+    while not scorer.held:
+        verifier.tick()
+    num_held = len(scorer.held)
+    scene.clock.advance(45.0)
+    scorer.hold = False
+    verifier.work()
+    assert num_held == len(verified_of(scene)) == seen("count") - count
+    assert abs(seen("sum") - total - 45.0 * num_held) < 1.0
+
+
 def test_the_built_in_rewards_are_wired(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     put_rollouts(scene, 0, text=" 3")

@@ -85,7 +85,7 @@ class Decisions:
         if found is None:
             return {"parts": group.part_means}
         for operator, action in {(one.operator, str(one.action)) for one in found.decisions}:
-            metrics.OPERATOR_GROUPS.labels(operator, action).inc()
+            metrics.count_named(metrics.OPERATOR_GROUPS, operator, action)
         return {
             "parts": group.part_means,
             "seen": found.seen,

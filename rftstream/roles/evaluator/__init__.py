@@ -26,7 +26,7 @@ def _parts(config: RunConfig) -> tuple[tuple[str, str], ...]:
 def _begin_metrics() -> None:
     from rftstream import metrics
 
-    metrics.WEIGHTS_SECONDS.labels(EVALUATOR.name)
+    metrics.WEIGHTS_FETCH_SECONDS.labels(EVALUATOR.name)
 
 
 EVALUATOR = RoleSpec(

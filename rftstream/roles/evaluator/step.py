@@ -177,7 +177,7 @@ class EvaluatorStep(SingleStepDefaults):
             log.warning("%s; evaluation %s of it is left out", error, due.evaluation.name)
             self._due.skip(due)
             return False
-        metrics.WEIGHTS_SECONDS.labels(EVALUATOR.name).observe(time.perf_counter() - began)
+        metrics.WEIGHTS_FETCH_SECONDS.labels(EVALUATOR.name).observe(time.perf_counter() - began)
         return True
 
     def _begin(self, due: DueEvaluation) -> _Running:
@@ -281,7 +281,7 @@ class EvaluatorStep(SingleStepDefaults):
         values["seconds"] = self._clock.now() - running.started_at
         evaluation = due.evaluation.name
         for name, value in values.items():
-            metrics.EVALUATION.labels(evaluation, name).set(value)
+            metrics.set_named(metrics.EVALUATION, value, evaluation, name)
         return EvalResult(
             evaluation=evaluation,
             name=due.announced.name,

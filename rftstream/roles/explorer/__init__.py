@@ -24,14 +24,15 @@ def _begin_metrics() -> None:
     metrics.SAMPLED_TOKENS.labels(EXPLORER.name)
     for result in ("saved", "resumed", "lost"):
         metrics.PARTIAL_TOKENS.labels(result)
-    metrics.WEIGHTS_SECONDS.labels(EXPLORER.name)
-    metrics.HELD_UP_SECONDS.labels(EXPLORER.name)
+    metrics.WEIGHTS_FETCH_SECONDS.labels(EXPLORER.name)
+    metrics.SAMPLING_HELD_UP_SECONDS.labels(EXPLORER.name)
     for reason in BreakReason:
         metrics.SEGMENT_BREAKS.labels(reason.value)
     for opened in ("branch", "new_conversation", "unknown_history"):
         metrics.SEGMENT_BREAKS.labels(opened)
     for method in ("start", "load", "tools", "reply", "save", "close"):
         metrics.ABANDONED_CALLS.labels(method)
+        metrics.ENVIRONMENT_SECONDS.labels(method)
     for status in RolloutStatus:
         metrics.ROLLOUTS.labels(str(status))
 

@@ -95,9 +95,11 @@ class WeightsUpdate:
             log.warning("%s; going on with %s", problem, taken)
         self._policy.load(tensors, taken)
         now = time.perf_counter()
-        metrics.WEIGHTS_SECONDS.labels(self._role).observe(now - fetch.began)
-        metrics.HELD_UP_SECONDS.labels(self._role).observe(now - began if is_sampling else 0.0)
+        metrics.WEIGHTS_FETCH_SECONDS.labels(self._role).observe(now - fetch.began)
+        metrics.SAMPLING_HELD_UP_SECONDS.labels(self._role).observe(now - began if is_sampling else 0.0)
         metrics.VERSION.labels(self._role).set(taken.version)
+        if (announced := self._follower.find(taken)) is not None and announced.announced_at:
+            metrics.WEIGHTS_TIMESTAMP.labels(self._role).set(announced.announced_at)
         return True
 
     def close(self) -> None:

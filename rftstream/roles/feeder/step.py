@@ -328,11 +328,11 @@ class FeederStep(SingleStepDefaults):
                     self._retries.taken_back(output.key or b"")
         metrics.ADMITTED.set(self._admission.admitted)
         for name, taskset in self._growing.tasksets.items():
-            metrics.PROBLEMS_JOINED.labels(name).set(len(taskset))
+            metrics.set_named(metrics.PROBLEMS_JOINED, len(taskset), name)
         if self._pipeline:
             metrics.DRAWN.set(sum(self._drawn.values()))
             for (operator, action), count in self._counts.by_operator().items():
-                metrics.OPERATOR_PROBLEMS.labels(operator, action).set(count)
+                metrics.set_named(metrics.OPERATOR_PROBLEMS, count, operator, action)
 
     def _restore(self, cursor: FeederCursor) -> None:
         self._admission.admitted = cursor.admitted

@@ -25,8 +25,6 @@ def _parts(config: RunConfig) -> tuple[tuple[str, str], ...]:
 def _begin_metrics() -> None:
     from rftstream import metrics
 
-    metrics.WEIGHTS_SECONDS.labels(TRAINER.name)
-    metrics.HELD_UP_SECONDS.labels(TRAINER.name)
     for result in ("trained", "skipped"):
         metrics.STEPS.labels(result)
 

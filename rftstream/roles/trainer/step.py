@@ -374,4 +374,4 @@ def _measure(step: StepRecord, progress: TrainerProgress) -> None:
         metrics.STEPS.labels("skipped" if step.skipped else "trained").inc()
         metrics.WITHOUT_SIGNAL.set(progress.steps_without_signal)
     for metric, value in step.metrics.items():
-        metrics.TRAIN.labels(metric).set(value)
+        metrics.set_named(metrics.TRAIN, value, metric)

@@ -14,7 +14,6 @@ from rftstream.config.sections import RunConfig
 from rftstream.contracts.versions import StepRecord, VersionName, WeightsAnnounced
 from rftstream.errors import WeightsError, WeightsGone
 from rftstream.models.spec import ModelSpec
-from rftstream.roles.trainer import TRAINER
 from rftstream.roles.trainer.backend_thread import BackendThread
 from rftstream.roles.trainer.progress import TrainerProgress
 from rftstream.roles.trainer.versions import Versions
@@ -86,7 +85,7 @@ class VersionPublisher:
 
         self._began = time.perf_counter()
         taken = self._backend.asked(take)()
-        metrics.HELD_UP_SECONDS.labels(TRAINER.name).observe(time.perf_counter() - self._began)
+        metrics.TRAINING_HELD_UP_SECONDS.observe(time.perf_counter() - self._began)
         return taken
 
     def write(self, taken: StagedVersion, kept_checkpoints: Collection[VersionName]) -> WeightsAnnounced:
@@ -97,7 +96,7 @@ class VersionPublisher:
             announced_at=self._clock.now(),
             gone=lambda parent: self._versions.to_delete(self._store, taken.name, kept_checkpoints, parent),
         )
-        metrics.WEIGHTS_SECONDS.labels(TRAINER.name).observe(time.perf_counter() - self._began)
+        metrics.WEIGHTS_PUBLISH_SECONDS.observe(time.perf_counter() - self._began)
         return announced
 
     def look_back(self, idle_s: float) -> None:

@@ -21,6 +21,8 @@ def _begin_metrics() -> None:
 
     metrics.REBALANCES.labels(VERIFIER.name)
     metrics.VERDICTS.labels("scored")
+    for kind in ("requests", "prompt_tokens", "completion_tokens", "money"):
+        metrics.count_named(metrics.REWARD_SPENT, kind, amount=0)
     for reason in UnscorableReason:
         metrics.VERDICTS.labels(str(reason))
         metrics.DEAD.labels(VERIFIER.name, str(reason))

@@ -125,6 +125,8 @@ class VerifierStep(ConcurrentStepDefaults):
         self._max_dead_share = max_dead_share
         self._clock = clock
         self._active: dict[str, Item] = {}
+        self._begun_at: dict[str, float] = {}
+        """When each of them was given to the scorer."""
         self._done: list[Done] = []
         self._deaths = Deaths()
         self._kinds = Kinds()
@@ -147,6 +149,7 @@ class VerifierStep(ConcurrentStepDefaults):
         else:
             key = str(item.number)
             self._active[key] = item
+            self._begun_at[key] = self._clock.now()
             self._scorer.submit(
                 ScoreRequest(
                     request_id=key,
@@ -161,6 +164,7 @@ class VerifierStep(ConcurrentStepDefaults):
         """Forget rollouts. Replies for them are ignored."""
         for number in numbers:
             self._active.pop(str(number), None)
+            self._begun_at.pop(str(number), None)
 
     def not_begun(self) -> Collection[int]:
         """Return all rollouts that are being scored. A worker that leaves does not wait for them.
@@ -175,6 +179,8 @@ class VerifierStep(ConcurrentStepDefaults):
         for reply in self._scorer.poll(0.0 if self._done else WAIT_S if self._active else 0.0):
             item = self._active.pop(reply.request_id, None)
             if item is not None:
+                began_at = self._begun_at.pop(reply.request_id)
+                metrics.VERDICT_SECONDS.observe(max(0.0, self._clock.now() - began_at))
                 self._judged(item, reply)
         done, self._done = self._done, []
         return done
@@ -222,7 +228,7 @@ class VerifierStep(ConcurrentStepDefaults):
                 self._deaths.scored()
                 for kind, amount in spent_amounts(verdict.metrics).items():
                     if 0 <= amount < math.inf:
-                        metrics.REWARD_SPENT.labels(kind).inc(amount)
+                        metrics.count_named(metrics.REWARD_SPENT, kind, amount=amount)
                 self._finish(item, verified, value=value)
                 return
         reply = replace(reply, detail=reply.detail.encode(errors="backslashreplace").decode())
