@@ -37,8 +37,8 @@ def later_release(folder: Path, *, skippable: bool = True) -> dict[str, str]:
     _change(folder, "rftstream/version.py", r'__version__ = ".*"', f'__version__ = "{VERSION}"')
     for file, last_line in (
         ("rollouts", '    """Model calls of an agent in order; empty for an environment\'s rollout."""'),
-        ("rollouts", '    """What the environment saved of itself, if that is large: an object that was there before this '
-                     'record."""'),
+        ("rollouts", '    """What the environment saved of itself, if that is large: an object that was there before '
+                     'this record."""'),
         ("batches", '    """0 in the batch of its group; else the number of the use, as `BatchReuse` has it."""'),
         ("versions", '    """Set on resumed records: what the bits of the weights depend on (versions of libraries, '
                      'threads, device, cpu)."""'),
@@ -56,7 +56,9 @@ def later_release(folder: Path, *, skippable: bool = True) -> dict[str, str]:
         folder, "rftstream/roles/explorer/fit_to_record.py", r"(def rollout_of\(.*?return Rollout\(\n)",
         rf"\1        {writes}\n",
     )  # fmt: skip
-    _change(folder, "rftstream/roles/buffer/experiences.py", r"(return Experience\(\n)", r"\1        note=rollout.note,\n")
+    _change(
+        folder, "rftstream/roles/buffer/experiences.py", r"(return Experience\(\n)", r"\1        note=rollout.note,\n"
+    )
     _change(folder, "rftstream/roles/trainer/step.py", r"(record = StepRecord\(\n)", rf"\1            {writes}\n")
     return {"PYTHONPATH": str(folder)}
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import psutil
 
 from rftstream.contracts.messages import MESSAGES
 from rftstream.contracts.records import Record
-from tests.e2e.workplace import Process, RunView, Workplace
+from tests.e2e.workplace import Finished, Process, RunView, Workplace
 from tests.releases import NOTE, VERSION, later_release
 
 RUN_FILE = """
@@ -46,6 +47,8 @@ READERS_FIRST = ("trainer", "buffer", "verifier", "explorer", "feeder")
 """Against the flow. So the later release is read by itself alone, unless it goes back in this order, too: then all
 that it wrote is read by the release before."""
 
+LOOK_S = 0.3
+
 TOPICS = {"explorer": "rollouts", "verifier": "verified", "buffer": "batches", "trainer": "steps"}
 """Where the records of a role are whose contracts have changed."""
 NESTED = {"verified_rollout": "rollout"}
@@ -72,16 +75,28 @@ class RollingUpgrade:
         self.workers[role] = self._place.start("worker", self._file, "--role", role, env=env)
         return self.workers[role]
 
+    def call_later(self, *arguments: str | Path) -> Finished:
+        """A command of the later release."""
+        return self._place.call(*arguments, env=self._later)
+
     def play(self, *passes: tuple[bool, Sequence[str]]) -> None:
         """Begin with this release in all roles; in each pass replace all by a release (whether it is the later one), in
         this order. At the end drain the run."""
-        for role in READERS_FIRST:
-            self.start(role, later=False)
-        self._place.wait_for(lambda: self._version() >= 2, "the first versions")
+        self.begin()
         for later, roles in passes:
             for role in roles:
                 self._replace(role, later=later)
-        drained = self._place.look("drain", self.view.folder.path)
+        self.end()
+
+    def begin(self) -> None:
+        """Start all roles by this release, and wait until they work."""
+        for role in READERS_FIRST:
+            self.start(role, later=False)
+        self._place.wait_for(lambda: self._version() >= 2, "the first versions")
+
+    def end(self) -> None:
+        """Drain the run; all workers leave."""
+        drained = self.call_later("drain", self.view.folder.path)
         assert drained.code == 0, drained.err
         ended = {role: worker.finish().code for role, worker in self.workers.items()}
         assert set(ended.values()) == {0}, self._place.report()
@@ -99,8 +114,16 @@ class RollingUpgrade:
             assert now.alive, f"the {role} has ended\n{now.err}"
             return self._version() > version and self._is_in_force(role, now)
 
-        self._place.wait_for(goes_on, f"a version with another {role}")
-        self._place.wait_for(lambda: self._written(role, later=later) > written, f"records of the {role}")
+        self._await(goes_on, f"a version with another {role}")
+        self._await(lambda: self._written(role, later=later) > written, f"records of the {role}")
+
+    def _await(self, condition: Callable[[], bool], what: str) -> None:
+        """Look less often than a workplace does: a look reads whole topics."""
+
+        def look() -> bool:
+            return condition() or time.sleep(LOOK_S) is not None
+
+        self._place.wait_for(look, what)
 
     def _is_in_force(self, role: str, worker: Process) -> bool:
         claim = self.view.control().claims.get(role)

@@ -345,7 +345,7 @@ def _contract_of(record: Record, where: str) -> str:
 
 def _number_header(record: Record, name: str, found: str, known: int, where: str) -> int:
     text = _text_header(record, name, where)
-    if not text.isdigit() or not 1 <= int(text[:9]) or len(text) > 9:
+    if not text.isdigit() or len(text) > 9 or int(text) == 0:
         _refuse_header(name, f"{found}{text[:9]}, expected 1 to {known}", where)
     return int(text)
 

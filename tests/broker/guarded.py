@@ -83,7 +83,7 @@ class Guarded:
             yield client
 
 
-def start_guarded(folder: Path) -> Guarded:
+def start_guarded(folder: Path, *, nodes: int = 1) -> Guarded:
     certify(folder / "clients", *user_kinds(), ADMIN)
     settings = (
         "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer",
@@ -92,8 +92,9 @@ def start_guarded(folder: Path) -> Guarded:
     )
     ca = folder / "clients" / "ca.pem"
     address = start_broker(
-        folder / "kafka", os.getpid(), "--secure", f"--client-ca={ca}", *(f"--set={one}" for one in settings)
-    )
+        folder / "kafka", os.getpid(), "--secure", f"--client-ca={ca}", f"--nodes={nodes}",
+        *(f"--set={one}" for one in settings),
+    )  # fmt: skip
     warm_up(address)
     secure = json.loads((folder / "kafka" / "secure.json").read_text())
     guarded = Guarded(

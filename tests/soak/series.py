@@ -76,7 +76,9 @@ class Series:
     def lines(self, limits: Mapping[str, Limit]) -> list[Line]:
         """Return what came of each series. `limits` are by unit."""
         return [
-            line for name in sorted(self.samples) if (line := self._line(name, limits.get(self.units[name]))) is not None
+            line
+            for name in sorted(self.samples)
+            if (line := self._line(name, limits.get(self.units[name]))) is not None
         ]
 
     def _line(self, name: str, limit: Limit | None) -> Line | None:
