@@ -121,7 +121,7 @@ def _make_users(guarded: Guarded, users: list[str]) -> None:
 
 def certify(folder: Path, *names: str) -> None:
     """A certificate and its key, NAME.pem, for each; all signed by ca.pem."""
-    folder.mkdir()
+    folder.mkdir(parents=True)
     key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "3650"]
 
     def openssl(*arguments: str) -> None:
