@@ -46,8 +46,9 @@ faults: .venv/.developer  ## whole runs with processes killed and stopped, from 
 	$(BIN)/python -m tests.faults --log $(LOG) --seed $(SEED) --duration-s $(DURATION_S) --load $(LOAD) \
 	  $(if $(SECURED),--secured) $(if $(SCHEDULES),--schedules $(SCHEDULES)) --json faults.json
 
-soak: .venv/.developer  ## a run that goes on for DURATION_S= (an hour: 3600), and whether anything in it grows
-	$(BIN)/python -m tests.soak --duration-s $(DURATION_S) --json soak.json --picture soak.png
+soak: .venv/.developer  ## a run that goes on for DURATION_S= (an hour: 3600) or SIMULATED_HOURS=, and whether anything in it grows
+	$(BIN)/python -m tests.soak $(if $(SIMULATED_HOURS),--simulated-hours $(SIMULATED_HOURS),--duration-s $(DURATION_S)) \
+	  --json soak.json --picture soak.png
 
 histories: .venv/.developer  ## random histories of agents and environments, replayed through the model (NUM=, SEED=)
 	HISTORIES=$(or $(NUM),10000) HISTORIES_SEED=$(or $(SEED),0) $(BIN)/python -m pytest -s tests/flow/test_logprobs.py $(ARGS)
