@@ -153,15 +153,20 @@ class ProcessSoak:
             self._sample_log(now, view)
 
     def _sample_folder(self, now: float, folder: Path) -> None:
-        files: dict[str, float] = {"files": 0.0}
+        files = {"files": 0.0}
+        results = {"evaluation results": 0.0}
         sizes: dict[str, float] = {}
         for path in folder.rglob("*"):
             with contextlib.suppress(OSError):  # deleted meanwhile
                 if path.is_file():
-                    files["files"] += 1
-                    top = path.relative_to(folder).parts[0]
+                    top, *below = path.relative_to(folder).parts
+                    if below[:1] == ["evals"]:
+                        results["evaluation results"] += 1
+                    else:
+                        files["files"] += 1
                     sizes[top] = sizes.get(top, 0.0) + path.stat().st_size / 2**20
         self.series.add(now, files, "files")
+        self.series.add(now, results, "files kept for good")
         self.series.add(now, {"objects": sizes.get("weights", 0.0)}, "MiB of objects")
         self.series.add(now, {name: sizes.get(name, 0.0) for name in ("log", "logs")}, "MiB on disk")
 
