@@ -12,7 +12,7 @@ SEED ?= 0
 LOAD ?= 0
 LOG ?= embedded
 
-.PHONY: help setup demo kafka kafka-stop test test-fast test-long test-vllm histories simulate fmt lint types bench curves faults hosts constraints clean
+.PHONY: help setup demo kafka kafka-stop test test-fast test-long test-vllm histories simulate fmt lint types bench curves faults hosts soak constraints clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,9 +42,13 @@ test-vllm: .venv/.developer  ## the engine vLLM, in a build for CPUs that it ins
 test-fast: .venv/.developer  ## the tests that take no more than seconds
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow and not broker and not gpu and not vllm" $(ARGS)
 
-faults: .venv/.developer  ## whole runs with processes killed and stopped, from a seed (DURATION_S=, SEED=, LOG=kafka, SCHEDULES=, LOAD= busy processes beside)
+faults: .venv/.developer  ## whole runs with processes killed and stopped, from a seed (DURATION_S=, SEED=, LOG=kafka, SECURED=1 with TLS and ACLs, SCHEDULES=, LOAD= busy processes beside)
 	$(BIN)/python -m tests.faults --log $(LOG) --seed $(SEED) --duration-s $(DURATION_S) --load $(LOAD) \
-	  $(if $(SCHEDULES),--schedules $(SCHEDULES)) --json faults.json
+	  $(if $(SECURED),--secured) $(if $(SCHEDULES),--schedules $(SCHEDULES)) --json faults.json
+
+soak: .venv/.developer  ## a run that goes on for DURATION_S= (an hour: 3600) or SIMULATED_HOURS=, and whether anything in it grows
+	$(BIN)/python -m tests.soak $(if $(SIMULATED_HOURS),--simulated-hours $(SIMULATED_HOURS),--duration-s $(DURATION_S)) \
+	  --json soak.json --picture soak.png
 
 hosts: .venv/.developer  ## a run on hosts with networks of their own, which die, are cut off and slow; as root (SEEDS=0:20)
 	$(BIN)/python -m tests.hosts --seeds $(or $(SEEDS),0:20) --json hosts.json
@@ -78,7 +82,7 @@ constraints: .venv/.user  ## newest versions of all dependencies into constraint
 	scripts/constraints
 
 clean:  ## remove .venv, caches and build output; runs stay
-	rm -rf .venv .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist bench.json faults.json hosts.json ./*.egg-info
+	rm -rf .venv .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist bench.json faults.json hosts.json soak.json soak.png ./*.egg-info
 	find rftstream workers schemas tests benchmarks examples scripts -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/.user: pyproject.toml constraints.txt scripts/setup

@@ -19,6 +19,7 @@ WIDTHS = {"partitions": "P", "shares": "S", "one": "1"}
 HEADERS = {
     "contract": "name of the message type",
     "contract_version": "version of the contract that the value was written by",
+    "readable_since": "the oldest version of the contract whose readers may read it, where that is not its own version",
     "run": "the run's name",
     "writer_epoch": "of the claim under which it was written; 0 for roles that share work",
     "id": "the record's own id: its key, but where several records share one",
@@ -84,7 +85,7 @@ def topics() -> str:
 
 
 def headers() -> str:
-    on: dict[str, set[str]] = {}
+    on: dict[str, set[str]] = {codec.READABLE_SINCE: {one.contract for one in MESSAGES.values() if one.readable_since}}
     meanings = dict(HEADERS)
     for file in sorted(GOLDEN.glob("*.msgpack")):
         contract = file.name.partition(".")[0]
@@ -97,7 +98,7 @@ def headers() -> str:
         raise LookupError(f"docs/pages/contracts.py: no meaning for the headers {', '.join(unknown)}; add them")
     every = {contract for contracts in on.values() for contract in contracts}
     rows = [
-        (f"`{name}`", meanings[name], "all" if on[name] == every else ", ".join(sorted(on[name])))
+        (f"`{name}`", meanings[name], "all" if on[name] == every else ", ".join(sorted(on[name])) or "-")
         for name in sorted(on, key=list(meanings).index)
     ]
     return table(("header", "meaning", "on"), rows)

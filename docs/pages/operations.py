@@ -33,7 +33,10 @@ MEANINGS = {
         "than `weights.patience_s`",
         "ends the run",
     ),
-    4: ("a contract is broken: bytes that are not what they claim to be", "ends the run"),
+    4: (
+        "a contract is broken: bytes that are not what they claim to be, or that only a later release may read",
+        "ends the run",
+    ),
     5: ("another process took the role over", "left alone while that one lives"),
     6: ("stopped by a rule of the run itself", "ends the run"),
 }

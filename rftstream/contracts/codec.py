@@ -28,13 +28,16 @@ from rftstream.contracts.records import Headers, NewRecord, Record
 from rftstream.contracts.rules import show
 from rftstream.contracts.tasks import ID_HEADERS, RolloutIds
 from rftstream.contracts.topics import MAX_DEAD_BYTES
-from rftstream.errors import ContractError
+from rftstream.errors import ContractError, NewerContract
 
 MAX_TOTAL_ITEMS = 1_000_000
 """The most items that all lists and maps of one message may have together."""
 
 _COUNTED_FROM_BYTES = 65_536
 """A value below this size cannot hold enough to be worth counting."""
+
+READABLE_SINCE = "readable_since"
+"""Header: the oldest version of the contract whose readers may read the record. Absent: its own version."""
 
 _BYTES = (bytes,)
 _BROKEN = (
@@ -249,6 +252,7 @@ def headers_of(message: Message, run: str, writer_epoch: int = 0) -> Headers:
     facts: Facts = {
         "contract": spec.contract,
         "contract_version": spec.version,
+        READABLE_SINCE: spec.readable_since,
         "run": run,
         "writer_epoch": writer_epoch,
         "id": (spec.id or spec.key)(message),
@@ -320,18 +324,30 @@ def is_foreign(record: Record) -> bool:
 
 
 def _contract_of(record: Record, where: str) -> str:
-    """Return the contract that the headers name. ContractError if the topic does not take it, or its version is unknown
-    here."""
+    """Return the contract that the headers name. ContractError if the topic does not take it. NewerContract if the
+    record is of a later version, unless its writer says that readers of the version here may read it."""
     contract = _text_header(record, "contract", where)
     allowed = CONTRACTS_ON.get(record.topic, ())
     if contract not in allowed:
         expected = " or ".join(allowed) or "no message: the topic is not in the table"
         _refuse_header("contract", f"got {show(contract)}, expected {expected}", where)
-    version = _text_header(record, "contract_version", where)
-    if not version.isdigit() or not 1 <= int(version[:9]) <= MESSAGES[contract].version:
-        text = f"got {contract}.v{version[:9]}, expected at most v{MESSAGES[contract].version}; update rftstream"
-        _refuse_header("contract_version", text, where)
+    known = MESSAGES[contract].version
+    version = _number_header(record, "contract_version", f"got {contract}.v", known, where)
+    if version > known:
+        readable = record.header(READABLE_SINCE)
+        if readable is None or _number_header(record, READABLE_SINCE, "got ", known, where) > known:
+            raise NewerContract(
+                f"{where} headers.contract_version: got {contract}.v{version}, expected at most v{known}; a later "
+                "release of rftstream wrote it: update this one"
+            )
     return contract
+
+
+def _number_header(record: Record, name: str, found: str, known: int, where: str) -> int:
+    text = _text_header(record, name, where)
+    if not text.isdigit() or len(text) > 9 or int(text) == 0:
+        _refuse_header(name, f"{found}{text[:9]}, expected 1 to {known}", where)
+    return int(text)
 
 
 def _text_header(record: Record, name: str, where: str) -> str:

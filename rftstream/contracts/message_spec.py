@@ -28,6 +28,9 @@ class MessageSpec(Generic[M]):
     """The name that travels in the header `contract`; `schemas/<contract>.json` is its schema."""
     version: int = 1
     """The newest version that this code writes and reads; all versions up to it can be read."""
+    readable_since: int | None = None
+    """The oldest version whose readers may read what this code writes, since they may skip all fields added after it.
+    It travels in a header. None: readers have to know `version`."""
     topic: str
     """The topic (`topics`) that takes the message; it has one."""
     key: Callable[[M], str]

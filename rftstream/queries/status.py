@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rftstream.algorithms.learning_signal import NoSignal, find_no_signal
@@ -19,6 +17,7 @@ from rftstream.contracts.control import DesiredState
 from rftstream.contracts.outcomes import GroupResult
 from rftstream.contracts.records import TopicPartition
 from rftstream.queries.dead import ErrorKind, error_kinds, read_letters
+from rftstream.queries.disk import DiskRoom, disk_bytes, disk_room
 from rftstream.queries.formatting import columns, duration, moment, number, plural, size
 from rftstream.queries.growth_report import GrowthReport, read_growth
 from rftstream.queries.history import NUM_SMOOTHED, History, read_history
@@ -73,6 +72,7 @@ class Status:
     dead_errors: tuple[ErrorKind, ...]
     """The errors that most dead letters died of."""
     disk_bytes: Mapping[str, int]
+    disk_room: DiskRoom
     workers: tuple[WorkerStatus, ...]
     no_signal: NoSignal | None
     """Said when the newest steps had no learning signal."""
@@ -122,6 +122,7 @@ def read_status(run: OpenRun, now: float | None = None, known: KnownFacts | None
     lag["batches"] = max(0, newest_batch + 1 - history.version)
     cursor, ended = _feeder_cursor(log), control.ended
     state, workers = state_of(control, live), ask_workers(run.folder)
+    used = disk_bytes(run.folder)
     should_move = state in ("running", "draining") or (state == "stopped" and any(one.health for one in workers))
     movement = (
         look_at_movement(
@@ -157,7 +158,8 @@ def read_status(run: OpenRun, now: float | None = None, known: KnownFacts | None
         lag=lag,
         dead_letters=known.dead_letters,
         dead_errors=known.dead_errors,
-        disk_bytes=disk_bytes(run.folder),
+        disk_bytes=used,
+        disk_room=disk_room(run.folder, used, history.steps),
         workers=workers,
         no_signal=find_no_signal(history.steps[-1].metrics, run.config) if history.steps else None,
         reward_signs=find_reward_signs(history, run.config),
@@ -192,17 +194,6 @@ def state_of(control: ControlView, live: bool) -> str:
 def ending_of(control: ControlView, folder: RunFolder, live: bool) -> Ending | None:
     """Return what ended the newest session; None if the run is live or finished, or no session was begun here."""
     return None if live or control.finished is not None else read_ending(folder)
-
-
-def disk_bytes(folder: RunFolder) -> dict[str, int]:
-    """Return the bytes in each folder of the run folder. Links are not followed."""
-    found: Counter[str] = Counter()
-    for base, _, files in os.walk(folder.path):  # passes over folders that are deleted meanwhile
-        parts = Path(base).relative_to(folder.path).parts
-        for name in files:
-            with contextlib.suppress(OSError):
-                found[parts[0] if parts else "other"] += os.lstat(os.path.join(base, name)).st_size
-    return dict(sorted(found.items()))
 
 
 def _groups(log: Log) -> tuple[dict[str, int], int]:
@@ -298,6 +289,7 @@ def _json(status: Status) -> dict[str, Any]:
         "dead_letters": dict(status.dead_letters),
         "dead_errors": [{"reason": one.reason, "error": one.error, "count": one.count} for one in status.dead_errors],
         "disk_bytes": {**status.disk_bytes, "total": sum(status.disk_bytes.values())},
+        "disk_room": status.disk_room.to_json(),
         "claims": [
             {
                 "role": claim.role,
@@ -368,6 +360,8 @@ def _text(status: Status, now: float) -> list[str]:
         rows.append(("deleted", f"{plural(deleted.sequence, 'group')}, batches below version {deleted.version:,}"))
     disk = ", ".join(f"{name} {size(count)}" for name, count in status.disk_bytes.items())
     rows.append(("disk", f"{size(sum(status.disk_bytes.values()))} ({disk})"))
+    if status.disk_room.is_little:
+        rows.append(("free", status.disk_room.to_text()))
     lines = [f"{status.run}  {status.folder}", "", *columns(rows, left=2, indent="  ")]
     if status.control.claims:
         lines += [

@@ -13,17 +13,18 @@ from collections.abc import Callable
 from rftstream.config import loader
 from rftstream.config.sections import RunConfig
 from rftstream.errors import ConfigError
-from rftstream.runs.folder import RunFolder, create_log, naming, sharing_store, shown_path
+from rftstream.runs.folder import WRITTEN_BY, RunFolder, create_log, naming, sharing_store, shown_path
 from rftstream.runs.load_demonstrations import load_demonstrations
 from rftstream.runs.modules import write_modules
 from rftstream.transport.base import Transport
+from rftstream.version import __version__
 
 
 def write_config(config: RunConfig, folder: RunFolder) -> None:
     """Write the run's config.toml, whole or not at all."""
     partial = folder.config_file.with_suffix(f".{os.getpid()}.partial")
     with naming(folder.config_file):
-        partial.write_text(loader.to_toml(config), encoding="utf-8")
+        partial.write_text(f"{WRITTEN_BY}{__version__}\n{loader.to_toml(config)}", encoding="utf-8")
     partial.replace(folder.config_file)
 
 

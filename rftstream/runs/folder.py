@@ -36,6 +36,7 @@ from rftstream.contracts.topics import TOPICS, num_partitions
 from rftstream.errors import ConfigError
 from rftstream.roles import role_specs
 from rftstream.transport.base import TopicSettings, Transport
+from rftstream.version import __version__
 
 if TYPE_CHECKING:
     from rftstream.weights.store import ObjectStore
@@ -46,6 +47,9 @@ def consumer_groups(config: RunConfig) -> dict[str, tuple[str, ...]]:
     topics = {spec.name: (*spec.positions, *spec.chosen(config)) for spec in role_specs()}
     return {name: some for name, some in topics.items() if some}
 
+
+WRITTEN_BY = "# Written by rftstream "
+"""How a run's config.toml begins; the release follows."""
 
 LOOKING_S = 0.3
 """How long a run's lock may be held by somebody who only looks."""
@@ -287,8 +291,21 @@ def find_run(run: str | Path) -> tuple[RunFolder, RunConfig]:
 
 
 def read_config(folder: RunFolder, sets: Sequence[str] = ()) -> RunConfig:
-    """Return the config that the run was started with. It includes the environment of that time."""
-    return loader.load([folder.config_file], sets=sets, env={})
+    """Return the config that the run was started with. It includes the environment of that time. The ConfigError for a
+    file that another release wrote names both releases."""
+    try:
+        return loader.load([folder.config_file], sets=sets, env={})
+    except ConfigError as error:
+        writer = _writer_of(folder)
+        if writer in (None, __version__):
+            raise
+        raise ConfigError(f"{error} (rftstream {writer} wrote the file, this is {__version__})") from None
+
+
+def _writer_of(folder: RunFolder) -> str | None:
+    """Return the release that wrote the run's config.toml; None where it does not say."""
+    text = folder.config_file.read_text(encoding="utf-8", errors="replace") if folder.exists() else ""
+    return text.partition("\n")[0].removeprefix(WRITTEN_BY) if text.startswith(WRITTEN_BY) else None
 
 
 def _nearest(path: Path) -> str:

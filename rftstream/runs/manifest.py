@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +11,7 @@ from itertools import zip_longest
 from types import MappingProxyType
 from typing import Any
 
-from rftstream.config.loader import to_dict, to_toml
+from rftstream.config.loader import from_toml, to_dict, to_toml
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.control import RunManifest
 from rftstream.data.tasksets.base import Taskset
@@ -107,6 +108,11 @@ def _then_and_now(manifest: RunManifest, config: RunConfig) -> tuple[Mapping[str
 
 @lru_cache(maxsize=4)
 def _settings_in(text: str) -> Mapping[str, Any]:
+    """Return the settings of a manifest. Settings that have come since it was written are at their defaults: they do
+    not differ. A manifest that this release cannot read as a config (none, or one of a later release) is taken as it
+    is."""
+    with contextlib.suppress(ConfigError):
+        return MappingProxyType(_flat(to_dict(from_toml(text))))
     return MappingProxyType(_flat(tomllib.loads(text)))
 
 

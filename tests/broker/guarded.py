@@ -83,7 +83,7 @@ class Guarded:
             yield client
 
 
-def start_guarded(folder: Path) -> Guarded:
+def start_guarded(folder: Path, *, nodes: int = 1) -> Guarded:
     certify(folder / "clients", *user_kinds(), ADMIN)
     settings = (
         "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer",
@@ -92,8 +92,9 @@ def start_guarded(folder: Path) -> Guarded:
     )
     ca = folder / "clients" / "ca.pem"
     address = start_broker(
-        folder / "kafka", os.getpid(), "--secure", f"--client-ca={ca}", *(f"--set={one}" for one in settings)
-    )
+        folder / "kafka", os.getpid(), "--secure", f"--client-ca={ca}", f"--nodes={nodes}",
+        *(f"--set={one}" for one in settings),
+    )  # fmt: skip
     warm_up(address)
     secure = json.loads((folder / "kafka" / "secure.json").read_text())
     guarded = Guarded(
@@ -120,7 +121,7 @@ def _make_users(guarded: Guarded, users: list[str]) -> None:
 
 def certify(folder: Path, *names: str) -> None:
     """A certificate and its key, NAME.pem, for each; all signed by ca.pem."""
-    folder.mkdir()
+    folder.mkdir(parents=True)
     key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "3650"]
 
     def openssl(*arguments: str) -> None:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 
+import msgpack  # type: ignore[import-untyped]  # it has no stubs
 import pytest
 
-from rftstream.contracts.codec import from_record, headers_of, ids_from_headers, to_record
+from rftstream.contracts.codec import encode, from_record, headers_of, ids_from_headers, to_record
 from rftstream.contracts.feedback import Feedback
-from rftstream.contracts.messages import MESSAGES
+from rftstream.contracts.messages import MESSAGES, SPEC_OF
 from rftstream.contracts.outcomes import GroupOutcome
 from rftstream.contracts.records import Headers, Record
 from rftstream.contracts.topics import TOPICS
-from rftstream.errors import ContractError
+from rftstream.errors import ContractError, NewerContract, exit_code_of
 from tests.contracts.samples import COMMON_HEADERS, GOLDEN, IDS, SAMPLES, contract_of, record_text
 
 IDS_HEADERS = {
@@ -98,12 +99,8 @@ def test_ids_come_from_headers_alone() -> None:
             "elsewhere[3]@8172 headers.contract: got 'rollout', expected no message: the topic is not in the table",
         ),
         (
-            (("contract", b"rollout"), ("contract_version", b"5")), "rollouts",
-            "rollouts[3]@8172 headers.contract_version: got rollout.v5, expected at most v4; update rftstream",
-        ),
-        (
             (("contract", b"rollout"), ("contract_version", b"one")), "rollouts",
-            "rollouts[3]@8172 headers.contract_version: got rollout.vone, expected at most v4; update rftstream",
+            "rollouts[3]@8172 headers.contract_version: got rollout.vone, expected 1 to 4",
         ),
         (
             (("contract", b"rollout"),), "rollouts",
@@ -117,6 +114,51 @@ def test_records_that_do_not_belong_are_refused_by_their_headers(headers: Header
     assert str(caught.value) == text
     assert caught.value.path.startswith("headers.contract")
     assert caught.value.where == f"{topic}[3]@8172"
+
+
+def newer(version: int, *more: tuple[str, bytes], value: bytes | None = None) -> Record:
+    """A rollout as a later release writes it, with a field that nobody knows here."""
+    fields = msgpack.unpackb(encode(SAMPLES["rollout.v4"])) | {"made_up_later": "a value"}
+    headers = (("contract", b"rollout"), ("contract_version", b"%d" % version), *more)
+    return record(headers, value=msgpack.packb(fields) if value is None else value)
+
+
+def test_a_record_of_a_later_version_is_read_if_its_writer_says_so() -> None:
+    known = MESSAGES["rollout"].version
+    for since in (1, known):
+        read = from_record(newer(known + 3, ("readable_since", b"%d" % since)))
+        assert read == SAMPLES[f"rollout.v{known}"], "what is not known is skipped"
+
+
+@pytest.mark.parametrize("more", [(), (("readable_since", b"5"),)], ids=["not-said", "of-the-next"])
+def test_a_record_of_a_later_version_is_not_taken_for_a_damaged_one(more: tuple[tuple[str, bytes], ...]) -> None:
+    assert MESSAGES["rollout"].version == 4
+    with pytest.raises(NewerContract) as caught:
+        from_record(newer(5, *more))
+    assert str(caught.value) == (
+        "rollouts[3]@8172 headers.contract_version: got rollout.v5, expected at most v4; a later release of rftstream "
+        "wrote it: update this one"
+    )
+    assert exit_code_of(caught.value) == 4
+
+
+@pytest.mark.parametrize("since", [b"", b"0", b"x", b"-1", b"1.0", b"9" * 12, b"\xff"])
+def test_nonsense_about_readers_is_damage(since: bytes) -> None:
+    with pytest.raises(ContractError, match=r"headers\.readable_since: got "):
+        from_record(newer(5, ("readable_since", since)))
+
+
+def test_a_writer_says_which_readers_may_skip_what_was_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "readable_since" not in texts(headers_of(SAMPLES["rollout.v4"], "run")), "a reader must know this version"
+    more = dataclasses.replace(MESSAGES["rollout"], version=6, readable_since=4)
+    monkeypatch.setitem(SPEC_OF, type(SAMPLES["rollout.v4"]), more)
+    written = texts(headers_of(SAMPLES["rollout.v4"], "run"))
+    assert (written["contract_version"], written["readable_since"]) == ("6", "4")
+
+
+def test_specs_name_no_reader_that_cannot_be() -> None:
+    for spec in MESSAGES.values():
+        assert spec.readable_since is None or 1 <= spec.readable_since < spec.version, spec.contract
 
 
 def test_tombstones_are_no_messages() -> None:

@@ -22,12 +22,15 @@ def main() -> int:
     parser.add_argument("--log", choices=sorted(LARGE), default="embedded")
     parser.add_argument("--seed", type=int, default=0, help="of the first schedule; the next ones follow")
     parser.add_argument("--duration-s", type=float, default=600.0, help="after so long no schedule is begun")
+    parser.add_argument("--secured", action="store_true", help="brokers with TLS and ACLs, an exporter beside each run")
     parser.add_argument("--schedules", type=int, help="at most so many")
     parser.add_argument("--jobs", type=int, default=3, help="so many at once")
     parser.add_argument("--load", type=int, default=0, metavar="N", help="beside N processes that compute all the time")
     parser.add_argument("--json", type=Path, metavar="FILE", help="all of it, for scripts")
     parser.add_argument("--draw", action="store_true", help="print the schedules and play none")
     given = parser.parse_args()
+    if given.secured and given.log != "kafka":
+        parser.error("--secured is for --log kafka: the embedded log has no users")
     count = given.schedules or (1 if given.draw else sys.maxsize)
     schedules = (draw(given.log, seed) for seed in range(given.seed, given.seed + count))
     if given.draw:
@@ -43,8 +46,9 @@ def main() -> int:
         if one.error:
             print(f"\n{one.error}", file=sys.stderr)
     print(*(f"{count:5} {what}" for what, count in summary["happened"].items()), sep="\n")
+    where = f"{given.log} with TLS, ACLs and exporters" if given.secured else given.log
     print(
-        f"{summary['schedules']} schedules on {given.log}, {summary['records']:,} records, twins = {summary['twins']}, "
+        f"{summary['schedules']} schedules on {where}, {summary['records']:,} records, twins = {summary['twins']}, "
         f"lost = {summary['lost']}, failed: {summary['failed'] or 'none'}"
     )
     print(f"{given.load} busy processes beside them; {summary['load']}")
@@ -63,7 +67,7 @@ def _play(schedules: Iterator[Schedule], given: argparse.Namespace, load: LoadRe
         )
 
     folder = Path(tempfile.mkdtemp(prefix="rftstream-faults-"))
-    cluster = Cluster(folder / "kafka") if given.log == "kafka" else None
+    cluster = Cluster(folder / "kafka", secured=given.secured) if given.log == "kafka" else None
     with contextlib.ExitStack() as stack:
         if cluster is not None:
             stack.callback(cluster.stop)

@@ -1,4 +1,6 @@
-"""Three brokers that a schedule may kill and stop, one of them at a time."""
+"""Three brokers that a schedule may kill and stop, one of them at a time.
+
+Secured ones allow nothing without an ACL. Each role of a run is known to them by a certificate of its own."""
 
 from __future__ import annotations
 
@@ -14,18 +16,29 @@ from pathlib import Path
 import psutil
 
 from tests.broker.conftest import SCRIPT, start_broker, warm_up
+from tests.broker.guarded import start_guarded
 
 HEALTHY_S = 900.0
 NODES = 3
 
 
 class Cluster:
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self.servers = start_broker(folder, os.getpid(), "--nodes", str(NODES))
+    def __init__(self, folder: Path, *, secured: bool = False) -> None:
+        self.secured = secured
+        if secured:
+            guarded = start_guarded(folder, nodes=NODES)
+            self._folder, self._open = folder / "kafka", guarded.open
+            self.servers, options = guarded.certificates, guarded.by_certificate()
+        else:
+            self._folder, options = folder, ""
+            self.servers = self._open = start_broker(folder, os.getpid(), "--nodes", str(NODES))
+        self.settings = f'kind = "kafka"\nservers = "{self.servers}"\n' + (
+            f"[transport.options]\n{options}" if secured else ""
+        )
+        """What stands in `[transport]` of a run file, and below it."""
         self.turn = threading.Lock()
         """Whoever has it may take one broker away, and gives it back with all of them in step."""
-        warm_up(self.servers)
+        warm_up(self._open)
         self.wait_until_in_step()
 
     def process(self, number: int) -> psutil.Process:
@@ -55,7 +68,7 @@ class Cluster:
             time.sleep(0.5)
 
     def _behind(self) -> str:
-        done = subprocess.run(["kcat", "-b", self.servers, "-L", "-J", "-m", "10"], capture_output=True, check=False)
+        done = subprocess.run(["kcat", "-b", self._open, "-L", "-J", "-m", "10"], capture_output=True, check=False)
         if done.returncode:
             return done.stderr.decode(errors="replace")
         seen = json.loads(done.stdout)

@@ -26,6 +26,7 @@ from tests.agents_elsewhere import SECRET
 from tests.e2e.workplace import Process, RunView, Workplace
 from tests.faults.agents import RigAgents, hosts_of, write_agents
 from tests.faults.cluster import Cluster
+from tests.faults.exporter import RigExporter
 from tests.faults.laws import Facts, check_the_end, compare
 from tests.faults.schedule import AWAY_S, Event, Schedule
 
@@ -192,12 +193,18 @@ class Rig:
         return played
 
 
-def _write(place: Workplace, name: str, servers: str | None, *, retention: bool, agents: bool) -> None:
-    more = f'kind = "kafka"\nservers = "{servers}"\n' if servers is not None else ""
+def _write(place: Workplace, name: str, cluster: Cluster | None, *, retention: bool, agents: bool) -> None:
+    more = cluster.settings if cluster is not None else ""
     more += "[retention]\n" if retention else ""
     text = write_agents(place, name) if agents else RUN_FILE.format(name=name)
     place.write("run.toml", text + more)
     place.write("odd.py", REWARD)
+
+
+def _grant(place: Workplace) -> None:
+    """Give each role of the run its rights, and nobody more."""
+    done = place.call("topics", "acls", "run.toml", "--apply", "--user-prefix", "CN=", timeout_s=END_S)
+    assert done.code == 0, done.err
 
 
 def _delete(place: Workplace, name: str) -> None:
@@ -228,14 +235,18 @@ class _Play:
         self._cluster = cluster
         self._happened = happened
         self._hands: list[Process] = []
-        servers = cluster.servers if cluster is not None else None
-        _write(place, name, servers, retention=schedule.retention, agents=schedule.agents)
+        _write(place, name, cluster, retention=schedule.retention, agents=schedule.agents)
         self._secret = {SECRET_VARIABLE: SECRET} if schedule.agents else {}
         self._env = {faults.VARIABLE: ",".join(map(str, schedule.points)), **self._secret}
         # Who begins a run is told at once that a broker does not answer; these are to begin.
+        self._exporter: RigExporter | None = None
         with cluster.turn if cluster is not None else contextlib.nullcontext():
+            if cluster is not None and cluster.secured:
+                _grant(place)
             self._run = place.start("run", "run.toml", "--json", env=self._env)
             self._view: RunView = patiently(lambda: place.view(self._dir))
+            if cluster is not None and cluster.secured:
+                self._exporter = RigExporter(place, self._dir, {})
         self._stops = {event.target.partition(" ")[2] for event in schedule.events if event.what == "zombie"} - {""}
 
     def to_the_end(self) -> Facts:
@@ -290,6 +301,9 @@ class _Play:
         assert done.result["reason"] == "taskset", done.result
         for hand in self._hands:
             assert hand.finish().code in (0, 5, -signal.SIGKILL), hand.err[-3000:]
+        if self._exporter is not None:
+            self._exporter.end(patiently(self._view.audit))
+            self._happened["exporter told what the audit counts"] += 1
         self._place.assert_nobody_left()
         for mark in sorted(self._marks.iterdir()) if self._marks.is_dir() else ():
             role, point, _ = mark.name.split(".")
@@ -407,10 +421,12 @@ class _Play:
         self._place.wait_for(lambda: not self._supervised(), "the end of all", END_S)
         self._run = self._place.start("resume", self._dir, "--json", env=self._env)
         self._place.wait_for(lambda: self._view.folder.is_live() or not self._run.alive, "its supervisor")
+        if self._exporter is not None:
+            self._exporter.start_again()
 
     def _supervised(self) -> list[psutil.Process]:
         """All but those that were started by hand, and their children."""
-        own = {hand.pid for hand in self._hands}
+        own = {hand.pid for hand in self._hands} | ({self._exporter.pid} if self._exporter is not None else set())
         found = []
         for process in self._place.processes():
             with contextlib.suppress(psutil.NoSuchProcess):

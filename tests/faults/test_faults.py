@@ -58,6 +58,22 @@ def test_nothing_is_lost_on_a_cluster(tmp_path: Path, cluster: Cluster, seeds: S
     play(Rig(tmp_path / "runs", cluster), "kafka", seeds)
 
 
+@pytest.fixture
+def secured(tmp_path: Path) -> Iterator[Cluster]:
+    made = Cluster(tmp_path / "kafka", secured=True)
+    yield made
+    made.stop()
+    gc.collect()
+
+
+@pytest.mark.long
+@pytest.mark.broker
+@pytest.mark.timeout(9000)
+def test_nothing_is_lost_with_tls_and_acls(tmp_path: Path, secured: Cluster) -> None:
+    """Each role has a certificate and rights of its own, and an exporter looks on with those of a reader."""
+    play(Rig(tmp_path / "runs", secured), "kafka", BROKERS)
+
+
 def play(rig: Rig, log: str, seeds: Sequence[int]) -> None:
     played = rig.play_all((draw(log, seed) for seed in seeds), jobs=JOBS)
     failed = "\n\n".join(one.error for one in played if one.error)

@@ -4,7 +4,8 @@ kafka-python 3.0.12 is the version that all of this was measured with. Each part
 client does without it. `tests/unit/transport/test_kafka_compat.py` fails when the client's own code behind a part
 changes: look at the change then, and either drop the part or confirm it for the new version.
 
-Importing this module changes two classes of kafka-python (`_sock_recv`) and the levels of two of its loggers.
+Importing this module changes three classes of kafka-python (`_sock_recv`, `handshake`, `_build_transport`) and the
+levels of two of its loggers.
 """
 
 from __future__ import annotations
@@ -14,16 +15,21 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
 from kafka import errors as kafka_errors
 from kafka.net.compat import KafkaNetClient
+from kafka.net.manager import KafkaConnectionManager
 from kafka.net.transport import KafkaSSLTransport, KafkaTCPTransport
 from kafka.structs import TopicPartition as KafkaPartition
 
 VERSION = "3.0.12"
 """The version of kafka-python that every part was measured with."""
+
+HANDSHAKE_S = 30.0
+"""Seconds for a TLS handshake; so long the client gives a whole connection."""
 
 _NOT_READY_S = 0.05
 """Seconds before a coordinator that could not be connected is tried again."""
@@ -77,6 +83,41 @@ def _receive_before_end(transport: Any, receive: Callable[[Any], tuple[bytes, An
 
 for _kind in (KafkaTCPTransport, KafkaSSLTransport):
     _kind._sock_recv = functools.partialmethod(_receive_before_end, _kind._sock_recv)
+
+
+async def _handshake_in_time(transport: Any, handshake: Callable[[Any], Any]) -> None:
+    """Give up a TLS handshake after HANDSHAKE_S. KafkaTimeoutError then.
+
+    For 3.0.12: the client waits for ever for a broker that takes a connection and says nothing, as one does that was
+    stopped. What it wants to ask that broker has no time limit either until the handshake is done."""
+    until = time.monotonic() + HANDSHAKE_S
+    net = transport._net
+    waits = (functools.partial(wait, timeout_at=until) for wait in (net.wait_read, net.wait_write))
+    transport._net = SimpleNamespace(**dict(zip(("wait_read", "wait_write"), waits, strict=True)))
+    try:
+        await handshake(transport)
+    finally:
+        transport._net = net
+
+
+async def _build_or_tell(
+    manager: Any, build: Callable[..., Any], node: Any, timeout_at: float | None = None
+) -> KafkaTCPTransport:
+    """Return the transport of a new connection. KafkaConnectionError where the client's own raises a ConnectionError.
+
+    For 3.0.12: a TLS connection that is reset before its handshake is told as the bare ConnectionResetError. If it was
+    to bring metadata, this ends the client's loop that asks for it, for good: the client goes on with what it knew of
+    leaders, and never again reads a partition that has another one now."""
+    try:
+        return await build(manager, node, timeout_at=timeout_at)
+    except ConnectionError as error:
+        raise kafka_errors.KafkaConnectionError(str(error)) from error
+
+
+KafkaSSLTransport.handshake = functools.partialmethod(_handshake_in_time, KafkaSSLTransport.handshake)
+KafkaConnectionManager._build_transport = functools.partialmethod(
+    _build_or_tell, KafkaConnectionManager._build_transport
+)
 
 
 def broker_version(client: KafkaAdminClient) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import socket
 import threading
 import urllib.request
@@ -335,6 +336,38 @@ def test_disk_by_folder(log: SyntheticLog, tmp_path: Path) -> None:
     found = status(log, tmp_path)
     assert found.disk_bytes == {"other": 1, "weights": 1_500}
     assert "1.5 kB (other 1 B, weights 1.5 kB)" in found.to_text()
+
+
+@pytest.mark.parametrize(
+    ("free_bytes", "told"),
+    [
+        (72_000_000_000, None),
+        (30_000_000_000, "30.0 GB on the disk of the run folder, enough for about 30.0 h of this run"),
+        (4_000_000_000, "4.0 GB on the disk of the run folder, enough for about 4.0 h of this run"),
+    ],
+)
+def test_a_disk_that_will_be_full_is_told_ahead(
+    log: SyntheticLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_bytes: int, told: str | None
+) -> None:
+    """This run has written 1 GB in an hour; its model was there before."""
+    for name, num_bytes in (("log", 900_000_000), ("weights", 100_000_000), ("model", 5_000_000_000)):
+        (tmp_path / name).mkdir()
+        with (tmp_path / name / "file").open("wb") as file:
+            file.truncate(num_bytes)
+    usage = shutil.disk_usage(tmp_path)._replace(free=free_bytes)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    assert status(log, tmp_path).to_json()["disk_room"] == {"free_bytes": free_bytes, "hours_left": None}
+    log.flow(0, 1)
+    log.flow(1, 1)
+    for batch in range(2):
+        log.flow(batch)
+        log.batch(batch, [batch])
+        log.step(batch + 1, at=1000.0 + 3600.0 * batch)
+    found = status(log, tmp_path)
+    assert found.to_json()["disk_room"] == {"free_bytes": free_bytes, "hours_left": pytest.approx(free_bytes / 1e9)}
+    assert (told is None) is ("on the disk of the run folder" not in found.to_text())
+    if told is not None:
+        assert told in found.to_text()
 
 
 # --------------------------------------------------------------------------------------------- what does not go on

@@ -11,7 +11,8 @@ import inspect
 import logging
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from types import SimpleNamespace
 
 import kafka.net.manager
@@ -52,7 +53,12 @@ def fingerprint(function) -> str:
 
 def original(transport) -> Callable:
     """Return the method of kafka-python that `compat` wraps."""
-    return transport.__dict__["_sock_recv"].args[0]
+    return wrapped(transport, "_sock_recv")
+
+
+def wrapped(cls: type, name: str) -> Callable:
+    """Return the method of kafka-python that `compat` has put one of its own around."""
+    return cls.__dict__[name].args[0]
 
 
 REACHED = {
@@ -62,6 +68,10 @@ REACHED = {
     "_receive_before_end, plain": (original(KafkaTCPTransport), "4de131981f64"),
     "_receive_before_end, TLS": (original(KafkaSSLTransport), "e48f9d4d38e8"),
     "_receive_before_end, its caller": (KafkaTCPTransport._read_from_sock, "f53ca5865d1e"),
+    "_handshake_in_time": (wrapped(KafkaSSLTransport, "handshake"), "422815753f89"),
+    "_build_or_tell": (wrapped(KafkaConnectionManager, "_build_transport"), "0e59de06d133"),
+    "_build_or_tell, its caller": (KafkaConnectionManager._connect, "248bb596be1e"),
+    "_build_or_tell, the loop that would end": (ClusterMetadata._refresh_loop, "cc8a6324a6b5"),
     "broker_version": (KafkaConnectionManager.broker_version.fget, "f38097878690"),
     "StableAdminClient, requests": (GroupAdminMixin._list_group_offsets_requests, "a66d0231dc07"),
     "StableAdminClient, coordinators": (ClusterMetadata.get_coordinator, "2b2c25d55532"),
@@ -104,6 +114,33 @@ def test_a_coordinator_that_is_away_is_tried_again():
     with pytest.raises(kafka_errors.KafkaConnectionError):
         KafkaNetClient.await_ready(_Connectionless(), 1, timeout_ms=1)
     assert _Connectionless().await_ready(1, timeout_ms=1) is False
+
+
+@pytest.fixture
+def network() -> Iterator[NetworkSelector]:
+    made = NetworkSelector()
+    yield made
+    made.close()
+
+
+def test_a_broker_that_takes_a_connection_and_says_nothing_is_given_up(monkeypatch, network):
+    monkeypatch.setattr(compat, "HANDSHAKE_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as mine:
+        mine.setblocking(False)
+        transport = KafkaSSLTransport(network, mine, host="127.0.0.1")
+        with closing(transport._sock):
+            with pytest.raises(kafka_errors.KafkaTimeoutError):
+                network.run(transport.handshake)
+            assert transport._net is network
+
+
+def test_a_connection_that_is_reset_is_told_as_the_clients_loops_expect_it():
+    async def reset(manager, node, timeout_at=None):
+        raise ConnectionResetError(104, "reset by peer")
+
+    assert "except Errors.KafkaError" in inspect.getsource(ClusterMetadata._refresh_loop)
+    with pytest.raises(kafka_errors.KafkaConnectionError, match="reset by peer"):
+        compat._build_or_tell(None, reset, None).send(None)
 
 
 def test_what_came_before_the_end_of_a_connection_is_given_on():

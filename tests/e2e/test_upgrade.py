@@ -1,0 +1,53 @@
+"""Workers of two releases at once: the run goes on, whoever is replaced first, and what one cannot read waits."""
+
+from __future__ import annotations
+
+import re
+import signal
+
+import pytest
+
+from rftstream.contracts.versions import StepRecord
+from tests.e2e.workplace import Workplace
+from tests.releases import NOTE
+from tests.upgrades import READERS_FIRST, RollingUpgrade
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_run_goes_to_a_later_release_and_back(place: Workplace) -> None:
+    upgrade = RollingUpgrade(place, "rolling")
+    upgrade.play((True, READERS_FIRST), (False, READERS_FIRST))
+    upgrade.assert_whole()
+    upgrade.assert_field_is_kept()
+    assert {NOTE, None} <= {note for _, note in upgrade.notes("steps")}
+    began = [step.name for step in upgrade.view.messages("steps") if isinstance(step, StepRecord) and step.resumed]
+    assert [name.trainer_epoch for name in began] == [1, 2, 3]
+    assert all(name.version > 0 for name in began[1:]), "each trainer took the checkpoint of the other release"
+
+    folder = upgrade.view.folder.path
+    later = upgrade.call_later("audit", folder, "--json")  # makes an index
+    assert (later.code, later.result["balanced"]) == (0, True), later.err
+    assert place.look("audit", folder, "--json").result == later.result, "this release uses the same index, or its own"
+
+
+def test_what_may_not_be_skipped_waits_for_the_later_release(place: Workplace) -> None:
+    """The wrong order: explorers are replaced first, although their rollouts have a field that has to be understood."""
+    upgrade = RollingUpgrade(place, "refused", skippable=False)
+    upgrade.begin()
+    verifier, before = upgrade.workers["verifier"], upgrade.workers["explorer"]
+    before.send(signal.SIGTERM)
+    upgrade.start("explorer", later=True)
+    refused = verifier.finish()
+    assert (before.finish().code, refused.code) == (0, 4), refused.err
+    assert re.search(r"got rollout\.v\d+, expected at most v\d+; a later release of rftstream wrote it", refused.err)
+
+    for role in ("trainer", "buffer", "verifier", "feeder"):
+        if role != "verifier":
+            upgrade.workers[role].send(signal.SIGTERM)
+        upgrade.start(role, later=True)
+    place.wait_for(lambda: len([later for later, _ in upgrade.notes("steps") if later]) >= 4, "versions")
+    upgrade.end()
+    report = upgrade.call_later("audit", upgrade.view.folder.path, "--json").result
+    assert (report["balanced"], any(report["twins"].values())) == (True, False)
+    assert upgrade.view.records("dead") == [], "a later release's record is no damaged one"
