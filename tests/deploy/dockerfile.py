@@ -1,9 +1,9 @@
 """Reads the Dockerfile as data, and makes its image `roles` without a builder.
 
 No builder runs where the tests do. So bubblewrap runs the steps of a stage, in a file system that has the paths of the
-image: the same commands, in the same order, with the same files and environment. What differs: the base is the Python of
-this machine; packages come from uv's cache, where scripts/setup has put them; steps that fetch Debian's packages or uv
-itself are left out, since scripts/setup has installed those.
+image: the same commands, in the same order, with the same files and environment. Three things differ. The base is the
+Python of this machine. Packages come from uv's cache, where scripts/setup has put them. Steps that fetch Debian's
+packages or uv itself are left out, since scripts/setup has installed those.
 """
 
 from __future__ import annotations
