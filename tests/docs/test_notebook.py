@@ -37,10 +37,9 @@ def test_it_runs_as_it_is_save_for_fewer_steps(tmp_path: Path) -> None:
     assert text.count("STEPS = 150") == 1
     notebook = tmp_path / NOTEBOOK.name
     notebook.write_text(text.replace("STEPS = 150", "STEPS = 2"), encoding="utf-8")
-    done = subprocess.run(
-        [Path(sys.executable).with_name("jupyter-execute"), "--inplace", "--allow-errors", notebook], cwd=tmp_path,
-        capture_output=True, text=True, timeout=LONG_S, env=os.environ | {"IPYTHONDIR": str(tmp_path / "ipython"), "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    command = [Path(sys.executable).with_name("jupyter-execute"), "--inplace", "--allow-errors", notebook]
+    environment = os.environ | {"IPYTHONDIR": str(tmp_path / "ipython"), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=LONG_S)
     assert done.returncode == 0, done.stderr
     printed = {}
     for cell in cells(notebook, "code"):
