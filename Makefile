@@ -12,7 +12,7 @@ SEED ?= 0
 LOAD ?= 0
 LOG ?= embedded
 
-.PHONY: help setup demo kafka kafka-stop test test-fast test-long test-vllm histories simulate fmt lint types bench curves faults hosts soak constraints clean
+.PHONY: help setup demo kafka kafka-stop test test-fast test-long test-vllm histories simulate fmt lint types docs bench curves faults hosts soak constraints clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -70,6 +70,9 @@ lint: .venv/.developer  ## ruff: errors and form
 
 types: .venv/.developer  ## mypy --strict
 	$(BIN)/mypy
+
+docs: .venv/.developer  ## the docs as a site with search, in build/site
+	$(BIN)/python docs/build_site.py
 
 bench: .venv/.developer  ## measure, beside references, into bench.json (ONLY="log idle" picks)
 	$(BIN)/python -m benchmarks $(ONLY)

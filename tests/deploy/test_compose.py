@@ -20,6 +20,7 @@ from rftstream.commands import COMMANDS, cli
 from rftstream.config.loader import load
 from rftstream.roles import ROLES
 from tests.deploy.conftest import ROOT, read_yaml
+from tests.deploy.dockerfile import read_stages
 
 FILES = [ROOT / "docker-compose.yml", ROOT / "deploy" / "docker" / "compose.gpu.yml"]
 SERVICES = {f"{path.name}: {name}": service for path in FILES for name, service in read_yaml(path)["services"].items()}
@@ -85,6 +86,24 @@ def test_every_worker_sees_the_same_and_is_given_time_to_finish(compose: dict[st
         assert int(worker["stop_grace_period"].removesuffix("s")) > 40
         assert worker["depends_on"]["create"]["condition"] == "service_completed_successfully"
         assert "container_name" not in worker and "ports" not in worker, "or it could not be scaled"
+
+
+def test_containers_have_no_rights_and_write_to_volumes_alone(compose: dict[str, Any]) -> None:
+    for name, service in compose["services"].items():
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert service.get("read_only") or not service["image"].startswith("rftstream:"), name
+        assert service.get("healthcheck") or service["image"].startswith("rftstream:"), f"{name}: our images have one"
+        assert set(service.get("profiles", ["monitoring"])) <= {"monitoring", "studio", "synthesis"}
+
+
+@pytest.mark.parametrize("service", OURS)
+def test_an_image_is_named_after_its_target(service: str) -> None:
+    """And roles that need PyTorch have one with it."""
+    target, role = filled(OURS[service]["build"]["target"]), service.partition(": ")[2]
+    assert filled(OURS[service]["image"]) == f"rftstream:local-{target}"
+    assert target in read_stages()
+    assert (target == "roles") is (role not in ("trainer", "explorer", "evaluator", "synthesiser"))
 
 
 def test_the_broker_is_as_the_tested_one(compose: dict[str, Any]) -> None:

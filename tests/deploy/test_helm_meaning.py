@@ -96,7 +96,7 @@ def test_a_device_of_its_own_and_gpus_of_its_own() -> None:
         assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
         assert {"name": "shm", "mountPath": "/dev/shm"} in container["volumeMounts"]
     (verifier,) = found["verifier"]["spec"]["containers"]
-    assert verifier["image"] == "registry.example.org/rftstream:2026-11"
+    assert verifier["image"] == "registry.example.org/rftstream:2026-11-roles"
     assert "nvidia.com/gpu" not in verifier["resources"]["limits"]
 
 

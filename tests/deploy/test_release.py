@@ -1,0 +1,165 @@
+"""What is released: wheel and sdist have all files and work where nothing else of ours is; tag and changelog agree."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import runpy
+import subprocess
+import sys
+import tarfile
+import zipfile
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from tests.deploy.conftest import ROOT, read_yaml
+from tests.deploy.dockerfile import CACHE_IS_MISSING, UV
+
+WORKFLOW = ROOT / ".github" / "workflows" / "release.yml"
+PACKAGES = ("rftstream", "workers", "schemas")
+CHANGELOG = "# Changelog\n\n## [Unreleased]\n\n## [1.2.3] - 2026-11-26\n\n### Added\n\n- This.\n\n## [1.2.2]\n\nOld.\n"
+LONG_S = 400
+
+
+def uv(*words: str | Path) -> None:
+    """Take packages from the cache, and from the index only where the cache lacks one."""
+    for offline in ("1", "0"):
+        settings = {"UV_OFFLINE": offline, "UV_BUILD_CONSTRAINT": str(ROOT / "constraints.txt"), "UV_SYSTEM_CERTS": "1"}
+        done = subprocess.run([UV, *words], capture_output=True, text=True, timeout=LONG_S, env=os.environ | settings)
+        if CACHE_IS_MISSING not in done.stderr.lower():
+            break
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def digests(wheel: Path) -> dict[str, str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: hashlib.sha256(archive.read(name)).hexdigest() for name in archive.namelist()}
+
+
+def first_contact(rftstream: Path, folder: Path) -> None:
+    """From an empty folder to a model, by a command that knows no checkout."""
+    environment = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ} | {"LANG": "C.UTF-8"}
+    folder.mkdir()
+    for words in (["init", "--steps", "1"], ["check"], ["run", "--json", "--progress", "none"]):
+        done = subprocess.run(
+            [rftstream, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=LONG_S,
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{words}\n{done.stdout}{done.stderr}"
+    assert json.loads(done.stdout)["version"] == 1
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with the sdist and the wheel made from it."""
+    folder = tmp_path_factory.mktemp("dist")
+    uv("build", "--quiet", "--out-dir", folder, ROOT)
+    return folder
+
+
+@pytest.mark.slow
+def test_wheel_and_sdist_have_the_files_of_the_tree(built: Path, tmp_path: Path) -> None:
+    [from_sdist], [sdist] = built.glob("*.whl"), built.glob("*.tar.gz")
+    uv("build", "--quiet", "--wheel", "--out-dir", tmp_path, ROOT)
+    [wheel] = tmp_path.glob("*.whl")
+    found = digests(wheel)
+    assert digests(from_sdist) == found
+    listed = subprocess.run(["git", "ls-files", "-z", *PACKAGES], cwd=ROOT, capture_output=True, text=True, check=True)
+    tree = {name for name in listed.stdout.split("\0") if name and (ROOT / name).exists()}
+    assert len(tree) > 900
+    assert tree <= set(found)
+    assert {name for name in found if not name.startswith("rftstream-")} <= tree | _not_yet_known_to_git()
+    with tarfile.open(sdist) as archive:
+        tops = {name.split("/")[1] for name in archive.getnames()}
+    assert tops >= {*PACKAGES, "examples", "README.md", "LICENSE", "CHANGELOG.md", "pyproject.toml", "PKG-INFO"}
+    assert not tops & {"tests", ".venv", "docs"}
+
+
+def _not_yet_known_to_git() -> set[str]:
+    words = ["git", "ls-files", "-z", "--others", "--exclude-standard", *PACKAGES]
+    return set(subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0"))
+
+
+@pytest.mark.slow
+def test_the_wheel_works_in_an_empty_environment(built: Path, tmp_path: Path) -> None:
+    """The packages that it requires are those that scripts/setup has put into uv's cache."""
+    [wheel] = built.glob("*.whl")
+    python = make_venv(tmp_path / "venv")
+    uv("pip", "install", "--quiet", "--python", python, "--constraints", ROOT / "constraints.txt", wheel)
+    first_contact(python.with_name("rftstream"), tmp_path / "empty")
+
+
+def make_venv(folder: Path) -> Path:
+    uv("venv", "--quiet", "--python", sys.executable, folder)
+    return folder / "bin" / "python"
+
+
+# ------------------------------------------------------------------------------------------------ tag and changelog
+
+
+@pytest.fixture(scope="module")
+def release() -> dict[str, Any]:
+    return runpy.run_path(str(ROOT / "scripts" / "release"))
+
+
+def test_notes_are_the_part_of_the_version(release: dict[str, Any]) -> None:
+    assert release["notes"]("v1.2.3", "1.2.3", CHANGELOG) == "### Added\n\n- This."
+
+
+@pytest.mark.parametrize(
+    ("tag", "version", "changelog", "said"),
+    [
+        ("1.2.3", "1.2.3", CHANGELOG, "expected v and a version"),
+        ("v1.2.4", "1.2.3", CHANGELOG, "version.py says 1.2.3"),
+        ("v1.2.2", "1.2.2", CHANGELOG, r"is \[1.2.3\], expected \[1.2.2\]"),
+        ("v1.2.4", "1.2.4", CHANGELOG, r"is \[1.2.3\], expected \[1.2.4\]"),
+        ("v1.2.3", "1.2.3", CHANGELOG.replace(" - 2026-11-26", ""), "YYYY-MM-DD"),
+        ("v1.2.3", "1.2.3", CHANGELOG.replace("[Unreleased]\n", "[Unreleased]\n\n- That.\n"), "is not empty"),
+        ("v1.2.3", "1.2.3", CHANGELOG.replace("### Added\n\n- This.\n", ""), "nothing is said"),
+        ("v1.2.3", "1.2.3", "# Changelog\n\n## [Unreleased]\n", "is none"),
+    ],
+)
+def test_what_differs_is_said(release: dict[str, Any], tag: str, version: str, changelog: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        release["notes"](tag, version, changelog)
+
+
+def test_the_command_ends_with_1(release: dict[str, Any]) -> None:
+    command = [sys.executable, "-I", str(ROOT / "scripts" / "release")]
+    done = subprocess.run([*command, "v0.0.0"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "version.py says" in done.stderr
+    assert subprocess.run(command, capture_output=True).returncode == 2
+
+
+# ---------------------------------------------------------------------------------------------------- the workflow
+
+
+def test_the_workflow_is_valid() -> None:
+    vendored = files("check_jsonschema") / "builtin_schemas" / "vendor" / "github-workflows.json"
+    schema = json.loads(vendored.read_text(encoding="utf-8"))
+    workflow = json.loads(json.dumps({str(key): value for key, value in read_yaml(WORKFLOW).items()}))
+    workflow["on"] = workflow.pop("True")  # what YAML 1.1 makes of it
+    jsonschema.Draft7Validator(schema).validate(workflow)
+
+
+def test_the_workflow_pins_actions_and_gives_few_rights() -> None:
+    workflow = read_yaml(WORKFLOW)
+    assert workflow["permissions"] == {"contents": "read"}
+    targets: set[str] = set()
+    for name, job in workflow["jobs"].items():
+        assert job["timeout-minutes"] <= 120
+        rights = set(job.get("permissions", {})) - {"contents"}
+        assert rights <= {"publish": {"id-token"}, "images": {"packages"}}.get(name, set())
+        needed = {job["needs"]} if isinstance(job.get("needs"), str) else set(job.get("needs", []))
+        assert needed >= ({"build", "test"} if name in ("publish", "images", "announce") else set()), name
+        targets |= set(job.get("strategy", {}).get("matrix", {}).get("target", []))
+        for step in job["steps"]:
+            assert "@v" in step.get("uses", "@v"), step
+            assert not any("secrets." in str(command) for command in [step.get("run", "")]), "not on a command line"
+    assert targets == {"roles", "cpu", "gpu"}

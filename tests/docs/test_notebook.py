@@ -1,0 +1,56 @@
+"""examples/first_run.ipynb: it runs from its first cell to its last, and is kept without what it printed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.docs.reading import ROOT
+
+NOTEBOOK = ROOT / "examples" / "first_run.ipynb"
+LONG_S = 400
+
+
+def cells(path: Path, kind: str) -> list[dict[str, Any]]:
+    return [cell for cell in json.loads(path.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == kind]
+
+
+def source(cell: dict[str, Any]) -> str:
+    return "".join(cell["source"])
+
+
+def test_it_is_kept_without_outputs() -> None:
+    code = cells(NOTEBOOK, "code")
+    assert len(code) > 5
+    assert not [cell for cell in code if cell["outputs"] or cell["execution_count"] is not None]
+
+
+@pytest.mark.slow
+def test_it_runs_as_it_is_save_for_fewer_steps(tmp_path: Path) -> None:
+    text = NOTEBOOK.read_text(encoding="utf-8")
+    assert text.count("STEPS = 150") == 1
+    notebook = tmp_path / NOTEBOOK.name
+    notebook.write_text(text.replace("STEPS = 150", "STEPS = 2"), encoding="utf-8")
+    command = [Path(sys.executable).with_name("jupyter-execute"), "--inplace", "--allow-errors", notebook]
+    environment = os.environ | {"IPYTHONDIR": str(tmp_path / "ipython"), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=LONG_S)
+    assert done.returncode == 0, done.stderr
+    printed = {}
+    for cell in cells(notebook, "code"):
+        assert not [one for one in cell["outputs"] if one["output_type"] == "error"], source(cell)
+        printed[source(cell)] = json.dumps(cell["outputs"])
+
+    def said_by(part: str) -> str:
+        [found] = [outputs for cell, outputs in printed.items() if part in cell]
+        return found
+
+    assert "2 steps in" in said_by("rftstream.run(")
+    assert "image/png" in said_by("Image(")
+    assert "balanced" in said_by('"audit"')
+    assert "of 25 sums are right" in said_by("num_right")
