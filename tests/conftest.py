@@ -4,6 +4,7 @@ busy the machine was while they ran, in the last lines."""
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +23,8 @@ SLOW = ("e2e", "simulation", "docs", "parity")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as `make test &` in a script has it, for all that it starts
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     # how long an example takes says more of the machine than of the code
     settings.register_profile("any speed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("any speed")
