@@ -4,7 +4,6 @@
     ├── ConfigError               2     no    the run file, the command line, a resume with other data
     ├── ContractError             4     no    bytes that are not the message they claim to be
     │   └── ForeignRecord         4     no    a record that is not in force: its writer has not claimed its role
-    ├── NewerContract             4     no    a record of a later release, which this one must not read
     ├── TransportError            3     yes   the log cannot be reached or refuses
     │   ├── TransactionAborted    3     yes   nothing of the transaction is visible; publish again
     │   ├── AssignmentLost        3     yes   a partition of the transaction belongs to another member now
@@ -96,14 +95,6 @@ class ContractError(RftError):
 
 class ForeignRecord(ContractError):
     """A record is not in force (service/in_force.py). Readers skip it; nothing ends because of it."""
-
-
-class NewerContract(RftError):
-    """A record is of a version of its contract that this release must not read. This is no ContractError, which says
-    that a record is damaged: nobody dead-letters or skips this one. The worker ends, and the record waits for one of
-    the later release."""
-
-    exit_code = 4
 
 
 class TransportError(RftError):

@@ -34,7 +34,7 @@ MEANINGS = {
         "ends the run",
     ),
     4: (
-        "a contract is broken: bytes that are not what they claim to be, or that only a later release may read",
+        "a contract is broken: bytes that are not what they claim to be",
         "ends the run",
     ),
     5: ("another process took the role over", "left alone while that one lives"),
@@ -59,6 +59,8 @@ def metrics() -> str:
         if metric.name.startswith("process_"):  # the client's own, the same for every program
             continue
         labels = next(one._labelnames for one in vars(declared).values() if getattr(one, "_name", None) == metric.name)
+        if metric.type == "info":  # its labels come with the values that a worker gives it
+            labels = ("version", "python")
         name = metric.name + {"counter": "_total", "info": "_info"}.get(metric.type, "")
         rows.append((f"`{name}`", metric.type, ", ".join(labels) or "-", metric.documentation))
     return table(("metric", "type", "labels", "meaning"), rows)

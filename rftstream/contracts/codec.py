@@ -28,7 +28,7 @@ from rftstream.contracts.records import Headers, NewRecord, Record
 from rftstream.contracts.rules import show
 from rftstream.contracts.tasks import ID_HEADERS, RolloutIds
 from rftstream.contracts.topics import MAX_DEAD_BYTES
-from rftstream.errors import ContractError, NewerContract
+from rftstream.errors import ContractError
 
 MAX_TOTAL_ITEMS = 1_000_000
 """The most items that all lists and maps of one message may have together."""
@@ -324,8 +324,8 @@ def is_foreign(record: Record) -> bool:
 
 
 def _contract_of(record: Record, where: str) -> str:
-    """Return the contract that the headers name. ContractError if the topic does not take it. NewerContract if the
-    record is of a later version, unless its writer says that readers of the version here may read it."""
+    """Return the contract that the headers name. ContractError if the topic does not take it, or if the record is of a
+    later version, unless its writer says that readers of the version here may read it."""
     contract = _text_header(record, "contract", where)
     allowed = CONTRACTS_ON.get(record.topic, ())
     if contract not in allowed:
@@ -336,10 +336,8 @@ def _contract_of(record: Record, where: str) -> str:
     if version > known:
         readable = record.header(READABLE_SINCE)
         if readable is None or _number_header(record, READABLE_SINCE, "got ", known, where) > known:
-            raise NewerContract(
-                f"{where} headers.contract_version: got {contract}.v{version}, expected at most v{known}; a later "
-                "release of rftstream wrote it: update this one"
-            )
+            text = f"got {contract}.v{version}, expected at most v{known}; a later release of rftstream wrote it"
+            _refuse_header("contract_version", f"{text}: update this one", where)
     return contract
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,9 @@ LITTLE_BYTES = 5e9
 SOON_HOURS = 48.0
 """A disk that will be full sooner than this is told: the next look at the run may be after a weekend."""
 
+NEWEST_STEPS = 1000
+"""Of these the time of a step is taken."""
+
 LEAST_S = 60.0
 """Steps of less time than this tell nothing about hours."""
 
@@ -35,8 +40,8 @@ class DiskRoom:
     free_bytes: int
     """On the disk of the run folder."""
     hours_left: float | None
-    """Until that disk is full, if the run goes on as it did from its first step to its last, and nobody else writes
-    there. None: it has not made enough steps to tell."""
+    """Until that disk is full, if the run goes on as it did, without pauses, and nobody else writes there. None: it has
+    not made enough steps to tell."""
 
     @property
     def is_little(self) -> bool:
@@ -71,6 +76,8 @@ def disk_room(folder: RunFolder, used: Mapping[str, int], steps: Sequence[StepRe
     a run soon grows less than it did at first, so the estimate is on the safe side."""
     there = next(path for path in (folder.path, *folder.path.parents) if path.exists())
     free = shutil.disk_usage(there).free
-    took_s = steps[-1].recorded_at - steps[0].recorded_at if steps else 0.0
+    times = [step.recorded_at for step in steps[-NEWEST_STEPS:] if step.recorded_at]
+    gaps_s = [after - before for before, after in pairwise(times)]
+    took_s = statistics.median(gaps_s) * (len(steps) - 1) if gaps_s else 0.0  # of most steps: a pause is in one gap
     grown = sum(used.get(name, 0) for name in GROWING)
     return DiskRoom(free, free * took_s / grown / 3600 if took_s >= LEAST_S and grown else None)

@@ -53,7 +53,7 @@ class RunFollower:
     def look(self, should_stop: Callable[[], bool] = lambda: False) -> Look:
         """Read what has come since the last look. It stops early, with what it has, if `should_stop` says so."""
         run, updater, history = self.run, self.updater, self.history
-        control = read_control(run.transport)  # first: see `KnownFacts`
+        began = run.folder.is_live(), read_control(run.transport)  # first, in this order: see `KnownFacts`
         history.read()
         while updater.update(should_stop) and not should_stop():
             history.read()
@@ -64,7 +64,7 @@ class RunFollower:
             moment = Moment(version=history.history().version)
             with catalog:
                 counts = count_fates(catalog, moment)
-                known = self._known(control, catalog, counts, moment)
+                known = self._known(began, catalog, counts, moment)
                 oldest = oldest_open(catalog)
         return Look(
             status=read_status(run, known=known),
@@ -73,7 +73,9 @@ class RunFollower:
             share_read=updater.done / updater.total if updater.total else 1.0,
         )
 
-    def _known(self, control: ControlView, catalog: CatalogReader, counts: CatalogCounts, moment: Moment) -> KnownFacts:
+    def _known(
+        self, began: tuple[bool, ControlView], catalog: CatalogReader, counts: CatalogCounts, moment: Moment
+    ) -> KnownFacts:
         kinds, dead = count_letters(catalog, moment), Counter[str]()
         for kind in kinds:
             dead[kind.reason] += kind.count
@@ -83,7 +85,8 @@ class RunFollower:
         if self._operators is None or time.monotonic() - self._operators[0] > OPERATORS_S:
             self._operators = (time.monotonic(), read_totals(Log(self.run.transport)))
         return KnownFacts(
-            control=control,
+            live=began[0],
+            control=began[1],
             history=self.history.history(),
             groups={result: results[result] for result in ("batched", "filtered", "expired", "dead")},
             newest_batch=counts.newest_batch,

@@ -16,7 +16,7 @@ from rftstream.contracts.records import Record, TopicPartition
 from rftstream.contracts.rollouts import PartialRollout, Posted, Rollout, Segment, Turn
 from rftstream.contracts.tasks import ChatMessage, RolloutIds, Sampling
 from rftstream.contracts.topics import TOPICS
-from rftstream.errors import ConfigError, ContractError, NewerContract
+from rftstream.errors import ConfigError, ContractError
 from rftstream.models.rendering import Pieces
 from rftstream.queries.formatting import columns, moment, number, size
 from rftstream.queries.shown_completions import PLAIN, CompletionReader, cut
@@ -152,7 +152,7 @@ def record_to_json(record: Record) -> dict[str, Any]:
         return {**shown, "tombstone": True}
     try:
         return {**shown, "message": to_plain(codec.from_record(record))}
-    except (ContractError, NewerContract) as error:
+    except ContractError as error:
         return {**shown, "error": str(error), "value": _base64(record.value)}
 
 
@@ -206,7 +206,7 @@ def record_to_text(record: Record, reader: CompletionReader = PLAIN) -> str:
         return f"{head}\n  tombstone"
     try:
         return "\n".join([head, *(f"  {line}" for line in _dataclass_lines(codec.from_record(record), reader))])
-    except (ContractError, NewerContract) as error:
+    except ContractError as error:
         return f"{head}\n  {size(len(record.value))} that cannot be decoded: {error}"
 
 

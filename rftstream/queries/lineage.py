@@ -14,7 +14,7 @@ from rftstream.contracts.outcomes import GroupOutcome
 from rftstream.contracts.records import Record, TopicPartition
 from rftstream.contracts.rollouts import Segment
 from rftstream.contracts.versions import VersionName, WeightsAnnounced
-from rftstream.errors import ConfigError, ContractError, NewerContract, WeightsError
+from rftstream.errors import ConfigError, ContractError, WeightsError
 from rftstream.queries.formatting import moment, size
 from rftstream.queries.rows import Mark, TopicTable, fingerprint
 from rftstream.service.reading import read_records, read_to_ends
@@ -246,7 +246,7 @@ class Headers:
             return "its body is gone"
         try:
             return codec.from_record(whole)
-        except (ContractError, NewerContract) as error:
+        except ContractError as error:
             return str(error)
 
 

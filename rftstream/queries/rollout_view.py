@@ -14,7 +14,7 @@ from rftstream.contracts.records import TopicPartition
 from rftstream.contracts.rollouts import Rollout, Segment
 from rftstream.contracts.tasks import ChatMessage, Problem, Task
 from rftstream.contracts.verdicts import Verdict, VerifiedRollout
-from rftstream.errors import ContractError, NewerContract
+from rftstream.errors import ContractError
 from rftstream.models.rendering import Pieces
 from rftstream.queries.catalog.finding import GroupRow, RolloutRow
 from rftstream.queries.formatting import image_text
@@ -140,7 +140,7 @@ def _message(transport: Transport, topic: str, partition: int, offset: int | Non
     for record in each_record(transport, TopicPartition(topic, partition), [offset]):
         try:
             return codec.from_record(record), ""
-        except (ContractError, NewerContract) as error:
+        except ContractError as error:
             return None, str(error)
     return None, f"{topic}[{partition}]@{offset} was deleted by retention"
 

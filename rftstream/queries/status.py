@@ -94,8 +94,10 @@ class Status:
 class KnownFacts:
     """What somebody who follows a run knows of it already, so that `read_status` does not read it from the log."""
 
+    live: bool
+    """Whether somebody supervised it before `control` was read: a run that ends meanwhile is not taken for stopped."""
     control: ControlView
-    """Older than everything else here, so that a run that it calls finished has all that it ever wrote counted."""
+    """Older than everything below, so that a run that it calls finished has all that it ever wrote counted."""
     history: History
     groups: Mapping[str, int]
     """Result -> groups that were decided so."""
@@ -109,9 +111,9 @@ class KnownFacts:
 def read_status(run: OpenRun, now: float | None = None, known: KnownFacts | None = None) -> Status:
     """Read how a run is doing. `now` is the time by the clock of the log's writers, by default this machine's. `known`
     saves reading topics that grow with the run."""
-    log, live = Log(run.transport), run.folder.is_live()
+    log = Log(run.transport)
     known = _facts_of(run) if known is None else known
-    control, history, newest_batch = known.control, known.history, known.newest_batch
+    live, control, history, newest_batch = known.live, known.control, known.history, known.newest_batch
     lag = {
         topic: sum(run.transport.admin.lag(group, topic).values())
         for group, topics in consumer_groups(run.config).items()
@@ -169,10 +171,12 @@ def read_status(run: OpenRun, now: float | None = None, known: KnownFacts | None
 
 def _facts_of(run: OpenRun) -> KnownFacts:
     """Read from the log what nobody knows yet."""
-    control, log = read_control(run.transport), Log(run.transport)  # in this order: see `KnownFacts`
+    live = run.folder.is_live()  # in this order: see `KnownFacts`
+    control, log = read_control(run.transport), Log(run.transport)
     groups, newest_batch = _groups(log)
     letters = read_letters(log)
     return KnownFacts(
+        live=live,
         control=control,
         history=read_history(log),
         groups=groups,

@@ -79,9 +79,14 @@ class ForeignWriter:
     # ------------------------------------------------------------------------------------------ on any of them
 
     def _noise(self) -> NewRecord | None:
-        """Return random bytes under the headers of a record of the topic."""
+        """Return random bytes under the headers of a record of the topic, or under those of a release to come."""
         record = self._some_record(["batches", "weights", "steps", "control"])
-        return record and dataclasses.replace(record, value=self._random.randbytes(40))
+        if record is None:
+            return None
+        noise, headers = self._random.randbytes(40), record.headers
+        if noise[0] % 2:
+            headers = tuple((name, b"99" if name == "contract_version" else value) for name, value in headers)
+        return dataclasses.replace(record, value=noise, headers=headers)
 
     def _copy(self) -> NewRecord | None:
         """Return a copy of a record that stands on the log."""

@@ -206,10 +206,12 @@ def open_catalog(path: Path) -> CatalogReader | None:
         catalog = CatalogReader(path)
     except sqlite3.OperationalError:  # no such file
         return None
-    if catalog.rows("PRAGMA user_version")[0][0] == FORMAT:
-        return catalog
-    catalog.close()
-    return None
+    with contextlib.ExitStack() as opened:
+        opened.callback(catalog.close)
+        if catalog.rows("PRAGMA user_version")[0][0] != FORMAT:
+            return None
+        opened.pop_all()
+    return catalog
 
 
 class _Useless(Exception):

@@ -6,8 +6,9 @@ import contextlib
 import fcntl
 import os
 import tempfile
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from rftstream.contracts.records import Record, TopicPartition
 from rftstream.queries.catalog.database import CatalogDatabase, CatalogReader, Connection, open_catalog
@@ -19,6 +20,8 @@ from rftstream.service.control_view import read_control
 from rftstream.service.reading import read_to_ends
 
 FILE = "studio.sqlite3"
+Ends = dict[str, dict[TopicPartition, int]]
+"""Topic -> partition -> the offset at which it ends."""
 CHUNK_RECORDS = 50_000
 """Records of one transaction while much is to be read. What is new since a moment ago fits into one."""
 
@@ -43,7 +46,10 @@ class CatalogUpdater:
 
     def update(self, should_stop: Callable[[], bool] = lambda: False) -> bool:
         """Read what has come since. Return whether there was anything. It stops early if `should_stop` says so."""
-        if not self._opened() or self._database is None:
+        if not self._opened():
+            return False
+        if self._database is None:
+            self._look_at_the_others()
             return False
         try:
             return self._read(self._database, should_stop)
@@ -78,28 +84,42 @@ class CatalogUpdater:
         manifest = read_control(self._run.transport).manifest
         if manifest is None:  # the feeder has not begun
             return False
-        descriptor = os.open(self._folder / f"{FILE}.lock", os.O_RDWR | os.O_CREAT, 0o644)
-        self._cleanup.callback(os.close, descriptor)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._is_ours = True
-        except BlockingIOError:
-            self._is_ours = False
-        else:
-            self._database = CatalogDatabase(self.path, identity_of(manifest))
+        with contextlib.ExitStack() as opened:
+            descriptor = os.open(self._folder / f"{FILE}.lock", os.O_RDWR | os.O_CREAT, 0o644)
+            opened.callback(os.close, descriptor)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self._is_ours = False
+            else:
+                self._database = CatalogDatabase(self.path, identity_of(manifest))  # a full disk: the next look tries
+                self._is_ours = True
+            self._cleanup.enter_context(opened.pop_all())
         return True
 
     # ------------------------------------------------------------------------------------------ reading
 
-    def _read(self, database: CatalogDatabase, should_stop: Callable[[], bool]) -> bool:
-        transport = self._run.transport
-        ends = {topic: transport.admin.end_offsets(topic) for topic in READ}
+    def _look_at_the_others(self) -> None:
+        """Note how far the process is that writes the catalog."""
+        catalog = self.open_catalog()
+        if catalog is None:
+            self._measure(())
+            return
+        with catalog:
+            self._measure(catalog.rows("SELECT * FROM marks"))
+
+    def _measure(self, rows: Iterable[Any]) -> tuple[Ends, dict[TopicPartition, Mark]]:
+        """Note how far a catalog with these marks is. Return the log's ends, and the marks."""
+        ends = {topic: self._run.transport.admin.end_offsets(topic) for topic in READ}
         known = {
-            TopicPartition(topic, partition): Mark(end, last, int(text))
-            for topic, partition, end, last, text in database.rows("SELECT * FROM marks")
+            TopicPartition(topic, partition): Mark(end, last, int(text)) for topic, partition, end, last, text in rows
         }
         self.total = sum(sum(places.values()) for places in ends.values())
         self.done = sum(min(mark.end, ends[place.topic].get(place, 0)) for place, mark in known.items())
+        return ends, known
+
+    def _read(self, database: CatalogDatabase, should_stop: Callable[[], bool]) -> bool:
+        ends, known = self._measure(database.rows("SELECT * FROM marks"))
         if not any(end > known.get(place, Mark(0)).end for places in ends.values() for place, end in places.items()):
             self._check_ends(known, ends)
             return False

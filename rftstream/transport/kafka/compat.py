@@ -103,14 +103,15 @@ async def _handshake_in_time(transport: Any, handshake: Callable[[Any], Any]) ->
 async def _build_or_tell(
     manager: Any, build: Callable[..., Any], node: Any, timeout_at: float | None = None
 ) -> KafkaTCPTransport:
-    """Return the transport of a new connection. KafkaConnectionError where the client's own raises a ConnectionError.
+    """Return the transport of a new connection. KafkaConnectionError where the client's own raises an OSError.
 
-    For 3.0.12: a TLS connection that is reset before its handshake is told as the bare ConnectionResetError. If it was
-    to bring metadata, this ends the client's loop that asks for it, for good: the client goes on with what it knew of
-    leaders, and never again reads a partition that has another one now."""
+    For 3.0.12: a TLS connection that is reset before its handshake is told as a bare ConnectionResetError or SSLError,
+    certificates that are just being replaced as FileNotFoundError. If it was to bring metadata, this ends the client's
+    loop that asks for it, for good: the client goes on with what it knew of leaders, and never again reads a partition
+    that has another one now."""
     try:
         return await build(manager, node, timeout_at=timeout_at)
-    except ConnectionError as error:
+    except OSError as error:
         raise kafka_errors.KafkaConnectionError(str(error)) from error
 
 

@@ -224,9 +224,10 @@ def test_a_second_updater_leaves_the_file_to_the_first(run: Run, tmp_path: Path)
     updater.update()
     second = CatalogUpdater(opened(memory, "other"), folder=tmp_path / "index")
     log.flow(1)
-    assert not second.update()
+    assert not second.update() and second.done < second.total, "the first has not read all"
     assert counts_of(second, Moment()).groups.admitted == 1
     updater.update()
+    assert not second.update() and second.done == second.total == updater.total
     assert counts_of(second, Moment()).groups.admitted == 2
     second.close()
 
@@ -241,6 +242,23 @@ def test_a_folder_that_cannot_be_written_is_done_without(run: Run, tmp_path: Pat
     assert counts_of(updater, Moment()).groups.admitted == 1 and updater.path.is_file()
     updater.close()
     assert not updater.path.exists()
+
+
+def test_a_file_that_cannot_be_opened_is_tried_again(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, log, updater = run
+    log.flow(0)
+
+    def full(self: CatalogDatabase, path: Path, identity: str) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CatalogDatabase, "__init__", full)
+        for _ in range(2):
+            with pytest.raises(sqlite3.OperationalError):
+                updater.update()
+            assert updater.open_catalog() is None
+    updater.update()
+    assert counts_of(updater, Moment()).groups.admitted == 1
 
 
 def test_nothing_before_the_run_has_begun(tmp_path: Path) -> None:

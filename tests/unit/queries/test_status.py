@@ -366,6 +366,11 @@ def test_a_disk_that_will_be_full_is_told_ahead(
     found = status(log, tmp_path)
     assert found.to_json()["disk_room"] == {"free_bytes": free_bytes, "hours_left": pytest.approx(free_bytes / 1e9)}
     assert (told is None) is ("on the disk of the run folder" not in found.to_text())
+    for batch in (2, 3, 4):
+        log.trained[batch + 1] = 2
+        log.step(batch + 1, at=1_000_000.0 + 3600.0 * batch)  # after a pause of days
+    paused = status(log, tmp_path).to_json()["disk_room"]["hours_left"]
+    assert paused == pytest.approx(4 * free_bytes / 1e9), "four hours of steps for the same bytes"
     if told is not None:
         assert told in found.to_text()
 

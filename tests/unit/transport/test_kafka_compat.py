@@ -10,6 +10,7 @@ import hashlib
 import inspect
 import logging
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -134,9 +135,10 @@ def test_a_broker_that_takes_a_connection_and_says_nothing_is_given_up(monkeypat
             assert transport._net is network
 
 
-def test_a_connection_that_is_reset_is_told_as_the_clients_loops_expect_it():
+@pytest.mark.parametrize("kind", [ConnectionResetError, ssl.SSLError, FileNotFoundError])
+def test_a_connection_that_cannot_be_made_is_told_as_the_clients_loops_expect_it(kind):
     async def reset(manager, node, timeout_at=None):
-        raise ConnectionResetError(104, "reset by peer")
+        raise kind(104, "reset by peer")
 
     assert "except Errors.KafkaError" in inspect.getsource(ClusterMetadata._refresh_loop)
     with pytest.raises(kafka_errors.KafkaConnectionError, match="reset by peer"):
