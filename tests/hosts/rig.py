@@ -57,7 +57,8 @@ class Trouble:
 
 
 def draw(seed: int) -> tuple[Trouble, ...]:
-    """Return what goes wrong with a seed: a host dies, cables are cut and, with every third, all of them are slow."""
+    """Return what goes wrong with a seed: a host dies, cables are cut, with every third all of them are slow, and with
+    every fourth the trainer is cut off from the log."""
     random = Random(f"hosts {seed}")
     working = list(WORKERS[:-1])
     found = [Trouble(random.randint(1, LAST_VERSION), "kill host", (random.choice(working),))]
@@ -67,6 +68,8 @@ def draw(seed: int) -> tuple[Trouble, ...]:
         found.append(Trouble(random.randint(1, LAST_VERSION), "cut", (one, other)))
     if seed % 3 == 0:
         found.append(Trouble(random.randint(0, LAST_VERSION), "slow"))
+    if seed % 4 == 1:  # of all cuts this one makes two of a role that is to be one
+        found.append(Trouble(random.randint(1, 6), "cut", ("delta", BROKER)))
     return tuple(sorted(found))
 
 
