@@ -26,7 +26,7 @@ from tests.agents_elsewhere import (
     RolloutIsOverError,
     check_calls,
 )
-from tests.e2e.workplace import FAKE, RunView, Workplace
+from tests.e2e.workplace import FAKE, LONG_S, RunView, Workplace
 
 POINTS = ("call_received", "call_sampled", "call_committed", "call_answered")
 NUM_CALLS = 4
@@ -36,11 +36,14 @@ ROUNDS = tuple(
 )
 """The faults of each round."""
 
+IDLE_S = 300.0
+"""After which an agent is late, also on a machine that has much else to do."""
+
 RUN = (
     FAKE.replace("max_tokens = 8", "max_tokens = 400")
     .replace("steps = 6", "steps = 2")
     .replace('source = "arithmetic"', 'source = "arithmetic"\nenvironment = "{environment}"\nreward = "environment"')
-    .replace('policy = "fake"', 'policy = "fake"\nidle_timeout_s = 300.0\n{explorer}')
+    .replace('policy = "fake"', f'policy = "fake"\nidle_timeout_s = {IDLE_S}\n{{explorer}}')
     .replace("[transport]", "[policies.fake]\nmean_tokens = 8.0\nsigma = 0.4\n{more}[transport]\n{transport}")
 )
 
@@ -105,7 +108,7 @@ def kill_under_agents(place: Workplace, name: str, told: Sequence[str], transpor
     agents = _Agents(gateways, GatewayKeys(SECRET.encode(), view.folder.run_id))
     threads = AgentThreads(gateways, agents.work, 6)
     try:
-        done = run.finish()
+        done = run.finish(IDLE_S + LONG_S)
     finally:
         threads.join()
     assert done.code == 0, done.err
@@ -113,9 +116,14 @@ def kill_under_agents(place: Workplace, name: str, told: Sequence[str], transpor
     view.assert_nothing_lost()
     rollouts = check_calls(view, agents.told)
     completed = [one for one in rollouts.values() if one.status is RolloutStatus.completed]
-    assert len(completed) >= 12
+    # An answer to /sessions that dies with its explorer may be asked for again before the successor has that partition:
+    # the agent gets another rollout, and the first one stays with nobody until it is late.
+    nobodys = [one for one in rollouts.values() if one.error is not None and one.error.endswith("and made no call")]
+    assert len(completed) + len(nobodys) >= 12
     assert all(len(one.calls) == NUM_CALLS for one in completed)
-    assert {one.status for one in rollouts.values()} <= {RolloutStatus.completed, RolloutStatus.skipped}
+    assert all(not one.calls for one in nobodys)
+    others = {one.status for one in rollouts.values() if one not in nobodys}
+    assert others <= {RolloutStatus.completed, RolloutStatus.skipped}
     _check_rewards(view, agents.rewards)
     place.assert_nobody_left()
 
