@@ -17,7 +17,7 @@ CACHE = Path(__file__).parents[2] / ".cache" / "models"
 """Kept, for it takes half a minute to make."""
 
 SHORT = (
-    "run.steps=2", "feeder.groups_per_batch=2", "feeder.group_size=4", "evaluations.chain_sum.num_tasks=2",
+    "run.steps=3", "feeder.groups_per_batch=2", "feeder.group_size=2", "evaluations.chain_sum.num_tasks=2",
 )  # fmt: skip
 
 
@@ -36,10 +36,10 @@ def test_a_few_steps_of_smollm2(place: Workplace, model: Path) -> None:
     done = place.call("run", EXAMPLES / "smollm2.toml", "--run-dir", "smollm2", "--json",
                       *sets(*SHORT, f"model.path={model}"), timeout_s=600)  # fmt: skip
     assert done.code == 0, done.err
-    assert (done.result["steps"], done.result["version"], done.result["reason"]) == (2, 2, "steps")
+    assert (done.result["steps"], done.result["version"], done.result["reason"]) == (3, 3, "steps")
     view = place.view("smollm2")
     report = view.assert_nothing_lost()
-    assert (report.groups.trained, report.rollouts.trained) == (4, 16)
+    assert (report.groups.trained, report.rollouts.trained) == (6, 12)
     check_completions(view, model)
     check_rewards(view)
     check_versions(view)
@@ -128,10 +128,10 @@ def check_versions(view: RunView) -> None:
         oldest = min(span.version for segment in one.segments for span in segment.versions)
         assert 0 <= one.batch_sequence - oldest <= 1
     announced = [one.weights_digest for one in view.messages("weights")]  # type: ignore[union-attr]
-    assert len(announced) == 3
+    assert len(announced) == 4
     assert len(set(announced)) > 1, "the weights have changed"
     for step, before, after in zip(view.steps(), announced, announced[1:], strict=False):
         assert step.weights_digest == after
         assert before != after or not step.metrics.get("grad_norm"), "by every step with a gradient"
     evaluated = [(one.name.version, one.num_tasks) for one in view.messages("evals")]  # type: ignore[union-attr]
-    assert evaluated == [(0, 2), (2, 2)]
+    assert evaluated == [(0, 2), (3, 2)]
