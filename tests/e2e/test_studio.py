@@ -149,6 +149,7 @@ def test_a_page_follows_a_run_that_goes_on(place: Workplace, browser: Browser) -
     page.wait_for_function(
         "least => Number(document.querySelector('[data-number=version]').textContent.replace(',', '')) > least",
         arg=first + 2,
+        timeout=240_000,  # the run may be slow
     )
     assert page.evaluate("document.body.dataset.loaded") == "once", "the page was not loaded anew"
     assert page.locator("figure.chart .u-over").count() >= 2, "curves outlive the new numbers"
