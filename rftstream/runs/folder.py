@@ -294,12 +294,13 @@ def read_config(folder: RunFolder, sets: Sequence[str] = ()) -> RunConfig:
     """Return the config that the run was started with. It includes the environment of that time. The ConfigError for a
     file that another release wrote names both releases."""
     try:
-        return loader.load([folder.config_file], sets=sets, env={})
+        config = loader.load([folder.config_file], env={})
     except ConfigError as error:
         writer = _writer_of(folder)
         if writer in (None, __version__):
             raise
         raise ConfigError(f"{error} (rftstream {writer} wrote the file, this is {__version__})") from None
+    return loader.load([folder.config_file], sets=sets, env={}) if sets else config
 
 
 def _writer_of(folder: RunFolder) -> str | None:

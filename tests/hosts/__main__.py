@@ -12,9 +12,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.faults.rig import Rig
+from tests.faults.rig import Played, Rig, counted
 from tests.hosts.network import is_possible
-from tests.hosts.rig import Played, made, summary, to_text
+from tests.hosts.rig import made, to_text
 
 
 def main() -> int:
@@ -36,7 +36,7 @@ def main() -> int:
                 if played[-1].error is not None:
                     print(played[-1].error)
                     break
-    counts = summary(played)
+    counts = counted(played)
     print(json.dumps(counts, indent=2))
     if given.json is not None:
         given.json.write_text(json.dumps({**counts, "played": [one.to_json() for one in played]}, indent=2))

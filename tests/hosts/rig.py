@@ -10,7 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -18,7 +18,8 @@ from typing import Any
 from rftstream.errors import TransportError
 from tests.e2e.workplace import COMMAND, RunView
 from tests.faults.laws import Facts, check_the_end, compare
-from tests.faults.rig import REWARD, RUN_FILE
+from tests.faults.rig import REWARD, RUN_FILE, Played
+from tests.faults.schedule import Schedule
 from tests.hosts.network import Host, Network, Output
 from tests.s3 import BUCKET, KEYS, MAKE_BUCKET
 
@@ -73,25 +74,6 @@ def draw(seed: int) -> tuple[Trouble, ...]:
     return tuple(sorted(found))
 
 
-@dataclass
-class Played:
-    """What came of a schedule."""
-
-    seed: int
-    happened: Counter[str] = field(default_factory=Counter)
-    num_records: int = 0
-    num_twins: int = 0
-    num_lost: int = 0
-    seconds: float = 0.0
-    error: str | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "seed": self.seed, "happened": dict(sorted(self.happened.items())), "records": self.num_records,
-            "twins": self.num_twins, "lost": self.num_lost, "seconds": round(self.seconds, 1), "error": self.error,
-        }  # fmt: skip
-
-
 class Hosts:
     """A broker, an object store and hosts for workers, on a network of their own. Runs come one after the other."""
 
@@ -127,7 +109,7 @@ class Hosts:
 
     def play(self, seed: int, calm: Facts) -> Played:
         """Play a schedule. Never raises for what it finds: see `error`."""
-        began, played = time.monotonic(), Played(seed)
+        began, played = time.monotonic(), Played(Schedule("hosts", seed, (), ()))
         try:
             facts = _Play(self, f"h{seed}-{os.getpid()}", draw(seed), played.happened).to_the_end()
             played.num_records, played.num_lost = facts.num_records, facts.num_lost
@@ -282,18 +264,6 @@ def made(folder: Path) -> Iterator[Hosts]:
         yield hosts
     finally:
         hosts.close()
-
-
-def summary(played: list[Played]) -> dict[str, Any]:
-    """Return the counts of several schedules."""
-    happened: Counter[str] = Counter()
-    for one in played:
-        happened += one.happened
-    return {
-        "schedules": len(played), "failed": sum(one.error is not None for one in played),
-        "records": sum(one.num_records for one in played), "twins": sum(one.num_twins for one in played),
-        "lost": sum(one.num_lost for one in played), "happened": dict(sorted(happened.items())),
-    }  # fmt: skip
 
 
 def to_text(one: Played) -> str:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.rig import Rig
+from tests.faults.rig import Rig, counted
 from tests.hosts.network import is_possible
-from tests.hosts.rig import CUT_S, draw, made, summary
+from tests.hosts.rig import CUT_S, draw, made
 
 SEEDS = (0, 1, 2)
 
@@ -31,6 +31,6 @@ def test_nothing_is_lost_between_hosts(tmp_path: Path) -> None:
         played = [hosts.play(seed, calm) for seed in SEEDS]
     failed = "\n\n".join(one.error for one in played if one.error)
     assert not failed, failed
-    counts = summary(played)
+    counts = counted(played)
     assert (counts["schedules"], counts["twins"], counts["lost"]) == (len(SEEDS), 0, 0)
     assert {"kill host", "cut", "slow"} <= counts["happened"].keys()

@@ -331,7 +331,7 @@ def finish_work(work: RolloutInHand, rollout: Rollout, num_sampled: int = 0) -> 
     rollout, value = fit_to_record(rollout)
     metrics.ROLLOUTS.labels(str(rollout.status)).inc()
     metrics.SAMPLED_TOKENS.labels(EXPLORER.name).inc(num_sampled)
-    if rollout.turns:
+    if num_sampled:  # none of one that is put back as it was
         metrics.ROLLOUT_SECONDS.observe(max(0.0, rollout.finished_at - rollout.started_at))
     pieces = tombstones(rollout.ids.rollout_id, work.partition, work.pieces)
     return Done(work.item.number, (Publish("rollouts", work.partition, rollout, value), *pieces))

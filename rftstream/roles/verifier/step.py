@@ -124,9 +124,8 @@ class VerifierStep(ConcurrentStepDefaults):
         self._max_concurrent = max_concurrent
         self._max_dead_share = max_dead_share
         self._clock = clock
-        self._active: dict[str, Item] = {}
-        self._begun_at: dict[str, float] = {}
-        """When each of them was given to the scorer."""
+        self._active: dict[str, tuple[Item, float]] = {}
+        """What is being scored, and since when."""
         self._done: list[Done] = []
         self._deaths = Deaths()
         self._kinds = Kinds()
@@ -148,8 +147,7 @@ class VerifierStep(ConcurrentStepDefaults):
             self._pass_on(item, rollout)
         else:
             key = str(item.number)
-            self._active[key] = item
-            self._begun_at[key] = self._clock.now()
+            self._active[key] = item, self._clock.now()
             self._scorer.submit(
                 ScoreRequest(
                     request_id=key,
@@ -164,12 +162,11 @@ class VerifierStep(ConcurrentStepDefaults):
         """Forget rollouts. Replies for them are ignored."""
         for number in numbers:
             self._active.pop(str(number), None)
-            self._begun_at.pop(str(number), None)
 
     def not_begun(self) -> Collection[int]:
         """Return all rollouts that are being scored. A worker that leaves does not wait for them.
         Waiting could take long: a rollout whose reward hangs is finished only when its last try has timed out."""
-        return [item.number for item in self._active.values()]
+        return [item.number for item, _ in self._active.values()]
 
     def advance(self) -> Sequence[Done]:
         """Collect replies, and return the rollouts that they finish. StopRule if too many rollouts have no reward; it
@@ -177,9 +174,9 @@ class VerifierStep(ConcurrentStepDefaults):
         if not self._done and self._deaths.share > self._max_dead_share:
             raise StopRule("dead_letters", f"verifier: {self._deaths.sentence(self._max_dead_share)}")
         for reply in self._scorer.poll(0.0 if self._done else WAIT_S if self._active else 0.0):
-            item = self._active.pop(reply.request_id, None)
-            if item is not None:
-                began_at = self._begun_at.pop(reply.request_id)
+            active = self._active.pop(reply.request_id, None)
+            if active is not None:
+                item, began_at = active
                 metrics.VERDICT_SECONDS.observe(max(0.0, self._clock.now() - began_at))
                 self._judged(item, reply)
         done, self._done = self._done, []
