@@ -238,6 +238,8 @@ class HfPolicy:
 
     def close(self) -> None:
         """Drop all requests and the model."""
+        import torch
+
         self._model.close()
         self._images.close()
         self._arriving.clear()
@@ -246,7 +248,8 @@ class HfPolicy:
         self._turns.clear()
         for request in self._batch.requests:
             self._batch.forget(request.request_id)
-        self._batch.leave()
+        with torch.inference_mode():  # as in `step`, where the cache was made
+            self._batch.leave()
 
     # ------------------------------------------------------------------------------------------ who joins
 

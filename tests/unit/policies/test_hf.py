@@ -294,6 +294,15 @@ def test_abort_forgets(policy):
     assert policy.num_active == 0
 
 
+def test_it_may_be_closed_in_the_middle(policy):
+    for number in range(3):
+        policy.submit(tiny.request(number, PROMPTS[0]))
+    for _ in range(2):
+        policy.step()
+    policy.close()
+    assert policy.num_active == 0
+
+
 def test_what_cannot_be_sampled_is_said(policy):
     policy.submit(tiny.request(0, ()))
     policy.submit(tiny.request(1, (99,)))
