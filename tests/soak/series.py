@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from rftstream.queries.formatting import columns
+
 WARM_UP_SHARE = 0.25
 """Of the time. Caches fill, modules are loaded, the first checkpoints are kept."""
 ENDS_SHARE = 0.25
@@ -107,14 +109,7 @@ def table(lines: Iterable[Line]) -> str:
         limit = "-" if line.limit is None else f"{line.limit.per_hour:g}"
         numbers = [f"{value:,.1f}" for value in (line.first, line.last, line.most, line.per_hour)]
         rows.append((line.name, line.unit, *numbers, limit, "GROWS" if line.grows else ""))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(
-            text.ljust(width) if column < 2 else text.rjust(width)
-            for column, (text, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    )
+    return "\n".join(columns(rows, left=2))
 
 
 def draw(series: Series, path: Path, title: str) -> None:
