@@ -15,7 +15,7 @@ WITHIN_S = 300.0
 
 class RigExporter:
     """`rftstream exporter` of one run, as somebody who may only look. The rig starts it once the run is there, and
-    again where it was killed together with everything else; `check` comes last."""
+    again where it was killed together with everything else; `end` comes last."""
 
     def __init__(self, place: Workplace, run_dir: str, env: Mapping[str, str]) -> None:
         self._place, self._run_dir = place, run_dir
