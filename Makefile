@@ -74,8 +74,8 @@ types: .venv/.developer  ## mypy --strict
 docs: .venv/.developer  ## the docs as a site with search, in build/site
 	$(BIN)/python docs/build_site.py
 
-bench: .venv/.developer  ## measure, beside references, into bench.json (ONLY="log idle" picks)
-	$(BIN)/python -m benchmarks $(ONLY)
+bench: .venv/.developer  ## measure, beside references, into bench.json (ONLY="log idle" picks; RECORD=1 for docs/performance.md, too)
+	$(BIN)/python -m benchmarks $(ONLY) $(if $(RECORD),--record && $(BIN)/python docs/generate.py)
 
 curves: .venv/.developer  ## run examples (an hour) and experiments (hours) to their ends, for docs; goes on where it stood (ONLY="algorithms/gspo staleness trl", SEEDS=0:3, MISSING=1)
 	$(BIN)/python -m scripts.curves $(ONLY) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(MISSING),--missing)

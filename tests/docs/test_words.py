@@ -45,6 +45,13 @@ def test_every_command_is_told() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=shown)
+def test_nothing_is_left_to_be_filled_in(page: Path) -> None:
+    """A word like TURNS_FIGURES in a sentence, where a figure was to come."""
+    prose = re.sub(r"```.*?```|`[^`]*`", "", read(page), flags=re.DOTALL)
+    assert not re.findall(r"\b[A-Z]+_FIGURES\b|\bTODO\b|\bTBD\b", prose)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=shown)
 def test_settings_exist(page: Path) -> None:
     """`trainer.lr` in backticks, with or without a value."""
     known = configuration.keys()

@@ -1,0 +1,75 @@
+"""What each benchmark is to reach, and why it does not where it does not.
+
+`make bench` shows the aim of a row and whether it is reached. docs/performance.md has all of them, with what was
+measured last (`make bench RECORD=1`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, Literal
+
+Side = Literal["at least", "at most"]
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """A bound on one figure of a row. The first aim whose patterns fit a row is the row's."""
+
+    rows: str
+    """Pattern of the row's name, as fnmatch has it."""
+    side: Side
+    bound: float
+    of: Literal["ratio", "ours"] = "ratio"
+    reference: str = "*"
+    """Pattern of the name of what the row is compared with."""
+    why_not: str = ""
+    """What is in the way, where the aim was missed when it was measured last."""
+
+    def fits(self, row: Mapping[str, Any]) -> bool:
+        return fnmatchcase(row["name"], self.rows) and fnmatchcase(row["reference_name"] or "", self.reference)
+
+    def reached(self, row: Mapping[str, Any]) -> bool:
+        value = row[self.of]
+        return bool(value >= self.bound if self.side == "at least" else value <= self.bound)
+
+    def text(self, row: Mapping[str, Any]) -> str:
+        unit = " of the reference" if self.of == "ratio" else f" {row['unit']}".rstrip()
+        return f"{self.side} {self.bound:,g}{unit}"
+
+
+AIMS = (
+    Aim("log: 64 KB records*", "at least", 0.8),
+    Aim("log: 1 KB records*", "at least", 0.8),
+    Aim("kafka: 64 KB records*", "at least", 0.8),
+    Aim("kafka: 1 KB records*", "at least", 0.8),
+    Aim("kafka: transactions*", "at least", 150, of="ours"),
+    Aim("idle: CPU of *", "at most", 2, of="ours"),
+    Aim("recovery: *, embedded", "at most", 5, of="ours"),
+    Aim("recovery: *, kafka", "at most", 15, of="ours"),
+    Aim("weights: *lr 1e-06*times smaller*", "at least", 750, of="ours"),
+    Aim("weights: *lr 5e-06*times smaller*", "at least", 420, of="ours"),
+    Aim("weights: *lr 2e-05*times smaller*", "at least", 145, of="ours"),
+    Aim("weights: *to publish", "at most", 1, of="ours"),
+    Aim("weights: *to apply", "at most", 0.5, of="ours"),
+    Aim("hf: *one row alone", "at least", 1 / 1.5),
+    Aim("hf: *", "at least", 1),
+    Aim("vllm: *", "at least", 0.95),
+    Aim("turns: *", "at least", 0.9),
+    Aim("gateway: calls*", "at least", 0.5),
+    Aim("train: *packed", "at least", 1, reference="padded"),
+    Aim("train: *packed", "at least", 1.5, reference="TRL*"),
+    Aim("train: *padded", "at least", 0.97),
+    Aim("sync_async: times as fast as in turns*", "at least", 2.5, of="ours", reference="aim"),
+    Aim("sync_async: groups expired, drop", "at most", 2, of="ours"),
+    Aim("sandbox: trivial program, p50*", "at most", 10, of="ours"),
+    Aim("sandbox: trivial program, p95*", "at most", 30, of="ours"),
+    Aim("sandbox: trivial programs, on all cores*", "at least", 120, of="ours"),
+    Aim("studio: *first page of a new studio", "at most", 1, of="ours"),
+)
+
+
+def aim_of(row: Mapping[str, Any]) -> Aim | None:
+    return next((aim for aim in AIMS if aim.fits(row)), None)
