@@ -54,7 +54,7 @@ hosts: .venv/.developer  ## a run on hosts with networks of their own, which die
 	$(BIN)/python -m tests.hosts --seeds $(or $(SEEDS),0:20) --json hosts.json
 
 histories: .venv/.developer  ## random histories of agents and environments, replayed through the model (NUM=, SEED=)
-	HISTORIES=$(or $(NUM),10000) HISTORIES_SEED=$(or $(SEED),0) $(BIN)/python -m pytest -s tests/flow/test_logprobs.py $(ARGS)
+	HISTORIES=$(or $(NUM),10000) HISTORIES_SEED=$(or $(SEED),0) $(BIN)/python -m pytest -s tests/flow/test_logprobs.py tests/unit/models/test_splice.py $(ARGS)
 
 simulate: .venv/.developer  ## all roles in one process, faults from seeds, all laws checked (SEEDS=0:20000, JOBS=)
 	$(BIN)/python -m tests.simulation $(or $(SEEDS),0:1000) --jobs $(JOBS)

@@ -57,6 +57,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "measured trl-smollm2": measured.beside_trl_smollm2,
     "measured trl-long": measured.beside_trl_long,
     "performance aims": performance.aims,
+    "performance learning": performance.learning,
     "performance others": performance.others,
     "performance machines": performance.machines,
     **{f"example {path.name}": partial(example, path.name) for path in sorted(EXAMPLES.glob("*.*"))},

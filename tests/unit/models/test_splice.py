@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from tests.unit.models.template_styles import STYLES
 
 BREAKING = ("moving", "counted")
 """Styles whose every turn begins a new segment."""
-SLOW_HISTORIES = 10_000
+SLOW_HISTORIES = int(os.environ.get("HISTORIES", "2000"))
 
 
 @pytest.fixture(scope="module")
