@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import IO
 
 import numpy as np
@@ -181,11 +181,27 @@ class WeightsFollower:
         return None
 
     def _follow(self, state: ServedState, links: list[Link]) -> Mapping[str, RawTensor]:
-        for announcement, way in links:
-            self._apply(state, announcement, way)
+        if not links:
+            return state.tensors
+        stops = [(self._held, state.digest()), *((one.name, one.weights_digest) for one, _ in links)]
+        read: list[WeightsAnnounced] = []
+        self._held = None
+        try:
+            delta.apply_chain(state, self._read_links(links, read))
+        except WeightsError:
+            name, digest = stops[len(read) - 1]  # before the delta that was refused
+            self._held = name if state.digest() == digest else None
+            raise
+        self._held = links[-1][0].name
         return state.tensors
 
-    def _apply(self, state: ServedState, announcement: WeightsAnnounced, way: DeltaObject) -> None:
+    def _read_links(self, links: list[Link], read: list[WeightsAnnounced]) -> Iterator[tuple[memoryview, str]]:
+        """Yield the deltas that are announced, their digests compared, and note in `read` which were begun."""
+        for announcement, way in links:
+            read.append(announcement)
+            yield self._read_link(announcement, way)
+
+    def _read_link(self, announcement: WeightsAnnounced, way: DeltaObject) -> tuple[memoryview, str]:
         where = f"weights {text_of(announcement.name)} ({way.object})"
         with self._store.open(way.object) as file:
             data = _read(file, way.num_bytes, way.digest, where)
@@ -197,9 +213,7 @@ class WeightsFollower:
                 f"{header.new}, expected {self._model} {text_of(announcement.name)} after {text_of(way.parent)} with "
                 f"{announcement.weights_digest}; it is another version's"
             )
-        self._held = None
-        delta.apply(state, data, where=where)
-        self._held = announcement.name
+        return data, where
 
     def _load(self, anchor: WeightsAnnounced) -> ServedState:
         where = f"weights {text_of(anchor.name)} ({anchor.object})"
