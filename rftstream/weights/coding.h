@@ -28,7 +28,7 @@ static inline uint32_t chance(const Bit *bit) {
 }
 
 static inline void learn(Bit *bit, int value) {
-    int64_t away = (value ? 65535 : 0) - (int64_t)bit->one;
+    int64_t away = (int64_t)(65535 & -value) - (int64_t)bit->one;
     bit->one = (uint16_t)(bit->one + ((away * rates[bit->seen]) >> 16));
     if (bit->seen < MOST_SEEN) bit->seen++;
 }
@@ -89,12 +89,9 @@ static void shift_low(Writer *w) {
 
 static inline void write_bit(Writer *w, Bit *bit, int value) {
     uint32_t bound = (w->range >> 15) * chance(bit);
-    if (value) {
-        w->range = bound;
-    } else {
-        w->low += bound;
-        w->range -= bound;
-    }
+    uint32_t no = (uint32_t)value - 1;
+    w->range = (bound & ~no) | ((w->range - bound) & no);
+    w->low += bound & no;
     learn(bit, value);
     while (w->range < (1u << 24)) {
         w->range <<= 8;
@@ -105,7 +102,7 @@ static inline void write_bit(Writer *w, Bit *bit, int value) {
 static inline void write_even(Writer *w, uint32_t value, int bits) {
     while (bits-- > 0) {
         w->range >>= 1;
-        if ((value >> bits) & 1) w->low += w->range;
+        w->low += w->range & (0 - ((value >> bits) & 1));
         while (w->range < (1u << 24)) {
             w->range <<= 8;
             shift_low(w);
@@ -127,19 +124,15 @@ static inline uint32_t get_byte(Reader *r) {
 
 static inline int read_bit(Reader *r, Bit *bit) {
     uint32_t bound = (r->range >> 15) * chance(bit);
-    int value = r->code < bound;
-    if (value) {
-        r->range = bound;
-    } else {
-        r->code -= bound;
-        r->range -= bound;
-    }
-    learn(bit, value);
+    uint32_t value = r->code < bound, no = value - 1; /* without branches, which nobody could foretell */
+    r->range = (bound & ~no) | ((r->range - bound) & no);
+    r->code -= bound & no;
+    learn(bit, (int)value);
     while (r->range < (1u << 24)) {
         r->range <<= 8;
         r->code = (r->code << 8) | get_byte(r);
     }
-    return value;
+    return (int)value;
 }
 
 static inline uint32_t read_even(Reader *r, int bits) {
@@ -147,7 +140,7 @@ static inline uint32_t read_even(Reader *r, int bits) {
     while (bits-- > 0) {
         r->range >>= 1;
         uint32_t bit = r->code >= r->range;
-        if (bit) r->code -= r->range;
+        r->code -= r->range & (0 - bit);
         value = (value << 1) | bit;
         while (r->range < (1u << 24)) {
             r->range <<= 8;
