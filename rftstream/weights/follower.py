@@ -203,8 +203,7 @@ class WeightsFollower:
 
     def _read_link(self, announcement: WeightsAnnounced, way: DeltaObject) -> tuple[memoryview, str]:
         where = f"weights {text_of(announcement.name)} ({way.object})"
-        with self._store.open(way.object) as file:
-            data = _read(file, way.num_bytes, way.digest, where)
+        data = self._object(way, where)
         header, _ = delta.read_header(data, where=where)
         expected = (self._model, announcement.name, way.parent, announcement.weights_digest)
         if (header.model, header.name, header.parent, header.new) != expected:
@@ -218,28 +217,35 @@ class WeightsFollower:
     def _load(self, anchor: WeightsAnnounced) -> ServedState:
         where = f"weights {text_of(anchor.name)} ({anchor.object})"
         self._state = self._held = None  # before the next one is read
-        state = self._from_cache(anchor, where) or self._from_store(anchor, where)
-        self._state, self._held = state, anchor.name
-        return state
+        self._state, self._held = self._decode(self._object(anchor, where), anchor, where), anchor.name
+        return self._state
 
-    def _from_cache(self, anchor: WeightsAnnounced, where: str) -> ServedState | None:
-        """Return the state of an anchor that is in the local cache. None if it is not there or damaged."""
-        cached = self._cache.open(anchor) if self._cache is not None else None
-        if cached is None:
-            return None
-        try:
-            with cached:
-                return self._decode(_read(cached, anchor.num_bytes, anchor.digest, where), anchor, where)
-        except WeightsError as error:
-            logger.warning("%s in the local cache; reading it from the store", error)
-            return None
+    def _object(self, announced: WeightsAnnounced | DeltaObject, where: str) -> memoryview:
+        """Return an object's bytes, their digest compared: from this machine's cache, or else from the store."""
+        cache = self._cache
+        if cache is None:
+            return self._from_store(announced, where)
+        file = cache.open(announced)
+        if file is None:
+            with cache.turn():
+                if (file := cache.open(announced)) is None:
+                    return self._kept(cache, announced, where)
+        with file:
+            try:
+                return _read(file, announced.num_bytes, announced.digest, where)
+            except WeightsError as error:
+                logger.warning("%s in the local cache; reading it from the store", error)
+        with cache.turn():
+            return self._kept(cache, announced, where)
 
-    def _from_store(self, anchor: WeightsAnnounced, where: str) -> ServedState:
-        with self._store.open(anchor.object) as file:
-            data = _read(file, anchor.num_bytes, anchor.digest, where)
-        if self._cache is not None:
-            self._cache.keep(anchor, data)
-        return self._decode(data, anchor, where)
+    def _kept(self, cache: AnchorCache, announced: WeightsAnnounced | DeltaObject, where: str) -> memoryview:
+        data = self._from_store(announced, where)
+        cache.keep(announced, data)
+        return data
+
+    def _from_store(self, announced: WeightsAnnounced | DeltaObject, where: str) -> memoryview:
+        with self._store.open(announced.object) as file:
+            return _read(file, announced.num_bytes, announced.digest, where)
 
     def _decode(self, data: memoryview, anchor: WeightsAnnounced, where: str) -> ServedState:
         state = ServedState(decode_snapshot(data, where=where), copy=False, threads=self._threads)
