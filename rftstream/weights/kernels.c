@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "coding.h"
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(RFT_NARROW)
 #include <immintrin.h>
 #endif
 
@@ -39,9 +39,10 @@ static inline void store(uint8_t *data, int64_t i, int width, uint32_t value) {
     }
 }
 
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(RFT_NARROW)
 /* For processors with wide vectors: the elements of a block that are of a class are found at once, as the bits of a word.
-   Elsewhere, and for what is left of a run, each element is looked at. Both do the same. */
+   Elsewhere, and for what is left of a run, each element is looked at. Both do the same; RFT_NARROW is for tests that
+   compare them. */
 #define WIDE __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,bmi,bmi2,popcnt,lzcnt")))
 
 static int is_wide(void) {
@@ -134,7 +135,7 @@ static inline __attribute__((always_inline)) const uint8_t *scan_piece(
     return before;
 }
 
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(RFT_NARROW)
 WIDE static const uint8_t *scan_blocks(
     Scan *scan, const uint8_t *now, int64_t count, const uint64_t *changed, const uint8_t *before, int mantissa
 ) {
@@ -228,7 +229,7 @@ int64_t rft_code(
     scan.events = malloc((size_t)(total + CLASSES) * sizeof(Event));
     if (model == NULL || scan.events == NULL) goto done;
     for (int64_t piece = 0; piece < pieces; piece++) {
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(RFT_NARROW)
         if (width == 2 && is_wide()) {
             before = scan_blocks(&scan, now[piece], counts[piece], changed, before, mantissa);
         } else
@@ -310,7 +311,7 @@ static inline __attribute__((always_inline)) int apply_piece(
     return 1;
 }
 
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(RFT_NARROW)
 /* The elements of a class in a block that are still to come, if one of them is the next event of the class. */
 typedef struct {
     uint64_t mine;
@@ -383,7 +384,7 @@ int64_t rft_apply(
     for (int i = 0; i < 5; i++) reader.code = (reader.code << 8) | get_byte(&reader);
     for (int64_t piece = 0; piece < pieces; piece++) {
         int ok;
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(RFT_NARROW)
         if (width == 2 && is_wide()) {
             ok = apply_blocks(&places, model, &reader, data[piece], counts[piece], mantissa);
         } else
