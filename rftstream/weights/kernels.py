@@ -196,7 +196,9 @@ def _is_ours(path: Path) -> bool:
 
 
 def _name() -> str:
-    digest = hashlib.sha256(b"".join(one.read_bytes() for one in (*SOURCES, HEADER)) + " ".join(FLAGS).encode()).hexdigest()[:16]
+    digest = hashlib.sha256(
+        b"".join(one.read_bytes() for one in (*SOURCES, HEADER)) + " ".join(FLAGS).encode()
+    ).hexdigest()[:16]
     return f"kernels-{digest}-{sysconfig.get_platform()}.so"
 
 
