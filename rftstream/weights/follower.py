@@ -7,13 +7,8 @@ since then.
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import os
 from collections.abc import Iterator, Mapping
-from typing import IO
-
-import numpy as np
 
 from rftstream.contracts.versions import DeltaObject, VersionName, WeightsAnnounced, WeightsKind
 from rftstream.errors import WeightsError
@@ -21,13 +16,12 @@ from rftstream.weights import delta
 from rftstream.weights.anchors import AnchorCache
 from rftstream.weights.delta import text_of
 from rftstream.weights.lineage import Lineage
+from rftstream.weights.object_reading import read_object
 from rftstream.weights.snapshot import RawTensor, decode_snapshot
 from rftstream.weights.state import ServedState
 from rftstream.weights.store import ObjectStore
 
 logger = logging.getLogger(__name__)
-
-READ_BYTES = 4 * 1024 * 1024
 
 Link = tuple[WeightsAnnounced, DeltaObject]
 """A version, and the delta from its parent."""
@@ -203,7 +197,7 @@ class WeightsFollower:
 
     def _read_link(self, announcement: WeightsAnnounced, way: DeltaObject) -> tuple[memoryview, str]:
         where = f"weights {text_of(announcement.name)} ({way.object})"
-        data = self._object(way, where)
+        data = read_object(self._store, self._cache, way, where=where)
         header, _ = delta.read_header(data, where=where)
         expected = (self._model, announcement.name, way.parent, announcement.weights_digest)
         if (header.model, header.name, header.parent, header.new) != expected:
@@ -217,40 +211,11 @@ class WeightsFollower:
     def _load(self, anchor: WeightsAnnounced) -> ServedState:
         where = f"weights {text_of(anchor.name)} ({anchor.object})"
         self._state = self._held = None  # before the next one is read
-        self._state, self._held = self._decode(self._object(anchor, where), anchor, where), anchor.name
-        return self._state
-
-    def _object(self, announced: WeightsAnnounced | DeltaObject, where: str) -> memoryview:
-        """Return an object's bytes, their digest compared: from this machine's cache, or else from the store."""
-        cache = self._cache
-        if cache is None:
-            return self._from_store(announced, where)
-        file = cache.open(announced)
-        if file is None:
-            with cache.turn():
-                if (file := cache.open(announced)) is None:
-                    return self._kept(cache, announced, where)
-        with file:
-            try:
-                return _read(file, announced.num_bytes, announced.digest, where)
-            except WeightsError as error:
-                logger.warning("%s in the local cache; reading it from the store", error)
-        with cache.turn():
-            return self._kept(cache, announced, where)
-
-    def _kept(self, cache: AnchorCache, announced: WeightsAnnounced | DeltaObject, where: str) -> memoryview:
-        data = self._from_store(announced, where)
-        cache.keep(announced, data)
-        return data
-
-    def _from_store(self, announced: WeightsAnnounced | DeltaObject, where: str) -> memoryview:
-        with self._store.open(announced.object) as file:
-            return _read(file, announced.num_bytes, announced.digest, where)
-
-    def _decode(self, data: memoryview, anchor: WeightsAnnounced, where: str) -> ServedState:
+        data = read_object(self._store, self._cache, anchor, where=where)
         state = ServedState(decode_snapshot(data, where=where), copy=False, threads=self._threads)
         if (found := state.digest()) != anchor.weights_digest:
             raise WeightsError(f"{where}: state {found}, expected {anchor.weights_digest}; it is another state")
+        self._state, self._held = state, anchor.name
         return state
 
 
@@ -281,24 +246,3 @@ def _delta_of(announcement: WeightsAnnounced) -> DeltaObject | None:
         num_bytes=announcement.num_bytes,
         digest=announcement.digest,
     )
-
-
-def _read(file: IO[bytes], num_bytes: int, digest: str, where: str) -> memoryview:
-    """Return the whole file in bytes that can be written to. WeightsError unless it is what was announced."""
-    found = file.seek(0, os.SEEK_END)
-    if found < num_bytes:  # before so much memory is asked for
-        raise WeightsError(f"{where}: found {found} bytes, expected {num_bytes}; it is damaged")
-    file.seek(0)
-    view = np.empty(num_bytes, np.uint8).data if num_bytes else memoryview(b"")
-    sha256, position = hashlib.sha256(), 0
-    while chunk := file.read(min(READ_BYTES, num_bytes - position + 1)):
-        if position + len(chunk) > num_bytes:
-            raise WeightsError(f"{where}: found more than {num_bytes} bytes, expected as many; it is damaged")
-        view[position : position + len(chunk)] = chunk
-        sha256.update(chunk)
-        position += len(chunk)
-    if position != num_bytes:
-        raise WeightsError(f"{where}: found {position} bytes, expected {num_bytes}; it is damaged")
-    if (made := f"sha256:{sha256.hexdigest()}") != digest:
-        raise WeightsError(f"{where}: digest {made}, expected {digest}; it is damaged")
-    return view
