@@ -23,6 +23,9 @@ from rftstream.weights.store import ObjectStore
 
 logger = logging.getLogger(__name__)
 
+LOCAL_PASS = 1 / 8
+"""Share of a snapshot that could be read from a disk while a delta is applied; from elsewhere it is next to none."""
+
 Link = tuple[WeightsAnnounced, DeltaObject]
 """A version, and the delta from its parent."""
 
@@ -130,7 +133,7 @@ class WeightsFollower:
 
     def _follow_from_held(self, target: WeightsAnnounced, known: Known) -> Mapping[str, RawTensor] | None:
         """Return the tensors of a version, made from what is held. None if that cannot be done, or if a full snapshot
-        is smaller than the deltas."""
+        is cheaper than the deltas."""
         state = self._state
         if state is None:
             return None
@@ -152,24 +155,25 @@ class WeightsFollower:
         return self._load(anchor)
 
     def _links_from_held(self, digest: str, target: WeightsAnnounced, known: Known) -> list[Link] | None:
-        """Return the deltas from what is held to a version, oldest first; None if a full snapshot is smaller.
+        """Return the deltas from what is held to a version, oldest first; None if a full snapshot is cheaper.
 
         What is held is known by its digest, since a new trainer's anchor is often a state that is held already."""
         links: list[Link] = []
-        num_bytes, limit = 0, None
+        snapshot, cost = 0, 0.0  # bytes of the newest full snapshot, and what the deltas before it cost
         one: WeightsAnnounced | None = target
         while one is not None:
             if one.weights_digest == digest:
                 self._held = one.name
                 return links[::-1]
             way = _delta_of(one)
-            if one.kind is WeightsKind.full and limit is None:
-                limit = num_bytes + one.num_bytes
+            if one.kind is WeightsKind.full and not snapshot:
+                snapshot = one.num_bytes
             if way is None:
                 return None
-            num_bytes += way.num_bytes
-            if limit is not None and num_bytes > limit:
-                return None
+            if snapshot:
+                cost += way.num_bytes + (LOCAL_PASS * snapshot if self._store.is_local else 0)
+                if cost > snapshot:
+                    return None
             links.append((one, way))
             one = known.get(way.parent)
         return None

@@ -148,6 +148,37 @@ def test_a_follower_goes_along_and_a_late_one_comes_from_an_anchor(trainer: Trai
     assert state_digest(late.fetch(middle)) == middle.weights_digest, "back to an older one"
 
 
+@pytest.mark.parametrize(("url", "way"), [("file://weights", ".safetensors"), ("memory://far-behind", ".delta")])
+def test_far_behind_a_snapshot_is_read_where_reading_is_cheap(tmp_path: Path, url: str, way: str) -> None:
+    store = ObjectStore(url, base=tmp_path)
+    publisher = WeightsPublisher(store, "m", "float32", anchor_every=12)
+    values = np.zeros(1 << 16, np.float32)
+    announced = []
+    for version in range(13):
+        values[version] = 1
+        tensors = {"a": RawTensor("F32", values.shape, values.tobytes())}
+        announced.append(publisher.publish(tensors, name(version), resumed=version == 0))
+    follower = WeightsFollower(store, "m")
+    for one in announced:
+        assert follower.announced(one)
+    follower.fetch(announced[0])
+    opened: list[str] = []
+    open_object = store.open
+
+    def noted(name: str) -> IO[bytes]:
+        opened.append(name)
+        return open_object(name)
+
+    store.open = noted  # type: ignore[method-assign]
+    assert state_digest(follower.fetch(announced[12])) == announced[12].weights_digest
+    assert {Path(one).suffix for one in opened} == {way}
+    assert len(opened) == (1 if way == ".safetensors" else 12)
+    follower.fetch(announced[5])
+    opened.clear()
+    follower.fetch(announced[10])
+    assert len(opened) == 5, "no snapshot is nearer"
+
+
 def test_a_state_that_is_in_hand_is_not_read_again(trainer: Trainer) -> None:
     follower = trainer.follower()
     assert_on(follower, 0)
