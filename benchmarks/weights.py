@@ -53,6 +53,7 @@ class Measured:
     changed_share: list[float] = field(default_factory=list)
     delta_bytes: list[int] = field(default_factory=list)
     others_bytes: list[int] = field(default_factory=list)
+    ideal_bytes: list[float] = field(default_factory=list)
     take_s: list[float] = field(default_factory=list)
     write_s: list[float] = field(default_factory=list)
     apply_s: list[float] = field(default_factory=list)
@@ -75,6 +76,17 @@ def run() -> list[dict[str, Any]]:
                     others,
                     "gaps + new values, zstd-19",
                     ours / others,
+                )
+            )
+            reached, ideal = statistics.mean(last.delta_bytes), statistics.mean(last.ideal_bytes)
+            rows.append(
+                _row(
+                    f"{name}, lr {lr:g}: bytes",
+                    "bytes",
+                    reached,
+                    ideal,
+                    "entropy of the coder's model",
+                    ideal / reached,
                 )
             )
             rows += _times(f"{name}, lr {lr:g}", last, Path(folder))
@@ -145,6 +157,7 @@ def _note(found: Measured, announced: WeightsAnnounced, before: np.ndarray, stat
     found.changed_share.append(float((before != state).mean()))
     found.delta_bytes.append(announced.num_bytes)
     found.others_bytes.append(num_bytes_of_others(before, state))
+    found.ideal_bytes.append(ideal_num_bytes(before, state))
 
 
 def num_bytes_of_others(before: np.ndarray, state: np.ndarray) -> int:
@@ -154,6 +167,43 @@ def num_bytes_of_others(before: np.ndarray, state: np.ndarray) -> int:
     long = gaps >= 65535
     words = np.where(long, 65535, gaps).astype("<u2").tobytes() + gaps[long].astype("<u4").tobytes()
     return len(zstandard.compress(words, 19)) + len(zstandard.compress(state[places].tobytes(), 19))
+
+
+def ideal_num_bytes(before: np.ndarray, state: np.ndarray) -> float:
+    """Return the entropy of the model that the coder assumes, in bytes: by the exponent of the old value, whether an
+    element changes, whether its sign does, which way its magnitude goes, and by how much (the length of that number and
+    the two bits below its highest). Frequencies are those of the whole model, known for nothing."""
+    changed = before != state
+    exponents = ((before >> 7) & 0xFF).astype(np.uint8)
+    of_all = np.bincount(exponents, minlength=256)
+    of_changed = np.bincount(exponents[changed], minlength=256)
+    bits = _bernoulli_bits(of_changed, of_all)
+    old, new, classes = before[changed], state[changed], exponents[changed].astype(np.int64)
+    flips = ((old ^ new) >> 15).astype(np.int64)
+    by = (new & 0x7FFF).astype(np.int64) - (old & 0x7FFF)
+    sizes = np.abs(by) + flips
+    lengths = np.frexp(sizes)[1].astype(np.int64) - 1
+    learned = np.minimum(lengths, 2)
+    tops = (sizes >> (lengths - learned)) & 3  # a length of 1 has one bit below its highest
+    kinds = 2 * classes + flips
+    bits += _conditional_bits(classes, flips) + _conditional_bits(kinds, by < 0) + _conditional_bits(kinds, lengths)
+    bits += _conditional_bits(32 * kinds + lengths, tops) + float((lengths - learned).sum())
+    return bits / 8
+
+
+def _bernoulli_bits(of_one: np.ndarray, of_all: np.ndarray) -> float:
+    zeros = of_all - of_one
+    return _log_sum(of_all) - _log_sum(of_one) - _log_sum(zeros)
+
+
+def _conditional_bits(contexts: np.ndarray, symbols: np.ndarray) -> float:
+    """Bits of the symbols, each coded with the frequencies of its context."""
+    return _log_sum(np.bincount(contexts)) - _log_sum(np.bincount(32 * contexts + symbols))
+
+
+def _log_sum(counts: np.ndarray) -> float:
+    positive = counts[counts > 0].astype(np.float64)
+    return float((positive * np.log2(positive)).sum())
 
 
 # -- the trajectory

@@ -94,7 +94,7 @@ def _observe_call(method: str, seconds: float, timed_out: bool) -> None:
 
 
 def follower(context: RoleContext, spec: ModelSpec, store: ObjectStore) -> WeightsFollower:
-    """Snapshots from elsewhere are kept beside the run, for all workers of this machine."""
+    """What is fetched from elsewhere is kept beside the run, for all workers of this machine."""
     cache = None if store.is_local or context.simulated else AnchorCache(context.folder.anchors)
     return WeightsFollower(store, spec.name, cache=cache, threads=spec.threads)
 

@@ -6,7 +6,7 @@ runs/<name>/            the run folder; its name is the run's id (a second run o
   log/                  the embedded log
   model/                the model, where it was made on the spot
   weights/              the default object store: versions, checkpoints, generations
-  anchors/              the newest anchors, where the object store is elsewhere
+  anchors/              the newest anchor and the deltas since, where the object store is elsewhere
   exports/              what `weights export` wrote, unless it was told where
   logs/<process>.log    one file a process
   final/                the trained model, once the run is finished

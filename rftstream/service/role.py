@@ -343,7 +343,7 @@ class RunPlace(Protocol):
 
     @property
     def anchors(self) -> Path:
-        """The newest anchors, where the object store is elsewhere."""
+        """The newest anchor and the deltas since, where the object store is elsewhere."""
 
     @property
     def final(self) -> Path:

@@ -1,53 +1,90 @@
-"""The last full snapshot, kept in a folder of this machine, so that a restart does not fetch it again."""
+"""Objects of weights kept in a folder of this machine, so that its processes fetch them from a store elsewhere once.
+
+Kept are the newest full snapshot, for restarts, and the deltas since, for the other processes.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import os
 import tempfile
 import time
-from pathlib import Path
-from typing import IO, TYPE_CHECKING
-
-from rftstream.contracts.versions import WeightsAnnounced
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import IO, TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-SUFFIX = ".safetensors"
+SUFFIX, DELTA_SUFFIX = ".safetensors", ".delta"
+MOST_DELTAS = 64
+"""Number of deltas that are kept at most."""
 LEFT_BEHIND_S = 3600.0
 """Age in seconds from which a temporary file counts as left behind by a process that was killed."""
+LOCK = ".lock"
+WAIT_S, PAUSE_S = 30.0, 0.02
+"""Seconds to wait for a process that fetches the same object, and between two looks whether it is done."""
 
 logger = logging.getLogger(__name__)
 
 
-class AnchorCache:
-    """A folder that holds the newest full snapshot; a newer one takes its place.
+class HasObject(Protocol):
+    """An object as it was announced: a version's, or a delta."""
 
-    A follower calls `open` before it reads an anchor from the store, and `keep` after it has read one. Several
-    processes may share a folder. Nothing in it is trusted: the reader compares digests."""
+    @property
+    def object(self) -> str:
+        """Name in the store."""
+
+    @property
+    def digest(self) -> str:
+        """`sha256:<hex>` of the bytes."""
+
+
+class AnchorCache:
+    """A folder that holds the newest full snapshot and the deltas since; a newer snapshot takes the place of all.
+
+    A follower calls `open` before it reads an object from the store. If it is not there, it asks for its `turn`, looks
+    again, and calls `keep` after it has read the object. Several processes may share a folder. Nothing in it is
+    trusted: the reader compares digests."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def open(self, anchor: WeightsAnnounced) -> IO[bytes] | None:
-        """Return the anchor's file, opened for reading, or None if it is not there."""
+    def open(self, announced: HasObject) -> IO[bytes] | None:
+        """Return the object's file, opened for reading, or None if it is not there."""
         try:
-            return self._path(anchor).open("rb")
+            return self._path(announced).open("rb")
         except OSError:
             return None
 
-    def keep(self, anchor: WeightsAnnounced, data: Buffer) -> None:
-        """Keep the anchor's bytes and delete the one before. An error of the file system is logged, not raised."""
-        path = self._path(anchor)
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """Wait until no other process of this machine fetches an object, so that the others find what one fetched.
+
+        After WAIT_S, or where a file cannot be locked, there is no waiting: an object is then fetched twice."""
+        lock = None
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            for other in self._folder.iterdir():  # first, so that there is never room for two needed
-                if other != path and (other.suffix == SUFFIX or _is_left_behind(other)):
-                    other.unlink(missing_ok=True)
-            if path.exists():
-                return
+            lock = (self._folder / LOCK).open("wb")
+            deadline = time.monotonic() + WAIT_S
+            while not _locked(lock) and time.monotonic() < deadline:
+                time.sleep(PAUSE_S)
+        except OSError as error:
+            logger.debug("weights: %s: no lock: %s", self._folder, error)
+        try:
+            yield
+        finally:
+            if lock is not None:
+                lock.close()  # and so unlocked, as it is if this process is killed
+
+    def keep(self, announced: HasObject, data: Buffer) -> None:
+        """Keep the object's bytes and delete what they replace. An error of the file system is logged, not raised."""
+        path = self._path(announced)
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._make_room(path)  # first, so that there is never room for two needed
             handle, name = tempfile.mkstemp(dir=self._folder)
             try:
                 with os.fdopen(handle, "wb") as file:
@@ -58,15 +95,40 @@ class AnchorCache:
                     os.unlink(name)
                 raise
         except OSError as error:
-            logger.warning("weights: %s: %s; the snapshot is fetched again when it is needed", self._folder, error)
+            logger.warning("weights: %s: %s; the object is fetched again when it is needed", self._folder, error)
 
-    def _path(self, anchor: WeightsAnnounced) -> Path:
-        return self._folder / f"{anchor.digest.removeprefix('sha256:')}{SUFFIX}"
+    def _make_room(self, path: Path) -> None:
+        others = [other for other in self._folder.iterdir() if other not in (path, self._folder / LOCK)]
+        deltas = sorted((other for other in others if other.suffix == DELTA_SUFFIX), key=_written_at)
+        if path.suffix == SUFFIX:
+            gone = [other for other in others if other.suffix in (SUFFIX, DELTA_SUFFIX)]
+        else:
+            gone = deltas[: max(len(deltas) - MOST_DELTAS + 1, 0)]
+        kept = (SUFFIX, DELTA_SUFFIX)
+        gone += [other for other in others if other.suffix not in kept and _written_at(other) < _long_ago()]
+        for other in gone:
+            other.unlink(missing_ok=True)
+
+    def _path(self, announced: HasObject) -> Path:
+        suffix = PurePosixPath(announced.object).suffix
+        return self._folder / f"{announced.digest.removeprefix('sha256:')}{suffix}"
 
 
-def _is_left_behind(path: Path) -> bool:
-    """Return whether a killed process was writing this file."""
+def _locked(file: IO[bytes]) -> bool:
     try:
-        return time.time() - path.stat().st_mtime > LEFT_BEHIND_S
-    except FileNotFoundError:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
         return False
+    return True
+
+
+def _long_ago() -> float:
+    return time.time() - LEFT_BEHIND_S
+
+
+def _written_at(path: Path) -> float:
+    """Return when a file was written, in seconds; now for one that has just gone."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return time.time()

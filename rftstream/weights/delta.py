@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -281,19 +281,48 @@ def apply(state: ServedState, data: Buffer, *, where: str) -> DeltaHeader:
 
     WeightsError if the state is neither of them, or the delta is damaged; the state's digest then tells whether it is
     still of use."""
-    header, start = read_header(data, where=where)
-    state.check_same_tensors(header.tensors, where)
+    return apply_chain(state, [(data, where)])
+
+
+def apply_chain(state: ServedState, deltas: Iterable[tuple[Buffer, str]]) -> DeltaHeader:
+    """Make a state what the last of several deltas makes, and return its header. A delta comes with what messages call
+    it (`where`), and is asked for when those before it are applied.
+
+    What `apply` says holds. Only the states before the first delta and after the last one are digested: each delta
+    between names the state that the one before it makes. ValueError without deltas."""
+    last: tuple[DeltaHeader, str] | None = None
+    for data, where in deltas:
+        header, start = read_header(data, where=where)
+        state.check_same_tensors(header.tensors, where)
+        if last is not None and header.old != last[0].new:
+            raise _other_parent(header, where, f"{last[0].new}, which {last[1]} makes")
+        if last is not None or _is_parent(state, header, where):
+            _change(state, header, memoryview(data).cast("B")[start:], where)
+        last = header, where
+    if last is None:
+        raise ValueError("no deltas to apply")
+    _check_made(state, *last)
+    return last[0]
+
+
+def _is_parent(state: ServedState, header: DeltaHeader, where: str) -> bool:
+    """Return whether the delta is still to be applied. WeightsError if the state is neither before nor after it."""
     found = state.digest()
-    if found == header.new:
-        return header
-    if found != header.old:
+    if found not in (header.old, header.new):
         mine = state.digests()
         odd = next((name for name, one in header.old_digests.items() if not mine[name].startswith(one)), "none")
-        raise WeightsError(
-            f"{where}: applies to the state {header.old} of {text_of(header.parent)}, found {found} (the first tensor "
-            f"that differs: {odd}); go back to an anchor"
-        )
-    view = memoryview(data).cast("B")[start:]
+        raise _other_parent(header, where, f"{found} (the first tensor that differs: {odd})")
+    return found != header.new
+
+
+def _other_parent(header: DeltaHeader, where: str, found: str) -> WeightsError:
+    return WeightsError(
+        f"{where}: applies to the state {header.old} of {text_of(header.parent)}, found {found}; go back to an anchor"
+    )
+
+
+def _change(state: ServedState, header: DeltaHeader, view: memoryview, where: str) -> None:
+    """Change the state as the parts in `view` say; its digests are for the caller to compare."""
     streams, position = [], 0
     for part in header.parts:
         stream = np.frombuffer(view[position : position + part.num_bytes], np.uint8)
@@ -312,8 +341,6 @@ def apply(state: ServedState, data: Buffer, *, where: str) -> DeltaHeader:
             if changed is None:
                 raise _damaged(where, f"a stream of {span.dtype} that does not come out", "one as it is written")
             state.touched(piece.tensor for piece, count in zip(span.pieces, changed, strict=True) if count)
-    _check_made(state, header, where)
-    return header
 
 
 def _apply_span(state: ServedState, span: StreamSpan, stream: np.ndarray) -> list[int] | None:

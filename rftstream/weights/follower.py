@@ -7,13 +7,8 @@ since then.
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import os
-from collections.abc import Mapping
-from typing import IO
-
-import numpy as np
+from collections.abc import Iterator, Mapping
 
 from rftstream.contracts.versions import DeltaObject, VersionName, WeightsAnnounced, WeightsKind
 from rftstream.errors import WeightsError
@@ -21,13 +16,15 @@ from rftstream.weights import delta
 from rftstream.weights.anchors import AnchorCache
 from rftstream.weights.delta import text_of
 from rftstream.weights.lineage import Lineage
+from rftstream.weights.object_reading import read_object
 from rftstream.weights.snapshot import RawTensor, decode_snapshot
 from rftstream.weights.state import ServedState
 from rftstream.weights.store import ObjectStore
 
 logger = logging.getLogger(__name__)
 
-READ_BYTES = 4 * 1024 * 1024
+LOCAL_PASS = 1 / 8
+"""Share of a snapshot that could be read from a disk while a delta is applied; from elsewhere it is next to none."""
 
 Link = tuple[WeightsAnnounced, DeltaObject]
 """A version, and the delta from its parent."""
@@ -136,7 +133,7 @@ class WeightsFollower:
 
     def _follow_from_held(self, target: WeightsAnnounced, known: Known) -> Mapping[str, RawTensor] | None:
         """Return the tensors of a version, made from what is held. None if that cannot be done, or if a full snapshot
-        is smaller than the deltas."""
+        is cheaper than the deltas."""
         state = self._state
         if state is None:
             return None
@@ -158,37 +155,53 @@ class WeightsFollower:
         return self._load(anchor)
 
     def _links_from_held(self, digest: str, target: WeightsAnnounced, known: Known) -> list[Link] | None:
-        """Return the deltas from what is held to a version, oldest first; None if a full snapshot is smaller.
+        """Return the deltas from what is held to a version, oldest first; None if a full snapshot is cheaper.
 
         What is held is known by its digest, since a new trainer's anchor is often a state that is held already."""
         links: list[Link] = []
-        num_bytes, limit = 0, None
+        snapshot, cost = 0, 0.0  # bytes of the newest full snapshot, and what the deltas before it cost
         one: WeightsAnnounced | None = target
         while one is not None:
             if one.weights_digest == digest:
                 self._held = one.name
                 return links[::-1]
             way = _delta_of(one)
-            if one.kind is WeightsKind.full and limit is None:
-                limit = num_bytes + one.num_bytes
+            if one.kind is WeightsKind.full and not snapshot:
+                snapshot = one.num_bytes
             if way is None:
                 return None
-            num_bytes += way.num_bytes
-            if limit is not None and num_bytes > limit:
-                return None
+            if snapshot:
+                cost += way.num_bytes + (LOCAL_PASS * snapshot if self._store.is_local else 0)
+                if cost > snapshot:
+                    return None
             links.append((one, way))
             one = known.get(way.parent)
         return None
 
     def _follow(self, state: ServedState, links: list[Link]) -> Mapping[str, RawTensor]:
-        for announcement, way in links:
-            self._apply(state, announcement, way)
+        if not links:
+            return state.tensors
+        stops = [(self._held, state.digest()), *((one.name, one.weights_digest) for one, _ in links)]
+        read: list[WeightsAnnounced] = []
+        self._held = None
+        try:
+            delta.apply_chain(state, self._read_links(links, read))
+        except WeightsError:
+            name, digest = stops[len(read) - 1]  # before the delta that was refused
+            self._held = name if state.digest() == digest else None
+            raise
+        self._held = links[-1][0].name
         return state.tensors
 
-    def _apply(self, state: ServedState, announcement: WeightsAnnounced, way: DeltaObject) -> None:
+    def _read_links(self, links: list[Link], read: list[WeightsAnnounced]) -> Iterator[tuple[memoryview, str]]:
+        """Yield the deltas that are announced, their digests compared, and note in `read` which were begun."""
+        for announcement, way in links:
+            read.append(announcement)
+            yield self._read_link(announcement, way)
+
+    def _read_link(self, announcement: WeightsAnnounced, way: DeltaObject) -> tuple[memoryview, str]:
         where = f"weights {text_of(announcement.name)} ({way.object})"
-        with self._store.open(way.object) as file:
-            data = _read(file, way.num_bytes, way.digest, where)
+        data = read_object(self._store, self._cache, way, where=where)
         header, _ = delta.read_header(data, where=where)
         expected = (self._model, announcement.name, way.parent, announcement.weights_digest)
         if (header.model, header.name, header.parent, header.new) != expected:
@@ -197,40 +210,16 @@ class WeightsFollower:
                 f"{header.new}, expected {self._model} {text_of(announcement.name)} after {text_of(way.parent)} with "
                 f"{announcement.weights_digest}; it is another version's"
             )
-        self._held = None
-        delta.apply(state, data, where=where)
-        self._held = announcement.name
+        return data, where
 
     def _load(self, anchor: WeightsAnnounced) -> ServedState:
         where = f"weights {text_of(anchor.name)} ({anchor.object})"
         self._state = self._held = None  # before the next one is read
-        state = self._from_cache(anchor, where) or self._from_store(anchor, where)
-        self._state, self._held = state, anchor.name
-        return state
-
-    def _from_cache(self, anchor: WeightsAnnounced, where: str) -> ServedState | None:
-        """Return the state of an anchor that is in the local cache. None if it is not there or damaged."""
-        cached = self._cache.open(anchor) if self._cache is not None else None
-        if cached is None:
-            return None
-        try:
-            with cached:
-                return self._decode(_read(cached, anchor.num_bytes, anchor.digest, where), anchor, where)
-        except WeightsError as error:
-            logger.warning("%s in the local cache; reading it from the store", error)
-            return None
-
-    def _from_store(self, anchor: WeightsAnnounced, where: str) -> ServedState:
-        with self._store.open(anchor.object) as file:
-            data = _read(file, anchor.num_bytes, anchor.digest, where)
-        if self._cache is not None:
-            self._cache.keep(anchor, data)
-        return self._decode(data, anchor, where)
-
-    def _decode(self, data: memoryview, anchor: WeightsAnnounced, where: str) -> ServedState:
+        data = read_object(self._store, self._cache, anchor, where=where)
         state = ServedState(decode_snapshot(data, where=where), copy=False, threads=self._threads)
         if (found := state.digest()) != anchor.weights_digest:
             raise WeightsError(f"{where}: state {found}, expected {anchor.weights_digest}; it is another state")
+        self._state, self._held = state, anchor.name
         return state
 
 
@@ -261,24 +250,3 @@ def _delta_of(announcement: WeightsAnnounced) -> DeltaObject | None:
         num_bytes=announcement.num_bytes,
         digest=announcement.digest,
     )
-
-
-def _read(file: IO[bytes], num_bytes: int, digest: str, where: str) -> memoryview:
-    """Return the whole file in bytes that can be written to. WeightsError unless it is what was announced."""
-    found = file.seek(0, os.SEEK_END)
-    if found < num_bytes:  # before so much memory is asked for
-        raise WeightsError(f"{where}: found {found} bytes, expected {num_bytes}; it is damaged")
-    file.seek(0)
-    view = np.empty(num_bytes, np.uint8).data if num_bytes else memoryview(b"")
-    sha256, position = hashlib.sha256(), 0
-    while chunk := file.read(min(READ_BYTES, num_bytes - position + 1)):
-        if position + len(chunk) > num_bytes:
-            raise WeightsError(f"{where}: found more than {num_bytes} bytes, expected as many; it is damaged")
-        view[position : position + len(chunk)] = chunk
-        sha256.update(chunk)
-        position += len(chunk)
-    if position != num_bytes:
-        raise WeightsError(f"{where}: found {position} bytes, expected {num_bytes}; it is damaged")
-    if (made := f"sha256:{sha256.hexdigest()}") != digest:
-        raise WeightsError(f"{where}: digest {made}, expected {digest}; it is damaged")
-    return view

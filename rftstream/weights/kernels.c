@@ -8,198 +8,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "coding.h"
+#if defined(__x86_64__) && !defined(RFT_NARROW)
+#include <immintrin.h>
+#endif
+
 enum { TOO_LONG = -1, NO_MEMORY = -2, DAMAGED = -3 };
 
 enum { BLOCK = 64 }; /* as in taking.c: elements of a word */
-
-enum { CLASSES = 256, LENGTHS = 32, TOP = 2, END = 31, MOST_SEEN = 255 };
-
-/* ------------------------------------------------------------------------------------------------- probabilities */
-
-/* Of a bit being 1: of 65536, learned from those seen so far. */
-typedef struct {
-    uint16_t one, seen;
-} Bit;
-
-static int32_t rates[MOST_SEEN + 1]; /* how far one bit moves the estimate, of 65536 */
-
-__attribute__((constructor)) static void make_rates(void) {
-    for (int seen = 0; seen <= MOST_SEEN; seen++) rates[seen] = 131072 / (2 * seen + 3);
-}
-
-/* Of 32768, never certain. */
-static inline uint32_t chance(const Bit *bit) {
-    uint32_t one = bit->one >> 1;
-    return one < 16 ? 16 : one > 32752 ? 32752 : one;
-}
-
-static inline void learn(Bit *bit, int value) {
-    int64_t away = (value ? 65535 : 0) - (int64_t)bit->one;
-    bit->one = (uint16_t)(bit->one + ((away * rates[bit->seen]) >> 16));
-    if (bit->seen < MOST_SEEN) bit->seen++;
-}
-
-/* A number n >= 1: its length in bits, less one, and the bits below the highest, of which the first TOP are learned. */
-typedef struct {
-    Bit length[LENGTHS]; /* a binary tree; place 0 is not used */
-    Bit top[LENGTHS][1 << TOP]; /* likewise, one for each length */
-} Number;
-
-typedef struct {
-    Number gap;
-    Number size[2];
-    Bit flip, down[2][4];
-} Class;
-
-typedef struct {
-    Class classes[CLASSES];
-    uint8_t downs[CLASSES]; /* the last two */
-} Model;
-
-static Model *new_model(void) {
-    Model *model = calloc(1, sizeof(Model));
-    if (model == NULL) return NULL;
-    Bit *bits = (Bit *)model->classes;
-    for (size_t i = 0; i < sizeof(model->classes) / (sizeof(Bit)); i++) bits[i].one = 32768;
-    return model;
-}
-
-/* ------------------------------------------------------------------------------------------------- range coder */
-
-typedef struct {
-    uint64_t low;
-    uint32_t range;
-    uint8_t cache;
-    uint64_t pending;
-    uint8_t *out;
-    int64_t place, capacity; /* `place` may run beyond the capacity; nothing is written there */
-} Writer;
-
-static void put_byte(Writer *w, uint8_t byte) {
-    if (w->place < w->capacity) w->out[w->place] = byte;
-    w->place++;
-}
-
-static void shift_low(Writer *w) {
-    if ((uint32_t)w->low < 0xff000000u || (w->low >> 32) != 0) {
-        uint8_t carry = (uint8_t)(w->low >> 32), byte = w->cache;
-        do {
-            put_byte(w, (uint8_t)(byte + carry));
-            byte = 0xff;
-        } while (--w->pending != 0);
-        w->cache = (uint8_t)(w->low >> 24);
-    }
-    w->pending++;
-    w->low = (w->low & 0x00ffffffu) << 8;
-}
-
-static inline void write_bit(Writer *w, Bit *bit, int value) {
-    uint32_t bound = (w->range >> 15) * chance(bit);
-    if (value) {
-        w->range = bound;
-    } else {
-        w->low += bound;
-        w->range -= bound;
-    }
-    learn(bit, value);
-    while (w->range < (1u << 24)) {
-        w->range <<= 8;
-        shift_low(w);
-    }
-}
-
-static inline void write_even(Writer *w, uint32_t value, int bits) {
-    while (bits-- > 0) {
-        w->range >>= 1;
-        if ((value >> bits) & 1) w->low += w->range;
-        while (w->range < (1u << 24)) {
-            w->range <<= 8;
-            shift_low(w);
-        }
-    }
-}
-
-typedef struct {
-    uint32_t range, code;
-    const uint8_t *in;
-    int64_t place, length; /* `place` may run beyond the length: then the stream is damaged */
-} Reader;
-
-static inline uint32_t get_byte(Reader *r) {
-    uint32_t byte = r->place < r->length ? r->in[r->place] : 0;
-    r->place++;
-    return byte;
-}
-
-static inline int read_bit(Reader *r, Bit *bit) {
-    uint32_t bound = (r->range >> 15) * chance(bit);
-    int value = r->code < bound;
-    if (value) {
-        r->range = bound;
-    } else {
-        r->code -= bound;
-        r->range -= bound;
-    }
-    learn(bit, value);
-    while (r->range < (1u << 24)) {
-        r->range <<= 8;
-        r->code = (r->code << 8) | get_byte(r);
-    }
-    return value;
-}
-
-static inline uint32_t read_even(Reader *r, int bits) {
-    uint32_t value = 0;
-    while (bits-- > 0) {
-        r->range >>= 1;
-        uint32_t bit = r->code >= r->range;
-        if (bit) r->code -= r->range;
-        value = (value << 1) | bit;
-        while (r->range < (1u << 24)) {
-            r->range <<= 8;
-            r->code = (r->code << 8) | get_byte(r);
-        }
-    }
-    return value;
-}
-
-/* ------------------------------------------------------------------------------------------------- numbers */
-
-static inline int length_of(uint32_t number) { return 31 - __builtin_clz(number); }
-
-static void write_length(Writer *w, Number *model, int length) {
-    uint32_t node = 1;
-    for (int place = 4; place >= 0; place--) {
-        int bit = (length >> place) & 1;
-        write_bit(w, &model->length[node], bit);
-        node = 2 * node + (uint32_t)bit;
-    }
-}
-
-static void write_number(Writer *w, Number *model, uint32_t number) {
-    int length = length_of(number), top = length < TOP ? length : TOP;
-    write_length(w, model, length);
-    uint32_t node = 1;
-    for (int place = length - 1; place >= length - top; place--) {
-        int bit = (number >> place) & 1;
-        write_bit(w, &model->top[length][node], bit);
-        node = 2 * node + (uint32_t)bit;
-    }
-    write_even(w, number & ((1u << (length - top)) - 1), length - top);
-}
-
-static int read_length(Reader *r, Number *model) {
-    uint32_t node = 1;
-    for (int place = 0; place < 5; place++) node = 2 * node + (uint32_t)read_bit(r, &model->length[node]);
-    return (int)(node - 32);
-}
-
-static uint32_t read_rest(Reader *r, Number *model, int length) {
-    int top = length < TOP ? length : TOP;
-    uint32_t node = 1;
-    for (int i = 0; i < top; i++) node = 2 * node + (uint32_t)read_bit(r, &model->top[length][node]);
-    return (node << (length - top)) | read_even(r, length - top);
-}
 
 /* ------------------------------------------------------------------------------------------------- elements */
 
@@ -223,6 +39,53 @@ static inline void store(uint8_t *data, int64_t i, int width, uint32_t value) {
     }
 }
 
+#if defined(__x86_64__) && !defined(RFT_NARROW)
+/* For processors with wide vectors: the elements of a block that are of a class are found at once, as the bits of a word.
+   Elsewhere, and for what is left of a run, each element is looked at. Both do the same; RFT_NARROW is for tests that
+   compare them. */
+#define WIDE __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,bmi,bmi2,popcnt,lzcnt")))
+
+static int is_wide(void) {
+    return __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("popcnt");
+}
+
+/* A byte for the class of each of BLOCK elements of 16 bits. */
+WIDE static inline __m512i classes_of(const uint8_t *data, int mantissa) {
+    __m128i by = _mm_cvtsi32_si128(mantissa + 1); /* after the sign has gone */
+    __m512i low = _mm512_srl_epi16(_mm512_slli_epi16(_mm512_loadu_si512(data), 1), by);
+    __m512i high = _mm512_srl_epi16(_mm512_slli_epi16(_mm512_loadu_si512(data + BLOCK), 1), by);
+    __m512i half = _mm512_castsi256_si512(_mm512_cvtepi16_epi8(low));
+    return _mm512_inserti64x4(half, _mm512_cvtepi16_epi8(high), 1);
+}
+
+WIDE static inline uint64_t are_of(__m512i classes, uint32_t class) {
+    return _mm512_cmpeq_epi8_mask(classes, _mm512_set1_epi8((char)class));
+}
+#endif
+
+/* The classes that were seen, the usual ones first, so that most blocks are done after a few. */
+typedef struct {
+    uint8_t class[CLASSES];
+    int count;
+    uint32_t elements[CLASSES];
+} Order;
+
+static inline void add_class(Order *order, uint32_t class) { order->class[order->count++] = (uint8_t)class; }
+
+static void sort_classes(Order *order) {
+    for (int i = 1; i < order->count; i++) {
+        uint8_t class = order->class[i];
+        int place = i;
+        for (; place > 0 && order->elements[order->class[place - 1]] < order->elements[class]; place--) {
+            order->class[place] = order->class[place - 1];
+        }
+        order->class[place] = class;
+    }
+}
+
+enum { SORT_EVERY = 256 * BLOCK }; /* elements */
+
 /* ------------------------------------------------------------------------------------------------- writing */
 
 /* A change, or the first element of its class (then before = after). */
@@ -237,11 +100,13 @@ typedef struct {
     int64_t count;
     uint32_t gap[CLASSES]; /* unchanged elements since the last event */
     uint8_t seen[CLASSES];
+    Order order;
 } Scan;
 
 static inline void see(Scan *scan, uint32_t class) {
     if (__builtin_expect(scan->seen[class], 1)) return;
     scan->seen[class] = 1;
+    add_class(&scan->order, class);
     scan->events[scan->count++] = (Event){0, 0, 0, (uint8_t)class};
 }
 
@@ -269,6 +134,54 @@ static inline __attribute__((always_inline)) const uint8_t *scan_piece(
     }
     return before;
 }
+
+#if defined(__x86_64__) && !defined(RFT_NARROW)
+WIDE static const uint8_t *scan_blocks(
+    Scan *scan, const uint8_t *now, int64_t count, const uint64_t *changed, const uint8_t *before, int mantissa
+) {
+    uint32_t exponents = mantissa == 7 ? 255 : 31;
+    int64_t start = 0;
+    for (; start + BLOCK <= count; start += BLOCK, changed++) {
+        if (start % SORT_EVERY == 0) sort_classes(&scan->order);
+        __m512i classes = classes_of(now + 2 * start, mantissa);
+        if (*changed != 0) { /* the classes are those from before */
+            uint8_t bytes[BLOCK];
+            _mm512_storeu_si512(bytes, classes);
+            const uint8_t *was = before;
+            for (uint64_t left = *changed; left != 0; left &= left - 1, was += 2) {
+                bytes[__builtin_ctzll(left)] = (uint8_t)((load(was, 0, 2) >> mantissa) & exponents);
+            }
+            classes = _mm512_loadu_si512(bytes);
+        }
+        uint64_t rest = ~0ull;
+        uint32_t counts[CLASSES];
+        int compared = 0;
+        for (; compared < scan->order.count && rest != 0; compared++) {
+            uint64_t mine = are_of(classes, scan->order.class[compared]);
+            rest &= ~mine;
+            counts[compared] = (uint32_t)__builtin_popcountll(mine);
+        }
+        if (__builtin_expect(rest != 0, 0)) { /* a class for the first time */
+            before = scan_piece(scan, now + 2 * start, BLOCK, changed, before, 2, mantissa, exponents);
+            continue;
+        }
+        for (int i = 0; i < compared; i++) {
+            uint32_t class = scan->order.class[i];
+            scan->gap[class] += counts[i];
+            scan->order.elements[class] += counts[i];
+        }
+        for (uint64_t left = *changed; left != 0; left &= left - 1, before += 2) {
+            int place = __builtin_ctzll(left);
+            uint32_t was = load(before, 0, 2), class = (was >> mantissa) & exponents;
+            uint32_t onward = (uint32_t)__builtin_popcountll(are_of(classes, class) >> place);
+            uint32_t gap = scan->gap[class] - onward;
+            scan->events[scan->count++] = (Event){was, load(now, start + place, 2), gap, (uint8_t)class};
+            scan->gap[class] = onward - 1;
+        }
+    }
+    return scan_piece(scan, now + 2 * start, count - start, changed, before, 2, mantissa, exponents);
+}
+#endif
 
 /* A reader needs the gap before a change at the change before it: each event gets the gap of the next one. */
 static void look_ahead(Scan *scan) {
@@ -316,6 +229,11 @@ int64_t rft_code(
     scan.events = malloc((size_t)(total + CLASSES) * sizeof(Event));
     if (model == NULL || scan.events == NULL) goto done;
     for (int64_t piece = 0; piece < pieces; piece++) {
+#if defined(__x86_64__) && !defined(RFT_NARROW)
+        if (width == 2 && is_wide()) {
+            before = scan_blocks(&scan, now[piece], counts[piece], changed, before, mantissa);
+        } else
+#endif
         if (width == 2 && mantissa == 7) {
             before = scan_piece(&scan, now[piece], counts[piece], changed, before, 2, 7, 255);
         } else if (width == 2) {
@@ -363,6 +281,7 @@ typedef struct {
     uint64_t left[CLASSES]; /* unchanged elements before the next change; 0 for a class that was not seen, too */
     uint8_t seen[CLASSES];
     int64_t changed;
+    Order order;
 } Places;
 
 static inline __attribute__((always_inline)) int apply_piece(
@@ -377,6 +296,7 @@ static inline __attribute__((always_inline)) int apply_piece(
         }
         if (!places->seen[class]) {
             places->seen[class] = 1;
+            add_class(&places->order, class);
             places->left[class] = read_gap(r, model, (int)class);
             if (places->left[class] != 0) {
                 places->left[class]--;
@@ -391,6 +311,67 @@ static inline __attribute__((always_inline)) int apply_piece(
     return 1;
 }
 
+#if defined(__x86_64__) && !defined(RFT_NARROW)
+/* The elements of a class in a block that are still to come, if one of them is the next event of the class. */
+typedef struct {
+    uint64_t mine;
+    uint32_t class;
+    int at; /* place of the event */
+} Hit;
+
+WIDE static inline int is_hit(Places *places, Hit *hit) {
+    uint64_t left = places->left[hit->class], count = (uint64_t)__builtin_popcountll(hit->mine);
+    if (left >= count) {
+        places->left[hit->class] = left - count;
+        return 0;
+    }
+    hit->at = __builtin_ctzll(_pdep_u64(1ull << left, hit->mine));
+    return 1;
+}
+
+WIDE static int apply_blocks(Places *places, Model *model, Reader *r, uint8_t *data, int64_t count, int mantissa) {
+    Order *order = &places->order;
+    int64_t start = 0;
+    for (; start + BLOCK <= count; start += BLOCK) {
+        if (start % SORT_EVERY == 0) sort_classes(order);
+        __m512i classes = classes_of(data + 2 * start, mantissa);
+        Hit hits[BLOCK];
+        int num = 0;
+        uint64_t rest = ~0ull;
+        for (int i = 0; i < order->count && rest != 0; i++) {
+            Hit hit = {are_of(classes, order->class[i]), order->class[i], 0};
+            rest &= ~hit.mine;
+            order->elements[hit.class] += (uint32_t)__builtin_popcountll(hit.mine);
+            if (__builtin_expect(is_hit(places, &hit), 0)) hits[num++] = hit;
+        }
+        while (__builtin_expect(rest != 0, 0)) { /* a class for the first time: its gap is read at the first element */
+            int at = __builtin_ctzll(rest);
+            uint32_t class = (load(data, start + at, 2) & 0x7fff) >> mantissa;
+            hits[num] = (Hit){are_of(classes, class), class, at};
+            rest &= ~hits[num++].mine;
+        }
+        while (num != 0) {
+            int next = 0;
+            for (int i = 1; i < num; i++) next = hits[i].at < hits[next].at ? i : next;
+            Hit *hit = &hits[next];
+            if (!places->seen[hit->class]) {
+                places->seen[hit->class] = 1;
+                add_class(order, hit->class);
+            } else {
+                uint32_t before = load(data, start + hit->at, 2);
+                store(data, start + hit->at, 2, read_change(r, model, (int)hit->class, before, 2));
+                places->changed++;
+                hit->mine &= ~1ull << hit->at;
+            }
+            places->left[hit->class] = read_gap(r, model, (int)hit->class);
+            if (r->place > r->length) return 0;
+            if (!is_hit(places, hit)) *hit = hits[--num];
+        }
+    }
+    return apply_piece(places, model, r, data + 2 * start, count - start, 2, mantissa, mantissa == 7 ? 255 : 31);
+}
+#endif
+
 /* Changes `data` as the stream `in` says. Returns 0, or DAMAGED or NO_MEMORY; then `data` is of no use any more. */
 int64_t rft_apply(
     int64_t pieces, uint8_t *const *data, const int64_t *counts, int width, int mantissa, const uint8_t *in, int64_t length, int64_t *changed
@@ -403,6 +384,11 @@ int64_t rft_apply(
     for (int i = 0; i < 5; i++) reader.code = (reader.code << 8) | get_byte(&reader);
     for (int64_t piece = 0; piece < pieces; piece++) {
         int ok;
+#if defined(__x86_64__) && !defined(RFT_NARROW)
+        if (width == 2 && is_wide()) {
+            ok = apply_blocks(&places, model, &reader, data[piece], counts[piece], mantissa);
+        } else
+#endif
         if (width == 2 && mantissa == 7) {
             ok = apply_piece(&places, model, &reader, data[piece], counts[piece], 2, 7, 255);
         } else if (width == 2) {

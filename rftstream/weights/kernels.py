@@ -27,6 +27,7 @@ import numpy as np
 from rftstream.errors import WeightsError
 
 SOURCES = tuple(Path(__file__).with_name(name) for name in ("kernels.c", "taking.c"))
+HEADER = Path(__file__).with_name("coding.h")
 FLAGS = ("-std=c11", "-O3", "-fPIC", "-shared")
 TOO_LONG, NO_MEMORY, DAMAGED = -1, -2, -3
 BLOCK = 64
@@ -195,7 +196,9 @@ def _is_ours(path: Path) -> bool:
 
 
 def _name() -> str:
-    digest = hashlib.sha256(b"".join(one.read_bytes() for one in SOURCES) + " ".join(FLAGS).encode()).hexdigest()[:16]
+    digest = hashlib.sha256(
+        b"".join(one.read_bytes() for one in (*SOURCES, HEADER)) + " ".join(FLAGS).encode()
+    ).hexdigest()[:16]
     return f"kernels-{digest}-{sysconfig.get_platform()}.so"
 
 

@@ -64,7 +64,7 @@ def test_a_late_follower_has_the_weights_without_a_trainer(place: Workplace, sto
     counting = CountingStore(url, place.folder / "runs" / "tiny")
     cache = AnchorCache(place.folder / "anchors")
     expected = [one.object for one in announced[40:]]
-    for read in (expected, expected[1:]):  # the second time the anchor lies on this machine
+    for read in (expected, []):  # the second time all of it lies on this machine
         counting.read.clear()
         follower = WeightsFollower(counting, announced[0].model, cache=cache)
         assert all(map(follower.announced, announced))

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import pytest
 
 from rftstream.contracts.versions import VersionName, WeightsAnnounced, WeightsKind
 from rftstream.errors import WeightsError, WeightsGone
-from rftstream.weights import kernels
+from rftstream.weights import anchors, kernels
 from rftstream.weights.anchors import AnchorCache
 from rftstream.weights.follower import WeightsFollower
 from rftstream.weights.publisher import WeightsPublisher, publish
@@ -146,6 +148,37 @@ def test_a_follower_goes_along_and_a_late_one_comes_from_an_anchor(trainer: Trai
     assert state_digest(late.fetch(middle)) == middle.weights_digest, "back to an older one"
 
 
+@pytest.mark.parametrize(("url", "way"), [("file://weights", ".safetensors"), ("memory://far-behind", ".delta")])
+def test_far_behind_a_snapshot_is_read_where_reading_is_cheap(tmp_path: Path, url: str, way: str) -> None:
+    store = ObjectStore(url, base=tmp_path)
+    publisher = WeightsPublisher(store, "m", "float32", anchor_every=12)
+    values = np.zeros(1 << 16, np.float32)
+    announced = []
+    for version in range(13):
+        values[version] = 1
+        tensors = {"a": RawTensor("F32", values.shape, values.tobytes())}
+        announced.append(publisher.publish(tensors, name(version), resumed=version == 0))
+    follower = WeightsFollower(store, "m")
+    for one in announced:
+        assert follower.announced(one)
+    follower.fetch(announced[0])
+    opened: list[str] = []
+    open_object = store.open
+
+    def noted(name: str) -> IO[bytes]:
+        opened.append(name)
+        return open_object(name)
+
+    store.open = noted  # type: ignore[method-assign]
+    assert state_digest(follower.fetch(announced[12])) == announced[12].weights_digest
+    assert {Path(one).suffix for one in opened} == {way}
+    assert len(opened) == (1 if way == ".safetensors" else 12)
+    follower.fetch(announced[5])
+    opened.clear()
+    follower.fetch(announced[10])
+    assert len(opened) == 5, "no snapshot is nearer"
+
+
 def test_a_state_that_is_in_hand_is_not_read_again(trainer: Trainer) -> None:
     follower = trainer.follower()
     assert_on(follower, 0)
@@ -250,19 +283,61 @@ def test_the_last_anchor_is_kept_on_this_machine(trainer: Trainer, tmp_path: Pat
     trainer.publish(1, 2)
     trainer.path(trainer.announced[0]).unlink()
     assert_on(trainer.follower(cache), 2)
-    kept = list((tmp_path / "anchors").iterdir())
+    kept = list((tmp_path / "anchors").glob("*.safetensors"))
     assert len(kept) == 1
 
     kept[0].write_bytes(kept[0].read_bytes()[:-1] + b"x")
     trainer.publish(3, 4)
     assert_on(trainer.follower(cache), 4)
-    (kept,) = (list((tmp_path / "anchors").iterdir()),)
+    kept = list((tmp_path / "anchors").glob("*.safetensors"))
     assert [one.stem for one in kept] == [trainer.announced[4].digest.removeprefix("sha256:")], "only the newest"
     kept[0].write_bytes(b"not a snapshot")
     assert_on(trainer.follower(cache), 4)
 
+    assert kept[0].stat().st_size == trainer.announced[4].num_bytes, "what was damaged is replaced"
+
     (tmp_path / "file").write_bytes(b"")
     assert_on(trainer.follower(AnchorCache(tmp_path / "file")), 4)
+
+
+def test_readers_of_a_machine_fetch_an_object_once(trainer: Trainer, tmp_path: Path) -> None:
+    trainer.publish(1, 2, 3)
+    opened: list[str] = []
+    open_object = trainer.store.open
+
+    def counted(name: str) -> IO[bytes]:
+        opened.append(name)
+        return open_object(name)
+
+    trainer.store.open = counted  # type: ignore[method-assign]
+    cache = AnchorCache(tmp_path / "anchors")
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: assert_on(trainer.follower(cache), 3), range(8)))
+    assert sorted(opened) == sorted(one.object for one in trainer.announced)
+    trainer.publish(4)
+    assert_on(trainer.follower(cache), 4)
+    assert [one.suffix for one in (tmp_path / "anchors").glob("*.*") if one.suffix] == [".safetensors"]
+
+
+def test_a_reader_that_does_not_let_go_is_not_waited_for(
+    trainer: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = AnchorCache(tmp_path / "anchors")
+    monkeypatch.setattr(anchors, "WAIT_S", 0.01)
+    with cache.turn():
+        assert_on(trainer.follower(cache), 0)
+
+
+def test_few_deltas_are_kept(trainer: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(anchors, "MOST_DELTAS", 2)
+    follower = trainer.follower(AnchorCache(tmp_path / "anchors"))
+    assert_on(follower, 0)
+    for version in range(1, 4):
+        follower.announced(trainer.publish(version))
+        assert_on(follower, version)
+    kept = {one.stem for one in (tmp_path / "anchors").glob("*.delta")}
+    assert len(kept) == 2
+    assert trainer.announced[3].digest.removeprefix("sha256:") in kept
 
 
 def test_publishing_the_same_again_is_fine(trainer: Trainer) -> None:
