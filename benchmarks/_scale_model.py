@@ -1,0 +1,196 @@
+"""What a number of explorers asks of brokers, object store and network: a model, fitted to what `scale.py` measured.
+
+Nothing here is measured itself. `fit` takes the costs of one request, one commit and one byte out of scale.json; `load`
+multiplies them by what a plan says. Everything is a pure function of numbers. docs/scale.md shows the results, and
+`python -m benchmarks._scale_model` prints its tables.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+HEARTBEAT_S, FETCH_WAIT_S = 0.5, 0.2
+"""Of a member: seconds between two heartbeats, and how long a broker holds a fetch that finds nothing."""
+LINGER_S = 0.02
+"""So long a finished rollout waits for others, which then share a transaction."""
+FOLLOWED = 3
+"""Topics of one partition that every explorer reads: control, weights, outcomes."""
+CLIENTS = 4
+"""Clients of an explorer: its member, its producer, the reader of what it follows, and the one that asks."""
+POSITION_BYTES = 24
+"""Of a partition in the answer to a member that asks for positions; nothing finished out of order."""
+JOIN_BYTES, OWNED_BYTES = 120, 4
+"""Of a member's request to join, and for each partition that it names as its own."""
+TOKEN_BYTES = 9
+"""Of a token in a rollout: id, logprob, mask."""
+HEADROOM = 0.5
+"""Share of a broker's cores that it should be busy at most, so that it also bears the loss of another one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """What one of each costs the brokers, all together, in CPU milliseconds of the machine that was measured."""
+
+    member_ms_per_s: float
+    """A member that waits: its heartbeats and fetches."""
+    commit_ms: float
+    """A transaction of one small rollout and its position, with all its requests, markers and replicas."""
+    kilobyte_ms: float
+    """A KB of rollouts more in it."""
+    requests_per_s: float
+    """Requests of a member that waits."""
+    requests_per_commit: float
+    client_commit_ms: float
+    """CPU of the explorer for a commit."""
+    member_bytes: float
+    """Memory of the brokers for a member with its connections."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A run at some size."""
+
+    explorers: int
+    partitions: int
+    brokers: int = 3
+    cores: int = 8
+    """Of each broker."""
+    replicas: int = 3
+    places: int = 64
+    """Rollouts that an explorer samples at once: `explorer.max_concurrent`."""
+    rollout_s: float = 60.0
+    rollout_tokens: int = 2_000
+    lifetime_s: float = 24 * 3600.0
+    """After so long an explorer is gone, and another one comes."""
+    session_s: float = 10.0
+    """`transport.session_timeout_s`."""
+    version_s: float = 60.0
+    """From one version of the weights to the next."""
+    weights_bytes: float = 16e9
+    smaller: float = 335.0
+    """Times that a delta is smaller than the weights."""
+    deltas: float = 10.0
+    """Deltas that a late joiner applies beside an anchor: half of `weights.anchor_every`."""
+    explorers_per_cache: int = 1
+    """Explorers that read a version together, through one cache."""
+    store_bytes_per_s: float = 10e9
+    broker_hour: float = 0.40
+    """Price of a broker, with its disk, for an hour; an assumption, as is the next one."""
+    explorer_hour: float = 2.50
+    """Price of an explorer's GPU for an hour."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What a plan asks for. Rates are those of all brokers together, but for the coordinator's."""
+
+    commits_per_s: float
+    rollouts_per_s: float
+    requests_per_s: float
+    markers_per_s: float
+    """Records that end a transaction in a partition: one for each partition of `rollouts` that it wrote to, and one for
+    that of `__consumer_offsets`."""
+    bytes_in_per_s: float
+    """Rollouts that are written, before they are replicated."""
+    bytes_out_per_s: float
+    """What brokers send: to verifiers, to replicas, and outcomes to every explorer."""
+    connections: int
+    busy_cores: float
+    brokers_needed: int
+    coordinator_per_s: float
+    """Requests a second at the one broker that coordinates the group: heartbeats and positions."""
+    coordinator_cores: float
+    rebalances_per_hour: float
+    positions_bytes: float
+    """Sent by the coordinator when all explorers begin at once: each asks for the positions of the whole group."""
+    join_bytes: float
+    """Sent to the group's leader in each round of a rebalance."""
+    idle_explorers: int
+    """Those that get no partition."""
+    redone_s: float
+    """Seconds for which a dead explorer's tasks wait before somebody else has them."""
+    delta_egress_per_s: float
+    anchor_egress_per_s: float
+    fetch_s: float
+    """Until all have a version that was just announced, where the store is the limit."""
+    staleness: float
+    """Versions that this adds."""
+    cost_share: float
+    """What the brokers cost, as a share of what explorers cost."""
+
+
+def fit(measured: Mapping[str, Any]) -> Costs:
+    """Return the costs that one size of scale.json shows: what working members cost above waiting ones."""
+    members, ours = measured["members"], measured["ours"]
+    alone, idle, short, long = (ours[name] for name in ("alone", "idle", "short", "long"))
+
+    def above(busy: Mapping[str, Any], name: str) -> float:
+        extra = busy[name] / busy["seconds"] - idle[name] / idle["seconds"]
+        return 1e3 * float(extra) * float(busy["seconds"]) / float(busy["commits"])
+
+    def requests(one: Mapping[str, Any], name: str | None = None) -> float:
+        counts = one["requests"]
+        return float(sum(counts.values()) if name is None else counts.get(name, 0)) / float(one["seconds"])
+
+    waits = idle["broker_cpu_s"] / idle["seconds"] - alone["broker_cpu_s"] / alone["seconds"]
+    transactional = ("Produce", "AddPartitionsToTxn", "AddOffsetsToTxn", "TxnOffsetCommit", "EndTxn")
+    commit_ms = above(short, "broker_cpu_s")
+    kilobytes = (long["num_tokens"] - short["num_tokens"]) * TOKEN_BYTES / 1e3
+    return Costs(
+        member_ms_per_s=1e3 * waits / members,
+        commit_ms=commit_ms,
+        kilobyte_ms=max(0.0, above(long, "broker_cpu_s") - commit_ms) / kilobytes,
+        requests_per_s=requests(idle) / members,
+        requests_per_commit=sum(requests(short, name) for name in transactional) * short["seconds"] / short["commits"],
+        client_commit_ms=above(short, "member_cpu_s"),
+        member_bytes=(idle["broker_rss_bytes"] - alone["broker_rss_bytes"]) / members,
+    )
+
+
+def load(plan: Plan, costs: Costs) -> Load:
+    """Return what the plan asks for."""
+    working = min(plan.explorers, plan.partitions)
+    rollouts_per_s = working * plan.places / plan.rollout_s
+    own_rate = plan.places / plan.rollout_s
+    # An explorer makes one transaction at a time: what is finished while it lingers shares the next one.
+    commits_per_s = working * own_rate / (1.0 + own_rate * LINGER_S)
+    per_commit = rollouts_per_s / commits_per_s
+    owned = plan.partitions / working
+    touched = owned * (1.0 - (1.0 - 1.0 / owned) ** per_commit)
+    bytes_in = rollouts_per_s * plan.rollout_tokens * TOKEN_BYTES
+    outcomes_out = rollouts_per_s / 8 * 300 * plan.explorers
+    requests = plan.explorers * costs.requests_per_s + commits_per_s * costs.requests_per_commit
+    rollout_ms = costs.commit_ms * commits_per_s + costs.kilobyte_ms * bytes_in / 1e3
+    busy_cores = (plan.explorers * costs.member_ms_per_s + rollout_ms) / 1e3
+    coordinator = plan.explorers / HEARTBEAT_S + commits_per_s
+    request_ms = costs.member_ms_per_s / costs.requests_per_s
+    readers = math.ceil(plan.explorers / plan.explorers_per_cache)
+    delta_bytes = plan.weights_bytes / plan.smaller
+    joins_per_s = plan.explorers / plan.lifetime_s
+    fetch_s = readers * delta_bytes / plan.store_bytes_per_s
+    return Load(
+        commits_per_s=commits_per_s,
+        rollouts_per_s=rollouts_per_s,
+        requests_per_s=requests,
+        markers_per_s=commits_per_s * (touched + 1.0),
+        bytes_in_per_s=bytes_in,
+        bytes_out_per_s=bytes_in * plan.replicas + outcomes_out,
+        connections=plan.explorers * (CLIENTS + 2 * plan.brokers),
+        busy_cores=busy_cores,
+        brokers_needed=max(plan.replicas, math.ceil(busy_cores / (plan.cores * HEADROOM))),
+        coordinator_per_s=coordinator,
+        coordinator_cores=coordinator * request_ms / 1e3,
+        rebalances_per_hour=2.0 * joins_per_s * 3600.0,
+        positions_bytes=float(working) * plan.partitions * POSITION_BYTES,
+        join_bytes=float(plan.explorers * JOIN_BYTES + plan.partitions * OWNED_BYTES),
+        idle_explorers=plan.explorers - working,
+        redone_s=plan.session_s,
+        delta_egress_per_s=readers * delta_bytes / plan.version_s,
+        anchor_egress_per_s=joins_per_s * (plan.weights_bytes + plan.deltas * delta_bytes),
+        fetch_s=fetch_s,
+        staleness=fetch_s / plan.version_s,
+        cost_share=plan.brokers * plan.broker_hour / (plan.explorers * plan.explorer_hour),
+    )
