@@ -7,10 +7,16 @@ multiplies them by what a plan says. Everything is a pure function of numbers. d
 
 from __future__ import annotations
 
+import functools
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+MEASURED = Path(__file__).parents[1] / "docs" / "measured" / "scale.json"
+"""What the costs are fitted to: a copy of the scale.json of the whole benchmark."""
 
 HEARTBEAT_S, FETCH_WAIT_S = 0.5, 0.2
 """Of a member: seconds between two heartbeats, and how long a broker holds a fetch that finds nothing."""
@@ -99,6 +105,8 @@ class Load:
     """What brokers send: to verifiers, to replicas, and outcomes to every explorer."""
     connections: int
     busy_cores: float
+    waiting_cores: float
+    """Of these, what members cost that wait."""
     brokers_needed: int
     coordinator_per_s: float
     """Requests a second at the one broker that coordinates the group: heartbeats and positions."""
@@ -120,6 +128,16 @@ class Load:
     """Versions that this adds."""
     cost_share: float
     """What the brokers cost, as a share of what explorers cost."""
+
+
+PLAN = Plan(explorers=1_000, partitions=2_000)
+"""The plan that docs/scale.md begins with; the others differ by what they name."""
+
+
+@functools.cache
+def costs() -> Costs:
+    """Return the costs of the machine that docs/measured/scale.json was measured on."""
+    return fit(json.loads(MEASURED.read_text(encoding="utf-8")))
 
 
 def fit(measured: Mapping[str, Any]) -> Costs:
@@ -150,7 +168,7 @@ def fit(measured: Mapping[str, Any]) -> Costs:
     )
 
 
-def load(plan: Plan, costs: Costs) -> Load:
+def load(plan: Plan, cost: Costs) -> Load:
     """Return what the plan asks for."""
     working = min(plan.explorers, plan.partitions)
     rollouts_per_s = working * plan.places / plan.rollout_s
@@ -162,11 +180,12 @@ def load(plan: Plan, costs: Costs) -> Load:
     touched = owned * (1.0 - (1.0 - 1.0 / owned) ** per_commit)
     bytes_in = rollouts_per_s * plan.rollout_tokens * TOKEN_BYTES
     outcomes_out = rollouts_per_s / 8 * 300 * plan.explorers
-    requests = plan.explorers * costs.requests_per_s + commits_per_s * costs.requests_per_commit
-    rollout_ms = costs.commit_ms * commits_per_s + costs.kilobyte_ms * bytes_in / 1e3
-    busy_cores = (plan.explorers * costs.member_ms_per_s + rollout_ms) / 1e3
+    requests = plan.explorers * cost.requests_per_s + commits_per_s * cost.requests_per_commit
+    rollout_ms = cost.commit_ms * commits_per_s + cost.kilobyte_ms * bytes_in / 1e3
+    waiting_cores = plan.explorers * cost.member_ms_per_s / 1e3
+    busy_cores = waiting_cores + rollout_ms / 1e3
     coordinator = plan.explorers / HEARTBEAT_S + commits_per_s
-    request_ms = costs.member_ms_per_s / costs.requests_per_s
+    request_ms = cost.member_ms_per_s / cost.requests_per_s
     readers = math.ceil(plan.explorers / plan.explorers_per_cache)
     delta_bytes = plan.weights_bytes / plan.smaller
     joins_per_s = plan.explorers / plan.lifetime_s
@@ -180,6 +199,7 @@ def load(plan: Plan, costs: Costs) -> Load:
         bytes_out_per_s=bytes_in * plan.replicas + outcomes_out,
         connections=plan.explorers * (CLIENTS + 2 * plan.brokers),
         busy_cores=busy_cores,
+        waiting_cores=waiting_cores,
         brokers_needed=max(plan.replicas, math.ceil(busy_cores / (plan.cores * HEADROOM))),
         coordinator_per_s=coordinator,
         coordinator_cores=coordinator * request_ms / 1e3,
