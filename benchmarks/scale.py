@@ -7,9 +7,9 @@ learns of it when its session is over. Rebalance time: until every partition has
 Time to first work: from the beginning of a process to its first commit. The reference is a loop that is written by
 hand with the same client, its cooperative sticky assignor, and as many members on the same brokers.
 
-RFTSTREAM_BENCH_MEMBERS=20 RFTSTREAM_BENCH_PARTITIONS=60 RFTSTREAM_BENCH_BROKERS=1 is done within a minute.
-RFTSTREAM_BENCH_REFERENCE=0 leaves the reference out. All figures, with what the brokers and the clients used, go to
-scale.json, of which docs/pictures/scale.py and `_scale_model.py` are made.
+RFTSTREAM_BENCH_MEMBERS=20 RFTSTREAM_BENCH_PARTITIONS=60 RFTSTREAM_BENCH_BROKERS=1 RFTSTREAM_BENCH_SECONDS=4
+RFTSTREAM_BENCH_KINDS=ours is done within a minute; KINDS are "ours", "by hand", or both with a comma. All figures, with
+what the brokers and the members used, go to scale.json, of which `_scale_model.py` and docs/pictures/scale.py are made.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from rftstream.contracts.tasks import ChatMessage, Problem, RolloutIds, Sampling
 from rftstream.runs.folder import RunFolder, create_log
 from rftstream.transport.kafka.transport import KafkaTransport
 
+KINDS = ("ours", "by hand")
 MEMBERS, PARTITIONS, BROKERS = 200, 1_000, 3
 CHURN = (1, 10, 100)
 """So many are killed, and as many come, one number after the other; those above half of the members are left out."""
@@ -91,7 +92,7 @@ def run() -> list[dict[str, Any]]:
     members = int(os.environ.get("RFTSTREAM_BENCH_MEMBERS", MEMBERS))
     partitions = int(os.environ.get("RFTSTREAM_BENCH_PARTITIONS", PARTITIONS))
     brokers = int(os.environ.get("RFTSTREAM_BENCH_BROKERS", BROKERS))
-    kinds = ["ours"] + ["by hand"] * (os.environ.get("RFTSTREAM_BENCH_REFERENCE", "1") == "1")
+    kinds = os.environ.get("RFTSTREAM_BENCH_KINDS", ",".join(KINDS)).split(",")
     found: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory(prefix="rftstream-bench-") as name:
         folder = Path(name)
@@ -270,7 +271,7 @@ class _Group:
             member_cpu_s=after["member_cpu_s"] - before["member_cpu_s"],
             broker_bytes=after["bytes"] - before["bytes"],
             broker_rss_bytes=sum(broker.memory_info().rss for broker in self._brokers),
-            connections=sum(len(psutil.Process(pid).net_connections("tcp4")) for pid in brokers),
+            connections=sum(len(psutil.Process(pid).net_connections("tcp")) for pid in brokers),
             requests=dict(after["requests"] - before["requests"]),
             commits=int(after["commits"] - before["commits"]),
             num_tokens=self._board.num_tokens,
@@ -364,7 +365,8 @@ def _above(busy: Use, idle: Use, name: str) -> float:
 
 def _rows(title: str, found: Mapping[str, Mapping[str, Any]], members: int) -> list[dict[str, Any]]:
     of_kind = {kind: _figures(one, members) for kind, one in found.items()}
-    reference = of_kind.get("by hand")
+    first, *others = of_kind.values()
+    reference = others[0] if others else None
     return [
         {
             "name": f"scale: {title}, {what}",
@@ -374,5 +376,5 @@ def _rows(title: str, found: Mapping[str, Mapping[str, Any]], members: int) -> l
             "reference_name": reference and "kafka-python by hand",
             "ratio": ours / reference[what, unit] if reference and reference[what, unit] else None,
         }
-        for (what, unit), ours in of_kind["ours"].items()
+        for (what, unit), ours in first.items()
     ]
