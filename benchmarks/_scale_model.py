@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,10 @@ POSITION_BYTES = 24
 """Of a partition in the answer to a member that asks for positions; nothing finished out of order."""
 JOIN_BYTES, OWNED_BYTES = 120, 4
 """Of a member's request to join, and for each partition that it names as its own."""
+OUTCOME_BYTES = 400
+"""Of a group of eight on `outcomes`, compressed, with its headers."""
+COORDINATOR_BYTES_PER_S = 1e9
+"""What one broker can send."""
 TOKEN_BYTES = 9
 """Of a token in a rollout: id, logprob, mask."""
 HEADROOM = 0.5
@@ -69,6 +74,7 @@ class Plan:
     """Rollouts that an explorer samples at once: `explorer.max_concurrent`."""
     rollout_s: float = 60.0
     rollout_tokens: int = 2_000
+    group_size: int = 8
     lifetime_s: float = 24 * 3600.0
     """After so long an explorer is gone, and another one comes."""
     session_s: float = 10.0
@@ -103,6 +109,8 @@ class Load:
     """Rollouts that are written, before they are replicated."""
     bytes_out_per_s: float
     """What brokers send: to verifiers, to replicas, and outcomes to every explorer."""
+    outcomes_out_per_s: float
+    """Of these, outcomes: one broker leads their one partition, and every explorer reads it."""
     connections: int
     busy_cores: float
     waiting_cores: float
@@ -114,6 +122,8 @@ class Load:
     rebalances_per_hour: float
     positions_bytes: float
     """Sent by the coordinator when all explorers begin at once: each asks for the positions of the whole group."""
+    positions_s: float
+    """How long that takes, where the coordinator's network is the limit."""
     join_bytes: float
     """Sent to the group's leader in each round of a rebalance."""
     idle_explorers: int
@@ -141,31 +151,56 @@ def costs() -> Costs:
 
 
 def fit(measured: Mapping[str, Any]) -> Costs:
-    """Return the costs that one size of scale.json shows: what working members cost above waiting ones."""
+    """Return the costs that a scale.json shows: what working members cost above waiting ones."""
     members, ours = measured["members"], measured["ours"]
     alone, idle, short, long = (ours[name] for name in ("alone", "idle", "short", "long"))
-
-    def above(busy: Mapping[str, Any], name: str) -> float:
-        extra = busy[name] / busy["seconds"] - idle[name] / idle["seconds"]
-        return 1e3 * float(extra) * float(busy["seconds"]) / float(busy["commits"])
-
-    def requests(one: Mapping[str, Any], name: str | None = None) -> float:
-        counts = one["requests"]
-        return float(sum(counts.values()) if name is None else counts.get(name, 0)) / float(one["seconds"])
-
-    waits = idle["broker_cpu_s"] / idle["seconds"] - alone["broker_cpu_s"] / alone["seconds"]
-    transactional = ("Produce", "AddPartitionsToTxn", "AddOffsetsToTxn", "TxnOffsetCommit", "EndTxn")
-    commit_ms = above(short, "broker_cpu_s")
+    commit_ms = _commit_ms(short, idle, "broker_cpu_s")
     kilobytes = (long["num_tokens"] - short["num_tokens"]) * TOKEN_BYTES / 1e3
+    transactional = ("Produce", "AddPartitionsToTxn", "AddOffsetsToTxn", "TxnOffsetCommit", "EndTxn")
     return Costs(
-        member_ms_per_s=1e3 * waits / members,
+        member_ms_per_s=1e3 * (_cores(idle, "broker_cpu_s") - _cores(alone, "broker_cpu_s")) / members,
         commit_ms=commit_ms,
-        kilobyte_ms=max(0.0, above(long, "broker_cpu_s") - commit_ms) / kilobytes,
-        requests_per_s=requests(idle) / members,
-        requests_per_commit=sum(requests(short, name) for name in transactional) * short["seconds"] / short["commits"],
-        client_commit_ms=above(short, "member_cpu_s"),
+        kilobyte_ms=max(0.0, _commit_ms(long, idle, "broker_cpu_s") - commit_ms) / kilobytes,
+        requests_per_s=sum(idle["requests"].values()) / idle["seconds"] / members,
+        requests_per_commit=sum(short["requests"].get(name, 0) for name in transactional) / short["commits"],
+        client_commit_ms=_commit_ms(short, idle, "member_cpu_s"),
         member_bytes=(idle["broker_rss_bytes"] - alone["broker_rss_bytes"]) / members,
     )
+
+
+def figures(found: Mapping[str, Any], members: int) -> dict[tuple[str, str], float]:
+    """Return the figures of one kind of members in a scale.json: what, unit -> value."""
+    alone, idle, short, long = (found[name] for name in ("alone", "idle", "short", "long"))
+    waiting = _cores(idle, "broker_cpu_s") - _cores(alone, "broker_cpu_s")
+    result: dict[tuple[str, str], float] = {
+        ("all join", "s"): found["join_all_s"],
+        ("commits, of 9 KB each", "transactions/s"): short["commits"] / short["seconds"],
+        ("commits, of 72 KB each", "transactions/s"): long["commits"] / long["seconds"],
+        ("a commit, from done to on the log", "ms"): 1e3 * found["commit_s"],
+        ("a member that waits", "requests/s"): sum(idle["requests"].values()) / idle["seconds"] / members,
+        ("a member that waits, brokers", "ms CPU/s"): 1e3 * waiting / members,
+        ("a member that waits, itself", "ms CPU/s"): 1e3 * _cores(idle, "member_cpu_s") / members,
+        ("a commit of 9 KB, brokers", "ms CPU"): _commit_ms(short, idle, "broker_cpu_s"),
+        ("a commit of 9 KB, the member", "ms CPU"): _commit_ms(short, idle, "member_cpu_s"),
+        ("connections to the brokers", "count"): idle["connections"],
+        ("memory of the brokers", "MB"): long["broker_rss_bytes"] / 1e6,
+    }
+    for count, one in found["churn"].items():
+        result |= {
+            (f"{count} killed", "s"): one["killed_s"],
+            (f"{count} join", "s"): one["joined_s"],
+            (f"{count} join, first work, median", "s"): statistics.median(one["first_work_s"]),
+        }
+    return result
+
+
+def _cores(one: Mapping[str, Any], name: str) -> float:
+    return float(one[name]) / float(one["seconds"])
+
+
+def _commit_ms(busy: Mapping[str, Any], idle: Mapping[str, Any], name: str) -> float:
+    """Return what a commit costs above what the members cost that wait."""
+    return 1e3 * (_cores(busy, name) - _cores(idle, name)) * float(busy["seconds"]) / max(1, busy["commits"])
 
 
 def load(plan: Plan, cost: Costs) -> Load:
@@ -179,7 +214,7 @@ def load(plan: Plan, cost: Costs) -> Load:
     owned = plan.partitions / working
     touched = owned * (1.0 - (1.0 - 1.0 / owned) ** per_commit)
     bytes_in = rollouts_per_s * plan.rollout_tokens * TOKEN_BYTES
-    outcomes_out = rollouts_per_s / 8 * 300 * plan.explorers
+    outcomes_out = rollouts_per_s / plan.group_size * OUTCOME_BYTES * plan.explorers
     requests = plan.explorers * cost.requests_per_s + commits_per_s * cost.requests_per_commit
     rollout_ms = cost.commit_ms * commits_per_s + cost.kilobyte_ms * bytes_in / 1e3
     waiting_cores = plan.explorers * cost.member_ms_per_s / 1e3
@@ -189,6 +224,7 @@ def load(plan: Plan, cost: Costs) -> Load:
     readers = math.ceil(plan.explorers / plan.explorers_per_cache)
     delta_bytes = plan.weights_bytes / plan.smaller
     joins_per_s = plan.explorers / plan.lifetime_s
+    positions_bytes = float(working) * plan.partitions * POSITION_BYTES
     fetch_s = readers * delta_bytes / plan.store_bytes_per_s
     return Load(
         commits_per_s=commits_per_s,
@@ -197,6 +233,7 @@ def load(plan: Plan, cost: Costs) -> Load:
         markers_per_s=commits_per_s * (touched + 1.0),
         bytes_in_per_s=bytes_in,
         bytes_out_per_s=bytes_in * plan.replicas + outcomes_out,
+        outcomes_out_per_s=outcomes_out,
         connections=plan.explorers * (CLIENTS + 2 * plan.brokers),
         busy_cores=busy_cores,
         waiting_cores=waiting_cores,
@@ -204,7 +241,8 @@ def load(plan: Plan, cost: Costs) -> Load:
         coordinator_per_s=coordinator,
         coordinator_cores=coordinator * request_ms / 1e3,
         rebalances_per_hour=2.0 * joins_per_s * 3600.0,
-        positions_bytes=float(working) * plan.partitions * POSITION_BYTES,
+        positions_bytes=positions_bytes,
+        positions_s=positions_bytes / COORDINATOR_BYTES_PER_S,
         join_bytes=float(plan.explorers * JOIN_BYTES + plan.partitions * OWNED_BYTES),
         idle_explorers=plan.explorers - working,
         redone_s=plan.session_s,

@@ -15,17 +15,15 @@ what the brokers and the members used, go to scale.json, of which `_scale_model.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import multiprocessing
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +31,7 @@ import numpy as np
 import psutil
 
 from benchmarks._scale_members import Board, explore, explore_by_hand
+from benchmarks._scale_model import figures
 from benchmarks.kafka import SCRIPT
 from rftstream import __version__
 from rftstream.config import loader
@@ -48,6 +47,8 @@ KINDS = ("ours", "by hand")
 MEMBERS, PARTITIONS, BROKERS = 200, 1_000, 3
 CHURN = (1, 10, 100)
 """So many are killed, and as many come, one number after the other; those above half of the members are left out."""
+TASKS_EACH = 8
+"""Tasks that a partition gets at once."""
 NUM_TOKENS = 1_000
 PACE_S = 4.0
 """Seconds that a rollout takes while members come and go."""
@@ -77,16 +78,6 @@ class Use:
     num_tokens: int
     """Of a rollout."""
 
-    @property
-    def broker_cpu(self) -> float:
-        """Cores that the brokers used."""
-        return self.broker_cpu_s / self.seconds
-
-    @property
-    def member_cpu(self) -> float:
-        """Cores that the members used."""
-        return self.member_cpu_s / self.seconds
-
 
 def run() -> list[dict[str, Any]]:
     members = int(os.environ.get("RFTSTREAM_BENCH_MEMBERS", MEMBERS))
@@ -101,7 +92,7 @@ def run() -> list[dict[str, Any]]:
                 with _Group(folder, servers, kind, members, partitions) as group:
                     found[kind] = _measured(group, members)
     about = {"members": members, "partitions": partitions, "brokers": brokers, "cores": os.cpu_count()}
-    RESULT.write_text(json.dumps({**about, **found}, indent=2, default=dataclasses.asdict) + "\n", encoding="utf-8")
+    RESULT.write_text(json.dumps({**about, **found}, indent=2) + "\n", encoding="utf-8")
     return _rows(f"{members} members, {partitions:,} partitions, {brokers} brokers", found, members)
 
 
@@ -120,16 +111,17 @@ def _kafka(folder: Path, nodes: int) -> Iterator[str]:
 
 
 def _measured(group: _Group, members: int) -> dict[str, Any]:
-    found: dict[str, Any] = {"topics_s": group.topics_s, "alone": group.use(MEASURED_S / 2)}
+    found: dict[str, Any] = {"topics_s": group.topics_s, "alone": asdict(group.use(MEASURED_S / 2))}
     group.order(NEVER_S)
     found["join_all_s"] = group.join(members)
-    found["idle"] = group.use(MEASURED_S)
+    found["idle"] = asdict(group.use(MEASURED_S))
     for name, tokens in (("short", NUM_TOKENS), ("long", 8 * NUM_TOKENS)):
         group.fill()
         group.order(0.0, tokens)
         time.sleep(2.0)
-        found[name] = group.use(MEASURED_S)
+        found[name] = asdict(group.use(MEASURED_S))
     group.order(PACE_S)
+    before = group.commit_sums()
     found["churn"] = {}
     for count in (count for count in CHURN if count <= members // 2):
         group.fill()
@@ -137,7 +129,8 @@ def _measured(group: _Group, members: int) -> dict[str, Any]:
         joined_s = group.join(count)
         first_work_s = group.first_work_s(count)
         found["churn"][str(count)] = {"killed_s": killed_s, "joined_s": joined_s, "first_work_s": first_work_s}
-    found["commit_s"], found["redone"] = group.commit_s(), group.redone()
+    num_commits, commit_s = group.commit_sums() - before
+    found["commit_s"], found["redone"] = float(commit_s / num_commits), group.redone()
     return found
 
 
@@ -190,11 +183,8 @@ class _Group:
 
     def fill(self) -> None:
         """Put tasks on every partition, enough until this is called again."""
-        for _ in range(8):
-            first = self._num_tasks
-            self._num_tasks += self._partitions
-            numbers = range(first, self._num_tasks)
-            self._put("tasks", [(number % self._partitions, _task(number)) for number in numbers])
+        first, self._num_tasks = self._num_tasks, self._num_tasks + TASKS_EACH * self._partitions
+        self._put("tasks", [(number % self._partitions, _task(number)) for number in range(first, self._num_tasks)])
 
     def order(self, pace_s: float, num_tokens: int = NUM_TOKENS) -> None:
         self._board.order(pace_s=pace_s, num_tokens=num_tokens)
@@ -287,10 +277,11 @@ class _Group:
             "commits": self._board.column("commits", list(self._alive)).sum(),
         }
 
-    def commit_s(self) -> float:
-        """Return the mean seconds from a rollout that is done to one that is on the log."""
+    def commit_sums(self) -> np.ndarray:
+        """Return how many commits there were so far, and the seconds that they took: from a rollout that is done to one
+        that is on the log."""
         everybody = range(1, self._next_row)
-        return float(self._board.column("commit_s", everybody).sum() / self._board.column("commits", everybody).sum())
+        return np.array([self._board.column(name, everybody).sum() for name in ("commits", "commit_s")])
 
     def redone(self) -> int:
         return int(self._board.column("redone", range(1, self._next_row)).sum())
@@ -333,38 +324,8 @@ def _task(number: int) -> Task:
 # ------------------------------------------------------------------------------------------ what is told of it
 
 
-def _figures(found: Mapping[str, Any], members: int) -> dict[tuple[str, str], float]:
-    """Return the figures of one kind: what, unit -> value."""
-    alone, idle, short, long = (found[name] for name in ("alone", "idle", "short", "long"))
-    figures = {
-        ("all join", "s"): found["join_all_s"],
-        ("commits, of 9 KB each", "transactions/s"): short.commits / short.seconds,
-        ("commits, of 72 KB each", "transactions/s"): long.commits / long.seconds,
-        ("a commit, from done to on the log", "ms"): 1e3 * found["commit_s"],
-        ("requests of a member that waits", "requests/s"): sum(idle.requests.values()) / idle.seconds / members,
-        ("connections", "count"): idle.connections,
-        ("brokers, for a member that waits", "ms CPU/s"): 1e3 * (idle.broker_cpu - alone.broker_cpu) / members,
-        ("brokers, for a commit of 9 KB", "ms CPU"): 1e3 * _above(short, idle, "broker_cpu"),
-        ("a member that waits", "ms CPU/s"): 1e3 * idle.member_cpu / members,
-        ("a member, for a commit of 9 KB", "ms CPU"): 1e3 * _above(short, idle, "member_cpu"),
-        ("brokers, memory", "MB"): long.broker_rss_bytes / 1e6,
-    }
-    for count, one in found["churn"].items():
-        figures |= {
-            (f"{count} killed", "s"): one["killed_s"],
-            (f"{count} join", "s"): one["joined_s"],
-            (f"{count} join, first work", "s"): statistics.median(one["first_work_s"]),
-        }
-    return figures
-
-
-def _above(busy: Use, idle: Use, name: str) -> float:
-    """Return what a commit costs above what the members cost that wait."""
-    return float(getattr(busy, name) - getattr(idle, name)) * busy.seconds / max(1, busy.commits)
-
-
 def _rows(title: str, found: Mapping[str, Mapping[str, Any]], members: int) -> list[dict[str, Any]]:
-    of_kind = {kind: _figures(one, members) for kind, one in found.items()}
+    of_kind = {kind: figures(one, members) for kind, one in found.items()}
     first, *others = of_kind.values()
     reference = others[0] if others else None
     return [

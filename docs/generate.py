@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 sys.path.insert(0, str(ROOT / "docs"))
 
-from pages import cli, configuration, contracts, gallery, measured, operations, parts  # noqa: E402  after the path to them
+from pages import cli, configuration, contracts, gallery, measured, operations, parts, scale  # noqa: E402  after the path to them
 
 from rftstream.queries import run_file_schema  # noqa: E402
 
@@ -56,6 +56,9 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "measured trl": measured.beside_trl,
     "measured trl-smollm2": measured.beside_trl_smollm2,
     "measured trl-long": measured.beside_trl_long,
+    "scale measured": scale.measured,
+    "scale fitted": scale.fitted,
+    "scale modelled": scale.modelled,
     **{f"example {path.name}": partial(example, path.name) for path in sorted(EXAMPLES.glob("*.*"))},
 }
 
