@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from rftstream.algorithms.base import Algorithm, TrainingRow
 from rftstream.backends.base import OptimizerSettings, UpdatePlan
 from rftstream.backends.deepspeed.engine import EngineModule, EngineNetwork, import_deepspeed
-from rftstream.backends.deepspeed.rank_processes import LOOPBACK, RankPlace, interface_towards
+from rftstream.backends.deepspeed.rank_processes import LOOPBACK, RankPlace
 from rftstream.backends.deepspeed.shards import KINDS, MASTER, MOMENTS, REFERENCE, count_anew, shards_of
 from rftstream.backends.deepspeed.shared_passes import RankUpdate, SharedPasses
 from rftstream.backends.passes import micro_inputs
@@ -183,7 +183,7 @@ class Rank:
             wanted |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
         elif "GLOO_SOCKET_IFNAME" not in os.environ:
             # By itself gloo listens where this host's own name leads, which may be the loopback.
-            if (interface := interface_towards(self._place.host, self._place.port)) is not None:
+            if (interface := self._place.interface()) is not None:
                 wanted["GLOO_SOCKET_IFNAME"] = interface
         self._environment = {name: os.environ.get(name) for name in wanted}
         os.environ.update(wanted)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import psutil
 import pytest
 
-from rftstream.backends.deepspeed.rank_processes import interface_towards
+from rftstream.backends.deepspeed.rank_processes import RankPlace
 
 pytestmark = pytest.mark.slow
 
-PORT = 29500
+
+def interface(host: str) -> str | None:
+    return RankPlace(rank=1, size=2, local_rank=0, host=host, port=29500).interface()
 
 
 def addresses() -> dict[str, str]:
@@ -27,8 +29,8 @@ def test_a_host_reaches_itself_over_the_interface_of_the_address() -> None:
     mine = addresses()
     assert mine
     for name, address in mine.items():
-        assert interface_towards(address, PORT) == name
+        assert interface(address) == name
 
 
 def test_an_address_that_is_none_has_no_interface() -> None:
-    assert interface_towards("no address", PORT) is None
+    assert interface("no address") is None
