@@ -35,18 +35,22 @@ from benchmarks._scale_model import figures
 from benchmarks.kafka import SCRIPT
 from rftstream import __version__
 from rftstream.config import loader
-from rftstream.config.sections import RunConfig
+from rftstream.config.sections import RunConfig, TransportSection
 from rftstream.contracts import codec, ids
 from rftstream.contracts.control import Claim, RunManifest
 from rftstream.contracts.role_names import RoleName
 from rftstream.contracts.tasks import ChatMessage, Problem, RolloutIds, Sampling, Task
-from rftstream.runs.folder import RunFolder, create_log
+from rftstream.errors import TransportError
+from rftstream.roles.explorer import EXPLORER
+from rftstream.runs.folder import RunFolder, wanted_topics
+from rftstream.transport.base import TopicSettings
 from rftstream.transport.kafka.transport import KafkaTransport
 
 KINDS = ("ours", "by hand")
 MEMBERS, PARTITIONS, BROKERS = 200, 1_000, 3
 CHURN = (1, 10, 100)
 """So many are killed, and as many come, one number after the other; those above half of the members are left out."""
+TOPICS = {"control", *EXPLORER.consumes, *EXPLORER.follows, *EXPLORER.produces}
 TASKS_EACH = 8
 """Tasks that a partition gets at once."""
 NUM_TOKENS = 1_000
@@ -102,9 +106,20 @@ def _kafka(folder: Path, nodes: int) -> Iterator[str]:
     options = ["--dir", str(folder), "--nodes", str(nodes), "--owner", str(os.getpid())]
     started = subprocess.run([*command, "start", *options], stdout=subprocess.PIPE, text=True, check=True)
     try:
-        yield started.stdout.splitlines()[-1]
+        servers = started.stdout.splitlines()[-1]
+        _warm_up(servers)
+        yield servers
     finally:
         subprocess.run([*command, "stop", "--dir", str(folder)], capture_output=True)
+
+
+def _warm_up(servers: str) -> None:
+    """Let the brokers make their own topics, which would wait behind a thousand others."""
+    transport = KafkaTransport("warm", TransportSection(kind="kafka", servers=servers))
+    transport.admin.ensure_topics({"tasks": TopicSettings(partitions=1)})
+    transport.admin.commit_initial("explorer", ["tasks"])
+    transport.producer("bench").start()
+    transport.close()
 
 
 # ------------------------------------------------------------------------------------------ what is measured
@@ -155,7 +170,7 @@ class _Group:
 
     def __enter__(self) -> _Group:
         began = time.monotonic()
-        create_log(self._log, self._config)
+        self._make_topics()
         self.topics_s = time.monotonic() - began
         self._producer.start()
         now = time.time()
@@ -176,6 +191,19 @@ class _Group:
         for process in self._alive.values():
             process.join()
         self._log.close()
+
+    def _make_topics(self) -> None:
+        """Make the topics that explorers use. A broker that opens so many logs may not answer for a while."""
+        wanted = {name: settings for name, settings in wanted_topics(self._config).items() if name in TOPICS}
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                self._log.admin.ensure_topics(wanted)
+                self._log.admin.commit_initial("explorer", ["tasks"])
+                return
+            except TransportError:
+                if time.monotonic() > deadline:
+                    raise
 
     def _put(self, topic: str, messages: Sequence[tuple[int, Any]]) -> None:
         run = self._folder.run_id

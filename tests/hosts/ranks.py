@@ -55,6 +55,13 @@ class RankFacts:
     sizes: list[int]
     """Number of ranks that each trained version was computed by."""
 
+    def to_text(self) -> str:
+        began = [f"{step.name.trainer_epoch}/{step.name.version}" for step in self.steps if step.resumed]
+        return json.dumps({
+            "ranks": max(self.sizes), "versions": len(self.sizes), "began_at": began, "exit": self.code,
+            "ended_after_s": round(self.ended_after_s, 1), "lost": self.facts.num_lost,
+        })  # fmt: skip
+
 
 def train_on_two_hosts(hosts: Hosts, name: str) -> RankFacts:
     """Train until a host dies, go on with another one, and return what came of it when the run has ended."""
