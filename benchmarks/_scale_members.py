@@ -29,7 +29,7 @@ from rftstream.contracts.arrays import Array
 from rftstream.contracts.records import Record
 from rftstream.contracts.rollouts import Rollout, RolloutStatus, Segment, Turn, VersionSpan
 from rftstream.contracts.tasks import RolloutIds, Task
-from rftstream.errors import ContractError
+from rftstream.errors import ContractError, TransportError
 from rftstream.roles.explorer import EXPLORER
 from rftstream.runs.folder import RunFolder
 from rftstream.service.concurrent import ConcurrentService
@@ -39,15 +39,15 @@ from rftstream.transport.kafka.connection import BACKOFF_MS
 from rftstream.transport.kafka.producer import BATCH_BYTES
 from rftstream.transport.kafka.transport import KafkaTransport
 
-COLUMNS = ("began_at", "owned", "owned_at", "first_commit_at", "commits", "rollouts", "commit_s", "redone")
+COLUMNS = ("began_at", "ready_at", "owned", "owned_at", "first_commit_at", "commits", "rollouts", "commit_s", "redone")
 """Of a member's row, before the counts of its requests. Times are those of `time.monotonic`."""
 REQUESTS = (
     "Fetch", "Heartbeat", "JoinGroup", "SyncGroup", "OffsetFetch", "Metadata", "ListOffsets", "FindCoordinator",
     "Produce", "AddPartitionsToTxn", "AddOffsetsToTxn", "TxnOffsetCommit", "EndTxn",
 )  # fmt: skip
 """Kinds of requests that are counted."""
-PACE, TOKENS = 0, 1
-"""Columns of the parent's row, the first: seconds that a rollout takes, and its tokens."""
+PACE, TOKENS, OPEN = 0, 1, 2
+"""Columns of the parent's row, the first: seconds that a rollout takes, its tokens, and whether members may join."""
 MAX_WAIT_S = 0.5
 SESSION_S = 10.0
 BY_HAND = "by-hand"
@@ -73,6 +73,14 @@ class Board:
     def num_tokens(self) -> int:
         return int(self._table[0, TOKENS])
 
+    @property
+    def is_open(self) -> bool:
+        return bool(self._table[0, OPEN])
+
+    def open(self) -> None:
+        """Let members join."""
+        self._table[0, OPEN] = 1.0
+
     def order(self, *, pace_s: float, num_tokens: int) -> None:
         """Tell all members how long a rollout takes, and how long it is."""
         self._table[0, PACE], self._table[0, TOKENS] = pace_s, num_tokens
@@ -93,9 +101,15 @@ class _Line:
     """A member's own row."""
 
     def __init__(self, board: Board, number: int) -> None:
-        self._row = board.row(number)
+        self._board, self._row = board, board.row(number)
         self._count_requests()
         self.set("began_at", time.monotonic())
+
+    def wait(self) -> None:
+        """Wait until members may join. What it takes to start an interpreter and clients is over."""
+        self.set("ready_at", time.monotonic())
+        while not self._board.is_open:
+            time.sleep(0.1)
 
     def set(self, name: str, value: float) -> None:
         self._row[COLUMNS.index(name)] = value
@@ -226,12 +240,23 @@ def explore(path: Path, rows: int, number: int, config: RunConfig, folder: RunFo
         make_store=_no_store,
         check_manifest=lambda manifest: None,
     )
-    service = ConcurrentService(Role(spec=EXPLORER, step=_Engine(board, line, number)), context)
+    role = Role(spec=EXPLORER, step=_Engine(board, line, number))
+    while (service := _service(role, context)) is None:
+        time.sleep(MAX_WAIT_S)
+    line.wait()
     while True:
         idle_s = service.tick()
         line.owns(cast(int, service.health()["partitions"]))
         if idle_s > 0:
             service.wait(min(idle_s, MAX_WAIT_S))
+
+
+def _service(role: Role, context: RoleContext) -> ConcurrentService | None:
+    """Return the loop, or None while the brokers do not answer."""
+    try:
+        return ConcurrentService(role, context)
+    except TransportError:
+        return None
 
 
 def _no_store(patience_s: float | None) -> Any:
@@ -269,6 +294,7 @@ def explore_by_hand(path: Path, rows: int, number: int, servers: str, run_id: st
         metrics_enabled=False,
     )
     producer.init_transactions()
+    line.wait()
     waiting: list[Any] = []
     share, begun = 1.0, 0.0
     while True:

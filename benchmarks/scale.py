@@ -3,9 +3,10 @@ die and come again.
 
 Each member is a process with clients of its own, forked from one that has loaded everything, and runs the loop of an
 explorer (`_scale_members.py`); the engine waits where it would sample. A member that leaves is killed, so the group
-learns of it when its session is over. Rebalance time: until every partition has an owner that lives and works, evenly.
-Time to first work: from the beginning of a process to its first commit. The reference is a loop that is written by
-hand with the same client, its cooperative sticky assignor, and as many members on the same brokers.
+learns of it when its session is over. Rebalance time: until every partition has an owner that lives and works, evenly;
+the first members join together, when all have started. Time to first work: from the beginning of a process to its
+first commit. The reference is a loop that is written by hand with the same client, its cooperative sticky assignor, and
+as many members on the same brokers.
 
 RFTSTREAM_BENCH_MEMBERS=20 RFTSTREAM_BENCH_PARTITIONS=60 RFTSTREAM_BENCH_BROKERS=1 RFTSTREAM_BENCH_SECONDS=4
 RFTSTREAM_BENCH_KINDS=ours is done within a minute; KINDS are "ours", "by hand", or both with a comma. All figures, with
@@ -88,15 +89,15 @@ def run() -> list[dict[str, Any]]:
     partitions = int(os.environ.get("RFTSTREAM_BENCH_PARTITIONS", PARTITIONS))
     brokers = int(os.environ.get("RFTSTREAM_BENCH_BROKERS", BROKERS))
     kinds = os.environ.get("RFTSTREAM_BENCH_KINDS", ",".join(KINDS)).split(",")
+    about = {"members": members, "partitions": partitions, "brokers": brokers, "cores": os.cpu_count()}
     found: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory(prefix="rftstream-bench-") as name:
         folder = Path(name)
         with _kafka(folder / "kafka", brokers) as servers:
             for kind in kinds:
                 with _Group(folder, servers, kind, members, partitions) as group:
-                    found[kind] = _measured(group, members)
-    about = {"members": members, "partitions": partitions, "brokers": brokers, "cores": os.cpu_count()}
-    RESULT.write_text(json.dumps({**about, **found}, indent=2) + "\n", encoding="utf-8")
+                    for found[kind] in _measured(group, members):
+                        RESULT.write_text(json.dumps({**about, **found}, indent=2) + "\n", encoding="utf-8")
     return _rows(f"{members} members, {partitions:,} partitions, {brokers} brokers", found, members)
 
 
@@ -125,10 +126,11 @@ def _warm_up(servers: str) -> None:
 # ------------------------------------------------------------------------------------------ what is measured
 
 
-def _measured(group: _Group, members: int) -> dict[str, Any]:
+def _measured(group: _Group, members: int) -> Iterator[dict[str, Any]]:
+    """Yield what was measured so far, again and again: it takes minutes, and a busy machine may end it."""
     found: dict[str, Any] = {"topics_s": group.topics_s, "alone": asdict(group.use(MEASURED_S / 2))}
     group.order(NEVER_S)
-    found["join_all_s"] = group.join(members)
+    found["start_all_s"], found["join_all_s"] = group.begin(members)
     found["idle"] = asdict(group.use(MEASURED_S))
     for name, tokens in (("short", NUM_TOKENS), ("long", 8 * NUM_TOKENS)):
         group.fill()
@@ -137,16 +139,16 @@ def _measured(group: _Group, members: int) -> dict[str, Any]:
         found[name] = asdict(group.use(MEASURED_S))
     group.order(PACE_S)
     before = group.commit_sums()
+    churn = [count for count in CHURN if count <= members // 2]
     found["churn"] = {}
-    for count in (count for count in CHURN if count <= members // 2):
+    for count in churn:
         group.fill()
         killed_s = group.kill(count)
         joined_s = group.join(count)
         first_work_s = group.first_work_s(count)
         found["churn"][str(count)] = {"killed_s": killed_s, "joined_s": joined_s, "first_work_s": first_work_s}
-    num_commits, commit_s = group.commit_sums() - before
-    found["commit_s"], found["redone"] = float(commit_s / num_commits), group.redone()
-    return found
+        num_commits, commit_s = group.commit_sums() - before
+        yield {**found, "commit_s": float(commit_s / num_commits), "redone": group.redone()}
 
 
 class _Group:
@@ -200,6 +202,8 @@ class _Group:
             try:
                 self._log.admin.ensure_topics(wanted)
                 self._log.admin.commit_initial("explorer", ["tasks"])
+                for topic in wanted:
+                    self._log.admin.end_offsets(topic)
                 return
             except TransportError:
                 if time.monotonic() > deadline:
@@ -219,9 +223,24 @@ class _Group:
 
     # ------------------------------------------------------------------------------------------ who comes and goes
 
-    def join(self, count: int) -> float:
-        """Begin so many; return the seconds until they own their share."""
+    def begin(self, count: int) -> tuple[float, float]:
+        """Start so many and, when all have their clients, let them join; return the seconds of both."""
         began = time.monotonic()
+        self._start(count)
+        while not self._board.column("ready_at", self._newest).all():
+            assert time.monotonic() < began + PATIENCE_S, f"{self._kind}: not started within {PATIENCE_S:g} s"
+            time.sleep(0.1)
+        joined = time.monotonic()
+        self._board.open()
+        return joined - began, self._settled() - joined
+
+    def join(self, count: int) -> float:
+        """Start so many beside the others; return the seconds until they own their share."""
+        began = time.monotonic()
+        self._start(count)
+        return self._settled() - began
+
+    def _start(self, count: int) -> None:
         self._newest = list(range(self._next_row, self._next_row + count))
         self._next_row += count
         for number in self._newest:
@@ -235,7 +254,6 @@ class _Group:
             process = self._context.Process(target=target, args=arguments, daemon=True)
             process.start()
             self._alive[number] = process  # type: ignore[assignment]
-        return self._settled() - began
 
     def kill(self, count: int) -> float:
         """Kill the oldest; return the seconds until others own what was theirs."""
