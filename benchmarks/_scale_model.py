@@ -66,7 +66,6 @@ class Plan:
 
     explorers: int
     partitions: int
-    brokers: int = 3
     cores: int = 8
     """Of each broker."""
     replicas: int = 3
@@ -226,6 +225,7 @@ def load(plan: Plan, cost: Costs) -> Load:
     joins_per_s = plan.explorers / plan.lifetime_s
     positions_bytes = float(working) * plan.partitions * POSITION_BYTES
     fetch_s = readers * delta_bytes / plan.store_bytes_per_s
+    brokers = max(plan.replicas, math.ceil(busy_cores / (plan.cores * HEADROOM)))
     return Load(
         commits_per_s=commits_per_s,
         rollouts_per_s=rollouts_per_s,
@@ -234,10 +234,10 @@ def load(plan: Plan, cost: Costs) -> Load:
         bytes_in_per_s=bytes_in,
         bytes_out_per_s=bytes_in * plan.replicas + outcomes_out,
         outcomes_out_per_s=outcomes_out,
-        connections=plan.explorers * (CLIENTS + 2 * plan.brokers),
+        connections=plan.explorers * (CLIENTS + 2 * brokers),
         busy_cores=busy_cores,
         waiting_cores=waiting_cores,
-        brokers_needed=max(plan.replicas, math.ceil(busy_cores / (plan.cores * HEADROOM))),
+        brokers_needed=brokers,
         coordinator_per_s=coordinator,
         coordinator_cores=coordinator * request_ms / 1e3,
         rebalances_per_hour=2.0 * joins_per_s * 3600.0,
@@ -250,5 +250,5 @@ def load(plan: Plan, cost: Costs) -> Load:
         anchor_egress_per_s=joins_per_s * (plan.weights_bytes + plan.deltas * delta_bytes),
         fetch_s=fetch_s,
         staleness=fetch_s / plan.version_s,
-        cost_share=plan.brokers * plan.broker_hour / (plan.explorers * plan.explorer_hour),
+        cost_share=brokers * plan.broker_hour / (plan.explorers * plan.explorer_hour),
     )

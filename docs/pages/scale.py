@@ -14,13 +14,12 @@ from pages.markdown import table
 PLANS = {
     "200": replace(PLAN, explorers=200, partitions=1_000),
     "1,000": PLAN,
-    "10,000": replace(PLAN, explorers=10_000, partitions=20_000, brokers=9),
+    "10,000": replace(PLAN, explorers=10_000, partitions=20_000),
     "10,000, set for it": replace(
         PLAN,
         explorers=1_250,
         partitions=2_500,
         places=512,
-        brokers=5,
         session_s=30.0,
         explorers_per_cache=1,
         explorer_hour=8 * PLAN.explorer_hour,
@@ -62,7 +61,6 @@ def modelled() -> str:
         "explorers": lambda one: f"{one.explorers:,}",
         "partitions": lambda one: f"{one.partitions:,}",
         "rollouts at once in each": lambda one: str(one.places),
-        "brokers of 8 cores": lambda one: str(one.brokers),
     }
     rows: dict[str, Callable[[Load], str]] = {
         "rollouts a second": lambda one: _shown(one.rollouts_per_s),
@@ -75,7 +73,7 @@ def modelled() -> str:
         "connections": lambda one: _shown(one.connections),
         "brokers' cores that are busy": lambda one: _shown(one.busy_cores),
         "... of these for members that wait": lambda one: _shown(one.waiting_cores),
-        "brokers needed, at half their cores": lambda one: str(one.brokers_needed),
+        "brokers of 8 cores, at half of these": lambda one: str(one.brokers_needed),
         "requests a second at the coordinator": lambda one: _shown(one.coordinator_per_s),
         "... its busy cores": lambda one: _shown(one.coordinator_cores),
         "rebalances an hour": lambda one: _shown(one.rebalances_per_hour),
