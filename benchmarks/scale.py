@@ -89,7 +89,8 @@ def run() -> list[dict[str, Any]]:
     partitions = int(os.environ.get("RFTSTREAM_BENCH_PARTITIONS", PARTITIONS))
     brokers = int(os.environ.get("RFTSTREAM_BENCH_BROKERS", BROKERS))
     kinds = os.environ.get("RFTSTREAM_BENCH_KINDS", ",".join(KINDS)).split(",")
-    about = {"members": members, "partitions": partitions, "brokers": brokers, "cores": os.cpu_count()}
+    about: dict[str, Any] = {"members": members, "partitions": partitions, "brokers": brokers, "cores": os.cpu_count()}
+    about["load"] = round(os.getloadavg()[0], 1)
     found: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory(prefix="rftstream-bench-") as name:
         folder = Path(name)

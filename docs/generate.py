@@ -57,6 +57,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "measured trl-smollm2": measured.beside_trl_smollm2,
     "measured trl-long": measured.beside_trl_long,
     "scale measured": scale.measured,
+    "scale measured on": scale.measured_on,
     "scale fitted": scale.fitted,
     "scale modelled": scale.modelled,
     **{f"example {path.name}": partial(example, path.name) for path in sorted(EXAMPLES.glob("*.*"))},

@@ -19,7 +19,7 @@ from benchmarks._scale_model import HEADROOM, PLAN, Load, costs, load  # noqa: E
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640, 330, 62, 470, 40, 280
 COUNTS = (100, 200, 500, 1_000, 2_000, 5_000, 10_000)
-LOW, HIGH = 0.01, 100.0
+LOW, HIGH = 0.1, 1_000.0
 """Cores, at the ends of the vertical axis."""
 GREY, LINE, INK = "#78818b", "#d0d7de", "#57606a"
 SANS = "-apple-system,'Segoe UI','Helvetica Neue','DejaVu Sans',Arial,sans-serif"
