@@ -4,6 +4,7 @@ computed by the model that is fitted to it."""
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -42,10 +43,11 @@ def measured() -> str:
 def measured_on() -> str:
     found = json.loads(MEASURED.read_text(encoding="utf-8"))
     brokers = "one broker" if found["brokers"] == 1 else f"{found['brokers']} brokers"
-    return (
+    return textwrap.fill(
         f"{found['members']} members in one group, {found['partitions']:,} partitions of each topic, {brokers}, "
         f"{found['cores']} cores for brokers and members together, which others used as well: the 1-minute load was "
-        f"about {found['load']:.0f}. Times are upper bounds; CPU of brokers and members is what they used themselves."
+        f"about {found['load']:.0f}. Times are upper bounds; CPU of brokers and members is what they used themselves.",
+        120,
     )
 
 
