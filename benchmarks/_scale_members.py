@@ -230,7 +230,7 @@ def explore(path: Path, rows: int, number: int, config: RunConfig, folder: RunFo
     """Be an explorer until the process is killed."""
     board = Board(path, rows)
     line = _Line(board, number)
-    transport = KafkaTransport(folder.run_id, config.transport, create=False)
+    transport: Any = KafkaTransport(folder.run_id, config.transport, create=False)
     context = RoleContext(
         config=config,
         folder=folder,

@@ -199,7 +199,7 @@ def _cores(one: Mapping[str, Any], name: str) -> float:
 
 def _commit_ms(busy: Mapping[str, Any], idle: Mapping[str, Any], name: str) -> float:
     """Return what a commit costs above what the members cost that wait."""
-    return 1e3 * (_cores(busy, name) - _cores(idle, name)) * float(busy["seconds"]) / max(1, busy["commits"])
+    return 1e3 * (_cores(busy, name) - _cores(idle, name)) * float(busy["seconds"]) / max(1.0, float(busy["commits"]))
 
 
 def load(plan: Plan, cost: Costs) -> Load:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +24,7 @@ LOW, HIGH = 0.1, 1_000.0
 """Cores, at the ends of the vertical axis."""
 GREY, LINE, INK = "#78818b", "#d0d7de", "#57606a"
 SANS = "-apple-system,'Segoe UI','Helvetica Neue','DejaVu Sans',Arial,sans-serif"
-LINES = {
+LINES: dict[str, tuple[str, Callable[[Load], float]]] = {
     "all brokers": ("#0969da", lambda found: found.busy_cores),
     "... members that wait": ("#2f8f83", lambda found: found.waiting_cores),
     "... commits": ("#b0742b", lambda found: found.busy_cores - found.waiting_cores),
@@ -64,11 +65,8 @@ def draw() -> str:
     )
 
 
-def _line(found: list[Load], colour: str, value: object) -> str:
-    points = " ".join(
-        f"{_x(count):.1f},{_y(value(one)):.1f}"
-        for count, one in zip(COUNTS, found, strict=True)  # type: ignore[operator]
-    )
+def _line(found: list[Load], colour: str, value: Callable[[Load], float]) -> str:
+    points = " ".join(f"{_x(count):.1f},{_y(value(one)):.1f}" for count, one in zip(COUNTS, found, strict=True))
     return f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>'
 
 
