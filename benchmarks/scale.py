@@ -60,6 +60,8 @@ PACE_S = 4.0
 NEVER_S = 1e9
 MEASURED_S = float(os.environ.get("RFTSTREAM_BENCH_SECONDS", 12.0))
 PATIENCE_S = 900.0
+SETTLED_S = 3.0
+"""So long members get to end what comes with the beginning."""
 CALM_S = 1.0
 """So long the assignment has to stand."""
 RESULT = Path("scale.json")
@@ -133,11 +135,12 @@ def _measured(group: _Group, members: int) -> Iterator[dict[str, Any]]:
     found: dict[str, Any] = {"topics_s": group.topics_s, "alone": asdict(group.use(MEASURED_S / 2))}
     group.order(NEVER_S)
     found["start_all_s"], found["join_all_s"] = group.begin(members)
+    time.sleep(SETTLED_S)
     found["idle"] = asdict(group.use(MEASURED_S))
     for name, tokens in (("short", NUM_TOKENS), ("long", 8 * NUM_TOKENS)):
         group.fill()
         group.order(0.0, tokens)
-        time.sleep(2.0)
+        time.sleep(SETTLED_S)
         found[name] = asdict(group.use(MEASURED_S))
     group.order(PACE_S)
     before = group.commit_sums()

@@ -62,7 +62,7 @@ def fitted() -> str:
             ("requests of a member that waits", f"{cost.requests_per_s:.1f} a second"),
             ("requests of a transaction", f"{cost.requests_per_commit:.1f}"),
             ("brokers' memory for a member", f"{cost.member_bytes / 1e3:.0f} KB"),
-            ("explorer, for a transaction", f"{cost.client_commit_ms:.1f} ms of CPU"),
+            ("explorer, for a transaction, all in all", f"{cost.client_commit_ms:.1f} ms of CPU"),
         ],
     )
 

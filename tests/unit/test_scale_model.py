@@ -38,7 +38,7 @@ def test_costs_are_what_lies_above_waiting() -> None:
     assert costs.kilobyte_ms == pytest.approx((14.0 - 5.0) / 9.0)  # 9 KB more each
     assert costs.requests_per_s == pytest.approx(3.5)
     assert costs.requests_per_commit == pytest.approx(2.0)
-    assert costs.client_commit_ms == pytest.approx(12.0)
+    assert costs.client_commit_ms == pytest.approx(14.0)
     assert costs.member_bytes == pytest.approx(1e7)
 
 
