@@ -49,6 +49,9 @@ class Costs:
     """A member that waits: its heartbeats and fetches."""
     commit_ms: float
     """A transaction of one small rollout and its position, with all its requests, markers and replicas."""
+    replicas: int
+    """Number of these. Others are taken to cost in proportion, which is more than they do: a replica is fetched in larger
+    pieces than it was written in."""
     kilobyte_ms: float
     """A KB of rollouts more in it."""
     requests_per_s: float
@@ -159,6 +162,7 @@ def fit(measured: Mapping[str, Any]) -> Costs:
     return Costs(
         member_ms_per_s=1e3 * (_cores(idle, "broker_cpu_s") - _cores(alone, "broker_cpu_s")) / members,
         commit_ms=commit_ms,
+        replicas=min(3, measured["brokers"]),
         kilobyte_ms=max(0.0, _commit_ms(long, idle, "broker_cpu_s") - commit_ms) / kilobytes,
         requests_per_s=sum(idle["requests"].values()) / idle["seconds"] / members,
         requests_per_commit=sum(short["requests"].get(name, 0) for name in transactional) / short["commits"],
@@ -217,7 +221,7 @@ def load(plan: Plan, cost: Costs) -> Load:
     requests = plan.explorers * cost.requests_per_s + commits_per_s * cost.requests_per_commit
     rollout_ms = cost.commit_ms * commits_per_s + cost.kilobyte_ms * bytes_in / 1e3
     waiting_cores = plan.explorers * cost.member_ms_per_s / 1e3
-    busy_cores = waiting_cores + rollout_ms / 1e3
+    busy_cores = waiting_cores + rollout_ms / 1e3 * plan.replicas / cost.replicas
     coordinator = plan.explorers / HEARTBEAT_S + commits_per_s
     request_ms = cost.member_ms_per_s / cost.requests_per_s
     readers = math.ceil(plan.explorers / plan.explorers_per_cache)
@@ -234,7 +238,7 @@ def load(plan: Plan, cost: Costs) -> Load:
         bytes_in_per_s=bytes_in,
         bytes_out_per_s=bytes_in * plan.replicas + outcomes_out,
         outcomes_out_per_s=outcomes_out,
-        connections=plan.explorers * (CLIENTS + 2 * brokers),
+        connections=round(plan.explorers * (CLIENTS + 2 * min(brokers, owned))),
         busy_cores=busy_cores,
         waiting_cores=waiting_cores,
         brokers_needed=brokers,

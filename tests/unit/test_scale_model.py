@@ -9,7 +9,7 @@ import pytest
 from benchmarks._scale_model import Costs, Plan, fit, load
 
 COSTS = Costs(
-    member_ms_per_s=2.0, commit_ms=5.0, kilobyte_ms=0.1, requests_per_s=20.0, requests_per_commit=5.0,
+    member_ms_per_s=2.0, commit_ms=5.0, replicas=3, kilobyte_ms=0.1, requests_per_s=20.0, requests_per_commit=5.0,
     client_commit_ms=6.0, member_bytes=1e6,
 )  # fmt: skip
 PLAN = Plan(explorers=100, partitions=400, places=10, rollout_s=20.0, rollout_tokens=1_000)
@@ -25,6 +25,7 @@ def use(seconds: float, broker: float, member: float, commits: int, rss: float, 
 def test_costs_are_what_lies_above_waiting() -> None:
     measured = {
         "members": 10,
+        "brokers": 3,
         "ours": {
             "alone": use(5.0, 0.5, 0.0, 0, 1e9),
             "idle": use(10.0, 3.0, 2.0, 0, 1.1e9, Fetch=150, Heartbeat=200),
@@ -62,6 +63,9 @@ def test_cores_and_brokers() -> None:
     by_hand = (100 * 2.0 + found.commits_per_s * 5.0 + 450.0 * 0.1) / 1e3
     assert found.busy_cores == pytest.approx(by_hand)
     assert found.brokers_needed == 3
+    assert found.connections == 100 * (4 + 2 * 3)
+    more = load(PLAN, replace(COSTS, replicas=1))
+    assert more.busy_cores - more.waiting_cores == pytest.approx(3 * (found.busy_cores - found.waiting_cores))
     assert load(replace(PLAN, explorers=10_000, partitions=40_000), COSTS).brokers_needed == 13
 
 
