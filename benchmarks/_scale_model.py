@@ -50,8 +50,8 @@ class Costs:
     commit_ms: float
     """A transaction of one small rollout and its position, with all its requests, markers and replicas."""
     replicas: int
-    """Number of these. Others are taken to cost in proportion, which is more than they do: a replica is fetched in larger
-    pieces than it was written in."""
+    """Number of these. Others are taken to cost in proportion, which is more than they do: a replica is fetched in
+    larger pieces than it was written in."""
     kilobyte_ms: float
     """A KB of rollouts more in it."""
     requests_per_s: float
