@@ -50,8 +50,8 @@ soak: .venv/.developer  ## a run that goes on for DURATION_S= (an hour: 3600) or
 	$(BIN)/python -m tests.soak $(if $(SIMULATED_HOURS),--simulated-hours $(SIMULATED_HOURS),--duration-s $(DURATION_S)) \
 	  --json soak.json --picture soak.png
 
-hosts: .venv/.developer  ## a run on hosts with networks of their own, which die, are cut off and slow; as root (SEEDS=0:20)
-	$(BIN)/python -m tests.hosts --seeds $(or $(SEEDS),0:20) --json hosts.json
+hosts: .venv/.developer  ## a run on hosts with networks of their own, which die, are cut off and slow; as root (SEEDS=0:20 KIND=schedules|ranks)
+	$(BIN)/python -m tests.hosts --seeds $(or $(SEEDS),0:20) --kind $(or $(KIND),all) --json hosts.json
 
 histories: .venv/.developer  ## random histories of agents and environments, replayed through the model (NUM=, SEED=)
 	HISTORIES=$(or $(NUM),10000) HISTORIES_SEED=$(or $(SEED),0) $(BIN)/python -m pytest -s tests/flow/test_logprobs.py tests/unit/models/test_splice.py $(ARGS)
@@ -85,7 +85,7 @@ constraints: .venv/.user  ## newest versions of all dependencies into constraint
 	scripts/constraints
 
 clean:  ## remove .venv, caches and build output; runs stay
-	rm -rf .venv .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist bench.json faults.json hosts.json soak.json soak.png ./*.egg-info
+	rm -rf .venv .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist bench.json scale.json faults.json hosts.json soak.json soak.png ./*.egg-info
 	find rftstream workers schemas tests benchmarks examples scripts -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/.user: pyproject.toml constraints.txt scripts/setup

@@ -20,7 +20,17 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 sys.path.insert(0, str(ROOT / "docs"))
 
-from pages import cli, configuration, contracts, gallery, measured, operations, parts, performance  # noqa: E402  after the path to them
+from pages import (  # noqa: E402  after the path to them
+    cli,
+    configuration,
+    contracts,
+    gallery,
+    measured,
+    operations,
+    parts,
+    performance,
+    scale,
+)
 
 from rftstream.queries import run_file_schema  # noqa: E402
 
@@ -60,6 +70,10 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "performance learning": performance.learning,
     "performance others": performance.others,
     "performance machines": performance.machines,
+    "scale measured": scale.measured,
+    "scale measured on": scale.measured_on,
+    "scale fitted": scale.fitted,
+    "scale modelled": scale.modelled,
     **{f"example {path.name}": partial(example, path.name) for path in sorted(EXAMPLES.glob("*.*"))},
 }
 

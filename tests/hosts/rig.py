@@ -107,6 +107,18 @@ class Hosts:
                 return
             time.sleep(0.2)
 
+    def make_run(self, name: str, text: str, *, home: str) -> None:
+        """Make a run from `home`, and give every host of workers what it needs: the run file, the code that it names,
+        and keys. `text` is the run file, whose last section is that of the log, without where log and weights are."""
+        text += f'kind = "kafka"\nservers = "{self.servers}"\n[weights]\nstore = "s3://{BUCKET}/{{run}}"\n'
+        for each in WORKERS:
+            host = self.network[each]
+            (host.folder / "run.toml").write_text(text)
+            (host.folder / "odd.py").write_text(REWARD)
+            host.environment = self.environment
+        made = self.network[home].call(COMMAND, "run", "run.toml", "--no-workers")
+        assert made.returncode == 0, made.stderr
+
     def play(self, seed: int, calm: Facts) -> Played:
         """Play a schedule. Never raises for what it finds: see `error`."""
         began, played = time.monotonic(), Played(Schedule("hosts", seed, (), ()))
@@ -145,17 +157,9 @@ class _Play:
         self._workers: dict[str, _Worker] = {}
         self._given_up: list[Output] = []
         """Programs that may be taken over: their successors work elsewhere."""
-        text = RUN_FILE.format(name=name) + f'kind = "kafka"\nservers = "{hosts.servers}"\n'
-        text += f'[weights]\nstore = "s3://{BUCKET}/{{run}}"\n'
-        for each in WORKERS:  # what a host needs: the run file, the code that it names, and keys
-            host = self._network[each]
-            (host.folder / "run.toml").write_text(text)
-            (host.folder / "odd.py").write_text(REWARD)
-            host.environment = hosts.environment
         self._home = self._network["spare"]
         """Where the run is made and looked at; it is never taken away."""
-        made = self._home.call(COMMAND, "run", "run.toml", "--no-workers")
-        assert made.returncode == 0, made.stderr
+        hosts.make_run(name, RUN_FILE.format(name=name), home="spare")
         with self._home.inside():
             self._view = RunView(self._home.folder / "runs" / name)
 

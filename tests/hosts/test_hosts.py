@@ -8,6 +8,7 @@ import pytest
 
 from tests.faults.rig import Rig, counted
 from tests.hosts.network import is_possible
+from tests.hosts.ranks import KILLED_AT, WITHIN_S, train_on_two_hosts
 from tests.hosts.rig import CUT_S, draw, made
 
 SEEDS = (0, 1, 2)
@@ -34,3 +35,22 @@ def test_nothing_is_lost_between_hosts(tmp_path: Path) -> None:
     counts = counted(played)
     assert (counts["schedules"], counts["twins"], counts["lost"]) == (len(SEEDS), 0, 0)
     assert {"kill host", "cut", "slow"} <= counts["happened"].keys()
+
+
+@pytest.mark.long
+@pytest.mark.broker
+@pytest.mark.timeout(3600)
+def test_a_trainer_of_two_ranks_outlives_the_host_of_one(tmp_path: Path) -> None:
+    if not is_possible():
+        pytest.fail("hosts with networks of their own need the superuser and /dev/net/tun")
+    with made(tmp_path / "hosts") as hosts:
+        found = train_on_two_hosts(hosts, "ranks")
+    assert set(found.sizes) == {2}
+    assert found.code == 1
+    assert found.ended_after_s < WITHIN_S
+    assert "rank 1 of 2" in found.said, found.said
+    began = [(step.name.trainer_epoch, step.name.version) for step in found.steps if step.resumed]
+    (_, start), (_, again) = began
+    assert start == 0
+    assert 0 < again <= KILLED_AT + 1, "the second trainer goes on from a checkpoint of the first"
+    assert found.facts.num_lost == 0

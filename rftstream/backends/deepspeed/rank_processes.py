@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
+import psutil
 import torch
 
 from rftstream.backends.deepspeed.wire import pack, unpack
@@ -76,6 +77,21 @@ class RankPlace:
     def connect(self) -> Any:
         """Connect to rank 0's store. A connection in which somebody waits can do nothing else meanwhile."""
         return distributed.TCPStore(self.host, self.port, wait_for_workers=False)
+
+    def interface(self) -> str | None:
+        """Return the name of the network interface over which this host reaches rank 0's, or itself under that address.
+        None if it cannot be found out."""
+        try:
+            family, kind, _, _, address = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_DGRAM)[0]
+            with socket.socket(family, kind) as unsent:  # a datagram socket that is connected sends nothing
+                unsent.connect(address)
+                own = unsent.getsockname()[0]
+        except OSError:
+            return None
+        for name, addresses in psutil.net_if_addrs().items():
+            if any(one.address.partition("%")[0] == own for one in addresses):
+                return name
+        return None
 
 
 def is_of_others(error: Exception) -> bool:

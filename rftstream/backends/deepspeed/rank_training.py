@@ -181,6 +181,10 @@ class Rank:
         }
         if self._place.host == LOOPBACK and sys.platform == "linux":
             wanted |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+        elif "GLOO_SOCKET_IFNAME" not in os.environ:
+            # By itself gloo listens where this host's own name leads, which may be the loopback.
+            if (interface := self._place.interface()) is not None:
+                wanted["GLOO_SOCKET_IFNAME"] = interface
         self._environment = {name: os.environ.get(name) for name in wanted}
         os.environ.update(wanted)
 
