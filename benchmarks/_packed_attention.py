@@ -26,16 +26,16 @@ def times(lengths: tuple[int, ...]) -> dict[str, float]:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     made = torch.Generator().manual_seed(0)
-    arrays = [
+    query, key, value = (
         torch.randn(1, heads, sum(lengths), WIDTH, generator=made).to(device, dtype).requires_grad_()
         for heads in (HEADS, GROUPS, GROUPS)
-    ]
+    )
     mask = row_lengths(lengths)
     module: Any = None
     ways: dict[str, Callable[[], Tensor]] = {
-        "used": lambda: attend(module, *arrays, mask)[0],
-        "by row": lambda: attend_by_row(*arrays, list(lengths)),
-        "padded": lambda: _padded(*arrays, lengths=lengths),
+        "used": lambda: attend(module, query, key, value, mask)[0],
+        "by row": lambda: attend_by_row(query, key, value, list(lengths)),
+        "padded": lambda: _padded(query, key, value, lengths),
     }
     outputs = {name: way().detach().float() for name, way in ways.items()}
     assert all(torch.allclose(one, outputs["by row"], rtol=2e-2, atol=2e-2) for one in outputs.values())
@@ -54,7 +54,7 @@ def _seconds(way: Callable[[], Tensor], device: str) -> float:
     return time.perf_counter() - began
 
 
-def _padded(query: Tensor, key: Tensor, value: Tensor, *, lengths: tuple[int, ...]) -> Tensor:
+def _padded(query: Tensor, key: Tensor, value: Tensor, lengths: tuple[int, ...]) -> Tensor:
     """Rows sorted by length, and padded together as long as that adds a quarter at most. [1, P, H, D]."""
     order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
     parts: list[list[int]] = []
@@ -68,7 +68,9 @@ def _padded(query: Tensor, key: Tensor, value: Tensor, *, lengths: tuple[int, ..
     rows = [array[0].transpose(0, 1).split(list(lengths)) for array in (query, key, value)]  # type: ignore[no-untyped-call]
     outputs: dict[int, Tensor] = {}
     for part in parts:
-        padded = (pad_sequence([own[row] for row in part], batch_first=True).transpose(1, 2) for own in rows)
-        output = scaled_dot_product_attention(*padded, is_causal=True, enable_gqa=True).transpose(1, 2)
+        queries, keys, values = (
+            pad_sequence([own[row] for row in part], batch_first=True).transpose(1, 2) for own in rows
+        )
+        output = scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=True).transpose(1, 2)
         outputs |= {row: one[: lengths[row]] for row, one in zip(part, output.unbind(), strict=True)}
     return torch.cat([outputs[row] for row in range(len(lengths))])[None]

@@ -9,7 +9,7 @@ import contextlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -21,6 +21,7 @@ from rftstream.backends.base import OptimizerSettings, Update, UpdatePlan
 from rftstream.errors import ConfigError
 from rftstream.models import folder as model_folder
 from rftstream.models.image_inputs import ImageCache
+from rftstream.models.image_tokens import ImageTokens
 from rftstream.models.seeing import SeeingModel
 from rftstream.models.spec import ModelSpec
 from rftstream.weights.snapshot import RawTensor
@@ -36,6 +37,14 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+def rounds_parameters(config: TorchBackend.Config, spec: ModelSpec, device: str) -> bool:
+    """Return whether the model computes with weights in bfloat16 on this kind of device."""
+    if config.parameters != "auto" or spec.lora is not None:
+        return config.parameters == "bfloat16" and spec.lora is None
+    plain = not spec.as_classifier and ImageTokens.of(spec.folder) is None
+    return plain and device == "cuda" and config.autocast != "none"
+
+
 class TorchBackend:
     """A backend in one process on one device, as `CriticBackend` and `RenewingBackend` describe it."""
 
@@ -48,6 +57,11 @@ class TorchBackend:
         """Computes activations again in the backward pass: a third slower, and memory of one layer instead of all."""
         autocast: Literal["auto", "none", "bfloat16"] = "auto"
         """Matrix products in bfloat16; auto: on GPUs only. Masters, optimizer and logprobs are float32 always."""
+        parameters: Literal["auto", "float32", "bfloat16"] = "auto"
+        """What the model computes with. bfloat16: weights rounded from the float32 masters after each step, the same
+        bits that are served in bfloat16; autocast is on then, and gradients are added up in float32. Checkpoints hold
+        the masters and are the same either way. auto: bfloat16 on GPUs, but float32 where autocast is none, or the
+        model is a classifier or is shown images. Adapters and the critic are float32 always."""
         max_logits_bytes: Annotated[int, Meta(ge=1 << 16)] = 256 << 20
         """Logits held at once, in float32, forward and backward; those beyond are computed again in the backward
         pass."""
@@ -102,7 +116,6 @@ class TorchBackend:
 
         from rftstream.backends.torch import lora
         from rftstream.backends.torch.network import (
-            NetworkSettings,
             compile_layers,
             freeze_vision_tower,
             load_model,
@@ -124,7 +137,7 @@ class TorchBackend:
             if self._config.freeze_vision_tower:
                 frozen = freeze_vision_tower(model)
             parameters = dict(model.named_parameters())  # tied ones once
-        settings = NetworkSettings.of(self._config, self._device)
+        settings = self._network_settings()
         if self._spec.lora is not None:
             parameters = lora.add_adapters(model, self._spec, without=frozen)
         if self._config.gradient_checkpointing:
@@ -135,7 +148,9 @@ class TorchBackend:
         if self._config.compile:
             compile_layers(model)
         self._num_updates, self._parameters = 0, parameters
-        self._masters = Masters(parameters, self._settings, offload=self._config.offload_optimizer)
+        self._masters = Masters(
+            parameters, self._settings, offload=self._config.offload_optimizer, dtype=self._parameters_dtype()
+        )
         self._critic = self._open_critic()
 
     def update(self, rows: Sequence[TrainingRow], algorithm: Algorithm, plan: UpdatePlan) -> Update:
@@ -276,15 +291,31 @@ class TorchBackend:
         """Return the reference. Unless it was renewed, it is loaded from the model folder; with adapters, it is the
         model without them."""
         from rftstream.backends.torch import lora
-        from rftstream.backends.torch.network import NetworkSettings, load_model
+        from rftstream.backends.torch.network import load_model
 
         if self._reference is None and self._spec.lora is not None:
             self._reference = self._network.within(lora.adapters_off)
         if self._reference is None:
             with self._same_random():
                 model = load_model(self._spec, self._device).requires_grad_(False)
-                self._reference = self._network_of(model, NetworkSettings.of(self._config, self._device))
+                self._reference = self._network_of(model, self._network_settings())
+            for parameter in model.parameters():  # rounded as the policy's, which begins as its equal
+                parameter.data = parameter.data.to(self._parameters_dtype())
         return self._reference
+
+    def _parameters_dtype(self) -> torch.dtype:
+        """Return the dtype of the parameters of a model that is trained as a whole."""
+        import torch
+
+        return torch.bfloat16 if rounds_parameters(self._config, self._spec, self._device.type) else torch.float32
+
+    def _network_settings(self) -> NetworkSettings:
+        import torch
+
+        from rftstream.backends.torch.network import NetworkSettings
+
+        settings, dtype = NetworkSettings.of(self._config, self._device), self._parameters_dtype()
+        return settings if dtype == torch.float32 else replace(settings, autocast=dtype)
 
     def _network_of(self, model: Any, settings: NetworkSettings) -> Network:
         from rftstream.backends.torch.network import Network
