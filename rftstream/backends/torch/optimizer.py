@@ -43,7 +43,8 @@ class Masters:
             for name, parameter in parameters.items():
                 parameter.data = parameter.data.to(dtype)
                 if parameter.requires_grad:
-                    parameter.register_post_accumulate_grad_hook(_hand_over_to(self.masters[name]))
+                    hook = _hand_over_to(self.masters[name])
+                    parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
         self._optimizer = adamw(list(self.masters.values()), settings)
 
     def norm(self) -> float:
