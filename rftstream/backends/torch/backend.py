@@ -9,7 +9,7 @@ import contextlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -97,6 +97,7 @@ class TorchBackend:
         self._images = images
         self._config, self._spec, self._settings, self._seed = config, model, optimizer, seed
         self._device = torch.device(model.device)
+        self._rounded = rounds_parameters(config, model, self._device.type)
         self._network: Any = None
         self._masters: Any = None
         self._reference: Network | None = None
@@ -116,6 +117,7 @@ class TorchBackend:
 
         from rftstream.backends.torch import lora
         from rftstream.backends.torch.network import (
+            NetworkSettings,
             compile_layers,
             freeze_vision_tower,
             load_model,
@@ -137,7 +139,7 @@ class TorchBackend:
             if self._config.freeze_vision_tower:
                 frozen = freeze_vision_tower(model)
             parameters = dict(model.named_parameters())  # tied ones once
-        settings = self._network_settings()
+        settings = NetworkSettings.of(self._config, self._device, rounded=self._rounded)
         if self._spec.lora is not None:
             parameters = lora.add_adapters(model, self._spec, without=frozen)
         if self._config.gradient_checkpointing:
@@ -149,7 +151,10 @@ class TorchBackend:
             compile_layers(model)
         self._num_updates, self._parameters = 0, parameters
         self._masters = Masters(
-            parameters, self._settings, offload=self._config.offload_optimizer, dtype=self._parameters_dtype()
+            parameters,
+            self._settings,
+            offload=self._config.offload_optimizer,
+            dtype=torch.bfloat16 if self._rounded else torch.float32,
         )
         self._critic = self._open_critic()
 
@@ -291,31 +296,18 @@ class TorchBackend:
         """Return the reference. Unless it was renewed, it is loaded from the model folder; with adapters, it is the
         model without them."""
         from rftstream.backends.torch import lora
-        from rftstream.backends.torch.network import load_model
+        from rftstream.backends.torch.network import NetworkSettings, load_model
 
         if self._reference is None and self._spec.lora is not None:
             self._reference = self._network.within(lora.adapters_off)
         if self._reference is None:
             with self._same_random():
                 model = load_model(self._spec, self._device).requires_grad_(False)
-                self._reference = self._network_of(model, self._network_settings())
-            for parameter in model.parameters():  # rounded as the policy's, which begins as its equal
-                parameter.data = parameter.data.to(self._parameters_dtype())
+                settings = NetworkSettings.of(self._config, self._device, rounded=self._rounded)
+                self._reference = self._network_of(model, settings)
+            for parameter in model.parameters() if self._rounded else ():  # as the policy, which begins as its equal
+                parameter.data = parameter.data.bfloat16()
         return self._reference
-
-    def _parameters_dtype(self) -> torch.dtype:
-        """Return the dtype of the parameters of a model that is trained as a whole."""
-        import torch
-
-        return torch.bfloat16 if rounds_parameters(self._config, self._spec, self._device.type) else torch.float32
-
-    def _network_settings(self) -> NetworkSettings:
-        import torch
-
-        from rftstream.backends.torch.network import NetworkSettings
-
-        settings, dtype = NetworkSettings.of(self._config, self._device), self._parameters_dtype()
-        return settings if dtype == torch.float32 else replace(settings, autocast=dtype)
 
     def _network_of(self, model: Any, settings: NetworkSettings) -> Network:
         from rftstream.backends.torch.network import Network

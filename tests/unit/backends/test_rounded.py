@@ -81,6 +81,20 @@ def test_a_reference_is_rounded_as_the_policy_that_begins_as_its_equal(spec):
         np.testing.assert_array_equal(one, other)
 
 
+def test_what_a_parameter_costs(spec, grpo):
+    """Bytes of its weight, its master and its moments between two steps; in float32 the weight is the master."""
+    found = {}
+    for which in ("float32", "bfloat16"):
+        backend = tiny.backend(spec, parameters=which)
+        backend.update(tiny.rows(), grpo, tiny.plan())
+        parameters = list(backend._network.model.parameters())
+        own = {one.data_ptr(): one.nbytes for one in (*parameters, *backend._masters.masters.values())}
+        moments = sum(one.nbytes for name, one in backend._masters.moments() if not name.startswith("step/"))
+        number = sum(one.numel() for one in parameters)
+        found[which] = (sum(own.values()) / number, moments / number)
+    assert found == {"float32": (4, 8), "bfloat16": (6, 8)}
+
+
 @pytest.mark.gpu
 def test_a_gpu_computes_with_bfloat16_and_goes_on_from_a_cpu(spec, grpo, tmp_path):
     """The default there; loss and norm within 3 % of float32 on the same device."""
