@@ -5,8 +5,8 @@ where a block-diagonal mask over the whole would cost the square of their sum. W
 of the mask, which every model hands through to its layers as it is, if it has four dimensions.
 
 On a GPU one kernel takes all rows, where there is one for the dtype and the heads (`has_varlen_kernel`). Elsewhere each
-row is a call of its own. On a CPU no other way is faster: padding rows of like lengths into one call takes as long at
-best and twice as long at worst, torch's varlen kernel is not there, and flex attention has no backward pass.
+row is a call of its own. On a CPU nothing better was found: padding rows of like lengths into one call takes 0.9 to 2.3
+times the CPU time, torch's varlen kernel is not there, and flex attention has no backward pass.
 """
 
 from __future__ import annotations
