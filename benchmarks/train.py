@@ -6,8 +6,9 @@ tokens alone; it computes no entropy and no metrics. TRL's GRPOTrainer gets the 
 completions of the rest, 2 at once, which is at most as many tokens as the others have at once. It pads all rows of a
 batch to the longest one, takes on a CPU every position through its head, and computes entropy and metrics, as the
 backend does. All begin with the same weights, and their first gradients agree. Each side has steps in turn, and its
-best counts, in tokens of the rows, without padding. Memory: the peak of a step above what is held between steps. Last
-the head alone, in chunks, beside all logits at once. Without trl its rows are left out.
+best counts, in tokens of the rows, without padding. Memory: the peak of a step above what is held between steps. Then
+the head alone, in chunks, beside all logits at once, and the attention over packed rows alone. Without trl its rows are
+left out.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import torch
 from torch import Tensor
 
 from benchmarks._exploring import choose_model
+from benchmarks._packed_attention import LONG_ROWS, SHORT_ROWS, times
 from benchmarks._trl import TrlStep, installed
 from rftstream.algorithms.base import TrainingRow
 from rftstream.algorithms.grpo import Grpo
@@ -94,6 +96,7 @@ def run() -> list[dict[str, Any]]:
                 else []
             ),
             *_head(width, vocabulary),
+            *_attention(),
         ]
 
 
@@ -194,6 +197,19 @@ class _Bare:
         self._optimizer.step()
         self._optimizer.zero_grad()
         return norm
+
+
+def _attention() -> list[dict[str, Any]]:
+    """The attention over packed rows as the backend computes it, beside other ways."""
+    rows = []
+    for which, lengths in (("short", SHORT_ROWS), ("long", LONG_ROWS)):
+        found = times(lengths)
+        name = f"train: attention of {len(lengths)} {which} rows packed, {min(lengths)} to {max(lengths)} tokens"
+        rows += [
+            _row(name, "s", found["used"], found[other], label, found[other] / found["used"])
+            for other, label in (("by row", "a call for each row"), ("padded", "padded to like lengths"))
+        ]
+    return rows
 
 
 def _head(width: int, vocabulary: int) -> list[dict[str, Any]]:

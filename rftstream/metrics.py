@@ -197,6 +197,18 @@ STEPS = Counter(
     ["result"],
     registry=REGISTRY,
 )
+TRAINED_TOKENS = Counter(
+    "rftstream_trained_tokens",
+    "Tokens that this trainer trained on, by staleness in versions; 64 stands for all that are older.",
+    ["staleness"],
+    registry=REGISTRY,
+)
+GROUP_STALENESS = Histogram(
+    "rftstream_group_staleness_versions",
+    "Staleness of each group that this trainer trained on: of the oldest of its trained tokens.",
+    buckets=(0, 1, 2, 3, 4, 6, 8, 12, 16, 32, 63),
+    registry=REGISTRY,
+)
 DISK_FREE = Gauge("rftstream_disk_free_bytes", "Room on the disk of the run folder.", ["role"], registry=REGISTRY)
 TRAIN = Gauge("rftstream_train", "The last StepRecord's metrics, by name.", ["metric"], registry=REGISTRY)
 EVALUATION = Gauge(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from rftstream.contracts.batches import Experience
-from rftstream.contracts.rollouts import ImageSpan, Segment
+from rftstream.contracts.rollouts import ImageSpan, Segment, VersionSpan
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,6 +45,8 @@ class TrainingRow:
     additions: Mapping[str, np.ndarray] = field(default_factory=dict)
     images: tuple[ImageSpan, ...] = ()
     """Where images stand among the tokens."""
+    versions: tuple[VersionSpan, ...] = ()
+    """Which version sampled which tokens. The trainer counts staleness by it; no backend reads it."""
 
 
 def stratum_of(experience: Experience) -> str:
@@ -71,6 +73,7 @@ def training_row(
         rollout=rollout,
         stratum=stratum,
         images=segment.images,
+        versions=segment.versions,
     )
 
 

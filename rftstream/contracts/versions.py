@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Annotated
+
+from msgspec import Meta
 
 from rftstream.contracts.message_spec import Facts, MessageSpec
 from rftstream.contracts.ranges import NonNegativeInt
@@ -109,6 +112,10 @@ WEIGHTS_ANNOUNCED = MessageSpec(
 )
 
 
+STALENESS_COUNTS = 65
+"""Numbers in a histogram of staleness, at most: one for each staleness up to 63, and one for all above."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
     """One trained batch, or (`resumed`) the start of a trainer. `steps`: trainer -> feeder, gateway."""
@@ -141,6 +148,12 @@ class StepRecord:
     """Set on resumed records: the resolved config that this trainer works by, as TOML, secrets left out."""
     computed_with: dict[str, str] = field(default_factory=dict)
     """Set on resumed records: what the bits of the weights depend on (versions of libraries, threads, device, cpu)."""
+    token_staleness: Annotated[tuple[NonNegativeInt, ...], Meta(max_length=STALENESS_COUNTS)] = ()
+    """Trained tokens by staleness, the batch minus the version that sampled the token: number i is of staleness i, and
+    the 65th of 64 and more. Zeros at the end are left out. It is empty if the batch was skipped, if no token of it was
+    sampled, and in runs of imported rollouts."""
+    group_staleness: Annotated[tuple[NonNegativeInt, ...], Meta(max_length=STALENESS_COUNTS)] = ()
+    """Trained groups by the staleness of the oldest token that was trained, in the same form."""
 
 
 @rule(
@@ -165,7 +178,8 @@ def _step_headers(step: StepRecord) -> Facts:
 STEP_RECORD = MessageSpec(
     type=StepRecord,
     contract="step_record",
-    version=2,
+    version=3,
+    readable_since=2,
     topic="steps",
     key=lambda step: _version_key(step.name),
     headers=_step_headers,

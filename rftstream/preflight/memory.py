@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 
+from rftstream.backends.torch.backend import TorchBackend, rounds_parameters
 from rftstream.config import registry
 from rftstream.config.loader import sampling_for
 from rftstream.config.part_specs import EnvironmentSpec
@@ -306,6 +307,10 @@ def _of_rank(facts: _TrainerFacts, spread: _Spread) -> tuple[dict[str, int], dic
     settings = config.trainer
     gpu = settings.device.startswith("cuda")
     half = options.autocast == "bfloat16" or (options.autocast == "auto" and gpu)
+    rounded = isinstance(options, TorchBackend.Config) and rounds_parameters(
+        options, spec, settings.device.partition(":")[0]
+    )
+    half = half or rounded
     rows = config.feeder.groups_per_batch * config.feeder.group_size
     tokens = max(min(settings.tokens_per_microbatch, rows * facts.longest), facts.longest)
     steps = settings.minibatches * settings.updates_per_batch
@@ -314,7 +319,7 @@ def _of_rank(facts: _TrainerFacts, spread: _Spread) -> tuple[dict[str, int], dic
     masters = spread.part(4 * sizes.trained, stage=1)
     if options.offload_optimizer and spread.stage in (1, 2):
         masters *= 2  # DeepSpeed moves the masters through a buffer of the same size
-    version_0 = 4 * sizes.parameters if reference and spec.lora is None else 0
+    version_0 = (2 if rounded else 4) * sizes.parameters if reference and spec.lora is None else 0
     later = 4 * sizes.trained if reference and renewed else 0
     if spread.is_zero:  # it and a copy of the policy, whose place it takes
         later = 2 * spread.part(later, stage=1)
@@ -325,10 +330,12 @@ def _of_rank(facts: _TrainerFacts, spread: _Spread) -> tuple[dict[str, int], dic
     )
     num_critic = 0 if critic is None else critic.parameters
     logits = min(options.max_logits_bytes, 4 * tokens * sizes.vocabulary) // (2 if half else 1)
+    kept = half and spec.lora is None and not rounded
     on_device = {
-        "weights": 4 * sizes.parameters - (2 * sizes.adapted if half else 0),  # of ZeRO 3, too: while they are loaded
-        "weights in bfloat16": 2 * sizes.parameters if half and spec.lora is None else 0,  # autocast keeps them
-        "gradients": spread.part(4 * sizes.trained, stage=2)
+        "weights": (2 if rounded else 4) * sizes.parameters  # of ZeRO 3, too: while they are loaded
+        - (2 * sizes.adapted if half and not rounded else 0),
+        "weights in bfloat16": 2 * sizes.parameters if kept else 0,  # autocast keeps them
+        "gradients": (0 if rounded else spread.part(4 * sizes.trained, stage=2))
         + (4 * sizes.vocabulary * sizes.width if spec.lora is None else 0),
         "gradients in exchange": 4 * (spread.bucket if gpu else min(spread.bucket, sizes.trained)),
         "activations": tokens * activations,
@@ -337,8 +344,8 @@ def _of_rank(facts: _TrainerFacts, spread: _Spread) -> tuple[dict[str, int], dic
         "critic with gradients": (10 if half else 8) * num_critic,
     }
     of_optimizer = {
-        "masters": masters if options.offload_optimizer or spread.stage else 0,
-        "gradients of masters": spread.part(4 * sizes.trained, stage=1) if spread.stage else 0,
+        "masters": masters if options.offload_optimizer or spread.stage or rounded else 0,
+        "gradients of masters": spread.part(4 * sizes.trained, stage=1) if spread.stage or rounded else 0,
         "moments": spread.part(8 * sizes.trained, stage=1),
         "state before the batch": spread.part(12 * (sizes.trained + num_critic), stage=1) if steps > 1 else 0,
         "renewed reference": max(later - gone, 0) if spread.is_zero else 0,

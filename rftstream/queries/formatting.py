@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 
 from rftstream.contracts.tasks import Media
+from rftstream.contracts.versions import STALENESS_COUNTS
 
 
 def columns(rows: Sequence[Sequence[object]], *, left: int = 1, indent: str = "") -> list[str]:
@@ -83,3 +84,13 @@ def moment(timestamp_s: float) -> str:
 def plural(count: int, noun: str) -> str:
     """Return the count with the noun, which gets an s unless the count is 1."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def staleness_text(counts: Sequence[int]) -> str:
+    """Return a histogram of staleness as StepRecord has it, as `412 at 0, 96 at 1`; what is empty is left out."""
+    last = STALENESS_COUNTS - 1
+    return ", ".join(
+        f"{count:,} at {staleness}{' or more' if staleness == last else ''}"
+        for staleness, count in enumerate(counts)
+        if count
+    )

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from rftstream.contracts.records import TopicPartition
 from rftstream.contracts.versions import EvalResult, StepRecord, VersionName, WeightsAnnounced
@@ -52,6 +53,13 @@ class History:
                     kind = name.removeprefix("spent/")
                     amounts[kind] = amounts.get(kind, 0.0) + value
         return amounts
+
+    def staleness(self) -> tuple[list[int], list[int]]:
+        """Return how many tokens, and how many groups, all steps trained at each staleness."""
+        return (
+            [sum(column) for column in zip_longest(*(step.token_staleness for step in self.steps), fillvalue=0)],
+            [sum(column) for column in zip_longest(*(step.group_staleness for step in self.steps), fillvalue=0)],
+        )
 
     def rewards(self) -> list[float]:
         """Return the rewards of the steps that have one."""

@@ -18,7 +18,7 @@ from rftstream.contracts.outcomes import GroupResult
 from rftstream.contracts.records import TopicPartition
 from rftstream.queries.dead import ErrorKind, error_kinds, read_letters
 from rftstream.queries.disk import DiskRoom, disk_bytes, disk_room
-from rftstream.queries.formatting import columns, duration, moment, number, plural, size
+from rftstream.queries.formatting import columns, duration, moment, number, plural, size, staleness_text
 from rftstream.queries.growth_report import GrowthReport, read_growth
 from rftstream.queries.history import NUM_SMOOTHED, History, read_history
 from rftstream.queries.operator_totals import OperatorTotals, read_totals
@@ -278,6 +278,7 @@ def _json(status: Status) -> dict[str, Any]:
         "no_signal": None if status.no_signal is None else status.no_signal.to_json(),
         "reward_signs": [sign.to_json() for sign in status.reward_signs],
         "spent": history.spent(),
+        "staleness": dict(zip(("tokens", "groups"), history.staleness(), strict=True)),
         "standstill": None if status.standstill is None else status.standstill.to_json(),
         "evaluations": _evaluations(history),
         "groups": dict(status.groups),
@@ -343,6 +344,8 @@ def _text(status: Status, now: float) -> list[str]:
     if status.no_signal is not None:
         rows.append(("no signal", f"for {status.no_signal.steps:,} steps: {status.no_signal.cause}"))
     rows += [(f"look at {sign.subject or 'rewards'}", f"{sign.kind}: {sign.text}") for sign in status.reward_signs]
+    if staleness := staleness_text(data["staleness"]["tokens"]):
+        rows.append(("staleness", f"of trained tokens: {staleness}"))
     if spent := data["spent"]:
         rows.append(("judges", _spent_sentence(spent)))
     for name, entry in data["evaluations"].items():

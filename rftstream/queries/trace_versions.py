@@ -7,6 +7,7 @@ from typing import Any
 
 from rftstream.contracts.records import Record
 from rftstream.contracts.versions import EvalResult, StepRecord, VersionName, WeightsAnnounced
+from rftstream.queries.formatting import staleness_text
 from rftstream.queries.lineage import Node, header, name_of, number, version_of
 from rftstream.queries.trace_records import TraceRecords
 
@@ -33,6 +34,8 @@ class VersionTracer:
             flags = [flag for flag in ("resumed", "skipped", "last") if getattr(step, flag)]
             told: dict[str, Any] = {key: step.metrics[key] for key in ("reward", "loss", "kl") if key in step.metrics}
             facts |= {"was": ", ".join(flags) or None, **told}
+            facts["tokens"] = staleness_text(step.token_staleness) or None
+            facts["groups"] = staleness_text(step.group_staleness) or None
         else:
             facts["why"] = step
         node = Node(kind="step", name=name_of(name), record=record, facts=facts, twin=record != same[0])

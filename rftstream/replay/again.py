@@ -270,10 +270,11 @@ class _Again:
         """Train a batch. With `skip` (the recorded step skipped the batch) the weights stay as they are, whatever the
         update gives now."""
         if not skip:
-            return training.update(batch, lr)
+            update, values, _ = training.update(batch, lr)
+            return update, values
         with tempfile.TemporaryDirectory(prefix="rftstream-") as scratch:
             training.backend.save(Path(scratch))
-            update, values = training.update(batch, lr)
+            update, values, _ = training.update(batch, lr)
             if not update.skipped:
                 training.backend.load(Path(scratch))
         return update, values

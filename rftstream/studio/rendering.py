@@ -11,7 +11,7 @@ from urllib.parse import quote, urlencode
 
 import jinja2
 
-from rftstream.queries.formatting import duration, number, size
+from rftstream.queries.formatting import duration, number, size, staleness_text
 
 SIGNS = {"trained": "✓", "batched": "▸", "pending": "…", "filtered": "∅", "expired": "⌛", "dead": "✕"}
 """What stands before the name of a fate, so that it is not told by its colour alone."""
@@ -31,6 +31,7 @@ def environment() -> jinja2.Environment:
         "number": number,
         "size": size,
         "duration": duration,
+        "staleness": staleness_text,
         "count": lambda value: f"{value:,}",
         "moment": moment,
         "iso": iso,

@@ -417,6 +417,11 @@ SAMPLES: dict[str, Message] = {
         trained_rollouts=96, weights_digest="sha256:" + "c5" * 32, metrics={}, resumed=True, recorded_at=1767225590.0,
         config='[run]\nname = "gsm8k-grpo"\nsteps = 400\n', computed_with={"torch": "2.9.0", "threads": "4"},
     ),
+    "step_record.v3": StepRecord(
+        name=STEP, batch_sequence=3, positions=(40, 41), trained_groups=16, trained_rollouts=127, weights_digest=None,
+        metrics={"loss": 31.5}, announced=False, recorded_at=1767225620.0, token_staleness=(412, 96, 0, 5),
+        group_staleness=(2, 1, 0, 1),
+    ),
     "eval_result.v1": EvalResult(
         evaluation="held-out", name=STEP, num_tasks=200, num_samples=4, num_unscored=1,
         metrics={"mean": 0.53, "pass@1": 0.53, "pass@4": 0.71, "length_mean": 180.5},
@@ -499,6 +504,7 @@ def record_text(message: Message) -> str:
     headers = {name: value.decode("ascii") for name, value in headers_of(message, "a-run", 4)}
     for name in COMMON_HEADERS:
         del headers[name]
+    headers.pop("readable_since", None)  # it tells of the newest version, not of the message
     return json.dumps({"key": key_of(message).decode("utf-8"), "headers": headers}, indent=2) + "\n"
 
 

@@ -149,12 +149,14 @@ class SyntheticLog:
         at: float = 0.0,
         metrics: dict[str, float] | None = None,
         last: bool = False,
+        staleness: tuple[tuple[int, ...], tuple[int, ...]] = ((), ()),
     ) -> None:
+        """`staleness`: of tokens, and of groups."""
         self.put("steps", StepRecord(
             name=VersionName(trainer_epoch=epoch, version=version), batch_sequence=None if resumed else version - 1,
             positions=(0,) * self.shares, trained_groups=self.trained[version],
             trained_rollouts=self.trained[version] * self.group_size, weights_digest=None, metrics=metrics or {},
-            resumed=resumed, last=last, recorded_at=at,
+            resumed=resumed, last=last, recorded_at=at, token_staleness=staleness[0], group_staleness=staleness[1],
         ))  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from rftstream.backends.base import OptimizerSettings, Update, UpdatePlan
 from rftstream.errors import ConfigError
 from rftstream.models import folder as model_folder
 from rftstream.models.image_inputs import ImageCache
+from rftstream.models.image_tokens import ImageTokens
 from rftstream.models.seeing import SeeingModel
 from rftstream.models.spec import ModelSpec
 from rftstream.weights.snapshot import RawTensor
@@ -36,6 +37,14 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+def rounds_parameters(config: TorchBackend.Config, spec: ModelSpec, device: str) -> bool:
+    """Return whether the model computes with weights in bfloat16 on this kind of device."""
+    if config.parameters != "auto" or spec.lora is not None:
+        return config.parameters == "bfloat16" and spec.lora is None
+    plain = not spec.as_classifier and ImageTokens.of(spec.folder) is None
+    return plain and device == "cuda" and config.autocast != "none"
+
+
 class TorchBackend:
     """A backend in one process on one device, as `CriticBackend` and `RenewingBackend` describe it."""
 
@@ -48,6 +57,11 @@ class TorchBackend:
         """Computes activations again in the backward pass: a third slower, and memory of one layer instead of all."""
         autocast: Literal["auto", "none", "bfloat16"] = "auto"
         """Matrix products in bfloat16; auto: on GPUs only. Masters, optimizer and logprobs are float32 always."""
+        parameters: Literal["auto", "float32", "bfloat16"] = "auto"
+        """What the model computes with. bfloat16: weights rounded from the float32 masters after each step, the same
+        bits that are served in bfloat16; autocast is on then, and gradients are added up in float32. Checkpoints hold
+        the masters and are the same either way. auto: bfloat16 on GPUs, but float32 where autocast is none, or the
+        model is a classifier or is shown images. Adapters and the critic are float32 always."""
         max_logits_bytes: Annotated[int, Meta(ge=1 << 16)] = 256 << 20
         """Logits held at once, in float32, forward and backward; those beyond are computed again in the backward
         pass."""
@@ -83,6 +97,7 @@ class TorchBackend:
         self._images = images
         self._config, self._spec, self._settings, self._seed = config, model, optimizer, seed
         self._device = torch.device(model.device)
+        self._rounded = rounds_parameters(config, model, self._device.type)
         self._network: Any = None
         self._masters: Any = None
         self._reference: Network | None = None
@@ -124,7 +139,7 @@ class TorchBackend:
             if self._config.freeze_vision_tower:
                 frozen = freeze_vision_tower(model)
             parameters = dict(model.named_parameters())  # tied ones once
-        settings = NetworkSettings.of(self._config, self._device)
+        settings = NetworkSettings.of(self._config, self._device, rounded=self._rounded)
         if self._spec.lora is not None:
             parameters = lora.add_adapters(model, self._spec, without=frozen)
         if self._config.gradient_checkpointing:
@@ -135,7 +150,12 @@ class TorchBackend:
         if self._config.compile:
             compile_layers(model)
         self._num_updates, self._parameters = 0, parameters
-        self._masters = Masters(parameters, self._settings, offload=self._config.offload_optimizer)
+        self._masters = Masters(
+            parameters,
+            self._settings,
+            offload=self._config.offload_optimizer,
+            dtype=torch.bfloat16 if self._rounded else torch.float32,
+        )
         self._critic = self._open_critic()
 
     def update(self, rows: Sequence[TrainingRow], algorithm: Algorithm, plan: UpdatePlan) -> Update:
@@ -283,7 +303,10 @@ class TorchBackend:
         if self._reference is None:
             with self._same_random():
                 model = load_model(self._spec, self._device).requires_grad_(False)
-                self._reference = self._network_of(model, NetworkSettings.of(self._config, self._device))
+                settings = NetworkSettings.of(self._config, self._device, rounded=self._rounded)
+                self._reference = self._network_of(model, settings)
+            for parameter in model.parameters() if self._rounded else ():  # as the policy, which begins as its equal
+                parameter.data = parameter.data.bfloat16()
         return self._reference
 
     def _network_of(self, model: Any, settings: NetworkSettings) -> Network:

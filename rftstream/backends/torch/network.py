@@ -42,11 +42,13 @@ class NetworkSettings:
     """Whether rows are packed, where the model can."""
 
     @staticmethod
-    def of(config: Any, device: torch.device) -> NetworkSettings:
-        """Return the settings in a backend's config. Autocast "auto" means bfloat16 on GPUs only."""
+    def of(config: Any, device: torch.device, *, rounded: bool = False) -> NetworkSettings:
+        """Return the settings in a backend's config. Autocast "auto" means bfloat16 on GPUs only. `rounded`: whether
+        the weights are in bfloat16, which goes with autocast."""
         wished = config.autocast
+        half = rounded or wished == "bfloat16" or (wished == "auto" and device.type == "cuda")
         return NetworkSettings(
-            autocast=torch.bfloat16 if wished == "bfloat16" or (wished == "auto" and device.type == "cuda") else None,
+            autocast=torch.bfloat16 if half else None,
             max_logits_bytes=config.max_logits_bytes,
             packing=config.packing,
         )

@@ -1,8 +1,8 @@
-"""AdamW over float32 masters: the parameters themselves, or copies of them in main memory."""
+"""AdamW over float32 masters: the parameters themselves, or copies of parameters that lie elsewhere or are rounded."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -15,16 +15,36 @@ State = tuple[dict[str, Tensor], dict[str, Tensor]]
 
 class Masters:
     """The float32 weights that are trained, with their optimizer. A backend makes it; for each step the gradients
-    are computed, then `norm` and `step` are called."""
+    are computed, then `norm` and `step` are called.
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], settings: OptimizerSettings, *, offload: bool) -> None:
-        """With `offload`, masters and moments lie in main memory, and the optimizer steps there. The device holds
-        only the parameters, which are copied to it after each step."""
+    Parameters that are rounded hand each gradient to their masters as soon as it is there. So gradients of
+    micro-batches are added up in float32, and one of the parameters' dtype exists for a single parameter at a time."""
+
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        settings: OptimizerSettings,
+        *,
+        offload: bool,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        """`parameters`: in float32. With `offload`, masters and moments lie in main memory, and the optimizer steps
+        there. The device holds only the parameters, which are copied to it after each step. `dtype`: what the
+        parameters are rounded to, from the masters."""
         self._parameters = parameters
+        self._rounded = dtype != torch.float32
+        self._apart = offload or self._rounded
         self.masters: dict[str, Tensor] = dict(parameters)
-        if offload:
-            self.masters = {name: one.detach().to("cpu", copy=True) for name, one in parameters.items()}
-        self._offload = offload
+        if self._apart:
+            self.masters = {
+                name: one.detach().to("cpu" if offload else one.device, copy=True) for name, one in parameters.items()
+            }
+        if self._rounded:
+            for name, parameter in parameters.items():
+                parameter.data = parameter.data.to(dtype)
+                if parameter.requires_grad:
+                    hook = _hand_over_to(self.masters[name])
+                    parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
         self._optimizer = adamw(list(self.masters.values()), settings)
 
     def norm(self) -> float:
@@ -35,21 +55,20 @@ class Masters:
         """Take a step with the gradients times `scale`, then drop them."""
         if scale != 1.0:
             torch._foreach_mul_(self._gradients(), scale)
-        if self._offload:
+        if self._apart and not self._rounded:
             for name, parameter in self._parameters.items():
                 self.masters[name].grad = None if parameter.grad is None else parameter.grad.to("cpu")
         for group in self._optimizer.param_groups:
             group["lr"] = lr
         self._optimizer.step()
         self.drop_gradients()
-        if self._offload:
-            self._optimizer.zero_grad()
+        if self._apart:
             self._copy_to_device()
 
     def drop_gradients(self) -> None:
         """Forget all gradients."""
-        for parameter in self._parameters.values():
-            parameter.grad = None
+        for name, parameter in self._parameters.items():
+            parameter.grad = self.masters[name].grad = None
 
     def moments(self) -> Iterator[tuple[str, Tensor]]:
         """Yield `KIND/NAME` and the tensor of each moment."""
@@ -69,7 +88,7 @@ class Masters:
         """Take over masters and moments."""
         for name, master in self.masters.items():
             master.copy_(masters[name])
-        if self._offload:
+        if self._apart:
             self._copy_to_device()
         self._optimizer.state.clear()
         for key, value in moments.items():
@@ -77,12 +96,25 @@ class Masters:
             self._optimizer.state[self.masters[name]][kind] = value
 
     def _gradients(self) -> list[Tensor]:
-        return [parameter.grad for parameter in self._parameters.values() if parameter.grad is not None]
+        holders = self.masters if self._rounded else self._parameters
+        return [one.grad for one in holders.values() if one.grad is not None]
 
     @torch.no_grad()
     def _copy_to_device(self) -> None:
         for name, parameter in self._parameters.items():
             parameter.copy_(self.masters[name])
+
+
+def _hand_over_to(master: Tensor) -> Callable[[Tensor], None]:
+    """Return a hook that adds a parameter's gradient to its master's, and drops it."""
+
+    def hand_over(parameter: Tensor) -> None:
+        assert parameter.grad is not None, "it was computed just now"
+        gradient = parameter.grad.to(master.device, torch.float32)
+        master.grad = gradient if master.grad is None else master.grad.add_(gradient)
+        parameter.grad = None
+
+    return hand_over
 
 
 def adamw(masters: list[Tensor], settings: OptimizerSettings) -> torch.optim.AdamW:

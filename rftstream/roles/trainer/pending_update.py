@@ -12,8 +12,9 @@ from rftstream.backends.base import Update
 from rftstream.clock import Clock
 from rftstream.roles.trainer.assembly import Batch
 from rftstream.roles.trainer.progress import TrainerProgress
+from rftstream.roles.trainer.training import TrainedStaleness
 
-Computed = tuple[Update, dict[str, float]]
+Computed = tuple[Update, dict[str, float], TrainedStaleness]
 
 
 class Inline(Executor):
@@ -82,7 +83,7 @@ class PendingUpdate:
     ) -> None:
         self.batch, self.progress, self.waited_s = batch, progress, waited_s
 
-        def timed() -> tuple[Update, dict[str, float], float]:
+        def timed() -> tuple[Update, dict[str, float], TrainedStaleness, float]:
             began = clock.now()
             return *update(), clock.now() - began
 
@@ -92,8 +93,8 @@ class PendingUpdate:
         """Wait for at most so long; return whether the update has ended."""
         return bool(wait([self._future], seconds).done)
 
-    def result(self) -> tuple[Update, dict[str, float], float]:
-        """Return the update, its metrics and the seconds that it took. Raises what the update raised."""
+    def result(self) -> tuple[Update, dict[str, float], TrainedStaleness, float]:
+        """Return what `Training.update` did, and the seconds that it took. Raises what the update raised."""
         return self._future.result()
 
     def speeds(self, values: Mapping[str, float], *, step_s: float, publish_s: float) -> dict[str, float]:

@@ -279,6 +279,8 @@ class TrainerStep(SingleStepDefaults):
             announced=announced is not None,
             last=is_last,
             recorded_at=written_at,
+            token_staleness=trained.staleness.tokens,
+            group_staleness=trained.staleness.groups,
         )
         self._following = progress
         outputs = [Publish("steps", 0, record)]
@@ -373,5 +375,10 @@ def _measure(step: StepRecord, progress: TrainerProgress) -> None:
     if not step.resumed:
         metrics.STEPS.labels("skipped" if step.skipped else "trained").inc()
         metrics.WITHOUT_SIGNAL.set(progress.steps_without_signal)
+        for staleness, num_tokens in enumerate(step.token_staleness):
+            metrics.TRAINED_TOKENS.labels(str(staleness)).inc(num_tokens)
+        for staleness, num_groups in enumerate(step.group_staleness):
+            for _ in range(num_groups):
+                metrics.GROUP_STALENESS.observe(staleness)
     for metric, value in step.metrics.items():
         metrics.set_named(metrics.TRAIN, value, metric)

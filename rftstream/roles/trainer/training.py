@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
+import numpy as np
+
 from rftstream.algorithms.base import Algorithm, CriticAlgorithm, RefiningAlgorithm, TrainingRow
 from rftstream.algorithms.by_taskset import build_algorithm
 from rftstream.algorithms.requirements import (
@@ -25,6 +27,8 @@ from rftstream.config.role_sections import TrainerSection
 from rftstream.config.sections import RunConfig
 from rftstream.config.stages import Stage, Stages
 from rftstream.contracts.batches import LossKind
+from rftstream.contracts.versions import STALENESS_COUNTS
+from rftstream.core.staleness import count_by_staleness
 from rftstream.errors import ConfigError, ImageError
 from rftstream.models.image_inputs import ImageCache
 from rftstream.models.image_tokens import check_takes_images
@@ -32,6 +36,33 @@ from rftstream.models.spec import ModelSpec
 from rftstream.roles.trainer.assembly import Batch
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedStaleness:
+    """Histograms of the staleness of what a batch trained, as StepRecord has them. `Training.update` makes it."""
+
+    tokens: tuple[int, ...] = ()
+    groups: tuple[int, ...] = ()
+
+    @staticmethod
+    def of(rows: Sequence[TrainingRow], version: int) -> TrainedStaleness:
+        """Count the unmasked tokens of rows that are trained at `version`, by the stamps of what sampled them."""
+        ages: list[int] = []
+        counts: list[int] = []
+        oldest: dict[int, int] = {}
+        for row in rows:
+            for span in row.versions:
+                trained = int(np.count_nonzero(row.loss_mask[span.start : span.start + span.count]))
+                if trained:
+                    ages.append(version - span.version)
+                    counts.append(trained)
+                    oldest[row.group] = max(ages[-1], oldest.get(row.group, 0))
+        return TrainedStaleness(_counted(ages, counts), _counted(list(oldest.values()), [1] * len(oldest)))
+
+
+def _counted(staleness: Sequence[int], counts: Sequence[int]) -> tuple[int, ...]:
+    return count_by_staleness(np.array(staleness, np.int64), np.array(counts, np.int64), STALENESS_COUNTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +93,9 @@ class Training:
             self, algorithm=algorithm, settings=stage.trainer, first=stage.first, own_reference=own_reference
         )
 
-    def update(self, batch: Batch, lr: float) -> tuple[Update, dict[str, float]]:
-        """Train the batch. Return what the backend says of the update, and all metrics that do not depend on time."""
+    def update(self, batch: Batch, lr: float) -> tuple[Update, dict[str, float], TrainedStaleness]:
+        """Train the batch. Return what the backend says of the update, all metrics that do not depend on time, and how
+        old what it trained was."""
         settings, every = self.settings, self.settings.reference_every
         due = every is not None and batch.sequence and batch.sequence % every == 0 and has_reference(self.algorithm)
         if due or (self.own_reference and batch.sequence == self.first):
@@ -100,7 +132,8 @@ class Training:
         trained = {"tokens": tokens, "trained_rollouts": float(batch.num_rollouts)} | lost
         # An algorithm's mean reward is that of the batch, from which filtered groups are missing.
         values = {**values, **update.metrics, **trained, "lr": lr, **batch.manifest.metrics}
-        return update, {name: float(value) for name, value in values.items()}
+        staleness = TrainedStaleness() if update.skipped else TrainedStaleness.of(rows, batch.sequence)
+        return update, {name: float(value) for name, value in values.items()}, staleness
 
     def _that_can_be_shown(self, rows: Sequence[TrainingRow]) -> tuple[tuple[TrainingRow, ...], dict[str, float]]:
         """Return the rows, with nothing to train on in those whose images are gone or damaged, and how many these are.

@@ -18,7 +18,7 @@ from rftstream.roles.trainer.progress import TrainerProgress, too_many_skips
 from rftstream.roles.trainer.run_end import RunEnd
 from rftstream.roles.trainer.schedule import rate_at
 from rftstream.roles.trainer.signal_watch import SignalWatch
-from rftstream.roles.trainer.training import Training, check_made_for
+from rftstream.roles.trainer.training import TrainedStaleness, Training, check_made_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,8 @@ class TrainedBatch:
     """Whether the weights are as they were before."""
     values: dict[str, float]
     """Metrics of the step, so far without its times."""
+    staleness: TrainedStaleness
+    """How old what was trained was; empty where versions of rollouts say nothing about this run."""
     step_s: float
     """Seconds that the update took."""
     ended_at: float
@@ -99,7 +101,7 @@ class UpdateCycle:
 
     def finish(self, pending: PendingUpdate) -> TrainedBatch:
         """Return what came of the update; wait for it if need be. Raises what the update raised."""
-        update, values, step_s = pending.result()
+        update, values, staleness, step_s = pending.result()
         self.pending = None
         batch, before = pending.batch, pending.progress
         self.mismatch.look(values, batch.experiences)
@@ -126,6 +128,7 @@ class UpdateCycle:
             progress=progress,
             skipped=update.skipped,
             values=values,
+            staleness=TrainedStaleness() if self.config.run.imported_from else staleness,
             step_s=step_s,
             ended_at=ended_at,
             end_reason=end_reason,

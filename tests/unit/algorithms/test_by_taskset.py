@@ -121,7 +121,7 @@ def test_micro_batches_add_up_to_one_large_batch(tmp_path: Any) -> None:
         training = Training(backend, algorithm, TrainerSection(tokens_per_microbatch=tokens))
         manifest = BatchManifest(batch_sequence=0, share=0, num_shares=1, count=13, digest="", groups=(), num_groups=5,
                                  total_groups=5)  # fmt: skip
-        update, values = training.update(Batch(0, tuple(batch), (manifest,), (0,)), 1e-3)
+        update, values, _ = training.update(Batch(0, tuple(batch), (manifest,), (0,)), 1e-3)
         assert not update.skipped
         results.append((values, tiny.state(backend)))
         backend.close()

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from rftstream.backends.torch.attention import SHORT, attend, row_lengths
+from rftstream.algorithms.grpo import Grpo
+from rftstream.backends.torch import attention
+from rftstream.backends.torch.attention import SHORT, attend, has_varlen_kernel, row_lengths
+from tests.unit import tiny
 
 HEADS, GROUPS, WIDTH = 4, 2, 16
 
@@ -60,3 +65,91 @@ def test_double_precision_stays_what_it_is():
     given = arrays(lengths, torch.float64)
     output, _ = attend(None, *given, row_lengths(lengths))
     torch.testing.assert_close(output, by_definition(*given, lengths), atol=1e-12, rtol=1e-12)
+
+
+# ---------------------------------------------------------------------------- one kernel for all rows
+
+
+def kernel_stand_in(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, scale, window_size, enable_gqa):
+    """What torch documents of `varlen_attn`, by definition. [P, H, D]; a window is of tokens before and after."""
+    assert enable_gqa
+    assert cu_seq_q.tolist() == cu_seq_k.tolist()
+    before, after = window_size
+    lengths = cu_seq_q.diff().tolist()
+    assert (max_q, max_k, after) == (max(lengths), max(lengths), 0)
+    window = None if before == -1 else before + 1
+    given = (one.transpose(0, 1)[None] * factor for one, factor in
+             ((query, scale * WIDTH**0.5), (key, 1.0), (value, 1.0)))  # fmt: skip
+    return by_definition(*given, lengths, window)[0].to(query.dtype)
+
+
+@pytest.mark.parametrize("window", [None, 1, 3])
+def test_the_kernel_is_given_all_rows_at_once(monkeypatch, window):
+    """In the form that the loop over rows gives back."""
+    monkeypatch.setattr(attention, "has_varlen_kernel", lambda query, value: True)
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", kernel_stand_in)
+    lengths = [5, 1, 9]
+    given = arrays(lengths, torch.float32)
+    output, _ = attend(None, *given, row_lengths(lengths), scaling=0.3, sliding_window=window)
+    monkeypatch.undo()
+    alone, _ = attend(None, *given, row_lengths(lengths), scaling=0.3, sliding_window=window)
+    assert output.shape == alone.shape
+    torch.testing.assert_close(output, alone, atol=1e-5, rtol=1e-5)
+
+
+def test_a_cpu_has_no_such_kernel():
+    query, _, value = arrays([3], torch.bfloat16)
+    assert not has_varlen_kernel(query, value)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("window", [None, 7])
+@pytest.mark.parametrize("lengths", [[22] * 32, [1, 511, 64, 130, 22]])
+def test_the_kernel_gives_what_the_loop_gives(monkeypatch, lengths, window):
+    """Forward and backward, on the same device, within 1/128 of the largest value: both round to bfloat16. The output
+    is also compared with the definition in float64."""
+    outputs, gradients = [], []
+    exact = by_definition(*arrays(lengths, torch.bfloat16), lengths, window)
+    for kernel in (True, False):
+        given = [one.detach().cuda().requires_grad_() for one in arrays(lengths, torch.bfloat16)]
+        assert has_varlen_kernel(given[0], given[2])
+        if not kernel:
+            monkeypatch.setattr(attention, "has_varlen_kernel", lambda query, value: False)
+        output, _ = attend(None, *given, row_lengths(lengths), sliding_window=window)
+        weights = torch.linspace(-1, 1, output.numel(), device="cuda").reshape(output.shape)
+        (output.float() * weights).sum().backward()
+        outputs.append(output.detach().cpu())
+        gradients.append([one.grad.cpu() for one in given])
+    assert outputs[0].dtype == torch.bfloat16
+    for one in outputs:
+        torch.testing.assert_close(one.double(), exact, atol=2**-7, rtol=2**-7)
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one.float(), other.float(), atol=2**-7 * float(other.abs().max()), rtol=2**-7)
+
+
+@pytest.mark.gpu
+def test_under_autocast_the_kernel_takes_float32_too():
+    lengths = [30, 7, 64]
+    given = [one.detach().cuda().requires_grad_() for one in arrays(lengths, torch.float32)]
+    assert not has_varlen_kernel(given[0], given[2])
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        assert has_varlen_kernel(given[0], given[2])
+        output, _ = attend(None, *given, row_lengths(lengths))
+    assert output.dtype == torch.bfloat16
+    output.float().sum().backward()
+    assert all(one.grad.dtype == torch.float32 and one.grad.isfinite().all() for one in given)
+    torch.testing.assert_close(output.cpu().double(), by_definition(*arrays(lengths, torch.float32), lengths),
+                               atol=2**-6, rtol=2**-6)  # fmt: skip
+
+
+@pytest.mark.gpu
+def test_packed_rows_learn_on_a_gpu_what_padded_rows_learn(tmp_path):
+    """Through the backend, in bfloat16: the same loss and norm of gradients, within 3 %."""
+    spec = replace(tiny.make(tmp_path, dtype="bfloat16"), device="cuda")
+    grpo, found = Grpo(Grpo.Config(correction="none")), []
+    for packing in (True, False):
+        backend = tiny.backend(spec, packing=packing)
+        found.append(backend.update(tiny.rows(24), grpo, tiny.plan()).metrics)
+        backend.close()
+    for name in ("loss", "grad_norm", "entropy"):
+        assert found[0][name] == pytest.approx(found[1][name], rel=3e-2, abs=3e-3)

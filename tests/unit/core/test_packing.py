@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rftstream.core.packing import count_padded_tokens, pad_rows, split_microbatches, split_minibatches
-from rftstream.core.staleness import compute_staleness
+from rftstream.core.staleness import compute_staleness, count_by_staleness
 
 
 def test_microbatches_by_hand():
@@ -79,3 +79,17 @@ def test_staleness_by_hand():
     assert compute_staleness(np.zeros(0, int), np.zeros(0, int), 6) == (0, 0.0)
     with pytest.raises(ValueError, match="staleness"):
         compute_staleness(np.zeros((1, 1), int), np.zeros((1, 1), int), 6)
+
+
+def test_a_histogram_of_staleness_by_hand():
+    """Two spans at 2, one beyond the last number, one that the future sampled; what is empty at the end is left out."""
+    ages, counts = np.array([2, 0, 2, 9, -1]), np.array([5, 1, 7, 3, 2])
+    assert count_by_staleness(ages, counts, 4) == (3, 0, 12, 3)
+    assert count_by_staleness(ages[:3], counts[:3], 65) == (1, 0, 12)
+    assert count_by_staleness(np.zeros(0, int), np.zeros(0, int), 65) == ()
+    for ages_K, counts_K, num_counts, error in [
+        (np.zeros(2, int), np.zeros(1, int), 4, ValueError), (np.zeros(1), np.zeros(1, int), 4, TypeError),
+        (np.zeros(1, int), np.zeros(1, int), 0, ValueError),
+    ]:  # fmt: skip
+        with pytest.raises(error, match="staleness"):
+            count_by_staleness(ages_K, counts_K, num_counts)

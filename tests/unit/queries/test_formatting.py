@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from rftstream.queries.formatting import number
+from rftstream.queries.formatting import number, staleness_text
 
 
 @pytest.mark.parametrize(("value", "digits", "text"), [
@@ -16,3 +16,9 @@ from rftstream.queries.formatting import number
 ])  # fmt: skip
 def test_numbers(value: float | None, digits: int, text: str) -> None:
     assert number(value, digits) == text
+
+
+def test_a_histogram_of_staleness() -> None:
+    assert staleness_text((1412, 0, 5)) == "1,412 at 0, 5 at 2"
+    assert staleness_text((*[0] * 64, 2)) == "2 at 64 or more"
+    assert staleness_text(()) == ""

@@ -171,6 +171,16 @@ def test_what_judges_cost_is_summed_over_steps(log: SyntheticLog, tmp_path: Path
     assert re.search(r"judges +0\.500 money, 1,208 requests for the rollouts of batches\n", told.to_text())
 
 
+def test_what_was_trained_is_told_by_its_age(log: SyntheticLog, tmp_path: Path) -> None:
+    assert "of trained tokens" not in status(log, tmp_path).to_text()
+    for version, staleness in enumerate([((1200,), (4,)), ((412, 0, 96), (3, 0, 1))], start=1):
+        log.trained[version] = version
+        log.step(version, staleness=staleness)
+    told = status(log, tmp_path)
+    assert told.to_json()["staleness"] == {"tokens": [1612, 0, 96], "groups": [7, 0, 1]}
+    assert re.search(r"staleness +of trained tokens: 1,612 at 0, 96 at 2\n", told.to_text())
+
+
 def test_states(log: SyntheticLog, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     with folder.held():

@@ -52,7 +52,7 @@ class Scene(SyntheticLog):
         self.flow(0, 1, 2, 4)
         self.admit(3)
         self.batch(0, [0, 1])
-        self.step(1, metrics={"reward": 0.5})
+        self.step(1, metrics={"reward": 0.5}, staleness=((412, 96), (3, 1)))
         self.announce(1)
         self.put("evals", EvalResult(
             evaluation="held", name=VersionName(trainer_epoch=1, version=1), num_tasks=1, num_samples=1,

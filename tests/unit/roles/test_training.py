@@ -48,7 +48,7 @@ def backend(tmp_path):
 def train(backend, name, settings, **options):
     part = registry.resolve("algorithm", name)
     algorithm = part(registry.build_config(part, options, where="algorithms"))
-    update, values = Training(backend, algorithm, TrainerSection(**settings)).update(batch(backend, off=-0.6), 1e-3)
+    update, values, _ = Training(backend, algorithm, TrainerSection(**settings)).update(batch(backend, off=-0.6), 1e-3)
     assert not update.skipped
     return values
 
@@ -68,7 +68,7 @@ def test_the_reward_of_a_step_is_that_of_all_who_were_decided_not_of_the_batch(b
     decided = {"reward": 0.25, "reward_std": 0.5, "rollouts": 24.0, "filtered_share": 0.75}
     one = replace(one, manifests=(replace(one.manifests[0], metrics=decided),))
     part = registry.resolve("algorithm", "grpo")
-    _, values = Training(backend, part(part.Config()), TrainerSection()).update(one, 1e-3)
+    _, values, _ = Training(backend, part(part.Config()), TrainerSection()).update(one, 1e-3)
     assert {name: values[name] for name in decided} == decided
     assert values["num_rollouts"] == 6
 
@@ -79,6 +79,34 @@ def test_interpolated_proximal_logprobs_are_not_computed(backend):
     values = train(backend, "grpo", {}, proximal="log-linear", correction="none")
     assert values["ratio"] == pytest.approx((2 + np.exp(0.3)) / 3, rel=1e-4)
     assert train(backend, "grpo", {}, correction="none")["ratio"] == pytest.approx(1.0)
+
+
+def test_what_is_trained_is_counted_by_its_age(backend):
+    """Six rollouts at version 3 with two tokens of version 1 and one of 3; one token is masked by an operator, one
+    rollout was truncated, and the oldest token that a group trains is the group's age."""
+    one, part = batch(backend, off=0.0), registry.resolve("algorithm", "grpo")
+    training = Training(backend, part(part.Config(mask_truncated=True)), TrainerSection())
+    staleness = training.update(one, 1e-3)[2]
+    assert (staleness.tokens, staleness.groups) == ((6, 0, 12), (0, 0, 2))
+    first, last = one.experiences[0], one.experiences[5]
+    masked = replace(first.segments[0], loss_mask=Array.of([0, 0, 0, 1, 1], "uint8"))
+    some = (replace(first, segments=(masked,)), *one.experiences[1:5], replace(last, truncated=True))
+    assert training.update(replace(one, experiences=some), 1e-3)[2].tokens == (5, 0, 9)
+    young = [replace(each, segments=(replace(each.segments[0], loss_mask=Array.of([0, 0, 0, 0, 1], "uint8")),))
+             for each in one.experiences[:3]]  # fmt: skip
+    staleness = training.update(replace(one, experiences=(*young, *one.experiences[3:])), 1e-3)[2]
+    assert (staleness.tokens, staleness.groups) == ((6, 0, 6), (1, 0, 1))
+
+
+def test_a_batch_that_was_skipped_trained_nothing(backend):
+    one, part = batch(backend, off=0.0), registry.resolve("algorithm", "grpo")
+    lost = replace(one.experiences[0].segments[0], behavior_logprobs=Array.of([-1, -1, np.nan, -1, -1], "float32"))
+    some = (replace(one.experiences[0], segments=(lost,)), *one.experiences[1:])
+    update, _, staleness = Training(backend, part(part.Config()), TrainerSection()).update(
+        replace(one, experiences=some), 1e-3
+    )
+    assert update.skipped
+    assert (staleness.tokens, staleness.groups) == ((), ())
 
 
 def test_several_steps_with_everything(backend):
