@@ -54,9 +54,9 @@ BATCH_BYTES = 512 << 10
 """Size of a batch, in bytes. It is below admin.OVERHEAD_BYTES, and every topic accepts batches of at least that many
 bytes. So the broker never refuses a record only because it shares a batch with other records."""
 
-LINGER_MS = 1000
-"""Milliseconds for which a batch that is not full waits for more records. It never waits so long: the end of the
-transaction sends it."""
+LINGER_MS = 50
+"""Milliseconds for which a batch that is not full waits for more records of its transaction. The last batches wait
+less: the end of the transaction sends them."""
 
 _OF_THE_GROUP = (
     kafka_errors.CommitFailedError,
