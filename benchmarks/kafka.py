@@ -2,13 +2,15 @@
 
 The loop is that of `log.py`: read a batch, make one record of each, publish these together with the positions, in
 transactions. The reference is written as one would by hand, with the same client, compression, back-off and batches;
-it has no bounds in bytes, watchdog, fencing by ownership, sizes to check or records to make. Both are measured in
-turn, on topics of their own, on a broker that is started for it (Java 17, Maven).
+it has no bounds in bytes, watchdog, fencing by ownership, sizes to check or records to make. It runs in a process of
+its own, with kafka-python as it is (`_kafka_bare.py`). Both are measured in turn, on topics of their own, on a broker
+that is started for it (Java 17, Maven).
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import random
 import statistics
@@ -17,12 +19,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from kafka import KafkaConsumer, KafkaProducer
-from kafka.structs import OffsetAndMetadata
-from kafka.structs import TopicPartition as KafkaPartition
 
 from benchmarks.log import HEADERS, NUM_PARTITIONS, Load
 from rftstream.config.sections import TransportSection
@@ -44,6 +43,16 @@ NUM_TRANSACTIONS = 400
 _numbers = itertools.count()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Carried:
+    """What carrying a load took."""
+
+    rate: float
+    """Records per second."""
+    cpu_ms: float
+    """Milliseconds of CPU for each record, in all threads of the process."""
+
+
 def run() -> list[dict[str, Any]]:
     rows = []
     with tempfile.TemporaryDirectory(prefix="rftstream-bench-") as folder:
@@ -53,10 +62,13 @@ def run() -> list[dict[str, Any]]:
                 ours, bare = _in_turn(lambda name: _carry(servers, name, load), lambda name: _bare(servers, name, load))  # noqa: B023
                 name = f"kafka: {load.name} records, read-transform-publish"
                 megabytes = load.record_bytes / 1e6
-                rows += [_row(name, "records/s", ours, bare), _row(name, "MB/s", ours * megabytes, bare * megabytes)]
+                rows.append(_row(name, "records/s", ours.rate, bare.rate))
+                rows.append(_row(name, "MB/s", ours.rate * megabytes, bare.rate * megabytes))
             one = Load(name="1 KB", record_bytes=1_024, num_records=NUM_TRANSACTIONS, batch=1)
             ours, bare = _in_turn(lambda name: _carry(servers, name, one), lambda name: _bare(servers, name, one))
-            rows.append(_row("kafka: transactions, of one 1 KB record and its position", "transactions/s", ours, bare))
+            name = "kafka: transactions, of one 1 KB record and its position"
+            rows.append(_row(name, "transactions/s", ours.rate, bare.rate))
+            rows.append(_row(f"{name}, of the client", "ms of CPU", ours.cpu_ms, bare.cpu_ms))
         finally:
             subprocess.run([sys.executable, str(SCRIPT), "stop", "--dir", f"{folder}/kafka"], capture_output=True)
     return rows
@@ -72,12 +84,18 @@ def _start(folder: Path) -> str:
     return started.stdout.splitlines()[-1]
 
 
-def _in_turn(ours: Callable[[str], float], bare: Callable[[str], float]) -> tuple[float, float]:
+def _in_turn(ours: Callable[[str], Carried], bare: Callable[[str], Carried]) -> tuple[Carried, Carried]:
     """Medians; the first of each warms the broker up."""
-    found: list[tuple[float, float]] = []
+    found: list[tuple[Carried, Carried]] = []
     for _ in range(REPETITIONS + 1):
         found.append((ours(f"ours{next(_numbers)}"), bare(f"bare{next(_numbers)}")))
-    return statistics.median(one for one, _ in found[1:]), statistics.median(other for _, other in found[1:])
+    return _median([one for one, _ in found[1:]]), _median([other for _, other in found[1:]])
+
+
+def _median(found: list[Carried]) -> Carried:
+    return Carried(
+        rate=statistics.median(one.rate for one in found), cpu_ms=statistics.median(one.cpu_ms for one in found)
+    )
 
 
 def _row(name: str, unit: str, ours: float, bare: float) -> dict[str, Any]:
@@ -115,8 +133,7 @@ def _filled(servers: str, name: str, load: Load) -> KafkaTransport:
     return transport
 
 
-def _carry(servers: str, name: str, load: Load) -> float:
-    """Records per second."""
+def _carry(servers: str, name: str, load: Load) -> Carried:
     transport = _filled(servers, name, load)
     producer = transport.producer("verifier")
     producer.start()
@@ -127,7 +144,7 @@ def _carry(servers: str, name: str, load: Load) -> float:
     for place, position in member.committed(member.assignment()).items():
         member.seek(place, position.offset)
     transport.wait([member], 5.0)
-    started = time.perf_counter()
+    before_s, started = time.process_time(), time.perf_counter()
     num_carried = 0
     while num_carried < load.num_records:
         snapshot = member.snapshot()
@@ -141,60 +158,26 @@ def _carry(servers: str, name: str, load: Load) -> float:
             snapshot=snapshot,
         )
         num_carried += len(records)
-    rate = num_carried / (time.perf_counter() - started)
+    rate, cpu_s = num_carried / (time.perf_counter() - started), time.process_time() - before_s
     assert sum(transport.admin.lag("verifier", "rollouts").values()) == 0
     transport.close()
-    return rate
+    return Carried(rate=rate, cpu_ms=1000 * cpu_s / load.num_records)
 
 
-def _bare(servers: str, name: str, load: Load) -> float:
-    """Records per second."""
+def _bare(servers: str, name: str, load: Load) -> Carried:
     transport = _filled(servers, name, load)
-    source, target = f"{name}.rollouts", f"{name}.verified"
-    consumer = KafkaConsumer(
-        source,
-        bootstrap_servers=servers,
-        group_id=f"{name}.verifier",
-        isolation_level="read_committed",
-        enable_auto_commit=False,
-        auto_offset_reset="none",
-        fetch_max_bytes=16 << 20,
-        max_partition_fetch_bytes=2 << 20,
+    given = {
+        "num_records": load.num_records,
+        "batch": load.batch,
+        "backoff_ms": BACKOFF_MS,
+        "batch_bytes": BATCH_BYTES,
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks._kafka_bare", servers, name, json.dumps(given)],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
     )
-    producer = KafkaProducer(
-        bootstrap_servers=servers,
-        transactional_id=f"{name}.bare",
-        compression_type="zstd",
-        retry_backoff_ms=BACKOFF_MS,
-        batch_size=BATCH_BYTES,
-        max_request_size=64 << 20,
-    )
-    producer.init_transactions()
-    waiting: list[Any] = []
-
-    def read(timeout_ms: int) -> None:
-        for records in consumer.poll(timeout_ms=timeout_ms, max_records=load.batch).values():
-            waiting.extend(records)
-
-    while not waiting:
-        read(1000)
-    started = time.perf_counter()
-    num_carried = 0
-    while num_carried < load.num_records:
-        if not waiting:
-            read(1000)
-            continue
-        records, waiting = waiting, []
-        producer.begin_transaction()
-        positions = {}
-        for record in records:
-            producer.send(target, record.value, record.key, list(record.headers), partition=record.partition)
-            positions[KafkaPartition(source, record.partition)] = OffsetAndMetadata(record.offset + 1, "", -1)
-        producer.send_offsets_to_transaction(positions, consumer.group_metadata())
-        producer.commit_transaction()
-        num_carried += len(records)
-    rate = num_carried / (time.perf_counter() - started)
-    consumer.close()
-    producer.close()
     transport.close()
-    return rate
+    rate, cpu_s = json.loads(done.stdout)
+    return Carried(rate=rate, cpu_ms=1000 * cpu_s / load.num_records)

@@ -12,6 +12,7 @@ the record and the place inside it, and as nothing else:
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 import threading
@@ -249,15 +250,26 @@ def key_of(message: Message) -> bytes:
 def headers_of(message: Message, run: str, writer_epoch: int = 0) -> Headers:
     """Return what audit and index can read of the message without its body, in ASCII."""
     spec = SPEC_OF[type(message)]
-    facts: Facts = {
-        "contract": spec.contract,
-        "contract_version": spec.version,
-        READABLE_SINCE: spec.readable_since,
-        "run": run,
-        "writer_epoch": writer_epoch,
-        "id": (spec.id or spec.key)(message),
-        **spec.headers(message),
-    }
+    facts: Facts = {"id": (spec.id or spec.key)(message), **spec.headers(message)}
+    return _first_headers(spec.contract, spec.version, spec.readable_since, run, writer_epoch) + _headers(facts)
+
+
+@functools.lru_cache(maxsize=1024)
+def _first_headers(contract: str, version: int, readable_since: int | None, run: str, writer_epoch: int) -> Headers:
+    """Return the headers that the messages of one kind, run and writer have in common. They come first: `from_record`
+    knows them by that."""
+    return _headers(
+        {
+            "contract": contract,
+            "contract_version": version,
+            READABLE_SINCE: readable_since,
+            "run": run,
+            "writer_epoch": writer_epoch,
+        }
+    )
+
+
+def _headers(facts: Facts) -> Headers:
     return tuple(
         [
             (name, value.encode("ascii", "backslashreplace") if isinstance(value, str) else b"%d" % value)
@@ -309,11 +321,37 @@ def to_record(
 
 def from_record(record: Record) -> Message:
     """Return the message of a record. ContractError names `topic[partition]@offset` and the contract."""
-    where = str(record)
-    contract = _contract_of(record, where)
+    contract = _accepted.get((record.topic, record.headers[:3]))
+    if contract is None:
+        contract = _contract_of(record, str(record))
+        _accept(record, contract)
     if record.value is None:
-        raise ContractError("$: got no value (a tombstone, or read without bodies)", where=_label(where, contract))
-    return decode(record.value, contract, where)
+        where = _label(str(record), contract)
+        raise ContractError("$: got no value (a tombstone, or read without bodies)", where=where)
+    try:
+        return decode(record.value, contract)
+    except ContractError:
+        # Only now is the text made that names the record; nearly all records are good.
+        return decode(record.value, contract, str(record))
+
+
+_accepted: dict[tuple[str, Headers], str] = {}
+"""Topic, and the first three headers of a record that was accepted -> its contract. A record whose first three headers
+are the same is accepted as well."""
+
+_MAX_ACCEPTED = 1024
+_DECIDING = ("contract", "contract_version", READABLE_SINCE)
+"""The headers that decide whether a record is accepted."""
+
+
+def _accept(record: Record, contract: str) -> None:
+    """Remember that a record was accepted, if its first three headers show it: they are the deciding ones, or the last
+    of these is missing."""
+    first = record.headers[:3]
+    names = tuple(name for name, _ in first)
+    decided = names == _DECIDING or (names[:2] == _DECIDING[:2] and record.header(READABLE_SINCE) is None)
+    if decided and len(_accepted) < _MAX_ACCEPTED:
+        _accepted[record.topic, first] = contract
 
 
 def is_foreign(record: Record) -> bool:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import TypeVar
 
+import msgspec
+
 from rftstream.contracts import codec
 from rftstream.contracts.batches import BatchManifest, Experience
 from rftstream.contracts.control import Claim, RunFinished, RunManifest, TasksEnded, Trimmed
@@ -86,7 +88,7 @@ class ForeignWriter:
         noise, headers = self._random.randbytes(40), record.headers
         if noise[0] % 2:
             headers = tuple((name, b"99" if name == "contract_version" else value) for name, value in headers)
-        return dataclasses.replace(record, value=noise, headers=headers)
+        return msgspec.structs.replace(record, value=noise, headers=headers)
 
     def _copy(self) -> NewRecord | None:
         """Return a copy of a record that stands on the log."""
@@ -147,7 +149,7 @@ class ForeignWriter:
         if found is None:
             return None
         record = self._raw(dataclasses.replace(found[1], seed=12345, partitions=99), "control", 1)
-        return record if self._random.random() < 0.5 else dataclasses.replace(record, value=b"\xc1")
+        return record if self._random.random() < 0.5 else msgspec.structs.replace(record, value=b"\xc1")
 
     # ------------------------------------------------------------------------------------------ weights and steps
 

@@ -12,6 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+import msgspec
+
 from rftstream.config.sections import RunConfig
 from rftstream.contracts import codec
 from rftstream.contracts.batches import BatchManifest, Experience
@@ -194,7 +196,7 @@ class MemoryRun:
                 if record.header("contract") == b"claim":
                     claim = codec.from_record(record)
                     assert isinstance(claim, Claim)
-                    record = replace(record, value=codec.encode(replace(claim, host="", pid=0)))
+                    record = msgspec.structs.replace(record, value=codec.encode(replace(claim, host="", pid=0)))
                 total.update(repr(record).encode())
         return total.hexdigest()
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 
 from rftstream.config import loader
@@ -210,7 +211,7 @@ def test_what_is_of_no_use_goes_to_dead_once(tmp_path: Path) -> None:
     scene.put("experts", demonstration(3, messages=(), preference=pair), partition=1)
     scene.put("experts", demonstration(4, messages=(ChatMessage(role="user", content="?"),)), partition=0)
     broken = codec.to_record(demonstration(5), "experts", 1, run=scene.folder.run_id)
-    scene.put_raw(replace(broken, value=b"\xc1"))
+    scene.put_raw(msgspec.structs.replace(broken, value=b"\xc1"))
     buffer = RoleDriver(scene, "buffer")
     for sequence in range(16):
         scene.verify(sequence)

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from rftstream.contracts import codec
@@ -129,7 +130,7 @@ def test_a_batch_that_was_committed_and_cannot_be_completed_ends_the_run(tmp_pat
             scene.batch(1)
         records = scene.log.partitions[place.place].records
         index = next(number for number, one in enumerate(records) if one.offset == place.offset)
-        records[index] = dataclasses.replace(records[index], value=b"\xc1")
+        records[index] = msgspec.structs.replace(records[index], value=b"\xc1")
         with pytest.raises(ContractError, match="batch 0 cannot be completed") as failed:
             RoleDriver(scene, "trainer").work()
         assert failed.value.exit_code == 4
@@ -149,7 +150,7 @@ def test_strays_between_the_records_of_a_batch_are_told_apart(tmp_path: Path) ->
     stray = records[-2:]
     del records[-2:]
     whole = [stray[0], *records[:1], stray[1], *records[1:]]
-    records[:] = [dataclasses.replace(one, offset=first.offset + number) for number, one in enumerate(whole)]
+    records[:] = [msgspec.structs.replace(one, offset=first.offset + number) for number, one in enumerate(whole)]
     RoleDriver(scene, "trainer").work()
     assert versions(scene) == [0, 1]
     assert {one.reason for one in letters(scene)} == {"foreign"}

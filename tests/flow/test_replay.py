@@ -132,7 +132,7 @@ def test_a_batch_that_was_skipped_changes_nothing_even_where_it_would_train_now(
 def _without_config(record: Record) -> Record:
     step = codec.from_record(record)
     assert isinstance(step, StepRecord)
-    return replace(record, value=codec.encode(replace(step, config="", computed_with={})))
+    return msgspec.structs.replace(record, value=codec.encode(replace(step, config="", computed_with={})))
 
 
 def test_mini_batches_of_a_run_of_before_are_cut_as_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +163,7 @@ def _without_formulas(record: Record) -> Record:
     assert isinstance(step, StepRecord)
     said = {name: value for name, value in step.computed_with.items() if name != "formulas"}
     assert not step.resumed or said != step.computed_with
-    return replace(record, value=codec.encode(replace(step, computed_with=said)))
+    return msgspec.structs.replace(record, value=codec.encode(replace(step, computed_with=said)))
 
 
 # --------------------------------------------------------------------------------------------- different

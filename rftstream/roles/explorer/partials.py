@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+
+import msgspec
 
 from rftstream.contracts import codec
 from rftstream.contracts.records import Record
@@ -113,4 +114,4 @@ def _num_bytes(record: Record | None) -> int:
 
 
 def _without_body(record: Record) -> Record:
-    return replace(record, value=None)
+    return msgspec.structs.replace(record, value=None)

@@ -161,18 +161,20 @@ class EmbeddedProducer:
             if snapshot is not None and positions:
                 check_ownership(db, snapshot, [(place, row[0]) for place, row in zip(positions, moved, strict=True)])
             for partition_id, bodies in rows.items():
-                span = db.execute("SELECT next_offset FROM partitions WHERE id = ?", (partition_id,)).fetchone()
-                if span is None:
+                found = db.execute(
+                    "UPDATE partitions SET next_offset = next_offset + ? WHERE id = ? RETURNING next_offset",
+                    (len(bodies), partition_id),
+                ).fetchone()
+                if found is None:
                     raise TransactionAborted(
                         f"producer {self._id}: the topic of {self._store.place(partition_id)} was deleted meanwhile;"
                         f" publish again to see which topics there are"
                     )
-                first = partition_id << OFFSET_BITS | span[0]
+                first = partition_id << OFFSET_BITS | found[0] - len(bodies)
                 db.executemany(
                     "INSERT INTO records VALUES (?, ?, ?, ?, ?)",
                     [(row_id, timestamp_s, *body) for row_id, body in enumerate(bodies, first)],
                 )
-                db.execute("UPDATE partitions SET next_offset = ? WHERE id = ?", (span[0] + len(bodies), partition_id))
             if moved:
                 db.executemany(
                     "INSERT OR REPLACE INTO positions(group_name, partition_id, offset, metadata) VALUES (?, ?, ?, ?)",
@@ -189,22 +191,31 @@ class EmbeddedProducer:
         """Return the rows to insert, by partition id. This is done before the lock is taken."""
         rows: dict[int, list[RecordBody]] = {}
         topics = {name: self._store.topic(name) for name in {record.topic for record in records}}
+        topic, limit = "", 0
+        ids: tuple[int, ...] = ()
         for record in records:
-            row = topics[record.topic]
-            headers = pack_headers(record.headers)
-            limit = row.settings.max_record_bytes
+            if record.topic != topic:
+                topic = record.topic
+                ids, limit = topics[topic].ids, topics[topic].settings.max_record_bytes
+            key, value, partition = record.key, record.value, record.partition
+            headers = pack_headers(record.headers) if record.headers else None
             # Packed headers are at least as long as what counts, so that most records need no exact count.
-            if (
-                len(record.key or b"") + len(record.value or b"") + len(headers or b"") > limit
-                and record.num_bytes > limit
-            ):
+            size = len(key) if key is not None else 0
+            if value is not None:
+                size += len(value)
+            if headers is not None:
+                size += len(headers)
+            if size > limit and record.num_bytes > limit:
                 raise RecordTooLarge(
-                    f"{record.topic}[{record.partition}]: a record of {record.num_bytes} bytes, the topic takes"
-                    f" {limit}; make it smaller or carry its large parts by reference"
+                    f"{topic}[{partition}]: a record of {record.num_bytes} bytes, the topic takes {limit}; make it"
+                    f" smaller or carry its large parts by reference"
                 )
-            if not 0 <= record.partition < len(row.ids):
-                self._store.partition_id(TopicPartition(record.topic, record.partition))
-            rows.setdefault(row.ids[record.partition], []).append((record.key, headers, record.value))
+            if not 0 <= partition < len(ids):
+                self._store.partition_id(TopicPartition(topic, partition))
+            bodies = rows.get(ids[partition])
+            if bodies is None:
+                bodies = rows[ids[partition]] = []
+            bodies.append((key, headers, value))
         return rows
 
     def _moved(self, positions: Mapping[TopicPartition, Position]) -> list[tuple[int, int, str]]:

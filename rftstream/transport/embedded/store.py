@@ -27,7 +27,6 @@ from rftstream.transport.embedded.wakeup import WakeupPipes
 
 FORMAT_VERSION = 1
 OFFSET_BITS = 40
-OFFSET_MASK = (1 << OFFSET_BITS) - 1
 
 _APPLICATION_ID = 0x72667473
 """'rfts': the application id that marks an SQLite file as one of ours."""
@@ -301,15 +300,26 @@ class Store:
         topic, partition = place
         num_bytes = 0
         room: int | None = first_bytes
-        for row_id, timestamp_s, key, headers, body in rows:
-            size = len(key or b"") + len(headers or b"") + len(body or b"")
+        decode = _decode_headers
+        for row_id, timestamp_s, key, packed, body in rows:
+            size = len(key) if key is not None else 0
+            if body is not None:
+                size += len(body)
+            if packed is not None:
+                size += len(packed)
+            offset = row_id - base
             if room is not None and num_bytes + size > room:
                 rows.close()
-                return PartitionBatch(records, row_id & OFFSET_MASK, num_bytes)
+                return PartitionBatch(records, offset, num_bytes)
             room = max_bytes
             num_bytes += size
-            decoded = unpack_headers(headers, topic, partition, row_id & OFFSET_MASK) if headers else ()
-            records.append(Record(topic, partition, row_id & OFFSET_MASK, timestamp_s, key, body, decoded))
+            headers: Headers = ()
+            if packed:
+                try:
+                    headers = decode(packed)
+                except msgspec.MsgspecError as error:
+                    raise _damaged_headers(error, f"{place}@{offset}") from error
+            records.append(Record(topic, partition, offset, timestamp_s, key, body, headers))
         if len(records) < max_records:
             return PartitionBatch(records, end, num_bytes)
         return PartitionBatch(records, records[-1].offset + 1, num_bytes)
@@ -424,22 +434,13 @@ class Store:
         )
 
 
-_encode_headers = msgspec.msgpack.Encoder().encode
+pack_headers = msgspec.msgpack.Encoder().encode
+"""Packs headers as a msgpack array of [name, value], in which order and repeats are kept. Where there are none, the
+column is NULL."""
 _decode_headers = msgspec.msgpack.Decoder(tuple[tuple[str, bytes], ...]).decode
 
 
-def pack_headers(headers: Headers) -> bytes | None:
-    """Return headers as a msgpack array of [name, value], in which order and repeats are kept; None if there are
-    none."""
-    return _encode_headers(headers) if headers else None
-
-
-def unpack_headers(packed: bytes, topic: str, partition: int, offset: int) -> Headers:
-    """Return the headers that `pack_headers` packed. ContractError if they are damaged."""
-    try:
-        return _decode_headers(packed)
-    except msgspec.MsgspecError as error:
-        raise ContractError(
-            f"headers are damaged ({error}), pairs of str and bytes were expected; check the log's disk",
-            where=f"{topic}[{partition}]@{offset}",
-        ) from error
+def _damaged_headers(error: Exception, where: str) -> ContractError:
+    return ContractError(
+        f"headers are damaged ({error}), pairs of str and bytes were expected; check the log's disk", where=where
+    )

@@ -4,8 +4,9 @@ kafka-python 3.0.12 is the version that all of this was measured with. Each part
 client does without it. `tests/unit/transport/test_kafka_compat.py` fails when the client's own code behind a part
 changes: look at the change then, and either drop the part or confirm it for the new version.
 
-Importing this module changes three classes of kafka-python (`_sock_recv`, `handshake`, `_build_transport`) and the
-levels of two of its loggers.
+Importing this module changes four classes of kafka-python (`_sock_recv`, `write`, `handshake`, `_build_transport`,
+`run_once`, `_send_producer_data`), the levels of two of its loggers, and the selector's way of logging. What makes it
+faster was measured for docs/decisions/0017.
 """
 
 from __future__ import annotations
@@ -14,22 +15,44 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
+import kafka.net.selector
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
 from kafka import errors as kafka_errors
 from kafka.net.compat import KafkaNetClient
 from kafka.net.manager import KafkaConnectionManager
 from kafka.net.transport import KafkaSSLTransport, KafkaTCPTransport
+from kafka.producer.sender import Sender
+from kafka.producer.transaction_manager import (
+    AddOffsetsToTxnHandler,
+    Priority,
+    TransactionalRequestResult,
+    TransactionManager,
+    TransactionState,
+    TxnOffsetCommitHandler,
+)
+from kafka.structs import ConsumerGroupMetadata, OffsetAndMetadata
 from kafka.structs import TopicPartition as KafkaPartition
+
+from rftstream.contracts.records import Headers
 
 VERSION = "3.0.12"
 """The version of kafka-python that every part was measured with."""
 
 HANDSHAKE_S = 30.0
 """Seconds for a TLS handshake; so long the client gives a whole connection."""
+
+_RECEIVE_BYTES = 64 << 10
+"""Bytes that one call takes from a connection at most."""
+
+_ANSWER_MS = 100.0
+"""Milliseconds of one wait for an answer to a request of a transaction."""
+
+_IDLE_MS = 60_000.0
+"""Milliseconds of one wait of a producer that has nothing to send."""
 
 _NOT_READY_S = 0.05
 """Seconds before a coordinator that could not be connected is tried again."""
@@ -38,6 +61,8 @@ _NOT_READY_S = 0.05
 
 # For 3.0.12: when debugging, the client's logger prints its whole configuration, passwords included.
 logging.getLogger("kafka").setLevel(logging.WARNING)
+# For 3.0.12: the selector asks eight times for each step of its own whether to log it.
+kafka.net.selector.log_trace = lambda *_: None
 # For 3.0.12: the selector warns of every step of its own that takes 0.1 s, as steps do on a busy machine.
 logging.getLogger("kafka.net.selector").setLevel(logging.ERROR)
 
@@ -81,8 +106,46 @@ def _receive_before_end(transport: Any, receive: Callable[[Any], tuple[bytes, An
     return data, None if data else error
 
 
-for _kind in (KafkaTCPTransport, KafkaSSLTransport):
-    _kind._sock_recv = functools.partialmethod(_receive_before_end, _kind._sock_recv)
+def _receive_much(transport: Any, receive: Callable[[Any], tuple[bytes, Any]]) -> tuple[bytes, Any]:
+    """Return the data that has arrived, in large pieces. The end of a connection comes with the next call.
+
+    For 3.0.12: the client takes 4 KB with each system call, and one more call to see that nothing is left."""
+    pieces = []
+    try:
+        while len(piece := transport._sock.recv(_RECEIVE_BYTES)) == _RECEIVE_BYTES:
+            pieces.append(piece)
+        pieces.append(piece)
+    except (BlockingIOError, InterruptedError):
+        pass
+    except OSError as error:
+        if not pieces:
+            return b"", kafka_errors.KafkaConnectionError(error)
+    data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+    return (data, None) if data else receive(transport)
+
+
+def _write_at_once(transport: Any, write: Callable[[Any, bytes], None], data: bytes) -> None:
+    """Send a request now, and later only what the socket does not take now.
+
+    For 3.0.12: the client first asks its selector whether the socket can be written to, which is one more turn of its
+    loop and four more system calls for each request."""
+    if transport._writing or transport._closed or not transport._write or not data:
+        write(transport, data)
+        return
+    transport._write_buffer.append(data)
+    _, error = transport._sock_send()
+    if error:
+        transport._net.call_soon(lambda: transport.abort(error=error))
+        return
+    transport.last_write = time.monotonic()
+    if transport._write_buffer:
+        transport._writing = True
+        transport._write_task = transport._net.call_soon(transport._write_to_sock)
+
+
+KafkaTCPTransport._sock_recv = functools.partialmethod(_receive_much, KafkaTCPTransport._sock_recv)
+KafkaSSLTransport._sock_recv = functools.partialmethod(_receive_before_end, KafkaSSLTransport._sock_recv)
+KafkaTCPTransport.write = functools.partialmethod(_write_at_once, KafkaTCPTransport.write)
 
 
 async def _handshake_in_time(transport: Any, handshake: Callable[[Any], Any]) -> None:
@@ -213,12 +276,123 @@ def drop_used_up_fetch(consumer: KafkaConsumer) -> None:
 # ---------------------------------------------------------------------------------------------- producers
 
 
-def forget_refused_positions(producer: KafkaProducer) -> None:
-    """Drop the positions that a broker refused in an earlier transaction.
+class _AddOffsetsAlone(AddOffsetsToTxnHandler):  # type: ignore[misc]
+    """Adds a group to a transaction and does not yet send its positions, as the client's own does."""
 
-    For 3.0.12: the client keeps them and commits them with whatever comes next. The refused work would be passed over
+    priority = (Priority.ADD_PARTITIONS_OR_OFFSETS + Priority.END_TXN) / 2
+    """After the partitions, also when these are added a second time: the records wait for them."""
+
+    def handle_response(self, response: Any) -> None:
+        """Take the broker's answer; the client's own takes that of a failure."""
+        if response.error_code:
+            super().handle_response(response)
+            return
+        self.transaction_manager._transaction_started = True
+        self.result.done()
+
+
+class TransactionParts:
+    """What a transaction writes: records to partitions, and positions of a group. A producer makes one for each
+    transaction that it has begun, and calls `begin`, `send` for each record, `flush` of the client, and
+    `send_positions` last.
+
+    For 3.0.12: the client adds each partition when its first record comes, so a transaction over many partitions begins
+    with several requests, one after the other. It adds the group when its positions are sent, which is a round trip of
+    its own. For each record it checks and measures what is checked here already, which takes as long as writing it. And
+    a position that was refused it keeps, and commits it with whatever comes next: the refused work would be passed over
     and lost."""
-    producer._transaction_manager._pending_txn_offset_commits.clear()
+
+    def __init__(self, producer: KafkaProducer, group: ConsumerGroupMetadata | None) -> None:
+        self._producer = producer
+        self._manager = producer._transaction_manager
+        self._append = producer._accumulator.append
+        self._wake = producer._sender.wakeup
+        self._group = group
+        self._group_added: Any = None
+        self._added: frozenset[KafkaPartition] = frozenset()
+
+    def begin(self, partitions: Collection[KafkaPartition]) -> None:
+        """Let the client add the partitions and the group. Returns before that is done."""
+        manager, known = self._manager, self._producer._metadata.partitions_for_topic
+        self._added = frozenset(partition for partition in partitions if known(partition.topic) is not None)
+        with manager._lock:
+            for partition in self._added:
+                manager.maybe_add_partition_to_transaction(partition)
+            if self._added:
+                manager._enqueue_request(manager._add_partitions_to_transaction_handler())
+            if self._group is not None:
+                handler = _AddOffsetsAlone(manager, self._group, {})
+                self._group_added = handler.result
+                manager._enqueue_request(handler)
+        self._wake()
+
+    def send(self, partition: KafkaPartition, key: bytes | None, value: bytes | None, headers: Headers) -> Any:
+        """Let the client send a record of a right size, and return its future for that."""
+        if partition not in self._added:
+            # The client does not know the topic yet, and asks the broker first.
+            return self._producer.send(partition.topic, value, key, list(headers), partition=partition.partition)
+        future, is_full, *_ = self._append(partition, None, key, value, headers)
+        if is_full:
+            self._wake()
+        return future
+
+    def send_positions(self, positions: Mapping[KafkaPartition, OffsetAndMetadata]) -> None:
+        """Send positions of the group. Returns when the broker has taken them; raises its error if it refuses them."""
+        manager = self._manager
+        self._group_added.wait()
+        with manager._lock:
+            manager._maybe_fail_with_error()
+            pending = manager._pending_txn_offset_commits
+            pending.clear()
+            pending.update(positions)
+            result = TransactionalRequestResult()
+            manager._enqueue_request(TxnOffsetCommitHandler(manager, self._group, pending, result))
+        self._wake()
+        result.wait()
+
+
+def _run_once(sender: Any, run_once: Callable[[Any], None]) -> None:
+    """Send records while the answer to a request of the transaction is still out.
+
+    For 3.0.12: the client sends nothing until that answer is there. Which partitions take records the client still
+    decides: those of which it knows that the transaction has them."""
+    manager = sender._transaction_manager
+    if manager is not None:
+        _mind_backoff(sender, manager)
+    if manager is None or manager._current_state is not TransactionState.IN_TRANSACTION or sender._topics_to_add:
+        run_once(sender)
+        return
+    asked = manager.has_in_flight_transactional_request() or sender._maybe_send_pending_request()
+    timeout_ms = _ANSWER_MS if manager.has_in_flight_transactional_request() else sender.config["retry_backoff_ms"]
+    if not manager.has_partitions_to_add():
+        records_ms = sender._send_producer_data()
+        timeout_ms = min(timeout_ms, records_ms) if asked else records_ms
+    sender._client.poll(timeout_ms=timeout_ms)
+
+
+def _mind_backoff(sender: Any, manager: TransactionManager) -> None:
+    """Let the client wait 1 ms before it asks again, then 2, 4 and so on, up to its back-off.
+
+    For 3.0.12: the client always waits its whole back-off. The broker that has just committed a transaction takes the
+    next one after a millisecond or two."""
+    if manager.has_in_flight_transactional_request():
+        return
+    waiting = manager._pending_requests[:1]
+    again = bool(waiting) and waiting[0][2].is_retry
+    sender.num_again = getattr(sender, "num_again", 0) + 1 if again else 0
+    limit = manager.retry_backoff_ms
+    sender.config["retry_backoff_ms"] = min(limit, 2 ** (sender.num_again - 1)) if again else limit
+
+
+def _send_if_any(sender: Any, send: Callable[..., float], **given: Any) -> float:
+    """Return how long to wait, in milliseconds, after records were sent that are ready.
+
+    For 3.0.12: where there are none, the client looks through every partition that it has ever written to."""
+    return send(sender, **given) if sender._accumulator.has_incomplete else _IDLE_MS
+
+
+Sender._send_producer_data = functools.partialmethod(_send_if_any, Sender._send_producer_data)
+Sender.run_once = functools.partialmethod(_run_once, Sender.run_once)
 
 
 def last_error(producer: KafkaProducer) -> BaseException | None:

@@ -19,7 +19,7 @@ from kafka.structs import TopicPartition as KafkaPartition
 
 from rftstream.contracts.records import TopicPartition
 from rftstream.errors import ConfigError, RftError, TransportError
-from rftstream.transport.kafka import compat
+from rftstream.transport.kafka import compat, selector
 
 OLDEST_BROKER = (3, 0)
 """The first version with stable positions of a whole group in one request, and with fencing by generation."""
@@ -216,6 +216,7 @@ class KafkaClientFactory:
             "request_timeout_ms": int(REQUEST_S * 1000),
             "reconnect_backoff_max_ms": 1000,
             "metrics_enabled": False,
+            "selector": selector.CONFIGURED,
             **settings,
             **self._options,
         }

@@ -1,9 +1,11 @@
 """Transactions on Kafka. After an error, either nothing of the transaction is visible, or the producer is lost.
 
-A transaction has four parts, in this order: begin, records, positions, commit. After an error the producer aborts the
-transaction. The broker accepts no abort once a commit has begun, so an accepted abort proves that nothing is visible.
-If the abort is not accepted (the producer was fenced, the transaction timed out, or there is no answer), the producer
-is lost. It is not used again, and `start` makes a new client.
+A transaction has four parts, in this order: begin, records, positions, commit. The broker is told at the beginning
+which partitions take part, and while the records are on their way which group does. The positions stay the last that is
+sent before the commit. After an error the producer aborts the transaction. The broker accepts no abort once a commit
+has begun, so an accepted abort proves that nothing is visible. If the abort is not accepted (the producer was fenced,
+the transaction timed out, or there is no answer), the producer is lost. It is not used again, and `start` makes a new
+client.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from typing import Any
 
 from kafka import KafkaProducer as Client
 from kafka import errors as kafka_errors
-from kafka.structs import OffsetAndMetadata
+from kafka.structs import ConsumerGroupMetadata, OffsetAndMetadata
+from kafka.structs import TopicPartition as KafkaPartition
 
 from rftstream import faults
 from rftstream.contracts.records import NewRecord, TopicPartition
@@ -39,8 +42,8 @@ DELIVERY_S = 30.0
 """Seconds after which the client stops trying to deliver a record."""
 WATCHDOG_S = 45.0
 """Seconds that the calls of one transaction may take together. If they fail, the abort may take as many seconds again.
-The client's own `flush`, `send_offsets_to_transaction`, `commit_transaction` and `abort_transaction` have no time
-limits.
+The client's own `flush`, `commit_transaction` and `abort_transaction` have no time limits, nor has the wait for its
+positions.
 
 This is longer than DELIVERY_S: a transaction is not abandoned while the client still tries to deliver its records."""
 
@@ -50,6 +53,10 @@ MAX_UNSENT_BYTES = 32 << 20
 BATCH_BYTES = 512 << 10
 """Size of a batch, in bytes. It is below admin.OVERHEAD_BYTES, and every topic accepts batches of at least that many
 bytes. So the broker never refuses a record only because it shares a batch with other records."""
+
+LINGER_MS = 50
+"""Milliseconds for which a batch that is not full waits for more records of its transaction. The last batches wait
+less: the end of the transaction sends them."""
 
 _OF_THE_GROUP = (
     kafka_errors.CommitFailedError,
@@ -92,6 +99,7 @@ class KafkaProducer:
             transaction_timeout_ms=int(self._timeout_s * 1000),
             compression_type="zstd",
             batch_size=BATCH_BYTES,
+            linger_ms=LINGER_MS,
             max_request_size=64 << 20,
             max_block_ms=int(max(10.0, self._timeout_s) * 1000),
             delivery_timeout_ms=int(DELIVERY_S * 1000),
@@ -129,7 +137,7 @@ class KafkaProducer:
             self._clients.partition(place): OffsetAndMetadata(position.offset, position.metadata, -1)
             for place, position in (positions or {}).items()
         }
-        token: Any = snapshot.token if snapshot is not None else self._clients.name(owner or "")
+        token: Any = snapshot.token if snapshot is not None else ConsumerGroupMetadata(self._clients.name(owner or ""))
         faults.at("before_commit")
         try:
             hand.do(lambda: self._transact(client, records, offsets, token), self._watchdog_s)
@@ -155,14 +163,17 @@ class KafkaProducer:
     def _transact(
         self, client: Client, records: Sequence[NewRecord], offsets: Mapping[Any, OffsetAndMetadata], token: Any
     ) -> None:
-        compat.forget_refused_positions(client)
         client.begin_transaction()
+        parts = compat.TransactionParts(client, token if offsets else None)
+        name = self._clients.name
+        places = {(record.topic, record.partition) for record in records}
+        partitions = {(topic, number): KafkaPartition(name(topic), number) for topic, number in places}
+        parts.begin(partitions.values())
         num_unsent = 0
         sent: list[Any] = []
-        name = self._clients.name
         for record in records:
-            topic, headers = name(record.topic), list(record.headers)
-            sent.append(client.send(topic, record.value, record.key, headers, partition=record.partition))
+            partition = partitions[record.topic, record.partition]
+            sent.append(parts.send(partition, record.key, record.value, record.headers))
             num_unsent += record.num_bytes
             if num_unsent >= MAX_UNSENT_BYTES:
                 client.flush()
@@ -171,7 +182,7 @@ class KafkaProducer:
             client.flush()
             _check_delivery(sent)
         if offsets:
-            client.send_offsets_to_transaction(offsets, token)
+            parts.send_positions(offsets)
         faults.at("in_commit")
         client.commit_transaction()
         faults.at("after_commit")

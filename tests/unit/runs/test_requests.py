@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -75,11 +75,11 @@ def test_what_cannot_be_decoded_takes_nothing_back(folder: RunFolder) -> None:
     producer.start()
     records = played_records(run.transport, "asked", [("control", 0, finished)])
     producer.commit(records)
-    producer.commit([dataclasses.replace(records[-1], value=b"\xc1")])
+    producer.commit([msgspec.structs.replace(records[-1], value=b"\xc1")])
     observer = Observer(run.transport)
     observer.catch_up()
     assert observer.control.finished == read_control(run.transport).finished == finished
-    producer.commit([dataclasses.replace(records[-1], value=None)])
+    producer.commit([msgspec.structs.replace(records[-1], value=None)])
     observer.catch_up()
     assert observer.control.finished is read_control(run.transport).finished is None
     observer.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from rftstream.contracts import codec
@@ -71,7 +72,7 @@ def test_the_first_good_manifest_is_the_manifest(said: Said) -> None:
     assert before is not None
     record = said.scene.records("control")[0]
     said.put(dataclasses.replace(before, seed=99), 1)
-    said.scene.put_raw(dataclasses.replace(codec.to_record(before, "control", 0, run="flow"), value=b"\xc1"))
+    said.scene.put_raw(msgspec.structs.replace(codec.to_record(before, "control", 0, run="flow"), value=b"\xc1"))
     assert read_control(said.scene.transport()).manifest == before
     found = [one for one in Log(said.scene.transport()).messages("control") if isinstance(one.message, RunManifest)]
     assert [one.record.offset for one in found] == [record.offset], "and nobody who recovers fails over the others"
@@ -140,7 +141,7 @@ def test_steps_are_of_claimed_epochs_and_newer_than_those_before(said: Said) -> 
     ):  # fmt: skip
         said.put(step(version, epoch), writer, "steps")
     record = said.scene.records("steps")[-1]
-    said.scene.put_raw(dataclasses.replace(codec.to_record(step(4, 2), "steps", 0, run="flow"), value=b"\xc1"))
+    said.scene.put_raw(msgspec.structs.replace(codec.to_record(step(4, 2), "steps", 0, run="flow"), value=b"\xc1"))
     assert record.topic == "steps"
     # (1, 3) is what a replaced trainer wrote: its own, and out of force by its lineage.
     assert said.in_force("steps") == [step(1, 1), step(2, 1), step(2, 2), step(3, 1), step(3, 2)]

@@ -32,8 +32,13 @@ from kafka.net.compat import KafkaNetClient
 from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
 from kafka.net.transport import KafkaSSLTransport, KafkaTCPTransport
+from kafka.producer.record_accumulator import RecordAccumulator
 from kafka.producer.sender import Sender
-from kafka.producer.transaction_manager import TransactionManager, TxnOffsetCommitHandler
+from kafka.producer.transaction_manager import (
+    AddOffsetsToTxnHandler,
+    TransactionManager,
+    TxnOffsetCommitHandler,
+)
 from kafka.structs import TopicPartition
 
 from rftstream.transport.kafka import compat
@@ -66,7 +71,13 @@ REACHED = {
     "NetClient.await_ready": (KafkaNetClient.await_ready, "4780b0efa0b8"),
     "NetClient.await_ready, its caller": (Sender._maybe_send_pending_request, "db5d436ce71e"),
     "NetClient.stop": (NetworkSelector.stop, "79f5ab085718"),
-    "_receive_before_end, plain": (original(KafkaTCPTransport), "4de131981f64"),
+    "_receive_much": (original(KafkaTCPTransport), "4de131981f64"),
+    "_write_at_once": (wrapped(KafkaTCPTransport, "write"), "81fc0304d2a1"),
+    "_write_at_once, what is left": (KafkaTCPTransport._write_to_sock, "4caa65d1e499"),
+    "_write_at_once, plain": (KafkaTCPTransport._sock_send, "17ea0f0a3dbc"),
+    "_write_at_once, TLS": (KafkaSSLTransport._sock_send, "9a3050b87ce0"),
+    "LazySelector, registering": (NetworkSelector.register_event, "12c10d46076d"),
+    "LazySelector, unregistering": (NetworkSelector.unregister_event, "542a43892793"),
     "_receive_before_end, TLS": (original(KafkaSSLTransport), "e48f9d4d38e8"),
     "_receive_before_end, its caller": (KafkaTCPTransport._read_from_sock, "f53ca5865d1e"),
     "_handshake_in_time": (wrapped(KafkaSSLTransport, "handshake"), "422815753f89"),
@@ -84,7 +95,16 @@ REACHED = {
     "position": (KafkaConsumer.position, "95730d89496a"),
     "fetches_under_way": (Fetcher._clean_done_fetch_futures, "fbdb21647975"),
     "drop_used_up_fetch": (Fetcher.fetched_records, "0d2a002ab1be"),
-    "forget_refused_positions": (TxnOffsetCommitHandler.handle_response, "4003b568cc78"),
+    "TransactionParts, partitions": (TransactionManager._add_partitions_to_transaction_handler, "61ad7670c134"),
+    "TransactionParts, one partition": (TransactionManager.maybe_add_partition_to_transaction, "eca875c47690"),
+    "TransactionParts, the order": (TransactionManager.next_request_handler, "b2aabe39f597"),
+    "TransactionParts, the group": (AddOffsetsToTxnHandler.handle_response, "d0641f0faafd"),
+    "TransactionParts, positions": (TxnOffsetCommitHandler.handle_response, "4003b568cc78"),
+    "TransactionParts, whose place it takes": (TransactionManager.send_offsets_to_transaction, "c7ec57e854d0"),
+    "_run_once": (wrapped(Sender, "run_once"), "ff8256ad771c"),
+    "_run_once, who may be sent": (RecordAccumulator._should_stop_drain_batches_for_partition, "e4358a3186fa"),
+    "_mind_backoff": (Sender._maybe_send_pending_request, "db5d436ce71e"),
+    "_send_if_any": (wrapped(Sender, "_send_producer_data"), "6d67647e8bab"),
     "last_error": (TransactionManager._transition_to, "ae59be0c7bad"),
     "Together": (AbstractPartitionAssignor, "b0c8304c34ff"),
 }
@@ -249,9 +269,6 @@ def test_a_producers_transaction_is_looked_into():
     assert compat.last_error(producer) is None
     manager._last_error = error = kafka_errors.TopicAuthorizationFailedError()
     assert compat.last_error(producer) is error
-    manager._pending_txn_offset_commits[TopicPartition("topic", 0)] = 1
-    compat.forget_refused_positions(producer)
-    assert not manager._pending_txn_offset_commits
 
 
 def test_the_assignor_is_one_of_the_clients():
