@@ -18,7 +18,8 @@ import msgspec
 
 from rftstream.backends.base import OptimizerSettings, UpdatePlan
 from rftstream.backends.deepspeed.rank_processes import FOREVER, RankPlace, distributed, is_of_others
-from rftstream.backends.deepspeed.rank_training import Rank, RankSettings
+from rftstream.backends.deepspeed.rank_training import Rank
+from rftstream.backends.deepspeed.settings import CriticStart, RankSettings
 from rftstream.backends.deepspeed.wire import algorithm_in, array_out, pack, row_in, spec_in, unpack
 from rftstream.contracts.tasks import Media
 from rftstream.errors import ImageError, RftError
@@ -37,8 +38,10 @@ class _Calls:
         self._media: dict[str, bytes] = {}
         """The images of the call that is being carried out, by digest."""
 
-    def open(self, model: dict[str, Any], optimizer: dict[str, Any], settings: dict[str, Any]) -> None:
-        """Make the rank and load its model."""
+    def open(
+        self, model: dict[str, Any], optimizer: dict[str, Any], settings: dict[str, Any], critic: dict[str, Any] | None
+    ) -> None:
+        """Make the rank and load its model, and its critic if there is one."""
         spec = spec_in(model)
         self._rank = Rank(
             self._place,
@@ -46,6 +49,7 @@ class _Calls:
             optimizer=msgspec.convert(optimizer, OptimizerSettings),
             settings=msgspec.convert(settings, RankSettings),
             images=image_cache(spec.folder, self._image),
+            critic=msgspec.convert(critic, CriticStart | None),
         )
         self._rank.load_model()
 
@@ -61,13 +65,13 @@ class _Calls:
 
     def update(
         self, rows: list[Any], media: dict[str, bytes], algorithm: dict[str, Any], plan: dict[str, Any]
-    ) -> dict[str, Any]:
-        """Train on a batch, and return what this rank added up."""
+    ) -> list[dict[str, Any]]:
+        """Train on a batch, and return what this rank added up, of each network that learned."""
         self._media = media
         taken = self._rank.update(
             [row_in(row) for row in rows], algorithm_in(algorithm), msgspec.convert(plan, UpdatePlan)
         )
-        return taken.passes.part()  # type: ignore[no-any-return]
+        return [learner.passes.part() for learner in taken.learners]
 
     def logprobs(
         self, rows: list[Any], media: dict[str, bytes], tokens_per_microbatch: int, reference: bool
@@ -77,9 +81,15 @@ class _Calls:
         found = self._rank.logprobs([row_in(row) for row in rows], tokens_per_microbatch, reference=reference)
         return [(number, array_out(array)) for number, array in found]
 
-    def gather(self, kind: str, name: str) -> None:
+    def values(self, rows: list[Any], media: dict[str, bytes], tokens_per_microbatch: int) -> list[Any]:
+        """Return the critic's values of this rank's share of the rows."""
+        self._media = media
+        found = self._rank.values([row_in(row) for row in rows], tokens_per_microbatch)
+        return [(number, array_out(array)) for number, array in found]
+
+    def gather(self, network: str, kind: str, name: str) -> None:
         """Take part in gathering a tensor."""
-        self._rank.shards.gather(kind, name)
+        self._rank.trained[network].shards.gather(kind, name)
 
     def renew_reference(self) -> None:
         """Make the policy the reference."""
@@ -89,9 +99,13 @@ class _Calls:
         """Exchange the masters of policy and reference."""
         self._rank.swap_reference()
 
-    def load(self, moments: bool, num_steps: float, renewed: bool) -> None:
-        """Take over what rank 0 reads from a checkpoint."""
-        self._rank.load(moments, num_steps, renewed, None)
+    def load_reference(self, renewed: bool) -> None:
+        """Take over a renewed reference that rank 0 reads, or go back to version 0."""
+        self._rank.load_reference(renewed, None)
+
+    def load(self, network: str, moments: bool, num_steps: float) -> None:
+        """Take over what rank 0 reads of a network from a checkpoint."""
+        self._rank.load(network, moments, num_steps, None)
 
     def leave(self) -> None:
         """Leave the process group."""

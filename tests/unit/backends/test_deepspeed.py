@@ -28,8 +28,9 @@ from rftstream.algorithms.mix import Mix
 from rftstream.algorithms.rloo import Rloo
 from rftstream.backends.base import OptimizerSettings
 from rftstream.backends.deepspeed import backend, rank, rank_processes, wire
-from rftstream.backends.deepspeed.backend import DeepSpeedBackend, deepspeed_config, even_budget
+from rftstream.backends.deepspeed.backend import DeepSpeedBackend
 from rftstream.backends.deepspeed.rank_processes import RankPlace, Ranks
+from rftstream.backends.deepspeed.settings import deepspeed_config, even_budget
 from rftstream.backends.torch.backend import TorchBackend
 from rftstream.config import registry
 from rftstream.config.sections import LoraSection
