@@ -29,7 +29,13 @@ from rftstream.backends.base import OptimizerSettings, Update, UpdatePlan
 from rftstream.backends.deepspeed.checkpoint import FILES, GatheredTensors, SavedNetwork, write_network, write_tensors
 from rftstream.backends.deepspeed.rank_processes import RankPlace, Ranks
 from rftstream.backends.deepspeed.rank_training import Rank
-from rftstream.backends.deepspeed.settings import CriticStart, RankSettings, deepspeed_config, even_budget
+from rftstream.backends.deepspeed.settings import (
+    CriticStart,
+    RankSettings,
+    check_sequence_parallel,
+    deepspeed_config,
+    even_budget,
+)
 from rftstream.backends.deepspeed.shards import MASTER
 from rftstream.backends.deepspeed.trained import CRITIC, POLICY, RankUpdate, Read, TrainedNetwork
 from rftstream.backends.deepspeed.wire import algorithm_out, array_in, image_bytes, row_out, spec_out
@@ -57,6 +63,10 @@ class DeepSpeedBackend:
         stage: Literal[0, 1, 2, 3] = 2
         """Of ZeRO, what is spread over the processes: 0 nothing, 1 masters and moments, 2 gradients too, 3 weights
         too."""
+        sequence_parallel: Annotated[int, Meta(ge=1)] = 1
+        """For long rollouts: this many ranks, a divisor of all, compute each micro-batch together, and each holds its
+        part of the tokens of every row (DeepSpeed-Ulysses). It has to divide the heads of attention, and the
+        key-value heads. `trainer.tokens_per_microbatch` are the tokens of all of them."""
         offload_optimizer: bool = False
         """Masters and moments lie in main memory and the optimizer steps there. From stage 1 on."""
         offload_parameters: bool = False
@@ -100,6 +110,7 @@ class DeepSpeedBackend:
         self._config, self._spec, self._optimizer = config, model, optimizer
         self._settings = RankSettings(
             stage=config.stage,
+            sequence_parallel=config.sequence_parallel,
             deepspeed=deepspeed_config(config),
             packing=config.packing,
             gradient_checkpointing=config.gradient_checkpointing,
@@ -118,8 +129,11 @@ class DeepSpeedBackend:
         self._critic = CriticStart(settings=settings, folder=str(folder))
 
     def open(self) -> None:
-        if RankPlace.given() is None:
+        place = RankPlace.given()
+        if place is None:
             self._check_gpus()
+        size = self._config.processes if place is None else place.size
+        check_sequence_parallel(self._config.sequence_parallel, size, self._spec)
         model_folder.check_loadable(self._spec)  # before others are started, which would all say so
         self._ranks = Ranks(self._config.processes, threads=self._spec.threads, timeout_s=self._config.timeout_s)
         self._rank = Rank(
@@ -188,7 +202,8 @@ class DeepSpeedBackend:
     def update(self, rows: Sequence[TrainingRow], algorithm: Algorithm, plan: UpdatePlan) -> Update:
         check_needs(algorithm, "deepspeed", critic=self._critic is not None)
         size = self._ranks.place.size
-        plan = dataclasses.replace(plan, tokens_per_microbatch=even_budget(rows, plan, size))
+        groups = size // self._config.sequence_parallel
+        plan = dataclasses.replace(plan, tokens_per_microbatch=even_budget(rows, plan, groups))
         taken: RankUpdate
         taken, others = self._call_with(
             rows,

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from rftstream.backends.deepspeed.sequence import SplitNetwork
 from rftstream.backends.torch.inputs import Inputs
 from rftstream.backends.torch.network import Network
 
@@ -32,7 +33,7 @@ class EngineModule(nn.Module):
 class EngineNetwork:
     """A network for `Passes` that computes with DeepSpeed's engine."""
 
-    def __init__(self, engine: Any, network: Network) -> None:
+    def __init__(self, engine: Any, network: Network | SplitNetwork) -> None:
         self._engine = engine
         self.packs, self.flops = network.packs, network.flops
 
@@ -51,7 +52,7 @@ class EngineNetwork:
 class EngineValueNetwork:
     """A critic's network for `CriticPasses` that computes with DeepSpeed's engine."""
 
-    def __init__(self, engine: Any, network: Network) -> None:
+    def __init__(self, engine: Any, network: Network | SplitNetwork) -> None:
         self._engine = engine
         self.packs, self.flops = network.packs, network.flops
 

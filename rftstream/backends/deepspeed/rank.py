@@ -11,12 +11,14 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
 from rftstream.backends.base import OptimizerSettings, UpdatePlan
+from rftstream.backends.deepspeed.heartbeat import BEAT_S, Heartbeat
 from rftstream.backends.deepspeed.rank_processes import FOREVER, RankPlace, distributed, is_of_others
 from rftstream.backends.deepspeed.rank_training import Rank
 from rftstream.backends.deepspeed.settings import CriticStart, RankSettings
@@ -131,8 +133,10 @@ def main() -> None:
 
 
 def serve(place: RankPlace) -> None:
-    """Carry out the calls of rank 0 until it says `end`. The process ends when rank 0 ends, however that ends."""
+    """Carry out the calls of rank 0 until it says `end`. The process ends when rank 0 ends, however that ends, and when
+    nothing is heard of it."""
     threading.Thread(target=_end_with_rank_0, args=(place.connect(),), daemon=True).start()
+    threading.Thread(target=_end_in_silence, args=(place, place.connect()), daemon=True).start()
     store, calls = place.connect(), _Calls(place)
     for number, what, arguments in _calls_of(store):
         try:
@@ -162,6 +166,26 @@ def _end_with_rank_0(store: Any) -> None:
         store.wait(["never"], FOREVER)
     finally:
         os._exit(1)
+
+
+def _end_in_silence(place: RankPlace, store: Any) -> None:
+    """Beat, and end this process when rank 0 no longer does. Its host may be cut off, and its connections stay open."""
+    store.wait(["silence"], FOREVER)
+    silence_s = float(unpack(store.get("silence")))
+    heartbeat = Heartbeat(store, place.rank, [0], silence_s=silence_s)
+    heartbeat.start()
+    while not heartbeat.silent():
+        time.sleep(BEAT_S)
+        heartbeat.tick()
+    log.critical(
+        "backend deepspeed: rank %d of %d: rank 0 on %s was not heard of for %g s: it hangs, or its host is gone or "
+        "cut off",
+        place.rank,
+        place.size,
+        place.host,
+        silence_s,
+    )
+    os._exit(1)
 
 
 if __name__ == "__main__":

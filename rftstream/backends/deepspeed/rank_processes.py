@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from rftstream.backends.deepspeed.heartbeat import BEAT_S, Heartbeat
 from rftstream.backends.deepspeed.wire import pack, unpack
 from rftstream.errors import BackendError, ConfigError
 
@@ -38,6 +39,11 @@ GRACE_S = 5.0
 """Seconds that the other ranks get to say what went wrong, and to end."""
 ABANDON_S = 30.0
 """Seconds that rank 0 gets to find out by itself that a rank was lost."""
+SILENCE = 0.5
+"""Share of the timeout after which a rank that was heard of before, and no longer, counts as lost. So with the default
+timeout all ranks have ended within a minute."""
+LEAST_SILENCE_S = 10.0
+"""Seconds of silence that mean nothing: a busy machine may keep a thread waiting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,8 +115,12 @@ class Ranks:
             self.place.host, self.place.port, is_master=True, wait_for_workers=False, **how
         )
         self._others = range(1, self.place.size)
+        self._silence_s = max(SILENCE * timeout_s, LEAST_SILENCE_S)
+        self._store.set("silence", pack(self._silence_s))
+        self._heartbeat = Heartbeat(self.place.connect(), 0, self._others, silence_s=self._silence_s)
         self._processes = {} if launched else {rank: self._start(rank, threads) for rank in self._others}
-        if self._processes:
+        if self._others:
+            self._heartbeat.start()
             threading.Thread(target=self._watch, name="ranks", daemon=True).start()
 
     def _start(self, rank: int, threads: int) -> subprocess.Popen[bytes]:
@@ -180,6 +190,12 @@ class Ranks:
             if code is not None and said[rank] is None:
                 how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
                 return f"{self._name(rank)} ended with {how}; the trainer has to start again"
+        for rank in self._heartbeat.silent():
+            if said[rank] is None:
+                return (
+                    f"{self._name(rank)}: not heard of for {self._silence_s:g} s: it hangs, or it or its host is gone, "
+                    "or cut off; the trainer has to start again"
+                )
         return None
 
     def _said(self, rank: int) -> Any:
@@ -208,11 +224,12 @@ class Ranks:
     # ------------------------------------------------------------------------------------------ watching
 
     def _watch(self) -> None:
-        """End this process if a rank has ended and rank 0 does not notice. It may not need the others for long, or
-        wait in a network that does not report the dead."""
-        while all(process.poll() is None for process in self._processes.values()):
-            if self._ended.wait(0.2):
+        """End this process if a rank has ended, or is silent, and rank 0 does not notice. It may not need the others
+        for long, or wait in a network that does not report the dead."""
+        while all(process.poll() is None for process in self._processes.values()) and not self._heartbeat.silent():
+            if self._ended.wait(BEAT_S):
                 return
+            self._heartbeat.tick()
         if not self._ended.wait(ABANDON_S):
             log.critical("%s", self._trouble())
             os._exit(BackendError.exit_code)
@@ -235,6 +252,7 @@ class Ranks:
 
     def _end(self) -> None:
         self._ended.set()
+        self._heartbeat.stop()
         for process in self._processes.values():
             process.kill()
             process.wait()

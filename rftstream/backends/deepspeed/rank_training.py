@@ -24,6 +24,7 @@ from rftstream.algorithms.base import Algorithm, TrainingRow
 from rftstream.backends.base import OptimizerSettings, UpdatePlan
 from rftstream.backends.deepspeed.engine import import_deepspeed
 from rftstream.backends.deepspeed.rank_processes import LOOPBACK, RankPlace
+from rftstream.backends.deepspeed.sequence import SequenceGroup, SplitNetwork
 from rftstream.backends.deepspeed.settings import CriticStart, RankSettings, Share
 from rftstream.backends.deepspeed.shards import REFERENCE, count_anew
 from rftstream.backends.deepspeed.shared_passes import SharedCriticPasses, SharedPasses
@@ -66,7 +67,9 @@ class Rank:
         """`images`: pixels of the images that rows show; None if they show none. `critic`: None if there is none."""
         self._images, self._critic_start = images, critic
         self._place, self._spec, self._optimizer, self._settings = place, model, optimizer, settings
-        self._share = Share(number=place.rank, count=place.size)
+        self._share = Share.of(place, together=settings.sequence_parallel)
+        self._group: SequenceGroup | None = None
+        """The ranks that compute a micro-batch together with this one; None for this one alone."""
         self.device = torch.device(model.device)
         if self.device.type != "cpu":  # ranks take the GPUs from that of the run file on
             self.device = torch.device(self.device.type, (self.device.index or 0) + place.local_rank)
@@ -76,7 +79,7 @@ class Rank:
         """Trained parameters of the policy, by the names that they are published and saved under."""
         self.trained: dict[str, TrainedNetwork] = {}
         """The policy, and the critic if there is one."""
-        self._reference: Network | None = None
+        self._reference: Network | SplitNetwork | None = None
         """The model of version 0, whole in every process; loaded when it is first needed."""
         self._renewed: list[Tensor] | None = None
         """This process's part of the masters of a renewed reference. None while the reference is version 0."""
@@ -136,18 +139,29 @@ class Rank:
             timeout=timedelta(seconds=self._settings.timeout_s),
         )
         deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False)
-        count_anew()
-        self.trained[POLICY] = TrainedNetwork(network, self._parameters, self._optimizer, self._settings)
+        if self._settings.sequence_parallel > 1:
+            self._group = SequenceGroup(self._place.rank, self._place.size, self._settings.sequence_parallel)
+        networks, parameters = {POLICY: self._split(network)}, {POLICY: self._parameters}
         if self._critic_model is not None:
-            critic, parameters = ValueNetwork(self._critic_model, settings), self._critic_model.named_parameters()
-            self.trained[CRITIC] = TrainedNetwork(critic, dict(parameters), self._optimizer, self._settings)
+            networks[CRITIC] = self._split(ValueNetwork(self._critic_model, settings))
+            parameters[CRITIC] = dict(self._critic_model.named_parameters())
+        count_anew()
+        for name, one in networks.items():
+            self.trained[name] = TrainedNetwork(name, one, parameters[name], self._optimizer, self._settings)
+
+    def _split(self, network: Network) -> Network | SplitNetwork:
+        """Return the network as the ranks of a group compute it together."""
+        if self._group is None:
+            return network
+        exact = NetworkSettings.of(self._settings, self.device).autocast is None
+        return SplitNetwork(network, self._group, near=1e-3 if exact else 0.1)
 
     def close(self) -> None:
         """Leave the process group, free the models, and put the environment back."""
         for trained in self.trained.values():
             trained.close()
         torch.nn.functional.linear = self._linear
-        self._model = self._critic_model = self._reference = self._renewed = None
+        self._model = self._critic_model = self._reference = self._renewed = self._group = None
         self.trained, self._parameters = {}, {}
         gc.collect()
         if torch.distributed.is_initialized():
@@ -260,11 +274,11 @@ class Rank:
         else:
             yield self._open_reference()
 
-    def _open_reference(self) -> Network:
+    def _open_reference(self) -> Network | SplitNetwork:
         if self._reference is None:
             with self._same_random():
                 model = load_model(self._spec, self.device).requires_grad_(False)
-                self._reference = self._network_of(model)
+                self._reference = self._split(self._network_of(model))
         return self._reference
 
     def _network_of(self, model: Any, *, always_sees: bool = False) -> Network:

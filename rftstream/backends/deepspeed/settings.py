@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING, Any
 from rftstream.algorithms.base import TrainingRow
 from rftstream.algorithms.settings import CriticConfig
 from rftstream.backends.base import UpdatePlan
+from rftstream.backends.deepspeed.rank_processes import RankPlace
 from rftstream.errors import ConfigError
+from rftstream.models.image_tokens import ImageTokens
+from rftstream.models.spec import ModelSpec
 
 if TYPE_CHECKING:
     from rftstream.backends.deepspeed.backend import DeepSpeedBackend
@@ -40,6 +43,8 @@ class RankSettings:
     """Settings of the backend that are the same for all ranks."""
 
     stage: int
+    sequence_parallel: int
+    """Ranks that compute a micro-batch together."""
     deepspeed: Mapping[str, Any]
     """The whole configuration of DeepSpeed's engine."""
     packing: bool
@@ -65,6 +70,23 @@ class Share:
 
     number: int
     count: int
+    counts: bool
+    """Whether what it adds up counts; of ranks that compute a micro-batch together only that of the first does."""
+
+    @staticmethod
+    def of(place: RankPlace, *, together: int) -> Share:
+        """Return the share of a rank, of which `together` in a row compute the same micro-batches."""
+        number, in_group = divmod(place.rank, together)
+        return Share(number=number, count=place.size // together, counts=in_group == 0)
+
+
+def check_sequence_parallel(together: int, size: int, model: ModelSpec) -> None:
+    """Raise ConfigError if groups of `together` ranks do not make up `size` ranks, or cannot compute the model."""
+    where = f"backends.deepspeed.sequence_parallel: got {together}, expected"
+    if size % together:
+        raise ConfigError(f"{where} a divisor of the {size} processes")
+    if together > 1 and ImageTokens.of(model.folder) is not None:
+        raise ConfigError(f"{where} 1, for {model.name} is shown images, which are not computed in parts")
 
 
 def deepspeed_config(settings: DeepSpeedBackend.Config) -> dict[str, Any]:

@@ -30,6 +30,7 @@ class SharedPasses(Passes):
         share: Share,
     ) -> None:
         super().__init__(network, rows, plan, device, whole_groups=whole_groups)
+        self._counts = share.counts
         self.num_of_all = self.num_microbatches
         self.num_rounds = [-(-len(minibatch.inputs) // share.count) for minibatch in self.minibatches]
         """Forward and backward passes that every rank takes for each mini-batch."""
@@ -40,7 +41,9 @@ class SharedPasses(Passes):
         """Micro-batches of a pass over the batch that this rank takes only because the others take one."""
 
     def part(self) -> dict[str, Any]:
-        """Return what this rank added up, as plain numbers."""
+        """Return what this rank added up, as plain numbers. It is nothing if another rank computed the same."""
+        if not self._counts:
+            return {"losses": [0.0] * len(self._losses), "sums": {}, "flops": 0.0, "num_read": 0}
         return {
             "losses": self._losses,
             "sums": {name: float(value) for name, value in self._sums.items()},

@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from rftstream.algorithms.base import Algorithm, TrainingRow
 from rftstream.backends.base import OptimizerSettings
 from rftstream.backends.deepspeed.engine import EngineModule, EngineNetwork, EngineValueNetwork, import_deepspeed
+from rftstream.backends.deepspeed.sequence import SplitNetwork
 from rftstream.backends.deepspeed.settings import RankSettings
 from rftstream.backends.deepspeed.shards import KINDS, MASTER, MOMENTS, REFERENCE, shards_of
 from rftstream.backends.deepspeed.shared_passes import SharedPasses
-from rftstream.backends.torch.critic import ValueNetwork
 from rftstream.backends.torch.inputs import Inputs, make_inputs
 from rftstream.backends.torch.network import Network
 from rftstream.backends.torch.optimizer import adamw
@@ -38,18 +38,19 @@ class TrainedNetwork:
 
     def __init__(
         self,
-        network: Network,
+        name: str,
+        network: Network | SplitNetwork,
         parameters: Mapping[str, nn.Parameter],
         optimizer: OptimizerSettings,
         settings: RankSettings,
     ) -> None:
-        """`parameters` are those that are trained, by the names that they are published and saved under."""
+        """`name` is POLICY or CRITIC. `parameters` are those that are trained, by the names that they are published
+        and saved under."""
         deepspeed = import_deepspeed(network.model.device.type)
         self.shapes = {name: parameter.shape for name, parameter in parameters.items()}
         """Shapes of the trained parameters, by name; tied ones once."""
-        self.vocabulary = network.vocabulary
-        of_critic = isinstance(network, ValueNetwork)
-        module = EngineModule(network.model, network.values if isinstance(network, ValueNetwork) else network.logprobs)
+        of_critic = name == CRITIC
+        module = EngineModule(network.model, cast(Any, network).values if of_critic else network.logprobs)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it imports a compiler
             self._engine, *_ = deepspeed.initialize(

@@ -462,7 +462,7 @@ def test_ranks_end_with_rank_0(monkeypatch):
     ranks = Ranks(2, threads=1, timeout_s=TIMEOUT_S)
     process = ranks._processes[1]
     try:
-        while len(psutil.Process(process.pid).net_connections("inet")) < 3:  # it listens to all that rank 0 may say
+        while len(psutil.Process(process.pid).net_connections("inet")) < 4:  # it listens to all that rank 0 may say
             assert process.poll() is None
             time.sleep(0.05)
         del ranks._store

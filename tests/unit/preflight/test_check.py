@@ -186,6 +186,15 @@ def test_a_critic_of_ranks_is_spread(write: Write) -> None:
     assert "state before the batch" not in before
 
 
+def test_long_rows_are_spread_over_the_ranks_of_a_group(write: Write) -> None:
+    settings: dict[str, Any] = {"trainer__backend": "deepspeed", "explorer__policy": "hf", "model": {"make": {}}}
+    alone, split = (
+        of_trainer(fine(write(**settings, backends__deepspeed={"processes": 4, "sequence_parallel": number})))
+        for number in (1, 2)
+    )
+    assert split["activations"] == alone["activations"] // 2
+
+
 def test_a_backend_without_a_critic_is_refused(write: Write) -> None:
     report = check(write(trainer__algorithm="ppo"))
     assert report.errors == [
