@@ -22,7 +22,7 @@ from rftstream.backends.deepspeed.heartbeat import BEAT_S, Heartbeat
 from rftstream.backends.deepspeed.rank_processes import FOREVER, RankPlace, distributed, is_of_others
 from rftstream.backends.deepspeed.rank_training import Rank
 from rftstream.backends.deepspeed.settings import CriticStart, RankSettings
-from rftstream.backends.deepspeed.wire import algorithm_in, array_out, pack, row_in, spec_in, unpack
+from rftstream.backends.deepspeed.wire import algorithm_in, array_out, pack, put, row_in, spec_in, take, unpack
 from rftstream.contracts.tasks import Media
 from rftstream.errors import ImageError, RftError
 from rftstream.models.image_tokens import image_cache
@@ -146,7 +146,7 @@ def serve(place: RankPlace) -> None:
             text = str(error) if isinstance(error, RftError) else f"{type(error).__name__}: {error}"
             store.set(f"failed/{place.rank}", pack({"what": what, "error": text, "of_others": is_of_others(error)}))
             raise SystemExit(1) from None
-        store.set(f"done/{number}/{place.rank}", pack(result))
+        put(store, f"done/{number}/{place.rank}", result)
         if what == "end":
             return
 
@@ -155,7 +155,7 @@ def _calls_of(store: Any) -> Iterator[tuple[int, str, dict[str, Any]]]:
     number = 0
     while True:
         store.wait([f"call/{number}"], FOREVER)
-        what, arguments = unpack(store.get(f"call/{number}"))
+        what, arguments = take(store, f"call/{number}")
         yield number, what, arguments
         number += 1
 

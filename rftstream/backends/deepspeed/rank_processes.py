@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import torch
 
 from rftstream.backends.deepspeed.heartbeat import BEAT_S, Heartbeat
-from rftstream.backends.deepspeed.wire import pack, unpack
+from rftstream.backends.deepspeed.wire import drop, pack, put, take, unpack
 from rftstream.errors import BackendError, ConfigError
 
 log = logging.getLogger(__name__)
@@ -155,7 +155,7 @@ class Ranks:
             if (trouble := self._trouble()) is not None:
                 raise BackendError(trouble)
             if self._others:
-                self._store.set(f"call/{number}", pack([what, arguments]))
+                put(self._store, f"call/{number}", [what, arguments])
             found = local()
             answers = [self._answer(what, number, rank, timeout_s or self._timeout_s) for rank in self._others]
         except Exception as error:
@@ -165,8 +165,9 @@ class Ranks:
                 raise
             raise BackendError(reason) from error
         for rank in self._others:
-            self._store.delete_key(f"done/{number}/{rank}")
-        self._store.delete_key(f"call/{number}")
+            drop(self._store, f"done/{number}/{rank}")
+        if self._others:
+            drop(self._store, f"call/{number}")
         return found, answers
 
     def _answer(self, what: str, number: int, rank: int, timeout_s: float) -> Any:
@@ -177,7 +178,7 @@ class Ranks:
             if time.monotonic() > deadline:
                 raise BackendError(self._late(what, timeout_s))
             time.sleep(0.002)
-        return unpack(self._store.get(key))
+        return take(self._store, key)
 
     def _trouble(self) -> str | None:
         """Return what a rank says that it failed by, or how a rank ended that said nothing."""
@@ -244,7 +245,7 @@ class Ranks:
     def end(self) -> None:
         """End the ranks. Those that a launcher started end by themselves, and get GRACE_S for it."""
         if not self.ended and not self._processes:
-            self._store.set(f"call/{self._count}", pack(["end", {}]))
+            put(self._store, f"call/{self._count}", ["end", {}])
             keys, deadline = [f"done/{self._count}/{rank}" for rank in self._others], time.monotonic() + GRACE_S
             while keys and not self._store.check(keys) and time.monotonic() < deadline:
                 time.sleep(0.02)

@@ -12,7 +12,7 @@ import time
 import pytest
 import torch
 
-from rftstream.backends.deepspeed import rank_processes
+from rftstream.backends.deepspeed import rank_processes, wire
 from rftstream.backends.deepspeed.heartbeat import BEAT_S, Heartbeat
 from rftstream.backends.deepspeed.rank_processes import RankPlace, Ranks
 from rftstream.errors import BackendError
@@ -79,6 +79,17 @@ def test_a_heartbeat_ends_with_the_store():
 
 def beats(store):
     return [store.add(f"beat/{rank}", 0) for rank in range(2)]
+
+
+def test_a_batch_may_be_larger_than_what_a_store_takes_at_once():
+    """8 MiB."""
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    before = store.num_keys()
+    for value in (["update", {"rows": [bytes(9 << 20), b"end"]}], [], bytes(wire.PART_BYTES)):
+        wire.put(store, "call/0", value)
+        assert wire.take(store, "call/0") == value
+        wire.drop(store, "call/0")
+        assert store.num_keys() == before
 
 
 @pytest.fixture
