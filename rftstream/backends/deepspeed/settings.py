@@ -7,7 +7,7 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rftstream.algorithms.base import TrainingRow
 from rftstream.algorithms.settings import CriticConfig
@@ -16,9 +16,6 @@ from rftstream.backends.deepspeed.rank_processes import RankPlace
 from rftstream.errors import ConfigError
 from rftstream.models.image_tokens import ImageTokens
 from rftstream.models.spec import ModelSpec
-
-if TYPE_CHECKING:
-    from rftstream.backends.deepspeed.backend import DeepSpeedBackend
 
 OWNED = {
     "train_batch_size": "a batch is what the feeder makes: feeder.groups_per_batch and feeder.group_size",
@@ -89,8 +86,8 @@ def check_sequence_parallel(together: int, size: int, model: ModelSpec) -> None:
         raise ConfigError(f"{where} 1, for {model.name} is shown images, which are not computed in parts")
 
 
-def deepspeed_config(settings: DeepSpeedBackend.Config) -> dict[str, Any]:
-    """Return DeepSpeed's whole configuration."""
+def deepspeed_config(settings: Any) -> dict[str, Any]:
+    """Return DeepSpeed's whole configuration, from the Config of the backend."""
     for key, instead in OWNED.items():
         section, _, name = key.rpartition(".")
         table = settings.config.get(section, {}) if section else settings.config
