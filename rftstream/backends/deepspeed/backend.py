@@ -26,18 +26,25 @@ from torch import Tensor
 from rftstream.algorithms.base import Algorithm, TrainingRow
 from rftstream.algorithms.settings import CriticConfig
 from rftstream.backends.base import OptimizerSettings, Update, UpdatePlan
-from rftstream.backends.deepspeed.checkpoint import FILES, GatheredTensors, SavedNetwork, write_network, write_tensors
+from rftstream.backends.deepspeed.checkpoint import (
+    GatheredTensors,
+    Restoring,
+    SavedNetwork,
+    write_network,
+    write_tensors,
+)
 from rftstream.backends.deepspeed.rank_processes import RankPlace, Ranks
 from rftstream.backends.deepspeed.rank_training import Rank
 from rftstream.backends.deepspeed.settings import (
     CriticStart,
     RankSettings,
+    check_gpus,
     check_sequence_parallel,
     deepspeed_config,
     even_budget,
 )
 from rftstream.backends.deepspeed.shards import MASTER
-from rftstream.backends.deepspeed.trained import CRITIC, POLICY, RankUpdate, Read, TrainedNetwork
+from rftstream.backends.deepspeed.trained import POLICY, RankUpdate
 from rftstream.backends.deepspeed.wire import algorithm_out, array_in, image_bytes, row_out, spec_out
 from rftstream.backends.passes import check_needs
 from rftstream.backends.torch import lora
@@ -131,7 +138,7 @@ class DeepSpeedBackend:
     def open(self) -> None:
         place = RankPlace.given()
         if place is None:
-            self._check_gpus()
+            check_gpus(self._config.processes, torch.device(self._spec.device))
         size = self._config.processes if place is None else place.size
         check_sequence_parallel(self._config.sequence_parallel, size, self._spec)
         model_folder.check_loadable(self._spec)  # before others are started, which would all say so
@@ -174,14 +181,6 @@ class DeepSpeedBackend:
             return self._call(what, {}, local)
         media = image_bytes(rows, self._images)
         return self._call(what, {"rows": [row_out(row) for row in rows], "media": media, **more()}, local)
-
-    def _check_gpus(self) -> None:
-        size, device = self._config.processes, torch.device(self._spec.device)
-        if device.type == "cuda" and (device.index or 0) + size > (found := torch.cuda.device_count()):
-            raise ConfigError(
-                f"backends.deepspeed.processes: {size} from trainer.device {self._spec.device} on, but there are "
-                f"{found} GPUs; each process needs one"
-            )
 
     def close(self) -> None:
         if self._ranks is None:
@@ -232,35 +231,23 @@ class DeepSpeedBackend:
 
     def logprobs(self, rows: Sequence[TrainingRow], tokens_per_microbatch: int = 16384) -> list[np.ndarray]:
         """Return the policy's logprobs of each row's unmasked tokens now: float32 [T], 0 elsewhere."""
-        return self._logprobs(rows, tokens_per_microbatch, reference=False)
+        return self._per_row(rows, "logprobs", tokens_per_microbatch, reference=False)
 
     def reference_logprobs(self, rows: Sequence[TrainingRow], tokens_per_microbatch: int) -> list[np.ndarray]:
         """Return the same logprobs under the reference."""
-        return self._logprobs(rows, tokens_per_microbatch, reference=True)
-
-    def _logprobs(
-        self, rows: Sequence[TrainingRow], tokens_per_microbatch: int, *, reference: bool
-    ) -> list[np.ndarray]:
-        return self._per_row(
-            rows,
-            "logprobs",
-            {"tokens_per_microbatch": tokens_per_microbatch, "reference": reference},
-            lambda: self._rank.logprobs(rows, tokens_per_microbatch, reference=reference),
-        )
+        return self._per_row(rows, "logprobs", tokens_per_microbatch, reference=True)
 
     def values(self, rows: Sequence[TrainingRow], tokens_per_microbatch: int) -> list[np.ndarray]:
-        return self._per_row(
-            rows,
-            "values",
-            {"tokens_per_microbatch": tokens_per_microbatch},
-            lambda: self._rank.values(rows, tokens_per_microbatch),
-        )
+        return self._per_row(rows, "values", tokens_per_microbatch)
 
     def _per_row(
-        self, rows: Sequence[TrainingRow], what: str, arguments: Mapping[str, Any], local: Callable[[], Any]
+        self, rows: Sequence[TrainingRow], what: str, tokens_per_microbatch: int, **more: Any
     ) -> list[np.ndarray]:
         """Return what all ranks together say of the rows: float32 [T] of each."""
-        mine, others = self._call_with(rows, what, lambda: arguments, local)
+        local = functools.partial(getattr(self._rank, what), rows, tokens_per_microbatch, **more)
+        mine, others = self._call_with(
+            rows, what, lambda: {"tokens_per_microbatch": tokens_per_microbatch, **more}, local
+        )
         found = dict(mine)
         for part in others:
             found.update((number, array_in(array)) for number, array in part)
@@ -273,11 +260,7 @@ class DeepSpeedBackend:
     # ------------------------------------------------------------------------------------------ state
 
     def served_tensors(self) -> Mapping[str, RawTensor]:
-        return GatheredTensors(self._policy.shapes, self._gather, self._spec.dtype)
-
-    @property
-    def _policy(self) -> TrainedNetwork:
-        return self._rank.trained[POLICY]  # type: ignore[no-any-return]
+        return GatheredTensors(self._rank.trained[POLICY].shapes, self._gather, self._spec.dtype)
 
     def _gather(self, kind: str, name: str, *, network: str = POLICY) -> Tensor:
         shards = self._rank.trained[network].shards
@@ -295,7 +278,7 @@ class DeepSpeedBackend:
         if self._rank.renewed:
             with self._swapped():
                 masters = functools.partial(self._gather, MASTER)
-                write_tensors(folder / REFERENCE_FILE, self._policy.shapes, "float32", masters)
+                write_tensors(folder / REFERENCE_FILE, self._rank.trained[POLICY].shapes, "float32", masters)
         random = {"cpu": torch.get_rng_state()}
         write_tensors(folder / "random.safetensors", {"cpu": random["cpu"].shape}, "uint8", random.__getitem__)
         about = {
@@ -320,42 +303,18 @@ class DeepSpeedBackend:
         """Take over what this backend or the torch backend saved, with any stage and number of processes."""
         from safetensors import safe_open
 
+        restoring = Restoring(folder, self._rank, self._call)
         with SavedNetwork(folder, POLICY) as saved:
-            if saved.shapes.keys() != self._policy.shapes.keys():
+            if saved.shapes.keys() != self._rank.trained[POLICY].shapes.keys():
                 raise ConfigError(
                     f"{folder}: the checkpoint is of another model than {self._spec.name}; start a new run"
                 )
-            self._load_reference(folder)
-            self._load(POLICY, saved.steps, saved.read)
+            restoring.load_reference()
+            restoring.load(POLICY, saved.steps, saved.read)
         if self._critic is not None:
-            self._load_critic(folder)
+            restoring.load_critic()
         with safe_open(folder / "random.safetensors", framework="pt") as random:
             torch.set_rng_state(random.get_tensor("cpu"))
-
-    def _load(self, network: str, steps: Sequence[float], read: Read) -> None:
-        moments, num_steps = bool(steps), max(steps, default=0.0)
-        arguments = {"network": network, "moments": moments, "num_steps": num_steps}
-        self._call("load", arguments, lambda: self._rank.load(network, moments, num_steps, read))
-
-    def _load_reference(self, folder: Path) -> None:
-        from safetensors import safe_open
-
-        if not (folder / REFERENCE_FILE).is_file():
-            self._call("load_reference", {"renewed": False}, lambda: self._rank.load_reference(False, None))
-            return
-        with safe_open(folder / REFERENCE_FILE, framework="pt") as file:
-            read = lambda _, name: file.get_tensor(name)  # noqa: E731
-            self._call("load_reference", {"renewed": True}, lambda: self._rank.load_reference(True, read))
-
-    def _load_critic(self, folder: Path) -> None:
-        if not (folder / FILES[CRITIC][0]).is_file():
-            log.warning("%s: the checkpoint has no critic; it begins anew", folder)
-            self._load(CRITIC, [], self._rank.first_critic())
-            return
-        with SavedNetwork(folder, CRITIC) as saved:
-            if saved.shapes != {name: tuple(shape) for name, shape in self._rank.trained[CRITIC].shapes.items()}:
-                raise ConfigError(f"{folder}: the checkpoint's critic is of another model; take back the change of it")
-            self._load(CRITIC, saved.steps, saved.read)
 
     def export(self, folder: Path) -> None:
         model_folder.copy_companions(self._spec, folder)
@@ -365,7 +324,7 @@ class DeepSpeedBackend:
         dtype = SERVED[self._spec.dtype]
         write_tensors(
             folder / "model.safetensors",
-            self._policy.shapes,
+            self._rank.trained[POLICY].shapes,
             self._spec.dtype,
             lambda name: self._gather(MASTER, name).to(dtype),
             {"format": "pt"},

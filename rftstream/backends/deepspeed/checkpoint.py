@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -12,11 +13,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rftstream.backends.deepspeed.rank_training import Rank
 from rftstream.backends.deepspeed.shards import MASTER, MOMENTS
-from rftstream.backends.deepspeed.trained import CRITIC, POLICY
+from rftstream.backends.deepspeed.trained import CRITIC, POLICY, Read
 from rftstream.backends.torch import critic
+from rftstream.errors import ConfigError
 from rftstream.weights.snapshot import DTYPES, ITEM_BYTES, RawTensor, write_snapshot
-from rftstream.weights.tensors import SERVED, raw
+from rftstream.weights.tensors import REFERENCE_FILE, SERVED, raw
+
+log = logging.getLogger(__name__)
 
 FILES = {
     POLICY: ("masters.safetensors", "optimizer.safetensors"),
@@ -85,6 +90,47 @@ class SavedNetwork:
         if key not in self._known:
             return torch.zeros(self._masters.get_slice(name).get_shape())
         return self._moments.get_tensor(key)  # type: ignore[no-any-return]
+
+
+class Restoring:
+    """What all ranks take over of a checkpoint beside random numbers: rank 0 reads, and the others are told.
+
+    `DeepSpeedBackend.load` makes one. The reference comes before the policy, in whose place it is received."""
+
+    def __init__(self, folder: Path, rank: Rank, call: Callable[..., Any]) -> None:
+        """`call` lets all ranks do a call, as `Ranks.call`."""
+        self._folder, self._rank, self._call = folder, rank, call
+
+    def load(self, network: str, steps: Sequence[float], read: Read) -> None:
+        """Take over a network: `steps` as `SavedNetwork.steps` gives them."""
+        moments, num_steps = bool(steps), max(steps, default=0.0)
+        arguments = {"network": network, "moments": moments, "num_steps": num_steps}
+        self._call("load", arguments, lambda: self._rank.trained[network].load(moments, num_steps, read))
+
+    def load_reference(self) -> None:
+        """Take over a renewed reference, or go back to version 0."""
+        from safetensors import safe_open
+
+        path = self._folder / REFERENCE_FILE
+        if not path.is_file():
+            self._call("load_reference", {"renewed": False}, lambda: self._rank.load_reference(False, None))
+            return
+        with safe_open(path, framework="pt") as file:
+            read: Read = lambda _, name: file.get_tensor(name)  # noqa: E731
+            self._call("load_reference", {"renewed": True}, lambda: self._rank.load_reference(True, read))
+
+    def load_critic(self) -> None:
+        """Take over the critic. Without one in the checkpoint it begins anew. ConfigError if it is of another model."""
+        if not (self._folder / FILES[CRITIC][0]).is_file():
+            log.warning("%s: the checkpoint has no critic; it begins anew", self._folder)
+            self.load(CRITIC, [], self._rank.first_critic())
+            return
+        with SavedNetwork(self._folder, CRITIC) as saved:
+            if saved.shapes != {name: tuple(shape) for name, shape in self._rank.trained[CRITIC].shapes.items()}:
+                raise ConfigError(
+                    f"{self._folder}: the checkpoint's critic is of another model; take back the change of it"
+                )
+            self.load(CRITIC, saved.steps, saved.read)
 
 
 class GatheredTensors(Mapping[str, RawTensor]):

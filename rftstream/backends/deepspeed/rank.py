@@ -107,7 +107,7 @@ class _Calls:
 
     def load(self, network: str, moments: bool, num_steps: float) -> None:
         """Take over what rank 0 reads of a network from a checkpoint."""
-        self._rank.load(network, moments, num_steps, None)
+        self._rank.trained[network].load(moments, num_steps, None)
 
     def leave(self) -> None:
         """Leave the process group."""

@@ -25,7 +25,7 @@ from rftstream.backends.base import OptimizerSettings, UpdatePlan
 from rftstream.backends.deepspeed.engine import import_deepspeed
 from rftstream.backends.deepspeed.rank_processes import LOOPBACK, RankPlace
 from rftstream.backends.deepspeed.sequence import SequenceGroup, SplitNetwork
-from rftstream.backends.deepspeed.settings import CriticStart, RankSettings, Share
+from rftstream.backends.deepspeed.settings import CriticStart, RankSettings, RankShare
 from rftstream.backends.deepspeed.shards import REFERENCE, count_anew
 from rftstream.backends.deepspeed.shared_passes import SharedCriticPasses, SharedPasses
 from rftstream.backends.deepspeed.trained import (
@@ -51,7 +51,7 @@ class Rank:
     """One process's part of masters and optimizer, and its share of each batch.
 
     Rank 0's backend makes one in its own process, and the other processes (rank.py) make one each. The calls come in
-    the same order in all of them: `load_model`, `join`, then `update`, `logprobs`, `values`, `load` and the calls for
+    the same order in all of them: `load_model`, `join`, then `update`, `logprobs`, `values` and the calls for
     the reference in any number, and `close`. Under ZeRO each forward and backward pass is a meeting of all ranks."""
 
     def __init__(
@@ -67,7 +67,7 @@ class Rank:
         """`images`: pixels of the images that rows show; None if they show none. `critic`: None if there is none."""
         self._images, self._critic_start = images, critic
         self._place, self._spec, self._optimizer, self._settings = place, model, optimizer, settings
-        self._share = Share.of(place, together=settings.sequence_parallel)
+        self._share = RankShare.of(place, together=settings.sequence_parallel)
         self._group: SequenceGroup | None = None
         """The ranks that compute a micro-batch together with this one; None for this one alone."""
         self.device = torch.device(model.device)
@@ -106,19 +106,10 @@ class Rank:
             self._parameters = lora.add_adapters(self._model, self._spec)
             self.base_names = lora.base_names(self._model)
         if self._critic_start is not None:
-            self._critic_model = self._new_critic(self._critic_start.folder, self.device)
+            self._critic_model = _new_critic(self._critic_start, self._model, self.device)
         if self._settings.gradient_checkpointing:
             for model in filter(None, (self._model, self._critic_model)):
                 recompute_activations(model)
-
-    def _new_critic(self, folder: str, device: torch.device) -> Any:
-        vocabulary = int(self._model.config.get_text_config().vocab_size)
-        with self._same_random():
-            return load_critic(Path(folder), device, vocabulary=vocabulary)
-
-    def _same_random(self) -> contextlib.AbstractContextManager[None]:
-        """Keep the random state as it was before, since loading a model may draw numbers."""
-        return torch.random.fork_rng([self.device] if self.device.type == "cuda" else [])
 
     def join(self, store: Any) -> None:
         """Form the process group and DeepSpeed's engines with all ranks.
@@ -207,7 +198,8 @@ class Rank:
         if "reference_logprobs" in algorithm.needs:
             with self._as_reference() as reference:
                 passes.compute_reference(reference)
-                self._look(passes.num_idle, reference)
+                if reference is policy.network:  # else each rank computes alone
+                    policy.look(passes.num_idle)
         return RankLearner(passes, policy, plan.lr, plan.max_grad_norm)
 
     def _critic_learner(self, rows: Sequence[TrainingRow], plan: UpdatePlan) -> RankLearner:
@@ -226,10 +218,10 @@ class Rank:
         self, rows: Sequence[TrainingRow], tokens_per_microbatch: int, *, reference: bool
     ) -> list[tuple[int, np.ndarray]]:
         """Return the logprobs of this rank's share of the rows: (number of the row, float32 [T])."""
-        network = self.trained[POLICY].network
-        with self._as_reference() if reference else contextlib.nullcontext(network) as one:
+        policy = self.trained[POLICY]
+        with self._as_reference() if reference else contextlib.nullcontext(policy.network) as one:
             result, num_idle = self._share_of(rows, tokens_per_microbatch, one, lambda inputs: one.logprobs(inputs)[0])
-            self._look(num_idle, one)
+            policy.look(num_idle if one is policy.network else 0)
         return result
 
     def values(self, rows: Sequence[TrainingRow], tokens_per_microbatch: int) -> list[tuple[int, np.ndarray]]:
@@ -253,11 +245,6 @@ class Rank:
                 result.append((number, found_BT[place, : len(rows[number].token_ids)]))
         return result, -(-len(parts) // self._share.count) - len(share)
 
-    def _look(self, count: int, network: Any) -> None:
-        """Take forward passes only because the other ranks take them; none where each rank computes alone."""
-        policy = self.trained[POLICY]
-        policy.look(count if network is policy.network else 0)
-
     @contextlib.contextmanager
     def _as_reference(self) -> Iterator[Any]:
         """Give a network that computes as the reference does.
@@ -276,7 +263,7 @@ class Rank:
 
     def _open_reference(self) -> Network | SplitNetwork:
         if self._reference is None:
-            with self._same_random():
+            with _same_random(self.device):
                 model = load_model(self._spec, self.device).requires_grad_(False)
                 self._reference = self._split(self._network_of(model))
         return self._reference
@@ -318,13 +305,20 @@ class Rank:
             self.trained[POLICY].receive(REFERENCE, read)
             self.renew_reference()
 
-    def load(self, name: str, moments: bool, num_steps: float, read: Read | None) -> None:
-        """Take over masters of a network, and moments if there are any. `read` as for `load_reference`."""
-        self.trained[name].load(moments, num_steps, read)
-
     def first_critic(self) -> Read:
         """Return a function that reads the critic as it began."""
         assert self._critic_start is not None
-        begun = self._new_critic(self._critic_start.folder, torch.device("cpu"))
+        begun = _new_critic(self._critic_start, self._model, torch.device("cpu"))
         tensors = dict(begun.named_parameters())
         return lambda _, name: tensors[name].detach()
+
+
+def _new_critic(start: CriticStart, policy: Any, device: torch.device) -> Any:
+    """Return the critic of a policy as it begins."""
+    with _same_random(device):
+        return load_critic(Path(start.folder), device, vocabulary=int(policy.config.get_text_config().vocab_size))
+
+
+def _same_random(device: torch.device) -> contextlib.AbstractContextManager[None]:
+    """Keep the random state as it was before, since loading a model may draw numbers."""
+    return torch.random.fork_rng([device] if device.type == "cuda" else [])

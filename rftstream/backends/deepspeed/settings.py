@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from rftstream.algorithms.base import TrainingRow
 from rftstream.algorithms.settings import CriticConfig
 from rftstream.backends.base import UpdatePlan
@@ -62,7 +64,7 @@ class CriticStart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+class RankShare:
     """Which micro-batches of a batch a rank computes: each `count`-th, from that with the number `number` on."""
 
     number: int
@@ -71,10 +73,19 @@ class Share:
     """Whether what it adds up counts; of ranks that compute a micro-batch together only that of the first does."""
 
     @staticmethod
-    def of(place: RankPlace, *, together: int) -> Share:
+    def of(place: RankPlace, *, together: int) -> RankShare:
         """Return the share of a rank, of which `together` in a row compute the same micro-batches."""
         number, in_group = divmod(place.rank, together)
-        return Share(number=number, count=place.size // together, counts=in_group == 0)
+        return RankShare(number=number, count=place.size // together, counts=in_group == 0)
+
+
+def check_gpus(size: int, device: torch.device) -> None:
+    """Raise ConfigError if there are no `size` GPUs from `device` on."""
+    if device.type == "cuda" and (device.index or 0) + size > (found := torch.cuda.device_count()):
+        raise ConfigError(
+            f"backends.deepspeed.processes: {size} from trainer.device {device} on, but there are {found} GPUs; each "
+            "process needs one"
+        )
 
 
 def check_sequence_parallel(together: int, size: int, model: ModelSpec) -> None:

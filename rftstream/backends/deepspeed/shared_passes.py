@@ -9,7 +9,7 @@ import torch
 
 from rftstream.algorithms.base import TrainingRow
 from rftstream.backends.base import UpdatePlan
-from rftstream.backends.deepspeed.settings import Share
+from rftstream.backends.deepspeed.settings import RankShare
 from rftstream.backends.passes import Passes
 from rftstream.backends.torch.critic import CriticPasses
 
@@ -27,7 +27,7 @@ class SharedPasses(Passes):
         device: torch.device,
         *,
         whole_groups: bool = False,
-        share: Share,
+        share: RankShare,
     ) -> None:
         super().__init__(network, rows, plan, device, whole_groups=whole_groups)
         self._counts = share.counts
