@@ -51,8 +51,8 @@ def check_demands(config: RunConfig, algorithms: Sequence[Algorithm], backend_cl
         )
     if the_critic(algorithms) is not None and not hasattr(backend_class, "hold_critic"):
         raise ConfigError(
-            f"trainer.backend: {backend!r} cannot hold a critic, which {named!r} has; use 'torch', or an algorithm "
-            "without one"
+            f"trainer.backend: {backend!r} cannot hold a critic, which {named!r} has; use 'torch' or 'deepspeed', or "
+            "an algorithm without one"
         )
     if config.trainer.reference_every is not None:
         if not any(map(has_reference, algorithms)):

@@ -329,6 +329,12 @@ def _of_rank(facts: _TrainerFacts, spread: _Spread) -> tuple[dict[str, int], dic
         network.activation_bytes(half=half, recomputed=options.gradient_checkpointing) for network in networks
     )
     num_critic = 0 if critic is None else critic.parameters
+    of_critic = 12 if options.offload_optimizer else 8
+    if spread.is_zero:  # moments, and from stage 1 on masters and their gradients
+        of_critic = 16 if spread.stage else 8
+    undone = sizes.trained + num_critic if steps > 1 else 0
+    if spread.is_zero and steps == 1 and critic is not None:
+        undone = sizes.trained  # the policy's step is taken before the critic's norm is known
     logits = min(options.max_logits_bytes, 4 * tokens * sizes.vocabulary) // (2 if half else 1)
     kept = half and spec.lora is None and not rounded
     on_device = {
@@ -338,18 +344,18 @@ def _of_rank(facts: _TrainerFacts, spread: _Spread) -> tuple[dict[str, int], dic
         "gradients": (0 if rounded else spread.part(4 * sizes.trained, stage=2))
         + (4 * sizes.vocabulary * sizes.width if spec.lora is None else 0),
         "gradients in exchange": 4 * (spread.bucket if gpu else min(spread.bucket, sizes.trained)),
-        "activations": tokens * activations,
+        "activations": tokens * activations // getattr(options, "sequence_parallel", 1),
         "logits": logits,
         "reference": version_0 if spread.is_zero else max(version_0, later),
-        "critic with gradients": (10 if half else 8) * num_critic,
+        "critic with gradients": (6 if half else 4) * num_critic + spread.part(4 * num_critic, stage=2),
     }
     of_optimizer = {
         "masters": masters if options.offload_optimizer or spread.stage or rounded else 0,
         "gradients of masters": spread.part(4 * sizes.trained, stage=1) if spread.stage or rounded else 0,
         "moments": spread.part(8 * sizes.trained, stage=1),
-        "state before the batch": spread.part(12 * (sizes.trained + num_critic), stage=1) if steps > 1 else 0,
+        "state before the batch": spread.part(12 * undone, stage=1),
         "renewed reference": max(later - gone, 0) if spread.is_zero else 0,
-        "critic's optimizer": (12 if options.offload_optimizer else 8) * num_critic,
+        "critic's optimizer": spread.part(of_critic * num_critic, stage=1),
     }
     return on_device, of_optimizer
 

@@ -8,16 +8,15 @@ that any number of processes, any stage and either backend goes on from them.
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
+import functools
 import json
 import logging
-import math
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -25,11 +24,27 @@ from msgspec import Meta
 from torch import Tensor
 
 from rftstream.algorithms.base import Algorithm, TrainingRow
+from rftstream.algorithms.settings import CriticConfig
 from rftstream.backends.base import OptimizerSettings, Update, UpdatePlan
+from rftstream.backends.deepspeed.checkpoint import (
+    GatheredTensors,
+    Restoring,
+    SavedNetwork,
+    write_network,
+    write_tensors,
+)
 from rftstream.backends.deepspeed.rank_processes import RankPlace, Ranks
-from rftstream.backends.deepspeed.rank_training import Rank, RankSettings
-from rftstream.backends.deepspeed.shards import MASTER, MOMENTS, REFERENCE
-from rftstream.backends.deepspeed.shared_passes import RankUpdate
+from rftstream.backends.deepspeed.rank_training import Rank
+from rftstream.backends.deepspeed.settings import (
+    CriticStart,
+    RankSettings,
+    check_gpus,
+    check_sequence_parallel,
+    deepspeed_config,
+    even_budget,
+)
+from rftstream.backends.deepspeed.shards import MASTER
+from rftstream.backends.deepspeed.trained import POLICY, RankUpdate
 from rftstream.backends.deepspeed.wire import algorithm_out, array_in, image_bytes, row_out, spec_out
 from rftstream.backends.passes import check_needs
 from rftstream.backends.torch import lora
@@ -37,32 +52,15 @@ from rftstream.errors import BackendError, ConfigError, require_package
 from rftstream.models import folder as model_folder
 from rftstream.models.image_inputs import ImageCache
 from rftstream.models.spec import ModelSpec
-from rftstream.weights.snapshot import DTYPES, ITEM_BYTES, RawTensor, write_snapshot
-from rftstream.weights.tensors import REFERENCE_FILE, SERVED, raw
+from rftstream.weights.snapshot import RawTensor
+from rftstream.weights.tensors import REFERENCE_FILE, SERVED
 
 log = logging.getLogger(__name__)
 
-OWNED = {
-    "train_batch_size": "a batch is what the feeder makes: feeder.groups_per_batch and feeder.group_size",
-    "train_micro_batch_size_per_gpu": "trainer.tokens_per_microbatch",
-    "gradient_accumulation_steps": "trainer.tokens_per_microbatch",
-    "gradient_clipping": "trainer.max_grad_norm",
-    "optimizer": "trainer.adam_betas, trainer.adam_eps and trainer.weight_decay",
-    "scheduler": "trainer.lr and its schedule",
-    "fp16": "masters are float32; backends.deepspeed.autocast",
-    "bf16": "masters are float32; backends.deepspeed.autocast",
-    "amp": "backends.deepspeed.autocast",
-    "torch_autocast": "backends.deepspeed.autocast",
-    "zero_optimization.stage": "backends.deepspeed.stage",
-    "zero_optimization.compute_grad_norm": "the norm is always needed",
-    "zero_optimization.zenflow": "nothing: a step ends before the next begins",
-}
-"""Of DeepSpeed's settings those that are made here -> what to set instead."""
-
 
 class DeepSpeedBackend:
-    """A backend in several processes, as `RenewingBackend` describes it. The trainer's process is rank 0; the others
-    do what it says."""
+    """A backend in several processes, as `CriticBackend` and `RenewingBackend` describe it. The trainer's process is
+    rank 0; the others do what it says."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
@@ -72,6 +70,10 @@ class DeepSpeedBackend:
         stage: Literal[0, 1, 2, 3] = 2
         """Of ZeRO, what is spread over the processes: 0 nothing, 1 masters and moments, 2 gradients too, 3 weights
         too."""
+        sequence_parallel: Annotated[int, Meta(ge=1)] = 1
+        """For long rollouts: this many ranks, a divisor of all, compute each micro-batch together, and each holds its
+        part of the tokens of every row (DeepSpeed-Ulysses). It has to divide the heads of attention, and the
+        key-value heads. `trainer.tokens_per_microbatch` are the tokens of all of them."""
         offload_optimizer: bool = False
         """Masters and moments lie in main memory and the optimizer steps there. From stage 1 on."""
         offload_parameters: bool = False
@@ -115,6 +117,7 @@ class DeepSpeedBackend:
         self._config, self._spec, self._optimizer = config, model, optimizer
         self._settings = RankSettings(
             stage=config.stage,
+            sequence_parallel=config.sequence_parallel,
             deepspeed=deepspeed_config(config),
             packing=config.packing,
             gradient_checkpointing=config.gradient_checkpointing,
@@ -123,14 +126,21 @@ class DeepSpeedBackend:
             timeout_s=config.timeout_s,
             seed=seed,
         )
+        self._critic: CriticStart | None = None
         self._ranks: Any = None
         self._rank: Any = None
 
     # ------------------------------------------------------------------------------------------ opening
 
+    def hold_critic(self, settings: CriticConfig, folder: Path) -> None:
+        self._critic = CriticStart(settings=settings, folder=str(folder))
+
     def open(self) -> None:
-        if RankPlace.given() is None:
-            self._check_gpus()
+        place = RankPlace.given()
+        if place is None:
+            check_gpus(self._config.processes, torch.device(self._spec.device))
+        size = self._config.processes if place is None else place.size
+        check_sequence_parallel(self._config.sequence_parallel, size, self._spec)
         model_folder.check_loadable(self._spec)  # before others are started, which would all say so
         self._ranks = Ranks(self._config.processes, threads=self._spec.threads, timeout_s=self._config.timeout_s)
         self._rank = Rank(
@@ -139,8 +149,14 @@ class DeepSpeedBackend:
             optimizer=self._optimizer,
             settings=self._settings,
             images=self._images,
+            critic=self._critic,
         )
-        arguments = {"model": spec_out(self._spec), "optimizer": self._optimizer, "settings": self._settings}
+        arguments = {
+            "model": spec_out(self._spec),
+            "optimizer": self._optimizer,
+            "settings": self._settings,
+            "critic": self._critic,
+        }
         prefix = secrets.token_hex(4)  # ranks may have met before
         try:
             self._call("open", arguments, self._rank.load_model, timeout_s=self._config.start_timeout_s)
@@ -166,14 +182,6 @@ class DeepSpeedBackend:
         media = image_bytes(rows, self._images)
         return self._call(what, {"rows": [row_out(row) for row in rows], "media": media, **more()}, local)
 
-    def _check_gpus(self) -> None:
-        size, device = self._config.processes, torch.device(self._spec.device)
-        if device.type == "cuda" and (device.index or 0) + size > (found := torch.cuda.device_count()):
-            raise ConfigError(
-                f"backends.deepspeed.processes: {size} from trainer.device {self._spec.device} on, but there are "
-                f"{found} GPUs; each process needs one"
-            )
-
     def close(self) -> None:
         if self._ranks is None:
             return
@@ -191,9 +199,10 @@ class DeepSpeedBackend:
     # ------------------------------------------------------------------------------------------ training
 
     def update(self, rows: Sequence[TrainingRow], algorithm: Algorithm, plan: UpdatePlan) -> Update:
-        check_needs(algorithm, "deepspeed")
+        check_needs(algorithm, "deepspeed", critic=self._critic is not None)
         size = self._ranks.place.size
-        plan = dataclasses.replace(plan, tokens_per_microbatch=even_budget(rows, plan, size))
+        groups = size // self._config.sequence_parallel
+        plan = dataclasses.replace(plan, tokens_per_microbatch=even_budget(rows, plan, groups))
         taken: RankUpdate
         taken, others = self._call_with(
             rows,
@@ -201,39 +210,43 @@ class DeepSpeedBackend:
             lambda: {"algorithm": algorithm_out(algorithm), "plan": plan},
             lambda: self._rank.update(rows, algorithm, plan),
         )
-        passes = taken.passes
-        for part in others:
-            passes.add_part(part)
+        for parts in others:
+            for learner, part in zip(taken.learners, parts, strict=True):
+                learner.passes.add_part(part)
+        first = taken.learners[0]
         if taken.skipped:
-            found = {"loss": passes.part()["losses"][-1], "grad_norm": taken.norms[-1], "num_tokens": passes.num_tokens}
-            return Update(metrics=found, skipped=True)
+            found = {name: value for learner in taken.learners for name, value in learner.last().items()}
+            return Update(metrics={**found, "num_tokens": first.passes.num_tokens}, skipped=True)
         metrics = {
-            "num_tokens": passes.num_tokens,
-            "optimizer_steps": float(len(taken.norms)),
+            "num_tokens": first.passes.num_tokens,
+            "optimizer_steps": float(len(first.norms)),
             "lr": plan.lr,
-            "microbatches": float(passes.num_of_all),
+            "microbatches": float(first.passes.num_of_all),
             "ranks": float(size),
         }
-        if taken.norms:
-            metrics |= {"grad_norm": sum(taken.norms) / len(taken.norms), **passes.metrics(algorithm)}
+        for learner in taken.learners if first.norms else ():
+            found = learner.metrics(algorithm)
+            metrics |= {**found, "tflop": metrics.get("tflop", 0.0) + found["tflop"]}
         return Update(metrics=metrics)
 
     def logprobs(self, rows: Sequence[TrainingRow], tokens_per_microbatch: int = 16384) -> list[np.ndarray]:
         """Return the policy's logprobs of each row's unmasked tokens now: float32 [T], 0 elsewhere."""
-        return self._logprobs(rows, tokens_per_microbatch, reference=False)
+        return self._per_row(rows, "logprobs", tokens_per_microbatch, reference=False)
 
     def reference_logprobs(self, rows: Sequence[TrainingRow], tokens_per_microbatch: int) -> list[np.ndarray]:
         """Return the same logprobs under the reference."""
-        return self._logprobs(rows, tokens_per_microbatch, reference=True)
+        return self._per_row(rows, "logprobs", tokens_per_microbatch, reference=True)
 
-    def _logprobs(
-        self, rows: Sequence[TrainingRow], tokens_per_microbatch: int, *, reference: bool
+    def values(self, rows: Sequence[TrainingRow], tokens_per_microbatch: int) -> list[np.ndarray]:
+        return self._per_row(rows, "values", tokens_per_microbatch)
+
+    def _per_row(
+        self, rows: Sequence[TrainingRow], what: str, tokens_per_microbatch: int, **more: Any
     ) -> list[np.ndarray]:
+        """Return what all ranks together say of the rows: float32 [T] of each."""
+        local = functools.partial(getattr(self._rank, what), rows, tokens_per_microbatch, **more)
         mine, others = self._call_with(
-            rows,
-            "logprobs",
-            lambda: {"tokens_per_microbatch": tokens_per_microbatch, "reference": reference},
-            lambda: self._rank.logprobs(rows, tokens_per_microbatch, reference=reference),
+            rows, what, lambda: {"tokens_per_microbatch": tokens_per_microbatch, **more}, local
         )
         found = dict(mine)
         for part in others:
@@ -247,32 +260,27 @@ class DeepSpeedBackend:
     # ------------------------------------------------------------------------------------------ state
 
     def served_tensors(self) -> Mapping[str, RawTensor]:
-        return _Served(self._rank.shapes, self._gather, self._spec.dtype)
+        return GatheredTensors(self._rank.trained[POLICY].shapes, self._gather, self._spec.dtype)
 
-    def _gather(self, kind: str, name: str) -> Tensor:
+    def _gather(self, kind: str, name: str, *, network: str = POLICY) -> Tensor:
+        shards = self._rank.trained[network].shards
         if kind == MASTER and self._config.stage < 3:  # here already
-            return self._rank.shards.gather(kind, name)  # type: ignore[no-any-return]
-        found, _ = self._call("gather", {"kind": kind, "name": name}, lambda: self._rank.shards.gather(kind, name))
+            return shards.gather(kind, name)  # type: ignore[no-any-return]
+        arguments = {"network": network, "kind": kind, "name": name}
+        found, _ = self._call("gather", arguments, lambda: shards.gather(kind, name))
         return found  # type: ignore[no-any-return]
 
     def save(self, folder: Path) -> None:
         """Write the same files as the torch backend does."""
-        shapes = self._rank.shapes
-        _write(folder / "masters.safetensors", shapes, "float32", lambda name: self._gather(MASTER, name))
-        moments = {f"{kind}/{name}": shape for kind in MOMENTS for name, shape in shapes.items()}
-        moments |= {f"step/{name}": torch.Size(()) for name in shapes}
-        num_steps = torch.tensor(self._rank.shards.num_steps, dtype=torch.float32)
-
-        def moment(key: str) -> Tensor:
-            kind, _, name = key.partition("/")
-            return num_steps if kind == "step" else self._gather(kind, name)
-
-        _write(folder / "optimizer.safetensors", moments, "float32", moment)
+        for network, trained in self._rank.trained.items():
+            gather = functools.partial(self._gather, network=network)
+            write_network(folder, network, trained.shapes, trained.shards.num_steps, gather)
         if self._rank.renewed:
             with self._swapped():
-                _write(folder / REFERENCE_FILE, shapes, "float32", lambda name: self._gather(MASTER, name))
+                masters = functools.partial(self._gather, MASTER)
+                write_tensors(folder / REFERENCE_FILE, self._rank.trained[POLICY].shapes, "float32", masters)
         random = {"cpu": torch.get_rng_state()}
-        _write(folder / "random.safetensors", {"cpu": random["cpu"].shape}, "uint8", random.__getitem__)
+        write_tensors(folder / "random.safetensors", {"cpu": random["cpu"].shape}, "uint8", random.__getitem__)
         about = {
             "backend": "deepspeed",
             "model": self._spec.name,
@@ -295,33 +303,16 @@ class DeepSpeedBackend:
         """Take over what this backend or the torch backend saved, with any stage and number of processes."""
         from safetensors import safe_open
 
-        renewed, no_reference = (folder / REFERENCE_FILE).is_file(), cast(Any, contextlib.nullcontext())
-        with (
-            safe_open(folder / "masters.safetensors", framework="pt") as masters,
-            safe_open(folder / "optimizer.safetensors", framework="pt") as moments,
-            safe_open(folder / REFERENCE_FILE, framework="pt") if renewed else no_reference as reference,
-        ):
-            if set(masters.keys()) != self._rank.shapes.keys():
+        restoring = Restoring(folder, self._rank, self._call)
+        with SavedNetwork(folder, POLICY) as saved:
+            if saved.shapes.keys() != self._rank.trained[POLICY].shapes.keys():
                 raise ConfigError(
                     f"{folder}: the checkpoint is of another model than {self._spec.name}; start a new run"
                 )
-            known = set(moments.keys())
-            steps = [float(moments.get_tensor(key)) for key in known if key.startswith("step/")]
-            num_steps = max(steps, default=0.0)
-
-            def read(kind: str, name: str) -> Tensor:
-                if kind == MASTER:
-                    return masters.get_tensor(name)  # type: ignore[no-any-return]
-                if kind == REFERENCE:
-                    return reference.get_tensor(name)  # type: ignore[no-any-return]
-                key = f"{kind}/{name}"
-                return moments.get_tensor(key) if key in known else torch.zeros(self._rank.shapes[name])
-
-            self._call(
-                "load",
-                {"moments": bool(steps), "num_steps": num_steps, "renewed": renewed},
-                lambda: self._rank.load(bool(steps), num_steps, renewed, read),
-            )
+            restoring.load_reference()
+            restoring.load(POLICY, saved.steps, saved.read)
+        if self._critic is not None:
+            restoring.load_critic()
         with safe_open(folder / "random.safetensors", framework="pt") as random:
             torch.set_rng_state(random.get_tensor("cpu"))
 
@@ -331,98 +322,10 @@ class DeepSpeedBackend:
             lora.write_merged(folder, self._spec, dict(self.served_tensors()), self._rank.base_names)
             return
         dtype = SERVED[self._spec.dtype]
-        _write(
+        write_tensors(
             folder / "model.safetensors",
-            self._rank.shapes,
+            self._rank.trained[POLICY].shapes,
             self._spec.dtype,
             lambda name: self._gather(MASTER, name).to(dtype),
             {"format": "pt"},
         )
-
-
-class _Served(Mapping[str, RawTensor]):
-    """The weights in the served dtype. Each is gathered when it is asked for."""
-
-    def __init__(self, names: Iterable[str], gather: Callable[[str, str], Tensor], dtype: str) -> None:
-        self._names, self._gather, self._dtype = dict.fromkeys(names), gather, SERVED[dtype]
-
-    def __getitem__(self, name: str) -> RawTensor:
-        if name not in self._names:
-            raise KeyError(name)
-        return raw(self._gather(MASTER, name).detach().to(self._dtype, copy=True))
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-
-def _write(
-    path: Path,
-    shapes: Mapping[str, torch.Size],
-    dtype: str,
-    read: Callable[[str], Tensor],
-    metadata: Mapping[str, str] | None = None,
-) -> None:
-    """Write a safetensors file. Each tensor is read once, when it is written."""
-    known = DTYPES[dtype]
-    layout = {
-        name: RawTensor(known, tuple(shape), np.broadcast_to(np.uint8(0), math.prod(shape) * ITEM_BYTES[known]).data)
-        for name, shape in shapes.items()
-    }
-    with path.open("wb") as file:
-        write_snapshot(file, layout, metadata, read=lambda name: raw(read(name)))
-
-
-def deepspeed_config(settings: DeepSpeedBackend.Config) -> dict[str, Any]:
-    """Return DeepSpeed's whole configuration."""
-    for key, instead in OWNED.items():
-        section, _, name = key.rpartition(".")
-        table = settings.config.get(section, {}) if section else settings.config
-        if isinstance(table, dict) and name in table:
-            raise ConfigError(f"backends.deepspeed.config.{key}: is not to be set here; set instead {instead}")
-    if settings.offload_optimizer and settings.stage == 0:
-        raise ConfigError("backends.deepspeed.offload_optimizer: needs a stage of at least 1, got 0")
-    if settings.offload_parameters and settings.stage != 3:
-        raise ConfigError(f"backends.deepspeed.offload_parameters: needs stage 3, got {settings.stage}")
-    zero: dict[str, Any] = {"stage": settings.stage}
-    if settings.offload_optimizer:
-        zero["offload_optimizer"] = {"device": "cpu"}
-    if settings.offload_parameters:
-        zero["offload_param"] = {"device": "cpu"}
-    made = {
-        "train_micro_batch_size_per_gpu": 1,  # a formality: what is computed at once is decided by its tokens
-        "gradient_accumulation_steps": 1,
-        "gradient_clipping": 0.0,  # set for each step; without ZeRO it would clip at 1 by itself
-        "zero_optimization": zero,
-        "zero_force_ds_cpu_optimizer": False,
-    }
-    merged = _merged(made, settings.config)
-    for name in ("offload_optimizer", "offload_param"):
-        table = merged["zero_optimization"].get(name)
-        if isinstance(table, dict) and table.get("device") == "nvme":
-            raise ConfigError(
-                f"backends.deepspeed.config.zero_optimization.{name}.device: 'nvme' is not supported, for checkpoints "
-                "are read from memory; use 'cpu'"
-            )
-    return merged
-
-
-def _merged(made: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    result = copy.deepcopy(made)
-    for key, value in given.items():
-        known = result.get(key)
-        result[key] = _merged(known, value) if isinstance(known, dict) and isinstance(value, Mapping) else value
-    return result
-
-
-def even_budget(rows: Sequence[TrainingRow], plan: UpdatePlan, size: int) -> int:
-    """Return the tokens of a micro-batch, at most what the plan says, so that all ranks have about as much to do."""
-    if size == 1:
-        return plan.tokens_per_microbatch
-    lengths = [len(row.token_ids) for row in rows if row.loss_mask.any()]
-    tokens = sum(lengths) / plan.minibatches
-    num_rounds = max(math.ceil(tokens / (size * plan.tokens_per_microbatch)), 1)
-    fair = tokens / (size * num_rounds) + max(lengths, default=0) / 2  # rows are not cut, so bins are not quite full
-    return min(plan.tokens_per_microbatch, max(math.ceil(fair), 1))

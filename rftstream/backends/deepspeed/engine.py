@@ -5,38 +5,64 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
 
+from rftstream.backends.deepspeed.sequence import SplitNetwork
 from rftstream.backends.torch.inputs import Inputs
 from rftstream.backends.torch.network import Network
 
 
 class EngineModule(nn.Module):
-    """The module that DeepSpeed wraps. It goes from inputs to logprobs, so that all weights are used inside its forward
-    pass."""
+    """The module that DeepSpeed wraps. It goes from inputs to logprobs or values, so that all weights are used inside
+    its forward pass."""
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, model: nn.Module, compute: Callable[..., Any]) -> None:
+        """`compute` is what the network does with inputs."""
         super().__init__()
-        self.model = network.model
-        self._network = network
+        self.model = model
+        self._compute = compute
 
-    def forward(self, *, inputs: Inputs, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
-        """Return logprobs and entropies, both [B, T]."""
-        return self._network.logprobs(inputs, entropy_gradient=entropy_gradient)
+    def forward(self, **arguments: Any) -> Any:
+        """Return what the network makes of the inputs."""
+        return self._compute(**arguments)
 
 
 class EngineNetwork:
     """A network for `Passes` that computes with DeepSpeed's engine."""
 
-    def __init__(self, engine: Any, network: Network) -> None:
+    def __init__(self, engine: Any, network: Network | SplitNetwork) -> None:
         self._engine = engine
         self.packs, self.flops = network.packs, network.flops
 
     def logprobs(self, inputs: Inputs, *, entropy_gradient: bool = False) -> tuple[Tensor, Tensor]:
         """Return logprobs and entropies, both [B, T]."""
         return self._engine(inputs=inputs, entropy_gradient=entropy_gradient)  # type: ignore[no-any-return]
+
+    def idle(self, inputs: Inputs, *, entropy_gradient: bool) -> Tensor:
+        """Return a loss of zero that went through the same outputs as the losses of other ranks.
+
+        ZeRO 3 counts which outputs have a gradient. A rank that counted others would wait for ever."""
+        logprobs_BT, entropy_BT = self.logprobs(inputs, entropy_gradient=entropy_gradient)
+        return (logprobs_BT.sum() + entropy_BT.sum()) * 0.0
+
+
+class EngineValueNetwork:
+    """A critic's network for `CriticPasses` that computes with DeepSpeed's engine."""
+
+    def __init__(self, engine: Any, network: Network | SplitNetwork) -> None:
+        self._engine = engine
+        self.packs, self.flops = network.packs, network.flops
+
+    def values(self, inputs: Inputs) -> Tensor:
+        """Return values [B, T]."""
+        return self._engine(inputs=inputs)  # type: ignore[no-any-return]
+
+    def idle(self, inputs: Inputs, *, entropy_gradient: bool) -> Tensor:
+        """Return a loss of zero that went through the same output as the losses of other ranks."""
+        return self.values(inputs).sum() * 0.0
 
 
 def import_deepspeed(device: str) -> Any:

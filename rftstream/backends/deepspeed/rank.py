@@ -11,15 +11,18 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
 from rftstream.backends.base import OptimizerSettings, UpdatePlan
+from rftstream.backends.deepspeed.heartbeat import BEAT_S, Heartbeat
 from rftstream.backends.deepspeed.rank_processes import FOREVER, RankPlace, distributed, is_of_others
-from rftstream.backends.deepspeed.rank_training import Rank, RankSettings
-from rftstream.backends.deepspeed.wire import algorithm_in, array_out, pack, row_in, spec_in, unpack
+from rftstream.backends.deepspeed.rank_training import Rank
+from rftstream.backends.deepspeed.settings import CriticStart, RankSettings
+from rftstream.backends.deepspeed.wire import algorithm_in, array_out, pack, put, row_in, spec_in, take, unpack
 from rftstream.contracts.tasks import Media
 from rftstream.errors import ImageError, RftError
 from rftstream.models.image_tokens import image_cache
@@ -37,8 +40,10 @@ class _Calls:
         self._media: dict[str, bytes] = {}
         """The images of the call that is being carried out, by digest."""
 
-    def open(self, model: dict[str, Any], optimizer: dict[str, Any], settings: dict[str, Any]) -> None:
-        """Make the rank and load its model."""
+    def open(
+        self, model: dict[str, Any], optimizer: dict[str, Any], settings: dict[str, Any], critic: dict[str, Any] | None
+    ) -> None:
+        """Make the rank and load its model, and its critic if there is one."""
         spec = spec_in(model)
         self._rank = Rank(
             self._place,
@@ -46,6 +51,7 @@ class _Calls:
             optimizer=msgspec.convert(optimizer, OptimizerSettings),
             settings=msgspec.convert(settings, RankSettings),
             images=image_cache(spec.folder, self._image),
+            critic=msgspec.convert(critic, CriticStart | None),
         )
         self._rank.load_model()
 
@@ -61,13 +67,13 @@ class _Calls:
 
     def update(
         self, rows: list[Any], media: dict[str, bytes], algorithm: dict[str, Any], plan: dict[str, Any]
-    ) -> dict[str, Any]:
-        """Train on a batch, and return what this rank added up."""
+    ) -> list[dict[str, Any]]:
+        """Train on a batch, and return what this rank added up, of each network that learned."""
         self._media = media
         taken = self._rank.update(
             [row_in(row) for row in rows], algorithm_in(algorithm), msgspec.convert(plan, UpdatePlan)
         )
-        return taken.passes.part()  # type: ignore[no-any-return]
+        return [learner.passes.part() for learner in taken.learners]
 
     def logprobs(
         self, rows: list[Any], media: dict[str, bytes], tokens_per_microbatch: int, reference: bool
@@ -77,9 +83,15 @@ class _Calls:
         found = self._rank.logprobs([row_in(row) for row in rows], tokens_per_microbatch, reference=reference)
         return [(number, array_out(array)) for number, array in found]
 
-    def gather(self, kind: str, name: str) -> None:
+    def values(self, rows: list[Any], media: dict[str, bytes], tokens_per_microbatch: int) -> list[Any]:
+        """Return the critic's values of this rank's share of the rows."""
+        self._media = media
+        found = self._rank.values([row_in(row) for row in rows], tokens_per_microbatch)
+        return [(number, array_out(array)) for number, array in found]
+
+    def gather(self, network: str, kind: str, name: str) -> None:
         """Take part in gathering a tensor."""
-        self._rank.shards.gather(kind, name)
+        self._rank.trained[network].shards.gather(kind, name)
 
     def renew_reference(self) -> None:
         """Make the policy the reference."""
@@ -89,9 +101,13 @@ class _Calls:
         """Exchange the masters of policy and reference."""
         self._rank.swap_reference()
 
-    def load(self, moments: bool, num_steps: float, renewed: bool) -> None:
-        """Take over what rank 0 reads from a checkpoint."""
-        self._rank.load(moments, num_steps, renewed, None)
+    def load_reference(self, renewed: bool) -> None:
+        """Take over a renewed reference that rank 0 reads, or go back to version 0."""
+        self._rank.load_reference(renewed, None)
+
+    def load(self, network: str, moments: bool, num_steps: float) -> None:
+        """Take over what rank 0 reads of a network from a checkpoint."""
+        self._rank.trained[network].load(moments, num_steps, None)
 
     def leave(self) -> None:
         """Leave the process group."""
@@ -117,8 +133,10 @@ def main() -> None:
 
 
 def serve(place: RankPlace) -> None:
-    """Carry out the calls of rank 0 until it says `end`. The process ends when rank 0 ends, however that ends."""
+    """Carry out the calls of rank 0 until it says `end`. The process ends when rank 0 ends, however that ends, and when
+    nothing is heard of it."""
     threading.Thread(target=_end_with_rank_0, args=(place.connect(),), daemon=True).start()
+    threading.Thread(target=_end_in_silence, args=(place, place.connect()), daemon=True).start()
     store, calls = place.connect(), _Calls(place)
     for number, what, arguments in _calls_of(store):
         try:
@@ -128,7 +146,7 @@ def serve(place: RankPlace) -> None:
             text = str(error) if isinstance(error, RftError) else f"{type(error).__name__}: {error}"
             store.set(f"failed/{place.rank}", pack({"what": what, "error": text, "of_others": is_of_others(error)}))
             raise SystemExit(1) from None
-        store.set(f"done/{number}/{place.rank}", pack(result))
+        put(store, f"done/{number}/{place.rank}", result)
         if what == "end":
             return
 
@@ -137,7 +155,7 @@ def _calls_of(store: Any) -> Iterator[tuple[int, str, dict[str, Any]]]:
     number = 0
     while True:
         store.wait([f"call/{number}"], FOREVER)
-        what, arguments = unpack(store.get(f"call/{number}"))
+        what, arguments = take(store, f"call/{number}")
         yield number, what, arguments
         number += 1
 
@@ -148,6 +166,26 @@ def _end_with_rank_0(store: Any) -> None:
         store.wait(["never"], FOREVER)
     finally:
         os._exit(1)
+
+
+def _end_in_silence(place: RankPlace, store: Any) -> None:
+    """Beat, and end this process when rank 0 no longer does. Its host may be cut off, and its connections stay open."""
+    store.wait(["silence"], FOREVER)
+    silence_s = float(unpack(store.get("silence")))
+    heartbeat = Heartbeat(store, place.rank, [0], silence_s=silence_s)
+    heartbeat.start()
+    while not heartbeat.silent():
+        time.sleep(BEAT_S)
+        heartbeat.tick()
+    log.critical(
+        "backend deepspeed: rank %d of %d: rank 0 on %s was not heard of for %g s: it hangs, or its host is gone or "
+        "cut off",
+        place.rank,
+        place.size,
+        place.host,
+        silence_s,
+    )
+    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,8 @@ from typing import Any, TypeVar
 import psutil
 import torch
 
-from rftstream.backends.deepspeed.wire import pack, unpack
+from rftstream.backends.deepspeed.heartbeat import BEAT_S, Heartbeat
+from rftstream.backends.deepspeed.wire import drop, pack, put, take, unpack
 from rftstream.errors import BackendError, ConfigError
 
 log = logging.getLogger(__name__)
@@ -39,6 +40,11 @@ GRACE_S = 5.0
 """Seconds that the other ranks get to say what went wrong, and to end."""
 ABANDON_S = 30.0
 """Seconds that rank 0 gets to find out by itself that a rank was lost."""
+SILENCE = 0.5
+"""Share of the timeout after which a rank that was heard of before, and no longer, counts as lost. So with the default
+timeout all ranks have ended within a minute."""
+LEAST_SILENCE_S = 10.0
+"""Seconds of silence that mean nothing: a busy machine may keep a thread waiting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,8 +131,12 @@ class Ranks:
             self.place.host, self.place.port, is_master=True, wait_for_workers=False, **how
         )
         self._others = range(1, self.place.size)
+        self._silence_s = max(SILENCE * timeout_s, LEAST_SILENCE_S)
+        self._store.set("silence", pack(self._silence_s))
+        self._heartbeat = Heartbeat(self.place.connect(), 0, self._others, silence_s=self._silence_s)
         self._processes = {} if launched else {rank: self._start(rank, threads) for rank in self._others}
-        if self._processes:
+        if self._others:
+            self._heartbeat.start()
             threading.Thread(target=self._watch, name="ranks", daemon=True).start()
 
     def _start(self, rank: int, threads: int) -> subprocess.Popen[bytes]:
@@ -161,7 +171,7 @@ class Ranks:
             if (trouble := self._trouble()) is not None:
                 raise BackendError(trouble)
             if self._others:
-                self._store.set(f"call/{number}", pack([what, arguments]))
+                put(self._store, f"call/{number}", [what, arguments])
             found = local()
             answers = [self._answer(what, number, rank, timeout_s or self._timeout_s) for rank in self._others]
         except Exception as error:
@@ -171,8 +181,9 @@ class Ranks:
                 raise
             raise BackendError(reason) from error
         for rank in self._others:
-            self._store.delete_key(f"done/{number}/{rank}")
-        self._store.delete_key(f"call/{number}")
+            drop(self._store, f"done/{number}/{rank}")
+        if self._others:
+            drop(self._store, f"call/{number}")
         return found, answers
 
     def _answer(self, what: str, number: int, rank: int, timeout_s: float) -> Any:
@@ -183,7 +194,7 @@ class Ranks:
             if time.monotonic() > deadline:
                 raise BackendError(self._late(what, timeout_s))
             time.sleep(0.002)
-        return unpack(self._store.get(key))
+        return take(self._store, key)
 
     def _trouble(self) -> str | None:
         """Return what a rank says that it failed by, or how a rank ended that said nothing."""
@@ -196,6 +207,12 @@ class Ranks:
             if code is not None and said[rank] is None:
                 how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
                 return f"{self._name(rank)} ended with {how}; the trainer has to start again"
+        for rank in self._heartbeat.silent():
+            if said[rank] is None:
+                return (
+                    f"{self._name(rank)}: not heard of for {self._silence_s:g} s: it hangs, or it or its host is gone, "
+                    "or cut off; the trainer has to start again"
+                )
         return None
 
     def _said(self, rank: int) -> Any:
@@ -224,11 +241,12 @@ class Ranks:
     # ------------------------------------------------------------------------------------------ watching
 
     def _watch(self) -> None:
-        """End this process if a rank has ended and rank 0 does not notice. It may not need the others for long, or
-        wait in a network that does not report the dead."""
-        while all(process.poll() is None for process in self._processes.values()):
-            if self._ended.wait(0.2):
+        """End this process if a rank has ended, or is silent, and rank 0 does not notice. It may not need the others
+        for long, or wait in a network that does not report the dead."""
+        while all(process.poll() is None for process in self._processes.values()) and not self._heartbeat.silent():
+            if self._ended.wait(BEAT_S):
                 return
+            self._heartbeat.tick()
         if not self._ended.wait(ABANDON_S):
             log.critical("%s", self._trouble())
             os._exit(BackendError.exit_code)
@@ -243,7 +261,7 @@ class Ranks:
     def end(self) -> None:
         """End the ranks. Those that a launcher started end by themselves, and get GRACE_S for it."""
         if not self.ended and not self._processes:
-            self._store.set(f"call/{self._count}", pack(["end", {}]))
+            put(self._store, f"call/{self._count}", ["end", {}])
             keys, deadline = [f"done/{self._count}/{rank}" for rank in self._others], time.monotonic() + GRACE_S
             while keys and not self._store.check(keys) and time.monotonic() < deadline:
                 time.sleep(0.02)
@@ -251,6 +269,7 @@ class Ranks:
 
     def _end(self) -> None:
         self._ended.set()
+        self._heartbeat.stop()
         for process in self._processes.values():
             process.kill()
             process.wait()

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import math
 import os
 import sys
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,41 +22,37 @@ from torch import Tensor, nn
 
 from rftstream.algorithms.base import Algorithm, TrainingRow
 from rftstream.backends.base import OptimizerSettings, UpdatePlan
-from rftstream.backends.deepspeed.engine import EngineModule, EngineNetwork, import_deepspeed
+from rftstream.backends.deepspeed.engine import import_deepspeed
 from rftstream.backends.deepspeed.rank_processes import LOOPBACK, RankPlace
-from rftstream.backends.deepspeed.shards import KINDS, MASTER, MOMENTS, REFERENCE, count_anew, shards_of
-from rftstream.backends.deepspeed.shared_passes import RankUpdate, SharedPasses
+from rftstream.backends.deepspeed.sequence import SequenceGroup, SplitNetwork
+from rftstream.backends.deepspeed.settings import CriticStart, RankSettings, RankShare
+from rftstream.backends.deepspeed.shards import REFERENCE, count_anew
+from rftstream.backends.deepspeed.shared_passes import SharedCriticPasses, SharedPasses
+from rftstream.backends.deepspeed.trained import (
+    CRITIC,
+    POLICY,
+    RankLearner,
+    RankUpdate,
+    Read,
+    TrainedNetwork,
+    take_steps,
+)
 from rftstream.backends.passes import micro_inputs
 from rftstream.backends.torch import lora
-from rftstream.backends.torch.inputs import Inputs, make_inputs
+from rftstream.backends.torch.critic import ValueNetwork, load_critic
+from rftstream.backends.torch.inputs import Inputs
 from rftstream.backends.torch.network import Network, NetworkSettings, load_model, recompute_activations
-from rftstream.backends.torch.optimizer import adamw
 from rftstream.models.image_inputs import ImageCache
 from rftstream.models.seeing import SeeingModel
 from rftstream.models.spec import ModelSpec
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankSettings:
-    """Settings of the backend that are the same for all ranks."""
-
-    stage: int
-    deepspeed: Mapping[str, Any]
-    """The whole configuration of DeepSpeed's engine."""
-    packing: bool
-    gradient_checkpointing: bool
-    autocast: str
-    max_logits_bytes: int
-    timeout_s: float
-    seed: int
 
 
 class Rank:
     """One process's part of masters and optimizer, and its share of each batch.
 
     Rank 0's backend makes one in its own process, and the other processes (rank.py) make one each. The calls come in
-    the same order in all of them: `load_model`, `join`, then `update`, `logprobs`, `load` and the calls for the
-    reference in any number, and `close`. Under ZeRO each forward and backward pass is a meeting of all ranks."""
+    the same order in all of them: `load_model`, `join`, then `update`, `logprobs`, `values` and the calls for
+    the reference in any number, and `close`. Under ZeRO each forward and backward pass is a meeting of all ranks."""
 
     def __init__(
         self,
@@ -68,37 +62,38 @@ class Rank:
         optimizer: OptimizerSettings,
         settings: RankSettings,
         images: ImageCache | None = None,
+        critic: CriticStart | None = None,
     ) -> None:
-        """`images`: pixels of the images that rows show; None if they show none."""
-        self._images = images
+        """`images`: pixels of the images that rows show; None if they show none. `critic`: None if there is none."""
+        self._images, self._critic_start = images, critic
         self._place, self._spec, self._optimizer, self._settings = place, model, optimizer, settings
+        self._share = RankShare.of(place, together=settings.sequence_parallel)
+        self._group: SequenceGroup | None = None
+        """The ranks that compute a micro-batch together with this one; None for this one alone."""
         self.device = torch.device(model.device)
         if self.device.type != "cpu":  # ranks take the GPUs from that of the run file on
             self.device = torch.device(self.device.type, (self.device.index or 0) + place.local_rank)
         self._model: Any = None
+        self._critic_model: Any = None
         self._parameters: dict[str, nn.Parameter] = {}
-        """Trained parameters, by the names that they are published and saved under."""
-        self._network: Any = None
-        self._reference: Network | None = None
+        """Trained parameters of the policy, by the names that they are published and saved under."""
+        self.trained: dict[str, TrainedNetwork] = {}
+        """The policy, and the critic if there is one."""
+        self._reference: Network | SplitNetwork | None = None
         """The model of version 0, whole in every process; loaded when it is first needed."""
         self._renewed: list[Tensor] | None = None
         """This process's part of the masters of a renewed reference. None while the reference is version 0."""
-        self._engine: Any = None
-        self.shards: Any = None
-        self._rounds_left = 0
         self._linear = torch.nn.functional.linear
         """As it was before ZeRO 3 put its own in its place, for the whole process."""
         self._environment: dict[str, str | None] = {}
         """Environment variables that `join` changed, as they were before; None for those that were not set."""
-        self.shapes: dict[str, torch.Size] = {}
-        """Shapes of all trained parameters (of adapters, where those are trained), by name; tied ones once."""
         self.base_names: list[str] = []
         """Names of the model's own weights, where adapters are trained."""
 
     # ------------------------------------------------------------------------------------------ opening
 
     def load_model(self) -> None:
-        """Load the whole model; DeepSpeed takes it apart in `join`. Does not wait for other ranks."""
+        """Load the whole model, and the critic; DeepSpeed takes them apart in `join`. Does not wait for other ranks."""
         torch.set_num_threads(self._spec.threads)
         torch.manual_seed(self._settings.seed)
         if self.device.type == "cuda":
@@ -110,11 +105,14 @@ class Rank:
         else:
             self._parameters = lora.add_adapters(self._model, self._spec)
             self.base_names = lora.base_names(self._model)
+        if self._critic_start is not None:
+            self._critic_model = _new_critic(self._critic_start, self._model, self.device)
         if self._settings.gradient_checkpointing:
-            recompute_activations(self._model)
+            for model in filter(None, (self._model, self._critic_model)):
+                recompute_activations(model)
 
     def join(self, store: Any) -> None:
-        """Form the process group and DeepSpeed's engine with all ranks.
+        """Form the process group and DeepSpeed's engines with all ranks.
 
         `store` is a key-value store of torch, by which the ranks find each other."""
         deepspeed = import_deepspeed(self.device.type)
@@ -132,33 +130,30 @@ class Rank:
             timeout=timedelta(seconds=self._settings.timeout_s),
         )
         deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False)
-        parameters = self._parameters
-        self.shapes = {name: parameter.shape for name, parameter in parameters.items()}
-        module = EngineModule(network)
+        if self._settings.sequence_parallel > 1:
+            self._group = SequenceGroup(self._place.rank, self._place.size, self._settings.sequence_parallel)
+        networks, parameters = {POLICY: self._split(network)}, {POLICY: self._parameters}
+        if self._critic_model is not None:
+            networks[CRITIC] = self._split(ValueNetwork(self._critic_model, settings))
+            parameters[CRITIC] = dict(self._critic_model.named_parameters())
         count_anew()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it imports a compiler
-            self._engine, *_ = deepspeed.initialize(
-                model=module,
-                optimizer=adamw(list(parameters.values()), self._optimizer),
-                config=dict(self._settings.deepspeed),
-                dist_init_required=False,
-            )
-        if self._settings.stage == 3:
-            head = network.model.get_output_embeddings()
-            for parameter in () if head is None else head.parameters(recurse=False):
-                deepspeed.zero.register_external_parameter(module, parameter)  # used outside of its own module
-        self.shards = shards_of(self._engine, self._settings.stage, parameters, self.shapes)
-        self._network = EngineNetwork(self._engine, network)
+        for name, one in networks.items():
+            self.trained[name] = TrainedNetwork(name, one, parameters[name], self._optimizer, self._settings)
+
+    def _split(self, network: Network) -> Network | SplitNetwork:
+        """Return the network as the ranks of a group compute it together."""
+        if self._group is None:
+            return network
+        exact = NetworkSettings.of(self._settings, self.device).autocast is None
+        return SplitNetwork(network, self._group, near=1e-3 if exact else 0.1)
 
     def close(self) -> None:
-        """Leave the process group, free the model, and put the environment back."""
-        if self._engine is not None:
-            self._engine.destroy()
+        """Leave the process group, free the models, and put the environment back."""
+        for trained in self.trained.values():
+            trained.close()
         torch.nn.functional.linear = self._linear
-        self._network = self._engine = self.shards = self._model = self._reference = None
-        self._renewed = None
-        self._parameters = {}
+        self._model = self._critic_model = self._reference = self._renewed = self._group = None
+        self.trained, self._parameters = {}, {}
         gc.collect()
         if torch.distributed.is_initialized():
             import deepspeed
@@ -192,87 +187,67 @@ class Rank:
 
     def update(self, rows: Sequence[TrainingRow], algorithm: Algorithm, plan: UpdatePlan) -> RankUpdate:
         """Train on a batch. All ranks get the same rows and plan, and take the same number of passes."""
-        passes = SharedPasses(
-            self._network,
-            rows,
-            plan,
-            self.device,
-            whole_groups="whole_groups" in algorithm.needs,
-            rank=self._place.rank,
-            size=self._place.size,
-        )
-        before = self.shards.copy() if passes.num_steps > 1 else None
+        learners = [self._policy_learner(rows, algorithm, plan)] if plan.trains_policy else []
+        if CRITIC in self.trained and "values" in algorithm.needs:
+            learners.append(self._critic_learner(rows, plan))
+        done = take_steps(learners, algorithm, learners[0].passes.num_steps)
+        return RankUpdate(learners, skipped=not done)
+
+    def _policy_learner(self, rows: Sequence[TrainingRow], algorithm: Algorithm, plan: UpdatePlan) -> RankLearner:
+        policy, whole_groups = self.trained[POLICY], "whole_groups" in algorithm.needs
+        passes = SharedPasses(policy.network, rows, plan, self.device, whole_groups=whole_groups, share=self._share)
         if passes.wants_proximal(algorithm):
             passes.compute_proximal()
-            self._look(passes.num_idle, self._network)
+            policy.look(passes.num_idle)
         if "reference_logprobs" in algorithm.needs:
             with self._as_reference() as reference:
                 passes.compute_reference(reference)
-                self._look(passes.num_idle, reference)
-        taken = RankUpdate(passes, [], False)
-        for step in range(passes.num_steps):
-            number = step % len(passes.minibatches)
-            minibatch, self._rounds_left = passes.minibatches[number], passes.num_rounds[number]
-            passes.accumulate(minibatch, algorithm, backward=self._backward)
-            while self._rounds_left:
-                self._backward(self._idle_loss("entropy" in algorithm.needs))
-            taken.norms.append(self.shards.step(plan.lr, plan.max_grad_norm))
-            if not math.isfinite(taken.norms[-1]):
-                if before is not None:
-                    self.shards.restore(before)
-                taken.skipped = True
-                break
-        return taken
+                if reference is policy.network:  # else each rank computes alone
+                    policy.look(passes.num_idle)
+        return RankLearner(passes, policy, plan.lr, plan.max_grad_norm)
 
-    def _backward(self, loss: Tensor) -> None:
-        """Compute gradients of a share of the loss.
-
-        DeepSpeed takes the mean over ranks, and the loss is a share of a sum, so it is multiplied by their number. A
-        loss that is not finite makes every gradient a NaN, in this rank and so in all: all leave the step out."""
-        self._rounds_left -= 1
-        self._engine.set_gradient_accumulation_boundary(self._rounds_left == 0)
-        factor = torch.where(loss.detach().isfinite(), float(self._place.size), math.nan)
-        self._engine.backward(loss * factor, scale_wrt_gas=False)
-
-    def _idle_loss(self, entropy_gradient: bool) -> Tensor:
-        """Return a loss of zero that went through the same outputs as the losses of the other ranks.
-
-        ZeRO 3 counts which outputs have a gradient. A rank that counted others would wait for ever."""
-        outputs = self._network.logprobs(self._idle_inputs(), entropy_gradient=entropy_gradient)
-        nothing: Tensor = (outputs[0].sum() + outputs[1].sum()) * 0.0
-        return nothing
+    def _critic_learner(self, rows: Sequence[TrainingRow], plan: UpdatePlan) -> RankLearner:
+        assert self._critic_start is not None
+        critic, settings = self.trained[CRITIC], self._critic_start.settings
+        return RankLearner(
+            SharedCriticPasses(critic.network, rows, plan, self.device, share=self._share),
+            critic,
+            settings.lr,
+            settings.max_grad_norm,
+            loss_name="value_loss",
+            norm_name="critic_grad_norm",
+        )
 
     def logprobs(
         self, rows: Sequence[TrainingRow], tokens_per_microbatch: int, *, reference: bool
     ) -> list[tuple[int, np.ndarray]]:
         """Return the logprobs of this rank's share of the rows: (number of the row, float32 [T])."""
-        parts = micro_inputs(rows, tokens_per_microbatch, self._network, self.device)
-        share = parts[self._place.rank :: self._place.size]
-        result = []
-        with self._as_reference() if reference else contextlib.nullcontext(self._network) as network:
-            for numbers, inputs in share:
-                with torch.no_grad():
-                    logprobs_BT = network.logprobs(inputs)[0].float().cpu().numpy()
-                for place, number in enumerate(numbers.tolist()):
-                    result.append((number, logprobs_BT[place, : len(rows[number].token_ids)]))
-            self._look(-(-len(parts) // self._place.size) - len(share), network)
+        policy = self.trained[POLICY]
+        with self._as_reference() if reference else contextlib.nullcontext(policy.network) as one:
+            result, num_idle = self._share_of(rows, tokens_per_microbatch, one, lambda inputs: one.logprobs(inputs)[0])
+            policy.look(num_idle if one is policy.network else 0)
         return result
 
-    def _look(self, count: int, network: Any) -> None:
-        """Take forward passes only because the other ranks take them; none where each rank computes alone."""
-        for _ in range(count if network is self._network else 0):
-            with torch.no_grad():
-                network.logprobs(self._idle_inputs())
+    def values(self, rows: Sequence[TrainingRow], tokens_per_microbatch: int) -> list[tuple[int, np.ndarray]]:
+        """Return the critic's values of this rank's share of the rows: (number of the row, float32 [T])."""
+        critic = self.trained[CRITIC]
+        result, num_idle = self._share_of(rows, tokens_per_microbatch, critic.network, critic.network.values)
+        critic.look(num_idle)
+        return result
 
-    def _idle_inputs(self) -> Inputs:
-        ones = np.ones(2, np.float32)
-        row = TrainingRow(
-            token_ids=np.zeros(2, np.int32),
-            loss_mask=np.asarray([0, 1], np.float32),
-            behavior_logprobs=ones,
-            advantages=ones,
-        )
-        return make_inputs([row], self.device, packed=self._network.packs)
+    @torch.no_grad()
+    def _share_of(
+        self, rows: Sequence[TrainingRow], tokens: int, network: Any, compute: Callable[[Inputs], Tensor]
+    ) -> tuple[list[tuple[int, np.ndarray]], int]:
+        """Return what `compute` says of this rank's share of the rows, and how many passes others take beyond it."""
+        parts = micro_inputs(rows, tokens, network, self.device)
+        share = parts[self._share.number :: self._share.count]
+        result = []
+        for numbers, inputs in share:
+            found_BT = compute(inputs).float().cpu().numpy()
+            for place, number in enumerate(numbers.tolist()):
+                result.append((number, found_BT[place, : len(rows[number].token_ids)]))
+        return result, -(-len(parts) // self._share.count) - len(share)
 
     @contextlib.contextmanager
     def _as_reference(self) -> Iterator[Any]:
@@ -282,19 +257,19 @@ class Rank:
         without them. After an error nothing is put back, since the ranks end then."""
         if self._renewed is not None:
             self.swap_reference()
-            yield self._network
+            yield self.trained[POLICY].network
             self.swap_reference()
         elif self._spec.lora is not None:
             with lora.adapters_off(self._model):
-                yield self._network
+                yield self.trained[POLICY].network
         else:
             yield self._open_reference()
 
-    def _open_reference(self) -> Network:
+    def _open_reference(self) -> Network | SplitNetwork:
         if self._reference is None:
-            with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+            with _same_random(self.device):
                 model = load_model(self._spec, self.device).requires_grad_(False)
-                self._reference = self._network_of(model)
+                self._reference = self._split(self._network_of(model))
         return self._reference
 
     def _network_of(self, model: Any, *, always_sees: bool = False) -> Network:
@@ -313,39 +288,41 @@ class Rank:
 
     def renew_reference(self) -> None:
         """Make the policy as it is now the reference. Does not wait for other ranks."""
-        self._renewed, self._reference = self.shards.copy_masters(), None
+        self._renewed, self._reference = self.trained[POLICY].shards.copy_masters(), None
 
     def swap_reference(self) -> None:
         """Exchange the masters of the policy and of a renewed reference."""
         assert self._renewed is not None
-        policy = self.shards.copy_masters()
-        self.shards.restore_masters(self._renewed)
+        shards = self.trained[POLICY].shards
+        policy = shards.copy_masters()
+        shards.restore_masters(self._renewed)
         self._renewed = policy
 
     # ------------------------------------------------------------------------------------------ state
 
-    def load(self, moments: bool, num_steps: float, renewed: bool, read: Callable[[str, str], Tensor] | None) -> None:
-        """Take over all masters, moments if there are any, and a renewed reference.
+    def load_reference(self, renewed: bool, read: Read | None) -> None:
+        """Take over a renewed reference, or go back to version 0. The policy has to be loaded afterwards.
 
-        Rank 0 gives `read`, a function from kind and name to the whole tensor. The others give None and receive the
-        tensors from rank 0."""
-        self.shards.forget_moments()
+        Rank 0 gives `read`. The others give None and receive the tensors from rank 0."""
         self._renewed = None
         if renewed:
-            self._receive(REFERENCE, read)
+            self.trained[POLICY].receive(REFERENCE, read)
             self.renew_reference()
-        for kind in KINDS if moments else (MASTER,):
-            self._receive(kind, read)
-        self.shards.num_steps = num_steps
 
-    def _receive(self, kind: str, read: Callable[[str, str], Tensor] | None) -> None:
-        for name, shape in self.shapes.items():
-            if read is None:
-                value = torch.empty(shape, dtype=torch.float32, device=self.device)
-            else:
-                value = read(kind, name).to(self.device, torch.float32).contiguous()
-            torch.distributed.broadcast(value, src=0)
-            with torch.no_grad():
-                self.shards.put(MASTER if kind == REFERENCE else kind, name, value)
-        if kind not in MOMENTS:
-            self.shards.refresh()
+    def first_critic(self) -> Read:
+        """Return a function that reads the critic as it began."""
+        assert self._critic_start is not None
+        begun = _new_critic(self._critic_start, self._model, torch.device("cpu"))
+        tensors = dict(begun.named_parameters())
+        return lambda _, name: tensors[name].detach()
+
+
+def _new_critic(start: CriticStart, policy: Any, device: torch.device) -> Any:
+    """Return the critic of a policy as it begins."""
+    with _same_random(device):
+        return load_critic(Path(start.folder), device, vocabulary=int(policy.config.get_text_config().vocab_size))
+
+
+def _same_random(device: torch.device) -> contextlib.AbstractContextManager[None]:
+    """Keep the random state as it was before, since loading a model may draw numbers."""
+    return torch.random.fork_rng([device] if device.type == "cuda" else [])

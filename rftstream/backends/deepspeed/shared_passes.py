@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from rftstream.algorithms.base import TrainingRow
 from rftstream.backends.base import UpdatePlan
+from rftstream.backends.deepspeed.settings import RankShare
 from rftstream.backends.passes import Passes
+from rftstream.backends.torch.critic import CriticPasses
 
 
 class SharedPasses(Passes):
@@ -25,22 +26,24 @@ class SharedPasses(Passes):
         plan: UpdatePlan,
         device: torch.device,
         *,
-        whole_groups: bool,
-        rank: int,
-        size: int,
+        whole_groups: bool = False,
+        share: RankShare,
     ) -> None:
         super().__init__(network, rows, plan, device, whole_groups=whole_groups)
+        self._counts = share.counts
         self.num_of_all = self.num_microbatches
-        self.num_rounds = [-(-len(minibatch.inputs) // size) for minibatch in self.minibatches]
+        self.num_rounds = [-(-len(minibatch.inputs) // share.count) for minibatch in self.minibatches]
         """Forward and backward passes that every rank takes for each mini-batch."""
         for minibatch in self.minibatches:
-            minibatch.inputs = minibatch.inputs[rank::size]
+            minibatch.inputs = minibatch.inputs[share.number :: share.count]
             minibatch.proximal = minibatch.reference = [None] * len(minibatch.inputs)
         self.num_idle = sum(self.num_rounds) - self.num_microbatches
         """Micro-batches of a pass over the batch that this rank takes only because the others take one."""
 
     def part(self) -> dict[str, Any]:
-        """Return what this rank added up, as plain numbers."""
+        """Return what this rank added up, as plain numbers. It is nothing if another rank computed the same."""
+        if not self._counts:
+            return {"losses": [0.0] * len(self._losses), "sums": {}, "flops": 0.0, "num_read": 0}
         return {
             "losses": self._losses,
             "sums": {name: float(value) for name, value in self._sums.items()},
@@ -56,10 +59,5 @@ class SharedPasses(Passes):
         self._num_read += part["num_read"]
 
 
-@dataclass(slots=True)
-class RankUpdate:
-    """The result of an update in one rank. `norms` and `skipped` are the same in all ranks."""
-
-    passes: SharedPasses
-    norms: list[float]
-    skipped: bool
+class SharedCriticPasses(SharedPasses, CriticPasses):
+    """The passes of one rank over a batch through the critic."""

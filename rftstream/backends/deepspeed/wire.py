@@ -26,6 +26,9 @@ ARRAYS = ("token_ids", "loss_mask", "behavior_logprobs", "advantages")
 """Names of a row's arrays."""
 
 
+PART_BYTES = 4 << 20
+
+
 def pack(value: Any) -> bytes:
     """Return a value as msgpack."""
     return msgspec.msgpack.encode(value)
@@ -34,6 +37,27 @@ def pack(value: Any) -> bytes:
 def unpack(data: bytes) -> Any:
     """Return the value that `pack` was given."""
     return msgspec.msgpack.decode(data)
+
+
+def put(store: Any, key: str, value: Any) -> None:
+    """Write a value into a store, in parts: it takes 8 MiB at once, and a batch may have more."""
+    data = pack(value)
+    parts = [data[begin : begin + PART_BYTES] for begin in range(0, len(data), PART_BYTES)]
+    for number, part in enumerate(parts):
+        store.set(f"{key}/{number}", part)
+    store.set(key, pack(len(parts)))
+
+
+def take(store: Any, key: str) -> Any:
+    """Return what `put` wrote."""
+    return unpack(b"".join(store.get(f"{key}/{number}") for number in range(unpack(store.get(key)))))
+
+
+def drop(store: Any, key: str) -> None:
+    """Delete what `put` wrote."""
+    for number in range(unpack(store.get(key))):
+        store.delete_key(f"{key}/{number}")
+    store.delete_key(key)
 
 
 def row_out(row: TrainingRow) -> dict[str, Any]:

@@ -145,9 +145,15 @@ class CriticPasses(Passes):
     """The forward and backward passes of one batch through the critic, in as many steps as the policy takes."""
 
     def __init__(
-        self, network: ValueNetwork, rows: Sequence[TrainingRow], plan: UpdatePlan, device: torch.device
+        self,
+        network: ValueNetwork,
+        rows: Sequence[TrainingRow],
+        plan: UpdatePlan,
+        device: torch.device,
+        *,
+        whole_groups: bool = False,
     ) -> None:
-        super().__init__(network, rows, plan, device)
+        super().__init__(network, rows, plan, device, whole_groups=whole_groups)
         self._critic = network
 
     def accumulate(

@@ -172,10 +172,34 @@ def test_a_critic_is_counted(write: Write) -> None:
     assert with_one.disk.checkpoint_bytes == 2 * without.disk.checkpoint_bytes == 24 * num
 
 
+def test_a_critic_of_ranks_is_spread(write: Write) -> None:
+    """By stage 2: weights 4, its part of gradients 4, of masters, their gradients and moments 16; and a copy of the
+    policy's masters and moments, for its step is taken before that of the critic."""
+    settings: dict[str, Any] = {"trainer__backend": "deepspeed", "explorer__policy": "hf", "model": {"make": {}}}
+    settings["backends__deepspeed"] = {"stage": 2, "processes": 4}
+    without = fine(write(**settings))
+    held, before = of_trainer(fine(write(**settings, trainer__algorithm="ppo"))), of_trainer(without)
+    num = without.disk.parameters
+    assert held["critic with gradients"] == 4 * num + num
+    assert held["critic's optimizer"] == 4 * num
+    assert held["state before the batch"] == 3 * num
+    assert "state before the batch" not in before
+
+
+def test_long_rows_are_spread_over_the_ranks_of_a_group(write: Write) -> None:
+    settings: dict[str, Any] = {"trainer__backend": "deepspeed", "explorer__policy": "hf", "model": {"make": {}}}
+    alone, split = (
+        of_trainer(fine(write(**settings, backends__deepspeed={"processes": 4, "sequence_parallel": number})))
+        for number in (1, 2)
+    )
+    assert split["activations"] == alone["activations"] // 2
+
+
 def test_a_backend_without_a_critic_is_refused(write: Write) -> None:
     report = check(write(trainer__algorithm="ppo"))
     assert report.errors == [
-        "trainer.backend: 'fake' cannot hold a critic, which 'ppo' has; use 'torch', or an algorithm without one"
+        "trainer.backend: 'fake' cannot hold a critic, which 'ppo' has; use 'torch' or 'deepspeed', or an algorithm "
+        "without one"
     ]
 
 

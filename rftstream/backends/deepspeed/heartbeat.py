@@ -1,0 +1,59 @@
+"""How ranks know of each other that they are alive: by numbers in the store of rank 0 that go up.
+
+The connections of a process that ends are closed, which the others see. Those of a process that hangs, or whose host
+was cut off, stay open for hours.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+BEAT_S = 0.5
+"""Seconds between two beats of a rank, and between two looks at those of the others."""
+
+
+class Heartbeat:
+    """The beats of one rank, and what it hears of others.
+
+    `Ranks` makes one in rank 0 for all others, and each other rank makes one for rank 0. `start` is called first; then
+    somebody calls `tick` each BEAT_S and asks for `silent` ranks."""
+
+    def __init__(self, store: Any, rank: int, others: Iterable[int], *, silence_s: float) -> None:
+        """`store` is a connection that nobody else uses: it hangs when rank 0 does. After `silence_s` seconds without
+        a beat a rank is silent."""
+        self._store, self._rank, self._silence_s = store, rank, silence_s
+        self._heard = dict.fromkeys(others, 0)
+        self._missed = dict.fromkeys(self._heard, 0)
+        """Ticks since the last beat. They are counted, and not seconds, for they stop when this process is stopped."""
+        self._ended = threading.Event()
+
+    def start(self) -> None:
+        """Beat and listen from now on, in a thread."""
+        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+
+    def stop(self) -> None:
+        """Neither beat nor listen any longer."""
+        self._ended.set()
+
+    def tick(self) -> None:
+        """Count a tick of BEAT_S."""
+        for rank, heard in self._heard.items():
+            if heard:  # before its first beat a rank may still be starting
+                self._missed[rank] += 1
+
+    def silent(self) -> list[int]:
+        """Return the ranks that were heard once, and no longer."""
+        return [rank for rank, missed in self._missed.items() if missed * BEAT_S > self._silence_s]
+
+    def _beat(self) -> None:
+        try:
+            while not self._ended.wait(BEAT_S):
+                self._store.add(f"beat/{self._rank}", 1)
+                for rank, before in self._heard.items():
+                    heard = self._store.add(f"beat/{rank}", 0)
+                    if heard != before:
+                        self._heard[rank], self._missed[rank] = heard, 0
+        except RuntimeError:  # rank 0 is gone, which others see
+            return

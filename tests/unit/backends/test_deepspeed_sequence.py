@@ -1,0 +1,250 @@
+"""Micro-batches that several ranks compute together, each its part of the tokens, against the torch backend.
+
+What is equal and how closely is said in test_deepspeed.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from rftstream.backends.deepspeed import backend as deepspeed_backend
+from rftstream.backends.deepspeed.backend import DeepSpeedBackend
+from rftstream.backends.deepspeed.rank_processes import RankPlace, Ranks
+from rftstream.backends.deepspeed.sequence import SequenceGroup, SplitNetwork
+from rftstream.backends.deepspeed.settings import RankShare
+from rftstream.backends.torch.inputs import make_inputs
+from rftstream.backends.torch.network import Network, NetworkSettings, load_model
+from rftstream.errors import ConfigError
+from tests.unit import tiny
+from tests.unit.backends import test_deepspeed_critic as of_critic
+from tests.unit.backends.test_critic import reward_model
+from tests.unit.backends.test_deepspeed import (
+    BATCHES,
+    GRPO,
+    KL,
+    OPTIMIZER,
+    TIMEOUT_S,
+    KeptRanks,
+    agree,
+    bad_rows,
+    plan,
+    saved,
+    torch_backend,
+    train,
+    unchanged,
+)
+
+CPU = torch.device("cpu")
+SETTINGS = NetworkSettings(autocast=None, max_logits_bytes=1 << 20, packing=True)
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory):
+    """Four heads that share two of keys and values; some layers see 6 tokens."""
+    from transformers import AutoModelForCausalLM, Qwen2Config
+
+    made = tiny.make(tmp_path_factory.mktemp("model"))
+    config = Qwen2Config(
+        vocab_size=tiny.VOCABULARY, num_hidden_layers=2, max_position_embeddings=64, hidden_size=32,
+        intermediate_size=64, num_attention_heads=4, num_key_value_heads=2, use_sliding_window=True, sliding_window=6,
+        layer_types=["full_attention", "sliding_attention"],
+    )  # fmt: skip
+    torch.manual_seed(3)
+    AutoModelForCausalLM.from_config(config).float().save_pretrained(made.folder)
+    return made
+
+
+@pytest.fixture(scope="module")
+def kept():
+    """Processes by number, for one backend after another."""
+    started = {}
+
+    def ranks(count):
+        if count not in started or started[count].ended:
+            started[count] = KeptRanks(count, threads=1, timeout_s=TIMEOUT_S)
+        return started[count]
+
+    yield ranks
+    for one in started.values():
+        Ranks.end(one)
+
+
+@pytest.fixture
+def opened(spec, kept, monkeypatch):
+    """Opens one backend after another."""
+    backends = []
+
+    def make(critic=None, processes=2, **config):
+        settings = {"timeout_s": TIMEOUT_S, "processes": processes, "sequence_parallel": 2, **config}
+        backend = DeepSpeedBackend(DeepSpeedBackend.Config(**settings), model=spec, optimizer=OPTIMIZER, seed=0)
+        if critic is not None:
+            backend.hold_critic(of_critic.PPO.critic, critic)
+        with monkeypatch.context() as patch:
+            patch.setattr(deepspeed_backend, "Ranks", lambda *args, **settings: kept(processes))
+            backends.append(backend)
+            backend.open()
+        return backend
+
+    yield make
+    for one in backends:
+        one.close()
+
+
+@pytest.fixture(scope="module")
+def expected(spec, tmp_path_factory):
+    """Metrics, and files after the last batch."""
+    backend = torch_backend(spec)
+    return train(backend), saved(backend, tmp_path_factory.mktemp("expected") / "files")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", [
+    {"stage": 0, "packing": False},
+    {"stage": 2},
+    {"stage": 3, "gradient_checkpointing": True},
+    pytest.param({"stage": 2, "processes": 4}, marks=pytest.mark.long),
+])  # fmt: skip
+def test_ranks_together_give_what_one_gives(opened, expected, config, tmp_path):
+    backend = opened(**config)
+    agree((train(backend), saved(backend, tmp_path / "after")), expected)
+    before = saved(backend, tmp_path / "before")
+    assert backend.update(bad_rows(), GRPO, plan(minibatches=4)).skipped
+    assert unchanged(saved(backend, tmp_path / "skipped"), before)
+
+
+@pytest.mark.slow
+def test_halves_are_exchanged_too(spec, opened):
+    """Up to the rounding of bfloat16."""
+    whole, backend = torch_backend(spec, autocast="bfloat16"), opened(stage=0, autocast="bfloat16")
+    theirs, ours = (one.update(BATCHES[0][0], GRPO, BATCHES[0][1]).metrics for one in (whole, backend))
+    for name in ("loss", "entropy", "grad_norm"):
+        assert ours[name] == pytest.approx(theirs[name], rel=0.02, abs=0.01), name
+
+
+@pytest.mark.slow
+def test_a_reference_is_computed_together_too(spec, opened):
+    rows, twice = tiny.rows(5, seed=4), plan(updates_per_batch=2)
+    whole, backend = torch_backend(spec), opened(stage=2)
+    for one in whole, backend:
+        one.update(BATCHES[0][0], KL, BATCHES[0][1])
+    theirs = whole.logprobs(rows, 20) + whole.reference_logprobs(rows, 20)
+    ours = backend.logprobs(rows, 20) + backend.reference_logprobs(rows, 20)
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+    theirs, ours = (one.update(rows, KL, twice).metrics for one in (whole, backend))
+    for name in ("kl", "loss", "grad_norm", "num_tokens", "tflop"):
+        assert ours[name] == pytest.approx(theirs[name], rel=1e-3, abs=1e-6), name
+
+
+@pytest.mark.slow
+def test_a_critic_is_computed_together_too(spec, opened, tmp_path):
+    reward_model(tmp_path / "reward", spec, pad_token_id=0)
+    whole = of_critic.torch_backend(spec, tmp_path / "reward")
+    backend = opened(tmp_path / "reward", stage=3)
+    (values, metrics), (ours, our_metrics) = of_critic.course(whole), of_critic.course(backend)
+    of_critic.values_agree(ours, values)
+    for mine, theirs in zip(our_metrics, metrics, strict=True):
+        of_critic.metrics_agree(mine, theirs)
+    found = of_critic.saved(backend, tmp_path / "ours")
+    of_critic.files_agree(found, of_critic.saved(whole, tmp_path / "theirs"), of_critic.NUM_STEPS)
+
+
+@pytest.mark.slow
+def test_a_rank_holds_its_part_of_a_row(opened):
+    """Of 41 tokens that are read and 1 of padding: 21, in every layer and in the head."""
+    backend, seen = opened(stage=0, packing=False), []
+    model = backend._rank._model
+    for module in (*model.model.layers, *(layer.mlp for layer in model.model.layers), model.model.norm):
+        module.register_forward_hook(lambda _, inputs, output: seen.append(inputs[0].shape[1]))
+    row = tiny.rows(1)[0]
+    longer = {
+        name: np.resize(getattr(row, name), 42)
+        for name in ("token_ids", "loss_mask", "behavior_logprobs", "advantages")
+    }
+    backend.update([dataclasses.replace(row, **longer)], GRPO, plan(tokens_per_microbatch=64))
+    assert seen == [21] * 5
+
+
+def test_every_token_is_in_the_part_of_one_rank():
+    """Also where they do not divide, and where a rank has none that is trained on."""
+    for packed in (True, False):
+        inputs = make_inputs(tiny.rows(5, seed=2), CPU, packed=packed)
+        parts = [part_of(inputs, number, 3) for number in range(3)]
+        together = torch.cat([part.token_ids for part in parts], dim=1)
+        num_tokens = inputs.token_ids.shape[1]
+        assert torch.equal(together[:, :num_tokens], inputs.token_ids)
+        assert not together[:, num_tokens:].any() and together.shape[1] - num_tokens < 3
+        assert sum(parts[0].lengths) == together.numel()
+        targets = torch.cat([part.targets_N for part in parts])
+        assert sorted(targets.tolist()) == sorted(inputs.targets_N.tolist())
+        own = parts[1].token_ids
+        read = [own[source // own.shape[1], source % own.shape[1]] for source in parts[1].sources_N.tolist()]
+        numbers = [  # the token that comes before the trained one
+            int(inputs.token_ids.flatten()[source])
+            for source, row, place in zip(inputs.sources_N, inputs.rows_N, inputs.places_N, strict=True)
+            if (int(row), int(place)) in set(zip(parts[1].rows_N.tolist(), parts[1].places_N.tolist(), strict=True))
+        ]
+        assert [int(one) for one in read] == numbers
+    row = tiny.rows(1)[0]
+    last = np.zeros_like(row.loss_mask)
+    last[-1] = 1
+    inputs = make_inputs([dataclasses.replace(row, loss_mask=last, temperature=0.5)], CPU, packed=True)
+    first, second = (part_of(inputs, number, 2) for number in range(2))
+    assert second.places_N.tolist() == [len(last) - 1] and second.temperatures_N.tolist() == [0.5]
+    assert first.places_N.tolist() == [0] and first.temperatures_N.tolist() == [1]  # a masked place
+
+
+def part_of(inputs, number, size):
+    group = SequenceGroup.__new__(SequenceGroup)
+    group.number, group.size = number, size
+    return group.part(inputs)
+
+
+@pytest.mark.parametrize(("size", "what"), [(3, "the 4 heads"), (4, "the 2 key-value heads")])
+def test_heads_are_divided(spec, size, what):
+    network = Network(load_model(spec, CPU), SETTINGS)
+    with pytest.raises(ConfigError, match=f"sequence_parallel: got {size}, expected a divisor of {what}"):
+        SplitNetwork(network, SimpleNamespace(size=size), near=1e-3)
+
+
+def test_a_model_that_cannot_be_split_is_found_by_trying(spec):
+    """Here all ranks would get the first half of the tokens, and nobody the others."""
+    network = Network(load_model(spec, CPU), SETTINGS)
+    group = SequenceGroup.__new__(SequenceGroup)
+    group.number, group.size = 0, 2
+    group.all_tokens = lambda own: own.repeat(1, 1, 2, 1)
+    group.all_heads = lambda own: own[:, :, : own.shape[2] // 2]
+    group.together = lambda own: own
+    with pytest.raises(ConfigError, match="Qwen2ForCausalLM can't be computed in parts"):
+        SplitNetwork(network, group, near=1e-3)
+
+
+def test_processes_are_divided(spec):
+    with pytest.raises(ConfigError, match=r"sequence_parallel: got 2, expected a divisor of the 3 processes"):
+        DeepSpeedBackend(
+            DeepSpeedBackend.Config(processes=3, sequence_parallel=2), model=spec, optimizer=OPTIMIZER, seed=0
+        ).open()
+
+
+def test_images_are_refused(tmp_path):
+    seeing = tiny.make(tmp_path, vision=True, context=128)
+    backend = DeepSpeedBackend(
+        DeepSpeedBackend.Config(processes=2, sequence_parallel=2), model=seeing, optimizer=OPTIMIZER, seed=0
+    )
+    with pytest.raises(ConfigError, match=r"sequence_parallel: .* is shown images"):
+        backend.open()
+
+
+def test_a_micro_batch_counts_once():
+    shares = [
+        RankShare.of(RankPlace(rank=rank, size=4, local_rank=rank, host="127.0.0.1", port=1), together=2)
+        for rank in range(4)
+    ]
+    assert [(one.number, one.count, one.counts) for one in shares] == [
+        (0, 2, True), (0, 2, False), (1, 2, True), (1, 2, False),
+    ]  # fmt: skip
