@@ -239,6 +239,7 @@ class Engine:
         finally:
             shared.close()
         self._label = label
+        self._plan_sleep()  # it was woken for the weights alone, if nothing runs
 
     # ------------------------------------------------------------------------------------------ sleep
 
@@ -259,9 +260,13 @@ class Engine:
 
     async def _fall_asleep(self) -> None:
         async with self._gate:
-            if not self._running and not self._asleep:
+            if self._running or self._asleep:
+                return
+            try:
                 await self._engine.sleep(level=1, mode="keep")
                 self._asleep = True
+            except Exception as error:  # half asleep: nobody knows what it still has
+                self._outcomes.put(PolicyError(f"policy vllm: the engine did not fall asleep: {_short(error)}"))
 
     async def _wake(self) -> None:
         self._cancel_sleep()
