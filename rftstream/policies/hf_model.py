@@ -20,7 +20,7 @@ from rftstream.models.spec import ModelSpec
 from rftstream.policies import attention, linear
 from rftstream.policies.packed import PackedRows
 from rftstream.policies.prompts import Block, Features, TokenIds, shift_behind
-from rftstream.policies.row import RowDecoder
+from rftstream.policies.row import MAX_BATCH, RowDecoder
 from rftstream.policies.turns import KeptTurn
 from rftstream.weights.snapshot import DTYPES, RawTensor
 
@@ -121,9 +121,8 @@ class HfModel:
     ) -> Tensor:
         """Return the logits [B, V] behind the new tokens of rows whose other tokens are in the cache. `positions`: [N]
         or [3, N]. `features`: those of the images among the new tokens, each of which is there whole."""
-        if self._row is not None and len(token_ids_N) == 1:
-            place = (int(one[0]) for one in (token_ids_N, positions, rows.slots_N, rows.positions_N))
-            return self._row.logits(*place, cache)
+        if self._row is not None and len(token_ids_N) == len(rows.order_B) <= MAX_BATCH:
+            return self._row.logits(token_ids_N, positions, rows, cache)
         inputs = {
             **self._read(token_ids_N[None], features),
             "position_ids": torch.from_numpy(positions).to(self.device)[..., None, :],

@@ -1,11 +1,12 @@
-/* One token of one row through a decoder of Llama's kind, in bfloat16, on one thread.
+/* One token of each of a few rows through a decoder of Llama's kind, in bfloat16, on one thread.
 
 Products are summed in float32. What PyTorch's modules round to bfloat16 is rounded here at the same places, so that
 a row has the same logprobs, up to the order of sums, whoever computes it. Weights are read once, and there is
 nothing else to wait for: a row alone is as fast as memory is.
 
-Shapes: I inputs and O outputs of a product, E width of the model, H heads of queries, G of keys and values, D width of
-a head, F width of the feed-forward part, W columns of a slot of the cache, V vocabulary. */
+Shapes: B rows, S slots of the cache, I inputs and O outputs of a product, E width of the model, H heads of queries, G
+of keys and values, D width of a head, F width of the feed-forward part, W columns of a slot of the cache, V
+vocabulary. */
 
 #include <math.h>
 #include <stdint.h>
@@ -13,6 +14,7 @@ a head, F width of the feed-forward part, W columns of a slot of the cache, V vo
 #include <string.h>
 
 #define LANES 16
+#define MAX_BATCH 4
 typedef uint16_t narrow_t __attribute__((vector_size(2 * LANES)));
 typedef uint32_t bits_t __attribute__((vector_size(4 * LANES)));
 typedef float wide_t __attribute__((vector_size(4 * LANES)));
@@ -58,32 +60,44 @@ static inline float total(const wide_t *wide) {
     return lanes[0];
 }
 
-/* out[o] = the rounded sum over i of weight[o][i] * in[i], plus bias[o]. I is a multiple of LANES, O of ROWS. */
+/* out[b][o] = the rounded sum over i of weight[o][i] * in[b][i], plus bias[o]. I is a multiple of LANES, O of ROWS.
+Each weight is read once for all `num` rows of `in`, which is a constant where this is called. */
 #define ROWS 4
 #define AHEAD 2304 /* elements that are asked for before they are needed; the processor itself looks less far */
-CLONED static void product(const uint16_t *weight, const uint16_t *bias, const float *in, float *out, int64_t num_out,
-                           int64_t num_in) {
+static inline __attribute__((always_inline)) void product_of(const int num, const uint16_t *weight,
+                                                             const uint16_t *bias, const float *in, float *out,
+                                                             int64_t num_out, int64_t num_in) {
     for (int64_t o = 0; o < num_out; o += ROWS) {
         const uint16_t *row = weight + o * num_in;
-        wide_t sums[ROWS];
+        wide_t sums[MAX_BATCH][ROWS];
         memset(sums, 0, sizeof sums);
-        for (int64_t i = 0; i < num_in; i += LANES) {
-            wide_t x, w0, w1, w2, w3;
-            for (int r = 0; r < ROWS; r++)
+        for (int64_t i = 0; i < num_in; i += LANES)
+            for (int r = 0; r < ROWS; r++) {
+                wide_t w;
                 __builtin_prefetch(row + r * num_in + i + AHEAD);
-            memcpy(&x, in + i, sizeof x);
-            WIDEN(w0, row + i);
-            WIDEN(w1, row + num_in + i);
-            WIDEN(w2, row + 2 * num_in + i);
-            WIDEN(w3, row + 3 * num_in + i);
-            sums[0] += w0 * x;
-            sums[1] += w1 * x;
-            sums[2] += w2 * x;
-            sums[3] += w3 * x;
-        }
-        for (int r = 0; r < ROWS; r++)
-            out[o + r] = rounded(total(&sums[r]) + (bias ? widened(bias[o + r]) : 0.0f));
+                WIDEN(w, row + r * num_in + i);
+                for (int b = 0; b < num; b++) {
+                    wide_t x;
+                    memcpy(&x, in + b * num_in + i, sizeof x);
+                    sums[b][r] += w * x;
+                }
+            }
+        for (int b = 0; b < num; b++)
+            for (int r = 0; r < ROWS; r++)
+                out[b * num_out + o + r] = rounded(total(&sums[b][r]) + (bias ? widened(bias[o + r]) : 0.0f));
     }
+}
+
+CLONED static void product(int num, const uint16_t *weight, const uint16_t *bias, const float *in, float *out,
+                           int64_t num_out, int64_t num_in) {
+    if (num == 1)
+        product_of(1, weight, bias, in, out, num_out, num_in);
+    else if (num == 2)
+        product_of(2, weight, bias, in, out, num_out, num_in);
+    else if (num == 3)
+        product_of(3, weight, bias, in, out, num_out, num_in);
+    else
+        product_of(MAX_BATCH, weight, bias, in, out, num_out, num_in);
 }
 
 static void normalise(const float *in, const uint16_t *weight, float eps, float *out, int64_t width) {
@@ -141,67 +155,84 @@ CLONED static void attend(const float *query, const uint16_t *keys, const uint16
 }
 
 enum { IN_NORM, Q, Q_BIAS, K, K_BIAS, V, V_BIAS, O, POST_NORM, GATE, UP, DOWN, KEYS, VALUES, NUM_POINTERS };
-enum { LAYERS, WIDTH, HEADS, GROUPS, HEAD, INNER, VOCABULARY, COLUMNS, COLUMN, NUM_SIZES };
+enum { LAYERS, WIDTH, HEADS, GROUPS, HEAD, INNER, VOCABULARY, COLUMNS, NUM_SIZES };
 
-/* Write the token's keys and values into column `sizes[COLUMN]` of the slot, and logits [V] into `logits`.
+static void add(float *stream, const float *added, int64_t count) {
+    for (int64_t e = 0; e < count; e++)
+        stream[e] = rounded(stream[e] + added[e]);
+}
 
-`layers`: NUM_POINTERS of each layer; KEYS and VALUES are [G, W, D] of the slot. `angles`: cosines [D], then sines [D].
-Returns 0, or -1 without memory. */
-int rft_decode_row(const int64_t *sizes, const float *constants, const void *const *layers, const uint16_t *embedding,
-                   const uint16_t *norm, const uint16_t *head, const float *angles, uint16_t *logits) {
-    const int64_t width = sizes[WIDTH], inner = sizes[INNER], wide = sizes[HEAD], columns = sizes[COLUMNS];
-    const int64_t queries = sizes[HEADS] * wide, groups = sizes[GROUPS] * wide, count = sizes[COLUMN] + 1;
+/* Write the tokens' keys and values into the cache, and logits [B, V] into `logits`. B is at most MAX_BATCH.
+
+`layers`: NUM_POINTERS of each layer; KEYS and VALUES are the cache, [S, G, W, D]. `token_ids`, `slots` and `columns`,
+[B]: what each row's token is, and where in the cache it goes. `angles` [B, 2, D]: cosines, then sines, of its
+position. Returns 0, or -1 without memory. */
+int rft_decode_rows(int num, const int64_t *sizes, const float *constants, const void *const *layers,
+                    const uint16_t *embedding, const uint16_t *norm, const uint16_t *head, const int64_t *token_ids,
+                    const int64_t *slots, const int64_t *columns, const float *angles, uint16_t *logits) {
+    const int64_t width = sizes[WIDTH], inner = sizes[INNER], wide = sizes[HEAD], vocabulary = sizes[VOCABULARY];
+    const int64_t queries = sizes[HEADS] * wide, groups = sizes[GROUPS] * wide, room_width = sizes[COLUMNS];
+    const int64_t whole = vocabulary / ROWS * ROWS;
     const float eps = constants[0], scale = constants[1];
-    float *room = malloc(sizeof(float) * (size_t)(3 * width + 2 * queries + 2 * groups + 2 * inner + count +
-                                                   sizes[VOCABULARY]));
+    float *room = malloc(sizeof(float) * (size_t)(num * (3 * width + 2 * queries + 2 * groups + 2 * inner + whole) +
+                                                  room_width));
     if (!room)
         return -1;
-    float *stream = room, *normed = stream + width, *added = normed + width, *query = added + width;
-    float *seen = query + queries, *key = seen + queries, *value = key + groups, *gate = value + groups;
-    float *up = gate + inner, *scores = up + inner, *wide_logits = scores + count;
-    for (int64_t e = 0; e < width; e++)
-        stream[e] = widened(embedding[e]);
+    float *stream = room, *normed = stream + num * width, *added = normed + num * width, *query = added + num * width;
+    float *seen = query + num * queries, *key = seen + num * queries, *value = key + num * groups;
+    float *gate = value + num * groups, *up = gate + num * inner, *wide_logits = up + num * inner;
+    float *scores = wide_logits + num * whole;
+    for (int b = 0; b < num; b++)
+        for (int64_t e = 0; e < width; e++)
+            stream[b * width + e] = widened(embedding[token_ids[b] * width + e]);
     for (int64_t l = 0; l < sizes[LAYERS]; l++) {
         const void *const *of = layers + l * NUM_POINTERS;
-        normalise(stream, of[IN_NORM], eps, normed, width);
-        product(of[Q], of[Q_BIAS], normed, query, queries, width);
-        product(of[K], of[K_BIAS], normed, key, groups, width);
-        product(of[V], of[V_BIAS], normed, value, groups, width);
-        rotate(query, angles, angles + wide, sizes[HEADS], wide);
-        rotate(key, angles, angles + wide, sizes[GROUPS], wide);
-        uint16_t *keys = (uint16_t *)of[KEYS], *values = (uint16_t *)of[VALUES];
-        for (int64_t g = 0; g < sizes[GROUPS]; g++)
-            for (int64_t d = 0; d < wide; d++) {
-                keys[(g * columns + sizes[COLUMN]) * wide + d] = narrowed(key[g * wide + d]);
-                values[(g * columns + sizes[COLUMN]) * wide + d] = narrowed(value[g * wide + d]);
+        for (int b = 0; b < num; b++)
+            normalise(stream + b * width, of[IN_NORM], eps, normed + b * width, width);
+        product(num, of[Q], of[Q_BIAS], normed, query, queries, width);
+        product(num, of[K], of[K_BIAS], normed, key, groups, width);
+        product(num, of[V], of[V_BIAS], normed, value, groups, width);
+        for (int b = 0; b < num; b++) {
+            const float *cosines = angles + 2 * b * wide, *sines = cosines + wide;
+            rotate(query + b * queries, cosines, sines, sizes[HEADS], wide);
+            rotate(key + b * groups, cosines, sines, sizes[GROUPS], wide);
+            uint16_t *keys = (uint16_t *)of[KEYS] + slots[b] * groups * room_width;
+            uint16_t *values = (uint16_t *)of[VALUES] + slots[b] * groups * room_width;
+            for (int64_t g = 0; g < sizes[GROUPS]; g++)
+                for (int64_t d = 0; d < wide; d++) {
+                    keys[(g * room_width + columns[b]) * wide + d] = narrowed(key[b * groups + g * wide + d]);
+                    values[(g * room_width + columns[b]) * wide + d] = narrowed(value[b * groups + g * wide + d]);
+                }
+            for (int64_t h = 0; h < sizes[HEADS]; h++) {
+                int64_t place = h / (sizes[HEADS] / sizes[GROUPS]) * room_width * wide;
+                attend(query + b * queries + h * wide, keys + place, values + place, scale, scores,
+                       seen + b * queries + h * wide, columns[b] + 1, wide);
             }
-        for (int64_t h = 0; h < sizes[HEADS]; h++) {
-            int64_t place = h / (sizes[HEADS] / sizes[GROUPS]) * columns * wide;
-            attend(query + h * wide, keys + place, values + place, scale, scores, seen + h * wide, count, wide);
         }
-        product(of[O], NULL, seen, added, width, queries);
-        for (int64_t e = 0; e < width; e++)
-            stream[e] = rounded(stream[e] + added[e]);
-        normalise(stream, of[POST_NORM], eps, normed, width);
-        product(of[GATE], NULL, normed, gate, inner, width);
-        product(of[UP], NULL, normed, up, inner, width);
-        for (int64_t f = 0; f < inner; f++)
+        product(num, of[O], NULL, seen, added, width, queries);
+        add(stream, added, num * width);
+        for (int b = 0; b < num; b++)
+            normalise(stream + b * width, of[POST_NORM], eps, normed + b * width, width);
+        product(num, of[GATE], NULL, normed, gate, inner, width);
+        product(num, of[UP], NULL, normed, up, inner, width);
+        for (int64_t f = 0; f < num * inner; f++)
             gate[f] = rounded(rounded(gate[f] / (1.0f + expf(-gate[f]))) * up[f]);
-        product(of[DOWN], NULL, gate, added, width, inner);
-        for (int64_t e = 0; e < width; e++)
-            stream[e] = rounded(stream[e] + added[e]);
+        product(num, of[DOWN], NULL, gate, added, width, inner);
+        add(stream, added, num * width);
     }
-    normalise(stream, norm, eps, normed, width);
-    int64_t whole = sizes[VOCABULARY] / ROWS * ROWS;
-    product(head, NULL, normed, wide_logits, whole, width);
-    for (int64_t v = whole; v < sizes[VOCABULARY]; v++) {
-        float sum = 0;
-        for (int64_t e = 0; e < width; e++)
-            sum += widened(head[v * width + e]) * normed[e];
-        wide_logits[v] = rounded(sum);
+    for (int b = 0; b < num; b++)
+        normalise(stream + b * width, norm, eps, normed + b * width, width);
+    product(num, head, NULL, normed, wide_logits, whole, width);
+    for (int b = 0; b < num; b++) {
+        for (int64_t v = 0; v < whole; v++)
+            logits[b * vocabulary + v] = narrowed(wide_logits[b * whole + v]);
+        for (int64_t v = whole; v < vocabulary; v++) {
+            float sum = 0;
+            for (int64_t e = 0; e < width; e++)
+                sum += widened(head[v * width + e]) * normed[b * width + e];
+            logits[b * vocabulary + v] = narrowed(sum);
+        }
     }
-    for (int64_t v = 0; v < sizes[VOCABULARY]; v++)
-        logits[v] = narrowed(wide_logits[v]);
     free(room);
     return 0;
 }

@@ -1,8 +1,10 @@
-"""The one row that is left of a batch, decoded on a CPU by [row.c](row.c) in the place of the model's modules.
+"""The few rows that are left of a batch, decoded on a CPU by [row.c](row.c) in the place of the model's modules.
 
 A step of PyTorch over one row takes several times as long as a read of the weights: its products with one row are no
 faster than with several, and thirty layers of modules cost as much again. Only plain decoders of Llama's kind in
-bfloat16 are decoded so. All others, and rows that are not alone, go through the model itself.
+bfloat16 are decoded so. All others, prompts, and more rows go through the model itself.
+
+Shapes: B rows, N their newest tokens, in the order of the pass, V vocabulary, D width of a head.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from rftstream.errors import PolicyError, WeightsError
+from rftstream.policies.packed import PackedRows
 from rftstream.weights import kernels
 
 log = logging.getLogger(__name__)
@@ -27,6 +30,8 @@ SOURCES = (Path(__file__).with_name("row.c"),)
 FLAGS = (*kernels.FLAGS, "-ffp-contract=fast", "-fno-math-errno")
 MAX_THREADS = 2
 """With more threads PyTorch reads the weights faster than one thread does."""
+MAX_BATCH = 4
+"""Rows that row.c decodes at once."""
 LANES, ROWS = 16, 4
 """Of row.c: inputs of a product, and a head's width, come in so many; outputs in so many."""
 CLASSES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
@@ -48,7 +53,7 @@ KEYS, VALUES, NUM_POINTERS = 12, 13, 14
 
 
 class RowDecoder:
-    """A model's parameters as row.c reads them. `HfModel` makes it, and asks it for the logits of a row that is alone.
+    """A model's parameters as row.c reads them. `HfModel` makes it, and asks it for the logits of a few rows.
 
     It holds addresses: parameters must be changed in place."""
 
@@ -73,7 +78,6 @@ class RowDecoder:
                 config.intermediate_size,
                 len(self._head),
                 0,
-                0,
             ],
             dtype=np.int64,
         )
@@ -91,28 +95,30 @@ class RowDecoder:
             return None
         return RowDecoder(model)
 
-    def logits(self, token_id: int, position: int, slot: int, column: int, cache: Any) -> Tensor:
-        """Return the logits [1, V] behind a row's newest token, whose keys and values go into a column of its slot."""
+    def logits(self, token_ids_N: np.ndarray, positions_N: np.ndarray, rows: PackedRows, cache: Any) -> Tensor:
+        """Return the logits [B, V] behind the newest tokens of up to MAX_BATCH rows, one of each."""
         for pointers, layer in zip(self._pointers, cache.layers, strict=True):
-            for place, room in zip((KEYS, VALUES), layer.rooms, strict=True):
-                pointers[place] = room.data_ptr() + slot * room.stride(0) * room.element_size()
-        self._sizes[-2:] = room.shape[2], column
-        cosines, sines = self._rotary(self._norm, torch.tensor([[position]]))
-        angles = torch.cat([cosines.reshape(-1), sines.reshape(-1)]).float()
-        logits = self._head.new_empty((1, len(self._head)))
-        failed = _library().rft_decode_row(
+            pointers[KEYS], pointers[VALUES] = (room.data_ptr() for room in layer.rooms)
+        self._sizes[-1] = cache.layers[0].rooms[0].shape[2]
+        places = [np.ascontiguousarray(one, dtype=np.int64) for one in (token_ids_N, rows.slots_N, rows.positions_N)]
+        cosines_ND, sines_ND = (one[0] for one in self._rotary(self._norm, torch.from_numpy(positions_N)[None]))
+        angles_N2D = torch.stack([cosines_ND, sines_ND], dim=1).float()
+        logits_NV = self._head.new_empty((len(token_ids_N), len(self._head)))
+        failed = _library().rft_decode_rows(
+            len(token_ids_N),
             self._sizes.ctypes.data,
             self._constants.ctypes.data,
             self._pointers.ctypes.data,
-            self._embedding.data_ptr() + token_id * self._embedding.stride(0) * self._embedding.element_size(),
+            self._embedding.data_ptr(),
             self._norm.data_ptr(),
             self._head.data_ptr(),
-            angles.data_ptr(),
-            logits.data_ptr(),
+            *(one.ctypes.data for one in places),
+            angles_N2D.data_ptr(),
+            logits_NV.data_ptr(),
         )
         if failed:
             raise PolicyError("policy hf: no memory for a row")
-        return logits
+        return logits_NV[rows.last_B] if len(logits_NV) > 1 else logits_NV
 
 
 def suits(model: Any) -> bool:
@@ -144,8 +150,8 @@ def _is_odd(parameter: Tensor) -> bool:
 @functools.cache
 def _library() -> ctypes.CDLL:
     library = ctypes.CDLL(str(kernels.built(SOURCES, FLAGS)))
-    library.rft_decode_row.argtypes = (ctypes.c_void_p,) * 8
-    library.rft_decode_row.restype = ctypes.c_int
+    library.rft_decode_rows.argtypes = (ctypes.c_int, *(ctypes.c_void_p,) * 11)
+    library.rft_decode_rows.restype = ctypes.c_int
     return library
 
 
