@@ -103,7 +103,7 @@ class RowDecoder:
         places = [np.ascontiguousarray(one, dtype=np.int64) for one in (token_ids_N, rows.slots_N, rows.positions_N)]
         cosines_ND, sines_ND = (one[0] for one in self._rotary(self._norm, torch.from_numpy(positions_N)[None]))
         angles_N2D = torch.stack([cosines_ND, sines_ND], dim=1).float()
-        logits_NV = self._head.new_empty((len(token_ids_N), len(self._head)))
+        logits_NV: Tensor = self._head.new_empty((len(token_ids_N), len(self._head)))
         failed = _library().rft_decode_rows(
             len(token_ids_N),
             self._sizes.ctypes.data,
@@ -127,7 +127,7 @@ def suits(model: Any) -> bool:
         return False
     config, layers = model.config, model.model.layers
     names = set(NEEDED) | {name for name in BIASES if name in dict(layers[0].named_parameters())}
-    return (
+    plain: bool = (
         config.hidden_act == "silu"
         and getattr(config, "sliding_window", None) is None
         and all(kind == "full_attention" for kind in getattr(config, "layer_types", None) or ())
@@ -141,6 +141,7 @@ def suits(model: Any) -> bool:
         and config.hidden_size % LANES == 0
         and model.lm_head.bias is None
     )
+    return plain
 
 
 def _is_odd(parameter: Tensor) -> bool:
