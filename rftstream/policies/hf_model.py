@@ -20,6 +20,7 @@ from rftstream.models.spec import ModelSpec
 from rftstream.policies import attention, linear
 from rftstream.policies.packed import PackedRows
 from rftstream.policies.prompts import Block, Features, TokenIds, shift_behind
+from rftstream.policies.row import MAX_BATCH, RowDecoder
 from rftstream.policies.turns import KeptTurn
 from rftstream.weights.snapshot import DTYPES, RawTensor
 
@@ -43,6 +44,7 @@ class HfModel:
         if self.device.type == "cpu" and linear.lacks(self._model.dtype):
             linear.widen(self._model)
         self.vocabulary_size = int(self._model.config.get_text_config().vocab_size)
+        self._row = RowDecoder.of(self._model, spec.threads) if self.device.type == "cpu" else None
         self.seeing = SeeingModel.of(self._model, spec.folder)
         """The same model as one that is shown images; None if it is not."""
         self.parameters = dict(self._model.named_parameters())
@@ -119,6 +121,8 @@ class HfModel:
     ) -> Tensor:
         """Return the logits [B, V] behind the new tokens of rows whose other tokens are in the cache. `positions`: [N]
         or [3, N]. `features`: those of the images among the new tokens, each of which is there whole."""
+        if self._row is not None and len(token_ids_N) == len(rows.order_B) <= MAX_BATCH:
+            return self._row.logits(token_ids_N, positions, rows, cache)
         inputs = {
             **self._read(token_ids_N[None], features),
             "position_ids": torch.from_numpy(positions).to(self.device)[..., None, :],
@@ -139,7 +143,7 @@ class HfModel:
 
     def close(self) -> None:
         """Drop the model, so that its memory is given back."""
-        self._model, self.seeing, self.parameters = None, None, {}
+        self._model, self.seeing, self._row, self.parameters = None, None, None, {}
 
 
 def _images_in(token_ids: Sequence[int], features: Features) -> list[ImageFeatures]:

@@ -1,10 +1,11 @@
 """vLLM as a policy: its asynchronous engine, in processes of its own, driven from the explorer's one thread.
 
 The engine's event loop runs in a thread of this process ([vllm_engine](vllm_engine.py)); `step` only collects finished
-requests. New weights are put into shared memory while generation continues. With `in_flight` "keep" and "recompute" the
-engine then pauses between two decoding steps, each of its workers takes the weights over in place, and running requests
-continue with them. With "finish" running requests end with the old weights first. vLLM stamps each token with the
-version that sampled it. Its logprobs are those of its sampler: after temperature, penalties and truncation.
+requests. New weights, or new adapters, are put into shared memory while generation continues. With `in_flight` "keep"
+and "recompute" the engine then pauses between two decoding steps, each of its workers takes the weights over in place,
+and running requests continue with them. With "finish" running requests end with the old weights first. vLLM stamps each
+token with the version that sampled it. Its logprobs are those of its sampler: after temperature, penalties and
+truncation.
 """
 
 from __future__ import annotations
@@ -31,8 +32,10 @@ from rftstream.models.spec import ModelSpec
 from rftstream.policies.base import Completion, SampleRequest, without_tokens
 from rftstream.policies.loopthread import LoopThread
 from rftstream.policies.served import check_tensors, served_parameters
-from rftstream.policies.vllm_engine import Engine, SharedFile, label_of, remembers
-from rftstream.weights.adapters import whole_tensors
+from rftstream.policies.vllm_arguments import applies_adapters
+from rftstream.policies.vllm_engine import Engine, label_of, remembers
+from rftstream.policies.vllm_shared import SharedAdapter, SharedFile
+from rftstream.weights.adapters import merged_tensors, whole_tensors
 from rftstream.weights.snapshot import RawTensor
 
 STEP_S = 0.02
@@ -55,6 +58,12 @@ class VllmPolicy:
         engine: dict[str, Any] = field(default_factory=dict)
         """Any argument of vLLM's engine, by the names of its Python API: `{ tensor_parallel_size = 2,
         gpu_memory_utilization = 0.8, enforce_eager = true }`."""
+        adapters: Literal["auto", "apply", "merge"] = "auto"
+        """How the engine gets the versions of a model with adapters (`[model.lora]`). apply: as adapters, by vLLM's
+        LoRA interface; a version is then as small as the adapters, and the engine's weights stay as they are. merge:
+        merged into the model's weights, all of which are exchanged. auto: apply on a GPU, and merge on a CPU (vLLM
+        would neither compile the model there nor read an adapter once for all tokens), for a model that is shown
+        images, and for ranks above 512."""
         environment: dict[str, str] = field(default_factory=dict)
         """Environment variables for the engine: `{ VLLM_BATCH_INVARIANT = "1" }`."""
         sleep_after_s: Annotated[float, Meta(gt=0)] | None = None
@@ -98,6 +107,7 @@ class VllmPolicy:
         self.slots = config.batch_size
         self._config, self._spec, self._renderer = config, model, renderer
         self._parameters, self._vocab_size = served_parameters(model)
+        self._applies = applies_adapters(config, model, renderer)
         self._version: VersionName | None = None
         self._held: list[tuple[str, SampleRequest]] = []
         """Requests that wait for the first version, each with its name in the engine."""
@@ -125,8 +135,12 @@ class VllmPolicy:
         where = f"weights {label_of(name)} of {self._spec.name}"
         if self._spec.lora is None:
             check_tensors(tensors, self._parameters, where=where)
-        tensors = whole_tensors(self._spec, tensors, self._parameters, where=where)
-        shared = SharedFile(tensors)
+        shared: SharedFile | SharedAdapter
+        if self._applies:
+            merged_tensors(self._spec, tensors, where=where)  # which checks them
+            shared = SharedAdapter(self._spec, tensors)
+        else:
+            shared = SharedFile(whole_tensors(self._spec, tensors, self._parameters, where=where))
         if self._config.in_flight == "finish" or not self._engine.started:
             self._loop.soon(self._engine.load_later, shared, label_of(name))
         else:

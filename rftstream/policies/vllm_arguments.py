@@ -24,12 +24,19 @@ OURS = {
     "max_model_len": "model.context",
     "max_num_seqs": "policies.vllm.batch_size",
     "enable_sleep_mode": "policies.vllm.sleep_after_s",
+    "enable_lora": "policies.vllm.adapters",
+    "max_lora_rank": "model.lora",
+    "max_loras": None,
     "logprobs_mode": None,
     "worker_extension_cls": None,
     "mm_processor_cache_gb": None,
     "mm_processor_kwargs": None,
 }
 """Arguments of the engine that other settings decide -> the setting; None where a policy needs a fixed value."""
+
+
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""What vLLM takes as the largest rank of adapters."""
 
 
 class EngineSettings(Protocol):
@@ -42,6 +49,10 @@ class EngineSettings(Protocol):
     @property
     def in_flight(self) -> str:
         """What becomes of running requests when new weights come: keep, recompute or finish."""
+
+    @property
+    def adapters(self) -> str:
+        """How versions that are adapters are given to the engine: auto, apply or merge."""
 
     @property
     def sleep_after_s(self) -> float | None:
@@ -90,6 +101,24 @@ def _visible(which: str, visible: str | None) -> str:
         ) from None
 
 
+def applies_adapters(config: EngineSettings, model: ModelSpec, renderer: Renderer) -> bool:
+    """Return whether the engine gets versions as adapters, and not merged into the model's weights. ConfigError if they
+    are to be applied, and cannot."""
+    if model.lora is None or config.adapters == "merge":
+        return False
+    if renderer.images is not None:
+        why = "vLLM applies adapters to the language model alone, and this model is shown images"
+    elif model.lora.rank > LORA_RANKS[-1]:
+        why = f"model.lora.rank is {model.lora.rank}, vLLM takes up to {LORA_RANKS[-1]}"
+    elif config.engine.get("load_format", "auto") == "dummy":
+        why = "with load_format 'dummy' the engine does not have the weights that the adapters are for"
+    else:
+        return config.adapters == "apply" or model.device != "cpu"
+    if config.adapters == "apply":
+        raise ConfigError(f"policies.vllm.adapters: got 'apply', but {why}; set 'merge'")
+    return False
+
+
 def engine_arguments(config: EngineSettings, model: ModelSpec, renderer: Renderer, known: list[str]) -> dict[str, Any]:
     """Return the arguments of the engine. `known`: names of all that there are. ConfigError for one that there is not,
     or that another setting decides."""
@@ -109,6 +138,9 @@ def engine_arguments(config: EngineSettings, model: ModelSpec, renderer: Rendere
         # Weights come by `load` in any case. Pixels are those of the trainer, and are kept by us.
         arguments.setdefault("load_format", "dummy")
         arguments |= {"mm_processor_kwargs": {"backend": "pil"}, "mm_processor_cache_gb": 0}
+    if model.lora is not None and applies_adapters(config, model, renderer):
+        largest = next(rank for rank in LORA_RANKS if rank >= model.lora.rank)
+        arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": largest}
     return arguments | {
         "model": str(model.folder),
         "dtype": model.dtype,

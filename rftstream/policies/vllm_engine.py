@@ -9,7 +9,7 @@ import asyncio
 import dataclasses
 import os
 import queue
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,13 @@ from rftstream.models.spec import ModelSpec
 from rftstream.policies.base import Completion, SampleRequest, without_tokens
 from rftstream.policies.vllm_arguments import EngineSettings, engine_arguments, engine_environment, sampling_params
 from rftstream.policies.vllm_images import EngineImages, PreparedImage
-from rftstream.weights.snapshot import RawTensor, write_snapshot
+from rftstream.policies.vllm_shared import SharedAdapter, SharedFile
+
+ADAPTER = "rftstream"
+"""The adapter's name in the engine. There is never more than one."""
+
+Shared = SharedFile | SharedAdapter
+"""A version as the engine's processes read it."""
 
 
 class Engine:
@@ -53,7 +59,9 @@ class Engine:
         """Held while the engine starts, a request enters it, or weights are exchanged, so that no request enters
         half way."""
         self._label = ""
-        self._newest: tuple[SharedFile, str] | None = None
+        self._adapter: Any = None
+        """The adapter that requests are sampled with, as vLLM's LoRARequest; None if versions are whole models."""
+        self._newest: tuple[Shared, str] | None = None
         self._loading: asyncio.Task[None] | None = None
         self._asleep = False
         self._sleep: asyncio.TimerHandle | None = None
@@ -101,6 +109,8 @@ class Engine:
             raise ConfigError(
                 f"policies.vllm: vLLM does not take these settings: {_short(error)}; mend them"
             ) from error
+        if settings.lora_config is not None:
+            _check_takes_adapters(settings.model_config)
         try:
             return AsyncLLM.from_vllm_config(settings, disable_log_stats=arguments["disable_log_stats"])
         except Exception as error:  # vLLM raises whatever its parts do
@@ -177,16 +187,16 @@ class Engine:
             else:
                 prompt = tokens_input(list(request.token_ids), cache_salt=self._label)
             params = sampling_params(request, self._stop_ids, self._never_sampled)
-            return await self._engine.add_request(unique, prompt, params)
+            return await self._engine.add_request(unique, prompt, params, lora_request=self._adapter)
 
     # ------------------------------------------------------------------------------------------ weights
 
-    async def load(self, shared: SharedFile, label: str) -> None:
+    async def load(self, shared: Shared, label: str) -> None:
         """Exchange the weights between two decoding steps. PolicyError if that failed."""
         async with self._gate:
             await self._exchange(shared, label, mode="keep", clear_cache=self._config.in_flight == "recompute")
 
-    def load_later(self, shared: SharedFile, label: str) -> None:
+    def load_later(self, shared: Shared, label: str) -> None:
         """Exchange the weights when all that runs has finished. If several versions wait, only the newest is taken."""
         if self._newest is not None:
             self._newest[0].close()
@@ -212,11 +222,14 @@ class Engine:
             if self._newest is not None and self.started:
                 self.load_later(*self._newest)
 
-    async def _exchange(self, shared: SharedFile, label: str, *, mode: str, clear_cache: bool) -> None:
+    async def _exchange(self, shared: Shared, label: str, *, mode: str, clear_cache: bool) -> None:
         try:
             await self._wake()
             await self._engine.pause_generation(mode=mode, clear_cache=clear_cache)
-            await self._engine.collective_rpc("rftstream_load", args=(shared.path,))
+            if isinstance(shared, SharedAdapter):
+                self._adapter = await _adapter_taken(self._engine, shared.path)
+            else:
+                await self._engine.collective_rpc("rftstream_load", args=(shared.path,))
             if self._images is not None:  # the workers have forgotten them, and the scheduler must know
                 await self._engine.reset_encoder_cache()
             await self._engine.update_weight_version(label)
@@ -226,6 +239,7 @@ class Engine:
         finally:
             shared.close()
         self._label = label
+        self._plan_sleep()  # it was woken for the weights alone, if nothing runs
 
     # ------------------------------------------------------------------------------------------ sleep
 
@@ -246,9 +260,13 @@ class Engine:
 
     async def _fall_asleep(self) -> None:
         async with self._gate:
-            if not self._running and not self._asleep:
+            if self._running or self._asleep:
+                return
+            try:
                 await self._engine.sleep(level=1, mode="keep")
                 self._asleep = True
+            except Exception as error:  # half asleep: nobody knows what it still has
+                self._outcomes.put(PolicyError(f"policy vllm: the engine did not fall asleep: {_short(error)}"))
 
     async def _wake(self) -> None:
         self._cancel_sleep()
@@ -263,25 +281,31 @@ class Engine:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if self._newest is not None:
+            self._newest[0].close()
         engine, self._engine = self._engine, None
         if engine is not None:
             engine.shutdown()
             engine.engine_core.resources.ctx.destroy(linger=0)  # which vLLM leaves to the garbage collector
 
 
-class SharedFile:
-    """Weights as a safetensors file in memory, which other processes of this user can open until it is closed."""
+async def _adapter_taken(engine: Any, path: str) -> Any:
+    """Put the adapter of a folder in the place of the one before, and return how requests name it. Those that run name
+    it by its number, so they go on with the new one."""
+    from vllm.lora.request import LoRARequest
 
-    def __init__(self, tensors: Mapping[str, RawTensor]) -> None:
-        descriptor = os.memfd_create("rftstream-weights", os.MFD_CLOEXEC)
-        self._file = os.fdopen(descriptor, "wb")
-        self.path = f"/proc/{os.getpid()}/fd/{descriptor}"
-        write_snapshot(self._file, tensors)
-        self._file.flush()
+    if not await engine.add_lora(LoRARequest(ADAPTER, 1, path, load_inplace=True)):
+        raise PolicyError("the engine did not take the adapter")
+    return LoRARequest(ADAPTER, 1, path)
 
-    def close(self) -> None:
-        """Give the memory back. Nobody can open the file any more."""
-        self._file.close()
+
+def _check_takes_adapters(model_config: Any) -> None:
+    """Raise ConfigError if vLLM's class for a model cannot apply adapters, before processes are started for it."""
+    from vllm.model_executor.models import ModelRegistry, supports_lora
+
+    found, _ = ModelRegistry.resolve_model_cls(model_config.architectures, model_config)
+    if not supports_lora(found):
+        raise ConfigError(f"policies.vllm.adapters: vLLM's {found.__name__} cannot apply adapters; set 'merge'")
 
 
 def remembers(sampling: Sampling) -> bool:

@@ -26,8 +26,7 @@ import numpy as np
 
 from rftstream.errors import WeightsError
 
-SOURCES = tuple(Path(__file__).with_name(name) for name in ("kernels.c", "taking.c"))
-HEADER = Path(__file__).with_name("coding.h")
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("kernels.c", "taking.c", "coding.h"))
 FLAGS = ("-std=c11", "-O3", "-fPIC", "-shared")
 TOO_LONG, NO_MEMORY, DAMAGED = -1, -2, -3
 BLOCK = 64
@@ -131,18 +130,18 @@ def why_not() -> str:
     return ""
 
 
-def build(target: Path) -> None:
-    """Compile the library, atomically. WeightsError if there is no compiler, or it fails."""
+def build(target: Path, sources: Sequence[Path] = SOURCES, flags: Sequence[str] = FLAGS) -> None:
+    """Compile a library, atomically; headers lie beside it. WeightsError if there is no compiler, or it fails."""
     compiler = next(filter(None, map(shutil.which, (os.environ.get("CC") or "cc", "cc", "gcc", "clang"))), None)
     if compiler is None:
         raise WeightsError(
-            f"{SOURCES[0].name}: found no C compiler to build it with; install gcc, or run `python -m {__name__}` "
+            f"{sources[0].name}: found no C compiler to build it with; install gcc, or run `python -m {__name__}` "
             "where there is one"
         )
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as folder:
         library = Path(folder) / target.name
         done = subprocess.run(
-            [compiler, *FLAGS, "-o", str(library), *map(str, SOURCES)],
+            [compiler, *flags, "-o", str(library), *(str(one) for one in sources if one.suffix == ".c"), "-lm"],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -150,14 +149,14 @@ def build(target: Path) -> None:
         )
         if done.returncode:
             raise WeightsError(
-                f"{SOURCES[0].name}: {compiler} failed: {done.stderr.strip()[-500:]}; set CC to another one"
+                f"{sources[0].name}: {compiler} failed: {done.stderr.strip()[-500:]}; set CC to another one"
             )
         library.replace(target)
 
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    library = ctypes.CDLL(str(_built()))
+    library = ctypes.CDLL(str(built(SOURCES, FLAGS)))
     number, pointer = ctypes.c_int64, ctypes.c_void_p
     form = (ctypes.c_int, ctypes.c_int)
     library.rft_take.argtypes = (number, *(pointer,) * 4, ctypes.c_int, pointer, pointer, pointer)
@@ -168,24 +167,24 @@ def _library() -> ctypes.CDLL:
     return library
 
 
-def _built() -> Path:
-    """Return where the library lies, compiled if need be. Its name tells the source and the platform."""
-    beside = SOURCES[0].with_name(_name())
+def built(sources: Sequence[Path], flags: Sequence[str]) -> Path:
+    """Return where the library of these sources lies, compiled if need be. Its name tells sources and platform."""
+    beside = beside_source(sources, flags)
     if beside.exists():
         return beside
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rftstream" / "kernels"
     try:
         cache.mkdir(parents=True, exist_ok=True, mode=0o700)
         if _is_ours(cache):
-            library = cache / _name()
+            library = cache / beside.name
             if not library.exists():
-                build(library)
+                build(library, sources, flags)
             if _is_ours(library):
                 return library
     except OSError:  # no home, or none to write to
         pass
-    library = Path(tempfile.mkdtemp(prefix="rftstream-kernels-")) / _name()
-    build(library)
+    library = Path(tempfile.mkdtemp(prefix="rftstream-kernels-")) / beside.name
+    build(library, sources, flags)
     return library
 
 
@@ -195,11 +194,10 @@ def _is_ours(path: Path) -> bool:
     return found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
-def _name() -> str:
-    digest = hashlib.sha256(
-        b"".join(one.read_bytes() for one in (*SOURCES, HEADER)) + " ".join(FLAGS).encode()
-    ).hexdigest()[:16]
-    return f"kernels-{digest}-{sysconfig.get_platform()}.so"
+def beside_source(sources: Sequence[Path], flags: Sequence[str]) -> Path:
+    """Return where the library of these sources lies if it was built for an image or an install without a compiler."""
+    digest = hashlib.sha256(b"".join(one.read_bytes() for one in sources) + " ".join(flags).encode()).hexdigest()[:16]
+    return sources[0].with_name(f"{sources[0].stem}-{digest}-{sysconfig.get_platform()}.so")
 
 
 def _pointers(arrays: Sequence[np.ndarray]) -> ctypes.Array[ctypes.c_void_p]:
@@ -207,5 +205,5 @@ def _pointers(arrays: Sequence[np.ndarray]) -> ctypes.Array[ctypes.c_void_p]:
 
 
 if __name__ == "__main__":
-    build(SOURCES[0].with_name(_name()))
-    print(SOURCES[0].with_name(_name()), file=sys.stderr)
+    build(beside_source(SOURCES, FLAGS))
+    print(beside_source(SOURCES, FLAGS), file=sys.stderr)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import importlib.util
+import json
 import math
 import signal
 import subprocess
@@ -17,28 +19,30 @@ import pytest
 import torch
 
 from rftstream.config import loader
+from rftstream.config.sections import LoraSection
 from rftstream.contracts.tasks import Sampling
 from rftstream.errors import ConfigError
 from rftstream.models.image_tokens import ImageTokens
 from rftstream.policies import vllm_arguments
 from rftstream.policies.loopthread import LoopThread
 from rftstream.policies.vllm import VllmPolicy
-from rftstream.policies.vllm_engine import SharedFile, remembers
+from rftstream.policies.vllm_engine import remembers
+from rftstream.policies.vllm_shared import SharedAdapter, SharedFile
 from rftstream.policies.vllm_worker import WeightsReceiver, _spare_generators
 from rftstream.weights.snapshot import RawTensor, decode_snapshot
 from tests.unit import tiny
 
 KNOWN = ["model", "tensor_parallel_size", "max_num_seqs", "logprobs_mode", "gpu_memory_utilization", "load_format",
-         "mm_processor_kwargs"]  # fmt: skip
+         "mm_processor_kwargs", "enable_lora"]  # fmt: skip
 
 
-def spec(device="cpu"):
-    return SimpleNamespace(device=device, threads=3, folder=Path("/models/it"), dtype="bfloat16")
+def spec(device="cpu", lora=None):
+    return SimpleNamespace(device=device, threads=3, folder=Path("/models/it"), dtype="bfloat16", lora=lora)
 
 
-def arguments(device="cpu", context=64, images=None, **settings):
+def arguments(device="cpu", context=64, images=None, lora=None, **settings):
     renderer = SimpleNamespace(context=context, images=images)
-    return vllm_arguments.engine_arguments(VllmPolicy.Config(**settings), spec(device), renderer, KNOWN)
+    return vllm_arguments.engine_arguments(VllmPolicy.Config(**settings), spec(device, lora), renderer, KNOWN)
 
 
 def test_without_the_package_the_error_says_what_to_install(monkeypatch):
@@ -74,6 +78,43 @@ def test_an_engine_that_is_shown_images_begins_without_weights_and_sees_the_trai
     assert arguments(images=tokens, engine={"load_format": "auto"})["load_format"] == "auto"
     with pytest.raises(ConfigError, match=r"engine\.mm_processor_kwargs: got .*leave it out"):
         arguments(images=tokens, engine={"mm_processor_kwargs": {}})
+
+
+def test_adapters_are_applied_where_vllm_can():
+    def given(device="cuda", rank=9, **settings):
+        made = arguments(device, lora=LoraSection(rank=rank), **settings)
+        return (made["max_loras"], made["max_lora_rank"]) if made.get("enable_lora") else None
+
+    tokens = ImageTokens(token_id=1, per_image=16, never_sampled=(1,))
+    assert given() == (1, 16) and given(rank=8) == (1, 8) and given(rank=512) == (1, 512)
+    assert given("cpu") is None and given("cpu", adapters="apply") == (1, 16)
+    assert given(adapters="merge") is None and "enable_lora" not in arguments("cuda", adapters="apply")
+    cases = [
+        ({"images": tokens}, "this model is shown images"),
+        ({"rank": 513}, r"model\.lora\.rank is 513, vLLM takes up to 512"),
+        ({"engine": {"load_format": "dummy"}}, "does not have the weights"),
+    ]
+    for case, why in cases:
+        assert given(**case) is None and given("cpu", **case) is None
+        with pytest.raises(ConfigError, match=rf"policies\.vllm\.adapters: got 'apply', but .*{why}.*; set 'merge'"):
+            given(**case, adapters="apply")
+    with pytest.raises(ConfigError, match=r"engine\.enable_lora: .*set policies\.vllm\.adapters instead"):
+        arguments(engine={"enable_lora": True})
+
+
+def test_adapters_are_shared_as_a_folder_of_peft_until_they_are_closed(tmp_path):
+    made = dataclasses.replace(tiny.make(tmp_path), lora=LoraSection(rank=2, alpha=4.0))
+    tensors = {
+        f"base_model.model.model.layers.0.mlp.up_proj.lora_{side}.weight": RawTensor("F32", shape, bytes(4 * 64))
+        for side, shape in (("A", (2, 32)), ("B", (32, 2)))
+    }
+    shared = SharedAdapter(made, tensors)
+    settings = json.loads((Path(shared.path) / "adapter_config.json").read_text())
+    assert (settings["r"], settings["lora_alpha"]) == (2, 4.0)
+    found = decode_snapshot((Path(shared.path) / "adapter_model.safetensors").read_bytes())
+    assert {name: one.shape for name, one in found.items()} == {name: one.shape for name, one in tensors.items()}
+    shared.close()
+    assert not Path(shared.path).exists()
 
 
 def test_placeholders_have_no_probability_and_the_engine_needs_torchvision(monkeypatch, tmp_path):
