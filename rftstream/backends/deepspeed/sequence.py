@@ -46,7 +46,7 @@ class _Exchange(torch.autograd.Function):
         return received
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         received: Tensor = _Exchange.apply(gradient.contiguous(), ctx.group)  # type: ignore[no-untyped-call]
         return received, None
 
@@ -61,7 +61,7 @@ class _Together(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient, None
 
 
@@ -139,9 +139,11 @@ class SequenceGroup:
     ) -> tuple[Tensor, None]:
         """Compute attention as `attention.attend` does, over the tokens of all ranks of the group. query [B, H, s, D],
         output [B, s, H, D]."""
-        whole = [self.all_tokens(one).transpose(0, 1).flatten(1, 2)[None] for one in (query, key, value)]
-        output_1PhD, _ = attention.attend(module, *whole, attention_mask, **settings)
-        output_BShD = output_1PhD.unflatten(1, (len(query), -1)).flatten(0, 1)
+        queries, keys, values = (
+            self.all_tokens(one).transpose(0, 1).flatten(1, 2)[None] for one in (query, key, value)
+        )
+        output_1PhD, _ = attention.attend(module, queries, keys, values, attention_mask, **settings)
+        output_BShD = output_1PhD.reshape(len(query), -1, *output_1PhD.shape[2:])
         return self.all_heads(output_BShD.transpose(1, 2)).transpose(1, 2).contiguous(), None
 
 
@@ -186,7 +188,10 @@ class SplitNetwork:
             raise ConfigError(self._refused(""))
 
     def _compute(self, network: Any, inputs: Inputs) -> Tensor:
-        return network.values(inputs) if isinstance(self._network, ValueNetwork) else network.logprobs(inputs)[0]
+        found: Tensor = (
+            network.values(inputs) if isinstance(self._network, ValueNetwork) else network.logprobs(inputs)[0]
+        )
+        return found
 
     def _refused(self, why: str) -> str:
         return f"{SETTING}: {type(self.model).__name__} can't be computed in parts{why}; leave the setting out"
