@@ -135,7 +135,8 @@ def main() -> None:
 def serve(place: RankPlace) -> None:
     """Carry out the calls of rank 0 until it says `end`. The process ends when rank 0 ends, however that ends, and when
     nothing is heard of it."""
-    threading.Thread(target=_end_with_rank_0, args=(place.connect(),), daemon=True).start()
+    asked_to_end = threading.Event()
+    threading.Thread(target=_end_with_rank_0, args=(place.connect(), asked_to_end), daemon=True).start()
     threading.Thread(target=_end_in_silence, args=(place, place.connect()), daemon=True).start()
     store, calls = place.connect(), _Calls(place)
     for number, what, arguments in _calls_of(store):
@@ -146,6 +147,8 @@ def serve(place: RankPlace) -> None:
             text = str(error) if isinstance(error, RftError) else f"{type(error).__name__}: {error}"
             store.set(f"failed/{place.rank}", pack({"what": what, "error": text, "of_others": is_of_others(error)}))
             raise SystemExit(1) from None
+        if what == "end":
+            asked_to_end.set()
         put(store, f"done/{number}/{place.rank}", result)
         if what == "end":
             return
@@ -160,12 +163,13 @@ def _calls_of(store: Any) -> Iterator[tuple[int, str, dict[str, Any]]]:
         number += 1
 
 
-def _end_with_rank_0(store: Any) -> None:
-    """End this process when rank 0 is gone, also while it waits for other ranks."""
+def _end_with_rank_0(store: Any, asked_to_end: threading.Event) -> None:
+    """End this process when rank 0 is gone, also while it waits for other ranks. That is an error unless rank 0 had
+    asked for the end: it may be gone before this process has taken itself apart."""
     try:
         store.wait(["never"], FOREVER)
     finally:
-        os._exit(1)
+        os._exit(0 if asked_to_end.is_set() else 1)
 
 
 def _end_in_silence(place: RankPlace, store: Any) -> None:
