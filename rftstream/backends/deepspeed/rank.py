@@ -130,6 +130,8 @@ def main() -> None:
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, signal.SIG_IGN)  # rank 0 says when it is over
     serve(place)
+    sys.stderr.flush()
+    os._exit(0)  # threads still wait in torch's store, which would end the process by a signal
 
 
 def serve(place: RankPlace) -> None:
