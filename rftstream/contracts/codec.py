@@ -349,7 +349,8 @@ def _accept(record: Record, contract: str) -> None:
     of these is missing."""
     first = record.headers[:3]
     names = tuple(name for name, _ in first)
-    decided = names == _DECIDING or (names[:2] == _DECIDING[:2] and record.header(READABLE_SINCE) is None)
+    ours = names[:2] == _DECIDING[:2] and names[2:] in ((), ("run",)) and record.header(READABLE_SINCE) is None
+    decided = names == _DECIDING or ours
     if decided and len(_accepted) < _MAX_ACCEPTED:
         _accepted[record.topic, first] = contract
 

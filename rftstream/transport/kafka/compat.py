@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import selectors
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -38,6 +39,7 @@ from kafka.structs import ConsumerGroupMetadata, OffsetAndMetadata
 from kafka.structs import TopicPartition as KafkaPartition
 
 from rftstream.contracts.records import Headers
+from rftstream.transport.kafka.selector import LazySelector
 
 VERSION = "3.0.12"
 """The version of kafka-python that every part was measured with."""
@@ -135,6 +137,7 @@ def _write_at_once(transport: Any, write: Callable[[Any, bytes], None], data: by
     transport._write_buffer.append(data)
     _, error = transport._sock_send()
     if error:
+        transport._writing = True  # what is written from now on waits, and is given up with the connection
         transport._net.call_soon(lambda: transport.abort(error=error))
         return
     transport.last_write = time.monotonic()
@@ -143,6 +146,16 @@ def _write_at_once(transport: Any, write: Callable[[Any, bytes], None], data: by
         transport._write_task = transport._net.call_soon(transport._write_to_sock)
 
 
+def _close_unwatched(transport: Any, close: Callable[..., None], error: Any = None) -> None:
+    """Close a connection of which the selector knows nothing any more, as `LazySelector` wants it."""
+    net, sock = transport._net, transport._sock
+    if sock is not None and isinstance(watching := getattr(net, "_selector", None), LazySelector):
+        net.unregister_event(sock, selectors.EVENT_READ | selectors.EVENT_WRITE)
+        watching.forget(sock)
+    close(transport, error)
+
+
+KafkaTCPTransport._close = functools.partialmethod(_close_unwatched, KafkaTCPTransport._close)
 KafkaTCPTransport._sock_recv = functools.partialmethod(_receive_much, KafkaTCPTransport._sock_recv)
 KafkaSSLTransport._sock_recv = functools.partialmethod(_receive_before_end, KafkaSSLTransport._sock_recv)
 KafkaTCPTransport.write = functools.partialmethod(_write_at_once, KafkaTCPTransport.write)
@@ -328,6 +341,7 @@ class TransactionParts:
 
     def send(self, partition: KafkaPartition, key: bytes | None, value: bytes | None, headers: Headers) -> Any:
         """Let the client send a record of a right size, and return its future for that."""
+        self._check_open()
         if partition not in self._added:
             # The client does not know the topic yet, and asks the broker first.
             return self._producer.send(partition.topic, value, key, list(headers), partition=partition.partition)
@@ -342,6 +356,7 @@ class TransactionParts:
         self._group_added.wait()
         with manager._lock:
             manager._maybe_fail_with_error()
+            self._check_open()
             pending = manager._pending_txn_offset_commits
             pending.clear()
             pending.update(positions)
@@ -349,6 +364,12 @@ class TransactionParts:
             manager._enqueue_request(TxnOffsetCommitHandler(manager, self._group, pending, result))
         self._wake()
         result.wait()
+
+    def _check_open(self) -> None:
+        """Raise KafkaError if the client has given up the transaction, as it does when it begins a new epoch."""
+        if self._manager._current_state is not TransactionState.IN_TRANSACTION:
+            self._manager._maybe_fail_with_error()
+            raise kafka_errors.KafkaError("the transaction is not open any more")
 
 
 def _run_once(sender: Any, run_once: Callable[[Any], None]) -> None:
@@ -377,8 +398,7 @@ def _mind_backoff(sender: Any, manager: TransactionManager) -> None:
     next one after a millisecond or two."""
     if manager.has_in_flight_transactional_request():
         return
-    waiting = manager._pending_requests[:1]
-    again = bool(waiting) and waiting[0][2].is_retry
+    again = any(handler.is_retry for _, _, handler in list(manager._pending_requests))
     sender.num_again = getattr(sender, "num_again", 0) + 1 if again else 0
     limit = manager.retry_backoff_ms
     sender.config["retry_backoff_ms"] = min(limit, 2 ** (sender.num_again - 1)) if again else limit
@@ -393,6 +413,13 @@ def _send_if_any(sender: Any, send: Callable[..., float], **given: Any) -> float
 
 Sender._send_producer_data = functools.partialmethod(_send_if_any, Sender._send_producer_data)
 Sender.run_once = functools.partialmethod(_run_once, Sender.run_once)
+
+
+def force_close(producer: KafkaProducer) -> None:
+    """Let a producer end that could not be closed.
+
+    For 3.0.12: `close` flushes first. If that fails, the client's thread goes on, connections and all."""
+    producer._sender.force_close()
 
 
 def last_error(producer: KafkaProducer) -> BaseException | None:

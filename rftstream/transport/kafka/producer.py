@@ -316,6 +316,7 @@ def _end(client: Client | None) -> None:
             client.close(timeout=0.5)
     except Exception as error:  # This does no harm: the broker aborts an open transaction after its time limit.
         log.info("closing a producer: %s", error)
+        compat.force_close(client)
 
 
 def _named(error: BaseException) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import select
 import selectors
+import weakref
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -28,8 +29,9 @@ class LazySelector(selectors.BaseSelector):
     def __init__(self) -> None:
         self._epoll = select.epoll()
         self._keys: dict[int, selectors.SelectorKey] = {}
-        self._parked: dict[int, Any] = {}
-        """File descriptor -> the socket that the kernel still watches for reading."""
+        self._parked: dict[int, weakref.ref[Any]] = {}
+        """File descriptor -> the socket that the kernel still watches for reading, if there still is one: a socket that
+        nobody holds any more is to be closed by that."""
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
         """Watch a socket. KeyError if it is watched already; ValueError if it is closed."""
@@ -39,7 +41,7 @@ class LazySelector(selectors.BaseSelector):
         if fd in self._keys:
             raise KeyError(f"file descriptor {fd} is registered already")
         parked = self._parked.pop(fd, None)
-        if parked is not fileobj or events != selectors.EVENT_READ:
+        if parked is None or parked() is not fileobj or events != selectors.EVENT_READ:
             if parked is not None:
                 self._forget(fd)
             self._epoll.register(fd, _mask_of(events))
@@ -50,10 +52,16 @@ class LazySelector(selectors.BaseSelector):
         """Watch a socket no longer. KeyError if it is not watched."""
         key = self._keys.pop(self.get_key(fileobj).fd)
         if key.events == selectors.EVENT_READ:
-            self._parked[key.fd] = fileobj
+            self._parked[key.fd] = weakref.ref(fileobj)
         else:
             self._forget(key.fd)
         return key
+
+    def forget(self, fileobj: Any) -> None:
+        """Watch a socket no longer that was parked. It is to be called before a socket is closed: the kernel goes on
+        watching one of which a child process has a copy."""
+        if self._parked.pop(fileobj.fileno(), None) is not None:
+            self._forget(fileobj.fileno())
 
     def modify(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
         """Watch a socket for other events, or with other data. KeyError if it is not watched."""

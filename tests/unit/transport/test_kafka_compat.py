@@ -19,7 +19,7 @@ from types import SimpleNamespace
 import kafka.net.manager
 import kafka.net.selector
 import pytest
-from kafka import KafkaAdminClient, KafkaConsumer
+from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
 from kafka import errors as kafka_errors
 from kafka.admin._groups import GroupAdminMixin
 from kafka.cluster import ClusterMetadata
@@ -76,6 +76,8 @@ REACHED = {
     "_write_at_once, what is left": (KafkaTCPTransport._write_to_sock, "4caa65d1e499"),
     "_write_at_once, plain": (KafkaTCPTransport._sock_send, "17ea0f0a3dbc"),
     "_write_at_once, TLS": (KafkaSSLTransport._sock_send, "9a3050b87ce0"),
+    "_close_unwatched": (wrapped(KafkaTCPTransport, "_close"), "f8941a31ba9a"),
+    "force_close": (KafkaProducer.close, "8095a06ec990"),
     "LazySelector, registering": (NetworkSelector.register_event, "12c10d46076d"),
     "LazySelector, unregistering": (NetworkSelector.unregister_event, "542a43892793"),
     "_receive_before_end, TLS": (original(KafkaSSLTransport), "e48f9d4d38e8"),

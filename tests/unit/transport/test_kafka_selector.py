@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import selectors
 import socket
+import warnings
+import weakref
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from random import Random
@@ -142,3 +145,30 @@ def test_it_does_as_the_standard_librarys(watching, pair):
                     except KeyError:
                         outcomes.append(None)
                 assert outcomes[0] == outcomes[1], step
+
+
+def test_a_parked_socket_that_nobody_holds_is_closed(watching):
+    mine, theirs = socket.socketpair()
+    with theirs:
+        watching.register(mine, READ)
+        watching.unregister(mine)
+        gone = weakref.ref(mine)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            del mine
+            gc.collect()
+        assert gone() is None
+        assert theirs.recv(1) == b"", "the other end is told"
+
+
+def test_a_socket_that_a_child_has_too_is_forgotten_before_it_is_closed(watching, pair):
+    mine, theirs = pair
+    with mine.dup():  # as a child of fork has it
+        watching.register(mine, READ)
+        watching.unregister(mine)
+        watching.forget(mine)
+        watching.forget(mine)
+        mine.close()
+        theirs.close()
+        assert ready(watching, 0.0) == []
+        assert watching._epoll.poll(0.0) == [], "the kernel has nothing to tell"
