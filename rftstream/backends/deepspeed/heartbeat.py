@@ -48,12 +48,12 @@ class Heartbeat:
         return [rank for rank, missed in self._missed.items() if missed * BEAT_S > self._silence_s]
 
     def _beat(self) -> None:
-        try:
-            while not self._ended.wait(BEAT_S):
+        while not self._ended.wait(BEAT_S):
+            try:
                 self._store.add(f"beat/{self._rank}", 1)
                 for rank, before in self._heard.items():
                     heard = self._store.add(f"beat/{rank}", 0)
                     if heard != before:
                         self._heard[rank], self._missed[rank] = heard, 0
-        except RuntimeError:  # rank 0 is gone, which others see
-            return
+            except RuntimeError:  # too late this time; or rank 0 is gone, which others see
+                continue

@@ -8,6 +8,7 @@ likes, and only what all do together has a limit of time.
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import os
 import signal
@@ -86,13 +87,15 @@ class RankPlace:
 
     def interface(self) -> str | None:
         """Return the name of the network interface over which this host reaches rank 0's, or itself under that address.
-        None if it cannot be found out."""
+        None if it cannot be found out, or other hosts cannot reach this one over it."""
         try:
             family, kind, _, _, address = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_DGRAM)[0]
             with socket.socket(family, kind) as unsent:  # a datagram socket that is connected sends nothing
                 unsent.connect(address)
                 own = unsent.getsockname()[0]
         except OSError:
+            return None
+        if ipaddress.ip_address(own).is_loopback:  # where the name of rank 0's host leads on that host
             return None
         for name, addresses in psutil.net_if_addrs().items():
             if any(one.address.partition("%")[0] == own for one in addresses):
@@ -243,13 +246,14 @@ class Ranks:
     def _watch(self) -> None:
         """End this process if a rank has ended, or is silent, and rank 0 does not notice. It may not need the others
         for long, or wait in a network that does not report the dead."""
-        while all(process.poll() is None for process in self._processes.values()) and not self._heartbeat.silent():
-            if self._ended.wait(BEAT_S):
-                return
+        lost_s = 0.0
+        while not self._ended.wait(BEAT_S):
             self._heartbeat.tick()
-        if not self._ended.wait(ABANDON_S):
-            log.critical("%s", self._trouble())
-            os._exit(BackendError.exit_code)
+            lives = all(process.poll() is None for process in self._processes.values())
+            lost_s = 0.0 if lives and not self._heartbeat.silent() else lost_s + BEAT_S  # one may be heard again
+            if lost_s > ABANDON_S:
+                log.critical("%s", self._trouble() or "backend deepspeed: a rank has ended")
+                os._exit(BackendError.exit_code)
 
     # ------------------------------------------------------------------------------------------ ending
 

@@ -131,7 +131,12 @@ class Rank:
         )
         deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False)
         if self._settings.sequence_parallel > 1:
-            self._group = SequenceGroup(self._place.rank, self._place.size, self._settings.sequence_parallel)
+            self._group = SequenceGroup(
+                self._place.rank,
+                self._place.size,
+                self._settings.sequence_parallel,
+                timeout_s=self._settings.timeout_s,
+            )
         networks, parameters = {POLICY: self._split(network)}, {POLICY: self._parameters}
         if self._critic_model is not None:
             networks[CRITIC] = self._split(ValueNetwork(self._critic_model, settings))

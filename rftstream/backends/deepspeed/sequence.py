@@ -12,6 +12,7 @@ head; T tokens of the longest row.
 from __future__ import annotations
 
 import dataclasses
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -68,10 +69,14 @@ class _Together(torch.autograd.Function):
 class SequenceGroup:
     """The ranks that compute a micro-batch together, as one of them sees them. `Rank.join` makes it, in all ranks."""
 
-    def __init__(self, rank: int, world_size: int, size: int) -> None:
+    def __init__(self, rank: int, world_size: int, size: int, *, timeout_s: float) -> None:
         """`size` ranks in a row form a group. All ranks form all groups."""
         self.size, self.number = size, rank % size
-        groups = [distributed.new_group(list(range(first, first + size))) for first in range(0, world_size, size)]
+        limit = timedelta(seconds=timeout_s)  # a new group does not take over that of all
+        groups = [
+            distributed.new_group(list(range(first, first + size)), timeout=limit)
+            for first in range(0, world_size, size)
+        ]
         self._group = groups[rank // size]
 
     def all_tokens(self, own_BHsD: Tensor) -> Tensor:
@@ -147,6 +152,17 @@ class SequenceGroup:
         return self.all_heads(output_BShD.transpose(1, 2)).transpose(1, 2).contiguous(), None
 
 
+LENGTH_DEPENDENT = {"dynamic", "longrope"}
+"""Kinds of rotary positions whose frequencies change with the longest row: a rank sees its own part of it alone."""
+
+
+def _rope_kinds(config: Any) -> set[str]:
+    """Return the kinds of rotary positions of a model, of all its layers."""
+    given = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    tables = [given, *(one for one in given.values() if isinstance(one, dict))]
+    return {str(one.get("rope_type") or one.get("type") or "default") for one in tables}
+
+
 class SplitNetwork:
     """A network that the ranks of a group compute together, each its part of the tokens. It gives every rank the
     logprobs or values of all."""
@@ -168,6 +184,8 @@ class SplitNetwork:
                     f"{SETTING}: got {group.size}, expected a divisor of the {number} {what} of the model's attention; "
                     "each rank of a group computes some of them"
                 )
+        if kinds := _rope_kinds(config) & LENGTH_DEPENDENT:
+            raise ConfigError(self._refused(f": its positions ({', '.join(sorted(kinds))}) depend on the longest row"))
         AttentionInterface.register(NAME, torch.compiler.disable(group.attend))  # type: ignore[no-untyped-call]
         AttentionMaskInterface.register(NAME, sdpa_mask)
         self._split(near)

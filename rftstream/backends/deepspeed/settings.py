@@ -21,6 +21,8 @@ from rftstream.models.spec import ModelSpec
 
 OWNED = {
     "train_batch_size": "a batch is what the feeder makes: feeder.groups_per_batch and feeder.group_size",
+    "sequence_parallel_size": "backends.deepspeed.sequence_parallel",
+    "data_parallel_size": "backends.deepspeed.processes and sequence_parallel",
     "train_micro_batch_size_per_gpu": "trainer.tokens_per_microbatch",
     "gradient_accumulation_steps": "trainer.tokens_per_microbatch",
     "gradient_clipping": "trainer.max_grad_norm",

@@ -12,6 +12,8 @@ times the CPU time, torch's varlen kernel is not there, and flex attention has n
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
@@ -90,7 +92,19 @@ def has_varlen_kernel(query: Tensor, value: Tensor) -> bool:
     device, width = query.device, query.shape[-1]
     if device.type != "cuda" or value.shape[-1] != width or width > 256 or width % 8:
         return False
-    return _dtype(query) in (torch.bfloat16, torch.float16) and torch.cuda.get_device_capability(device) >= (8, 0)
+    if _dtype(query) not in (torch.bfloat16, torch.float16) or not _has_varlen_attn():
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+@functools.cache
+def _has_varlen_attn() -> bool:
+    """Return whether this torch has the function, with all that is asked of it; older ones lack it, or know less."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return False
+    return {"scale", "window_size", "enable_gqa"} <= inspect.signature(varlen_attn).parameters.keys()
 
 
 def _dtype(query: Tensor) -> torch.dtype:

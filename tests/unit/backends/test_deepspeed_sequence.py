@@ -15,7 +15,7 @@ import torch
 from rftstream.backends.deepspeed import backend as deepspeed_backend
 from rftstream.backends.deepspeed.backend import DeepSpeedBackend
 from rftstream.backends.deepspeed.rank_processes import RankPlace, Ranks
-from rftstream.backends.deepspeed.sequence import SequenceGroup, SplitNetwork
+from rftstream.backends.deepspeed.sequence import LENGTH_DEPENDENT, SequenceGroup, SplitNetwork, _rope_kinds
 from rftstream.backends.deepspeed.settings import RankShare
 from rftstream.backends.torch.inputs import make_inputs
 from rftstream.backends.torch.network import Network, NetworkSettings, load_model
@@ -248,3 +248,10 @@ def test_a_micro_batch_counts_once():
     assert [(one.number, one.count, one.counts) for one in shares] == [
         (0, 2, True), (0, 2, False), (1, 2, True), (1, 2, False),
     ]  # fmt: skip
+
+
+def test_positions_that_depend_on_the_longest_row_are_found():
+    for given in ({"rope_type": "dynamic"}, {"type": "dynamic"}, {"full_attention": {"rope_type": "dynamic"}}):
+        assert "dynamic" in _rope_kinds(SimpleNamespace(rope_parameters=given)) & LENGTH_DEPENDENT
+    assert not _rope_kinds(SimpleNamespace(rope_parameters=None)) & LENGTH_DEPENDENT
+    assert not _rope_kinds(SimpleNamespace(rope_scaling={"rope_type": "llama3"})) & LENGTH_DEPENDENT

@@ -29,7 +29,7 @@ def test_a_host_reaches_itself_over_the_interface_of_the_address() -> None:
     mine = addresses()
     assert mine
     for name, address in mine.items():
-        assert interface(address) == name
+        assert interface(address) == (None if address.startswith("127.") else name)
 
 
 def test_an_address_that_is_none_has_no_interface() -> None:
