@@ -16,6 +16,9 @@ MEMORY = Path("/dev/shm")
 """A file system in memory; other machines have none, and get a temporary folder."""
 
 
+_PREFIX = "rftstream-adapter-"
+
+
 class SharedFile:
     """Weights as a safetensors file in memory, which other processes of this user can open until it is closed."""
 
@@ -32,12 +35,45 @@ class SharedFile:
 
 
 class SharedAdapter:
-    """An adapter as a folder of PEFT, which other processes of this user can read until it is closed."""
+    """An adapter as a folder of PEFT, which other processes of this user can read until it is closed.
+
+    It lies in memory if there is room: containers have 64 MiB of that unless they are given more."""
 
     def __init__(self, spec: ModelSpec, tensors: Mapping[str, RawTensor]) -> None:
-        self.path = tempfile.mkdtemp(prefix="rftstream-adapter-", dir=MEMORY if MEMORY.is_dir() else None)
-        write_adapter(Path(self.path), spec, tensors)
+        try:
+            _remove_left_behind(MEMORY)
+            self.path = _written(MEMORY, spec, tensors)
+        except OSError:
+            self.path = _written(None, spec, tensors)
 
     def close(self) -> None:
         """Remove the folder. What the engine has read stays with it."""
         shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _written(where: Path | None, spec: ModelSpec, tensors: Mapping[str, RawTensor]) -> str:
+    """Write an adapter into a folder of its own. After an error nothing of it is left."""
+    path = tempfile.mkdtemp(prefix=f"{_PREFIX}{_processes()}-{os.getpid()}-", dir=where)
+    try:
+        write_adapter(Path(path), spec, tensors)
+    except BaseException:
+        shutil.rmtree(path, ignore_errors=True)
+        raise
+    return path
+
+
+def _remove_left_behind(where: Path) -> None:
+    """Remove adapters of processes of this user that were killed, for they take memory."""
+    prefix = f"{_PREFIX}{_processes()}-"
+    for folder in where.glob(f"{prefix}*"):
+        pid = folder.name.removeprefix(prefix).partition("-")[0]
+        if folder.stat().st_uid == os.getuid() and not Path("/proc", pid).exists():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _processes() -> int:
+    """Return a number for the processes that this one sees; those of other containers have another one."""
+    try:
+        return Path("/proc/self/ns/pid").stat().st_ino
+    except OSError:
+        return 0

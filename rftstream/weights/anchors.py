@@ -1,6 +1,6 @@
 """Objects of weights kept in a folder of this machine, so that its processes fetch them from a store elsewhere once.
 
-Kept are the newest full snapshot, for restarts, and the deltas since, for the other processes.
+Kept are the full snapshot that was fetched last, for restarts, and some deltas, for the other processes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class HasObject(Protocol):
 
 
 class AnchorCache:
-    """A folder that holds the newest full snapshot and the deltas since; a newer snapshot takes the place of all.
+    """A folder that holds the full snapshot that was fetched last, and the last MOST_DELTAS deltas.
 
     A follower calls `open` before it reads an object from the store. If it is not there, it asks for its `turn`, looks
     again, and calls `keep` after it has read the object. Several processes may share a folder. Nothing in it is
@@ -60,14 +60,15 @@ class AnchorCache:
             return None
 
     @contextlib.contextmanager
-    def turn(self) -> Iterator[None]:
-        """Wait until no other process of this machine fetches an object, so that the others find what one fetched.
+    def turn(self, announced: HasObject) -> Iterator[None]:
+        """Wait until no other process of this machine fetches an object of the kind, so that the others find what one
+        fetched. Nobody waits for a snapshot who wants a delta.
 
         After WAIT_S, or where a file cannot be locked, there is no waiting: an object is then fetched twice."""
         lock = None
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            lock = (self._folder / LOCK).open("wb")
+            lock = (self._folder / f"{PurePosixPath(announced.object).suffix}{LOCK}").open("wb")
             deadline = time.monotonic() + WAIT_S
             while not _locked(lock) and time.monotonic() < deadline:
                 time.sleep(PAUSE_S)
@@ -98,10 +99,10 @@ class AnchorCache:
             logger.warning("weights: %s: %s; the object is fetched again when it is needed", self._folder, error)
 
     def _make_room(self, path: Path) -> None:
-        others = [other for other in self._folder.iterdir() if other not in (path, self._folder / LOCK)]
+        others = [other for other in self._folder.iterdir() if other != path and other.suffix != LOCK]
         deltas = sorted((other for other in others if other.suffix == DELTA_SUFFIX), key=_written_at)
         if path.suffix == SUFFIX:
-            gone = [other for other in others if other.suffix in (SUFFIX, DELTA_SUFFIX)]
+            gone = [other for other in others if other.suffix == SUFFIX]
         else:
             gone = deltas[: max(len(deltas) - MOST_DELTAS + 1, 0)]
         kept = (SUFFIX, DELTA_SUFFIX)

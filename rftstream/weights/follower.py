@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterator, Mapping
 
 from rftstream.contracts.versions import DeltaObject, VersionName, WeightsAnnounced, WeightsKind
-from rftstream.errors import WeightsError
+from rftstream.errors import StoreRefused, StoreUnreachable, WeightsError
 from rftstream.weights import delta
 from rftstream.weights.anchors import AnchorCache
 from rftstream.weights.delta import text_of
@@ -142,6 +142,8 @@ class WeightsFollower:
             return None
         try:
             return self._follow(state, links)
+        except (StoreUnreachable, StoreRefused):
+            raise  # a snapshot lies in the same store, and what is held is still of use
         except WeightsError as error:
             logger.warning("%s; going back to a full snapshot", error)
             return None

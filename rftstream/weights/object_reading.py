@@ -29,15 +29,15 @@ def read_object(store: ObjectStore, cache: AnchorCache | None, announced: Announ
         return _read_stored(store, announced, where)
     file = cache.open(announced)
     if file is None:
-        with cache.turn():
+        with cache.turn(announced):
             if (file := cache.open(announced)) is None:
                 return _read_and_keep(store, cache, announced, where)
     with file:
         try:
             return _read(file, announced, where)
-        except WeightsError as error:
+        except (WeightsError, OSError) as error:
             logger.warning("%s in the local cache; reading it from the store", error)
-    with cache.turn():
+    with cache.turn(announced):
         return _read_and_keep(store, cache, announced, where)
 
 

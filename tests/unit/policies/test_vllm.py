@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import errno
 import importlib.util
 import json
 import math
+import os
 import signal
 import subprocess
 import sys
@@ -23,7 +25,7 @@ from rftstream.config.sections import LoraSection
 from rftstream.contracts.tasks import Sampling
 from rftstream.errors import ConfigError
 from rftstream.models.image_tokens import ImageTokens
-from rftstream.policies import vllm_arguments
+from rftstream.policies import vllm_arguments, vllm_shared
 from rftstream.policies.loopthread import LoopThread
 from rftstream.policies.vllm import VllmPolicy
 from rftstream.policies.vllm_engine import remembers
@@ -115,6 +117,33 @@ def test_adapters_are_shared_as_a_folder_of_peft_until_they_are_closed(tmp_path)
     assert {name: one.shape for name, one in found.items()} == {name: one.shape for name, one in tensors.items()}
     shared.close()
     assert not Path(shared.path).exists()
+
+
+def test_adapters_lie_elsewhere_where_memory_is_full_and_those_of_the_dead_are_removed(monkeypatch, tmp_path):
+    made = dataclasses.replace(tiny.make(tmp_path), lora=LoraSection(rank=2, alpha=4.0))
+    memory, written = tmp_path / "memory", []
+    memory.mkdir()
+    monkeypatch.setattr(vllm_shared, "MEMORY", memory)
+    of_mine = f"{vllm_shared._PREFIX}{vllm_shared._processes()}"
+    left, living, elsewhere = (
+        f"{of_mine}-999999999-a",
+        f"{of_mine}-{os.getpid()}-b",
+        f"{vllm_shared._PREFIX}1-999999999-c",
+    )
+    for name in (left, living, elsewhere):
+        (memory / name).mkdir()
+
+    def full(folder, spec, tensors):
+        written.append(folder)
+        (folder / "adapter_config.json").write_text("{}")
+        if folder.is_relative_to(memory):
+            raise OSError(errno.ENOSPC, "no room")
+
+    monkeypatch.setattr(vllm_shared, "write_adapter", full)
+    shared = SharedAdapter(made, {})
+    assert sorted(one.name for one in memory.iterdir()) == sorted([living, elsewhere])
+    assert [str(one) for one in written[1:]] == [shared.path]
+    shared.close()
 
 
 def test_placeholders_have_no_probability_and_the_engine_needs_torchvision(monkeypatch, tmp_path):

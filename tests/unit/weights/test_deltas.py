@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from rftstream.contracts.versions import VersionName, WeightsAnnounced, WeightsKind
-from rftstream.errors import WeightsError, WeightsGone
+from rftstream.errors import StoreUnreachable, WeightsError, WeightsGone
 from rftstream.weights import anchors, kernels
 from rftstream.weights.anchors import AnchorCache
 from rftstream.weights.follower import WeightsFollower
@@ -316,7 +317,31 @@ def test_readers_of_a_machine_fetch_an_object_once(trainer: Trainer, tmp_path: P
     assert sorted(opened) == sorted(one.object for one in trainer.announced)
     trainer.publish(4)
     assert_on(trainer.follower(cache), 4)
-    assert [one.suffix for one in (tmp_path / "anchors").glob("*.*") if one.suffix] == [".safetensors"]
+    kept = Counter(one.suffix for one in (tmp_path / "anchors").glob("*") if one.suffix != ".lock")
+    assert kept == {".safetensors": 1, ".delta": len(trainer.announced) - 2}, "every one but the snapshot before"
+
+
+def test_a_store_that_cannot_be_reached_in_the_middle_costs_no_place(trainer: Trainer) -> None:
+    follower = trainer.follower()
+    assert_on(follower, 0)
+    first, second = trainer.publish(1), trainer.publish(2)
+    for one in (first, second):
+        follower.announced(one)
+    open_object = trainer.store.open
+
+    def reached(name: str) -> IO[bytes]:
+        if name == second.object:
+            raise StoreUnreachable("no answer")
+        return open_object(name)
+
+    trainer.store.open = reached  # type: ignore[method-assign]
+    with pytest.raises(StoreUnreachable):
+        follower.fetch(second)
+    held = follower.held()
+    assert held is not None
+    assert held[0] == first.name
+    trainer.store.open = open_object  # type: ignore[method-assign]
+    assert_on(follower, 2)
 
 
 def test_a_reader_that_does_not_let_go_is_not_waited_for(
@@ -324,7 +349,7 @@ def test_a_reader_that_does_not_let_go_is_not_waited_for(
 ) -> None:
     cache = AnchorCache(tmp_path / "anchors")
     monkeypatch.setattr(anchors, "WAIT_S", 0.01)
-    with cache.turn():
+    with cache.turn(trainer.announced[0]):
         assert_on(trainer.follower(cache), 0)
 
 
