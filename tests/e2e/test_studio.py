@@ -146,10 +146,9 @@ def test_a_page_follows_a_run_that_goes_on(place: Workplace, browser: Browser) -
     page = tab.open(f"{studio.url}/runs/live")
     first = int(page.locator('[data-number="version"]').inner_text().replace(",", ""))
     page.evaluate("document.body.dataset.loaded = 'once'")
-    page.wait_for_function(
-        "least => Number(document.querySelector('[data-number=version]').textContent.replace(',', '')) > least",
-        arg=first + 2,
-        timeout=240_000,  # the run may be slow
+    place.wait_for(  # the run may be slow; and a browser that draws nothing does not poll by itself
+        lambda: int(page.locator('[data-number="version"]').inner_text().replace(",", "")) > first + 2,
+        f"version {first + 3} on the page",
     )
     assert page.evaluate("document.body.dataset.loaded") == "once", "the page was not loaded anew"
     assert page.locator("figure.chart .u-over").count() >= 2, "curves outlive the new numbers"
