@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from torch.nn.utils.rnn import pad_sequence
 
-from rftstream.backends.torch.attention import attend, attend_by_row, row_lengths
+from rftstream.backends.torch.attention import attend, attend_by_row, has_varlen_kernel, row_lengths
 
 HEADS, GROUPS, WIDTH = 9, 3, 64
 SHORT_ROWS = tuple(22 + number * 7 % 39 for number in range(64))
@@ -34,11 +34,12 @@ def times(lengths: tuple[int, ...]) -> dict[str, float]:
     module: Any = None
     ways: dict[str, Callable[[], Tensor]] = {
         "used": lambda: attend(module, query, key, value, mask)[0],
-        "by row": lambda: attend_by_row(query, key, value, list(lengths)),
         "padded": lambda: _padded(query, key, value, lengths),
     }
+    if has_varlen_kernel(query, value):  # else that is what is used
+        ways["by row"] = lambda: attend_by_row(query, key, value, list(lengths))
     outputs = {name: way().detach().float() for name, way in ways.items()}
-    assert all(torch.allclose(one, outputs["by row"], rtol=2e-2, atol=2e-2) for one in outputs.values())
+    assert all(torch.allclose(one, outputs["padded"], rtol=2e-2, atol=2e-2) for one in outputs.values())
     found = dict.fromkeys(ways, float("inf"))
     for _ in range(REPEATS):
         for name, way in ways.items():

@@ -208,6 +208,7 @@ def _attention() -> list[dict[str, Any]]:
         rows += [
             _row(name, "s", found["used"], found[other], label, found[other] / found["used"])
             for other, label in (("by row", "a call for each row"), ("padded", "padded to like lengths"))
+            if other in found
         ]
     return rows
 

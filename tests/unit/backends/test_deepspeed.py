@@ -36,9 +36,9 @@ from rftstream.config import registry
 from rftstream.config.sections import LoraSection
 from rftstream.errors import BackendError, ConfigError
 from tests.unit import tiny
+from tests.unit.backends.kept_ranks import TIMEOUT_S
 
 LR = 1e-3
-TIMEOUT_S = 250.0
 """Other work on the machine must not look like a rank that hangs."""
 OPTIMIZER = OptimizerSettings(weight_decay=0.1)
 GRPO = Grpo(Grpo.Config(entropy_coefficient=0.01))
@@ -50,28 +50,6 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def spec(tmp_path_factory):
     return tiny.make(tmp_path_factory.mktemp("model"))
-
-
-class KeptRanks(Ranks):
-    """For one backend after another: a process takes seconds to start."""
-
-    def end(self):
-        pass
-
-
-@pytest.fixture(scope="module")
-def kept():
-    """The two processes; others, if a test has brought them to their end."""
-    started = []
-
-    def ranks():
-        if not started or started[-1].ended:
-            started.append(KeptRanks(2, threads=1, timeout_s=TIMEOUT_S))
-        return started[-1]
-
-    yield ranks
-    for one in started:
-        Ranks.end(one)
 
 
 @pytest.fixture

@@ -15,12 +15,12 @@ from rftstream.algorithms.ppo import Ppo
 from rftstream.algorithms.settings import CriticConfig
 from rftstream.backends.deepspeed import backend as deepspeed_backend
 from rftstream.backends.deepspeed.backend import DeepSpeedBackend
-from rftstream.backends.deepspeed.rank_processes import Ranks
 from rftstream.backends.torch.backend import TorchBackend
 from rftstream.errors import BackendError, ConfigError
 from tests.unit import tiny
+from tests.unit.backends.kept_ranks import TIMEOUT_S
 from tests.unit.backends.test_critic import estimated, reward_model
-from tests.unit.backends.test_deepspeed import LR, OPTIMIZER, TIMEOUT_S, KeptRanks, plan
+from tests.unit.backends.test_deepspeed import LR, OPTIMIZER, plan
 
 PPO = Ppo(Ppo.Config(critic=CriticConfig(lr=LR, max_grad_norm=0.05, value_clip=0.2)))
 FILES = ("masters", "optimizer", "critic", "critic_optimizer")
@@ -46,21 +46,6 @@ def folder(spec, tmp_path_factory):
     made = tmp_path_factory.mktemp("reward") / "model"
     reward_model(made, spec)
     return made
-
-
-@pytest.fixture(scope="module")
-def kept():
-    """The two processes; others, if a test has brought them to their end."""
-    started = []
-
-    def ranks():
-        if not started or started[-1].ended:
-            started.append(KeptRanks(2, threads=1, timeout_s=TIMEOUT_S))
-        return started[-1]
-
-    yield ranks
-    for one in started:
-        Ranks.end(one)
 
 
 @pytest.fixture

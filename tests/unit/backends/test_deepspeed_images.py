@@ -19,7 +19,7 @@ from rftstream.backends.torch.backend import TorchBackend
 from rftstream.config.sections import LoraSection
 from rftstream.errors import BackendError, ConfigError
 from tests.unit import tiny
-from tests.unit.backends.test_deepspeed import KeptRanks
+from tests.unit.backends.kept_ranks import KeptRanks
 from tests.unit.backends.test_images import make_rows
 
 KL = Grpo(Grpo.Config(kl_coef=0.1, correction="none"))

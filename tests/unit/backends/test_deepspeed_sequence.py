@@ -14,7 +14,7 @@ import torch
 
 from rftstream.backends.deepspeed import backend as deepspeed_backend
 from rftstream.backends.deepspeed.backend import DeepSpeedBackend
-from rftstream.backends.deepspeed.rank_processes import RankPlace, Ranks
+from rftstream.backends.deepspeed.rank_processes import RankPlace
 from rftstream.backends.deepspeed.sequence import LENGTH_DEPENDENT, SequenceGroup, SplitNetwork, _rope_kinds
 from rftstream.backends.deepspeed.settings import RankShare
 from rftstream.backends.torch.inputs import make_inputs
@@ -22,14 +22,13 @@ from rftstream.backends.torch.network import Network, NetworkSettings, load_mode
 from rftstream.errors import ConfigError
 from tests.unit import tiny
 from tests.unit.backends import test_deepspeed_critic as of_critic
+from tests.unit.backends.kept_ranks import TIMEOUT_S
 from tests.unit.backends.test_critic import reward_model
 from tests.unit.backends.test_deepspeed import (
     BATCHES,
     GRPO,
     KL,
     OPTIMIZER,
-    TIMEOUT_S,
-    KeptRanks,
     agree,
     bad_rows,
     plan,
@@ -57,21 +56,6 @@ def spec(tmp_path_factory):
     torch.manual_seed(3)
     AutoModelForCausalLM.from_config(config).float().save_pretrained(made.folder)
     return made
-
-
-@pytest.fixture(scope="module")
-def kept():
-    """Processes by number, for one backend after another."""
-    started = {}
-
-    def ranks(count):
-        if count not in started or started[count].ended:
-            started[count] = KeptRanks(count, threads=1, timeout_s=TIMEOUT_S)
-        return started[count]
-
-    yield ranks
-    for one in started.values():
-        Ranks.end(one)
 
 
 @pytest.fixture
