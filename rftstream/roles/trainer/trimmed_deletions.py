@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Sequence
-from contextlib import suppress
 
 from rftstream.clock import Clock
-from rftstream.contracts import codec
 from rftstream.contracts.control import Trimmed
 from rftstream.contracts.versions import VersionName
-from rftstream.errors import ContractError, RftError, TransportError, WeightsError
+from rftstream.errors import RftError, TransportError, WeightsError
 from rftstream.service.role import FOREVER, Log
 from rftstream.transport.base import Transport
 from rftstream.weights.checkpoints import CheckpointStore
@@ -25,9 +23,6 @@ from rftstream.weights.store import ObjectStore
 from rftstream.weights.trimming import delete_trimmed
 
 log = logging.getLogger(__name__)
-
-KEY = b"trimmed"
-"""Key of `Trimmed` records on `control`."""
 
 FIRST_PAUSE_S = 1.0
 """Seconds before what could not be deleted is tried again; then twice as long each time."""
@@ -144,11 +139,8 @@ class TrimmedDeletions:
 
 
 def _newest_said(log_: Log) -> Trimmed | None:
-    """Return the newest record of what was given up. TransportError while somebody's open transaction may hide it."""
-    found = None
-    for record in log_.read("control", settled=True):
-        if record.key == KEY and record.value is not None:
-            with suppress(ContractError):
-                message = codec.from_record(record)
-                found = message if isinstance(message, Trimmed) else found
-    return found
+    """Return the newest record of what was given up, of those in force: others are not the trainer's word.
+
+    TransportError while somebody's open transaction may hide it."""
+    in_force = log_.rule.messages(log_.read("control", settled=True))
+    return next((message for _, message in reversed([*in_force]) if isinstance(message, Trimmed)), None)
