@@ -1,6 +1,6 @@
 """Operators of the task side: 100,000 problems through all of them beside bare loops over the same rules, the index of
-dedupe beside datasketch at the same parameters, and what five operators cost the feeder for each group. All is measured
-in CPU time of one process."""
+dedupe beside datasketch at the same parameters, and what five operators cost the feeder and the buffer for each group.
+All is measured in CPU time of one process."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 
 from rftstream.config import loader
 from rftstream.config.sections import RunConfig
+from rftstream.contracts.batches import BatchManifest
 from rftstream.contracts.ids import derive_seed, unit_interval
 from rftstream.contracts.outcomes import GroupOutcome, GroupResult, RolloutSummary
 from rftstream.contracts.rollouts import RolloutStatus
@@ -24,10 +25,13 @@ from rftstream.data.operators.language import detect
 from rftstream.data.operators.pipeline import TaskPipeline
 from rftstream.data.operators.shingles import BandIndex, choose_rows, minhash, shingles_of
 from rftstream.testing import MemoryRun, RoleDriver
+from tests.flow.scene import Scene
 
 NUM_PROBLEMS = 100_000
 NUM_TEXTS = 5_000
 NUM_GROUPS = 1_000
+NUM_BATCHED = 200
+NUM_TOKENS = 200
 NUM_HASHES = 128
 SIMILARITY = 0.8
 
@@ -41,11 +45,18 @@ ALL: tuple[dict[str, Any], ...] = (
     {"op": "solve_rate"},
     {"op": "budget"},
 )
+EXPERIENCE: tuple[dict[str, Any], ...] = (
+    {"op": "truncated"},
+    {"op": "repetition"},
+    {"op": "gibberish"},
+    {"op": "outliers"},
+    {"op": "zero_variance"},
+)
 FIVE = tuple(one for one in ALL if one["op"] in ("length", "regex", "mixture", "solve_rate", "budget"))
 
 
 def run() -> list[dict[str, Any]]:
-    return [_problems(), _minhash(), _feeder()]
+    return [_problems(), _minhash(), _feeder(), _buffer()]
 
 
 class Made:
@@ -191,6 +202,29 @@ def _admit(operators: tuple[dict[str, Any], ...]) -> float:
         began = time.process_time()
         driver.work()
         return time.process_time() - began
+
+
+def _buffer() -> dict[str, Any]:
+    """Groups a second of the buffer: rollouts of 200 tokens from `verified` into batches, on a log in memory."""
+    with_five, without = (min(_batch(operators) for _ in range(3)) for operators in (EXPERIENCE, ()))
+    return _row("pipeline: groups of 8 through the buffer", "groups/s", NUM_BATCHED / with_five,
+                NUM_BATCHED / without, "without operators, ours with five")  # fmt: skip
+
+
+def _batch(operators: tuple[dict[str, Any], ...]) -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        scene = Scene(Path(folder), feeder__groups_per_batch=20, feeder__group_size=8, feeder__max_staleness=20,
+                      pipeline=list(operators))  # fmt: skip
+        for sequence in range(NUM_BATCHED):
+            scene.admit(sequence)
+            scene.verify(sequence, [float(n < 1 + sequence % 7) for n in range(8)], num_tokens=NUM_TOKENS)
+        driver = RoleDriver(scene, "buffer")
+        began = time.process_time()
+        driver.work()
+        took_s = time.process_time() - began
+        batched = sum(one.num_groups for one in scene.messages("batches") if isinstance(one, BatchManifest))
+        assert batched == NUM_BATCHED, batched
+        return took_s
 
 
 def _seconds(work: Callable[[], object]) -> float:

@@ -8,7 +8,7 @@ from typing import Literal
 from rftstream.config.ranges import Fraction, Positive
 from rftstream.data.operators.base import KEEP, ExperienceDecision, Mask, Reject, ScoredGroup, ScoredRollout, Seed
 from rftstream.data.operators.facts import Facts
-from rftstream.data.operators.sampled import ngrams_of, sampled_tokens
+from rftstream.data.operators.sampled import hash_ngrams, sampled_tokens
 from rftstream.data.operators.truncated import all_tokens
 
 _REASON = "too repetitive"
@@ -46,5 +46,5 @@ def _repeated_share(scored: ScoredRollout, size: int) -> float:
     """Return the share of n-grams of sampled tokens that occurred before; 0 for rollouts of fewer than 2 n-grams."""
     if scored.num_tokens <= size:
         return 0.0
-    ngrams = ngrams_of(sampled_tokens(scored), size)
+    ngrams = hash_ngrams(sampled_tokens(scored), size)
     return 1.0 - len(set(ngrams)) / len(ngrams) if len(ngrams) > 1 else 0.0

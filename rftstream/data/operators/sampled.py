@@ -5,6 +5,9 @@ Shapes: N sampled tokens of all segments, in order.
 
 from __future__ import annotations
 
+import functools
+import hashlib
+
 import numpy as np
 
 from rftstream.contracts.rollouts import Rollout, Segment
@@ -30,11 +33,26 @@ def sampled_logprobs(scored: ScoredRollout) -> np.ndarray:
     return (np.concatenate(parts) if parts else np.empty(0)).astype(np.float64)
 
 
-def ngrams_of(tokens_N: np.ndarray, size: int) -> list[bytes]:
-    """Return the n-grams of tokens in order, those that occur twice twice; none if there are fewer tokens."""
-    if len(tokens_N) < size:
+def hash_ngrams(tokens_N: np.ndarray, size: int) -> list[int]:
+    """Return a number for each n-gram of tokens, in order; none if there are fewer tokens.
+
+    Equal n-grams have equal numbers. Two others share one with a chance of 2**-64 or so: none is compared by itself,
+    since the buffer looks at each rollout, and rollouts have many tokens."""
+    count = len(tokens_N) - size + 1
+    if count < 1:
         return []
-    return [ngram.tobytes() for ngram in np.lib.stride_tricks.sliding_window_view(tokens_N, size)]
+    tokens_N = tokens_N.astype(np.uint64)
+    hashes = np.zeros(count, np.uint64)
+    for place, factor in enumerate(_factors(size)):
+        hashes += tokens_N[place : place + count] * factor  # modulo 2**64
+    return hashes.tolist()
+
+
+@functools.cache
+def _factors(size: int) -> tuple[np.uint64, ...]:
+    """Return odd numbers without a pattern, always the same: decisions are recomputed from the log by any release."""
+    digests = (hashlib.sha256(b"%d" % place).digest() for place in range(size))
+    return tuple(np.uint64(int.from_bytes(digest[:8], "little") | 1) for digest in digests)
 
 
 def _is_sampled(segment: Segment) -> np.ndarray:

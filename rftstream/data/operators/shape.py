@@ -10,7 +10,7 @@ from msgspec import Meta
 from rftstream.config.ranges import Positive
 from rftstream.data.operators.base import KEEP, ExperienceDecision, ScoredGroup, ScoredRollout, Seed, Shape
 from rftstream.data.operators.facts import Facts
-from rftstream.data.operators.sampled import ngrams_of, sampled_tokens
+from rftstream.data.operators.sampled import hash_ngrams, sampled_tokens
 
 
 class ShapeReward:
@@ -71,7 +71,7 @@ def _length_terms(group: ScoredGroup, right: set[int]) -> dict[int, float]:
 def _diversity(group: ScoredGroup, right: set[int], size: int) -> dict[int, float]:
     if not right:
         return {}
-    sets = {one.sibling: frozenset(ngrams_of(sampled_tokens(one), size)) for one in group.rollouts}
+    sets = {one.sibling: frozenset(hash_ngrams(sampled_tokens(one), size)) for one in group.rollouts}
     return {
         number: sum(_distance(sets[number], other) for sibling, other in sets.items() if sibling != number)
         / (len(sets) - 1)
@@ -79,7 +79,7 @@ def _diversity(group: ScoredGroup, right: set[int], size: int) -> dict[int, floa
     }
 
 
-def _distance(some: frozenset[bytes], others: frozenset[bytes]) -> float:
+def _distance(some: frozenset[int], others: frozenset[int]) -> float:
     """Return 1 minus the Jaccard similarity; 0 for two empty sets."""
     union = len(some | others)
     return 1.0 - len(some & others) / union if union else 0.0

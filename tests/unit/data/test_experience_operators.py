@@ -26,6 +26,7 @@ from rftstream.data.operators.base import (
 )
 from rftstream.data.operators.facts import RECENT_GROUPS, Facts
 from rftstream.data.operators.gibberish import strange_share, worst_mean
+from rftstream.data.operators.sampled import hash_ngrams
 from rftstream.errors import ConfigError
 
 
@@ -282,3 +283,17 @@ def test_stale_rejects_rollouts_or_masks_their_old_tokens() -> None:
     masked = {1: (TokenSpan(0, 1, 3), TokenSpan(0, 3, 6)), 2: (TokenSpan(0, 1, 4),)}
     assert decide("stale", group, version=5, action="mask") == Mask(masked, "too old")
     assert decide("stale", group, version=4, action="mask") == Mask({1: (TokenSpan(0, 1, 3),)}, "too old")
+
+
+def test_ngrams_have_equal_numbers_where_they_are_equal() -> None:
+    """Also those that differ in one token, or in the order of two."""
+    rng = np.random.default_rng(0)
+    for vocabulary, size in ((2, 3), (3, 8), (150_000, 2)):
+        tokens = rng.integers(0, vocabulary, 3000).astype(np.int32)
+        wanted = [tuple(tokens[place : place + size].tolist()) for place in range(len(tokens) - size + 1)]
+        numbers = hash_ngrams(tokens, size)
+        assert len(numbers) == len(wanted)
+        assert len(set(numbers)) == len(set(wanted)) == len(set(zip(numbers, wanted, strict=True)))
+    assert hash_ngrams(np.asarray([1, 2], np.int32), 3) == []
+    assert hash_ngrams(np.asarray([1, 2, 3], np.int32), 3) == [hash_ngrams(np.asarray([1, 2, 3]), 3)[0]]
+    assert hash_ngrams(np.asarray([1, 2, 3], np.int32), 3) != hash_ngrams(np.asarray([2, 1, 3], np.int32), 3)
