@@ -21,7 +21,13 @@ THRESHOLDS, TO_THRESHOLD = (0.3, 0.4, 0.45), 3.0
 """Held-out rewards of long answers, and how many times as soon as TRL each is to be reached."""
 STALE, LOST, HELD = (8, 16), 5.0, 2.0
 """Staleness at which the plain loss is to lose so many points of 100 at least, and the decoupled one at most."""
-WHY_NOT: dict[str, str] = {}
+WHY_NOT = {
+    "staleness": "on this task what is stale costs nothing, or both losses (docs/algorithms.md)",
+    "trl": "the model is so small that what a step costs beside computing counts",
+    "trl-smollm2": "answers are short, and most of a step is computing on both sides",
+    "trl-long": "measured with one seed; the first threshold is reached within ten steps",
+}
+"""What is in the way of an aim that is missed, by comparison."""
 
 
 def aims(entries: Entries | None = None) -> str:
@@ -51,11 +57,12 @@ def learning(curves: Entries | None = None, beside_trl: Entries | None = None) -
     for comparison, aim in STEP_AIMS:
         ratios = _ratios(comparison, rows, _step_s)
         lines.append((f"{comparison.name}: a step, times as fast as TRL", f"at least {aim:g}", *_spread(ratios),
-                      _told(min(ratios, default=None), aim, WHY_NOT.get(comparison.name))))  # fmt: skip
+                      _told(min(ratios, default=None), aim, WHY_NOT[comparison.name])))  # fmt: skip
     for threshold in THRESHOLDS:
         ratios = _ratios(LONG, rows, lambda row, least=threshold: (side_by_side.reached(row, least) or (None, None))[1])
         lines.append((f"{LONG.name}: {threshold:g} held out, times as soon as TRL", f"at least {TO_THRESHOLD:g}",
-                      *_spread(ratios), _told(min(ratios, default=None), TO_THRESHOLD, None)))  # fmt: skip
+                      *_spread(ratios),
+                      _told(min(ratios, default=None), TO_THRESHOLD, WHY_NOT[LONG.name])))  # fmt: skip
     return table(("what", "aim", "measured", "seeds", ""), lines)
 
 
@@ -69,7 +76,7 @@ def _staleness(rows: Entries) -> Iterator[tuple[str, ...]]:
             ]
             mean = sum(lost) / len(lost) if lost else None
             met = mean is not None and (mean >= LOST if loss == "plain" else mean <= HELD)
-            told = measured.NOT_YET if mean is None else "reached" if met else "**missed**"
+            told = measured.NOT_YET if mean is None else "reached" if met else f"**missed**: {WHY_NOT['staleness']}"
             yield (f"staleness {eta}, {loss} loss: points lost", aim, "-" if mean is None else f"{mean:.1f}",
                    ", ".join(f"{one:.1f}" for one in lost), told)  # fmt: skip
 
