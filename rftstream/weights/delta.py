@@ -3,7 +3,8 @@
 docs/weights-format.md has the format. A file is 16 bytes (magic, format, length of the header), the header (JSON,
 compressed), and its parts one after another. Streams of changes are made by kernels.c, several at a time; their
 elements are those of all tensors of a dtype in order of names, one tensor after another. Tensors of dtypes that it does
-not take apart lie whole in the file, if they changed.
+not take apart lie whole in the file, if they changed; so do those of a small model that changed all over, as float32
+does: coding each element takes longer than it saves. Their stream then has no changes.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ MAX_LANE_ELEMENTS = (1 << 31) - 2
 """Most elements of a stream that a reader takes."""
 NOTED = 1 / 8
 """Share of a stream's elements. Where more of them changed, they are coded at once, since notes of them take memory."""
+WHOLE_BYTES = 1 << 20
+"""Size of a stream's elements up to which changed tensors lie whole, if more than half of the elements changed."""
 SHORT = 16
 """Hex digits of a tensor's digest in the header; the whole state's digests stand there in full."""
 
@@ -76,6 +79,8 @@ class _Taken:
     span: StreamSpan
     how: Noted | np.ndarray | None
     """Notes that are still to be coded, or the stream; None if the stream would be too long."""
+    whole: tuple[str, ...] = ()
+    """Tensors that lie whole, and have no changes in the stream."""
 
     def coded(self, state: ServedState) -> np.ndarray | None:
         """Return the stream; None if it would be too long."""
@@ -101,7 +106,7 @@ class Changes:
     old_digests: dict[str, str]
     taken: list[_Taken]
     whole: list[str]
-    """Changed tensors of other dtypes."""
+    """Changed tensors that lie whole."""
 
     @functools.cached_property
     def parts(self) -> list[tuple[ByteRange, Buffer]] | None:
@@ -134,7 +139,8 @@ def take(state: ServedState, tensors: Mapping[str, RawTensor], *, span_elements:
     source = _Source(state, tensors)
     with state.of_no_use_after_errors():
         taken = state.in_threads(_take_jobs(state, source, span_elements))
-    return Changes(state=state, old=old, old_digests=old_digests, taken=taken, whole=source.whole)
+    whole = [*source.whole, *(name for one in taken for name in one.whole)]
+    return Changes(state=state, old=old, old_digests=old_digests, taken=taken, whole=whole)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,11 +222,21 @@ def _take_jobs(state: ServedState, source: _Source, span_elements: int) -> Itera
 def _take_span(state: ServedState, span: StreamSpan, news: list[_New]) -> _Taken:
     old = [state.arrays[piece.tensor][piece.begin : piece.end] for piece in span.pieces]
     noted = kernels.take(old, [one.array for one in news], FORMS[span.dtype], [one.way for one in news])
-    state.touched(piece.tensor for piece, total in zip(span.pieces, noted.totals, strict=True) if total)
+    changed = tuple(piece.tensor for piece, total in zip(span.pieces, noted.totals, strict=True) if total)
+    state.touched(changed)
     taken = _Taken(span, noted)
     if sum(noted.totals) <= NOTED * span.num_elements:
         return taken
+    if 2 * sum(noted.totals) > span.num_elements and _may_lie_whole(state, span):
+        return _Taken(span, kernels.without_changes(noted), changed)
     return _Taken(span, taken.coded(state))
+
+
+def _may_lie_whole(state: ServedState, span: StreamSpan) -> bool:
+    """Return whether the span is small, and no other one has a part of its tensors: what lies whole is put first."""
+    return span.num_bytes <= WHOLE_BYTES and all(
+        piece.end - piece.begin == len(state.arrays[piece.tensor]) for piece in span.pieces
+    )
 
 
 # ------------------------------------------------------------------------------------------ the file
