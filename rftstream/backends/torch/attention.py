@@ -100,8 +100,8 @@ def attend_by_length(
     parts = zip(*(one.index_select(2, order_P).split(sizes, dim=2) for one in (query, key, value)), strict=True)  # type: ignore[no-untyped-call]
     outputs = []
     for (length, count), part in zip(counts, parts, strict=True):
-        rows = (array[0].unflatten(1, (count, length)).transpose(0, 1) for array in part)  # [R, H, L, D]
-        outputs.append(_attend_row(*rows, sliding_window, dropout, scaling).transpose(1, 2).flatten(0, 1))
+        q, k, v = (array[0].unflatten(1, (count, length)).transpose(0, 1) for array in part)  # [R, H, L, D]
+        outputs.append(_attend_row(q, k, v, sliding_window, dropout, scaling).transpose(1, 2).flatten(0, 1))
     return torch.cat(outputs).index_select(0, places_P)[None]
 
 
