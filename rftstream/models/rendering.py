@@ -31,6 +31,8 @@ SHOWN_CHARACTERS = 8
 """Largest number of characters without a token that an error shows."""
 PROMPTS_KEPT = 128
 """Prompts whose ids are kept for siblings: an explorer is given the rollouts of some groups one among the other."""
+MAX_KEPT_CHARACTERS = 16384
+"""Characters of a message up to which its prompt is kept, since ids take several bytes for each."""
 
 
 Pieces = list[tuple[str, bool]]
@@ -226,7 +228,7 @@ class HfRenderer:
         return self._template.dated
 
     def render(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
-        if tools or self.images is not None or self.dated or not all(map(_is_text, messages)):
+        if tools or self.images is not None or self.dated or not all(map(_is_short_text, messages)):
             return self._render_now(tuple(messages), tools)
         return self._render_texts(tuple(messages))  # siblings of a group ask for the same
 
@@ -423,8 +425,8 @@ class FakeRenderer:
         return [("<end>" * len(run) if left_out else self.decode(run), left_out) for left_out, run in runs]
 
 
-def _is_text(message: ChatMessage) -> bool:
-    return not (message.media or message.tool_calls)
+def _is_short_text(message: ChatMessage) -> bool:
+    return not (message.media or message.tool_calls) and len(message.content) <= MAX_KEPT_CHARACTERS
 
 
 def _stop_token_ids(spec: ModelSpec, config: Mapping[str, Any], eos: int | None) -> frozenset[int]:

@@ -111,8 +111,9 @@ def _by_length(lengths: tuple[int, ...]) -> tuple[Tensor, Tensor, tuple[tuple[in
     order; and each length with its number of rows. All layers ask for the same."""
     begins = [0, *accumulate(lengths)]
     rows = sorted(range(len(lengths)), key=lengths.__getitem__)
-    order_P = torch.tensor([place for row in rows for place in range(begins[row], begins[row + 1])])
-    return order_P, torch.argsort(order_P), tuple(sorted(Counter(lengths).items()))
+    with torch.inference_mode(False):  # whoever asks first, a backward pass may need them later
+        order_P = torch.tensor([place for row in rows for place in range(begins[row], begins[row + 1])])
+        return order_P, torch.argsort(order_P), tuple(sorted(Counter(lengths).items()))
 
 
 def attend_by_row(
