@@ -87,8 +87,12 @@ def turn_loop(
     return policy, loop
 
 
+# Looking a labelled metric up costs more than counting.
+_environment_seconds = functools.cache(metrics.ENVIRONMENT_SECONDS.labels)
+
+
 def _observe_call(method: str, seconds: float, timed_out: bool) -> None:
-    metrics.ENVIRONMENT_SECONDS.labels(method).observe(seconds)
+    _environment_seconds(method).observe(seconds)
     if timed_out:
         metrics.ABANDONED_CALLS.labels(method).inc()
 

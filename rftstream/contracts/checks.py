@@ -38,8 +38,11 @@ def _check_part(cls: type) -> Check | None:
     hints = get_type_hints(cls)
     kinds = {field.name: _without_none(hints[field.name]) for field in dataclasses.fields(cls)}
     inside = tuple((name, check) for name, kind in kinds.items() if name != "metrics" and (check := _check_of(kind)))
-    numbers = _check_floats(tuple(name for name, kind in kinds.items() if kind is float))
-    own = tuple(check for check in (numbers, RULES[cls].check if cls in RULES else None) if check is not None)
+    floats = [name for name, kind in kinds.items() if kind is float]
+    numbers = _check_floats(tuple(name for name in floats if hints[name] is float))
+    optional = [functools.partial(_check_optional, name) for name in floats if hints[name] is not float]
+    rule = RULES[cls].check if cls in RULES else None
+    own = tuple(check for check in (numbers, *optional, rule) if check is not None)
     if not inside and len(own) < 2:
         return own[0] if own else None
 
@@ -56,24 +59,24 @@ def _check_part(cls: type) -> Check | None:
 
 
 def _check_floats(names: tuple[str, ...]) -> Check | None:
-    """Return a check of numbers. Where all is well it takes two passes in C."""
+    """Return a check of numbers that are never None. Where all is well it takes two passes in C."""
     if not names:
         return None
     get_floats = operator.attrgetter(*names, names[0])  # twice, so that it returns a tuple for one name, too
 
     def check_floats(part: object) -> Violation | None:
-        try:
-            if math.isfinite(sum(get_floats(part))):
-                return None
-        except TypeError:  # None among them
-            pass
-        for name in names:
-            number = getattr(part, name)
-            if number is not None and not math.isfinite(number):
-                return f".{name}", f"got {number}, expected a finite number"
-        return None
+        if math.isfinite(sum(get_floats(part))):
+            return None
+        return next((found for name in names if (found := _check_optional(name, part)) is not None), None)
 
     return check_floats
+
+
+def _check_optional(name: str, part: object) -> Violation | None:
+    number = getattr(part, name)
+    if number is not None and not math.isfinite(number):
+        return f".{name}", f"got {number}, expected a finite number"
+    return None
 
 
 def _check_of(kind: Any) -> Check | None:

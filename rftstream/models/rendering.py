@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 
 SHOWN_CHARACTERS = 8
 """Largest number of characters without a token that an error shows."""
+PROMPTS_KEPT = 128
+"""Prompts whose ids are kept for siblings: an explorer is given the rollouts of some groups one among the other."""
+MAX_KEPT_CHARACTERS = 16384
+"""Characters of a message up to which its prompt is kept, since ids take several bytes for each."""
 
 
 Pieces = list[tuple[str, bool]]
@@ -198,6 +202,7 @@ class HfRenderer:
         self.images, self._folder = ImageTokens.of(spec.folder), spec.folder
         show = None if self.images is None else self._show
         self._template = ChatTemplate(template, model=spec.name, special=special, kwargs=kwargs, show=show)
+        self._render_texts = functools.lru_cache(PROMPTS_KEPT)(self._render_now)
         self.names = self._template.names
         self._name = spec.name
         decoder = config.get("text_config", config)  # of models that read more than text
@@ -223,6 +228,13 @@ class HfRenderer:
         return self._template.dated
 
     def render(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
+        if tools or self.images is not None or self.dated or not all(map(_is_short_text, messages)):
+            return self._render_now(tuple(messages), tools)
+        return self._render_texts(tuple(messages))  # siblings of a group ask for the same
+
+    def _render_now(
+        self, messages: tuple[ChatMessage, ...], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> tuple[int, ...]:
         self._refuse_images(messages)
         token_ids = self.encode(self._template.render(messages, tools))
         self._check_images(token_ids, messages)
@@ -411,6 +423,10 @@ class FakeRenderer:
     def pieces(self, token_ids: Sequence[int]) -> Pieces:
         runs = [(left_out, list(run)) for left_out, run in groupby(token_ids, key=lambda token: not token)]
         return [("<end>" * len(run) if left_out else self.decode(run), left_out) for left_out, run in runs]
+
+
+def _is_short_text(message: ChatMessage) -> bool:
+    return not (message.media or message.tool_calls) and len(message.content) <= MAX_KEPT_CHARACTERS
 
 
 def _stop_token_ids(spec: ModelSpec, config: Mapping[str, Any], eos: int | None) -> frozenset[int]:

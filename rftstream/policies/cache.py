@@ -17,7 +17,9 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
 SPARE_COLUMNS = 64
-"""Least number of decoding steps between two moves of the whole cache."""
+"""Least number of decoding steps between two moves of the whole cache, if rows may grow so long."""
+SMALL = 16384
+"""Numbers of a row in one layer up to which rows are copied together."""
 
 LayerStates = Sequence[tuple[Tensor, Tensor]]
 """Keys and values [U, H, L, D] of each layer, as a forward pass over prompts left them."""
@@ -29,8 +31,9 @@ class SlotCache:
     `put` takes slots for rows that were computed, `write` says where the next pass writes, and `free` gives slots up.
     Behind a row's tokens are zeros or stale values, which the attention mask hides."""
 
-    def __init__(self, max_slots: int) -> None:
-        self._max_slots = max_slots
+    def __init__(self, max_slots: int, max_columns: int | None = None) -> None:
+        """`max_columns`: the longest that a row grows; None if nobody knows."""
+        self._max_slots, self._max_columns = max_slots, max_columns
         self._layers: list[_Layer] = []
         self._free: list[int] = []
         """Slots below `_num_used` that were given up, as a heap."""
@@ -58,11 +61,12 @@ class SlotCache:
         self, states: LayerStates, which_R: Sequence[int], lengths_R: Sequence[int], slots_R: Sequence[int]
     ) -> None:
         """Write rows as `put` does, over what stands in these slots."""
+        copies = _rows_to_copy(states, which_R, lengths_R, slots_R)
         for layer, (keys, values) in zip(self._layers, states, strict=True):
-            layer.reserve(self._num_used, max(lengths_R), self._max_slots)
-            for which, length, slot in zip(which_R, lengths_R, slots_R, strict=True):
+            layer.reserve(self._num_used, max(lengths_R), self._max_slots, self._max_columns)
+            for length, which, slots in copies:
                 for room, part in zip(layer.rooms, (keys, values), strict=True):
-                    room[slot, :, :length] = part[which, :, part.shape[2] - length :]
+                    room[slots, :, :length] = part[which, :, part.shape[2] - length :]
 
     def write(self, slots_N: np.ndarray, columns_N: np.ndarray) -> None:
         """Have the next pass write the keys and values of token n into column `columns_N[n]` of slot `slots_N[n]`."""
@@ -72,7 +76,7 @@ class SlotCache:
         else:
             target = (torch.from_numpy(slots_N).to(device), slice(None), torch.from_numpy(columns_N).to(device))
         for layer in self._layers:
-            layer.reserve(self._num_used, width, self._max_slots)
+            layer.reserve(self._num_used, width, self._max_slots, self._max_columns)
             layer.target = target
 
     def free(self, slots: Iterable[int], *, clean: bool = True) -> None:
@@ -101,6 +105,26 @@ class SlotCache:
         return self._num_used - 1
 
 
+def _rows_to_copy(
+    states: LayerStates, which_R: Sequence[int], lengths_R: Sequence[int], slots_R: Sequence[int]
+) -> list[tuple[int, Any, Any]]:
+    """Return what to copy: a length, with the rows of states and the slots for it. Small rows of one length are copied
+    together; large ones one after another, since together they would be copied twice."""
+    _, heads, _, width = states[0][0].shape
+    rows: dict[int, tuple[list[int], list[int]]] = {}
+    for which, length, slot in zip(which_R, lengths_R, slots_R, strict=True):
+        of_length = rows.setdefault(length, ([], []))
+        of_length[0].append(which)
+        of_length[1].append(slot)
+    found: list[tuple[int, Any, Any]] = []
+    for length, (which_N, slots_N) in rows.items():
+        if heads * length * width <= SMALL:
+            found.append((length, torch.tensor(which_N), torch.tensor(slots_N)))
+        else:
+            found += [(length, which, slot) for which, slot in zip(which_N, slots_N, strict=True)]
+    return found
+
+
 class _Layer(DynamicLayer):  # type: ignore[no-untyped-call]
     """Keys and values of one layer."""
 
@@ -124,7 +148,7 @@ class _Layer(DynamicLayer):  # type: ignore[no-untyped-call]
             room[self.target] = states[0] if one_slot else states[0].transpose(0, 1)
         return self.rooms[0], self.rooms[1]
 
-    def reserve(self, num_slots: int, width: int, max_slots: int) -> None:
+    def reserve(self, num_slots: int, width: int, max_slots: int, max_columns: int | None) -> None:
         """Make room for so many slots and columns. What is there is copied if there is none."""
         slots, columns = self.rooms[0].shape[0], self.rooms[0].shape[2]
         if num_slots <= slots and width <= columns:
@@ -133,7 +157,10 @@ class _Layer(DynamicLayer):  # type: ignore[no-untyped-call]
             slots_then = min(max(num_slots, 2 * slots), max_slots)
         else:
             slots_then = slots
-        columns_then = columns if width <= columns else width + max(width, SPARE_COLUMNS)
+        columns_then = columns
+        if width > columns:
+            more = width + max(width, SPARE_COLUMNS)
+            columns_then = more if max_columns is None else max(width, min(more, max_columns))
         rooms = []
         for room in self.rooms:
             larger = room.new_zeros((slots_then, room.shape[1], columns_then, room.shape[3]))

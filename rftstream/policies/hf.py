@@ -95,7 +95,7 @@ class HfPolicy:
         """Requests whose images are being fetched."""
         self._refused: list[Completion] = []
         self._prompts = PromptStore(2 * config.prefill_tokens)
-        self._cache = SlotCache(config.batch_size)
+        self._cache = SlotCache(config.batch_size, renderer.context)
         self._batch = DecodingBatch(renderer, self._stop_ids, self._model.device, self._cache)
         self._turns = TurnStore(config.turn_tokens, self._cache, self._model.extends)
         self._missed = 0

@@ -3,7 +3,8 @@
 docs/weights-format.md has the format. A file is 16 bytes (magic, format, length of the header), the header (JSON,
 compressed), and its parts one after another. Streams of changes are made by kernels.c, several at a time; their
 elements are those of all tensors of a dtype in order of names, one tensor after another. Tensors of dtypes that it does
-not take apart lie whole in the file, if they changed.
+not take apart lie whole in the file, if they changed; so do those of a small model that changed all over, as float32
+does: coding each element takes longer than it saves. Their stream then has no changes.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ import zstandard
 from rftstream.contracts.versions import VersionName
 from rftstream.errors import WeightsError
 from rftstream.weights import kernels
-from rftstream.weights.delta_streams import Forms, Piece, StreamSpan, cut, lengths_of
+from rftstream.weights.delta_source import NewBytes, NewTensors
+from rftstream.weights.delta_streams import Forms, StreamSpan, cut, lengths_of
 from rftstream.weights.kernels import FORMS, Noted
-from rftstream.weights.snapshot import ITEM_BYTES, MAX_HEADER_BYTES, HasMasters, RawTensor, data_view
+from rftstream.weights.snapshot import ITEM_BYTES, MAX_HEADER_BYTES, RawTensor
 from rftstream.weights.state import ServedState
 
 if TYPE_CHECKING:
@@ -37,6 +39,8 @@ MAX_LANE_ELEMENTS = (1 << 31) - 2
 """Most elements of a stream that a reader takes."""
 NOTED = 1 / 8
 """Share of a stream's elements. Where more of them changed, they are coded at once, since notes of them take memory."""
+WHOLE_BYTES = 1 << 20
+"""Size of a stream's elements up to which changed tensors lie whole, if more than half of the elements changed."""
 SHORT = 16
 """Hex digits of a tensor's digest in the header; the whole state's digests stand there in full."""
 
@@ -76,6 +80,8 @@ class _Taken:
     span: StreamSpan
     how: Noted | np.ndarray | None
     """Notes that are still to be coded, or the stream; None if the stream would be too long."""
+    whole: tuple[str, ...] = ()
+    """Tensors that lie whole, and have no changes in the stream."""
 
     def coded(self, state: ServedState) -> np.ndarray | None:
         """Return the stream; None if it would be too long."""
@@ -101,7 +107,7 @@ class Changes:
     old_digests: dict[str, str]
     taken: list[_Taken]
     whole: list[str]
-    """Changed tensors of other dtypes."""
+    """Changed tensors that lie whole."""
 
     @functools.cached_property
     def parts(self) -> list[tuple[ByteRange, Buffer]] | None:
@@ -131,73 +137,18 @@ def take(state: ServedState, tensors: Mapping[str, RawTensor], *, span_elements:
     Each tensor is asked for once, in order of names, and held no longer than needed. WeightsError if names, dtypes or
     shapes differ; then the state is of no use."""
     old, old_digests = state.digest(), state.digests()
-    source = _Source(state, tensors)
+    source = NewTensors(state, tensors)
     with state.of_no_use_after_errors():
         taken = state.in_threads(_take_jobs(state, source, span_elements))
-    return Changes(state=state, old=old, old_digests=old_digests, taken=taken, whole=source.whole)
-
-
-@dataclass(frozen=True, slots=True)
-class _New:
-    """A tensor's new bytes, and the way in which `kernels.take` reads them."""
-
-    array: np.ndarray
-    way: int
-
-    def of(self, piece: Piece, width: int) -> np.ndarray:
-        """Return the bytes of one piece."""
-        if self.way == kernels.AS_IT_IS:
-            return self.array[piece.begin : piece.end]
-        return self.array[piece.begin // width * 4 : piece.end // width * 4]
-
-
-class _Source:
-    """Gives the new tensors in order. Tensors of dtypes outside of FORMS are compared and copied on the way."""
-
-    def __init__(self, state: ServedState, tensors: Mapping[str, RawTensor]) -> None:
-        names = sorted(tensors)
-        if names != list(state.tensors):
-            odd = sorted(set(names) ^ state.tensors.keys())[0]
-            raise WeightsError(
-                f"weights: tensor {odd!r} came or went, expected the parent's tensors; publish an anchor"
-            )
-        self._state, self._tensors = state, tensors
-        self._masters = tensors if isinstance(tensors, HasMasters) else None
-        self.whole: list[str] = []
-
-    def get(self, name: str) -> _New:
-        """Return the tensor, or the values that it is rounded from, which saves a copy."""
-        master = self._masters.master(name) if self._masters is not None else None
-        if master is None:
-            tensor = self._tensors[name]
-            self._check(name, tensor.dtype, tensor.shape)
-            return _New(np.frombuffer(data_view(tensor), np.uint8), kernels.AS_IT_IS)
-        self._check(name, master.served, master.values.shape)
-        array = np.frombuffer(data_view(master.values), np.uint8)
-        return _New(array, {"BF16": master.nan, "F16": kernels.FLOAT32_TO_F16}.get(master.served, kernels.AS_IT_IS))
-
-    def _check(self, name: str, dtype: str, shape: tuple[int, ...]) -> None:
-        mine = self._state.tensors[name]
-        if (dtype, shape) != (mine.dtype, mine.shape):
-            raise WeightsError(
-                f"weights: tensor {name!r}: found {dtype} {list(shape)}, expected {mine.dtype} {list(mine.shape)} as "
-                "in the parent; publish an anchor"
-            )
-
-    def replace(self, name: str) -> None:
-        """Copy the new tensor into the state if it differs, and note its name."""
-        new, mine = self.get(name).array, self._state.arrays[name]
-        if not np.array_equal(new, mine):
-            mine[:] = new
-            self._state.touched([name])
-            self.whole.append(name)
+    whole = [*source.whole, *(name for one in taken for name in one.whole)]
+    return Changes(state=state, old=old, old_digests=old_digests, taken=taken, whole=whole)
 
 
 def _forms(state: ServedState) -> Forms:
     return {name: (tensor.dtype, tensor.shape) for name, tensor in state.tensors.items()}
 
 
-def _take_jobs(state: ServedState, source: _Source, span_elements: int) -> Iterator[Callable[[], _Taken]]:
+def _take_jobs(state: ServedState, source: NewTensors, span_elements: int) -> Iterator[Callable[[], _Taken]]:
     forms = _forms(state)
     name, new = "", None
     for span in cut(forms, lengths_of(forms, span_elements)):
@@ -205,7 +156,7 @@ def _take_jobs(state: ServedState, source: _Source, span_elements: int) -> Itera
         for piece in span.pieces:
             if new is None or piece.tensor != name:
                 name, new = piece.tensor, source.get(piece.tensor)
-            news.append(_New(new.of(piece, FORMS[span.dtype].width), new.way))
+            news.append(NewBytes(new.of(piece, FORMS[span.dtype].width), new.way))
         yield functools.partial(_take_span, state, span, news)
     del new
     for name, (dtype, _) in forms.items():
@@ -213,14 +164,24 @@ def _take_jobs(state: ServedState, source: _Source, span_elements: int) -> Itera
             source.replace(name)
 
 
-def _take_span(state: ServedState, span: StreamSpan, news: list[_New]) -> _Taken:
+def _take_span(state: ServedState, span: StreamSpan, news: list[NewBytes]) -> _Taken:
     old = [state.arrays[piece.tensor][piece.begin : piece.end] for piece in span.pieces]
     noted = kernels.take(old, [one.array for one in news], FORMS[span.dtype], [one.way for one in news])
-    state.touched(piece.tensor for piece, total in zip(span.pieces, noted.totals, strict=True) if total)
+    changed = tuple(piece.tensor for piece, total in zip(span.pieces, noted.totals, strict=True) if total)
+    state.touched(changed)
     taken = _Taken(span, noted)
     if sum(noted.totals) <= NOTED * span.num_elements:
         return taken
+    if 2 * sum(noted.totals) > span.num_elements and _may_lie_whole(state, span):
+        return _Taken(span, kernels.without_changes(noted), changed)
     return _Taken(span, taken.coded(state))
+
+
+def _may_lie_whole(state: ServedState, span: StreamSpan) -> bool:
+    """Return whether the span is small, and no other one has a part of its tensors: what lies whole is put first."""
+    return span.num_bytes <= WHOLE_BYTES and all(
+        piece.end - piece.begin == len(state.arrays[piece.tensor]) for piece in span.pieces
+    )
 
 
 # ------------------------------------------------------------------------------------------ the file

@@ -81,6 +81,11 @@ def take(old: Sequence[np.ndarray], new: Sequence[np.ndarray], form: Form, ways:
     return Noted(changed, before[: sum(found) * form.width].copy(), found)
 
 
+def without_changes(noted: Noted) -> Noted:
+    """Return notes of the same arrays, in which nothing changed."""
+    return Noted(np.zeros_like(noted.changed), noted.before[:0], [0] * len(noted.totals))
+
+
 def code(now: Sequence[np.ndarray], noted: Noted, form: Form, capacity: int) -> np.ndarray | None:
     """Return the stream of the noted changes; None if it is longer than `capacity` bytes."""
     counts = [len(one) // form.width for one in now]

@@ -125,6 +125,21 @@ def test_damage_gives_a_message_or_a_contract_error(seed: int) -> None:
     assert refused > NUM_MUTATIONS // 10 // 2
 
 
+def test_what_another_writer_wrote_is_the_same_message() -> None:
+    """Its fields stand in another order: such a value does not take the short way of our own."""
+    for name, sample in SAMPLES.items():
+        other = msgpack.packb(dict(reversed(wire(name).items())))
+        assert decode(other, contract_of(name)) == sample
+
+
+def test_a_damaged_name_takes_no_field_out_of_a_message() -> None:
+    """No reader knows the field by it, and it need not be there; but a name is text at least."""
+    name = next(name for name in SAMPLES if name.startswith("rollout."))
+    damaged = encode(SAMPLES[name]).replace(b"posted", b"post\xff\xff")
+    with pytest.raises(ContractError):
+        decode(damaged, contract_of(name))
+
+
 # ------------------------------------------------------------------------------- the errors, word for word
 
 

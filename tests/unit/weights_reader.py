@@ -35,17 +35,19 @@ def apply_delta(tensors: Tensors, delta: bytes) -> Tensors:
     start = 16 + int.from_bytes(delta[12:16], "little")
     header = json.loads(zstandard.decompress(delta[16:start]))
     assert header["old"] == digest_of(tensors)
-    made = dict(tensors)
-    runs = {dtype: _run(header, tensors, dtype) for dtype in WIDTH_AND_MANTISSA}
-    done: dict[str, list[int]] = defaultdict(list)
+    made, streams = dict(tensors), []
     for dtype, elements, tensor, num_bytes in header["parts"]:
         part, start = delta[start : start + num_bytes], start + num_bytes
         if tensor is not None:
             made[tensor] = (dtype, tensors[tensor][1], zstandard.decompress(part))
         else:
-            begin = len(done[dtype])
-            done[dtype] += Stream(part, *WIDTH_AND_MANTISSA[dtype]).apply(runs[dtype][begin : begin + elements])
+            streams.append((dtype, elements, part))
     assert start == len(delta)
+    runs = {dtype: _run(header, made, dtype) for dtype in WIDTH_AND_MANTISSA}
+    done: dict[str, list[int]] = defaultdict(list)
+    for dtype, elements, part in streams:
+        begin = len(done[dtype])
+        done[dtype] += Stream(part, *WIDTH_AND_MANTISSA[dtype]).apply(runs[dtype][begin : begin + elements])
     for dtype, values in done.items():
         assert len(values) == len(runs[dtype])
         position = 0

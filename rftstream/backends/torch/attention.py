@@ -4,9 +4,10 @@ Packed rows never see each other, and each is causal from its first token on. So
 where a block-diagonal mask over the whole would cost the square of their sum. Where a row begins travels in the place
 of the mask, which every model hands through to its layers as it is, if it has four dimensions.
 
-On a GPU one kernel takes all rows, where there is one for the dtype and the heads (`has_varlen_kernel`). Elsewhere each
-row is a call of its own. On a CPU nothing better was found: padding rows of like lengths into one call takes 0.9 to 2.3
-times the CPU time, torch's varlen kernel is not there, and flex attention has no backward pass.
+On a GPU one kernel takes all rows, where there is one for the dtype and the heads (`has_varlen_kernel`). Elsewhere
+small rows (`SMALL`) of one length are one call, and any other row is a call of its own, which gives the same bits on a
+CPU. Nothing better was found there: padding rows of like lengths into one call takes 0.9 to 2.3 times the CPU time,
+torch's varlen kernel is not there, and flex attention has no backward pass.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
@@ -26,6 +28,11 @@ NAME = "rftstream_packed"
 SHORT = 512
 """Tokens of a row up to which a CPU attends in float32 whatever it is asked for: in bfloat16, torch's kernel takes
 several times as long for short rows, its backward most of all (32 rows of 22 tokens: 32 ms, beside 6)."""
+
+SMALL = 1024
+"""Numbers in the queries of a mean row up to which rows of one length are one call: 256 rows of 5 to 7 tokens with 4
+heads of 16 take 6 ms with their backward pass, beside 18 with a call for each row. To copy larger rows together takes
+longer than the calls."""
 
 
 def register() -> str:
@@ -67,7 +74,46 @@ def attend(
     lengths = offsets.diff().tolist()
     if dropout == 0.0 and has_varlen_kernel(query, value):
         return _attend_rows(query, key, value, offsets, max(lengths), sliding_window, scaling), None
-    return attend_by_row(query, key, value, lengths, sliding_window, dropout, scaling), None
+    attend_all = attend_by_length if dropout == 0.0 and _are_small(query, lengths) else attend_by_row
+    return attend_all(query, key, value, lengths, sliding_window, dropout, scaling), None
+
+
+def _are_small(query: Tensor, lengths: Sequence[int]) -> bool:
+    """Return whether rows are so small, and so many of one length, that a call for each length is faster."""
+    return query.numel() <= SMALL * len(lengths) and 4 * len(set(lengths)) <= len(lengths)
+
+
+def attend_by_length(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    lengths: Sequence[int],
+    sliding_window: int | None = None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+) -> Tensor:
+    """Compute the attention of all rows of one length in one call. Output [1, P, H, D]: the bits of `attend_by_row`."""
+    order_P, places_P, counts = _by_length(tuple(lengths))
+    device = query.device
+    order_P, places_P = order_P.to(device), places_P.to(device)
+    sizes = [length * count for length, count in counts]
+    parts = zip(*(one.index_select(2, order_P).split(sizes, dim=2) for one in (query, key, value)), strict=True)  # type: ignore[no-untyped-call]
+    outputs = []
+    for (length, count), part in zip(counts, parts, strict=True):
+        q, k, v = (array[0].unflatten(1, (count, length)).transpose(0, 1) for array in part)  # [R, H, L, D]
+        outputs.append(_attend_row(q, k, v, sliding_window, dropout, scaling).transpose(1, 2).flatten(0, 1))
+    return torch.cat(outputs).index_select(0, places_P)[None]
+
+
+@functools.lru_cache(maxsize=2)
+def _by_length(lengths: tuple[int, ...]) -> tuple[Tensor, Tensor, tuple[tuple[int, int], ...]]:
+    """Return the places of all tokens, rows of one length together; where each token of the packed rows stands in that
+    order; and each length with its number of rows. All layers ask for the same."""
+    begins = [0, *accumulate(lengths)]
+    rows = sorted(range(len(lengths)), key=lengths.__getitem__)
+    with torch.inference_mode(False):  # whoever asks first, a backward pass may need them later
+        order_P = torch.tensor([place for row in rows for place in range(begins[row], begins[row + 1])])
+        return order_P, torch.argsort(order_P), tuple(sorted(Counter(lengths).items()))
 
 
 def attend_by_row(
@@ -156,7 +202,8 @@ def _attend_row(
     dtype = query.dtype
     if widened:
         query, key, value = query.float(), key.float(), value.float()
-    with torch.autocast(query.device.type, enabled=False) if widened else contextlib.nullcontext():
+    is_cast = widened and torch.is_autocast_enabled(query.device.type)
+    with torch.autocast(query.device.type, enabled=False) if is_cast else contextlib.nullcontext():
         output = torch.nn.functional.scaled_dot_product_attention(
             query,
             key,

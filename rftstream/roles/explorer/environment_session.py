@@ -266,7 +266,9 @@ class EnvironmentSession:
 def _with(reply: Reply, **changes: Any) -> Reply | CallFailure:
     """Return the reply with these messages, or the failure that came in their place."""
     failure = next((value for value in changes.values() if isinstance(value, CallFailure)), None)
-    return failure if failure is not None else replace(reply, **changes)
+    if failure is not None:
+        return failure
+    return reply if all(getattr(reply, name) is value for name, value in changes.items()) else replace(reply, **changes)
 
 
 def _line_of(error: BaseException) -> str:

@@ -12,6 +12,7 @@ rollouts (the partial rollouts of Kimi k1.5, arXiv:2501.12599, section 2.6.2).
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections import deque
@@ -327,10 +328,15 @@ class ExplorerStep(ConcurrentStepDefaults):
         return saved
 
 
+# Looking a labelled metric up costs more than counting.
+_rollouts = functools.cache(metrics.ROLLOUTS.labels)
+_sampled_tokens = functools.cache(metrics.SAMPLED_TOKENS.labels)
+
+
 def finish_work(work: RolloutInHand, rollout: Rollout, num_sampled: int = 0) -> Done:
     rollout, value = fit_to_record(rollout)
-    metrics.ROLLOUTS.labels(str(rollout.status)).inc()
-    metrics.SAMPLED_TOKENS.labels(EXPLORER.name).inc(num_sampled)
+    _rollouts(str(rollout.status)).inc()
+    _sampled_tokens(EXPLORER.name).inc(num_sampled)
     if num_sampled:  # none of one that is put back as it was
         metrics.ROLLOUT_SECONDS.observe(max(0.0, rollout.finished_at - rollout.started_at))
     pieces = tombstones(rollout.ids.rollout_id, work.partition, work.pieces)

@@ -342,8 +342,10 @@ class TurnLoop:
             finish_reason=completion.finish_reason,
             turn=state.turn,
         )
-        state.said = replace(said, tool_calls=tuple(map(recordable_call, said.tool_calls)))
-        state.session.reply(state.said, lambda reply: self._on_reply(state, reply))
+        if said.tool_calls:
+            said = replace(said, tool_calls=tuple(map(recordable_call, said.tool_calls)))
+        state.said = said
+        state.session.reply(said, lambda reply: self._on_reply(state, reply))
 
     def _on_reply(self, state: OpenRollout, reply: Reply | CallFailure) -> None:
         """Take the answer to a turn: the rollout ends, or the next turn is asked."""

@@ -142,9 +142,10 @@ class BatchAssembly:
             share.manifests.append(received)
             self._doubt(received.record, why)
             return []
-        unchosen = [found for found in share.experiences if not any(found is taken for taken in chosen)]
+        taken = set(map(id, chosen))
+        unchosen = [found for found in share.experiences if id(found) not in taken]
         others = [*unchosen, *share.manifests]
-        experiences = tuple(taken.message for taken in chosen if isinstance(taken.message, Experience))
+        experiences = tuple(one.message for one in chosen if isinstance(one.message, Experience))
         share.closed.append((manifest, experiences, received.record.offset + 1))
         share.experiences, share.manifests = [], []
         share.num_closed += 1

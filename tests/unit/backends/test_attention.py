@@ -47,6 +47,44 @@ def test_each_row_by_itself(lengths, window):
     torch.testing.assert_close(output.double(), by_definition(*given, lengths, window), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_call_for_each_length_gives_the_bits_of_a_call_for_each_row(monkeypatch, dtype, window):
+    """So a batch that was recorded before trains the same weights again."""
+    lengths = [5, 7, 1, 5, 6, 5, 7, 7, 5, 6, 6, 5, 1, 7, 5, 6]
+    found = []
+    calls = count_calls(monkeypatch)
+    for attend_all in (attention.attend_by_row, attention.attend):
+        given, calls[0] = arrays(lengths, dtype), 0
+        if attend_all is attention.attend:
+            output, _ = attend_all(None, *given, row_lengths(lengths), sliding_window=window)
+        else:
+            output = attend_all(*given, lengths, window)
+        output.float().square().sum().backward()
+        found.append(([output, *(one.grad for one in given)], calls[0]))
+    (by_row, num_rows), (by_length, num_lengths) = found
+    assert (num_rows, num_lengths) == (len(lengths), len(set(lengths)))
+    assert all(map(torch.equal, by_row, by_length))
+
+
+def test_large_rows_are_not_copied_together(monkeypatch):
+    calls, lengths = count_calls(monkeypatch), [attention.SMALL // (HEADS * WIDTH) + 1] * 8
+    attend(None, *arrays(lengths, torch.float32), row_lengths(lengths))
+    assert calls[0] == len(lengths)
+
+
+def count_calls(monkeypatch):
+    """Number of calls of the attention of rows, counted in a list of one."""
+    attend_row, calls = attention._attend_row, [0]
+
+    def counted(*arguments):
+        calls[0] += 1
+        return attend_row(*arguments)
+
+    monkeypatch.setattr(attention, "_attend_row", counted)
+    return calls
+
+
 def test_short_rows_lose_nothing_to_bfloat16_on_the_way():
     """The output is rounded once, and gradients come back in the dtype of what they are of."""
     lengths = [7, 30]

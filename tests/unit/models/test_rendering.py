@@ -59,6 +59,20 @@ def test_ids_and_text_are_those_of_transformers(spec, chat, template):
     assert renderer.decode(expected) == tokenizer.decode(expected, skip_special_tokens=True)
 
 
+@pytest.mark.parametrize(
+    ("template", "tools", "calls"),
+    [(TEMPLATE, (), 1), (TEMPLATE, ({"type": "function"},), 3), ("{{ strftime_now('%Y') }}" + TEMPLATE, (), 3)],
+    ids=["siblings", "with tools", "with a date"],
+)
+def test_siblings_are_rendered_once(spec, monkeypatch, template, tools, calls):
+    renderer, rendered = HfRenderer(with_template(spec, template)), []
+    render = renderer._template.render
+    monkeypatch.setattr(renderer._template, "render", lambda *given: rendered.append(given) or render(*given))
+    [ids] = {renderer.render(list(CHATS[0]), tools) for _ in range(3)}
+    assert len(rendered) == calls
+    assert renderer.render(CHATS[1], tools) != ids
+
+
 def test_tools_reach_the_template(spec):
     tools = [{"type": "function", "function": {"name": "7"}}]
     rendered = HfRenderer(with_template(spec, TEMPLATE)).render(CHATS[0], tools)

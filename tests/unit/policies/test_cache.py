@@ -13,8 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+import rftstream.policies.cache
 from rftstream.policies.attention import attend
-from rftstream.policies.cache import SPARE_COLUMNS, SlotCache
+from rftstream.policies.cache import SMALL, SPARE_COLUMNS, SlotCache
 from rftstream.policies.prompts import Block, PromptStore
 from rftstream.policies.turns import KeptTurn, TurnStore
 from tests.unit import tiny
@@ -30,8 +31,9 @@ def states_of(lengths, longest, random):
             for _ in range(LAYERS)]  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_rows_come_grow_and_go(seed):
+@pytest.mark.parametrize(("seed", "small"), [(0, SMALL), (1, SMALL), (2, SMALL), (0, 0)])
+def test_rows_come_grow_and_go(monkeypatch, seed, small):
+    monkeypatch.setattr(rftstream.policies.cache, "SMALL", small)
     random = np.random.default_rng(seed)
     cache = SlotCache(max_slots=9)
     rows: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}  # per slot and layer its keys and values [H, L, D]
@@ -86,6 +88,13 @@ def test_rows_come_grow_and_go(seed):
             grow()
     cache.free(list(rows))
     assert cache.num_free == 9 and cache.for_model is None, "its memory is given back"
+
+
+@pytest.mark.parametrize(("context", "columns"), [(None, 5 + SPARE_COLUMNS), (9, 9), (3, 5)])
+def test_there_is_room_for_no_more_than_the_context(context, columns):
+    cache = SlotCache(max_slots=2, max_columns=context)
+    cache.put(states_of([5], 5, np.random.default_rng(0)), [0], [5])
+    assert cache.for_model.layers[0].rooms[0].shape[2] == columns
 
 
 def test_what_a_broken_row_left_behind_reaches_nobody():

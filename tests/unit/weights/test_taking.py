@@ -163,7 +163,7 @@ def states_that_differ(shares: dict[str, float]) -> tuple[dict[str, RawTensor], 
 
 def test_no_more_is_held_than_is_said() -> None:
     """An eighth of old bits and a bit for each element; what changed more often is a stream at once."""
-    old, new = states_that_differ({"a": 0.01, "b": 0.11, "c": 0.14, "d": 0.9})
+    old, new = states_that_differ({"a": 0.01, "b": 0.11, "c": 0.14, "d": 0.4})
     changes = delta.take(ServedState(old, copy=True, threads=1), new, span_elements=6400)
     assert [isinstance(one.how, Noted) for one in changes.taken] == [True, True, False, False]
     for one in changes.taken:
@@ -171,6 +171,40 @@ def test_no_more_is_held_than_is_said() -> None:
             held = [one.how.changed, one.how.before]
             assert all(array.base is None for array in held), "no larger array is behind it"
             assert sum(array.nbytes for array in held) <= 6400 * 2 * 3 / 16
+
+
+@pytest.mark.parametrize(
+    ("shares", "elements", "whole"),
+    [
+        ({"a": 0.9, "b": 0.0, "c": 0.8}, 1 << 20, ["a", "c"]),
+        ({"a": 0.9, "b": 0.0, "c": 0.1}, 1 << 20, []),
+        ({"a": 0.9, "b": 0.9, "c": 0.9}, 6400, ["a", "b", "c"]),
+        ({"a": 0.9, "b": 0.9, "c": 0.9}, 5000, []),
+    ],
+    ids=["all over", "in places", "a tensor in each stream", "streams that share tensors"],
+)
+def test_what_is_small_and_changed_all_over_lies_whole(
+    shares: dict[str, float], elements: int, whole: list[str]
+) -> None:
+    old, new = states_that_differ(shares)
+    state = ServedState(old, copy=True, threads=2)
+    changes = delta.take(state, new, span_elements=elements)
+    assert changes.parts is not None
+    assert [part.tensor for part, _ in changes.parts if part.tensor is not None] == whole
+    parts = [part for part, _ in changes.parts]
+    file = delta.head_of(changes, parts, state, model="m", name=name(2), parent=name(1))
+    file += b"".join(bytes(stream) for _, stream in changes.parts)
+    follower = ServedState(old, copy=True, threads=2)
+    delta.apply(follower, file, where="d")
+    assert {key: bytes(tensor.data) for key, tensor in follower.tensors.items()} == {
+        key: bytes(tensor.data) for key, tensor in new.items()
+    }
+
+
+def test_what_is_large_is_coded_however_much_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delta, "WHOLE_BYTES", 6400 * 2 - 1)
+    old, new = states_that_differ({"a": 0.9})
+    assert delta.take(ServedState(old, copy=True, threads=1), new).whole == []
 
 
 @pytest.mark.parametrize("share", [0.0, 0.004, 0.05, 0.3])
