@@ -9,7 +9,7 @@ import asyncio
 import dataclasses
 import os
 import queue
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,12 +24,13 @@ from rftstream.models.spec import ModelSpec
 from rftstream.policies.base import Completion, SampleRequest, without_tokens
 from rftstream.policies.vllm_arguments import EngineSettings, engine_arguments, engine_environment, sampling_params
 from rftstream.policies.vllm_images import EngineImages, PreparedImage
-from rftstream.policies.vllm_shared import SharedAdapter, SharedFile
+from rftstream.policies.vllm_shared import SharedAdapter
+from rftstream.weights.shared_memory import SharedTensors
 
 ADAPTER = "rftstream"
 """The adapter's name in the engine. There is never more than one."""
 
-Shared = SharedFile | SharedAdapter
+Shared = SharedTensors | SharedAdapter
 """A version as the engine's processes read it."""
 
 
@@ -62,7 +63,15 @@ class Engine:
         self._adapter: Any = None
         """The adapter that requests are sampled with, as vLLM's LoRARequest; None if versions are whole models."""
         self._newest: tuple[Shared, str] | None = None
+        """The version that is still to be taken over, and its label."""
+        self._arrived = asyncio.Event()
+        """Set while there is such a version."""
+        self._is_whole = True
+        """False while weights are exchanged, and for good after an error in the middle of that."""
+        self._taken: Mapping[str, object] | None = None
+        """Marks of the tensors that all of the engine's workers have; None while nobody knows."""
         self._loading: asyncio.Task[None] | None = None
+        self._waking: asyncio.Task[None] | None = None
         self._asleep = False
         self._sleep: asyncio.TimerHandle | None = None
         self._sleeping: asyncio.Task[None] | None = None
@@ -175,34 +184,47 @@ class Engine:
         return await self._images.prepare(request.images, self._engine.renderer)
 
     async def _enter(self, unique: str, request: SampleRequest, prepared: Sequence[PreparedImage]) -> Any:
+        while True:
+            await self._awake()
+            async with self._gate:
+                if not self.started:
+                    raise PolicyError("policy vllm: the engine did not start")
+                self._check_whole()
+                if not self._asleep:  # it may have fallen asleep in between
+                    return await self._add(unique, request, prepared)
+
+    async def _add(self, unique: str, request: SampleRequest, prepared: Sequence[PreparedImage]) -> Any:
         from vllm.inputs.engine import tokens_input
 
-        async with self._gate:
-            if not self.started:
-                raise PolicyError("policy vllm: the engine did not start")
-            await self._wake()
-            # A prompt must not meet what older weights computed of it.
-            if prepared and self._images is not None:
-                prompt = self._images.prompt(request, prepared, self._label)
-            else:
-                prompt = tokens_input(list(request.token_ids), cache_salt=self._label)
-            params = sampling_params(request, self._stop_ids, self._never_sampled)
-            return await self._engine.add_request(unique, prompt, params, lora_request=self._adapter)
+        # A prompt must not meet what older weights computed of it.
+        if prepared and self._images is not None:
+            prompt = self._images.prompt(request, prepared, self._label)
+        else:
+            prompt = tokens_input(list(request.token_ids), cache_salt=self._label)
+        params = sampling_params(request, self._stop_ids, self._never_sampled)
+        return await self._engine.add_request(unique, prompt, params, lora_request=self._adapter)
 
     # ------------------------------------------------------------------------------------------ weights
 
     async def load(self, shared: Shared, label: str) -> None:
-        """Exchange the weights between two decoding steps. PolicyError if that failed."""
+        """Exchange the weights between two decoding steps; those of an engine that sleeps, when it wakes. PolicyError
+        if that failed."""
+        self._put(shared, label)
         async with self._gate:
-            await self._exchange(shared, label, mode="keep", clear_cache=self._config.in_flight == "recompute")
+            if self._newest is not None and not self._asleep:
+                await self._take_newest(clear_cache=self._config.in_flight == "recompute", wait=False)
 
     def load_later(self, shared: Shared, label: str) -> None:
         """Exchange the weights when all that runs has finished. If several versions wait, only the newest is taken."""
-        if self._newest is not None:
-            self._newest[0].close()
-        self._newest = (shared, label)
+        self._put(shared, label)
         if self._loading is None:
             self._loading = asyncio.get_running_loop().create_task(self._load_newest())
+
+    def _put(self, shared: Shared, label: str) -> None:
+        if self._newest is not None:
+            _close(self._newest[0])
+        self._newest = (shared, label)
+        self._arrived.set()
 
     async def _load_newest(self) -> None:
         try:
@@ -211,25 +233,44 @@ class Engine:
                     await asyncio.wait(
                         [self._running[one] for one in self._queues], return_when=asyncio.FIRST_COMPLETED
                     )
-                if self._newest is None or not self.started:
-                    return
-                (shared, label), self._newest = self._newest, None
-                await self._exchange(shared, label, mode="keep", clear_cache=True)
+                if self._newest is not None and self.started and not self._asleep:
+                    await self._take_newest(clear_cache=True)
         except PolicyError as error:
             self._outcomes.put(error)
+            return
         finally:
             self._loading = None
-            if self._newest is not None and self.started:
-                self.load_later(*self._newest)
+        if self._newest is not None and self.started and not self._asleep:
+            self._loading = asyncio.get_running_loop().create_task(self._load_newest())
 
-    async def _exchange(self, shared: Shared, label: str, *, mode: str, clear_cache: bool) -> None:
+    async def _take_newest(self, *, clear_cache: bool, wait: bool = True) -> None:
+        """Take over the version that waits. The gate is held, and nothing enters before. If its memory has been changed
+        since, the next version is about to come, and is waited for, unless nobody could bring it meanwhile."""
+        while True:
+            await self._arrived.wait()
+            assert self._newest is not None
+            (shared, label), self._newest = self._newest, None
+            self._arrived.clear()
+            if await self._exchange(shared, label, clear_cache=clear_cache):
+                return
+            if not wait:
+                raise PolicyError(f"policy vllm: weights {label} were changed before the engine could read them")
+
+    async def _exchange(self, shared: Shared, label: str, *, clear_cache: bool) -> bool:
+        """Exchange the weights. False if their memory holds something else by now; then nothing was done."""
+        self._check_whole()
+        self._is_whole = False
         try:
-            await self._wake()
-            await self._engine.pause_generation(mode=mode, clear_cache=clear_cache)
             if isinstance(shared, SharedAdapter):
+                await self._engine.pause_generation(mode="keep", clear_cache=clear_cache)
                 self._adapter = await _adapter_taken(self._engine, shared.path)
             else:
-                await self._engine.collective_rpc("rftstream_load", args=(shared.path,))
+                with shared.reading() as is_current:
+                    if not is_current:
+                        self._is_whole = True
+                        return False
+                    await self._engine.pause_generation(mode="keep", clear_cache=clear_cache)
+                    await self._hand_over(shared)
             if self._images is not None:  # the workers have forgotten them, and the scheduler must know
                 await self._engine.reset_encoder_cache()
             await self._engine.update_weight_version(label)
@@ -237,9 +278,24 @@ class Engine:
         except Exception as error:  # half old, half new: this engine cannot go on
             raise PolicyError(f"policy vllm: taking over weights {label} failed: {_short(error)}") from error
         finally:
-            shared.close()
-        self._label = label
-        self._plan_sleep()  # it was woken for the weights alone, if nothing runs
+            _close(shared)
+        self._label, self._is_whole = label, True
+        self._plan_sleep()
+        return True
+
+    def _check_whole(self) -> None:
+        if not self._is_whole:
+            raise PolicyError("policy vllm: the engine does not have all weights of a version; it cannot go on")
+
+    async def _hand_over(self, shared: SharedTensors) -> None:
+        """Have each worker read the tensors that differ from those it has."""
+        changed, self._taken = shared.changed_since(self._taken), None
+        if changed is None or changed:
+            answers = await self._engine.collective_rpc("rftstream_load", args=(shared.memory.path, changed))
+            expected = (len(shared), len(shared if changed is None else changed))
+            if not answers or any((one["tensors"], one["changed"]) != expected for one in answers):
+                raise PolicyError(f"its workers read {answers}, expected {expected[0]} tensors, {expected[1]} changed")
+        self._taken = shared.marks
 
     # ------------------------------------------------------------------------------------------ sleep
 
@@ -268,25 +324,46 @@ class Engine:
             except Exception as error:  # half asleep: nobody knows what it still has
                 self._outcomes.put(PolicyError(f"policy vllm: the engine did not fall asleep: {_short(error)}"))
 
-    async def _wake(self) -> None:
+    async def _awake(self) -> None:
+        """Wake the engine if it sleeps. Whoever waits for that may be cancelled, the waking is not."""
         self._cancel_sleep()
         if self._asleep:
-            await self._engine.wake_up()
-            self._asleep = False
+            if self._waking is None:
+                self._waking = asyncio.get_running_loop().create_task(self._wake())
+            await asyncio.shield(self._waking)
+
+    async def _wake(self) -> None:
+        try:
+            async with self._gate:
+                await self._engine.wake_up()
+                self._asleep = False
+                if self._newest is not None:
+                    await self._take_newest(clear_cache=True)
+        except PolicyError as error:  # whoever waited may be gone
+            self._outcomes.put(error)
+            raise
+        finally:
+            self._waking = None
 
     async def close(self) -> None:
         """Cancel all that runs, and end the engine's processes."""
         self._cancel_sleep()
-        tasks = [*self._running.values(), *filter(None, (self._starting, self._loading, self._sleeping))]
+        tasks = [*self._running.values(), *filter(None, (self._starting, self._loading, self._sleeping, self._waking))]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._newest is not None:
-            self._newest[0].close()
+            _close(self._newest[0])
         engine, self._engine = self._engine, None
         if engine is not None:
             engine.shutdown()
             engine.engine_core.resources.ctx.destroy(linger=0)  # which vLLM leaves to the garbage collector
+
+
+def _close(shared: Shared) -> None:
+    """Give free what nobody will read any more. SharedTensors are their owner's."""
+    if isinstance(shared, SharedAdapter):
+        shared.close()
 
 
 async def _adapter_taken(engine: Any, path: str) -> Any:
