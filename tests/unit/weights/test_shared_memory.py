@@ -136,9 +136,10 @@ def test_what_is_being_changed_or_came_out_wrong_is_read_by_nobody(store: Object
     def wrong(*_: object) -> None:
         raise WeightsError("it came out wrong")
 
-    with monkeypatch.context() as patched, pytest.raises(WeightsError, match="came out wrong"):
+    with monkeypatch.context() as patched:
         patched.setattr(delta, "_check_made", wrong)
-        follower.fetch(told)
+        with pytest.raises(WeightsError, match="came out wrong"):
+            follower.fetch(told)
     with second.reading() as is_current:
         assert not is_current
     with fetch(follower, told).reading() as is_current:
