@@ -150,7 +150,7 @@ class _Updates:
             num_bytes = write_snapshot(file, shared)
             file.flush()
             memory.path = f"/proc/{os.getpid()}/fd/{file.fileno()}"
-            engine._taken = None
+            engine._weights._taken = None
             self._policy._loop.call(engine.load(SharedTensors(shared, memory, shared.marks), label))
             return time.perf_counter() - began, num_bytes
 

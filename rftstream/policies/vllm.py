@@ -33,7 +33,8 @@ from rftstream.policies.base import Completion, SampleRequest, without_tokens
 from rftstream.policies.loopthread import LoopThread
 from rftstream.policies.served import check_tensors, served_parameters
 from rftstream.policies.vllm_arguments import applies_adapters
-from rftstream.policies.vllm_engine import Engine, Shared, label_of, remembers
+from rftstream.policies.vllm_engine import Engine, label_of, remembers
+from rftstream.policies.vllm_exchange import Shared
 from rftstream.policies.vllm_shared import SharedAdapter, WeightsMirror
 from rftstream.weights.adapters import merged_tensors, whole_tensors
 from rftstream.weights.shared_memory import SharedTensors

@@ -9,7 +9,7 @@ import asyncio
 import dataclasses
 import os
 import queue
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -23,15 +23,8 @@ from rftstream.models.rendering import Renderer
 from rftstream.models.spec import ModelSpec
 from rftstream.policies.base import Completion, SampleRequest, without_tokens
 from rftstream.policies.vllm_arguments import EngineSettings, engine_arguments, engine_environment, sampling_params
+from rftstream.policies.vllm_exchange import Shared, WeightsExchange, short
 from rftstream.policies.vllm_images import EngineImages, PreparedImage
-from rftstream.policies.vllm_shared import SharedAdapter
-from rftstream.weights.shared_memory import SharedTensors
-
-ADAPTER = "rftstream"
-"""The adapter's name in the engine. There is never more than one."""
-
-Shared = SharedTensors | SharedAdapter
-"""A version as the engine's processes read it."""
 
 
 class Engine:
@@ -59,17 +52,7 @@ class Engine:
         self._gate = asyncio.Lock()
         """Held while the engine starts, a request enters it, or weights are exchanged, so that no request enters
         half way."""
-        self._label = ""
-        self._adapter: Any = None
-        """The adapter that requests are sampled with, as vLLM's LoRARequest; None if versions are whole models."""
-        self._newest: tuple[Shared, str] | None = None
-        """The version that is still to be taken over, and its label."""
-        self._arrived = asyncio.Event()
-        """Set while there is such a version."""
-        self._is_whole = True
-        """False while weights are exchanged, and for good after an error in the middle of that."""
-        self._taken: Mapping[str, object] | None = None
-        """Marks of the tensors that all of the engine's workers have; None while nobody knows."""
+        self._weights = WeightsExchange(has_images=self._images is not None)
         self._loading: asyncio.Task[None] | None = None
         self._waking: asyncio.Task[None] | None = None
         self._asleep = False
@@ -93,7 +76,7 @@ class Engine:
             except RftError as error:
                 self._outcomes.put(error)
             except Exception as error:
-                self._outcomes.put(PolicyError(f"policy vllm: the engine did not start: {_short(error)}"))
+                self._outcomes.put(PolicyError(f"policy vllm: the engine did not start: {short(error)}"))
 
     def _open(self) -> Any:
         config, model = self._config, self._model
@@ -115,15 +98,13 @@ class Engine:
         try:
             settings = AsyncEngineArgs(**arguments).create_engine_config(UsageContext.ENGINE_CONTEXT)
         except Exception as error:  # pydantic's, and whatever vLLM's own checks raise
-            raise ConfigError(
-                f"policies.vllm: vLLM does not take these settings: {_short(error)}; mend them"
-            ) from error
+            raise ConfigError(f"policies.vllm: vLLM does not take these settings: {short(error)}; mend them") from error
         if settings.lora_config is not None:
             _check_takes_adapters(settings.model_config)
         try:
             return AsyncLLM.from_vllm_config(settings, disable_log_stats=arguments["disable_log_stats"])
         except Exception as error:  # vLLM raises whatever its parts do
-            raise PolicyError(f"policy vllm: the engine did not start: {_short(error)}; see the log above") from error
+            raise PolicyError(f"policy vllm: the engine did not start: {short(error)}; see the log above") from error
 
     # ------------------------------------------------------------------------------------------ requests
 
@@ -184,47 +165,41 @@ class Engine:
         return await self._images.prepare(request.images, self._engine.renderer)
 
     async def _enter(self, unique: str, request: SampleRequest, prepared: Sequence[PreparedImage]) -> Any:
+        from vllm.inputs.engine import tokens_input
+
         while True:
             await self._awake()
             async with self._gate:
                 if not self.started:
                     raise PolicyError("policy vllm: the engine did not start")
-                self._check_whole()
-                if not self._asleep:  # it may have fallen asleep in between
-                    return await self._add(unique, request, prepared)
-
-    async def _add(self, unique: str, request: SampleRequest, prepared: Sequence[PreparedImage]) -> Any:
-        from vllm.inputs.engine import tokens_input
-
-        # A prompt must not meet what older weights computed of it.
-        if prepared and self._images is not None:
-            prompt = self._images.prompt(request, prepared, self._label)
-        else:
-            prompt = tokens_input(list(request.token_ids), cache_salt=self._label)
-        params = sampling_params(request, self._stop_ids, self._never_sampled)
-        return await self._engine.add_request(unique, prompt, params, lora_request=self._adapter)
+                self._weights.check_whole()
+                if self._asleep:  # it fell asleep in between
+                    continue
+                # A prompt must not meet what older weights computed of it.
+                if prepared and self._images is not None:
+                    prompt = self._images.prompt(request, prepared, self._weights.label)
+                else:
+                    prompt = tokens_input(list(request.token_ids), cache_salt=self._weights.label)
+                params = sampling_params(request, self._stop_ids, self._never_sampled)
+                return await self._engine.add_request(unique, prompt, params, lora_request=self._weights.adapter)
 
     # ------------------------------------------------------------------------------------------ weights
 
     async def load(self, shared: Shared, label: str) -> None:
         """Exchange the weights between two decoding steps; those of an engine that sleeps, when it wakes. PolicyError
         if that failed."""
-        self._put(shared, label)
+        self._weights.put(shared, label)
         async with self._gate:
-            if self._newest is not None and not self._asleep:
-                await self._take_newest(clear_cache=self._config.in_flight == "recompute", wait=False)
+            if self._weights.is_due and not self._asleep:
+                clear_cache = self._config.in_flight == "recompute"
+                await self._weights.take_newest(self._engine, clear_cache=clear_cache, wait=False)
+                self._plan_sleep()
 
     def load_later(self, shared: Shared, label: str) -> None:
         """Exchange the weights when all that runs has finished. If several versions wait, only the newest is taken."""
-        self._put(shared, label)
+        self._weights.put(shared, label)
         if self._loading is None:
             self._loading = asyncio.get_running_loop().create_task(self._load_newest())
-
-    def _put(self, shared: Shared, label: str) -> None:
-        if self._newest is not None:
-            _close(self._newest[0])
-        self._newest = (shared, label)
-        self._arrived.set()
 
     async def _load_newest(self) -> None:
         try:
@@ -233,69 +208,16 @@ class Engine:
                     await asyncio.wait(
                         [self._running[one] for one in self._queues], return_when=asyncio.FIRST_COMPLETED
                     )
-                if self._newest is not None and self.started and not self._asleep:
-                    await self._take_newest(clear_cache=True)
+                if self._weights.is_due and self.started and not self._asleep:
+                    await self._weights.take_newest(self._engine, clear_cache=True)
+                    self._plan_sleep()
         except PolicyError as error:
             self._outcomes.put(error)
             return
         finally:
             self._loading = None
-        if self._newest is not None and self.started and not self._asleep:
+        if self._weights.is_due and self.started and not self._asleep:
             self._loading = asyncio.get_running_loop().create_task(self._load_newest())
-
-    async def _take_newest(self, *, clear_cache: bool, wait: bool = True) -> None:
-        """Take over the version that waits. The gate is held, and nothing enters before. If its memory has been changed
-        since, the next version is about to come, and is waited for, unless nobody could bring it meanwhile."""
-        while True:
-            await self._arrived.wait()
-            assert self._newest is not None
-            (shared, label), self._newest = self._newest, None
-            self._arrived.clear()
-            if await self._exchange(shared, label, clear_cache=clear_cache):
-                return
-            if not wait:
-                raise PolicyError(f"policy vllm: weights {label} were changed before the engine could read them")
-
-    async def _exchange(self, shared: Shared, label: str, *, clear_cache: bool) -> bool:
-        """Exchange the weights. False if their memory holds something else by now; then nothing was done."""
-        self._check_whole()
-        self._is_whole = False
-        try:
-            if isinstance(shared, SharedAdapter):
-                await self._engine.pause_generation(mode="keep", clear_cache=clear_cache)
-                self._adapter = await _adapter_taken(self._engine, shared.path)
-            else:
-                with shared.reading() as is_current:
-                    if not is_current:
-                        self._is_whole = True
-                        return False
-                    await self._engine.pause_generation(mode="keep", clear_cache=clear_cache)
-                    await self._hand_over(shared)
-            if self._images is not None:  # the workers have forgotten them, and the scheduler must know
-                await self._engine.reset_encoder_cache()
-            await self._engine.update_weight_version(label)
-            await self._engine.resume_generation()
-        except Exception as error:  # half old, half new: this engine cannot go on
-            raise PolicyError(f"policy vllm: taking over weights {label} failed: {_short(error)}") from error
-        finally:
-            _close(shared)
-        self._label, self._is_whole = label, True
-        self._plan_sleep()
-        return True
-
-    def _check_whole(self) -> None:
-        if not self._is_whole:
-            raise PolicyError("policy vllm: the engine does not have all weights of a version; it cannot go on")
-
-    async def _hand_over(self, shared: SharedTensors) -> None:
-        """Have each worker read the tensors that differ from those it has."""
-        changed, self._taken = shared.changed_since(self._taken), None
-        if changed is None or changed:
-            answers = await self._engine.collective_rpc("rftstream_load", args=(shared.memory.path, changed))
-            expected = (len(shared), len(shared if changed is None else changed))
-            if not answers or any((one["tensors"], one["changed"]) != expected for one in answers):
-                raise PolicyError(f"its workers read {answers}, expected {expected[0]} tensors, {expected[1]} changed")
-        self._taken = shared.marks
 
     # ------------------------------------------------------------------------------------------ sleep
 
@@ -322,7 +244,7 @@ class Engine:
                 await self._engine.sleep(level=1, mode="keep")
                 self._asleep = True
             except Exception as error:  # half asleep: nobody knows what it still has
-                self._outcomes.put(PolicyError(f"policy vllm: the engine did not fall asleep: {_short(error)}"))
+                self._outcomes.put(PolicyError(f"policy vllm: the engine did not fall asleep: {short(error)}"))
 
     async def _awake(self) -> None:
         """Wake the engine if it sleeps. Whoever waits for that may be cancelled, the waking is not."""
@@ -337,8 +259,8 @@ class Engine:
             async with self._gate:
                 await self._engine.wake_up()
                 self._asleep = False
-                if self._newest is not None:
-                    await self._take_newest(clear_cache=True)
+                if self._weights.is_due:
+                    await self._weights.take_newest(self._engine, clear_cache=True)
         except PolicyError as error:  # whoever waited may be gone
             self._outcomes.put(error)
             raise
@@ -352,28 +274,11 @@ class Engine:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._newest is not None:
-            _close(self._newest[0])
+        self._weights.drop()
         engine, self._engine = self._engine, None
         if engine is not None:
             engine.shutdown()
             engine.engine_core.resources.ctx.destroy(linger=0)  # which vLLM leaves to the garbage collector
-
-
-def _close(shared: Shared) -> None:
-    """Give free what nobody will read any more. SharedTensors are their owner's."""
-    if isinstance(shared, SharedAdapter):
-        shared.close()
-
-
-async def _adapter_taken(engine: Any, path: str) -> Any:
-    """Put the adapter of a folder in the place of the one before, and return how requests name it. Those that run name
-    it by its number, so they go on with the new one."""
-    from vllm.lora.request import LoRARequest
-
-    if not await engine.add_lora(LoRARequest(ADAPTER, 1, path, load_inplace=True)):
-        raise PolicyError("the engine did not take the adapter")
-    return LoRARequest(ADAPTER, 1, path)
 
 
 def _check_takes_adapters(model_config: Any) -> None:
@@ -428,11 +333,6 @@ def _failure(unique: str, request: SampleRequest, error: Exception, *, died: boo
     if isinstance(error, PolicyError):
         return error
     if died:
-        return PolicyError(f"policy vllm: the engine died: {_short(error)}; see the log above")
-    text = str(error) if isinstance(error, RftError) else f"vllm: {_short(error)}"  # the former of an image
+        return PolicyError(f"policy vllm: the engine died: {short(error)}; see the log above")
+    text = str(error) if isinstance(error, RftError) else f"vllm: {short(error)}"  # the former of an image
     return unique, without_tokens(request, "error", text)
-
-
-def _short(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:500]}" if text else type(error).__name__

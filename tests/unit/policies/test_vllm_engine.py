@@ -238,7 +238,7 @@ def test_with_finish_what_was_changed_before_it_could_be_read_is_not_read():
         newer = made.write(weights(a=1, b=2))  # while r0 still runs
         engine.begin("r1", tiny.request(1))
         vllm.may_end["r0"].set()
-        while engine._queues or engine._newest is not None:
+        while engine._queues or engine._weights.is_due:
             await asyncio.sleep(0)
         assert vllm.events.count("rftstream_load") == 1 and "add r1" not in vllm.events
         engine.load_later(newer, "1/2")
@@ -296,7 +296,7 @@ def test_weights_that_not_all_workers_took_end_the_engine(in_flight, answers, wh
         if in_flight == "keep":
             with pytest.raises(PolicyError, match="cannot go on"):
                 await engine.load(newer, "1/2")
-        assert engine._label == "1/0"
+        assert engine._weights.label == "1/0"
 
     errors, events = run(play, in_flight=in_flight)
     assert "1/1" not in events and events.count("resume") == 1 and not any("add" in one for one in events)
