@@ -143,8 +143,8 @@ def check_followed(policy, spec, folder, num_workers, subtests, *, check=check_s
             followed.load()
         assert [len(args[1]) for args, _ in followed.calls] == [2, 2]
         done |= tiny.drain(policy)
-        for request_id, request in requests.items():
-            check(followed.replay, request, done[request_id], followed.names)
+        for request_id, request in requests.items():  # without others: tokens that repeat say little about versions
+            check(followed.replay, request, done[request_id], ())
 
     with subtests.test("the next trainer's anchor, in which one tensor is another one"):
         followed.calls.clear()

@@ -31,9 +31,13 @@ from rftstream.policies.vllm import VllmPolicy
 from rftstream.policies.vllm_engine import remembers
 from rftstream.policies.vllm_shared import SharedAdapter, WeightsMirror
 from rftstream.policies.vllm_worker import WeightsReceiver, _spare_generators
-from rftstream.weights.shared_memory import name_prefix
+from rftstream.runs.folder import RunFolder
+from rftstream.weights.publisher import publish
+from rftstream.weights.shared_memory import SharedTensors, name_prefix
 from rftstream.weights.snapshot import RawTensor, decode_snapshot
+from rftstream.weights.store import ObjectStore
 from tests.unit import tiny
+from workers import parts
 
 KNOWN = ["model", "tensor_parallel_size", "max_num_seqs", "logprobs_mode", "gpu_memory_utilization", "load_format",
          "mm_processor_kwargs", "enable_lora"]  # fmt: skip
@@ -316,3 +320,15 @@ def test_the_loop_thread_calls_in_order_and_cancels_what_is_left():
     loop.close()
     loop.close()
     assert told == [1, "cancelled"] and loop.closed
+
+
+@pytest.mark.parametrize(("policy", "lora", "is_shared"), [
+    ("vllm", None, True), ("vllm", LoraSection(rank=2), False), ("hf", None, False)
+])  # fmt: skip
+def test_weights_are_followed_where_the_engine_reads_them(tmp_path, policy, lora, is_shared):
+    context = SimpleNamespace(simulated=False, folder=RunFolder(tmp_path))
+    made = SimpleNamespace(name="m", lora=lora, threads=1)
+    store = ObjectStore("file://weights", base=tmp_path)
+    told = publish(store, {"w": RawTensor("F32", (2,), bytes(8))}, tiny.name(0), "m", "float32")
+    follower = parts.follower(context, policy, made, store)
+    assert isinstance(follower.fetch(told), SharedTensors) is is_shared
