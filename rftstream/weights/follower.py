@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from rftstream.contracts.versions import DeltaObject, VersionName, WeightsAnnounced, WeightsKind
 from rftstream.errors import StoreRefused, StoreUnreachable, WeightsError
@@ -17,7 +17,7 @@ from rftstream.weights import delta
 from rftstream.weights.anchors import AnchorCache
 from rftstream.weights.delta import text_of
 from rftstream.weights.lineage import Lineage
-from rftstream.weights.object_reading import own_memory, read_object
+from rftstream.weights.object_reading import Allocate, own_memory, read_object
 from rftstream.weights.shared_memory import SharedTensors, WeightsMemory
 from rftstream.weights.snapshot import RawTensor, decode_snapshot
 from rftstream.weights.state import ServedState
@@ -231,11 +231,10 @@ class WeightsFollower:
     def _load(self, anchor: WeightsAnnounced) -> ServedState:
         where = f"weights {text_of(anchor.name)} ({anchor.object})"
         self._state = self._held = None  # before the next one is read
-        memory = self._memory
-        if memory is None:
-            changing, allocate = contextlib.nullcontext, own_memory
-        else:
-            changing, allocate = memory.changing, memory.allocate
+        changing: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+        allocate: Allocate = own_memory
+        if self._memory is not None:
+            changing, allocate = self._memory.changing, self._memory.allocate
         with changing():
             data = read_object(self._store, self._cache, anchor, where=where, allocate=allocate)
         tensors = decode_snapshot(data, where=where)
