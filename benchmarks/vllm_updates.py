@@ -34,7 +34,7 @@ from rftstream.policies.vllm_engine import label_of
 from rftstream.weights.follower import WeightsFollower
 from rftstream.weights.publisher import WeightsPublisher
 from rftstream.weights.shared_memory import SharedTensors, WeightsMemory
-from rftstream.weights.snapshot import RawTensor, write_snapshot
+from rftstream.weights.snapshot import RawTensor, data_view, write_snapshot
 from rftstream.weights.store import ObjectStore
 
 NUM_VERSIONS = 3
@@ -103,7 +103,7 @@ class _Updates:
         self._follower = WeightsFollower(store, "bench", shared=True)
         self._chance = np.random.default_rng(0)
         self._tensors = {
-            name: RawTensor(one.dtype, one.shape, np.array(np.frombuffer(one.data, np.uint16)))
+            name: RawTensor(one.dtype, one.shape, np.array(np.frombuffer(data_view(one), np.uint16)).data)
             for name, one in weights(spec).items()
         }
         self.names, self._version = list(self._tensors), 0
@@ -117,7 +117,7 @@ class _Updates:
         """Seconds and bytes of a version in which these tensors changed, and those of a whole copy of it."""
         num_bytes = 0
         for name in names:
-            values = np.asarray(self._tensors[name].data)
+            values = np.frombuffer(data_view(self._tensors[name]), np.uint16)
             places = self._chance.choice(values.size, max(1, int(SHARE * values.size)), replace=False)
             values[places] += 1
             num_bytes += 2 * places.size
