@@ -1,4 +1,4 @@
-"""A new version in vLLM's engine: the time that sampling waits, and bytes that are written to shared memory for it.
+"""A new version in vLLM's engine: the time until it has it, and bytes that are written to shared memory for it.
 
 SmolLM2-135M (a made model of its depth and width where it is not installed) in bfloat16. Versions go through the
 trainer's publisher and a follower, as in a run, into the engine of the policy `vllm`. In half of them 1 % of the
@@ -62,7 +62,7 @@ def run() -> list[dict[str, Any]]:
 def _rows(name: str, found: list[tuple[float, int, float, int]]) -> list[dict[str, Any]]:
     ours_s, ours_bytes, whole_s, whole_bytes = (statistics.median(one) for one in zip(*found, strict=True))
     return [
-        _row(f"{name}: sampling waits", "s", ours_s, whole_s),
+        _row(f"{name}: until the engine has it", "s", ours_s, whole_s),
         _row(f"{name}: written to shared memory", "bytes", ours_bytes, whole_bytes),
     ]
 

@@ -56,11 +56,13 @@ class WeightsReceiver:
             logging.getLogger(f"vllm.model_executor.model_loader.reload.{module}").setLevel(logging.ERROR)
         model = worker.get_model()
         names = [name for name, _ in model.named_parameters()]
-        assert self._rftstream_uses is not None
-        watched = self._rftstream_uses.watched(model, tensors)
+        uses = self._rftstream_uses
+        assert uses is not None
+        watched = uses.watched(model, tensors)
         worker.reload_weights(weights_iterator=((renamed(name, names), tensor) for name, tensor in watched))
-        for module in _tied(model):
-            module.quant_method.process_weights_after_loading(module)
+        for owner, module in _tied(model):
+            if not uses.left_alone(owner):
+                module.quant_method.process_weights_after_loading(module)
 
     def rftstream_prepare(self, client: int) -> None:
         """Prepare the worker, once, before anything is sampled. `client` is the id of the process that the engine
@@ -174,6 +176,10 @@ class LayerUses:
                 waiting |= self._names[module] - needed
         return sorted(needed)
 
+    def left_alone(self, module: Module) -> bool:
+        """Return whether a layer that takes tensors took none in the last load."""
+        return module in self._names and module not in self._seen
+
     def are_complete(self) -> bool:
         """Return whether in the last load each layer took all that it needs, or nothing."""
         return all(names == self._names.get(module) for module, names in self._seen.items())
@@ -191,17 +197,17 @@ def renamed(name: str, known: Iterable[str]) -> str:
     return name
 
 
-def _tied(model: Module) -> Iterator[Any]:
-    """Yield the layers that share another layer's weight, and of which vLLM's kernels for CPUs keep a packed copy.
-    `reload_weights` makes the copy anew only for the layer that the weight was loaded into."""
-    seen: set[int] = set()
+def _tied(model: Module) -> Iterator[tuple[Module, Any]]:
+    """Yield pairs of layers: one that has a weight, and one that shares it, and of which vLLM's kernels for CPUs keep a
+    packed copy. `reload_weights` makes the copy anew only for the layer that the weight was loaded into."""
+    owners: dict[int, Module] = {}
     for module in model.modules():
         weight = module._parameters.get("weight")
         if weight is None or not weight.numel():
             continue
-        if weight.data_ptr() in seen and hasattr(module, "cpu_linear"):
-            yield module
-        seen.add(weight.data_ptr())
+        owner = owners.setdefault(weight.data_ptr(), module)
+        if owner is not module and hasattr(module, "cpu_linear"):
+            yield owner, module
 
 
 def _spare_generators(runner: Any) -> None:

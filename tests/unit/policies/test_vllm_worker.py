@@ -131,6 +131,21 @@ def test_a_tensor_that_is_not_there_is_an_error():
         worker.rftstream_load(shared.memory.path, ["other"])
 
 
+def test_a_layer_that_shares_another_ones_weight_is_prepared_when_that_was_loaded():
+    worker, shared, prepared = Worker(), mirror(), []
+    norm = worker.model.get_submodule("norm")
+    head = torch.nn.Module()
+    head.weight = norm.weight
+    head.cpu_linear = head.quant_method = SimpleNamespace(process_weights_after_loading=prepared.append)
+    worker.model.add_module("head", head)
+    worker.rftstream_load(shared.write(checkpoint()).memory.path)
+    assert prepared == [head]
+    worker.rftstream_load(shared.write(checkpoint(down=300.0)).memory.path, ["down"])
+    assert prepared == [head]
+    worker.rftstream_load(shared.write(checkpoint(down=300.0, norm=1.0)).memory.path, ["norm"])
+    assert prepared == [head, head]
+
+
 def test_a_change_of_a_tensor_that_went_into_no_layer_brings_all():
     worker, shared = Worker(), mirror(["unused"])
     first = shared.write(checkpoint(["unused"]))
