@@ -16,9 +16,8 @@ from workers.parts import follower, model_spec, scorer, turn_loop
 def build(context: RoleContext) -> Role:
     config, settings = context.config, context.config.evaluator
     spec = model_spec(context, device=settings.device, threads=settings.threads)
-    policy, loop = turn_loop(
-        context, settings.policy or config.explorer.policy, spec, max_concurrent=settings.max_concurrent
-    )
+    policy_name = settings.policy or config.explorer.policy
+    policy, loop = turn_loop(context, policy_name, spec, max_concurrent=settings.max_concurrent)
     agents = agent_parts(
         context,
         policy,
@@ -44,7 +43,7 @@ def build(context: RoleContext) -> Role:
         if agents is None
         else AgentSamples(agents, now=context.clock.now, patience_s=config.explorer.idle_timeout_s),
         scorer=scorer(context),
-        follower=follower(context, spec, store),
+        follower=follower(context, policy_name, spec, store),
         store=store,
         clock=context.clock,
     )

@@ -50,7 +50,7 @@ def build(context: RoleContext) -> Role:
     step = make_step(
         policy=loop.policy,  # the turn loop's share of it, if agents have the other one
         loop=loop,
-        follower=follower(context, spec, context.open_store(patience_s=STORE_PATIENCE_S)),
+        follower=follower(context, settings.policy, spec, context.open_store(patience_s=STORE_PATIENCE_S)),
         settings=settings,
         renderers=renderers,
         truncate=[name for name, section in config.tasksets.items() if section.too_long == "truncate"],

@@ -97,10 +97,12 @@ def _observe_call(method: str, seconds: float, timed_out: bool) -> None:
         metrics.ABANDONED_CALLS.labels(method).inc()
 
 
-def follower(context: RoleContext, spec: ModelSpec, store: ObjectStore) -> WeightsFollower:
+def follower(context: RoleContext, policy_name: str, spec: ModelSpec, store: ObjectStore) -> WeightsFollower:
     """What is fetched from elsewhere is kept beside the run, for all workers of this machine."""
     cache = None if store.is_local or context.simulated else AnchorCache(context.folder.anchors)
-    return WeightsFollower(store, spec.name, cache=cache, threads=spec.threads)
+    # Adapters are no weights yet: the policy makes something of them.
+    shared = spec.lora is None and registry.find_spec(PolicySpec, policy_name).reads_shared
+    return WeightsFollower(store, spec.name, cache=cache, threads=spec.threads, shared=shared)
 
 
 def demonstrations(context: RoleContext) -> DemonstrationQueue | None:

@@ -75,7 +75,7 @@ def _policy(
     # A question is asked for each kind, and each of them may be attempted at once.
     most = settings.max_concurrent * len(settings.make) * settings.per_parent * settings.check_samples
     policy, loop = turn_loop(context, policy_name, spec, max_concurrent=most)
-    following = follower(context, spec, context.open_store(patience_s=STORE_PATIENCE_S))
+    following = follower(context, policy_name, spec, context.open_store(patience_s=STORE_PATIENCE_S))
     fetching = DeferredExecutor() if context.simulated else ThreadPoolExecutor(1, thread_name_prefix="weights")
     where = f"tasksets.{into}.environment"
     return PolicyModel(

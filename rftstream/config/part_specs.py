@@ -67,6 +67,9 @@ class PolicySpec(PartSpec):
     """Whether anybody may give it weights. One that asks a server samples by those that the server has."""
     update_setting: str = ""
     """The setting by which its server is given the trained weights, if it has one."""
+    reads_shared: bool = False
+    """Whether processes of its engine read weights where they are followed: they then lie in memory that these can
+    open, and `load` is given SharedTensors."""
     is_estimated: bool = False
     """Whether `check` estimates its memory: it holds a model in torch, and its Config has `batch_size`."""
     takes_images: bool = False

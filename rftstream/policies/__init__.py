@@ -24,6 +24,7 @@ POLICIES = {
     "vllm": PolicySpec(
         "rftstream.policies.vllm:VllmPolicy",
         loads_model=True,
+        reads_shared=True,
         takes_images=True,
         preload=("torch", "transformers", ARCHITECTURE),
     ),

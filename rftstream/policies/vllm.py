@@ -1,11 +1,11 @@
 """vLLM as a policy: its asynchronous engine, in processes of its own, driven from the explorer's one thread.
 
 The engine's event loop runs in a thread of this process ([vllm_engine](vllm_engine.py)); `step` only collects finished
-requests. New weights, or new adapters, are put into shared memory while generation continues. With `in_flight` "keep"
-and "recompute" the engine then pauses between two decoding steps, each of its workers takes the weights over in place,
-and running requests continue with them. With "finish" running requests end with the old weights first. vLLM stamps each
-token with the version that sampled it. Its logprobs are those of its sampler: after temperature, penalties and
-truncation.
+requests. New weights lie in memory that the engine's workers can read, in most cases where they are followed
+([shared_memory](../weights/shared_memory.py)). With `in_flight` "keep" and "recompute" the engine pauses between two
+decoding steps, each of its workers takes over in place what changed, and running requests continue. With "finish"
+running requests end with the old weights first. vLLM stamps each token with the version that sampled it. Its logprobs
+are those of its sampler: after temperature, penalties and truncation.
 """
 
 from __future__ import annotations
@@ -34,8 +34,10 @@ from rftstream.policies.loopthread import LoopThread
 from rftstream.policies.served import check_tensors, served_parameters
 from rftstream.policies.vllm_arguments import applies_adapters
 from rftstream.policies.vllm_engine import Engine, label_of, remembers
-from rftstream.policies.vllm_shared import SharedAdapter, SharedFile
+from rftstream.policies.vllm_exchange import Shared
+from rftstream.policies.vllm_shared import SharedAdapter, WeightsMirror
 from rftstream.weights.adapters import merged_tensors, whole_tensors
+from rftstream.weights.shared_memory import SharedTensors
 from rftstream.weights.snapshot import RawTensor
 
 STEP_S = 0.02
@@ -61,14 +63,15 @@ class VllmPolicy:
         adapters: Literal["auto", "apply", "merge"] = "auto"
         """How the engine gets the versions of a model with adapters (`[model.lora]`). apply: as adapters, by vLLM's
         LoRA interface; a version is then as small as the adapters, and the engine's weights stay as they are. merge:
-        merged into the model's weights, all of which are exchanged. auto: apply on a GPU, and merge on a CPU (vLLM
-        would neither compile the model there nor read an adapter once for all tokens), for a model that is shown
-        images, and for ranks above 512."""
+        merged into the model's weights, of which those with adapters are exchanged. auto: apply on a GPU, and merge on
+        a CPU (vLLM would neither compile the model there nor read an adapter once for all tokens), for a model that is
+        shown images, and for ranks above 512."""
         environment: dict[str, str] = field(default_factory=dict)
         """Environment variables for the engine: `{ VLLM_BATCH_INVARIANT = "1" }`."""
         sleep_after_s: Annotated[float, Meta(gt=0)] | None = None
         """Idle for so long, the engine gives the GPU's memory free (vLLM's sleep mode, level 1) until there is work
-        again, so that a trainer can have it meanwhile. Default: never. Not on a CPU."""
+        again, so that a trainer can have it meanwhile. New weights do not wake it: it takes them over when it wakes.
+        Default: never. Not on a CPU."""
 
     @staticmethod
     def require() -> None:
@@ -108,6 +111,7 @@ class VllmPolicy:
         self._config, self._spec, self._renderer = config, model, renderer
         self._parameters, self._vocab_size = served_parameters(model)
         self._applies = applies_adapters(config, model, renderer)
+        self._mirror = WeightsMirror(self._parameters)
         self._version: VersionName | None = None
         self._held: list[tuple[str, SampleRequest]] = []
         """Requests that wait for the first version, each with its name in the engine."""
@@ -131,16 +135,21 @@ class VllmPolicy:
         return len(self._active)
 
     def load(self, tensors: Mapping[str, RawTensor], name: VersionName) -> None:
-        """Give the engine a version as `in_flight` says. WeightsError unless the tensors are those of this model."""
+        """Give the engine a version as `in_flight` says. WeightsError unless the tensors are those of this model.
+
+        SharedTensors are read where they are, all others are copied to where the engine can read them. An engine that
+        has not read SharedTensors when their memory is changed waits for the next version."""
         where = f"weights {label_of(name)} of {self._spec.name}"
         if self._spec.lora is None:
             check_tensors(tensors, self._parameters, where=where)
-        shared: SharedFile | SharedAdapter
+        shared: Shared
         if self._applies:
             merged_tensors(self._spec, tensors, where=where)  # which checks them
             shared = SharedAdapter(self._spec, tensors)
+        elif self._spec.lora is None and isinstance(tensors, SharedTensors):
+            shared = tensors
         else:
-            shared = SharedFile(whole_tensors(self._spec, tensors, self._parameters, where=where))
+            shared = self._mirror.write(whole_tensors(self._spec, tensors, self._parameters, where=where))
         if self._config.in_flight == "finish" or not self._engine.started:
             self._loop.soon(self._engine.load_later, shared, label_of(name))
         else:
@@ -213,6 +222,7 @@ class VllmPolicy:
         if not self._loop.closed:
             self._loop.call(self._engine.close())
             self._loop.close()
+        self._mirror.close()
 
     def _is_known(self, token_id: int) -> bool:
         tokens = self._renderer.images

@@ -23,14 +23,8 @@ from rftstream.models.rendering import Renderer
 from rftstream.models.spec import ModelSpec
 from rftstream.policies.base import Completion, SampleRequest, without_tokens
 from rftstream.policies.vllm_arguments import EngineSettings, engine_arguments, engine_environment, sampling_params
+from rftstream.policies.vllm_exchange import Shared, WeightsExchange, short
 from rftstream.policies.vllm_images import EngineImages, PreparedImage
-from rftstream.policies.vllm_shared import SharedAdapter, SharedFile
-
-ADAPTER = "rftstream"
-"""The adapter's name in the engine. There is never more than one."""
-
-Shared = SharedFile | SharedAdapter
-"""A version as the engine's processes read it."""
 
 
 class Engine:
@@ -58,11 +52,9 @@ class Engine:
         self._gate = asyncio.Lock()
         """Held while the engine starts, a request enters it, or weights are exchanged, so that no request enters
         half way."""
-        self._label = ""
-        self._adapter: Any = None
-        """The adapter that requests are sampled with, as vLLM's LoRARequest; None if versions are whole models."""
-        self._newest: tuple[Shared, str] | None = None
+        self._weights = WeightsExchange(has_images=self._images is not None)
         self._loading: asyncio.Task[None] | None = None
+        self._waking: asyncio.Task[None] | None = None
         self._asleep = False
         self._sleep: asyncio.TimerHandle | None = None
         self._sleeping: asyncio.Task[None] | None = None
@@ -84,7 +76,7 @@ class Engine:
             except RftError as error:
                 self._outcomes.put(error)
             except Exception as error:
-                self._outcomes.put(PolicyError(f"policy vllm: the engine did not start: {_short(error)}"))
+                self._outcomes.put(PolicyError(f"policy vllm: the engine did not start: {short(error)}"))
 
     def _open(self) -> Any:
         config, model = self._config, self._model
@@ -106,15 +98,13 @@ class Engine:
         try:
             settings = AsyncEngineArgs(**arguments).create_engine_config(UsageContext.ENGINE_CONTEXT)
         except Exception as error:  # pydantic's, and whatever vLLM's own checks raise
-            raise ConfigError(
-                f"policies.vllm: vLLM does not take these settings: {_short(error)}; mend them"
-            ) from error
+            raise ConfigError(f"policies.vllm: vLLM does not take these settings: {short(error)}; mend them") from error
         if settings.lora_config is not None:
             _check_takes_adapters(settings.model_config)
         try:
             return AsyncLLM.from_vllm_config(settings, disable_log_stats=arguments["disable_log_stats"])
         except Exception as error:  # vLLM raises whatever its parts do
-            raise PolicyError(f"policy vllm: the engine did not start: {_short(error)}; see the log above") from error
+            raise PolicyError(f"policy vllm: the engine did not start: {short(error)}; see the log above") from error
 
     # ------------------------------------------------------------------------------------------ requests
 
@@ -177,30 +167,37 @@ class Engine:
     async def _enter(self, unique: str, request: SampleRequest, prepared: Sequence[PreparedImage]) -> Any:
         from vllm.inputs.engine import tokens_input
 
-        async with self._gate:
-            if not self.started:
-                raise PolicyError("policy vllm: the engine did not start")
-            await self._wake()
-            # A prompt must not meet what older weights computed of it.
-            if prepared and self._images is not None:
-                prompt = self._images.prompt(request, prepared, self._label)
-            else:
-                prompt = tokens_input(list(request.token_ids), cache_salt=self._label)
-            params = sampling_params(request, self._stop_ids, self._never_sampled)
-            return await self._engine.add_request(unique, prompt, params, lora_request=self._adapter)
+        while True:
+            await self._awake()
+            async with self._gate:
+                if not self.started:
+                    raise PolicyError("policy vllm: the engine did not start")
+                self._weights.check_whole()
+                if self._asleep:  # it fell asleep in between
+                    continue
+                # A prompt must not meet what older weights computed of it.
+                if prepared and self._images is not None:
+                    prompt = self._images.prompt(request, prepared, self._weights.label)
+                else:
+                    prompt = tokens_input(list(request.token_ids), cache_salt=self._weights.label)
+                params = sampling_params(request, self._stop_ids, self._never_sampled)
+                return await self._engine.add_request(unique, prompt, params, lora_request=self._weights.adapter)
 
     # ------------------------------------------------------------------------------------------ weights
 
     async def load(self, shared: Shared, label: str) -> None:
-        """Exchange the weights between two decoding steps. PolicyError if that failed."""
+        """Exchange the weights between two decoding steps; those of an engine that sleeps, when it wakes. PolicyError
+        if that failed."""
+        self._weights.put(shared, label)
         async with self._gate:
-            await self._exchange(shared, label, mode="keep", clear_cache=self._config.in_flight == "recompute")
+            if self._weights.is_due and not self._asleep:
+                clear_cache = self._config.in_flight == "recompute"
+                await self._weights.take_newest(self._engine, clear_cache=clear_cache, wait=False)
+                self._plan_sleep()
 
     def load_later(self, shared: Shared, label: str) -> None:
         """Exchange the weights when all that runs has finished. If several versions wait, only the newest is taken."""
-        if self._newest is not None:
-            self._newest[0].close()
-        self._newest = (shared, label)
+        self._weights.put(shared, label)
         if self._loading is None:
             self._loading = asyncio.get_running_loop().create_task(self._load_newest())
 
@@ -211,35 +208,16 @@ class Engine:
                     await asyncio.wait(
                         [self._running[one] for one in self._queues], return_when=asyncio.FIRST_COMPLETED
                     )
-                if self._newest is None or not self.started:
-                    return
-                (shared, label), self._newest = self._newest, None
-                await self._exchange(shared, label, mode="keep", clear_cache=True)
+                if self._weights.is_due and self.started and not self._asleep:
+                    await self._weights.take_newest(self._engine, clear_cache=True)
+                    self._plan_sleep()
         except PolicyError as error:
             self._outcomes.put(error)
+            return
         finally:
             self._loading = None
-            if self._newest is not None and self.started:
-                self.load_later(*self._newest)
-
-    async def _exchange(self, shared: Shared, label: str, *, mode: str, clear_cache: bool) -> None:
-        try:
-            await self._wake()
-            await self._engine.pause_generation(mode=mode, clear_cache=clear_cache)
-            if isinstance(shared, SharedAdapter):
-                self._adapter = await _adapter_taken(self._engine, shared.path)
-            else:
-                await self._engine.collective_rpc("rftstream_load", args=(shared.path,))
-            if self._images is not None:  # the workers have forgotten them, and the scheduler must know
-                await self._engine.reset_encoder_cache()
-            await self._engine.update_weight_version(label)
-            await self._engine.resume_generation()
-        except Exception as error:  # half old, half new: this engine cannot go on
-            raise PolicyError(f"policy vllm: taking over weights {label} failed: {_short(error)}") from error
-        finally:
-            shared.close()
-        self._label = label
-        self._plan_sleep()  # it was woken for the weights alone, if nothing runs
+        if self._weights.is_due and self.started and not self._asleep:
+            self._loading = asyncio.get_running_loop().create_task(self._load_newest())
 
     # ------------------------------------------------------------------------------------------ sleep
 
@@ -266,37 +244,41 @@ class Engine:
                 await self._engine.sleep(level=1, mode="keep")
                 self._asleep = True
             except Exception as error:  # half asleep: nobody knows what it still has
-                self._outcomes.put(PolicyError(f"policy vllm: the engine did not fall asleep: {_short(error)}"))
+                self._outcomes.put(PolicyError(f"policy vllm: the engine did not fall asleep: {short(error)}"))
 
-    async def _wake(self) -> None:
+    async def _awake(self) -> None:
+        """Wake the engine if it sleeps. Whoever waits for that may be cancelled, the waking is not."""
         self._cancel_sleep()
         if self._asleep:
-            await self._engine.wake_up()
-            self._asleep = False
+            if self._waking is None:
+                self._waking = asyncio.get_running_loop().create_task(self._wake())
+            await asyncio.shield(self._waking)
+
+    async def _wake(self) -> None:
+        try:
+            async with self._gate:
+                await self._engine.wake_up()
+                self._asleep = False
+                if self._weights.is_due:
+                    await self._weights.take_newest(self._engine, clear_cache=True)
+        except PolicyError as error:  # whoever waited may be gone
+            self._outcomes.put(error)
+            raise
+        finally:
+            self._waking = None
 
     async def close(self) -> None:
         """Cancel all that runs, and end the engine's processes."""
         self._cancel_sleep()
-        tasks = [*self._running.values(), *filter(None, (self._starting, self._loading, self._sleeping))]
+        tasks = [*self._running.values(), *filter(None, (self._starting, self._loading, self._sleeping, self._waking))]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._newest is not None:
-            self._newest[0].close()
+        self._weights.drop()
         engine, self._engine = self._engine, None
         if engine is not None:
             engine.shutdown()
             engine.engine_core.resources.ctx.destroy(linger=0)  # which vLLM leaves to the garbage collector
-
-
-async def _adapter_taken(engine: Any, path: str) -> Any:
-    """Put the adapter of a folder in the place of the one before, and return how requests name it. Those that run name
-    it by its number, so they go on with the new one."""
-    from vllm.lora.request import LoRARequest
-
-    if not await engine.add_lora(LoRARequest(ADAPTER, 1, path, load_inplace=True)):
-        raise PolicyError("the engine did not take the adapter")
-    return LoRARequest(ADAPTER, 1, path)
 
 
 def _check_takes_adapters(model_config: Any) -> None:
@@ -351,11 +333,6 @@ def _failure(unique: str, request: SampleRequest, error: Exception, *, died: boo
     if isinstance(error, PolicyError):
         return error
     if died:
-        return PolicyError(f"policy vllm: the engine died: {_short(error)}; see the log above")
-    text = str(error) if isinstance(error, RftError) else f"vllm: {_short(error)}"  # the former of an image
+        return PolicyError(f"policy vllm: the engine died: {short(error)}; see the log above")
+    text = str(error) if isinstance(error, RftError) else f"vllm: {short(error)}"  # the former of an image
     return unique, without_tokens(request, "error", text)
-
-
-def _short(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:500]}" if text else type(error).__name__

@@ -2,36 +2,95 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from rftstream.models.spec import ModelSpec
+from rftstream.policies.served import Parameters
 from rftstream.weights.adapters import write_adapter
-from rftstream.weights.snapshot import RawTensor, write_snapshot
+from rftstream.weights.shared_memory import MEMORY, SharedTensors, WeightsMemory, name_prefix, remove_left_behind
+from rftstream.weights.snapshot import ITEM_BYTES, RawTensor, data_view, decode_snapshot, write_snapshot
 
-MEMORY = Path("/dev/shm")
-"""A file system in memory; other machines have none, and get a temporary folder."""
-
-
-_PREFIX = "rftstream-adapter-"
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 
-class SharedFile:
-    """Weights as a safetensors file in memory, which other processes of this user can open until it is closed."""
+class WeightsMirror:
+    """Memory that engines read, for weights that no follower holds there: those that adapters are merged into, and
+    those of whoever has no follower. The policy makes it, and writes each version into it in the place of the one
+    before."""
 
-    def __init__(self, tensors: Mapping[str, RawTensor]) -> None:
-        descriptor = os.memfd_create("rftstream-weights", os.MFD_CLOEXEC)
-        self._file = os.fdopen(descriptor, "wb")
-        self.path = f"/proc/{os.getpid()}/fd/{descriptor}"
-        write_snapshot(self._file, tensors)
-        self._file.flush()
+    def __init__(self, parameters: Parameters) -> None:
+        """`parameters`: the form of all tensors."""
+        self._memory = WeightsMemory()
+        self._parameters = parameters
+        self._held: dict[str, RawTensor] = {}
+        self._marks: dict[str, object] = {}
+
+    def write(self, tensors: Mapping[str, RawTensor]) -> SharedTensors:
+        """Write a version, only where it differs from the one before, and return it. It is gone with the next one.
+        Each tensor is asked for once, and has the form that was said."""
+        with self._memory.changing():
+            marks, self._marks = self._marks, {}  # after an error nobody knows what is there
+            if marks:
+                marks |= {name: object() for name in tensors if _replaced(self._held[name], tensors[name])}
+            else:
+                writer = _Writer(self._memory, sum(map(_num_bytes, self._parameters.values())))
+                write_snapshot(writer, _sizes(self._parameters), read=tensors.__getitem__)
+                self._held = decode_snapshot(writer.view)
+                marks = {name: object() for name in self._held}
+            self._marks = marks
+        return SharedTensors(self._held, self._memory, dict(marks))
 
     def close(self) -> None:
-        """Give the memory back. Nobody can open the file any more."""
-        self._file.close()
+        """Give the memory back."""
+        self._memory.close()
+
+
+class _Writer:
+    """Takes a snapshot's bytes as a file would, into memory that it asks for when the header has come."""
+
+    def __init__(self, memory: WeightsMemory, num_bytes: int) -> None:
+        """`num_bytes`: of the tensors."""
+        self._memory, self._num_bytes, self._position = memory, num_bytes, 0
+        self.view = memoryview(b"")
+
+    def write(self, data: Buffer) -> None:
+        part = memoryview(data).cast("B")
+        if not self.view:
+            self.view = self._memory.allocate(part.nbytes + self._num_bytes)
+        self.view[self._position : self._position + part.nbytes] = part
+        self._position += part.nbytes
+
+
+def _num_bytes(form: tuple[str, tuple[int, ...]]) -> int:
+    dtype, shape = form
+    return math.prod(shape) * ITEM_BYTES[dtype]
+
+
+def _sizes(parameters: Parameters) -> dict[str, RawTensor]:
+    """Return tensors of these forms that take no memory."""
+    zero = np.zeros(1, np.uint8)
+    return {
+        name: RawTensor(form[0], form[1], np.broadcast_to(zero, _num_bytes(form)).data)
+        for name, form in parameters.items()
+    }
+
+
+def _replaced(held: RawTensor, new: RawTensor) -> bool:
+    """Make the held bytes the new ones, and return whether they differed."""
+    mine, others = (np.frombuffer(data_view(one), np.uint8) for one in (held, new))
+    if np.array_equal(mine, others):
+        return False
+    mine[:] = others
+    return True
 
 
 class SharedAdapter:
@@ -40,40 +99,24 @@ class SharedAdapter:
     It lies in memory if there is room: containers have 64 MiB of that unless they are given more."""
 
     def __init__(self, spec: ModelSpec, tensors: Mapping[str, RawTensor]) -> None:
+        prefix = name_prefix("adapter")
         try:
-            _remove_left_behind(MEMORY)
-            self.path = _written(MEMORY, spec, tensors)
+            remove_left_behind(MEMORY, prefix)
+            self.path = _written(prefix, MEMORY, spec, tensors)
         except OSError:
-            self.path = _written(None, spec, tensors)
+            self.path = _written(prefix, None, spec, tensors)
 
     def close(self) -> None:
         """Remove the folder. What the engine has read stays with it."""
         shutil.rmtree(self.path, ignore_errors=True)
 
 
-def _written(where: Path | None, spec: ModelSpec, tensors: Mapping[str, RawTensor]) -> str:
+def _written(prefix: str, where: Path | None, spec: ModelSpec, tensors: Mapping[str, RawTensor]) -> str:
     """Write an adapter into a folder of its own. After an error nothing of it is left."""
-    path = tempfile.mkdtemp(prefix=f"{_PREFIX}{_processes()}-{os.getpid()}-", dir=where)
+    path = tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir=where)
     try:
         write_adapter(Path(path), spec, tensors)
     except BaseException:
         shutil.rmtree(path, ignore_errors=True)
         raise
     return path
-
-
-def _remove_left_behind(where: Path) -> None:
-    """Remove adapters of processes of this user that were killed, for they take memory."""
-    prefix = f"{_PREFIX}{_processes()}-"
-    for folder in where.glob(f"{prefix}*"):
-        pid = folder.name.removeprefix(prefix).partition("-")[0]
-        if folder.stat().st_uid == os.getuid() and not Path("/proc", pid).exists():
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _processes() -> int:
-    """Return a number for the processes that this one sees; those of other containers have another one."""
-    try:
-        return Path("/proc/self/ns/pid").stat().st_ino
-    except OSError:
-        return 0

@@ -258,7 +258,8 @@ def apply_chain(state: ServedState, deltas: Iterable[tuple[Buffer, str]]) -> Del
         if last is not None and header.old != last[0].new:
             raise _other_parent(header, where, f"{last[0].new}, which {last[1]} makes")
         if last is not None or _is_parent(state, header, where):
-            _change(state, header, memoryview(data).cast("B")[start:], where)
+            with state.changing():
+                _change(state, header, memoryview(data).cast("B")[start:], where)
         last = header, where
     if last is None:
         raise ValueError("no deltas to apply")

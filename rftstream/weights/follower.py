@@ -7,8 +7,9 @@ since then.
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from rftstream.contracts.versions import DeltaObject, VersionName, WeightsAnnounced, WeightsKind
 from rftstream.errors import StoreRefused, StoreUnreachable, WeightsError
@@ -16,7 +17,8 @@ from rftstream.weights import delta
 from rftstream.weights.anchors import AnchorCache
 from rftstream.weights.delta import text_of
 from rftstream.weights.lineage import Lineage
-from rftstream.weights.object_reading import read_object
+from rftstream.weights.object_reading import Allocate, own_memory, read_object
+from rftstream.weights.shared_memory import SharedTensors, WeightsMemory
 from rftstream.weights.snapshot import RawTensor, decode_snapshot
 from rftstream.weights.state import ServedState
 from rftstream.weights.store import ObjectStore
@@ -41,11 +43,19 @@ class WeightsFollower:
     `held` is asked only when it has ended."""
 
     def __init__(
-        self, store: ObjectStore, model: str, *, cache: AnchorCache | None = None, threads: int | None = None
+        self,
+        store: ObjectStore,
+        model: str,
+        *,
+        cache: AnchorCache | None = None,
+        threads: int | None = None,
+        shared: bool = False,
     ) -> None:
         """`cache` keeps the newest full snapshot for the next start. `threads` is the number of threads that deltas are
-        applied in; all cores by default."""
+        applied in; all cores by default. With `shared` the copy of the model lies where other processes can read it,
+        and tensors come as SharedTensors."""
         self._store, self._model, self._cache, self._threads = store, model, cache, threads
+        self._memory = WeightsMemory() if shared else None
         self._lineage = Lineage()
         self._announced: dict[VersionName, WeightsAnnounced] = {}
         self._state: ServedState | None = None
@@ -56,7 +66,8 @@ class WeightsFollower:
 
     def fresh(self) -> WeightsFollower:
         """Return a follower of the same store and model that knows nothing yet."""
-        return WeightsFollower(self._store, self._model, cache=self._cache, threads=self._threads)
+        shared = self._memory is not None
+        return WeightsFollower(self._store, self._model, cache=self._cache, threads=self._threads, shared=shared)
 
     # ------------------------------------------------------------------------------------------ announcements
 
@@ -119,21 +130,24 @@ class WeightsFollower:
         WeightsGone if an object was deleted, WeightsError if an object is damaged; `held` then tells how far it
         came."""
         known = self._announced  # only added to; a new trainer's begin another one
-        tensors = self._follow_from_held(announcement, known)
-        if tensors is not None:
-            return tensors
-        anchor, links = _links_from_anchor(announcement, known)
-        return self._follow(self._state_at(anchor), links)
+        state = self._follow_from_held(announcement, known)
+        if state is None:
+            anchor, links = _links_from_anchor(announcement, known)
+            state = self._follow(self._state_at(anchor), links)
+        return self._tensors_of(state)
 
     def held(self) -> tuple[VersionName, Mapping[str, RawTensor]] | None:
         """Return the version that the copy is at, and its tensors; None if there is none."""
         if self._state is None or self._held is None:
             return None
-        return self._held, self._state.tensors
+        return self._held, self._tensors_of(self._state)
 
-    def _follow_from_held(self, target: WeightsAnnounced, known: Known) -> Mapping[str, RawTensor] | None:
-        """Return the tensors of a version, made from what is held. None if that cannot be done, or if a full snapshot
-        is cheaper than the deltas."""
+    def _tensors_of(self, state: ServedState) -> Mapping[str, RawTensor]:
+        return state.tensors if self._memory is None else SharedTensors(state.tensors, self._memory, state.digests())
+
+    def _follow_from_held(self, target: WeightsAnnounced, known: Known) -> ServedState | None:
+        """Return the state of a version, made from what is held. None if that cannot be done, or if a full snapshot is
+        cheaper than the deltas."""
         state = self._state
         if state is None:
             return None
@@ -180,9 +194,9 @@ class WeightsFollower:
             one = known.get(way.parent)
         return None
 
-    def _follow(self, state: ServedState, links: list[Link]) -> Mapping[str, RawTensor]:
+    def _follow(self, state: ServedState, links: list[Link]) -> ServedState:
         if not links:
-            return state.tensors
+            return state
         stops = [(self._held, state.digest()), *((one.name, one.weights_digest) for one, _ in links)]
         read: list[WeightsAnnounced] = []
         self._held = None
@@ -193,7 +207,7 @@ class WeightsFollower:
             self._held = name if state.digest() == digest else None
             raise
         self._held = links[-1][0].name
-        return state.tensors
+        return state
 
     def _read_links(self, links: list[Link], read: list[WeightsAnnounced]) -> Iterator[tuple[memoryview, str]]:
         """Yield the deltas that are announced, their digests compared, and note in `read` which were begun."""
@@ -217,8 +231,14 @@ class WeightsFollower:
     def _load(self, anchor: WeightsAnnounced) -> ServedState:
         where = f"weights {text_of(anchor.name)} ({anchor.object})"
         self._state = self._held = None  # before the next one is read
-        data = read_object(self._store, self._cache, anchor, where=where)
-        state = ServedState(decode_snapshot(data, where=where), copy=False, threads=self._threads)
+        changing: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+        allocate: Allocate = own_memory
+        if self._memory is not None:
+            changing, allocate = self._memory.changing, self._memory.allocate
+        with changing():
+            data = read_object(self._store, self._cache, anchor, where=where, allocate=allocate)
+        tensors = decode_snapshot(data, where=where)
+        state = ServedState(tensors, copy=False, threads=self._threads, changing=changing)
         if (found := state.digest()) != anchor.weights_digest:
             raise WeightsError(f"{where}: state {found}, expected {anchor.weights_digest}; it is another state")
         self._state, self._held = state, anchor.name

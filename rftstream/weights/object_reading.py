@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+from collections.abc import Callable
 from typing import IO
 
 import numpy as np
@@ -20,46 +21,64 @@ READ_BYTES = 4 * 1024 * 1024
 
 Announced = WeightsAnnounced | DeltaObject
 
+Allocate = Callable[[int], memoryview]
+"""Gives memory of so many bytes that can be written to."""
 
-def read_object(store: ObjectStore, cache: AnchorCache | None, announced: Announced, *, where: str) -> memoryview:
+
+def own_memory(num_bytes: int) -> memoryview:
+    """Return memory of this process, not filled with anything."""
+    return np.empty(num_bytes, np.uint8).data if num_bytes else memoryview(b"")
+
+
+def read_object(
+    store: ObjectStore,
+    cache: AnchorCache | None,
+    announced: Announced,
+    *,
+    where: str,
+    allocate: Allocate = own_memory,
+) -> memoryview:
     """Return an object's bytes, which can be written to, their digest compared. `where` is what messages call it.
+    They lie in memory of `allocate`, which is asked again where a first try to read them fails.
 
     WeightsGone if it was deleted, WeightsError if it is damaged in the store."""
     if cache is None:
-        return _read_stored(store, announced, where)
+        return _read_stored(store, announced, where, allocate)
     file = cache.open(announced)
     if file is None:
         with cache.turn(announced):
             if (file := cache.open(announced)) is None:
-                return _read_and_keep(store, cache, announced, where)
+                return _read_and_keep(store, cache, announced, where, allocate)
     with file:
         try:
-            return _read(file, announced, where)
+            return _read(file, announced, where, allocate)
         except (WeightsError, OSError) as error:
             logger.warning("%s in the local cache; reading it from the store", error)
     with cache.turn(announced):
-        return _read_and_keep(store, cache, announced, where)
+        return _read_and_keep(store, cache, announced, where, allocate)
 
 
-def _read_and_keep(store: ObjectStore, cache: AnchorCache, announced: Announced, where: str) -> memoryview:
-    data = _read_stored(store, announced, where)
+def _read_and_keep(
+    store: ObjectStore, cache: AnchorCache, announced: Announced, where: str, allocate: Allocate
+) -> memoryview:
+    data = _read_stored(store, announced, where, allocate)
     cache.keep(announced, data)
     return data
 
 
-def _read_stored(store: ObjectStore, announced: Announced, where: str) -> memoryview:
+def _read_stored(store: ObjectStore, announced: Announced, where: str, allocate: Allocate) -> memoryview:
     with store.open(announced.object) as file:
-        return _read(file, announced, where)
+        return _read(file, announced, where, allocate)
 
 
-def _read(file: IO[bytes], announced: Announced, where: str) -> memoryview:
+def _read(file: IO[bytes], announced: Announced, where: str, allocate: Allocate) -> memoryview:
     """Return the whole file in bytes that can be written to. WeightsError unless it is what was announced."""
     num_bytes, digest = announced.num_bytes, announced.digest
     found = file.seek(0, os.SEEK_END)
     if found < num_bytes:  # before so much memory is asked for
         raise WeightsError(f"{where}: found {found} bytes, expected {num_bytes}; it is damaged")
     file.seek(0)
-    view = np.empty(num_bytes, np.uint8).data if num_bytes else memoryview(b"")
+    view = allocate(num_bytes)
     sha256, position = hashlib.sha256(), 0
     while chunk := file.read(min(READ_BYTES, num_bytes - position + 1)):
         if position + len(chunk) > num_bytes:

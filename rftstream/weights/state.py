@@ -23,10 +23,19 @@ class ServedState:
     """A copy of a model. Its owner changes `arrays` in place, names those that it changed with `touched`, and asks for
     digests when all is done."""
 
-    def __init__(self, tensors: Mapping[str, RawTensor], *, copy: bool, threads: int | None = None) -> None:
+    def __init__(
+        self,
+        tensors: Mapping[str, RawTensor],
+        *,
+        copy: bool,
+        threads: int | None = None,
+        changing: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+    ) -> None:
         """Ask for each tensor once. Without `copy`, the bytes of the tensors are taken over; they must be writable.
 
-        `threads` are those that digests and changes are computed in; all cores by default."""
+        `threads` are those that digests and changes are computed in; all cores by default. A delta is applied inside
+        `changing`, which may wait until nobody reads the bytes."""
+        self.changing = changing
         self.threads = threads or min(len(os.sched_getaffinity(0)), MAX_THREADS)
         self.tensors: dict[str, RawTensor] = {}
         """Views of the arrays, sorted by name."""

@@ -29,10 +29,15 @@ from rftstream.policies import vllm_arguments, vllm_shared
 from rftstream.policies.loopthread import LoopThread
 from rftstream.policies.vllm import VllmPolicy
 from rftstream.policies.vllm_engine import remembers
-from rftstream.policies.vllm_shared import SharedAdapter, SharedFile
+from rftstream.policies.vllm_shared import SharedAdapter, WeightsMirror
 from rftstream.policies.vllm_worker import WeightsReceiver, _spare_generators
+from rftstream.runs.folder import RunFolder
+from rftstream.weights.publisher import publish
+from rftstream.weights.shared_memory import SharedTensors, name_prefix
 from rftstream.weights.snapshot import RawTensor, decode_snapshot
+from rftstream.weights.store import ObjectStore
 from tests.unit import tiny
+from workers import parts
 
 KNOWN = ["model", "tensor_parallel_size", "max_num_seqs", "logprobs_mode", "gpu_memory_utilization", "load_format",
          "mm_processor_kwargs", "enable_lora"]  # fmt: skip
@@ -124,11 +129,11 @@ def test_adapters_lie_elsewhere_where_memory_is_full_and_those_of_the_dead_are_r
     memory, written = tmp_path / "memory", []
     memory.mkdir()
     monkeypatch.setattr(vllm_shared, "MEMORY", memory)
-    of_mine = f"{vllm_shared._PREFIX}{vllm_shared._processes()}"
+    of_mine = name_prefix("adapter")
     left, living, elsewhere = (
-        f"{of_mine}-999999999-a",
-        f"{of_mine}-{os.getpid()}-b",
-        f"{vllm_shared._PREFIX}1-999999999-c",
+        f"{of_mine}999999999-a",
+        f"{of_mine}{os.getpid()}-b",
+        "rftstream-adapter-1-999999999-c",
     )
     for name in (left, living, elsewhere):
         (memory / name).mkdir()
@@ -201,13 +206,21 @@ def test_who_goes_on_draws_other_numbers():
     assert remembers(Sampling(stop=("x",))) and remembers(Sampling(presence_penalty=0.1)) and not remembers(Sampling())
 
 
-def test_weights_are_shared_with_other_processes_until_they_are_closed():
+def test_weights_that_nobody_follows_are_written_where_the_engine_reads_and_only_what_changed():
     values = np.arange(6, dtype=np.float32)
-    shared = SharedFile({"a.weight": RawTensor("F32", (2, 3), values.tobytes())})
-    read = subprocess.run(["cat", shared.path], stdout=subprocess.PIPE, check=True).stdout
-    assert bytes(decode_snapshot(read)["a.weight"].data) == values.tobytes()
-    shared.close()
-    assert not Path(shared.path).exists()
+    mirror = WeightsMirror({"a.weight": ("F32", (2, 3)), "b.weight": ("F32", (2, 3))})
+
+    def written(**scales):
+        return mirror.write({f"{key}.weight": RawTensor("F32", (2, 3), values * by) for key, by in scales.items()})
+
+    first, second = written(a=1, b=1), written(a=1, b=2)
+    read = subprocess.run(["cat", second.memory.path], stdout=subprocess.PIPE, check=True).stdout
+    assert bytes(decode_snapshot(read)["b.weight"].data) == (values * 2).tobytes()
+    assert second.memory.path == first.memory.path and second.changed_since(first.marks) == ["b.weight"]
+    with first.reading() as is_current:
+        assert not is_current
+    mirror.close()
+    assert not Path(second.memory.path).exists()
 
 
 class Worker(WeightsReceiver):
@@ -234,9 +247,10 @@ def test_a_tied_head_is_prepared_anew():
     for layer in (model.embed, model.head, model.other):
         layer.cpu_linear = layer.quant_method = SimpleNamespace(process_weights_after_loading=prepared.append)
     worker = Worker(model)
-    shared = SharedFile({"embed.weight": RawTensor("F32", (3, 2), np.full(6, 7, np.float32).tobytes())})
-    worker.rftstream_load(shared.path)
-    shared.close()
+    mirror = WeightsMirror({"embed.weight": ("F32", (3, 2))})
+    shared = mirror.write({"embed.weight": RawTensor("F32", (3, 2), np.full(6, 7, np.float32).tobytes())})
+    worker.rftstream_load(shared.memory.path)
+    mirror.close()
     assert worker.taken["embed.weight"].tolist() == model.head.weight.tolist() == [[7, 7]] * 3
     assert prepared == [model.head]
 
@@ -306,3 +320,15 @@ def test_the_loop_thread_calls_in_order_and_cancels_what_is_left():
     loop.close()
     loop.close()
     assert told == [1, "cancelled"] and loop.closed
+
+
+@pytest.mark.parametrize(("policy", "lora", "is_shared"), [
+    ("vllm", None, True), ("vllm", LoraSection(rank=2), False), ("hf", None, False)
+])  # fmt: skip
+def test_weights_are_followed_where_the_engine_reads_them(tmp_path, policy, lora, is_shared):
+    context = SimpleNamespace(simulated=False, folder=RunFolder(tmp_path))
+    made = SimpleNamespace(name="m", lora=lora, threads=1)
+    store = ObjectStore("file://weights", base=tmp_path)
+    told = publish(store, {"w": RawTensor("F32", (2,), bytes(8))}, tiny.name(0), "m", "float32")
+    follower = parts.follower(context, policy, made, store)
+    assert isinstance(follower.fetch(told), SharedTensors) is is_shared

@@ -1,18 +1,23 @@
-"""When vLLM's engine sleeps and wakes, and takes adapters: the calls that it gets. The engine is a stand-in."""
+"""When vLLM's engine sleeps and wakes, and takes weights and adapters: the calls that it gets. The engine is a
+stand-in."""
 
 from __future__ import annotations
 
 import asyncio
 import queue
+import re
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from rftstream.errors import PolicyError
 from rftstream.policies.vllm import VllmPolicy
 from rftstream.policies.vllm_engine import Engine
-from rftstream.policies.vllm_shared import SharedAdapter
+from rftstream.policies.vllm_shared import SharedAdapter, WeightsMirror
+from rftstream.weights.snapshot import RawTensor, decode_snapshot
 from tests.unit import tiny
 
 
@@ -22,7 +27,8 @@ class Vllm:
     errored = False
 
     def __init__(self):
-        self.events, self.may_end, self.fails = [], {}, None
+        self.events, self.may_end, self.fails, self.loads = [], {}, None, []
+        self.answers = self.right
         self.changed = asyncio.Condition()
 
     async def note(self, event):
@@ -50,6 +56,14 @@ class Vllm:
 
     async def collective_rpc(self, name, args):
         await self.note(name)
+        self.loads.append(args)
+        return self.answers(*args)
+
+    @staticmethod
+    def right(path, changed):
+        """Of two workers."""
+        num = len(decode_snapshot(Path(path).read_bytes()))
+        return [{"tensors": num, "changed": num if changed is None else len(changed), "given": num}] * 2
 
     async def add_lora(self, adapter):
         await self.note(f"adapter {adapter}")
@@ -108,8 +122,16 @@ def run(play, **settings):
     return asyncio.run(played())
 
 
-def shared(path="there"):
-    return SimpleNamespace(path=path, close=lambda: None)
+def mirror():
+    return WeightsMirror(dict.fromkeys(("a", "b", "c"), ("F32", (2,))))
+
+
+def weights(**values):
+    return {name: RawTensor("F32", (2,), np.full(2, values.get(name, 0), np.float32)) for name in ("a", "b", "c")}
+
+
+def shared(**values):
+    return mirror().write(weights(**values))
 
 
 async def sampled(engine, vllm, number):
@@ -147,19 +169,164 @@ def test_an_engine_that_is_sampling_stays_awake():
     assert run(play)[1].count("sleep 1 keep") == 1
 
 
-@pytest.mark.parametrize("in_flight", ["keep", "finish"])
-def test_weights_wake_an_engine_which_sleeps_again_behind_them(in_flight):
+@pytest.mark.parametrize("in_flight", ["keep", "recompute", "finish"])
+def test_an_engine_sleeps_through_new_weights_and_takes_the_newest_when_it_wakes(in_flight):
     async def play(engine, vllm):
+        made = mirror()
+        await give(engine, made.write(weights()), "1/0")
         await sampled(engine, vllm, 0)
         await vllm.until("sleep 1 keep")
-        if in_flight == "finish":
-            engine.load_later(shared(), "1/1")
-        else:
-            await engine.load(shared(), "1/1")
+        await give(engine, made.write(weights(a=1)), "1/1")
+        await give(engine, made.write(weights(a=1, c=1)), "1/2")
+        assert vllm.events[-1] == "sleep 1 keep"
+        await sampled(engine, vllm, 1)
         await vllm.until("sleep 1 keep", times=2)
+        assert [changed for _, changed in vllm.loads] == [None, ["a", "c"]]
 
     _, events = run(play, in_flight=in_flight)
-    assert events[1:] == ["sleep 1 keep", "wake", "pause", "rftstream_load", "1/1", "resume", "sleep 1 keep"]
+    slept = events.index("sleep 1 keep")
+    assert events[slept:] == [
+        "sleep 1 keep", "wake", "pause", "rftstream_load", "1/2", "resume", "add r1", "sleep 1 keep"
+    ]  # fmt: skip
+
+
+async def give(engine, version, label):
+    """As the policy does."""
+    if engine._config.in_flight == "finish":
+        engine.load_later(version, label)
+        if engine._loading is not None:
+            await engine._loading
+    else:
+        await engine.load(version, label)
+
+
+def test_an_engine_that_wakes_waits_for_the_version_that_is_being_written():
+    """What it slept through is gone, since a follower has gone on in its memory."""
+
+    async def play(engine, vllm):
+        made = mirror()
+        await give(engine, made.write(weights()), "1/0")
+        await sampled(engine, vllm, 0)
+        await vllm.until("sleep 1 keep")
+        await give(engine, made.write(weights(a=1)), "1/1")
+        newer = made.write(weights(a=2))
+        engine.begin("r1", tiny.request(1))
+        engine.begin("r2", tiny.request(2))
+        await vllm.until("wake")
+        engine.abort("r2")  # whoever waits for the waking may go
+        while "r2" in engine._running:
+            await asyncio.sleep(0)
+        assert "add r1" not in vllm.events and vllm.events.count("rftstream_load") == 1
+        await give(engine, newer, "1/2")
+        await vllm.until("add r1")
+        vllm.may_end["r1"].set()
+        await vllm.until("sleep 1 keep", times=2)
+
+    _, events = run(play)
+    assert events[events.index("wake") :] == [
+        "wake", "pause", "rftstream_load", "1/2", "resume", "add r1", "sleep 1 keep"
+    ]  # fmt: skip
+
+
+def test_with_finish_what_was_changed_before_it_could_be_read_is_not_read():
+    async def play(engine, vllm):
+        made = mirror()
+        await give(engine, made.write(weights()), "1/0")
+        engine.begin("r0", tiny.request(0))
+        await vllm.until("add r0")
+        engine.load_later(made.write(weights(a=1)), "1/1")
+        newer = made.write(weights(a=1, b=2))  # while r0 still runs
+        engine.begin("r1", tiny.request(1))
+        vllm.may_end["r0"].set()
+        while engine._queues or engine._weights.is_due:
+            await asyncio.sleep(0)
+        assert vllm.events.count("rftstream_load") == 1 and "add r1" not in vllm.events
+        engine.load_later(newer, "1/2")
+        await vllm.until("add r1")
+        assert vllm.loads[-1][1] == ["a", "b"] and "1/1" not in vllm.events
+
+    run(play, in_flight="finish")
+
+
+def test_workers_are_told_what_differs_from_what_they_have():
+    async def play(engine, vllm):
+        made = mirror()
+        for number, values in enumerate(({}, {"a": 1}, {"a": 1}, {"b": 1, "c": 2})):
+            await engine.load(made.write(weights(**values)), f"1/{number}")
+        other = mirror().write(weights())
+        await engine.load(other, "1/4")
+        paths = {path for path, _ in vllm.loads[:-1]}
+        assert [changed for _, changed in vllm.loads] == [None, ["a"], ["a", "b", "c"], ["a", "b", "c"]]
+        assert len(paths) == 1 and vllm.loads[-1][0] == other.memory.path
+
+    _, events = run(play)
+    assert [one for one in events if "/" in one] == [f"1/{number}" for number in range(5)]
+
+
+def disagreeing(path, changed):
+    return [{"tensors": 3, "changed": 3, "given": 3}, {"tensors": 3, "changed": 2, "given": 2}]
+
+
+def dead(path, changed):
+    raise RuntimeError("EngineCore died")
+
+
+@pytest.mark.parametrize(("answers", "why"), [
+    (disagreeing, r"'changed': 2.*expected 3 tensors, 3 changed"), (dead, "EngineCore died"),
+    (lambda path, changed: [], r"its workers read \[\]"),
+])  # fmt: skip
+@pytest.mark.parametrize("in_flight", ["keep", "finish"])
+def test_weights_that_not_all_workers_took_end_the_engine(in_flight, answers, why):
+    """Nothing is sampled any more, and whoever changes the memory does not wait for it."""
+
+    async def play(engine, vllm):
+        made = mirror()
+        await give(engine, made.write(weights()), "1/0")
+        vllm.answers = answers
+        if in_flight == "keep":
+            with pytest.raises(PolicyError, match=why):
+                await engine.load(made.write(weights(a=1, b=1, c=1)), "1/1")
+        else:
+            await give(engine, made.write(weights(a=1, b=1, c=1)), "1/1")
+        vllm.answers = vllm.right
+        newer = made.write(weights(a=2))
+        engine.begin("r0", tiny.request(0))
+        while "r0" in engine._running:
+            await asyncio.sleep(0)
+        if in_flight == "keep":
+            with pytest.raises(PolicyError, match="cannot go on"):
+                await engine.load(newer, "1/2")
+        assert engine._weights.label == "1/0"
+
+    errors, events = run(play, in_flight=in_flight)
+    assert "1/1" not in events and events.count("resume") == 1 and not any("add" in one for one in events)
+    assert errors and all(isinstance(one, PolicyError) for one in errors)
+    if in_flight == "finish":
+        assert re.search(f"taking over weights 1/1 failed: .*{why}", str(errors[0]))
+
+
+def test_weights_are_not_changed_while_workers_read_them():
+    async def play(engine, vllm):
+        made = mirror()
+        version, reading, may_end = made.write(weights(a=1)), asyncio.Event(), asyncio.Event()
+
+        async def slow(name, args):
+            reading.set()
+            await may_end.wait()
+            assert np.frombuffer(decode_snapshot(Path(args[0]).read_bytes())["a"].data, np.float32)[0] == 1
+            return vllm.right(*args)
+
+        vllm.collective_rpc = slow
+        loading = asyncio.create_task(engine.load(version, "1/1"))
+        await reading.wait()
+        writing = asyncio.create_task(asyncio.to_thread(made.write, weights(a=2)))
+        done, _ = await asyncio.wait([writing], timeout=0.1)
+        assert not done
+        may_end.set()
+        await loading
+        assert (await writing).changed_since(version.marks) == ["a"]
+
+    run(play)
 
 
 def test_an_engine_that_cannot_fall_asleep_is_a_policy_error():
