@@ -287,6 +287,8 @@ def _trainers(facts: _TrainerFacts) -> list[RoleMemory]:
     device, spread = _place(facts.config.trainer.device), _Spread.of(options)
     in_main = {"process": TORCH_BYTES, "published version": SERVED_BYTES[spec.dtype] * sizes.trained}
     on_device, of_optimizer = _of_rank(facts, spread)
+    if not spread.is_zero and options.offload_parameters:
+        in_main["state between batches"] = _leaving(facts, on_device, of_optimizer)
 
     def role(name: str, count: int, place: str, held: Mapping[str, int]) -> RoleMemory:
         parts: dict[str, dict[str, int]] = {MAIN: dict(held)}
@@ -299,6 +301,16 @@ def _trainers(facts: _TrainerFacts) -> list[RoleMemory]:
     places = {f"{kind}:{int(first) + rank}": 1 for rank in range(1, num_others + 1)} if first else {MAIN: num_others}
     others = [role("rank", count, place, {"process": TORCH_BYTES}) for place, count in places.items() if count]
     return [role(TRAINER.name, 1, device, in_main), *others]
+
+
+def _leaving(facts: _TrainerFacts, on_device: Mapping[str, int], of_optimizer: Mapping[str, int]) -> int:
+    """Return the bytes that leave the device between batches. What is computed in a batch alone is gone by then."""
+    kept = on_device["weights"] + on_device["reference"]
+    kept += 0 if facts.critic is None else 4 * facts.critic.parameters
+    if facts.options.offload_optimizer:
+        return kept
+    moments = 0 if facts.critic is None else 8 * facts.critic.parameters
+    return kept + of_optimizer["masters"] + of_optimizer["moments"] + of_optimizer["renewed reference"] + moments
 
 
 def _of_rank(facts: _TrainerFacts, spread: _Spread) -> tuple[dict[str, int], dict[str, int]]:
