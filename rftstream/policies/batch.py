@@ -9,7 +9,7 @@ Shapes: B rows, N rows that join or tokens of a pass, L tokens of a prompt, T sa
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -170,6 +170,12 @@ class DecodingBatch:
             slots, lengths = self._slots_B[rows].tolist(), self._lengths_B[rows].tolist()
             self._cache.replace(part, range(len(slots)), lengths, slots)
             first = rows.stop
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Yield what lies on the device beside the cache."""
+        if self.logits_BV is not None:
+            yield self.logits_BV
+        yield from self._seen or ()
 
     def forget(self, request_id: str) -> None:
         """Mark a request's row as done, so that it leaves without a completion. Unknown ids are ignored."""

@@ -30,7 +30,7 @@ from rftstream.models.image_inputs import ImageCache
 from rftstream.models.rendering import Renderer
 from rftstream.models.spec import ModelSpec
 from rftstream.policies.base import Completion, SampleRequest, without_tokens
-from rftstream.policies.loopthread import LoopThread
+from rftstream.policies.loopthread import LoopThread, PendingCall
 from rftstream.policies.served import check_tensors, served_parameters
 from rftstream.policies.vllm_arguments import applies_adapters
 from rftstream.policies.vllm_engine import Engine, label_of, remembers
@@ -69,6 +69,9 @@ class VllmPolicy:
         sleep_after_s: Annotated[float, Meta(gt=0)] | None = None
         """Idle for so long, the engine gives the GPU's memory free (vLLM's sleep mode, level 1) until there is work
         again, so that a trainer can have it meanwhile. Default: never. Not on a CPU."""
+        sleeps: bool = False
+        """The engine can give the GPU's memory free, as `sleep_after_s` has it do when it is idle. `trainer.colocate`
+        sets it by itself."""
 
     @staticmethod
     def require() -> None:
@@ -116,6 +119,8 @@ class VllmPolicy:
         self._number = 0
         self._outcomes: queue.SimpleQueue[tuple[str, Completion] | RftError] = queue.SimpleQueue()
         self._loop = LoopThread("vllm")
+        self._rest = PendingCall()
+        """What the engine was asked for last, of `sleep` and `wake`."""
         self._engine = Engine(config, model, renderer, self._outcomes, images)
         self._loop.soon(self._engine.start)  # takes a minute or more; what comes meanwhile waits
 
@@ -205,6 +210,15 @@ class VllmPolicy:
     def idle_s(self) -> float:
         """Return 0 while there is something to do, else infinity."""
         return 0.0 if self._active and self._version is not None else math.inf  # `step` waits for what is under way
+
+    def sleep(self) -> bool:
+        """Have the engine give the GPU's memory free, as soon as it has started. Requests that run are kept: awake
+        again, it computes what they had anew, and goes on."""
+        return self._rest.ask(self._loop, self._engine.rest)
+
+    def wake(self) -> bool:
+        """Have the engine take its memory again and go on."""
+        return self._rest.ask(self._loop, self._engine.rouse)
 
     def close(self) -> None:
         """End the engine, its processes and its thread."""

@@ -268,6 +268,27 @@ class Engine:
             except Exception as error:  # half asleep: nobody knows what it still has
                 self._outcomes.put(PolicyError(f"policy vllm: the engine did not fall asleep: {_short(error)}"))
 
+    async def rest(self) -> None:
+        """Sleep until `rouse`, whatever runs: it is kept, and what was computed of it is given up. Nothing enters, and
+        no weights are exchanged meanwhile. PolicyError if the engine fails at it."""
+        await self._gate.acquire()
+        self._cancel_sleep()
+        if self.started and not self._asleep:
+            try:
+                await self._engine.sleep(level=1, mode="keep")
+            except Exception as error:  # half asleep: nobody knows what it still has
+                raise PolicyError(f"policy vllm: the engine did not fall asleep: {_short(error)}") from error
+            self._asleep = True
+
+    async def rouse(self) -> None:
+        """End the sleep of `rest`. PolicyError if the engine fails at it."""
+        try:
+            await self._wake()
+        except Exception as error:
+            raise PolicyError(f"policy vllm: the engine did not wake: {_short(error)}") from error
+        self._gate.release()
+        self._plan_sleep()
+
     async def _wake(self) -> None:
         self._cancel_sleep()
         if self._asleep:

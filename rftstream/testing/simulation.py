@@ -22,6 +22,7 @@ from rftstream.runs.services import build_service, role_context
 from rftstream.service.role import Log
 from rftstream.service.role_spec import RoleKind, RoleSpec
 from rftstream.service.service import Service
+from rftstream.testing.devices import MemoryDevice, MemoryLock
 from rftstream.testing.faults import AFTER_COMMIT, BETWEEN, FaultPlan, Faults, Kill, PowerLoss
 from rftstream.testing.foreign import ForeignWriter
 from rftstream.testing.memory_run import START_TIME_S, Agenda, ManualClock, MemoryRun
@@ -100,6 +101,8 @@ class Simulation(MemoryRun):
         self._faults = FaultInjector(self)
         self.log.fault = self._faults.at_producer
         self.store.fault = self._faults.at
+        self.device = MemoryDevice()
+        """The device that all processes are on, should they share one (`trainer.colocate`)."""
         self._own_roles = {spec.name: spec for spec in roles}
         for spec in roles:
             self.transport().admin.commit_initial(spec.name, spec.positions)
@@ -214,6 +217,8 @@ class Simulation(MemoryRun):
                 self._failed(process, error)
         if process.service is not None:
             self._look_at_end(process, process.service)
+        if process.service is None:
+            self.device.ended(process.name)
         self._wake()
         if self.watch is not None:
             self.watch()
@@ -229,6 +234,7 @@ class Simulation(MemoryRun):
                 process=f"{process.name}.{process.starts}",
                 simulated=True,
                 own_store=self.store,
+                open_lock=lambda _: MemoryLock(self.device, process.name),
             )
             process.service = build_service(self._own_roles.get(process.role, process.role), context)
         except TransportError:
@@ -249,6 +255,7 @@ class Simulation(MemoryRun):
 
     def end(self, process: SimulatedProcess) -> None:
         """End the process as it is. It starts again a while later."""
+        self.device.ended(process.name)
         process.service, process.leave_by, process.paused_until = None, None, 0.0
         process.wake_at = self.clock.now() + self._restart_s * (0.5 + self.random.random())
 

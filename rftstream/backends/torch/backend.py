@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from rftstream.backends.torch.critic import Critic
     from rftstream.backends.torch.learner import Learner
     from rftstream.backends.torch.network import Network, NetworkSettings
-    from rftstream.backends.torch.offload import DeviceState
+    from rftstream.models.offload import DeviceState
 
 log = logging.getLogger(__name__)
 
@@ -130,8 +130,8 @@ class TorchBackend:
             load_model,
             recompute_activations,
         )
-        from rftstream.backends.torch.offload import DeviceState
         from rftstream.backends.torch.optimizer import Masters
+        from rftstream.models.offload import DeviceState
 
         torch.set_num_threads(self._spec.threads)
         torch.manual_seed(self._seed)
@@ -373,7 +373,7 @@ class TorchBackend:
 
     def _tensors(self) -> Iterator[torch.Tensor]:
         """Yield all that is held, wherever it lies."""
-        from rftstream.backends.torch.offload import tensors_of
+        from rftstream.models.offload import tensors_of
 
         networks = [one for one in (self._network, self._reference) if one is not None]
         for network in networks:

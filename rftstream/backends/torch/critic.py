@@ -22,11 +22,11 @@ from rftstream.backends.torch import attention
 from rftstream.backends.torch.inputs import Inputs
 from rftstream.backends.torch.learner import Learner
 from rftstream.backends.torch.network import Network, NetworkSettings, compile_layers, recompute_activations
-from rftstream.backends.torch.offload import tensors_of
 from rftstream.backends.torch.optimizer import Masters
 from rftstream.errors import ConfigError
 from rftstream.models.classifiers import HEADS
 from rftstream.models.files import read_json
+from rftstream.models.offload import tensors_of
 from rftstream.weights.tensors import raw, write_tensors
 
 MASTERS_FILE, OPTIMIZER_FILE = "critic.safetensors", "critic_optimizer.safetensors"

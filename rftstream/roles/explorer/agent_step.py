@@ -106,7 +106,7 @@ class AgentExplorerStep(ExplorerStep):
         """Do a slice of both loops' work; return what is finished."""
         self._launcher.check()
         done = list(super().advance())
-        if not self._leaving:
+        if not self._leaving and (self._share is None or self._share.is_awake):
             self._skip_decided()
             done += [
                 self._ended(ended) for ended in self._agents.step(lambda task: may_begin(task, self._policy, False))
@@ -115,6 +115,8 @@ class AgentExplorerStep(ExplorerStep):
 
     def idle_s(self) -> float:
         """Return the seconds until there is something to do."""
+        if self._share is not None and not self._share.is_awake:
+            return super().idle_s()
         return min(super().idle_s(), self._agents.idle_s())
 
     def wakeups(self) -> Sequence[Wakeup]:

@@ -30,6 +30,7 @@ from rftstream.core.repetition import repeats
 from rftstream.errors import ContractError
 from rftstream.models.rendering import Renderer
 from rftstream.policies.base import LOOK_S, Policy
+from rftstream.policies.colocated import EngineShare
 from rftstream.roles.explorer import EXPLORER
 from rftstream.roles.explorer.fit_to_record import fit_to_record, rollout_of, skipped, undecodable_rollout
 from rftstream.roles.explorer.in_hand import RolloutsInHand
@@ -80,11 +81,14 @@ class ExplorerStep(ConcurrentStepDefaults):
         clock: Clock,
         fetching: Executor,
         pipe: SelfPipe | None = None,
+        share: EngineShare | None = None,
     ) -> None:
         """`renderers`: of tasksets with a chat template of their own. `truncate`: tasksets whose long prompts are cut.
         `fetch_rollout`: returns the rollout that stands at a place of the log, if there is one. `fetching`: of one
-        thread, where weights are fetched. `pipe`: rings when an environment has answered."""
+        thread, where weights are fetched. `pipe`: rings when an environment has answered. `share`: of the device, if
+        the policy shares it with a trainer."""
         self._pipe = pipe
+        self._share = share
         self._policy = policy
         self._loop = loop
         self._follower = follower
@@ -160,6 +164,17 @@ class ExplorerStep(ConcurrentStepDefaults):
         if self._pipe is not None:
             self._pipe.clear()
         self._states.poll()
+        if self._may_sample():
+            self._sample()
+        done, self._done = self._done, []
+        self._states.finishing(one.number for one in done)
+        return done
+
+    def _may_sample(self) -> bool:
+        """Return whether the policy may be used, which gives way to a trainer on its device."""
+        return self._share is None or self._share.poll()
+
+    def _sample(self) -> None:
         behind = self._take_over_weights()
         self._look(behind)
         self._begin(behind)
@@ -169,9 +184,6 @@ class ExplorerStep(ConcurrentStepDefaults):
                 task = work.task
                 rollout = rollout_of(attempt, task.ids, task.problem, task.sampling, self._clock.now())
                 self._done.append(finish_work(work, rollout, attempt.num_tokens))
-        done, self._done = self._done, []
-        self._states.finishing(one.number for one in done)
-        return done
 
     def committed(self, saved: Collection[int], finished: Collection[int]) -> None:
         """Take note of pieces and rollouts that are on the log: some states of environments are needed no more."""
@@ -181,9 +193,12 @@ class ExplorerStep(ConcurrentStepDefaults):
         """Return the seconds until there may be tokens, or weights are to be fetched again."""
         if self._done:
             return 0.0
+        until_share = FOREVER if self._share is None else self._share.idle_s
+        if self._share is not None and not self._share.is_awake:
+            return until_share
         until_weights = self._weights.retry_in_s
         until_tokens = min(self._policy.idle_s(), LOOK_S) if self._policy.num_active else FOREVER
-        return min(until_tokens, self._loop.idle_s(), until_weights if until_weights > 0 else FOREVER)
+        return min(until_share, until_tokens, self._loop.idle_s(), until_weights if until_weights > 0 else FOREVER)
 
     def wakeups(self) -> Sequence[Wakeup]:
         """Return the pipe that rings when an environment has answered, while one is asked."""
@@ -208,6 +223,7 @@ class ExplorerStep(ConcurrentStepDefaults):
             "sampling": len(self._in_hand.active),
             "paused": sum(work.is_paused for work in self._in_hand.waiting),
             "weights_refused": self._follower.num_refused,
+            **({} if self._share is None else self._share.health()),
         }
 
     def close(self) -> None:
@@ -218,6 +234,8 @@ class ExplorerStep(ConcurrentStepDefaults):
         if self._pipe is not None:
             self._pipe.close()
         self._policy.close()
+        if self._share is not None:
+            self._share.close()
 
     # ------------------------------------------------------------------------------------------ weights
 

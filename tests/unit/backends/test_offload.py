@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from rftstream.algorithms.grpo import Grpo
-from rftstream.backends.torch.offload import DeviceState
 from rftstream.config.sections import LoraSection
+from rftstream.models.offload import DeviceState
 from tests.unit import tiny
 
 GRPO = Grpo(Grpo.Config(kl_coef=0.5))

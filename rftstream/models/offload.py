@@ -1,4 +1,4 @@
-"""What a backend holds on its device, moved to main memory and back, bit for bit.
+"""What a backend or an engine holds on its device, moved to main memory and back, bit for bit.
 
 Storages are moved, not tensors: a tensor keeps its place in models, optimizers and hooks, and is without bytes while
 its storage is away. Nothing may compute with it meanwhile: that ends the process at best.
@@ -34,8 +34,8 @@ class _Moved:
 
 
 class DeviceState:
-    """The tensors of a backend, which leave the device together. The backend makes it, computes within `present`, and
-    calls `leave` when the device is to be free.
+    """The tensors of a backend or engine, which leave the device together. Their owner makes it, computes within
+    `present`, and calls `leave` when the device is to be free.
 
     with state.present():
         update(rows)
@@ -50,6 +50,11 @@ class DeviceState:
         self._spare: dict[int, list[Tensor]] = {}
         """Buffers in main memory for the next time, by their bytes: pinned memory takes long to get."""
         self._depth = 0
+
+    @property
+    def is_on_cpu(self) -> bool:
+        """Whether the device is a CPU, whose memory is main memory."""
+        return self._device.type == "cpu"
 
     @property
     def num_bytes_away(self) -> int:
