@@ -171,12 +171,6 @@ class DecodingBatch:
             self._cache.replace(part, range(len(slots)), lengths, slots)
             first = rows.stop
 
-    def tensors(self) -> Iterator[Tensor]:
-        """Yield what lies on the device beside the cache."""
-        if self.logits_BV is not None:
-            yield self.logits_BV
-        yield from self._seen or ()
-
     def forget(self, request_id: str) -> None:
         """Mark a request's row as done, so that it leaves without a completion. Unknown ids are ignored."""
         for row, request in enumerate(self._requests):
@@ -313,3 +307,10 @@ class DecodingBatch:
                 np.add.at(counts_BV[row], self._tokens_BT[row, : self._num_sampled_B[row]], 1)
             self._seen = (torch.from_numpy(seen_BV).to(self._device), torch.from_numpy(counts_BV).to(self._device))
         return self._seen
+
+
+def batch_tensors(batch: DecodingBatch) -> Iterator[Tensor]:
+    """Yield what a batch has on the device beside the cache."""
+    if batch.logits_BV is not None:
+        yield batch.logits_BV
+    yield from batch._seen or ()

@@ -78,7 +78,7 @@ class HfPolicy(SleepsByMoving):
     ) -> None:
         """`images`: what the model gets of the images that prompts show; None if they show none."""
         from rftstream.models.offload import DeviceState
-        from rftstream.policies.batch import DecodingBatch
+        from rftstream.policies.batch import DecodingBatch, batch_tensors
         from rftstream.policies.cache import SlotCache
         from rftstream.policies.hf_model import HfModel
         from rftstream.policies.images import PromptImages
@@ -101,9 +101,11 @@ class HfPolicy(SleepsByMoving):
         self._cache = SlotCache(config.batch_size)
         self._batch = DecodingBatch(renderer, self._stop_ids, self._model.device, self._cache)
         self._turns = TurnStore(config.turn_tokens, self._cache, self._model.extends)
-        holders = (self._model, self._cache, self._batch, self._prompts, self._turns)
+        holders = (self._model, self._cache, self._prompts, self._turns)
         self._state = DeviceState(
-            self._model.device, lambda: itertools.chain.from_iterable(one.tensors() for one in holders), offload=False
+            self._model.device,
+            lambda: itertools.chain(batch_tensors(self._batch), *(one.tensors() for one in holders)),
+            offload=False,
         )
         self._missed = 0
         """Number of tokens that waiting requests could have had by now in the free places."""

@@ -25,6 +25,7 @@ from rftstream.policies.base import Completion, SampleRequest, without_tokens
 from rftstream.policies.vllm_arguments import EngineSettings, engine_arguments, engine_environment, sampling_params
 from rftstream.policies.vllm_images import EngineImages, PreparedImage
 from rftstream.policies.vllm_shared import SharedAdapter, SharedFile
+from rftstream.policies.vllm_sleep import SleepingEngine, short_text
 
 ADAPTER = "rftstream"
 """The adapter's name in the engine. There is never more than one."""
@@ -33,7 +34,7 @@ Shared = SharedFile | SharedAdapter
 """A version as the engine's processes read it."""
 
 
-class Engine:
+class Engine(SleepingEngine):
     """vLLM's engine. `VllmPolicy` makes it, then calls every method in the thread of the event loop: `start`, then
     `load` and `begin`, `close` at the end. What finishes or fails goes into the queue `outcomes`."""
 
@@ -47,6 +48,7 @@ class Engine:
     ) -> None:
         """`images`: the images that prompts show; None if the model is shown none."""
         self._images = None if images is None or renderer.images is None else EngineImages(images, renderer.images)
+        super().__init__()
         self._never_sampled: tuple[int, ...] = ()
         self._config, self._model, self._renderer, self._outcomes = config, model, renderer, outcomes
         self._stop_ids = sorted(renderer.stop_token_ids)
@@ -63,9 +65,6 @@ class Engine:
         """The adapter that requests are sampled with, as vLLM's LoRARequest; None if versions are whole models."""
         self._newest: tuple[Shared, str] | None = None
         self._loading: asyncio.Task[None] | None = None
-        self._asleep = False
-        self._sleep: asyncio.TimerHandle | None = None
-        self._sleeping: asyncio.Task[None] | None = None
         self._starting: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -84,7 +83,7 @@ class Engine:
             except RftError as error:
                 self._outcomes.put(error)
             except Exception as error:
-                self._outcomes.put(PolicyError(f"policy vllm: the engine did not start: {_short(error)}"))
+                self._outcomes.put(PolicyError(f"policy vllm: the engine did not start: {short_text(error)}"))
 
     def _open(self) -> Any:
         config, model = self._config, self._model
@@ -107,14 +106,16 @@ class Engine:
             settings = AsyncEngineArgs(**arguments).create_engine_config(UsageContext.ENGINE_CONTEXT)
         except Exception as error:  # pydantic's, and whatever vLLM's own checks raise
             raise ConfigError(
-                f"policies.vllm: vLLM does not take these settings: {_short(error)}; mend them"
+                f"policies.vllm: vLLM does not take these settings: {short_text(error)}; mend them"
             ) from error
         if settings.lora_config is not None:
             _check_takes_adapters(settings.model_config)
         try:
             return AsyncLLM.from_vllm_config(settings, disable_log_stats=arguments["disable_log_stats"])
         except Exception as error:  # vLLM raises whatever its parts do
-            raise PolicyError(f"policy vllm: the engine did not start: {_short(error)}; see the log above") from error
+            raise PolicyError(
+                f"policy vllm: the engine did not start: {short_text(error)}; see the log above"
+            ) from error
 
     # ------------------------------------------------------------------------------------------ requests
 
@@ -235,65 +236,11 @@ class Engine:
             await self._engine.update_weight_version(label)
             await self._engine.resume_generation()
         except Exception as error:  # half old, half new: this engine cannot go on
-            raise PolicyError(f"policy vllm: taking over weights {label} failed: {_short(error)}") from error
+            raise PolicyError(f"policy vllm: taking over weights {label} failed: {short_text(error)}") from error
         finally:
             shared.close()
         self._label = label
         self._plan_sleep()  # it was woken for the weights alone, if nothing runs
-
-    # ------------------------------------------------------------------------------------------ sleep
-
-    def _plan_sleep(self) -> None:
-        after_s = self._config.sleep_after_s
-        if after_s is not None and not self._running:
-            loop = asyncio.get_running_loop()
-            self._cancel_sleep()
-            self._sleep = loop.call_later(after_s, self._begin_sleep)
-
-    def _cancel_sleep(self) -> None:
-        if self._sleep is not None:
-            self._sleep.cancel()
-            self._sleep = None
-
-    def _begin_sleep(self) -> None:
-        self._sleeping = asyncio.get_running_loop().create_task(self._fall_asleep())
-
-    async def _fall_asleep(self) -> None:
-        async with self._gate:
-            if self._running or self._asleep:
-                return
-            try:
-                await self._engine.sleep(level=1, mode="keep")
-                self._asleep = True
-            except Exception as error:  # half asleep: nobody knows what it still has
-                self._outcomes.put(PolicyError(f"policy vllm: the engine did not fall asleep: {_short(error)}"))
-
-    async def rest(self) -> None:
-        """Sleep until `rouse`, whatever runs: it is kept, and what was computed of it is given up. Nothing enters, and
-        no weights are exchanged meanwhile. PolicyError if the engine fails at it."""
-        await self._gate.acquire()
-        self._cancel_sleep()
-        if self.started and not self._asleep:
-            try:
-                await self._engine.sleep(level=1, mode="keep")
-            except Exception as error:  # half asleep: nobody knows what it still has
-                raise PolicyError(f"policy vllm: the engine did not fall asleep: {_short(error)}") from error
-            self._asleep = True
-
-    async def rouse(self) -> None:
-        """End the sleep of `rest`. PolicyError if the engine fails at it."""
-        try:
-            await self._wake()
-        except Exception as error:
-            raise PolicyError(f"policy vllm: the engine did not wake: {_short(error)}") from error
-        self._gate.release()
-        self._plan_sleep()
-
-    async def _wake(self) -> None:
-        self._cancel_sleep()
-        if self._asleep:
-            await self._engine.wake_up()
-            self._asleep = False
 
     async def close(self) -> None:
         """Cancel all that runs, and end the engine's processes."""
@@ -372,11 +319,6 @@ def _failure(unique: str, request: SampleRequest, error: Exception, *, died: boo
     if isinstance(error, PolicyError):
         return error
     if died:
-        return PolicyError(f"policy vllm: the engine died: {_short(error)}; see the log above")
-    text = str(error) if isinstance(error, RftError) else f"vllm: {_short(error)}"  # the former of an image
+        return PolicyError(f"policy vllm: the engine died: {short_text(error)}; see the log above")
+    text = str(error) if isinstance(error, RftError) else f"vllm: {short_text(error)}"  # the former of an image
     return unique, without_tokens(request, "error", text)
-
-
-def _short(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:500]}" if text else type(error).__name__

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
@@ -23,9 +22,19 @@ from rftstream.service.role import Log
 from rftstream.service.role_spec import RoleKind, RoleSpec
 from rftstream.service.service import Service
 from rftstream.testing.devices import MemoryDevice, MemoryLock
-from rftstream.testing.faults import AFTER_COMMIT, BETWEEN, FaultPlan, Faults, Kill, PowerLoss
+from rftstream.testing.faults import (
+    AFTER_COMMIT,
+    BETWEEN,
+    FaultPlan,
+    Faults,
+    Kill,
+    PowerLoss,
+    joining_roles,
+    role_names,
+)
 from rftstream.testing.foreign import ForeignWriter
 from rftstream.testing.memory_run import START_TIME_S, Agenda, ManualClock, MemoryRun
+from rftstream.testing.processes import SimulatedProcess
 
 DRAIN_S = 30.0
 """Seconds for a process that was told to leave. Then it is ended as it is."""
@@ -40,25 +49,6 @@ MAX_HELD = 2
 """Processes that may stand still in the middle of a step at once: each is a frame on Python's stack."""
 
 STORY_LINES = 60
-
-
-@dataclass(slots=True)
-class SimulatedProcess:
-    """One process of a simulation. `Simulation.add` makes it, and `Simulation` alone changes it."""
-
-    name: str
-    role: str
-    service: Service | None = None
-    wake_at: float = 0.0
-    """Earliest time of the next tick, or of the start if the process is not running."""
-    paused_until: float = 0.0
-    held: bool = False
-    """Whether the process stands still in the middle of a step."""
-    leave_by: float | None = None
-    """Time at which the process is ended, if it was told to leave."""
-    starts: int = 0
-    exit_code: int | None = None
-    """Exit code, once the process has ended for good."""
 
 
 class Simulation(MemoryRun):
@@ -369,11 +359,11 @@ class FaultInjector:
             case "restarts":
                 self._run.restart(process)
             case "takeovers":
-                singles = _names_of(RoleKind.single)
+                singles = role_names(RoleKind.single)
                 role = self._run.random.choice([other.role for other in self._run.processes if other.role in singles])
                 self._run.note(f"{self._run.add(role).name}: started beside another")
             case "joins":
-                self._run.note(f"{self._run.add(self._run.random.choice(_joining(self._run.config))).name}: joins")
+                self._run.note(f"{self._run.add(self._run.random.choice(joining_roles(self._run.config))).name}: joins")
             case "user_pauses" if self._run.asked is not DesiredState.draining:
                 self._run.ask(DesiredState.paused)
                 self._run.at(20 * self._run.random.random(), self._unpause)
@@ -445,13 +435,3 @@ class FaultInjector:
 
 def _since_start(clock: ManualClock) -> str:
     return f"{clock.now() - START_TIME_S:9.3f}"
-
-
-def _joining(config: RunConfig) -> list[str]:
-    """Return the concurrent roles that have something to read."""
-    concurrent = RoleKind.concurrent
-    return [one.name for one in role_specs() if one.kind is concurrent and (one.consumes or one.chosen(config))]
-
-
-def _names_of(kind: RoleKind) -> list[str]:
-    return [spec.name for spec in role_specs() if spec.kind is kind]

@@ -18,6 +18,7 @@ from msgspec import Meta
 from rftstream.algorithms.base import Algorithm, TrainingRow
 from rftstream.algorithms.settings import CriticConfig
 from rftstream.backends.base import OptimizerSettings, Update, UpdatePlan
+from rftstream.backends.torch.leaving import LeavesDevice
 from rftstream.errors import ConfigError
 from rftstream.models import folder as model_folder
 from rftstream.models.image_inputs import ImageCache
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from rftstream.backends.torch.critic import Critic
     from rftstream.backends.torch.learner import Learner
     from rftstream.backends.torch.network import Network, NetworkSettings
-    from rftstream.models.offload import DeviceState
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ def rounds_parameters(config: TorchBackend.Config, spec: ModelSpec, device: str)
     return plain and device == "cuda" and config.autocast != "none"
 
 
-class TorchBackend:
+class TorchBackend(LeavesDevice):
     """A backend in one process on one device, as `CriticBackend`, `RenewingBackend` and `OffloadingBackend` describe
     it."""
 
@@ -111,8 +111,7 @@ class TorchBackend:
         """Weights of a renewed reference, by the names of masters; empty while the reference is version 0."""
         self._critic_from: tuple[CriticConfig, Path] | None = None
         self._critic: Critic | None = None
-        self._state: DeviceState | None = None
-        """What lies on the device, or leaves it; None unless it is open."""
+        self._state = None
 
     def hold_critic(self, settings: CriticConfig, folder: Path) -> None:
         """Note where the critic begins; `open` loads it."""
@@ -168,16 +167,6 @@ class TorchBackend:
         self._critic = self._open_critic()
         with self.on_device():  # and so off it, if that is asked for
             pass
-
-    def on_device(self) -> contextlib.AbstractContextManager[None]:
-        """Have the state on the device inside of this context, which may be entered again within."""
-        assert self._state is not None, "open comes first"
-        return self._state.present()
-
-    def leave_device(self) -> None:
-        """Move the state to main memory until it is computed with."""
-        assert self._state is not None, "open comes first"
-        self._state.leave()
 
     def update(self, rows: Sequence[TrainingRow], algorithm: Algorithm, plan: UpdatePlan) -> Update:
         """Train on a batch, and write a trace if the setting `profile` names it."""

@@ -164,26 +164,20 @@ class ExplorerStep(ConcurrentStepDefaults):
         if self._pipe is not None:
             self._pipe.clear()
         self._states.poll()
-        if self._may_sample():
-            self._sample()
-        done, self._done = self._done, []
-        self._states.finishing(one.number for one in done)
-        return done
-
-    def _may_sample(self) -> bool:
-        """Return whether the policy may be used, which gives way to a trainer on its device."""
-        return self._share is None or self._share.poll()
-
-    def _sample(self) -> None:
-        behind = self._take_over_weights()
-        self._look(behind)
-        self._begin(behind)
-        for attempt in self._loop.step():
+        may_sample = self._share is None or self._share.poll()
+        if may_sample:
+            behind = self._take_over_weights()
+            self._look(behind)
+            self._begin(behind)
+        for attempt in self._loop.step() if may_sample else ():
             work = self._in_hand.ended(int(attempt.key))
             if work is not None:
                 task = work.task
                 rollout = rollout_of(attempt, task.ids, task.problem, task.sampling, self._clock.now())
                 self._done.append(finish_work(work, rollout, attempt.num_tokens))
+        done, self._done = self._done, []
+        self._states.finishing(one.number for one in done)
+        return done
 
     def committed(self, saved: Collection[int], finished: Collection[int]) -> None:
         """Take note of pieces and rollouts that are on the log: some states of environments are needed no more."""

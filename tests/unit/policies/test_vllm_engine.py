@@ -190,3 +190,44 @@ def test_an_adapter_takes_the_place_of_the_one_before_and_requests_name_it():
         "pause", "adapter 1 a1 in place", "1/1", "resume", "pause", "adapter 1 a2 in place", "1/2", "resume",
         "add r0 with 1 a2",
     ]  # fmt: skip
+
+
+def test_an_engine_rests_in_the_middle_of_a_request_and_nothing_enters():
+    async def play(engine, vllm):
+        engine.begin("r0", tiny.request(0))
+        await vllm.until("add r0")
+        await engine.rest()
+        engine.begin("r1", tiny.request(1))
+        loading = asyncio.create_task(engine.load(shared(), "1/5"))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert vllm.events == ["add r0", "sleep 1 keep"]
+        await engine.rouse()
+        await loading
+        await vllm.until("add r1")
+        for unique in ("r0", "r1"):
+            vllm.may_end[unique].set()
+        await vllm.until("sleep 1 keep", times=2)  # idle again
+
+    _, events = run(play)
+    assert events[:3] == ["add r0", "sleep 1 keep", "wake"]
+    assert events.count("wake") == 1
+
+
+def test_an_engine_that_sleeps_already_rests_as_it_is():
+    async def play(engine, vllm):
+        await sampled(engine, vllm, 0)
+        await vllm.until("sleep 1 keep")
+        await engine.rest()
+        await engine.rouse()
+
+    assert run(play)[1][:3] == ["add r0", "sleep 1 keep", "wake"]
+
+
+def test_an_engine_that_cannot_rest_says_so():
+    async def play(engine, vllm):
+        vllm.fails = RuntimeError("no memory")
+        with pytest.raises(PolicyError, match=r"did not fall asleep: .*no memory"):
+            await engine.rest()
+
+    run(play)
