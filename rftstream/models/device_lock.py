@@ -78,6 +78,13 @@ class FileLock:
         fcntl.flock(self._asked, fcntl.LOCK_UN)
         return False
 
+    def is_taken(self) -> bool:
+        """Return whether somebody has the device alone. For those who look from outside."""
+        if not _lock(self._held, fcntl.LOCK_SH):
+            return True
+        fcntl.flock(self._held, fcntl.LOCK_UN)
+        return False
+
     def take(self) -> bool:
         """Ask for the device, and hold it alone if all others have released it."""
         return _lock(self._asked, fcntl.LOCK_EX) and _lock(self._held, fcntl.LOCK_EX)

@@ -107,7 +107,7 @@ class DeviceState:
 
     def readable(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Return these tensors, those that are away as they are in main memory: to be read before the next update."""
-        hosts = {moved.storage._cdata: moved.host for moved in self._moved}  # type: ignore[attr-defined]
+        hosts = {moved.storage._cdata: moved.host for moved in self._moved}
         return {name: _as_in(hosts.get(one.untyped_storage()._cdata), one) for name, one in tensors.items()}
 
     def forget(self) -> None:
