@@ -85,7 +85,9 @@ class TrainerShare:
         """Return what people see of it."""
         if self._lock is None:
             return {}
-        return {"device": "waits" if self.is_waiting else "engines'" if self._held_since is None else "trains"}
+        if self.is_waiting:
+            return {"device": "waits for the device"}
+        return {"device": "engines have the device" if self._held_since is None else "has the device"}
 
     def close(self) -> None:
         """Release the device. The backend is closed already."""
