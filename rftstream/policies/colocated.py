@@ -23,13 +23,14 @@ class SleepingPolicy(Policy, Protocol):
     """
 
     def sleep(self) -> bool:
-        """Begin to fall asleep; return whether the memory is free. Called again until it is, and nothing else is called
-        meanwhile but `so_far`, `abort` and `close`; so is it until `wake` has returned True. Active requests stand
-        still."""
+        """Begin to fall asleep; return whether the memory is free. Called again until it is.
+
+        From the first call on until `wake` has returned True nothing is sampled: `step` returns at most what had
+        finished, new requests wait, and `load` is not called."""
 
     def wake(self) -> bool:
-        """Begin to wake; return whether `step` may be called. Active requests then go on, with the weights that there
-        were, from the tokens that they had."""
+        """Begin to wake; return whether that is done. Active requests then go on, with the weights that there were,
+        from the tokens that they had."""
 
 
 class SleepsByMoving:
@@ -38,9 +39,12 @@ class SleepsByMoving:
 
     _state: DeviceState
     """What is moved. The policy makes it."""
+    is_asleep = False
+    """Whether nothing is to be sampled now."""
 
     def sleep(self) -> bool:
         """Move everything to main memory."""
+        self.is_asleep = True
         if not self._state.is_on_cpu:
             self._state.leave()
         return True
@@ -48,12 +52,14 @@ class SleepsByMoving:
     def wake(self) -> bool:
         """Move everything back."""
         self._state.come()
+        self.is_asleep = False
         return True
 
 
 class EngineShare:
     """What an explorer or evaluator knows of the device that it shares with a trainer. Its worker makes it while it
-    holds the device; the step calls `poll` first in each slice of work, and leaves the policy alone if that says so."""
+    holds the device; the step calls `poll` first in each slice of work, and loads weights and begins rollouts only if
+    that says so."""
 
     def __init__(self, policy: SleepingPolicy, lock: DeviceLock, *, role: str) -> None:
         """`lock`: held already."""
@@ -63,12 +69,12 @@ class EngineShare:
 
     @property
     def is_awake(self) -> bool:
-        """Whether the policy may be used."""
+        """Whether the policy samples."""
         return self._state == "awake"
 
     def poll(self) -> bool:
-        """Give way to the trainer, or come back after it, as far as that can be done now. Return whether the policy may
-        be used."""
+        """Give way to the trainer, or come back after it, as far as that can be done now. Return whether the policy is
+        awake."""
         if self._state == "awake" and self._lock.is_wanted():
             self._enter("falls asleep")
         if self._state == "falls asleep" and self._policy.sleep():

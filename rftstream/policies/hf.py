@@ -217,6 +217,8 @@ class HfPolicy(SleepsByMoving):
         """Let waiting requests join, sample a token of each row, and return those that finished."""
         import torch
 
+        if self.is_asleep:
+            return []
         with torch.inference_mode():
             return self._step()
 

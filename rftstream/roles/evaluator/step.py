@@ -158,9 +158,10 @@ class EvaluatorStep(SingleStepDefaults):
 
     def advance(self) -> SingleTransaction | None:
         """Begin the next evaluation that is due, or work on the one that was begun; return its result."""
-        if self._share is not None and not self._share.poll():
-            return None
+        is_awake = self._share is None or self._share.poll()
         if self._running is None:
+            if not is_awake:
+                return None
             due = self._due.next()
             if due is None or not self._load(due):
                 return None

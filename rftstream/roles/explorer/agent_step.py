@@ -106,7 +106,7 @@ class AgentExplorerStep(ExplorerStep):
         """Do a slice of both loops' work; return what is finished."""
         self._launcher.check()
         done = list(super().advance())
-        if not self._leaving and (self._share is None or self._share.is_awake):
+        if not self._leaving:
             self._skip_decided()
             done += [
                 self._ended(ended) for ended in self._agents.step(lambda task: may_begin(task, self._policy, False))

@@ -169,7 +169,7 @@ class ExplorerStep(ConcurrentStepDefaults):
             behind = self._take_over_weights()
             self._look(behind)
             self._begin(behind)
-        for attempt in self._loop.step() if may_sample else ():
+        for attempt in self._loop.step():  # environments answer also while the policy is asleep
             work = self._in_hand.ended(int(attempt.key))
             if work is not None:
                 task = work.task

@@ -92,7 +92,10 @@ def test_on_a_cpu_nothing_is_moved(tmp_path):
     policy.submit(tiny.request(0))
     policy.step()
     assert policy.sleep() and policy._state.num_bytes_away == 0
-    assert policy.wake() and len(tiny.drain(policy)) == 1
+    policy.submit(tiny.request(1))
+    before = policy.so_far("r0").token_ids.tolist()
+    assert policy.step() == [] and policy.so_far("r0").token_ids.tolist() == before
+    assert policy.wake() and len(tiny.drain(policy)) == 2
 
 
 def test_a_policy_that_is_asleep_can_be_closed(tmp_path):
