@@ -16,6 +16,8 @@ from rftstream.roles.evaluator.step import EvaluatorStep
 from rftstream.roles.explorer.step import ExplorerStep
 from rftstream.roles.trainer.step import TrainerStep
 from rftstream.testing import Simulation
+from rftstream.testing.devices import MemoryLock
+from tests.simulation.changes import changed
 from tests.simulation.grid import MAX_TICKS, SLOW, draw_config, draw_faults, judge_by, user_loads
 from tests.simulation.laws import Laws
 
@@ -51,7 +53,8 @@ def play(seed: int, folder: Path) -> Simulation:
     laws = Laws(simulation, judge_by(config))
     simulation.watch = watching(simulation, laws)
     try:
-        simulation.run(MAX_TICKS)
+        with changed(FakeBackend, "update", lasting(simulation, Random(f"updates {seed}"))):
+            simulation.run(MAX_TICKS)
         laws.check_end()
     except BaseException as error:
         error.add_note(f"{loader.to_toml(config)}\n{simulation.to_text()}\n\nseed {seed}")
@@ -69,6 +72,23 @@ def watching(simulation: Simulation, laws: Callable[[], None]) -> Callable[[], N
     return watch
 
 
+def lasting(simulation: Simulation, random: Random) -> Callable[..., Any]:
+    """An update that takes its time now and then, and in which the trainer may be killed or stopped. The others go on
+    meanwhile."""
+    update, injector = FakeBackend.update, simulation._faults
+
+    def update_for_a_while(self: FakeBackend, *arguments: Any) -> Any:
+        engines, _ = on_device(simulation)
+        assert not engines, f"at once: {engines} and an update"
+        self.is_on_device = True
+        injector.at("in an update")
+        if injector._current is not None and random.random() < 0.3:
+            injector._hold(injector._current, random.uniform(0.01, 3.0), "in an update")
+        return update(self, *arguments)
+
+    return update_for_a_while
+
+
 @pytest.mark.parametrize("first", range(0, NUM_SEEDS, SEEDS_A_TEST))
 def test_whatever_goes_wrong_one_of_them_has_the_device(tmp_path: Path, first: int) -> None:
     for seed in range(first, first + SEEDS_A_TEST):
@@ -76,3 +96,21 @@ def test_whatever_goes_wrong_one_of_them_has_the_device(tmp_path: Path, first: i
         assert simulation.device.num_taken > 1
         assert simulation.device.sharing == set()
         assert simulation.device.asking is None
+
+
+def take_at_once(self: MemoryLock) -> bool:
+    return True
+
+
+def stay(self: FakeBackend) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "other"), [(MemoryLock, "take", take_at_once), (FakeBackend, "leave_device", stay)]
+)
+def test_the_law_is_broken_where_a_trainer_does_not_wait_or_stays(
+    tmp_path: Path, owner: type, name: str, other: Callable[[Any], Any]
+) -> None:
+    with changed(owner, name, other), pytest.raises(AssertionError, match="at once"):
+        play(0, tmp_path)
