@@ -18,7 +18,7 @@ from rftstream.roles.trainer.step import TrainerStep
 from rftstream.testing import Simulation
 from rftstream.testing.devices import MemoryLock
 from tests.simulation.changes import changed
-from tests.simulation.grid import MAX_TICKS, SLOW, draw_config, draw_faults, judge_by, user_loads
+from tests.simulation.grid import MAX_TICKS_OF_PIPELINES, SLOW, draw_config, draw_faults, judge_by, user_loads
 from tests.simulation.laws import Laws
 
 NUM_SEEDS, SEEDS_A_TEST = 30, 10
@@ -54,7 +54,7 @@ def play(seed: int, folder: Path) -> Simulation:
     simulation.watch = watching(simulation, laws)
     try:
         with changed(FakeBackend, "update", lasting(simulation, Random(f"updates {seed}"))):
-            simulation.run(MAX_TICKS)
+            simulation.run(MAX_TICKS_OF_PIPELINES)  # engines look at the lock all the time
         laws.check_end()
     except BaseException as error:
         error.add_note(f"{loader.to_toml(config)}\n{simulation.to_text()}\n\nseed {seed}")
