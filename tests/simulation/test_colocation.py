@@ -21,7 +21,7 @@ from tests.simulation.changes import changed
 from tests.simulation.grid import MAX_TICKS_OF_PIPELINES, SLOW, draw_config, draw_faults, judge_by, user_loads
 from tests.simulation.laws import Laws
 
-NUM_SEEDS, SEEDS_A_TEST = 30, 10
+NUM_SEEDS, SEEDS_A_TEST = 12, 6
 
 
 def on_device(simulation: Simulation) -> tuple[list[str], list[str]]:
