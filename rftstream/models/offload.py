@@ -93,6 +93,7 @@ class DeviceState:
         for moved in left:
             moved.storage.resize_(0)
         self._moved += left
+        self._spare = {}  # of what has another size by now
         if left and self._device.type == "cuda":
             torch.cuda.empty_cache()
 
