@@ -38,17 +38,3 @@ def test_whoever_is_killed_nobody_waits_for_ever(place: Workplace) -> None:
     assert max(one.metrics["device_wait_s"] for one in steps) > 0
     evaluated = {one.name.version for one in view.messages("evals") if isinstance(one, EvalResult)}
     assert evaluated == {0, 4, 8}
-
-
-def test_a_backend_or_policy_that_cannot_leave_is_refused(place: Workplace) -> None:
-    place.write("one.toml", COLOCATED)
-    place.write("digits.py", DIGITS)
-    for setting, expected in (
-        ('trainer.backend="deepspeed"', "trainer.backend: 'deepspeed' cannot give its device free"),
-        ('explorer.policy="openai"', "explorer.policy: 'openai' cannot give its device free"),
-        ('explorer.devices=["cuda:0"]', "trainer.colocate: no engine is on trainer.device 'cpu'"),
-    ):
-        more = ["evaluator.count=0"] if "devices" in setting else []
-        found = place.call("check", "one.toml", *sets(setting, *more))
-        assert found.code == 2
-        assert expected in found.out + found.err
