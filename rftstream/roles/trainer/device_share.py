@@ -8,9 +8,12 @@ from typing import Any
 
 from rftstream import metrics
 from rftstream.clock import Clock
-from rftstream.models.device_lock import LOOK_S, DeviceLock
+from rftstream.models.device_lock import DeviceLock
 from rftstream.roles.trainer import TRAINER
 from rftstream.roles.trainer.backend_thread import BackendThread
+
+TAKE_LOOK_S = 0.02
+"""Seconds from one look to the next while engines leave."""
 
 
 class TrainerShare:
@@ -36,7 +39,7 @@ class TrainerShare:
     @property
     def idle_s(self) -> float:
         """Seconds after which `take` is to be called again."""
-        return LOOK_S
+        return TAKE_LOOK_S
 
     @contextlib.contextmanager
     def recovering(self) -> Iterator[None]:
@@ -79,7 +82,10 @@ class TrainerShare:
 
     def metrics(self) -> dict[str, float]:
         """Return what a step says of it."""
-        return {} if self._lock is None else {"device_wait_s": self._waited_s}
+        if self._lock is None:
+            return {}
+        waited_s, self._waited_s = self._waited_s, 0.0  # batches that follow in one go did not wait
+        return {"device_wait_s": waited_s}
 
     def health(self) -> dict[str, object]:
         """Return what people see of it."""

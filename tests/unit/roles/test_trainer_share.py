@@ -38,6 +38,7 @@ def test_it_asks_has_the_device_and_leaves() -> None:
     scene.engine.release()
     assert scene.share.take() and scene.share.take() and not scene.share.is_waiting
     assert scene.says == "has the device" and scene.share.metrics() == {"device_wait_s": 2.0}
+    assert scene.share.metrics() == {"device_wait_s": 0.0}
     scene.share.leave()
     scene.share.leave()
     assert scene.left == 1 and scene.engine.share()
