@@ -45,6 +45,8 @@ class DeviceState:
     def __init__(self, device: torch.device, tensors: Callable[[], Iterable[Tensor]], *, offload: bool) -> None:
         """`tensors`: what the backend holds now, wherever it is; a tensor may come twice. `offload`: whether all leaves
         at the end of each `present`."""
+        if device.type == "cuda" and device.index is None:  # tensors name it
+            device = torch.device("cuda", torch.cuda.current_device())
         self._device, self._tensors, self._offload = device, tensors, offload
         self._moved: list[_Moved] = []
         self._spare: dict[int, list[Tensor]] = {}
