@@ -109,6 +109,12 @@ SAMPLING_HELD_UP_SECONDS = Histogram(
     buckets=_LONG,
     registry=REGISTRY,
 )
+DEVICE_SECONDS = Counter(
+    "rftstream_device_seconds",
+    "Seconds of engines (awake, falls asleep, asleep, wakes) and trainers (waits, trains) that share a device.",
+    ["role", "state"],
+    registry=REGISTRY,
+)
 SAMPLED_TOKENS = Counter(
     "rftstream_sampled_tokens", "Tokens sampled in finished rollouts.", ["role"], registry=REGISTRY
 )

@@ -10,14 +10,15 @@ from rftstream.roles.evaluator.due import build_evaluation
 from rftstream.roles.evaluator.step import EvaluatorStep
 from rftstream.service.role import Role, RoleContext
 from workers.agents import GatewayAddress, agent_parts
-from workers.parts import follower, model_spec, scorer, turn_loop
+from workers.parts import device_lock, engine_share, follower, model_spec, scorer, turn_loop
 
 
 def build(context: RoleContext) -> Role:
     config, settings = context.config, context.config.evaluator
     spec = model_spec(context, device=settings.device, threads=settings.threads)
     policy_name = settings.policy or config.explorer.policy
-    policy, loop = turn_loop(context, policy_name, spec, max_concurrent=settings.max_concurrent)
+    lock = device_lock(context, spec)
+    policy, loop = turn_loop(context, policy_name, spec, max_concurrent=settings.max_concurrent, lock=lock)
     agents = agent_parts(
         context,
         policy,
@@ -46,5 +47,6 @@ def build(context: RoleContext) -> Role:
         follower=follower(context, policy_name, spec, store),
         store=store,
         clock=context.clock,
+        share=engine_share(policy, lock, role=EVALUATOR.name),
     )
     return Role(spec=EVALUATOR, step=step)

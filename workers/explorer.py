@@ -16,7 +16,7 @@ from rftstream.roles.trainer.pending_update import DeferredExecutor
 from rftstream.service.role import Role, RoleContext
 from rftstream.service.self_pipe import SelfPipe
 from workers.agents import GatewayAddress, agent_parts
-from workers.parts import follower, model_spec, turn_loop
+from workers.parts import device_lock, engine_share, follower, model_spec, turn_loop
 
 STORE_PATIENCE_S = 5.0
 """Of a fetch: it goes on with the weights that it has, and asks again."""
@@ -28,12 +28,14 @@ def build(context: RoleContext) -> Role:
     config, settings = context.config, context.config.explorer
     spec = model_spec(context, device=settings.devices[0], threads=settings.threads)
     pipe = None if context.simulated else SelfPipe()
+    lock = device_lock(context, spec)
     policy, loop = turn_loop(
         context,
         settings.policy,
         spec,
         max_concurrent=settings.max_concurrent,
         ring=(lambda: None) if pipe is None else pipe.ring,
+        lock=lock,
     )
     renderers = own_renderers(spec, config.tasksets)
     open_parsers([loop.renderer, *renderers.values()])
@@ -68,5 +70,6 @@ def build(context: RoleContext) -> Role:
         clock=context.clock,
         fetching=DeferredExecutor() if context.simulated else ThreadPoolExecutor(1, thread_name_prefix="weights"),
         pipe=pipe,
+        share=engine_share(policy, lock, role=EXPLORER.name),
     )
     return Role(spec=EXPLORER, step=step)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import time
 from collections.abc import Callable
+from typing import cast
 
 from rftstream import metrics
 from rftstream.config import registry
+from rftstream.config.colocation import is_shared
 from rftstream.config.part_specs import EnvironmentSpec, PolicySpec
 from rftstream.config.sections import RunConfig
 from rftstream.config.stages import taken_kinds
@@ -16,11 +19,13 @@ from rftstream.environments.base import Environment
 from rftstream.environments.call_workers import CallWorkers
 from rftstream.environments.calls import EnvironmentCalls
 from rftstream.errors import ConfigError
+from rftstream.models.device_lock import DeviceLock
 from rftstream.models.folder import prepare_model
 from rftstream.models.image_tokens import check_takes_images, image_cache
 from rftstream.models.rendering import Renderer, open_renderer
 from rftstream.models.spec import ModelSpec
 from rftstream.policies.base import Policy
+from rftstream.policies.colocated import EngineShare, SleepingPolicy
 from rftstream.rewards.base import Scorer
 from rftstream.roles.buffer.demonstrations import DemonstrationQueue
 from rftstream.roles.explorer.turn_loop import TurnLoop
@@ -55,12 +60,16 @@ def turn_loop(
     *,
     max_concurrent: int,
     ring: Callable[[], None] = lambda: None,
+    lock: DeviceLock | None = None,
 ) -> tuple[Policy, TurnLoop]:
     """`max_concurrent`: rollouts that are sampled at once. `ring` is called, in any thread, when an environment has
-    answered."""
+    answered. `lock`: of the device, if a trainer is on it, too; it is held then."""
     config, settings = context.config, context.config.explorer
     renderer = open_renderer(spec)
     policy_class, options = config.build_part("policy", policy_name)
+    if lock is not None:
+        options = dataclasses.replace(options, **({"sleeps": True} if hasattr(options, "sleeps") else {}))
+        lock.wait_shared()
     media = MediaStore(context.open_store(patience_s=MEDIA_PATIENCE_S))
     takes = registry.find_spec(PolicySpec, policy_name).takes_images
     check_takes_images(spec.folder, f"policy {policy_name!r}", takes, advice="use 'hf', 'vllm' or 'openai'")
@@ -85,6 +94,16 @@ def turn_loop(
         keep=media.keep,
     )
     return policy, loop
+
+
+def device_lock(context: RoleContext, spec: ModelSpec) -> DeviceLock | None:
+    """For an engine on the trainer's device, if they share it."""
+    return context.open_lock(spec.device) if is_shared(context.config, spec.device) else None
+
+
+def engine_share(policy: Policy, lock: DeviceLock | None, *, role: str) -> EngineShare | None:
+    """For an engine that has such a lock."""
+    return None if lock is None else EngineShare(cast(SleepingPolicy, policy), lock, role=role)
 
 
 # Looking a labelled metric up costs more than counting.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+from rftstream.config.colocation import check_colocation
 from rftstream.models.image_tokens import image_cache
 from rftstream.queries.model_card import write_model_card
 from rftstream.roles.trainer import TRAINER
@@ -14,11 +15,12 @@ from rftstream.roles.trainer.training import build_training
 from rftstream.roles.trainer.trimmed_deletions import TrimmedDeletions
 from rftstream.service.role import Log, Role, RoleContext
 from rftstream.weights.media import MediaStore
-from workers.parts import held_out, model_spec
+from workers.parts import device_lock, held_out, model_spec
 
 
 def build(context: RoleContext) -> Role:
     config, settings = context.config, context.config.trainer
+    check_colocation(config)
     spec = model_spec(context, device=settings.device, threads=settings.threads)
     store = context.open_store()
     training = build_training(config, spec, images=image_cache(spec.folder, MediaStore(store).get))
@@ -34,6 +36,7 @@ def build(context: RoleContext) -> Role:
         final=context.folder.final,
         clock=context.clock,
         describe=partial(write_model_card, Log(context.transport), config, spec),
+        lock=device_lock(context, spec),
         compute=Inline() if context.simulated else ThreadPoolExecutor(1, thread_name_prefix="training"),
     )
     return Role(spec=TRAINER, step=step, after_the_end=deletions.after_the_end)

@@ -9,6 +9,7 @@ BACKENDS = {
     "torch": BackendSpec(
         "rftstream.backends.torch.backend:TorchBackend",
         loads_model=True,
+        leaves_device=True,
         needs_peft=True,
         trains_classifiers=True,
         is_estimated=True,
@@ -30,5 +31,5 @@ BACKENDS = {
         is_estimated=True,
         takes_images=True,
     ),
-    "fake": BackendSpec("rftstream.backends.fake:FakeBackend"),
+    "fake": BackendSpec("rftstream.backends.fake:FakeBackend", leaves_device=True),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -156,3 +157,28 @@ class RenewingBackend(Backend, Protocol):
         """Make the policy as it is now the reference. The trainer calls it between two updates.
 
         From now on `save` and `load` take the reference with them."""
+
+
+class OffloadingBackend(Backend, Protocol):
+    """A backend that holds its device's memory only while it computes.
+
+    with backend.on_device():
+        values = backend.values(rows, tokens_per_microbatch)
+        update = backend.update(rows, algorithm, plan)
+    backend.leave_device()
+    """
+
+    def on_device(self) -> AbstractContextManager[None]:
+        """Have the state on the device inside of this context, so that several calls move it once. It may be entered
+        again within. Calls outside of it fetch the state by themselves."""
+
+    def leave_device(self) -> None:
+        """Move the state to main memory until it is computed with. Called outside of `on_device`.
+
+        `served_tensors` and `save` read it there. Afterwards nothing has changed, to the bit."""
+
+
+def on_device(backend: Backend) -> AbstractContextManager[None]:
+    """Return a context in which a backend's state stays on the device; one that does nothing if it always does."""
+    entered: AbstractContextManager[None] = getattr(backend, "on_device", nullcontext)()
+    return entered

@@ -43,9 +43,12 @@ class FakeBackend:
 
     def __init__(self, config: Config, *, model: ModelSpec, optimizer: OptimizerSettings, seed: int) -> None:
         self._config, self._spec, self._seed = config, model, seed
+        self.is_on_device = False
+        """Whether it would have the memory of a device, if it used any."""
 
     def open(self) -> None:
         """Make version 0 from the seed and `start_skill`."""
+        self.is_on_device = True
         self._num_batches = 0
         self._skill = self._config.start_skill
         self._chain = hashlib.sha256(f"fake {self._seed}".encode()).digest()
@@ -57,6 +60,7 @@ class FakeBackend:
         logprobs."""
         if lacking := [name for name in sorted(algorithm.needs) if name.startswith(("reference_", "row_"))]:
             raise ConfigError(f"backend fake: the algorithm needs {', '.join(lacking)}, which it can't give")
+        self.is_on_device = True
         if self._config.step_s:
             time.sleep(self._config.step_s)
         self._num_batches += 1
@@ -105,6 +109,7 @@ class FakeBackend:
 
     def load(self, folder: Path) -> None:
         """Take over what `save` wrote. ConfigError if there is no `fake.json`."""
+        self.is_on_device = True
         try:
             state = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -117,6 +122,10 @@ class FakeBackend:
         with (folder / "model.safetensors").open("wb") as file:
             write_snapshot(file, self.served_tensors(), {"format": "np"})
         (folder / "config.json").write_text(json.dumps({"model_type": "fake", "dtype": self._spec.dtype}) + "\n")
+
+    def leave_device(self) -> None:
+        """Note that a device would be free now."""
+        self.is_on_device = False
 
     def close(self) -> None:
         """Do nothing: the backend holds no device and no process."""

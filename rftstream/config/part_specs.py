@@ -65,6 +65,8 @@ class PolicySpec(PartSpec):
     """Whether it loads the model's weights from the model folder."""
     takes_weights: bool = True
     """Whether anybody may give it weights. One that asks a server samples by those that the server has."""
+    sleeps: bool = False
+    """Whether it can give its device's memory free in the middle of requests: its class has `sleep` and `wake`."""
     update_setting: str = ""
     """The setting by which its server is given the trained weights, if it has one."""
     reads_shared: bool = False
@@ -87,6 +89,8 @@ class BackendSpec(PartSpec):
     """Whether it loads the model's weights from the model folder."""
     needs_peft: bool = False
     """Whether it trains adapters (`model.lora`) with the package peft."""
+    leaves_device: bool = False
+    """Whether it can give its device's memory free between batches: its class has `leave_device`."""
     trains_classifiers: bool = False
     """Whether it can train a classifier with one output in the place of a policy."""
     is_estimated: bool = False

@@ -171,6 +171,10 @@ class TrainerSection(WorkerSection):
     """A built-in name or `module:Class`."""
     device: str = "cpu"
     """`cpu`, `cuda:0`, ..."""
+    colocate: bool = False
+    """Explorers and the evaluator whose device is the trainer's use it in turns with the trainer, on one machine: their
+    engines have its memory until a batch is complete, then they sleep in the middle of rollouts, the trainer trains and
+    moves its state to main memory, and they go on. With the policies hf and vllm and the backend torch."""
     lr: NotNegative = 1e-6
     """Learning rate of AdamW."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"

@@ -10,6 +10,7 @@ POLICIES = {
     "hf": PolicySpec(
         "rftstream.policies.hf:HfPolicy",
         loads_model=True,
+        sleeps=True,
         is_estimated=True,
         takes_images=True,
         preload=(
@@ -25,11 +26,12 @@ POLICIES = {
         "rftstream.policies.vllm:VllmPolicy",
         loads_model=True,
         reads_shared=True,
+        sleeps=True,
         takes_images=True,
         preload=("torch", "transformers", ARCHITECTURE),
     ),
     "openai": PolicySpec(
         "rftstream.policies.openai:OpenAiPolicy", takes_weights=False, takes_images=True, update_setting="update"
     ),
-    "fake": PolicySpec("rftstream.policies.fake:FakePolicy"),
+    "fake": PolicySpec("rftstream.policies.fake:FakePolicy", sleeps=True),
 }

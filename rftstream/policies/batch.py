@@ -9,7 +9,7 @@ Shapes: B rows, N rows that join or tokens of a pass, L tokens of a prompt, T sa
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -307,3 +307,10 @@ class DecodingBatch:
                 np.add.at(counts_BV[row], self._tokens_BT[row, : self._num_sampled_B[row]], 1)
             self._seen = (torch.from_numpy(seen_BV).to(self._device), torch.from_numpy(counts_BV).to(self._device))
         return self._seen
+
+
+def batch_tensors(batch: DecodingBatch) -> Iterator[Tensor]:
+    """Yield what a batch has on the device beside the cache."""
+    if batch.logits_BV is not None:
+        yield batch.logits_BV
+    yield from batch._seen or ()

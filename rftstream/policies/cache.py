@@ -8,7 +8,7 @@ Shapes: S slots, H heads of keys and values, W columns, D width of a head, N tok
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -46,6 +46,11 @@ class SlotCache:
     def num_free(self) -> int:
         """Number of slots that may be taken."""
         return self._max_slots - self._num_used + len(self._free)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Yield all that lies on the device."""
+        for layer in self._layers:
+            yield from layer.rooms
 
     def put(self, states: LayerStates, which_R: Sequence[int], lengths_R: Sequence[int]) -> list[int]:
         """Take a slot for each of R rows, and return the slots. New row r is the newest `lengths_R[r]` columns of row

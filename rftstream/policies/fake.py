@@ -56,6 +56,8 @@ class FakePolicy:
         self._version: VersionName | None = None
         self._waiting: deque[SampleRequest] = deque()
         self._active: dict[str, _Sampling] = {}
+        self.is_asleep = False
+        self._slept_at = 0.0
 
     @property
     def version(self) -> VersionName | None:
@@ -70,6 +72,7 @@ class FakePolicy:
     def load(self, tensors: Mapping[str, RawTensor], name: VersionName) -> None:
         """Read the skill from the weights. Tokens that are due before now keep the version before. WeightsError for
         another model's weights."""
+        assert not self.is_asleep, "it was told to sleep"
         self._advance()
         if self._config.answer_depends_on == "weights":  # else any model's will do
             self._skill = fake_model.read_skill(tensors, where=f"weights {name.trainer_epoch}/{name.version}")
@@ -94,7 +97,7 @@ class FakePolicy:
 
     def step(self) -> list[Completion]:
         """Begin requests that have a place, and return those that have all their tokens by now."""
-        if self._version is None:
+        if self._version is None or self.is_asleep:
             return []
         while self._waiting and len(self._active) < self._config.batch_size:
             request = self._waiting.popleft()
@@ -114,6 +117,21 @@ class FakePolicy:
             return 0.0
         ends = (one.started_at + (one.length - one.request.num_sampled) / rate for one in self._active.values())
         return max(0.0, min(ends) - self._clock.now())
+
+    def sleep(self) -> bool:
+        """Sample nothing. Tokens that are due by now are sampled already."""
+        if not self.is_asleep:
+            self._advance()
+            self.is_asleep, self._slept_at = True, self._clock.now()
+        return True
+
+    def wake(self) -> bool:
+        """Go on. The time asleep counts for no request."""
+        if self.is_asleep:
+            for one in self._active.values():
+                one.started_at += self._clock.now() - self._slept_at
+        self.is_asleep = False
+        return True
 
     def close(self) -> None:
         """Forget all requests."""

@@ -11,6 +11,7 @@ torch and transformers are imported by what uses them: the settings are asked fo
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,6 +29,7 @@ from rftstream.models.image_inputs import ImageCache
 from rftstream.models.rendering import Renderer
 from rftstream.models.spec import ModelSpec
 from rftstream.policies.base import Completion, SampleRequest, without_tokens
+from rftstream.policies.colocated import SleepsByMoving
 from rftstream.policies.served import check_tensors
 from rftstream.weights.adapters import merged_tensors
 from rftstream.weights.snapshot import RawTensor
@@ -42,7 +44,7 @@ WAIT_S = 0.05
 """Longest time in seconds that a step waits for an image, where there is nothing else to do."""
 
 
-class HfPolicy:
+class HfPolicy(SleepsByMoving):
     """A policy on this machine's own processor or GPU. `HfModel` computes, `DecodingBatch` holds what is being sampled.
 
     The worker makes it; the explorer loads a version, submits requests and calls `step` for a token of each.
@@ -75,7 +77,8 @@ class HfPolicy:
         images: ImageCache | None = None,
     ) -> None:
         """`images`: what the model gets of the images that prompts show; None if they show none."""
-        from rftstream.policies.batch import DecodingBatch
+        from rftstream.models.offload import DeviceState
+        from rftstream.policies.batch import DecodingBatch, batch_tensors
         from rftstream.policies.cache import SlotCache
         from rftstream.policies.hf_model import HfModel
         from rftstream.policies.images import PromptImages
@@ -98,6 +101,12 @@ class HfPolicy:
         self._cache = SlotCache(config.batch_size, renderer.context)
         self._batch = DecodingBatch(renderer, self._stop_ids, self._model.device, self._cache)
         self._turns = TurnStore(config.turn_tokens, self._cache, self._model.extends)
+        holders = (self._model, self._cache, self._prompts, self._turns)
+        self._state = DeviceState(
+            self._model.device,
+            lambda: itertools.chain(batch_tensors(self._batch), *(one.tensors() for one in holders)),
+            offload=False,
+        )
         self._missed = 0
         """Number of tokens that waiting requests could have had by now in the free places."""
 
@@ -208,6 +217,8 @@ class HfPolicy:
         """Let waiting requests join, sample a token of each row, and return those that finished."""
         import torch
 
+        if self.is_asleep:
+            return []
         with torch.inference_mode():
             return self._step()
 
@@ -240,6 +251,7 @@ class HfPolicy:
         """Drop all requests and the model."""
         import torch
 
+        is_asleep = self._state.num_bytes_away > 0
         self._model.close()
         self._images.close()
         self._arriving.clear()
@@ -248,6 +260,9 @@ class HfPolicy:
         self._turns.clear()
         for request in self._batch.requests:
             self._batch.forget(request.request_id)
+        self._state.forget()
+        if is_asleep:
+            return  # what is left of the cache has no bytes
         with torch.inference_mode():  # as in `step`, where the cache was made
             self._batch.leave()
 

@@ -5,7 +5,7 @@ Shapes: U prompts, L their tokens, B rows of the batch, N their new tokens, P pl
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from transformers import DynamicCache, logging
 
 from rftstream.errors import PolicyError
 from rftstream.models.folder import loading
+from rftstream.models.offload import tensors_of
 from rftstream.models.seeing import ImageFeatures, SeeingModel, model_class
 from rftstream.models.spec import ModelSpec
 from rftstream.policies import attention, linear
@@ -53,6 +54,10 @@ class HfModel:
             for name, parameter in self.parameters.items()
         }
         """Name -> dtype and shape of the tensors that `load` takes."""
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Yield all that lies on the device."""
+        return tensors_of(self._model)
 
     def load(self, tensors: Mapping[str, RawTensor]) -> None:
         """Overwrite these parameters; the others stay as they are."""

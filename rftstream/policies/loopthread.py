@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -28,6 +29,10 @@ class LoopThread:
         """Run a coroutine in the loop, wait for its end, and return its result."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
+    def begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run a coroutine in the loop. Nothing is waited for."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
     def soon(self, function: Callable[..., object], *arguments: object) -> None:
         """Call a function in the loop's thread, after all that was asked before. Nothing is waited for."""
         self._loop.call_soon_threadsafe(function, *arguments)
@@ -40,6 +45,23 @@ class LoopThread:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+class PendingCall:
+    """A coroutine that is begun once and asked for again and again, until it has ended. A policy makes it."""
+
+    def __init__(self) -> None:
+        self._future: Future[None] | None = None
+
+    def ask(self, loop: LoopThread, work: Callable[[], Coroutine[Any, Any, None]]) -> bool:
+        """Begin the coroutine, unless it was begun; return whether it has ended. Raises what it raised."""
+        if self._future is None:
+            self._future = loop.begin(work())
+        if not self._future.done():
+            return False
+        future, self._future = self._future, None
+        future.result()
+        return True
 
 
 async def _cancel_all() -> None:

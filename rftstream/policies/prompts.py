@@ -6,7 +6,7 @@ Shapes: U prompts, L columns, H heads, D width of a head, V vocabulary.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,6 +59,13 @@ class PromptStore:
         self._places.update({prompt: (block, number) for number, prompt in enumerate(block.prompts)})
         while len(self._blocks) > 1 and sum(one.num_tokens for one in self._blocks) > self._max_tokens:
             self._forget(self._blocks.popleft().prompts)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Yield all that lies on the device."""
+        for block in self._blocks:
+            yield block.logits_UV
+            for layer in block.states:
+                yield from layer
 
     def clear(self) -> None:
         """Forget all blocks. They were computed with weights that have been replaced."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+
+from torch import Tensor
 
 from rftstream.policies.cache import LayerStates, SlotCache
 from rftstream.policies.prompts import TokenIds
@@ -60,6 +62,12 @@ class TurnStore:
     def find_again(self, turn: KeptTurn | None, prompt: TokenIds) -> KeptTurn | None:
         """Return a turn that was found for a prompt, or another one if it is not kept any more."""
         return turn if turn is None or self._turns.get(turn.token_ids) is turn else self.find(prompt)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Yield what lies on the device beside the cache."""
+        for turn in self._turns.values():
+            for layer in turn.states or ():
+                yield from layer
 
     def make_room(self, num_slots: int) -> None:
         """See to so many free slots in the cache. The oldest turns that have slots are copied out of it."""

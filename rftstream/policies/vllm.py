@@ -30,7 +30,7 @@ from rftstream.models.image_inputs import ImageCache
 from rftstream.models.rendering import Renderer
 from rftstream.models.spec import ModelSpec
 from rftstream.policies.base import Completion, SampleRequest, without_tokens
-from rftstream.policies.loopthread import LoopThread
+from rftstream.policies.loopthread import LoopThread, PendingCall
 from rftstream.policies.served import check_tensors, served_parameters
 from rftstream.policies.vllm_arguments import applies_adapters
 from rftstream.policies.vllm_engine import Engine, label_of, remembers
@@ -72,6 +72,9 @@ class VllmPolicy:
         """Idle for so long, the engine gives the GPU's memory free (vLLM's sleep mode, level 1) until there is work
         again, so that a trainer can have it meanwhile. New weights do not wake it: it takes them over when it wakes.
         Default: never. Not on a CPU."""
+        sleeps: bool = False
+        """The engine can give the GPU's memory free, as `sleep_after_s` has it do when it is idle. `trainer.colocate`
+        sets it by itself."""
 
     @staticmethod
     def require() -> None:
@@ -120,6 +123,8 @@ class VllmPolicy:
         self._number = 0
         self._outcomes: queue.SimpleQueue[tuple[str, Completion] | RftError] = queue.SimpleQueue()
         self._loop = LoopThread("vllm")
+        self._rest = PendingCall()
+        """What the engine was asked for last, of `sleep` and `wake`."""
         self._engine = Engine(config, model, renderer, self._outcomes, images)
         self._loop.soon(self._engine.start)  # takes a minute or more; what comes meanwhile waits
 
@@ -138,7 +143,7 @@ class VllmPolicy:
         """Give the engine a version as `in_flight` says. WeightsError unless the tensors are those of this model.
 
         SharedTensors are read where they are, all others are copied to where the engine can read them. An engine that
-        has not read SharedTensors when their memory is changed waits for the next version."""
+        has not read SharedTensors when their memory is changed goes on with what it has until the next version."""
         where = f"weights {label_of(name)} of {self._spec.name}"
         if self._spec.lora is None:
             check_tensors(tensors, self._parameters, where=where)
@@ -214,6 +219,15 @@ class VllmPolicy:
     def idle_s(self) -> float:
         """Return 0 while there is something to do, else infinity."""
         return 0.0 if self._active and self._version is not None else math.inf  # `step` waits for what is under way
+
+    def sleep(self) -> bool:
+        """Have the engine give the GPU's memory free, as soon as it has started. Requests that run are kept: awake
+        again, it computes what they had anew, and goes on."""
+        return self._rest.ask(self._loop, self._engine.rest)
+
+    def wake(self) -> bool:
+        """Have the engine take its memory again and go on."""
+        return self._rest.ask(self._loop, self._engine.rouse)
 
     def close(self) -> None:
         """End the engine, its processes and its thread."""

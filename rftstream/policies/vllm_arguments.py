@@ -23,7 +23,7 @@ OURS = {
     "dtype": "model.dtype",
     "max_model_len": "model.context",
     "max_num_seqs": "policies.vllm.batch_size",
-    "enable_sleep_mode": "policies.vllm.sleep_after_s",
+    "enable_sleep_mode": "policies.vllm.sleeps",
     "enable_lora": "policies.vllm.adapters",
     "max_lora_rank": "model.lora",
     "max_loras": None,
@@ -57,6 +57,10 @@ class EngineSettings(Protocol):
     @property
     def sleep_after_s(self) -> float | None:
         """Seconds of idleness before the engine sleeps; None for never."""
+
+    @property
+    def sleeps(self) -> bool:
+        """Whether the engine can be told to sleep."""
 
     @property
     def environment(self) -> Mapping[str, str]:
@@ -145,7 +149,7 @@ def engine_arguments(config: EngineSettings, model: ModelSpec, renderer: Rendere
         "model": str(model.folder),
         "dtype": model.dtype,
         "max_num_seqs": config.batch_size,
-        "enable_sleep_mode": config.sleep_after_s is not None,
+        "enable_sleep_mode": config.sleeps or config.sleep_after_s is not None,
         "logprobs_mode": "processed_logprobs",
         "worker_extension_cls": "rftstream.policies.vllm_worker.WeightsReceiver",
     }

@@ -25,9 +25,10 @@ from rftstream.policies.base import Completion, SampleRequest, without_tokens
 from rftstream.policies.vllm_arguments import EngineSettings, engine_arguments, engine_environment, sampling_params
 from rftstream.policies.vllm_exchange import Shared, WeightsExchange, short
 from rftstream.policies.vllm_images import EngineImages, PreparedImage
+from rftstream.policies.vllm_sleep import SleepingEngine
 
 
-class Engine:
+class Engine(SleepingEngine):
     """vLLM's engine. `VllmPolicy` makes it, then calls every method in the thread of the event loop: `start`, then
     `load` and `begin`, `close` at the end. What finishes or fails goes into the queue `outcomes`."""
 
@@ -41,6 +42,7 @@ class Engine:
     ) -> None:
         """`images`: the images that prompts show; None if the model is shown none."""
         self._images = None if images is None or renderer.images is None else EngineImages(images, renderer.images)
+        super().__init__()
         self._never_sampled: tuple[int, ...] = ()
         self._config, self._model, self._renderer, self._outcomes = config, model, renderer, outcomes
         self._stop_ids = sorted(renderer.stop_token_ids)
@@ -54,10 +56,6 @@ class Engine:
         half way."""
         self._weights = WeightsExchange(has_images=self._images is not None)
         self._loading: asyncio.Task[None] | None = None
-        self._waking: asyncio.Task[None] | None = None
-        self._asleep = False
-        self._sleep: asyncio.TimerHandle | None = None
-        self._sleeping: asyncio.Task[None] | None = None
         self._starting: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -165,23 +163,26 @@ class Engine:
         return await self._images.prepare(request.images, self._engine.renderer)
 
     async def _enter(self, unique: str, request: SampleRequest, prepared: Sequence[PreparedImage]) -> Any:
-        from vllm.inputs.engine import tokens_input
-
         while True:
             await self._awake()
             async with self._gate:
                 if not self.started:
                     raise PolicyError("policy vllm: the engine did not start")
                 self._weights.check_whole()
-                if self._asleep:  # it fell asleep in between
-                    continue
-                # A prompt must not meet what older weights computed of it.
-                if prepared and self._images is not None:
-                    prompt = self._images.prompt(request, prepared, self._weights.label)
-                else:
-                    prompt = tokens_input(list(request.token_ids), cache_salt=self._weights.label)
-                params = sampling_params(request, self._stop_ids, self._never_sampled)
-                return await self._engine.add_request(unique, prompt, params, lora_request=self._weights.adapter)
+                if not self._asleep and self._weights.has_version.is_set():  # it may have fallen asleep in between
+                    return await self._add(unique, request, prepared)
+            await self._weights.has_version.wait()
+
+    async def _add(self, unique: str, request: SampleRequest, prepared: Sequence[PreparedImage]) -> Any:
+        from vllm.inputs.engine import tokens_input
+
+        # A prompt must not meet what older weights computed of it.
+        if prepared and self._images is not None:
+            prompt = self._images.prompt(request, prepared, self._weights.label)
+        else:
+            prompt = tokens_input(list(request.token_ids), cache_salt=self._weights.label)
+        params = sampling_params(request, self._stop_ids, self._never_sampled)
+        return await self._engine.add_request(unique, prompt, params, lora_request=self._weights.adapter)
 
     # ------------------------------------------------------------------------------------------ weights
 
@@ -192,7 +193,8 @@ class Engine:
         async with self._gate:
             if self._weights.is_due and not self._asleep:
                 clear_cache = self._config.in_flight == "recompute"
-                await self._weights.take_newest(self._engine, clear_cache=clear_cache, wait=False)
+                if not await self._weights.take_newest(self._engine, clear_cache=clear_cache):
+                    raise PolicyError(f"policy vllm: weights {label} were changed before the engine could read them")
                 self._plan_sleep()
 
     def load_later(self, shared: Shared, label: str) -> None:
@@ -218,54 +220,6 @@ class Engine:
             self._loading = None
         if self._weights.is_due and self.started and not self._asleep:
             self._loading = asyncio.get_running_loop().create_task(self._load_newest())
-
-    # ------------------------------------------------------------------------------------------ sleep
-
-    def _plan_sleep(self) -> None:
-        after_s = self._config.sleep_after_s
-        if after_s is not None and not self._running:
-            loop = asyncio.get_running_loop()
-            self._cancel_sleep()
-            self._sleep = loop.call_later(after_s, self._begin_sleep)
-
-    def _cancel_sleep(self) -> None:
-        if self._sleep is not None:
-            self._sleep.cancel()
-            self._sleep = None
-
-    def _begin_sleep(self) -> None:
-        self._sleeping = asyncio.get_running_loop().create_task(self._fall_asleep())
-
-    async def _fall_asleep(self) -> None:
-        async with self._gate:
-            if self._running or self._asleep:
-                return
-            try:
-                await self._engine.sleep(level=1, mode="keep")
-                self._asleep = True
-            except Exception as error:  # half asleep: nobody knows what it still has
-                self._outcomes.put(PolicyError(f"policy vllm: the engine did not fall asleep: {short(error)}"))
-
-    async def _awake(self) -> None:
-        """Wake the engine if it sleeps. Whoever waits for that may be cancelled, the waking is not."""
-        self._cancel_sleep()
-        if self._asleep:
-            if self._waking is None:
-                self._waking = asyncio.get_running_loop().create_task(self._wake())
-            await asyncio.shield(self._waking)
-
-    async def _wake(self) -> None:
-        try:
-            async with self._gate:
-                await self._engine.wake_up()
-                self._asleep = False
-                if self._weights.is_due:
-                    await self._weights.take_newest(self._engine, clear_cache=True)
-        except PolicyError as error:  # whoever waited may be gone
-            self._outcomes.put(error)
-            raise
-        finally:
-            self._waking = None
 
     async def close(self) -> None:
         """Cancel all that runs, and end the engine's processes."""

@@ -26,8 +26,8 @@ class WeightsExchange:
         """`has_images`: whether the engine keeps what its weights made of images."""
         self._has_images = has_images
         self._newest: tuple[Shared, str] | None = None
-        self._arrived = asyncio.Event()
-        """Set while there is a version to be taken over."""
+        self.has_version = asyncio.Event()
+        """Set from the first version on. Before, the engine has weights of nobody."""
         self._taken: Mapping[str, object] | None = None
         """Marks of the tensors that all of the engine's workers have; None while nobody knows."""
         self._is_whole = True
@@ -46,32 +46,24 @@ class WeightsExchange:
         """Have a version wait, in the place of one that waits already."""
         self.drop()
         self._newest = (shared, label)
-        self._arrived.set()
 
     def drop(self) -> None:
         """Forget the version that waits."""
         if self._newest is not None:
             _close(self._newest[0])
         self._newest = None
-        self._arrived.clear()
 
     def check_whole(self) -> None:
         """Raise PolicyError if an exchange failed, so that the engine may have weights of two versions."""
         if not self._is_whole:
             raise PolicyError("policy vllm: the engine does not have all weights of a version; it cannot go on")
 
-    async def take_newest(self, engine: Any, *, clear_cache: bool, wait: bool = True) -> None:
-        """Have the engine take over the version that waits. If its memory has been changed since, the next version is
-        about to come, and is waited for, unless nobody could bring it meanwhile. PolicyError if the exchange failed."""
-        while True:
-            await self._arrived.wait()
-            assert self._newest is not None
-            (shared, label), self._newest = self._newest, None
-            self._arrived.clear()
-            if await self._exchange(engine, shared, label, clear_cache=clear_cache):
-                return
-            if not wait:
-                raise PolicyError(f"policy vllm: weights {label} were changed before the engine could read them")
+    async def take_newest(self, engine: Any, *, clear_cache: bool) -> bool:
+        """Have the engine take over the version that waits. False if its memory has been changed since: the engine goes
+        on with what it has, and the next version is about to come. PolicyError if the exchange failed."""
+        assert self._newest is not None
+        (shared, label), self._newest = self._newest, None
+        return await self._exchange(engine, shared, label, clear_cache=clear_cache)
 
     async def _exchange(self, engine: Any, shared: Shared, label: str, *, clear_cache: bool) -> bool:
         """Exchange the weights. False if their memory holds something else by now; then nothing was done."""
@@ -97,6 +89,7 @@ class WeightsExchange:
         finally:
             _close(shared)
         self.label, self._is_whole = label, True
+        self.has_version.set()
         return True
 
     async def _hand_over(self, engine: Any, shared: SharedTensors) -> None:

@@ -17,6 +17,7 @@ from rftstream.algorithms.base import Algorithm
 from rftstream.algorithms.by_taskset import build_algorithm
 from rftstream.algorithms.requirements import critic_folder, the_critic
 from rftstream.config import registry
+from rftstream.config.colocation import check_colocation
 from rftstream.config.loader import sampling_for
 from rftstream.config.part_specs import BackendSpec, PolicySpec
 from rftstream.config.pipelines import operator_places
@@ -67,6 +68,8 @@ def check(config: RunConfig) -> CheckReport:
         *config.tasksets.items(),
         *config.evaluations.items(),
     ]
+    with collect("trainer.colocate"):
+        check_colocation(config)
     with tempfile.TemporaryDirectory(prefix="rftstream-check-") as scratch:
         planned = plan(config, Purpose.report, scratch=Path(scratch))
         report.modules = list(planned.modules)

@@ -70,10 +70,14 @@ class MemoryEstimate:
     roles: tuple[RoleMemory, ...]
     machine: Mapping[str, int] = field(default_factory=dict)
     """Bytes that each place has. Devices that are not here are left out."""
+    in_turns: str | None = None
+    """The device that the trainer and engines have one after the other, if there is one."""
 
     def total(self, place: str) -> int:
-        """Return the bytes of all roles at a place."""
-        return sum(role.total(place) for role in self.roles)
+        """Return the bytes of all roles that are at a place at once."""
+        by_trainer = [role.total(place) for role in self.roles if role.role == TRAINER.name]
+        others = sum(role.total(place) for role in self.roles) - sum(by_trainer)
+        return max(sum(by_trainer), others) if place == self.in_turns else sum(by_trainer) + others
 
     @property
     def places(self) -> list[str]:
@@ -168,7 +172,12 @@ def estimate_memory(
             )
         )
     places = {place for role in roles for place in role.parts}
-    return MemoryEstimate(roles=tuple(roles), machine={place: num for place in places if (num := _there(place))})
+    device = _place(config.trainer.device)
+    return MemoryEstimate(
+        roles=tuple(roles),
+        machine={place: num for place in places if (num := _there(place))},
+        in_turns=device if config.trainer.colocate and device != MAIN else None,
+    )
 
 
 def _verifiers(config: RunConfig, held: Sequence[HeldClassifier], longest: int) -> list[RoleMemory]:
@@ -287,6 +296,8 @@ def _trainers(facts: _TrainerFacts) -> list[RoleMemory]:
     device, spread = _place(facts.config.trainer.device), _Spread.of(options)
     in_main = {"process": TORCH_BYTES, "published version": SERVED_BYTES[spec.dtype] * sizes.trained}
     on_device, of_optimizer = _of_rank(facts, spread)
+    if not spread.is_zero and (options.offload_parameters or facts.config.trainer.colocate):
+        in_main["state between batches"] = _leaving(facts, on_device, of_optimizer)
 
     def role(name: str, count: int, place: str, held: Mapping[str, int]) -> RoleMemory:
         parts: dict[str, dict[str, int]] = {MAIN: dict(held)}
@@ -299,6 +310,16 @@ def _trainers(facts: _TrainerFacts) -> list[RoleMemory]:
     places = {f"{kind}:{int(first) + rank}": 1 for rank in range(1, num_others + 1)} if first else {MAIN: num_others}
     others = [role("rank", count, place, {"process": TORCH_BYTES}) for place, count in places.items() if count]
     return [role(TRAINER.name, 1, device, in_main), *others]
+
+
+def _leaving(facts: _TrainerFacts, on_device: Mapping[str, int], of_optimizer: Mapping[str, int]) -> int:
+    """Return the bytes that leave the device between batches. What is computed in a batch alone is gone by then."""
+    kept = on_device["weights"] + on_device["reference"]
+    kept += 0 if facts.critic is None else 4 * facts.critic.parameters
+    if facts.options.offload_optimizer:
+        return kept
+    moments = 0 if facts.critic is None else 8 * facts.critic.parameters
+    return kept + of_optimizer["masters"] + of_optimizer["moments"] + of_optimizer["renewed reference"] + moments
 
 
 def _of_rank(facts: _TrainerFacts, spread: _Spread) -> tuple[dict[str, int], dict[str, int]]:

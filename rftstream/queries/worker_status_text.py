@@ -21,6 +21,7 @@ FIELD_TEXTS: dict[str, FieldText] = {
     "partitions": lambda count: f"reads {plural(count, 'partition')}",
     "sampling": lambda count: f"samples {plural(count, 'rollout')}",
     "waiting": _of("rollout", " waiting"),
+    "engine": lambda state: f"engine {state}",
     "scoring": lambda count: f"scores {plural(count, 'rollout')}",
     # feeder
     "admitted": _of("group", " admitted"),
@@ -35,6 +36,7 @@ FIELD_TEXTS: dict[str, FieldText] = {
     "experts_pass": lambda number: f"in pass {number:,}",
     # trainer
     "batches_ready": lambda count: f"{count:,} batch{'' if count == 1 else 'es'} ready",
+    "device": str,
     # evaluator
     "evaluating": lambda version: "nothing to evaluate" if version is None else f"evaluates version {version:,}",
     "evaluation": lambda name: f"on {name}",

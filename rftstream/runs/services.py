@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 from rftstream.clock import Clock
 from rftstream.config.sections import RunConfig
+from rftstream.models.device_lock import FileLock
 from rftstream.roles.build import role_builder, service_of
 from rftstream.runs.folder import RunFolder, open_store
 from rftstream.runs.manifest import check_worker
-from rftstream.service.role import RoleContext
+from rftstream.service.role import LockMaker, RoleContext
 from rftstream.service.role_spec import RoleSpec
 from rftstream.service.service import Service
 from rftstream.transport.base import Transport
@@ -28,8 +29,10 @@ def role_context(
     device: str | None = None,
     simulated: bool = False,
     own_store: ObjectStore | None = None,
+    open_lock: LockMaker = FileLock,
 ) -> RoleContext:
-    """Return what a role of this run is built from. `own_store` replaces the store that the run file names."""
+    """Return what a role of this run is built from. `own_store` replaces the store that the run file names, `open_lock`
+    the locks of devices that the processes of the machine have."""
     return RoleContext(
         config=config,
         folder=folder,
@@ -39,6 +42,7 @@ def role_context(
         device=device,
         simulated=simulated,
         make_store=lambda patience_s: own_store or open_store(config, folder, patience_s=patience_s),
+        open_lock=open_lock,
         check_manifest=lambda manifest: check_worker(manifest, config, {}),
     )
 

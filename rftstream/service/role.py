@@ -27,6 +27,7 @@ from rftstream.contracts.messages import Message
 from rftstream.contracts.records import Record, TopicPartition
 from rftstream.contracts.tasks import RolloutIds
 from rftstream.errors import ContractError, ForeignRecord
+from rftstream.models.device_lock import DeviceLock, FileLock
 from rftstream.service.in_force import RecordsInForce
 from rftstream.service.reading import read_to_ends
 from rftstream.service.role_spec import RoleSpec
@@ -39,6 +40,9 @@ log = logging.getLogger(__name__)
 
 StoreMaker = Callable[[float | None], "ObjectStore"]
 """Opens the run's object store, with `patience_s` of its own or None."""
+
+LockMaker = Callable[[str], DeviceLock]
+"""Opens the lock of a device that a trainer and engines share."""
 
 ManifestCheck = Callable[["RunManifest"], None]
 """Raises ConfigError if the worker was given other settings than the run that the manifest describes."""
@@ -365,6 +369,7 @@ class RoleContext:
     simulated: bool = False
     """Driven by a scheduler in one process: no children, no threads."""
     make_store: StoreMaker
+    open_lock: LockMaker = FileLock
     check_manifest: ManifestCheck
 
     def open_store(self, *, patience_s: float | None = None) -> ObjectStore:

@@ -6,6 +6,10 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from random import Random
 
+from rftstream.config.sections import RunConfig
+from rftstream.roles import role_specs
+from rftstream.service.role_spec import RoleKind
+
 BETWEEN = "between two ticks"
 BEFORE_START = "before_start"
 BEFORE_COMMIT = "before_commit"
@@ -131,3 +135,14 @@ class FaultScript(FaultPlan):
     def stop(self) -> None:
         """Forget the rest of the script."""
         self._steps.clear()
+
+
+def joining_roles(config: RunConfig) -> list[str]:
+    """Return the concurrent roles that have something to read."""
+    concurrent = RoleKind.concurrent
+    return [one.name for one in role_specs() if one.kind is concurrent and (one.consumes or one.chosen(config))]
+
+
+def role_names(kind: RoleKind) -> list[str]:
+    """Return the names of the roles of a kind."""
+    return [spec.name for spec in role_specs() if spec.kind is kind]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
@@ -22,9 +21,20 @@ from rftstream.runs.services import build_service, role_context
 from rftstream.service.role import Log
 from rftstream.service.role_spec import RoleKind, RoleSpec
 from rftstream.service.service import Service
-from rftstream.testing.faults import AFTER_COMMIT, BETWEEN, FaultPlan, Faults, Kill, PowerLoss
+from rftstream.testing.devices import MemoryDevice, MemoryLock
+from rftstream.testing.faults import (
+    AFTER_COMMIT,
+    BETWEEN,
+    FaultPlan,
+    Faults,
+    Kill,
+    PowerLoss,
+    joining_roles,
+    role_names,
+)
 from rftstream.testing.foreign import ForeignWriter
 from rftstream.testing.memory_run import START_TIME_S, Agenda, ManualClock, MemoryRun
+from rftstream.testing.processes import SimulatedProcess
 
 DRAIN_S = 30.0
 """Seconds for a process that was told to leave. Then it is ended as it is."""
@@ -39,25 +49,6 @@ MAX_HELD = 2
 """Processes that may stand still in the middle of a step at once: each is a frame on Python's stack."""
 
 STORY_LINES = 60
-
-
-@dataclass(slots=True)
-class SimulatedProcess:
-    """One process of a simulation. `Simulation.add` makes it, and `Simulation` alone changes it."""
-
-    name: str
-    role: str
-    service: Service | None = None
-    wake_at: float = 0.0
-    """Earliest time of the next tick, or of the start if the process is not running."""
-    paused_until: float = 0.0
-    held: bool = False
-    """Whether the process stands still in the middle of a step."""
-    leave_by: float | None = None
-    """Time at which the process is ended, if it was told to leave."""
-    starts: int = 0
-    exit_code: int | None = None
-    """Exit code, once the process has ended for good."""
 
 
 class Simulation(MemoryRun):
@@ -100,6 +91,8 @@ class Simulation(MemoryRun):
         self._faults = FaultInjector(self)
         self.log.fault = self._faults.at_producer
         self.store.fault = self._faults.at
+        self.device = MemoryDevice()
+        """The device that all processes are on, should they share one (`trainer.colocate`)."""
         self._own_roles = {spec.name: spec for spec in roles}
         for spec in roles:
             self.transport().admin.commit_initial(spec.name, spec.positions)
@@ -214,6 +207,8 @@ class Simulation(MemoryRun):
                 self._failed(process, error)
         if process.service is not None:
             self._look_at_end(process, process.service)
+        if process.service is None:
+            self.device.ended(process.name)
         self._wake()
         if self.watch is not None:
             self.watch()
@@ -229,6 +224,7 @@ class Simulation(MemoryRun):
                 process=f"{process.name}.{process.starts}",
                 simulated=True,
                 own_store=self.store,
+                open_lock=lambda _: MemoryLock(self.device, process.name),
             )
             process.service = build_service(self._own_roles.get(process.role, process.role), context)
         except TransportError:
@@ -249,6 +245,7 @@ class Simulation(MemoryRun):
 
     def end(self, process: SimulatedProcess) -> None:
         """End the process as it is. It starts again a while later."""
+        self.device.ended(process.name)
         process.service, process.leave_by, process.paused_until = None, None, 0.0
         process.wake_at = self.clock.now() + self._restart_s * (0.5 + self.random.random())
 
@@ -362,11 +359,11 @@ class FaultInjector:
             case "restarts":
                 self._run.restart(process)
             case "takeovers":
-                singles = _names_of(RoleKind.single)
+                singles = role_names(RoleKind.single)
                 role = self._run.random.choice([other.role for other in self._run.processes if other.role in singles])
                 self._run.note(f"{self._run.add(role).name}: started beside another")
             case "joins":
-                self._run.note(f"{self._run.add(self._run.random.choice(_joining(self._run.config))).name}: joins")
+                self._run.note(f"{self._run.add(self._run.random.choice(joining_roles(self._run.config))).name}: joins")
             case "user_pauses" if self._run.asked is not DesiredState.draining:
                 self._run.ask(DesiredState.paused)
                 self._run.at(20 * self._run.random.random(), self._unpause)
@@ -438,13 +435,3 @@ class FaultInjector:
 
 def _since_start(clock: ManualClock) -> str:
     return f"{clock.now() - START_TIME_S:9.3f}"
-
-
-def _joining(config: RunConfig) -> list[str]:
-    """Return the concurrent roles that have something to read."""
-    concurrent = RoleKind.concurrent
-    return [one.name for one in role_specs() if one.kind is concurrent and (one.consumes or one.chosen(config))]
-
-
-def _names_of(kind: RoleKind) -> list[str]:
-    return [spec.name for spec in role_specs() if spec.kind is kind]

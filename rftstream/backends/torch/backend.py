@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -18,6 +18,7 @@ from msgspec import Meta
 from rftstream.algorithms.base import Algorithm, TrainingRow
 from rftstream.algorithms.settings import CriticConfig
 from rftstream.backends.base import OptimizerSettings, Update, UpdatePlan
+from rftstream.backends.torch.leaving import LeavesDevice
 from rftstream.errors import ConfigError
 from rftstream.models import folder as model_folder
 from rftstream.models.image_inputs import ImageCache
@@ -45,8 +46,9 @@ def rounds_parameters(config: TorchBackend.Config, spec: ModelSpec, device: str)
     return plain and device == "cuda" and config.autocast != "none"
 
 
-class TorchBackend:
-    """A backend in one process on one device, as `CriticBackend` and `RenewingBackend` describe it."""
+class TorchBackend(LeavesDevice):
+    """A backend in one process on one device, as `CriticBackend`, `RenewingBackend` and `OffloadingBackend` describe
+    it."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
@@ -68,7 +70,10 @@ class TorchBackend:
         offload_optimizer: bool = False
         """Masters and moments lie in main memory, 12 bytes a parameter, and the optimizer steps there, on the CPU; the
         device holds weights and gradients, 8 instead of 16. The same bits where the device is a CPU, and no gain."""
-
+        offload_parameters: bool = False
+        """Between batches all lies in main memory (pinned where the device is a GPU): parameters, masters, moments, the
+        reference and the critic. The device is free for others then; each batch begins and ends with a copy of it all.
+        The same bits. While a batch is computed the device holds what it holds without."""
         compile: bool = False
         """Layers are compiled by torch.compile: fewer passes over memory, and minutes before the first batch. On a CPU
         it needs a C++ compiler. Rounded otherwise than without."""
@@ -106,6 +111,7 @@ class TorchBackend:
         """Weights of a renewed reference, by the names of masters; empty while the reference is version 0."""
         self._critic_from: tuple[CriticConfig, Path] | None = None
         self._critic: Critic | None = None
+        self._state = None
 
     def hold_critic(self, settings: CriticConfig, folder: Path) -> None:
         """Note where the critic begins; `open` loads it."""
@@ -124,6 +130,7 @@ class TorchBackend:
             recompute_activations,
         )
         from rftstream.backends.torch.optimizer import Masters
+        from rftstream.models.offload import DeviceState
 
         torch.set_num_threads(self._spec.threads)
         torch.manual_seed(self._seed)
@@ -140,11 +147,12 @@ class TorchBackend:
                 frozen = freeze_vision_tower(model)
             parameters = dict(model.named_parameters())  # tied ones once
         settings = NetworkSettings.of(self._config, self._device, rounded=self._rounded)
+        self._state = DeviceState(self._device, self._tensors, offload=self._config.offload_parameters)
         if self._spec.lora is not None:
             parameters = lora.add_adapters(model, self._spec, without=frozen)
         if self._config.gradient_checkpointing:
             recompute_activations(model)
-        self._network = self._network_of(model, settings)
+        self._network = _network_of(model, settings, self._spec, self._images)
         if self._spec.lora is not None and settings.autocast is not None:
             lora.hold_frozen(model, settings.autocast)
         if self._config.compile:
@@ -157,6 +165,8 @@ class TorchBackend:
             dtype=torch.bfloat16 if self._rounded else torch.float32,
         )
         self._critic = self._open_critic()
+        with self.on_device():  # and so off it, if that is asked for
+            pass
 
     def update(self, rows: Sequence[TrainingRow], algorithm: Algorithm, plan: UpdatePlan) -> Update:
         """Train on a batch, and write a trace if the setting `profile` names it."""
@@ -166,8 +176,10 @@ class TorchBackend:
         check_needs(algorithm, "torch", critic=self._critic is not None, classifier=self._spec.as_classifier)
         number, self._num_updates = self._num_updates, self._num_updates + 1
         if number not in self._config.profile:
-            return self._update(rows, algorithm, plan)
-        with traced(Path(self._config.profile_folder) / f"batch-{number}.json", self._device):
+            with self.on_device():
+                return self._update(rows, algorithm, plan)
+        trace = traced(Path(self._config.profile_folder) / f"batch-{number}.json", self._device)
+        with self.on_device(), trace:
             return self._update(rows, algorithm, plan)
 
     def _update(self, rows: Sequence[TrainingRow], algorithm: Algorithm, plan: UpdatePlan) -> Update:
@@ -208,28 +220,33 @@ class TorchBackend:
         """Return the policy's logprobs of each row's unmasked tokens now: float32 [T], 0 elsewhere."""
         from rftstream.backends.passes import row_logprobs
 
-        return row_logprobs(self._network.placed(rows), tokens_per_microbatch, self._network, self._device)
+        with self.on_device():
+            return row_logprobs(self._network.placed(rows), tokens_per_microbatch, self._network, self._device)
 
     def reference_logprobs(self, rows: Sequence[TrainingRow], tokens_per_microbatch: int) -> list[np.ndarray]:
         """Return the same logprobs under the reference."""
         from rftstream.backends.passes import row_logprobs
 
-        return row_logprobs(rows, tokens_per_microbatch, self._open_reference(), self._device)
+        with self.on_device():
+            return row_logprobs(rows, tokens_per_microbatch, self._open_reference(), self._device)
 
     def renew_reference(self) -> None:
         """Make the policy as it is now the reference."""
-        self._put_reference(self._masters.masters)
+        with self.on_device():
+            self._put_reference(self._masters.masters)
 
     def values(self, rows: Sequence[TrainingRow], tokens_per_microbatch: int) -> list[np.ndarray]:
         """Return the critic's values of what stands before each row's unmasked tokens: float32 [T], 0 elsewhere."""
         assert self._critic is not None, "hold_critic comes first"
-        return self._critic.values(rows, tokens_per_microbatch)
+        with self.on_device():
+            return self._critic.values(rows, tokens_per_microbatch)
 
     def served_tensors(self) -> Mapping[str, RawTensor]:
         """Return the trained weights in the served dtype, each converted when it is asked for."""
         from rftstream.weights.tensors import ServedTensors
 
-        return ServedTensors(self._masters.masters, self._spec.dtype)
+        assert self._state is not None, "open comes first"
+        return ServedTensors(self._state.readable(self._masters.masters), self._spec.dtype)
 
     def save(self, folder: Path) -> None:
         """Write masters, moments, random state, a renewed reference and the critic."""
@@ -237,22 +254,30 @@ class TorchBackend:
 
         from rftstream.weights.tensors import REFERENCE_FILE, raw, write_tensors
 
-        write_tensors(folder / "masters.safetensors", {name: raw(one) for name, one in self._masters.masters.items()})
-        write_tensors(folder / "optimizer.safetensors", {name: raw(value) for name, value in self._masters.moments()})
+        assert self._state is not None, "open comes first"
+        saved = {"masters": self._masters.masters, "optimizer": dict(self._masters.moments())}
+        for kind, tensors in saved.items():
+            readable = self._state.readable(tensors)
+            write_tensors(folder / f"{kind}.safetensors", {name: raw(one) for name, one in readable.items()})
         random = {"cpu": torch.get_rng_state()}
         if self._device.type == "cuda":
             random["cuda"] = torch.cuda.get_rng_state(self._device)
         write_tensors(folder / "random.safetensors", {name: raw(state) for name, state in random.items()})
         if self._renewed:
-            write_tensors(folder / REFERENCE_FILE, {name: raw(one) for name, one in self._renewed.items()})
+            renewed = self._state.readable(self._renewed)
+            write_tensors(folder / REFERENCE_FILE, {name: raw(one) for name, one in renewed.items()})
         if self._critic is not None:
-            self._critic.save(folder)
+            self._critic.save(folder, self._state.readable)
         about = {"backend": "torch", "model": self._spec.name, "torch": torch.__version__}
         (folder / "backend.json").write_text(json.dumps(about) + "\n", encoding="utf-8")
 
     def load(self, folder: Path) -> None:
         """Take over what `save` wrote. ConfigError for another model. A checkpoint without a critic gives a new
         critic."""
+        with self.on_device():
+            self._load(folder)
+
+    def _load(self, folder: Path) -> None:
         import torch
         from safetensors.torch import load_file
 
@@ -290,7 +315,7 @@ class TorchBackend:
     def close(self) -> None:
         """Drop model, optimizer, reference and critic."""
         self._network, self._masters, self._reference, self._critic = None, None, None, None
-        self._renewed, self._parameters = {}, {}
+        self._renewed, self._parameters, self._state = {}, {}, None
 
     def _open_reference(self) -> Network:
         """Return the reference. Unless it was renewed, it is loaded from the model folder; with adapters, it is the
@@ -301,23 +326,13 @@ class TorchBackend:
         if self._reference is None and self._spec.lora is not None:
             self._reference = self._network.within(lora.adapters_off)
         if self._reference is None:
-            with self._same_random():
+            with _same_random(self._device):
                 model = load_model(self._spec, self._device).requires_grad_(False)
                 settings = NetworkSettings.of(self._config, self._device, rounded=self._rounded)
-                self._reference = self._network_of(model, settings)
+                self._reference = _network_of(model, settings, self._spec, self._images)
             for parameter in model.parameters() if self._rounded else ():  # as the policy, which begins as its equal
                 parameter.data = parameter.data.bfloat16()
         return self._reference
-
-    def _network_of(self, model: Any, settings: NetworkSettings) -> Network:
-        from rftstream.backends.torch.network import Network
-
-        if self._spec.as_classifier:
-            from rftstream.backends.torch.scorer import ScoreNetwork
-
-            return ScoreNetwork(model, settings)
-        seeing = SeeingModel.of(model, self._spec.folder)
-        return Network(model, settings, seeing=seeing, shown=None if self._images is None else self._images.inputs)
 
     def _put_reference(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Make these weights the reference. Of adapters a copy is held beside the policy's."""
@@ -337,23 +352,40 @@ class TorchBackend:
     def _open_critic(self) -> Critic | None:
         if self._critic_from is None:
             return None
-        from rftstream.backends.torch.critic import Critic, ValueNetwork, load_critic
-        from rftstream.backends.torch.network import NetworkSettings, compile_layers, recompute_activations
-        from rftstream.backends.torch.optimizer import Masters
+        from rftstream.backends.torch.critic import open_critic
 
         settings, folder = self._critic_from
-        with self._same_random():
-            model = load_critic(folder, self._device, vocabulary=self._network.vocabulary)
-        if self._config.gradient_checkpointing:
-            recompute_activations(model)
-        network = ValueNetwork(model, NetworkSettings.of(self._config, self._device))
-        if self._config.compile:
-            compile_layers(model)
-        masters = Masters(dict(model.named_parameters()), self._settings, offload=self._config.offload_optimizer)
-        return Critic(network, masters, settings, self._device)
+        with _same_random(self._device):
+            return open_critic(
+                folder, settings, self._config, self._settings, self._device, vocabulary=self._network.vocabulary
+            )
 
-    def _same_random(self) -> contextlib.AbstractContextManager[None]:
-        """Keep the random state as it was before, since loading a model may draw numbers."""
-        import torch
+    def _tensors(self) -> Iterator[torch.Tensor]:
+        """Yield all that is held, wherever it lies."""
+        from rftstream.models.offload import tensors_of
 
-        return torch.random.fork_rng([self._device] if self._device.type == "cuda" else [])
+        networks = [one for one in (self._network, self._reference) if one is not None]
+        for network in networks:
+            yield from tensors_of(network.model)
+        yield from self._masters.tensors()
+        yield from self._renewed.values()
+        if self._critic is not None:
+            yield from self._critic.tensors()
+
+
+def _network_of(model: Any, settings: NetworkSettings, spec: ModelSpec, images: ImageCache | None) -> Network:
+    from rftstream.backends.torch.network import Network
+
+    if spec.as_classifier:
+        from rftstream.backends.torch.scorer import ScoreNetwork
+
+        return ScoreNetwork(model, settings)
+    seeing = SeeingModel.of(model, spec.folder)
+    return Network(model, settings, seeing=seeing, shown=None if images is None else images.inputs)
+
+
+def _same_random(device: torch.device) -> contextlib.AbstractContextManager[None]:
+    """Keep the random state as it was before, since loading a model may draw numbers."""
+    import torch
+
+    return torch.random.fork_rng([device] if device.type == "cuda" else [])

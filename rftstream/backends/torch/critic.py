@@ -6,7 +6,7 @@ micro-batch, T padded tokens, N unmasked tokens, D width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,16 +16,17 @@ from torch import Tensor, nn
 
 from rftstream.algorithms.base import Algorithm, CriticAlgorithm, TrainingRow
 from rftstream.algorithms.settings import CriticConfig
-from rftstream.backends.base import UpdatePlan
+from rftstream.backends.base import OptimizerSettings, UpdatePlan
 from rftstream.backends.passes import Minibatch, Passes, micro_inputs
 from rftstream.backends.torch import attention
 from rftstream.backends.torch.inputs import Inputs
 from rftstream.backends.torch.learner import Learner
-from rftstream.backends.torch.network import Network, NetworkSettings
+from rftstream.backends.torch.network import Network, NetworkSettings, compile_layers, recompute_activations
 from rftstream.backends.torch.optimizer import Masters
 from rftstream.errors import ConfigError
 from rftstream.models.classifiers import HEADS
 from rftstream.models.files import read_json
+from rftstream.models.offload import tensors_of
 from rftstream.weights.tensors import raw, write_tensors
 
 MASTERS_FILE, OPTIMIZER_FILE = "critic.safetensors", "critic_optimizer.safetensors"
@@ -206,10 +207,16 @@ class Critic:
                 result[number][:] = values_BT[place, : len(result[number])]
         return result
 
-    def save(self, folder: Path) -> None:
-        """Write masters and moments into a folder."""
-        write_tensors(folder / MASTERS_FILE, {name: raw(one) for name, one in self._masters.masters.items()})
-        write_tensors(folder / OPTIMIZER_FILE, {name: raw(value) for name, value in self._masters.moments()})
+    def tensors(self) -> Iterator[Tensor]:
+        """Yield all that is held, wherever it lies."""
+        yield from tensors_of(self._network.model)
+        yield from self._masters.tensors()
+
+    def save(self, folder: Path, readable: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]) -> None:
+        """Write masters and moments into a folder. `readable`: gives them as they can be read now."""
+        saved = {MASTERS_FILE: self._masters.masters, OPTIMIZER_FILE: dict(self._masters.moments())}
+        for file, tensors in saved.items():
+            write_tensors(folder / file, {name: raw(one) for name, one in readable(tensors).items()})
 
     def load(self, folder: Path, device: str) -> bool:
         """Take over what `save` wrote; False if there is none. ConfigError if it is of another model."""
@@ -223,3 +230,23 @@ class Critic:
             raise ConfigError(f"{folder}: the checkpoint's critic is of another model; take back the change of it")
         self._masters.put(masters, load_file(folder / OPTIMIZER_FILE, device=device))
         return True
+
+
+def open_critic(
+    folder: Path,
+    settings: CriticConfig,
+    config: Any,
+    optimizer: OptimizerSettings,
+    device: torch.device,
+    *,
+    vocabulary: int,
+) -> Critic:
+    """Load a critic with an optimizer of its own. `config`: of the backend."""
+    model = load_critic(folder, device, vocabulary=vocabulary)
+    if config.gradient_checkpointing:
+        recompute_activations(model)
+    network = ValueNetwork(model, NetworkSettings.of(config, device))
+    if config.compile:
+        compile_layers(model)
+    masters = Masters(dict(model.named_parameters()), optimizer, offload=config.offload_optimizer)
+    return Critic(network, masters, settings, device)

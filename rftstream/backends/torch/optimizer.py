@@ -76,6 +76,15 @@ class Masters:
             for kind, value in self._optimizer.state.get(master, {}).items():
                 yield f"{kind}/{name}", value
 
+    def tensors(self) -> Iterator[Tensor]:
+        """Yield masters and moments, and gradients that are there, wherever they lie."""
+        for master in self.masters.values():
+            yield master
+            if master.grad is not None:
+                yield master.grad
+        for _, value in self.moments():
+            yield value
+
     def copy(self) -> State:
         """Return a copy of masters and moments, for `put`."""
         return (

@@ -25,6 +25,7 @@ from rftstream.contracts.versions import EvalResult
 from rftstream.core.samples import summarise_samples
 from rftstream.errors import WeightsError
 from rftstream.policies.base import LOOK_S, Policy
+from rftstream.policies.colocated import EngineShare
 from rftstream.rewards.base import Scorer, ScoreReply, ScoreRequest
 from rftstream.roles.evaluator import EVALUATOR
 from rftstream.roles.evaluator.agents import AgentSamples
@@ -97,8 +98,11 @@ class EvaluatorStep(SingleStepDefaults):
         follower: WeightsFollower,
         store: ObjectStore,
         clock: Clock,
+        share: EngineShare | None = None,
     ) -> None:
-        """`agents`: what makes the samples of agents, if an evaluation has some."""
+        """`agents`: what makes the samples of agents, if an evaluation has some. `share`: of the device, if the policy
+        shares it with a trainer."""
+        self._share = share
         self._config = config
         self._evaluations = evaluations
         self._policy = policy
@@ -154,7 +158,10 @@ class EvaluatorStep(SingleStepDefaults):
 
     def advance(self) -> SingleTransaction | None:
         """Begin the next evaluation that is due, or work on the one that was begun; return its result."""
+        is_awake = self._share is None or self._share.poll()
         if self._running is None:
+            if not is_awake:
+                return None
             due = self._due.next()
             if due is None or not self._load(due):
                 return None
@@ -322,6 +329,8 @@ class EvaluatorStep(SingleStepDefaults):
     def idle_s(self) -> float:
         """Return 0 while there is something to sample or to score."""
         running = self._running
+        if self._share is not None and (running is None or not self._share.is_awake):
+            return self._share.idle_s
         if running is None:
             return 0.0 if self._due.next() is not None else FOREVER
         num_open = self._num_open
@@ -350,6 +359,8 @@ class EvaluatorStep(SingleStepDefaults):
             self._agents.close()
         self._loop.close()
         self._policy.close()
+        if self._share is not None:
+            self._share.close()
         self._scorer.close()
 
 

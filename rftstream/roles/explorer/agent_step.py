@@ -115,6 +115,8 @@ class AgentExplorerStep(ExplorerStep):
 
     def idle_s(self) -> float:
         """Return the seconds until there is something to do."""
+        if self._share is not None and not self._share.is_awake:
+            return super().idle_s()
         return min(super().idle_s(), self._agents.idle_s())
 
     def wakeups(self) -> Sequence[Wakeup]:

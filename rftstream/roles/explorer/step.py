@@ -31,6 +31,7 @@ from rftstream.core.repetition import repeats
 from rftstream.errors import ContractError
 from rftstream.models.rendering import Renderer
 from rftstream.policies.base import LOOK_S, Policy
+from rftstream.policies.colocated import EngineShare
 from rftstream.roles.explorer import EXPLORER
 from rftstream.roles.explorer.fit_to_record import fit_to_record, rollout_of, skipped, undecodable_rollout
 from rftstream.roles.explorer.in_hand import RolloutsInHand
@@ -81,11 +82,14 @@ class ExplorerStep(ConcurrentStepDefaults):
         clock: Clock,
         fetching: Executor,
         pipe: SelfPipe | None = None,
+        share: EngineShare | None = None,
     ) -> None:
         """`renderers`: of tasksets with a chat template of their own. `truncate`: tasksets whose long prompts are cut.
         `fetch_rollout`: returns the rollout that stands at a place of the log, if there is one. `fetching`: of one
-        thread, where weights are fetched. `pipe`: rings when an environment has answered."""
+        thread, where weights are fetched. `pipe`: rings when an environment has answered. `share`: of the device, if
+        the policy shares it with a trainer."""
         self._pipe = pipe
+        self._share = share
         self._policy = policy
         self._loop = loop
         self._follower = follower
@@ -161,10 +165,12 @@ class ExplorerStep(ConcurrentStepDefaults):
         if self._pipe is not None:
             self._pipe.clear()
         self._states.poll()
-        behind = self._take_over_weights()
-        self._look(behind)
-        self._begin(behind)
-        for attempt in self._loop.step():
+        may_sample = self._share is None or self._share.poll()
+        if may_sample:
+            behind = self._take_over_weights()
+            self._look(behind)
+            self._begin(behind)
+        for attempt in self._loop.step():  # environments answer also while the policy is asleep
             work = self._in_hand.ended(int(attempt.key))
             if work is not None:
                 task = work.task
@@ -182,9 +188,12 @@ class ExplorerStep(ConcurrentStepDefaults):
         """Return the seconds until there may be tokens, or weights are to be fetched again."""
         if self._done:
             return 0.0
+        until_share = FOREVER if self._share is None else self._share.idle_s
+        if self._share is not None and not self._share.is_awake:
+            return until_share
         until_weights = self._weights.retry_in_s
         until_tokens = min(self._policy.idle_s(), LOOK_S) if self._policy.num_active else FOREVER
-        return min(until_tokens, self._loop.idle_s(), until_weights if until_weights > 0 else FOREVER)
+        return min(until_share, until_tokens, self._loop.idle_s(), until_weights if until_weights > 0 else FOREVER)
 
     def wakeups(self) -> Sequence[Wakeup]:
         """Return the pipe that rings when an environment has answered, while one is asked."""
@@ -209,6 +218,7 @@ class ExplorerStep(ConcurrentStepDefaults):
             "sampling": len(self._in_hand.active),
             "paused": sum(work.is_paused for work in self._in_hand.waiting),
             "weights_refused": self._follower.num_refused,
+            **({} if self._share is None else self._share.health()),
         }
 
     def close(self) -> None:
@@ -219,6 +229,8 @@ class ExplorerStep(ConcurrentStepDefaults):
         if self._pipe is not None:
             self._pipe.close()
         self._policy.close()
+        if self._share is not None:
+            self._share.close()
 
     # ------------------------------------------------------------------------------------------ weights
 

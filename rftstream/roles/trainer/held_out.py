@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from rftstream.algorithms.base import TrainingRow
+from rftstream.backends.base import on_device
 from rftstream.config.sections import DemonstrationsSection
 from rftstream.config.stages import Stage
 from rftstream.contracts import codec
@@ -75,9 +76,11 @@ class HeldOut:
         if not self._rows:
             return {}
         stays = training.settings.reference_every is None
-        if "reference_logprobs" in algorithm.needs and not (self._reference and stays):
-            self._reference = backend.reference_logprobs(self._rows, budget)
-        found: dict[str, float] = algorithm.held_out(self._rows, backend.logprobs(self._rows, budget), self._reference)  # type: ignore[attr-defined]  # `due` looks for it
+        with on_device(backend):
+            if "reference_logprobs" in algorithm.needs and not (self._reference and stays):
+                self._reference = backend.reference_logprobs(self._rows, budget)
+            logprobs = backend.logprobs(self._rows, budget)
+        found: dict[str, float] = algorithm.held_out(self._rows, logprobs, self._reference)  # type: ignore[attr-defined]  # `due` looks for it
         return found
 
     def _choose(self, log_: Log, numbers: Sequence[int]) -> Iterator[Experience]:

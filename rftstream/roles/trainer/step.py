@@ -25,12 +25,14 @@ from rftstream.contracts.control import Claim, RunFinished, RunManifest, TasksEn
 from rftstream.contracts.records import Record, TopicPartition
 from rftstream.contracts.versions import EvalResult, StepRecord, WeightsAnnounced
 from rftstream.errors import ContractError, StopRule, WeightsGone
+from rftstream.models.device_lock import DeviceLock
 from rftstream.models.spec import ModelSpec
 from rftstream.roles.trainer import TRAINER
 from rftstream.roles.trainer.assembly import BatchAssembly, CommittedBatches
 from rftstream.roles.trainer.backend_thread import BackendThread
 from rftstream.roles.trainer.checkpoint_cycle import CheckpointCycle
 from rftstream.roles.trainer.checkpoint_retention import CheckpointRetention
+from rftstream.roles.trainer.device_share import TrainerShare
 from rftstream.roles.trainer.held_out import HeldOut
 from rftstream.roles.trainer.progress import TrainerProgress
 from rftstream.roles.trainer.run_end import RunEnd
@@ -81,11 +83,13 @@ class TrainerStep(SingleStepDefaults):
         clock: Clock,
         compute: Executor,
         held_out: HeldOut | None = None,
+        lock: DeviceLock | None = None,
         describe: Callable[[Path, int], None] | None = None,
     ) -> None:
         """`deletions`: shared with a process that finds the run finished. `log_`: the run's log, of which nothing is
         known before `recover`. `final`: the folder where the trained model is left. `compute`: of one thread; whatever
-        is asked of the backend is asked there. `describe`: writes the card of a version into its model folder."""
+        is asked of the backend is asked there. `lock`: of the device, if engines are on it, too.
+        `describe`: writes the card of a version into its model folder."""
         self._config = config
         self._settings = config.trainer
         self._model = model
@@ -94,6 +98,7 @@ class TrainerStep(SingleStepDefaults):
         self._clock = clock
         self._held_out = held_out
         self._backend = BackendThread(training.backend, compute)
+        self._share = TrainerShare(lock, self._backend, clock)
         self._end = RunEnd(config, clock, final, export=self._backend.asked(training.backend.export), describe=describe)
         self._updates = UpdateCycle(
             config=config, training=training, backend=self._backend, end=self._end, held_out=held_out, clock=clock
@@ -151,12 +156,13 @@ class TrainerStep(SingleStepDefaults):
                 self.absorb(received)
                 if (topic, received.record.key) == ("control", b"finished"):
                     self._is_finished = received.message is not None
-        self._backend.open()
         self._retention.begin()
         offsets = log_.transport.admin.begin_offsets("batches")
         places, ends = sorted(offsets), log_.ends("batches")
         begins = tuple(offsets[place] for place in places)
-        loaded = self._checkpoints.load(begins, tuple(ends[place] for place in places))
+        with self._share.recovering():
+            self._backend.open()
+            loaded = self._checkpoints.load(begins, tuple(ends[place] for place in places))
         if loaded is not None:
             self._progress = loaded
         if self._held_out is not None:
@@ -227,7 +233,7 @@ class TrainerStep(SingleStepDefaults):
         pending = self._updates.pending
         if pending is not None:
             return self._publish(self._updates.finish(pending)) if pending.ends_within(LOOK_UP_S) else None
-        if self._paused:
+        if self._paused or self._share.is_waiting:
             return None
         # Without a batch the end may come all the same: the feeder's word that there is no more may follow the last
         # batch, time passes, and a resumed run may have been given an end that it has reached already.
@@ -247,9 +253,10 @@ class TrainerStep(SingleStepDefaults):
         """Begin the update after `progress`, if there is a batch for it. Return whether it was begun."""
         if self._paused or (self._end.comes_by_itself(progress) and self._is_published):
             return False
-        batch = self._assembly.take()
-        if batch is None:
+        if not self._assembly.num_ready or not self._share.take():
             return False
+        batch = self._assembly.take()
+        assert batch is not None, "it is ready"
         self._updates.begin(batch, progress)
         return True
 
@@ -265,6 +272,8 @@ class TrainerStep(SingleStepDefaults):
         taken_at = self._updates.rest()
         must_stay = is_last or self._stop is not None or self._checkpoints.is_due(progress)
         goes_on = not must_stay and self._begin_update(progress)
+        if not goes_on:
+            self._share.leave()
         announced = self._publisher.write(taken, self._retention.names) if taken is not None else None
         written_at = self._clock.now()
         record = StepRecord(
@@ -274,7 +283,8 @@ class TrainerStep(SingleStepDefaults):
             trained_groups=progress.trained_groups,
             trained_rollouts=progress.trained_rollouts,
             weights_digest=announced.weights_digest if announced else None,
-            metrics=trained.metrics(held_up_s=(taken_at if goes_on else written_at) - trained.ended_at),
+            metrics=trained.metrics(held_up_s=(taken_at if goes_on else written_at) - trained.ended_at)
+            | self._share.metrics(),
             skipped=trained.skipped,
             announced=announced is not None,
             last=is_last,
@@ -340,6 +350,8 @@ class TrainerStep(SingleStepDefaults):
         """Return 0 while there is a batch or an update, else the time until something owed is to be deleted."""
         if self.busy:
             return 0.0  # it waits by itself
+        if self._share.is_waiting:
+            return self._share.idle_s
         return self._deletions.again_in_s() if self._assembly.num_ready == 0 or self._paused else 0.0
 
     @property
@@ -350,6 +362,8 @@ class TrainerStep(SingleStepDefaults):
     def paused(self, paused: bool) -> None:
         """Begin no update while `paused`."""
         self._paused = paused
+        if paused and not self.busy:
+            self._share.leave()
 
     def draining(self) -> None:
         """End the run where no last batch will come."""
@@ -362,12 +376,13 @@ class TrainerStep(SingleStepDefaults):
 
     def health(self) -> Mapping[str, object]:
         """Return the version, and how many batches are ready."""
-        return {"version": self._progress.version, "batches_ready": self._assembly.num_ready}
+        return {"version": self._progress.version, "batches_ready": self._assembly.num_ready, **self._share.health()}
 
     def close(self) -> None:
         """Abandon the update and close the backend."""
         self._updates.abandon()
         self._backend.close()
+        self._share.close()
 
 
 def _measure(step: StepRecord, progress: TrainerProgress) -> None:

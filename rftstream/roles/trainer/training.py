@@ -19,7 +19,15 @@ from rftstream.algorithms.requirements import (
     the_critic,
     trained_spec,
 )
-from rftstream.backends.base import Backend, CriticBackend, OptimizerSettings, RenewingBackend, Update, UpdatePlan
+from rftstream.backends.base import (
+    Backend,
+    CriticBackend,
+    OptimizerSettings,
+    RenewingBackend,
+    Update,
+    UpdatePlan,
+    on_device,
+)
 from rftstream.backends.numerics import peak_tflops
 from rftstream.config import registry
 from rftstream.config.part_specs import BackendSpec
@@ -96,6 +104,10 @@ class Training:
     def update(self, batch: Batch, lr: float) -> tuple[Update, dict[str, float], TrainedStaleness]:
         """Train the batch. Return what the backend says of the update, all metrics that do not depend on time, and how
         old what it trained was."""
+        with on_device(self.backend):
+            return self._update(batch, lr)
+
+    def _update(self, batch: Batch, lr: float) -> tuple[Update, dict[str, float], TrainedStaleness]:
         settings, every = self.settings, self.settings.reference_every
         due = every is not None and batch.sequence and batch.sequence % every == 0 and has_reference(self.algorithm)
         if due or (self.own_reference and batch.sequence == self.first):

@@ -108,14 +108,17 @@ def modules(monkeypatch):
         monkeypatch.setitem(sys.modules, name, SimpleNamespace(**content))
 
 
-def run(play, **settings):
-    """Play with an engine that has started, and return its outcomes and what vLLM was told."""
+def run(play, *, has_version=True, **settings):
+    """Play with an engine that has started, with weights of a version unless said otherwise, and return its outcomes
+    and what vLLM was told."""
 
     async def played():
         outcomes = queue.SimpleQueue()
         config = VllmPolicy.Config(sleep_after_s=0.01, **settings)
         engine = Engine(config, None, SimpleNamespace(images=None, stop_token_ids={0}), outcomes, None)
         engine._engine, engine.started = Vllm(), True
+        if has_version:
+            engine._weights.has_version.set()
         await play(engine, engine._engine)
         return [outcomes.get_nowait() for _ in range(outcomes.qsize())], engine._engine.events
 
@@ -200,7 +203,7 @@ async def give(engine, version, label):
         await engine.load(version, label)
 
 
-def test_an_engine_that_wakes_waits_for_the_version_that_is_being_written():
+def test_an_engine_that_wakes_goes_on_with_what_it_has_while_the_next_version_is_being_written():
     """What it slept through is gone, since a follower has gone on in its memory."""
 
     async def play(engine, vllm):
@@ -210,21 +213,19 @@ def test_an_engine_that_wakes_waits_for_the_version_that_is_being_written():
         await vllm.until("sleep 1 keep")
         await give(engine, made.write(weights(a=1)), "1/1")
         newer = made.write(weights(a=2))
-        engine.begin("r1", tiny.request(1))
         engine.begin("r2", tiny.request(2))
-        await vllm.until("wake")
+        engine.begin("r1", tiny.request(1))
+        await asyncio.sleep(0)
         engine.abort("r2")  # whoever waits for the waking may go
-        while "r2" in engine._running:
-            await asyncio.sleep(0)
-        assert "add r1" not in vllm.events and vllm.events.count("rftstream_load") == 1
-        await give(engine, newer, "1/2")
         await vllm.until("add r1")
+        assert vllm.events.count("rftstream_load") == 1
+        await give(engine, newer, "1/2")
         vllm.may_end["r1"].set()
         await vllm.until("sleep 1 keep", times=2)
 
     _, events = run(play)
     assert events[events.index("wake") :] == [
-        "wake", "pause", "rftstream_load", "1/2", "resume", "add r1", "sleep 1 keep"
+        "wake", "add r1", "pause", "rftstream_load", "1/2", "resume", "sleep 1 keep"
     ]  # fmt: skip
 
 
@@ -238,14 +239,35 @@ def test_with_finish_what_was_changed_before_it_could_be_read_is_not_read():
         newer = made.write(weights(a=1, b=2))  # while r0 still runs
         engine.begin("r1", tiny.request(1))
         vllm.may_end["r0"].set()
-        while engine._queues or engine._weights.is_due:
-            await asyncio.sleep(0)
-        assert vllm.events.count("rftstream_load") == 1 and "add r1" not in vllm.events
+        await vllm.until("add r1")  # with the weights of 1/0
+        assert vllm.events.count("rftstream_load") == 1
         engine.load_later(newer, "1/2")
-        await vllm.until("add r1")
+        engine.begin("r2", tiny.request(2))
+        vllm.may_end["r1"].set()
+        await vllm.until("add r2")
         assert vllm.loads[-1][1] == ["a", "b"] and "1/1" not in vllm.events
+        assert vllm.events.index("add r2") > vllm.events.index("1/2") > vllm.events.index("add r1")
 
     run(play, in_flight="finish")
+
+
+@pytest.mark.parametrize("in_flight", ["keep", "finish"])
+def test_nothing_is_sampled_before_the_first_version_also_if_it_could_not_be_read(in_flight):
+    async def play(engine, vllm):
+        made = mirror()
+        engine.load_later(made.write(weights()), "1/0")
+        newer = made.write(weights(a=1))
+        engine.begin("r0", tiny.request(0))
+        await engine._loading
+        await engine.rest()  # and the device can be given up all the same
+        await engine.rouse()
+        assert vllm.events == ["sleep 1 keep", "wake"]
+        await give(engine, newer, "1/1")
+        await vllm.until("add r0")
+        vllm.may_end["r0"].set()
+
+    _, events = run(play, has_version=False, in_flight=in_flight)
+    assert events[2:7] == ["pause", "rftstream_load", "1/1", "resume", "add r0"]
 
 
 def test_workers_are_told_what_differs_from_what_they_have():
@@ -357,3 +379,44 @@ def test_an_adapter_takes_the_place_of_the_one_before_and_requests_name_it():
         "pause", "adapter 1 a1 in place", "1/1", "resume", "pause", "adapter 1 a2 in place", "1/2", "resume",
         "add r0 with 1 a2",
     ]  # fmt: skip
+
+
+def test_an_engine_rests_in_the_middle_of_a_request_and_nothing_enters():
+    async def play(engine, vllm):
+        engine.begin("r0", tiny.request(0))
+        await vllm.until("add r0")
+        await engine.rest()
+        engine.begin("r1", tiny.request(1))
+        loading = asyncio.create_task(engine.load(shared(), "1/5"))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert vllm.events == ["add r0", "sleep 1 keep"]
+        await engine.rouse()
+        await loading
+        await vllm.until("add r1")
+        for unique in ("r0", "r1"):
+            vllm.may_end[unique].set()
+        await vllm.until("sleep 1 keep", times=2)  # idle again
+
+    _, events = run(play)
+    assert events[:3] == ["add r0", "sleep 1 keep", "wake"]
+    assert events.count("wake") == 1
+
+
+def test_an_engine_that_sleeps_already_rests_as_it_is():
+    async def play(engine, vllm):
+        await sampled(engine, vllm, 0)
+        await vllm.until("sleep 1 keep")
+        await engine.rest()
+        await engine.rouse()
+
+    assert run(play)[1][:3] == ["add r0", "sleep 1 keep", "wake"]
+
+
+def test_an_engine_that_cannot_rest_says_so():
+    async def play(engine, vllm):
+        vllm.fails = RuntimeError("no memory")
+        with pytest.raises(PolicyError, match=r"did not fall asleep: .*no memory"):
+            await engine.rest()
+
+    run(play)

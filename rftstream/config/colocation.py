@@ -1,0 +1,44 @@
+"""Which workers share a device with the trainer (`trainer.colocate`), and whether their parts can."""
+
+from __future__ import annotations
+
+from rftstream.config import registry
+from rftstream.config.part_specs import BackendSpec, PolicySpec
+from rftstream.config.sections import RunConfig
+from rftstream.errors import ConfigError
+
+
+def is_shared(config: RunConfig, device: str) -> bool:
+    """Return whether an engine on this device shares it with the trainer."""
+    return config.trainer.colocate and _named(device) == _named(config.trainer.device)
+
+
+def check_colocation(config: RunConfig) -> None:
+    """Raise ConfigError if the trainer is to share its device with nobody, or with a part that cannot give it free."""
+    if not config.trainer.colocate:
+        return
+    engines = [("explorer.policy", config.explorer.policy, device) for device in config.explorer.devices]
+    if config.evaluations:
+        policy = config.evaluator.policy or config.explorer.policy
+        engines.append(("evaluator.policy", policy, config.evaluator.device))
+    sharing = [(where, policy) for where, policy, device in engines if is_shared(config, device)]
+    if not sharing:
+        raise ConfigError(
+            f"trainer.colocate: no engine is on trainer.device {config.trainer.device!r}, expected one in "
+            "explorer.devices; name the device there, or leave colocate out"
+        )
+    for where, policy in sharing:
+        if not registry.find_spec(PolicySpec, policy).sleeps:
+            raise ConfigError(
+                f"{where}: {policy!r} cannot give its device free, as trainer.colocate asks of it; use 'hf' or 'vllm', "
+                "or leave colocate out"
+            )
+    if not registry.find_spec(BackendSpec, config.trainer.backend).leaves_device:
+        raise ConfigError(
+            f"trainer.backend: {config.trainer.backend!r} cannot give its device free, as trainer.colocate asks of it; "
+            "use 'torch', or leave colocate out"
+        )
+
+
+def _named(device: str) -> str:
+    return "cuda:0" if device == "cuda" else device

@@ -1,0 +1,142 @@
+"""What a backend or an engine holds on its device, moved to main memory and back, bit for bit.
+
+Storages are moved, not tensors: a tensor keeps its place in models, optimizers and hooks, and is without bytes while
+its storage is away. Nothing may compute with it meanwhile: that ends the process at best.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def tensors_of(model: Any) -> Iterator[Tensor]:
+    """Yield a model's parameters, their gradients and its buffers."""
+    for parameter in model.parameters():
+        yield parameter
+        if parameter.grad is not None:
+            yield parameter.grad
+    yield from model.buffers()
+
+
+@dataclass(frozen=True, slots=True)
+class _Moved:
+    """A storage that is without bytes, and where they are."""
+
+    storage: torch.UntypedStorage
+    host: Tensor
+    """Its bytes in main memory, uint8."""
+
+
+class DeviceState:
+    """The tensors of a backend or engine, which leave the device together. Their owner makes it, computes within
+    `present`, and calls `leave` when the device is to be free.
+
+    with state.present():
+        update(rows)
+    state.leave()
+    """
+
+    def __init__(self, device: torch.device, tensors: Callable[[], Iterable[Tensor]], *, offload: bool) -> None:
+        """`tensors`: what the backend holds now, wherever it is; a tensor may come twice. `offload`: whether all leaves
+        at the end of each `present`."""
+        if device.type == "cuda" and device.index is None:  # tensors name it
+            device = torch.device("cuda", torch.cuda.current_device())
+        self._device, self._tensors, self._offload = device, tensors, offload
+        self._moved: list[_Moved] = []
+        self._spare: dict[int, list[Tensor]] = {}
+        """Buffers in main memory for the next time, by their bytes: pinned memory takes long to get."""
+        self._depth = 0
+
+    @property
+    def is_on_cpu(self) -> bool:
+        """Whether the device is a CPU, whose memory is main memory."""
+        return self._device.type == "cpu"
+
+    @property
+    def num_bytes_away(self) -> int:
+        """Bytes of the device's tensors that are in main memory."""
+        return sum(len(moved.host) for moved in self._moved)
+
+    @contextlib.contextmanager
+    def present(self) -> Iterator[None]:
+        """Have everything on the device inside of this context. It may be entered again within; the outermost one
+        counts."""
+        self.come()
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+            if self._offload and not self._depth:
+                self.leave()
+
+    def leave(self) -> None:
+        """Move everything to main memory, and give the device's memory back to whoever else computes there."""
+        assert not self._depth, "nothing computes with it"
+        seen = {moved.storage.data_ptr() for moved in self._moved}
+        left: list[_Moved] = []
+        for tensor in self._tensors():
+            if tensor.device != self._device or not tensor.untyped_storage().nbytes():
+                continue
+            if not tensor.untyped_storage().resizable():  # mapped from a file, on a CPU
+                tensor.data = tensor.data.clone()
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in seen:
+                seen.add(storage.data_ptr())
+                left.append(_Moved(storage, self._host_buffer(storage.nbytes())))
+                left[-1].host.copy_(_bytes_of(storage), non_blocking=True)
+        self._synchronize()
+        for moved in left:
+            moved.storage.resize_(0)
+        self._moved += left
+        self._spare = {}  # of what has another size by now
+        if left and self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def come(self) -> None:
+        """Move everything back to the device."""
+        moved, self._moved = self._moved, []
+        for one in moved:
+            one.storage.resize_(len(one.host))
+            _bytes_of(one.storage).copy_(one.host, non_blocking=True)
+            self._spare.setdefault(len(one.host), []).append(one.host)
+        self._synchronize()
+
+    def readable(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return these tensors, those that are away as they are in main memory: to be read before the next update."""
+        hosts = {moved.storage._cdata: moved.host for moved in self._moved}
+        return {name: _as_in(hosts.get(one.untyped_storage()._cdata), one) for name, one in tensors.items()}
+
+    def forget(self) -> None:
+        """Drop what is in main memory: the backend holds nothing any more."""
+        self._moved, self._spare = [], {}
+
+    def _host_buffer(self, num_bytes: int) -> Tensor:
+        spare = self._spare.get(num_bytes)
+        if spare:
+            return spare.pop()
+        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=self._device.type == "cuda")
+
+    def _synchronize(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+def _bytes_of(storage: torch.UntypedStorage) -> Tensor:
+    """Return a storage as a tensor of its bytes."""
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+def _as_in(host: Tensor | None, tensor: Tensor) -> Tensor:
+    """Return a tensor as it lies in the bytes of its storage in main memory; itself if it is not away."""
+    if host is None:
+        return tensor
+    with torch.no_grad():
+        empty = torch.empty(0, dtype=tensor.dtype)
+        return empty.set_(host.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())

@@ -1,0 +1,105 @@
+"""An engine on the device of a trainer: it sleeps while the trainer has the device (`trainer.colocate`)."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Protocol
+
+from rftstream import metrics
+from rftstream.models.device_lock import LOOK_S, DeviceLock
+from rftstream.policies.base import Policy
+
+if TYPE_CHECKING:
+    from rftstream.models.offload import DeviceState
+
+
+class SleepingPolicy(Policy, Protocol):
+    """A policy that can give its device's memory free, in the middle of requests.
+
+    while not policy.sleep():
+        ...
+    while not policy.wake():
+        ...
+    """
+
+    def sleep(self) -> bool:
+        """Begin to fall asleep; return whether the memory is free. Called again until it is.
+
+        From the first call on until `wake` has returned True nothing is sampled: `step` returns at most what had
+        finished, new requests wait, and `load` is not called."""
+
+    def wake(self) -> bool:
+        """Begin to wake; return whether that is done. Active requests then go on, with the weights that there were,
+        from the tokens that they had."""
+
+
+class SleepsByMoving:
+    """A base of policies that hold all of the device's memory as tensors: asleep, these are in main memory, and awake
+    again they are the same, to the bit. On a CPU there is nothing to give free, and nothing is moved."""
+
+    _state: DeviceState
+    """What is moved. The policy makes it."""
+    is_asleep = False
+    """Whether nothing is to be sampled now."""
+
+    def sleep(self) -> bool:
+        """Move everything to main memory."""
+        self.is_asleep = True
+        if not self._state.is_on_cpu:
+            self._state.leave()
+        return True
+
+    def wake(self) -> bool:
+        """Move everything back."""
+        self._state.come()
+        self.is_asleep = False
+        return True
+
+
+class EngineShare:
+    """What an explorer or evaluator knows of the device that it shares with a trainer. Its worker makes it while it
+    holds the device; the step calls `poll` first in each slice of work, and loads weights and begins rollouts only if
+    that says so."""
+
+    def __init__(self, policy: SleepingPolicy, lock: DeviceLock, *, role: str) -> None:
+        """`lock`: held already."""
+        self._policy, self._lock, self._role = policy, lock, role
+        self._state = "awake"
+        self._since = time.perf_counter()
+
+    @property
+    def is_awake(self) -> bool:
+        """Whether the policy samples."""
+        return self._state == "awake"
+
+    def poll(self) -> bool:
+        """Give way to the trainer, or come back after it, as far as that can be done now. Return whether the policy is
+        awake."""
+        if self._state == "awake" and self._lock.is_wanted():
+            self._enter("falls asleep")
+        if self._state == "falls asleep" and self._policy.sleep():
+            self._lock.release()
+            self._enter("asleep")
+        if self._state == "asleep" and self._lock.share():
+            self._enter("wakes")
+        if self._state == "wakes" and self._policy.wake():
+            self._enter("awake")
+        return self.is_awake
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds after which `poll` is to be called again."""
+        return LOOK_S
+
+    def health(self) -> dict[str, object]:
+        """Return what people see of it."""
+        return {"engine": self._state}
+
+    def close(self) -> None:
+        """Release the device. The policy is closed already."""
+        self._lock.release()
+
+    def _enter(self, state: str) -> None:
+        now = time.perf_counter()
+        metrics.DEVICE_SECONDS.labels(self._role, self._state).inc(now - self._since)
+        self._state, self._since = state, now

@@ -1,0 +1,101 @@
+"""The trainer's part in a device that it shares with engines (`trainer.colocate`)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from rftstream import metrics
+from rftstream.clock import Clock
+from rftstream.models.device_lock import DeviceLock
+from rftstream.roles.trainer import TRAINER
+from rftstream.roles.trainer.backend_thread import BackendThread
+
+TAKE_LOOK_S = 0.02
+"""Seconds from one look to the next while engines leave."""
+
+
+class TrainerShare:
+    """The device as the trainer's step uses it. The step makes it, recovers within `recovering`, asks `take` before
+    each update, and calls `leave` when no update follows. Where the trainer has the device alone, nothing happens.
+
+    The log decides when: a trainer asks as soon as a batch is complete on `batches`, and leaves when none is. The lock
+    says who is there. So whoever dies holds nothing, and whoever starts finds out by asking."""
+
+    def __init__(self, lock: DeviceLock | None, backend: BackendThread, clock: Clock) -> None:
+        """`lock`: None where the device is the trainer's alone."""
+        self._lock, self._backend, self._clock = lock, backend, clock
+        self._asked_at: float | None = None
+        """When the device was asked for; None unless it is waited for."""
+        self._held_since: float | None = None
+        self._waited_s = 0.0
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the trainer asks for the device, and engines have it."""
+        return self._asked_at is not None
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds after which `take` is to be called again."""
+        return TAKE_LOOK_S
+
+    @contextlib.contextmanager
+    def recovering(self) -> Iterator[None]:
+        """Have the device for the time that the backend is opened and loaded. Waits for it."""
+        if self._lock is None:
+            yield
+            return
+        self._lock.wait_taken()
+        self._asked_at, self._held_since = None, self._clock.now()
+        try:
+            yield
+        except BaseException:
+            self._lock.release()
+            raise
+        self.leave()
+
+    def take(self) -> bool:
+        """Return whether the trainer has the device; if not, it is asked for, and engines give way."""
+        if self._lock is None or self._held_since is not None:
+            return True
+        now = self._clock.now()
+        if self._asked_at is None:
+            self._asked_at = now
+        if not self._lock.take():
+            return False
+        self._waited_s, self._asked_at, self._held_since = now - self._asked_at, None, now
+        metrics.DEVICE_SECONDS.labels(TRAINER.name, "waits").inc(self._waited_s)
+        return True
+
+    def leave(self) -> None:
+        """Give the device to the engines, or ask for it no more."""
+        if self._lock is None or (self._asked_at is None and self._held_since is None):
+            return
+        if self._held_since is not None:
+            backend: Any = self._backend.backend
+            self._backend.asked(backend.leave_device)()
+            metrics.DEVICE_SECONDS.labels(TRAINER.name, "trains").inc(self._clock.now() - self._held_since)
+        self._lock.release()
+        self._asked_at = self._held_since = None
+
+    def metrics(self) -> dict[str, float]:
+        """Return what a step says of it."""
+        if self._lock is None:
+            return {}
+        waited_s, self._waited_s = self._waited_s, 0.0  # batches that follow in one go did not wait
+        return {"device_wait_s": waited_s}
+
+    def health(self) -> dict[str, object]:
+        """Return what people see of it."""
+        if self._lock is None:
+            return {}
+        if self.is_waiting:
+            return {"device": "waits for the device"}
+        return {"device": "engines have the device" if self._held_since is None else "has the device"}
+
+    def close(self) -> None:
+        """Release the device. The backend is closed already."""
+        if self._lock is not None:
+            self._lock.release()

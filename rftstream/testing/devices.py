@@ -1,0 +1,69 @@
+"""A device that simulated processes share, as those of one machine do."""
+
+from __future__ import annotations
+
+from rftstream.errors import TransportError
+
+
+class MemoryDevice:
+    """Who holds a device of a simulated machine. `Simulation` makes it, gives each process a `MemoryLock` of it, and
+    says which processes have ended."""
+
+    def __init__(self) -> None:
+        self.sharing: set[str] = set()
+        """Names of the processes whose engines hold it."""
+        self.asking: str | None = None
+        """Name of the process whose trainer asks for it or has it."""
+        self.num_taken = 0
+        """How often a trainer got it from engines."""
+
+    def ended(self, process: str) -> None:
+        """Take everything from a process, as a kernel does when the process ends."""
+        self.sharing.discard(process)
+        if self.asking == process:
+            self.asking = None
+
+
+class MemoryLock:
+    """The DeviceLock of one simulated process."""
+
+    def __init__(self, device: MemoryDevice, process: str) -> None:
+        self._device, self._process = device, process
+        self._has = False
+
+    def share(self) -> bool:
+        """Hold the device beside other engines."""
+        if self._device.asking is not None:
+            return False
+        self._device.sharing.add(self._process)
+        return True
+
+    def is_wanted(self) -> bool:
+        """Return whether a trainer asks for the device or has it."""
+        return self._device.asking is not None
+
+    def take(self) -> bool:
+        """Ask for the device, and hold it alone if all others have released it."""
+        if self._device.asking not in (None, self._process):
+            return False
+        self._device.asking = self._process
+        if self._device.sharing:
+            return False
+        self._device.num_taken += not self._has
+        self._has = True
+        return True
+
+    def wait_shared(self) -> None:
+        """Hold the device beside other engines. TransportError if that cannot be done now: the process tries again."""
+        if not self.share():
+            raise TransportError("simulated: the trainer has the device")
+
+    def wait_taken(self) -> None:
+        """Hold the device alone. TransportError if that cannot be done now, and the trainer recovers again."""
+        if not self.take():
+            raise TransportError("simulated: engines have the device")
+
+    def release(self) -> None:
+        """Hold the device no more, and ask for it no more."""
+        self._has = False
+        self._device.ended(self._process)
