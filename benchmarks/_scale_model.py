@@ -19,8 +19,8 @@ from typing import Any
 MEASURED = Path(__file__).parents[1] / "docs" / "measured" / "scale.json"
 """What the costs are fitted to: a copy of the scale.json of the whole benchmark."""
 
-HEARTBEAT_S, FETCH_WAIT_S = 0.5, 0.2
-"""Of a member: seconds between two heartbeats, and how long a broker holds a fetch that finds nothing."""
+HEARTBEATS, MEASURED_SESSION_S = 20, 10.0
+"""Of a member: heartbeats in a session time-out, and the session time-out that its costs were measured with."""
 LINGER_S = 0.02
 """So long a finished rollout waits for others, which then share a transaction."""
 FOLLOWED = 3
@@ -123,7 +123,7 @@ class Load:
     coordinator_cores: float
     rebalances_per_hour: float
     positions_bytes: float
-    """Sent by the coordinator when all explorers begin at once: each asks for the positions of the whole group."""
+    """Sent by the coordinator when all explorers begin at once: each asks for the positions of its own partitions."""
     positions_s: float
     """How long that takes, where the coordinator's network is the limit."""
     join_bytes: float
@@ -218,16 +218,18 @@ def load(plan: Plan, cost: Costs) -> Load:
     touched = owned * (1.0 - (1.0 - 1.0 / owned) ** per_commit)
     bytes_in = rollouts_per_s * plan.rollout_tokens * TOKEN_BYTES
     outcomes_out = rollouts_per_s / plan.group_size * OUTCOME_BYTES * plan.explorers
-    requests = plan.explorers * cost.requests_per_s + commits_per_s * cost.requests_per_commit
+    beats_per_s = HEARTBEATS / plan.session_s
+    waiting_per_s = cost.requests_per_s - HEARTBEATS / MEASURED_SESSION_S + beats_per_s
+    requests = plan.explorers * waiting_per_s + commits_per_s * cost.requests_per_commit
     rollout_ms = cost.commit_ms * commits_per_s + cost.kilobyte_ms * bytes_in / 1e3
-    waiting_cores = plan.explorers * cost.member_ms_per_s / 1e3
-    busy_cores = waiting_cores + rollout_ms / 1e3 * plan.replicas / cost.replicas
-    coordinator = plan.explorers / HEARTBEAT_S + commits_per_s
     request_ms = cost.member_ms_per_s / cost.requests_per_s
+    waiting_cores = plan.explorers * waiting_per_s * request_ms / 1e3
+    busy_cores = waiting_cores + rollout_ms / 1e3 * plan.replicas / cost.replicas
+    coordinator = plan.explorers * beats_per_s + commits_per_s
     readers = math.ceil(plan.explorers / plan.explorers_per_cache)
     delta_bytes = plan.weights_bytes / plan.smaller
     joins_per_s = plan.explorers / plan.lifetime_s
-    positions_bytes = float(working) * plan.partitions * POSITION_BYTES
+    positions_bytes = float(plan.partitions) * POSITION_BYTES
     fetch_s = readers * delta_bytes / plan.store_bytes_per_s
     brokers = max(plan.replicas, math.ceil(busy_cores / (plan.cores * HEADROOM)))
     return Load(

@@ -84,6 +84,13 @@ def test_a_cache_on_a_host_reads_once() -> None:
     assert shared.delta_egress_per_s == 13 * 1e7 / 50
 
 
-def test_all_ask_for_all_positions() -> None:
+def test_each_asks_for_its_own_positions() -> None:
     few, many = load(PLAN, COSTS), load(replace(PLAN, explorers=200, partitions=800), COSTS)
-    assert many.positions_bytes == 4 * few.positions_bytes, "it grows with the square"
+    assert many.positions_bytes == 2 * few.positions_bytes, "it grows with the partitions alone"
+
+
+def test_a_longer_session_has_fewer_heartbeats() -> None:
+    short, long = load(PLAN, COSTS), load(replace(PLAN, session_s=40.0), COSTS)
+    assert short.coordinator_per_s - long.coordinator_per_s == pytest.approx(100 * (20 / 10 - 20 / 40))
+    assert short.requests_per_s - long.requests_per_s == pytest.approx(100 * (20 / 10 - 20 / 40))
+    assert long.waiting_cores == pytest.approx(short.waiting_cores * (20.0 - 1.5) / 20.0)
