@@ -12,13 +12,18 @@ import pytest
 from rftstream import metrics
 from rftstream.clock import SystemClock
 from rftstream.config import registry
+from rftstream.contracts.tasks import ChatMessage, Problem, Sampling
 from rftstream.errors import ConfigError, PolicyError
 from rftstream.models.rendering import FakeRenderer
 from rftstream.policies import openai, routing
 from rftstream.policies.openai import OpenAiPolicy
 from rftstream.policies.routing import ranked
 from rftstream.policies.served import served_parameters
+from rftstream.roles.explorer.turn_loop import TurnLoop
 from rftstream.weights.snapshot import RawTensor
+from tests.flow.environments import Config
+from tests.flow.environments import Conversation as Sums
+from tests.flow.test_turns import ChatRenderer
 from tests.unit import tiny
 from tests.unit.served import Server, echo
 
@@ -38,10 +43,10 @@ def servers(monkeypatch):
 def open_policy(servers):
     with contextlib.ExitStack() as stack:
 
-        def make(num=2, *, model=None, **settings):
+        def make(num=2, *, model=None, renderer=None, **settings):
             urls = [server.url for server in servers[:num]]
             config = registry.build_config(OpenAiPolicy, {"url": urls, "model": "it", **settings}, where="x")
-            policy = OpenAiPolicy(config, model=model, renderer=FakeRenderer(1024), clock=SystemClock())
+            policy = OpenAiPolicy(config, model=model, renderer=renderer or FakeRenderer(1024), clock=SystemClock())
             stack.callback(policy.close)
             return policy
 
@@ -232,14 +237,14 @@ class Updated:
         self.server, self.version = server, 0
         server.usual = self.answer
 
-    def answer(self, body):
+    def answer(self, body, said=()):
         if "version" in body:
             self.version = int(body["version"])
             return {"success": True}
-        tokens = [self.version] * body["max_tokens"]
-        return {"choices": [{
-            "finish_reason": "length", "token_ids": tokens, "logprobs": {"token_logprobs": [-0.5] * len(tokens)},
-        }]}  # fmt: skip
+        tokens = [*said] or [self.version] * body["max_tokens"]
+        logprobs = {"token_logprobs": [-1.0 - self.version] * len(tokens)}
+        reason = "stop" if said else "length"
+        return {"choices": [{"finish_reason": reason, "token_ids": tokens, "logprobs": logprobs}]}
 
 
 @pytest.fixture
@@ -251,8 +256,12 @@ def updated(servers, open_policy, tmp_path):
     tensors = {
         name: RawTensor(dtype, shape, bytes(4 * math.prod(shape))) for name, (dtype, shape) in parameters.items()
     }
-    policy = open_policy(model=spec, update=update, update_folder=str(tmp_path / "served"))
-    return policy, tensors, [Updated(server) for server in servers[:2]]
+    states = [Updated(server) for server in servers[:2]]
+
+    def make(**settings):
+        return open_policy(model=spec, update=update, update_folder=str(tmp_path / "served"), **settings)
+
+    return make, tensors, states
 
 
 def stamped(done):
@@ -261,7 +270,8 @@ def stamped(done):
 
 
 def test_each_server_gets_each_version_when_its_own_requests_have_ended(servers, updated):
-    policy, tensors, _ = updated
+    make, tensors, _ = updated
+    policy = make()
     first, second = first_of(servers[:2])
     policy.load(tensors, tiny.name(1))
     tiny.drain_one(policy, request(0))
@@ -279,7 +289,8 @@ def test_each_server_gets_each_version_when_its_own_requests_have_ended(servers,
 
 
 def test_a_server_that_comes_back_with_older_weights_is_given_them_before_it_is_asked(servers, updated):
-    policy, tensors, states = updated
+    make, tensors, states = updated
+    policy = make()
     first, _ = first_of(servers[:2])
     state = next(one for one in states if one.server is first)
     policy.load(tensors, tiny.name(4))
@@ -302,7 +313,8 @@ def test_a_server_that_comes_back_with_older_weights_is_given_them_before_it_is_
 
 
 def test_a_server_that_cannot_be_given_a_version_is_left_until_it_can(servers, updated):
-    policy, tensors, states = updated
+    make, tensors, states = updated
+    policy = make()
     first, second = first_of(servers[:2])
     policy.load(tensors, tiny.name(1))
     tiny.drain_one(policy, request(0))
@@ -319,10 +331,44 @@ def test_a_server_that_cannot_be_given_a_version_is_left_until_it_can(servers, u
 
 
 def test_servers_that_all_refuse_a_version_are_an_error(servers, updated):
-    policy, tensors, _ = updated
+    make, tensors, _ = updated
+    policy = make()
     for server in servers[:2]:
         server.answers += [(400, {"error": {"message": "no such file"}})] * 100
     policy.load(tensors, tiny.name(1))
     policy.submit(request(0))
     with pytest.raises(PolicyError, match=r"none of 2 servers answers: .*no such file.*; .*no such file"):
         tiny.drain(policy)
+
+
+def test_a_rollout_that_moves_records_which_version_sampled_which_token(servers, updated):
+    """Each turn is of one version, at whatever server: what the servers had stands in the logprobs."""
+    make, tensors, states = updated
+    policy = make(renderer=ChatRenderer())
+    for state in states:
+        state.server.usual = lambda body, state=state: state.answer(body, b"yes\0")
+    loop = TurnLoop(
+        policy=policy, renderer=ChatRenderer(), context=None, now=lambda: 0.0,
+        make_environment=lambda where, name, problem, seed: Sums(Config(turns=3), problem=problem, seed=seed),
+    )  # fmt: skip
+    policy.load(tensors, tiny.name(1))
+    first, second = first_of(servers[:2])
+    until(policy, lambda: all(engine.version == tiny.name(1) for engine in policy._engines.values()))
+    first.hold.clear()
+    loop.start(
+        "a", problem=Problem(messages=(ChatMessage(role="user", content="1+2="),)), seed=1, environment="any",
+        sampling=Sampling(max_tokens=100), where="any", name="g/0", group="g",
+    )  # fmt: skip
+    deadline, finished = time.monotonic() + 120, []
+    while not finished:
+        assert time.monotonic() < deadline
+        finished = loop.step()
+        if prompts(first) and not first.hold.is_set():
+            first.answers += [(200, first.usual({"max_tokens": 4})), *[(503, {})] * 3]
+            policy.load(tensors, tiny.name(2))  # when the first turn has ended; the server cannot be given it
+            first.hold.set()
+    ((attempt,), (segment,)) = finished, finished[0].segments
+    assert attempt.error is None and [body["prompt"] for _, body in second.requests if "prompt" in body]
+    assert [(span.start, span.count, span.version) for span in segment.versions] == [(4, 4, 1), (12, 4, 2), (20, 4, 2)]
+    logprobs = segment.behavior_logprobs.numpy().tolist()
+    assert logprobs == [0] * 4 + [-2] * 4 + [0] * 4 + [-3] * 4 + [0] * 4 + [-3] * 4
