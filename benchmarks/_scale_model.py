@@ -175,19 +175,23 @@ def figures(found: Mapping[str, Any], members: int) -> dict[tuple[str, str], flo
     """Return the figures of one kind of members in a scale.json: what, unit -> value."""
     alone, idle, short, long = (found[name] for name in ("alone", "idle", "short", "long"))
     waiting = _cores(idle, "broker_cpu_s") - _cores(alone, "broker_cpu_s")
+    bare, explorers = found.get("bare", 0), members - found.get("bare", 0)
     result: dict[tuple[str, str], float] = {
+        ("topics made", "s"): found["topics_s"],
         ("all join", "s"): found["join_all_s"],
         ("commits, of 9 KB each", "transactions/s"): short["commits"] / short["seconds"],
         ("commits, of 72 KB each", "transactions/s"): long["commits"] / long["seconds"],
         ("a commit, from done to on the log", "ms"): 1e3 * found["commit_s"],
-        ("a member that waits", "requests/s"): sum(idle["requests"].values()) / idle["seconds"] / members,
+        ("a member that waits", "requests/s"): sum(idle["requests"].values()) / idle["seconds"] / explorers,
         ("a member that waits, brokers", "ms CPU/s"): 1e3 * waiting / members,
-        ("a member that waits, itself", "ms CPU/s"): 1e3 * _cores(idle, "member_cpu_s") / members,
+        ("a member that waits, itself", "ms CPU/s"): 1e3 * _cores(idle, "member_cpu_s") / explorers,
         ("a commit of 9 KB, brokers", "ms CPU"): _commit_ms(short, idle, "broker_cpu_s"),
         ("a commit of 9 KB, all of the member", "ms CPU"): 1e3 * short["member_cpu_s"] / max(1, short["commits"]),
         ("connections to the brokers", "count"): idle["connections"],
         ("memory of the brokers", "MB"): long["broker_rss_bytes"] / 1e6,
     }
+    if bare:
+        result["a bare member, itself", "ms CPU/s"] = 1e3 * _cores(idle, "bare_cpu_s") / bare
     for count, one in found["churn"].items():
         result |= {
             (f"{count} killed", "s"): one["killed_s"],

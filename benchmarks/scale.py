@@ -144,7 +144,7 @@ def _warm_up(servers: str) -> None:
 
 def _measured(group: _Group, members: int, bare: int) -> Iterator[dict[str, Any]]:
     """Yield what was measured so far, again and again: it takes minutes, and a busy machine may end it."""
-    found: dict[str, Any] = {"topics_s": group.topics_s, "alone": asdict(group.use(MEASURED_S / 2))}
+    found: dict[str, Any] = {"bare": bare, "topics_s": group.topics_s, "alone": asdict(group.use(MEASURED_S / 2))}
     group.order(NEVER_S)
     yield found
     found["start_all_s"], found["join_all_s"] = group.begin(members - bare, bare)

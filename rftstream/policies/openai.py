@@ -278,7 +278,7 @@ class OpenAiPolicy:
         call, result, engine = event.call, event.result, self._engines[event.url]
         if call.is_asked:
             engine.on_answer(call, result)
-            if isinstance(result, Completion):
+            if isinstance(result, Completion) and not call.cancelled.is_set():
                 self._num_lost, self._answered_at = 0, time.monotonic()
         is_active = self._active.get(call.request.request_id) is call
         if isinstance(result, ServerFailure):

@@ -71,9 +71,11 @@ class ServedEngine:
 
     def on_answer(self, call: ServedCall, result: Completion | ServerFailure | PolicyError) -> None:
         """Note how a request has ended. A server that failed may have begun anew: it is given its weights again before
-        it is asked again."""
+        it is asked again. One that was aborted says nothing."""
         call.is_asked = False
         self._count(-1)
+        if call.cancelled.is_set():
+            return
         if isinstance(result, ServerFailure):
             self._failed(result.text, is_enough=result.is_enough, after_s=result.after_s)
             if self._asker.takes_versions and not result.is_bad_answer:
