@@ -52,7 +52,7 @@ PACE, TOKENS, OPEN = 0, 1, 2
 """Columns of the parent's row, the first: seconds that a rollout takes, its tokens, and whether members may join."""
 MAX_WAIT_S = 0.5
 SESSION_S = 10.0
-ATTEND_S = 0.1
+ATTEND_S = 0.25
 """Seconds in which each of many members in a process is looked at once. It joins while it is looked at."""
 BY_HAND = "by-hand"
 """Name of the group of the members that are written by hand."""

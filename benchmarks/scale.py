@@ -53,6 +53,14 @@ from rftstream.transport.kafka.transport import KafkaTransport
 
 KINDS = ("ours", "by hand")
 MEMBERS, PARTITIONS, BROKERS = 200, 1_000, 3
+BROKER = {
+    "group.initial.rebalance.delay.ms": 3_000,
+    "log.retention.check.interval.ms": 300_000,
+    "log.cleaner.backoff.ms": 15_000,
+    "num.network.threads": 3,
+    "num.io.threads": 8,
+}
+"""Settings of brokers that scripts/kafka has others for, which suit tests: Kafka's defaults."""
 CHURN = (1, 10, 100)
 """So many are killed, and as many come, one number after the other; those above half of the members are left out."""
 TOPICS = {"control", *EXPLORER.consumes, *EXPLORER.follows, *EXPLORER.produces}
@@ -121,6 +129,7 @@ def run() -> list[dict[str, Any]]:
 def _kafka(folder: Path, nodes: int) -> Iterator[str]:
     command = [sys.executable, str(SCRIPT)]
     options = ["--dir", str(folder), "--nodes", str(nodes), "--owner", str(os.getpid())]
+    options += [word for name, value in BROKER.items() for word in ("--set", f"{name}={value}")]
     started = subprocess.run([*command, "start", *options], stdout=subprocess.PIPE, text=True, check=True)
     try:
         servers = started.stdout.splitlines()[-1]
