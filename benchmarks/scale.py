@@ -68,6 +68,8 @@ BARE_EACH = 50
 """Bare members of a process."""
 TASKS_EACH = 8
 """Tasks that a partition gets at once."""
+BUSY_EACH = 24
+"""The same where few explorers have few of the partitions, and commit as fast as they can."""
 NUM_TOKENS = 1_000
 PACE_S = 4.0
 """Seconds that a rollout takes while members come and go."""
@@ -161,7 +163,7 @@ def _measured(group: _Group, members: int, bare: int) -> Iterator[dict[str, Any]
     found["idle"] = asdict(group.use(MEASURED_S))
     yield found
     for name, tokens in (("short", NUM_TOKENS), ("long", 8 * NUM_TOKENS)):
-        group.fill()
+        group.fill(BUSY_EACH if bare else TASKS_EACH)
         group.order(0.0, tokens)
         time.sleep(SETTLED_S)
         found[name] = asdict(group.use(MEASURED_S))
@@ -245,9 +247,9 @@ class _Group:
         run = self._folder.run_id
         self._producer.commit([codec.to_record(one, topic, place, run=run, writer_epoch=1) for place, one in messages])
 
-    def fill(self) -> None:
-        """Put tasks on every partition, enough until this is called again."""
-        first, self._num_tasks = self._num_tasks, self._num_tasks + TASKS_EACH * self._partitions
+    def fill(self, each: int = TASKS_EACH) -> None:
+        """Put so many tasks on every partition, enough until this is called again."""
+        first, self._num_tasks = self._num_tasks, self._num_tasks + each * self._partitions
         self._put("tasks", [(number % self._partitions, _task(number)) for number in range(first, self._num_tasks)])
 
     def order(self, pace_s: float, num_tokens: int = NUM_TOKENS) -> None:
