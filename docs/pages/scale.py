@@ -9,11 +9,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from benchmarks._scale_model import COORDINATOR_BYTES_PER_S, MEASURED, PLAN, Load, Plan, costs, figures, load
+from benchmarks._scale_model import LARGE, MEASURED, PLAN, Load, Plan, costs, figures, load
 from pages.markdown import table
-
-LARGE = MEASURED.with_name("scale-large.json")
-"""The scale.json of a group that is too large for the machine, with bare members."""
 
 PLANS = {
     "200": replace(PLAN, explorers=200, partitions=1_000),
@@ -118,7 +115,6 @@ def modelled() -> str:
         "rebalances an hour": lambda one: _shown(one.rebalances_per_hour),
         "sent to the leader in each round": lambda one: _size(one.join_bytes),
         "positions sent when all begin": lambda one: _size(one.positions_bytes),
-        f"... at {_size(COORDINATOR_BYTES_PER_S)}/s": lambda one: f"{_shown(one.positions_s)} s",
         "tasks of a dead one wait": lambda one: f"{one.redone_s:g} s",
         "store, deltas": lambda one: _size(one.delta_egress_per_s) + "/s",
         "store, anchors for late ones": lambda one: _size(one.anchor_egress_per_s) + "/s",

@@ -41,6 +41,10 @@ def test_costs_are_what_lies_above_waiting() -> None:
     assert costs.requests_per_commit == pytest.approx(2.0)
     assert costs.client_commit_ms == pytest.approx(14.0)
     assert costs.member_bytes == pytest.approx(1e7)
+    mixed = fit(measured | {"bare": 5, "session_s": 40.0})
+    # 200 ms of CPU a second for 35 counted requests and 5 bare members' heartbeats, one in 2 s each.
+    assert mixed.requests_per_s == pytest.approx(35 / 5 + 1.5), "as they would be with a session of 10 s"
+    assert mixed.member_ms_per_s == pytest.approx(200 / 37.5 * 8.5)
 
 
 def test_what_is_finished_together_is_committed_together() -> None:
