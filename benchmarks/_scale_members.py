@@ -1,9 +1,11 @@
-"""The members of `scale.py`, each in a process of its own.
+"""The members of `scale.py`, each in a process of its own, or many in one.
 
 `explore` is an explorer without an engine: the real loop (ConcurrentService) over the real transport, with a step that
-waits where an engine would sample. `explore_by_hand` is the same loop as one would write it with kafka-python: no
-fencing by ownership, no saved work to restore, no topics to follow. Members and their parent share a table in a file.
-Each member writes its own row, so that it may be killed at any instruction.
+waits where an engine would sample. `attend` is many members in one process, with the transport's member and nothing
+else: to the brokers they are members like others, with connections and heartbeats of their own, which join, share out,
+own partitions and ask for their positions; they fetch nothing and commit nothing. `explore_by_hand` is the same loop
+as one would write it with kafka-python: no fencing by ownership, no saved work to restore, no topics to follow. Members
+and their parent share a table in a file. Each member writes its own row, so that it may be killed at any instruction.
 """
 
 from __future__ import annotations
@@ -50,6 +52,8 @@ PACE, TOKENS, OPEN = 0, 1, 2
 """Columns of the parent's row, the first: seconds that a rollout takes, its tokens, and whether members may join."""
 MAX_WAIT_S = 0.5
 SESSION_S = 10.0
+ATTEND_S = 0.25
+"""Seconds in which each of many members in a process is looked at once. It joins while it is looked at."""
 BY_HAND = "by-hand"
 """Name of the group of the members that are written by hand."""
 TOKEN_BYTES = 9
@@ -100,9 +104,11 @@ class Board:
 class _Line:
     """A member's own row."""
 
-    def __init__(self, board: Board, number: int) -> None:
+    def __init__(self, board: Board, number: int, *, counts: bool = True) -> None:
+        """`counts`: it counts the requests of its process."""
         self._board, self._row = board, board.row(number)
-        self._count_requests()
+        if counts:
+            self._count_requests()
         self.set("began_at", time.monotonic())
 
     def wait(self) -> None:
@@ -249,6 +255,38 @@ def explore(path: Path, rows: int, number: int, config: RunConfig, folder: RunFo
         line.owns(cast(int, service.health()["partitions"]))
         if idle_s > 0:
             service.wait(min(idle_s, MAX_WAIT_S))
+
+
+def attend(path: Path, rows: int, numbers: Sequence[int], config: RunConfig, folder: RunFolder) -> None:
+    """Be members that have their hands full, until the process is killed."""
+    board = Board(path, rows)
+    lines = [_Line(board, number, counts=number == numbers[0]) for number in numbers]
+    transport: Any = KafkaTransport(folder.run_id, config.transport, create=False)
+    members = [
+        transport.member(
+            EXPLORER.name, EXPLORER.consumes, name=f"member-{number}",
+            session_timeout_s=config.transport.session_timeout_s,
+        )
+        for number in numbers
+    ]  # fmt: skip
+    for line in reversed(lines):
+        line.set("ready_at", time.monotonic())
+    lines[0].wait()
+    known: list[Any] = [{} for _ in members]
+    while True:
+        began = time.monotonic()
+        for index, (member, line) in enumerate(zip(members, lines, strict=True)):
+            member.poll(0)
+            assignment = member.assignment()
+            if assignment is known[index]:
+                continue
+            if new := [place for place, given in assignment.items() if known[index].get(place) != given]:
+                for place, position in member.committed(new).items():
+                    member.seek(place, position.offset)
+                member.pause(new)
+            known[index] = assignment
+            line.owns(len(assignment))
+        time.sleep(max(0.0, ATTEND_S - (time.monotonic() - began)))
 
 
 def _service(role: Role, context: RoleContext) -> ConcurrentService | None:

@@ -17,10 +17,13 @@ from pathlib import Path
 from typing import Any
 
 MEASURED = Path(__file__).parents[1] / "docs" / "measured" / "scale.json"
-"""What the costs are fitted to: a copy of the scale.json of the whole benchmark."""
+"""A copy of the scale.json of the benchmark with explorers alone."""
+LARGE = MEASURED.with_name("scale-large.json")
+"""What the costs are fitted to: a copy of the scale.json of a group that is too large for the machine, with bare
+members."""
 
-HEARTBEAT_S, FETCH_WAIT_S = 0.5, 0.2
-"""Of a member: seconds between two heartbeats, and how long a broker holds a fetch that finds nothing."""
+HEARTBEATS, MEASURED_SESSION_S = 20, 10.0
+"""Of a member: heartbeats in a session time-out, and the session time-out that its costs are given for."""
 LINGER_S = 0.02
 """So long a finished rollout waits for others, which then share a transaction."""
 FOLLOWED = 3
@@ -33,8 +36,6 @@ JOIN_BYTES, OWNED_BYTES = 120, 4
 """Of a member's request to join, and for each partition that it names as its own."""
 OUTCOME_BYTES = 400
 """Of a group of eight on `outcomes`, compressed, with its headers."""
-COORDINATOR_BYTES_PER_S = 1e9
-"""What one broker can send."""
 TOKEN_BYTES = 9
 """Of a token in a rollout: id, logprob, mask."""
 HEADROOM = 0.5
@@ -123,9 +124,7 @@ class Load:
     coordinator_cores: float
     rebalances_per_hour: float
     positions_bytes: float
-    """Sent by the coordinator when all explorers begin at once: each asks for the positions of the whole group."""
-    positions_s: float
-    """How long that takes, where the coordinator's network is the limit."""
+    """Sent by the coordinator when all explorers begin at once: each asks for the positions of its own partitions."""
     join_bytes: float
     """Sent to the group's leader in each round of a rebalance."""
     idle_explorers: int
@@ -148,23 +147,29 @@ PLAN = Plan(explorers=1_000, partitions=2_000)
 
 @functools.cache
 def costs() -> Costs:
-    """Return the costs of the machine that docs/measured/scale.json was measured on."""
-    return fit(json.loads(MEASURED.read_text(encoding="utf-8")))
+    """Return the costs of the machine that docs/measured/scale-large.json was measured on."""
+    return fit(json.loads(LARGE.read_text(encoding="utf-8")))
 
 
 def fit(measured: Mapping[str, Any]) -> Costs:
-    """Return the costs that a scale.json shows: what working members cost above waiting ones."""
+    """Return the costs that a scale.json shows: what working members cost above waiting ones, and waiting ones above no
+    members, shared out by requests. Those of bare members are their heartbeats."""
     members, ours = measured["members"], measured["ours"]
+    bare, session_s = measured.get("bare", 0), measured.get("session_s", MEASURED_SESSION_S)
     alone, idle, short, long = (ours[name] for name in ("alone", "idle", "short", "long"))
     commit_ms = _commit_ms(short, idle, "broker_cpu_s")
     kilobytes = (long["num_tokens"] - short["num_tokens"]) * TOKEN_BYTES / 1e3
     transactional = ("Produce", "AddPartitionsToTxn", "AddOffsetsToTxn", "TxnOffsetCommit", "EndTxn")
+    waiting_ms = 1e3 * (_cores(idle, "broker_cpu_s") - _cores(alone, "broker_cpu_s"))
+    counted_per_s = sum(idle["requests"].values()) / idle["seconds"]
+    request_ms = waiting_ms / (counted_per_s + bare * HEARTBEATS / session_s)
+    requests_per_s = counted_per_s / (members - bare) + HEARTBEATS / MEASURED_SESSION_S - HEARTBEATS / session_s
     return Costs(
-        member_ms_per_s=1e3 * (_cores(idle, "broker_cpu_s") - _cores(alone, "broker_cpu_s")) / members,
+        member_ms_per_s=request_ms * requests_per_s,
         commit_ms=commit_ms,
         replicas=min(3, measured["brokers"]),
         kilobyte_ms=max(0.0, _commit_ms(long, idle, "broker_cpu_s") - commit_ms) / kilobytes,
-        requests_per_s=sum(idle["requests"].values()) / idle["seconds"] / members,
+        requests_per_s=requests_per_s,
         requests_per_commit=sum(short["requests"].get(name, 0) for name in transactional) / short["commits"],
         client_commit_ms=1e3 * short["member_cpu_s"] / short["commits"],
         member_bytes=(idle["broker_rss_bytes"] - alone["broker_rss_bytes"]) / members,
@@ -175,19 +180,23 @@ def figures(found: Mapping[str, Any], members: int) -> dict[tuple[str, str], flo
     """Return the figures of one kind of members in a scale.json: what, unit -> value."""
     alone, idle, short, long = (found[name] for name in ("alone", "idle", "short", "long"))
     waiting = _cores(idle, "broker_cpu_s") - _cores(alone, "broker_cpu_s")
+    bare, explorers = found.get("bare", 0), members - found.get("bare", 0)
     result: dict[tuple[str, str], float] = {
+        ("topics made", "s"): found["topics_s"],
         ("all join", "s"): found["join_all_s"],
         ("commits, of 9 KB each", "transactions/s"): short["commits"] / short["seconds"],
         ("commits, of 72 KB each", "transactions/s"): long["commits"] / long["seconds"],
         ("a commit, from done to on the log", "ms"): 1e3 * found["commit_s"],
-        ("a member that waits", "requests/s"): sum(idle["requests"].values()) / idle["seconds"] / members,
+        ("a member that waits", "requests/s"): sum(idle["requests"].values()) / idle["seconds"] / explorers,
         ("a member that waits, brokers", "ms CPU/s"): 1e3 * waiting / members,
-        ("a member that waits, itself", "ms CPU/s"): 1e3 * _cores(idle, "member_cpu_s") / members,
+        ("a member that waits, itself", "ms CPU/s"): 1e3 * _cores(idle, "member_cpu_s") / explorers,
         ("a commit of 9 KB, brokers", "ms CPU"): _commit_ms(short, idle, "broker_cpu_s"),
         ("a commit of 9 KB, all of the member", "ms CPU"): 1e3 * short["member_cpu_s"] / max(1, short["commits"]),
         ("connections to the brokers", "count"): idle["connections"],
         ("memory of the brokers", "MB"): long["broker_rss_bytes"] / 1e6,
     }
+    if bare:
+        result["a bare member, itself", "ms CPU/s"] = 1e3 * _cores(idle, "bare_cpu_s") / bare
     for count, one in found["churn"].items():
         result |= {
             (f"{count} killed", "s"): one["killed_s"],
@@ -218,16 +227,18 @@ def load(plan: Plan, cost: Costs) -> Load:
     touched = owned * (1.0 - (1.0 - 1.0 / owned) ** per_commit)
     bytes_in = rollouts_per_s * plan.rollout_tokens * TOKEN_BYTES
     outcomes_out = rollouts_per_s / plan.group_size * OUTCOME_BYTES * plan.explorers
-    requests = plan.explorers * cost.requests_per_s + commits_per_s * cost.requests_per_commit
+    beats_per_s = HEARTBEATS / plan.session_s
+    waiting_per_s = cost.requests_per_s - HEARTBEATS / MEASURED_SESSION_S + beats_per_s
+    requests = plan.explorers * waiting_per_s + commits_per_s * cost.requests_per_commit
     rollout_ms = cost.commit_ms * commits_per_s + cost.kilobyte_ms * bytes_in / 1e3
-    waiting_cores = plan.explorers * cost.member_ms_per_s / 1e3
-    busy_cores = waiting_cores + rollout_ms / 1e3 * plan.replicas / cost.replicas
-    coordinator = plan.explorers / HEARTBEAT_S + commits_per_s
     request_ms = cost.member_ms_per_s / cost.requests_per_s
+    waiting_cores = plan.explorers * waiting_per_s * request_ms / 1e3
+    busy_cores = waiting_cores + rollout_ms / 1e3 * plan.replicas / cost.replicas
+    coordinator = plan.explorers * beats_per_s + commits_per_s
     readers = math.ceil(plan.explorers / plan.explorers_per_cache)
     delta_bytes = plan.weights_bytes / plan.smaller
     joins_per_s = plan.explorers / plan.lifetime_s
-    positions_bytes = float(working) * plan.partitions * POSITION_BYTES
+    positions_bytes = float(plan.partitions) * POSITION_BYTES
     fetch_s = readers * delta_bytes / plan.store_bytes_per_s
     brokers = max(plan.replicas, math.ceil(busy_cores / (plan.cores * HEADROOM)))
     return Load(
@@ -246,7 +257,6 @@ def load(plan: Plan, cost: Costs) -> Load:
         coordinator_cores=coordinator * request_ms / 1e3,
         rebalances_per_hour=2.0 * joins_per_s * 3600.0,
         positions_bytes=positions_bytes,
-        positions_s=positions_bytes / COORDINATOR_BYTES_PER_S,
         join_bytes=float(plan.explorers * JOIN_BYTES + plan.partitions * OWNED_BYTES),
         idle_explorers=plan.explorers - working,
         redone_s=plan.session_s,

@@ -8,6 +8,10 @@ the first members join together, when all have started. Time to first work: from
 first commit. The reference is a loop that is written by hand with the same client, its cooperative sticky assignor, and
 as many members on the same brokers.
 
+With RFTSTREAM_BENCH_BARE so many of the members are bare (`attend` in `_scale_members.py`), fifty in a process, and the
+others are explorers: for groups that are too large for a machine. Bare ones stay; those that come, go and commit are
+explorers.
+
 RFTSTREAM_BENCH_MEMBERS=20 RFTSTREAM_BENCH_PARTITIONS=60 RFTSTREAM_BENCH_BROKERS=1 RFTSTREAM_BENCH_SECONDS=4
 RFTSTREAM_BENCH_KINDS=ours is done within a minute; KINDS are "ours", "by hand", or both with a comma. All figures, with
 what the brokers and the members used, go to scale.json, of which `_scale_model.py` and docs/pictures/scale.py are made.
@@ -31,7 +35,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from benchmarks._scale_members import Board, explore, explore_by_hand
+from benchmarks._scale_members import Board, attend, explore, explore_by_hand
 from benchmarks._scale_model import figures
 from benchmarks.kafka import SCRIPT
 from rftstream import __version__
@@ -49,16 +53,30 @@ from rftstream.transport.kafka.transport import KafkaTransport
 
 KINDS = ("ours", "by hand")
 MEMBERS, PARTITIONS, BROKERS = 200, 1_000, 3
+BROKER = {
+    "group.initial.rebalance.delay.ms": 3_000,
+    "log.retention.check.interval.ms": 300_000,
+    "log.cleaner.backoff.ms": 15_000,
+    "num.network.threads": 3,
+    "num.io.threads": 8,
+}
+"""Settings of brokers that scripts/kafka has others for, which suit tests: Kafka's defaults."""
 CHURN = (1, 10, 100)
 """So many are killed, and as many come, one number after the other; those above half of the members are left out."""
 TOPICS = {"control", *EXPLORER.consumes, *EXPLORER.follows, *EXPLORER.produces}
+BARE_EACH = 50
+"""Bare members of a process."""
 TASKS_EACH = 8
 """Tasks that a partition gets at once."""
+BUSY_EACH = 24
+"""The same where few explorers have few of the partitions, and commit as fast as they can."""
 NUM_TOKENS = 1_000
 PACE_S = 4.0
 """Seconds that a rollout takes while members come and go."""
 NEVER_S = 1e9
 MEASURED_S = float(os.environ.get("RFTSTREAM_BENCH_SECONDS", 12.0))
+SESSION_S = float(os.environ.get("RFTSTREAM_BENCH_SESSION", 10.0))
+"""`transport.session_timeout_s`."""
 PATIENCE_S = 900.0
 SETTLED_S = 3.0
 """So long members get to end what comes with the beginning."""
@@ -75,6 +93,8 @@ class Use:
     seconds: float
     broker_cpu_s: float
     member_cpu_s: float
+    bare_cpu_s: float
+    """Of the bare members, which `member_cpu_s` and `requests` leave out."""
     broker_bytes: float
     """Read and written by the brokers, sockets and files."""
     broker_rss_bytes: float
@@ -92,6 +112,8 @@ def run() -> list[dict[str, Any]]:
     brokers = int(os.environ.get("RFTSTREAM_BENCH_BROKERS", BROKERS))
     kinds = os.environ.get("RFTSTREAM_BENCH_KINDS", ",".join(KINDS)).split(",")
     about: dict[str, Any] = {"members": members, "partitions": partitions, "brokers": brokers, "cores": os.cpu_count()}
+    bare = int(os.environ.get("RFTSTREAM_BENCH_BARE", 0))
+    about |= {"bare": bare, "session_s": SESSION_S}
     about["load"] = round(os.getloadavg()[0], 1)
     found: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory(prefix="rftstream-bench-") as name:
@@ -99,7 +121,7 @@ def run() -> list[dict[str, Any]]:
         with _kafka(folder / "kafka", brokers) as servers:
             for kind in kinds:
                 with _Group(folder, servers, kind, members, partitions) as group:
-                    for so_far in _measured(group, members):
+                    for so_far in _measured(group, members, bare if kind == "ours" else 0):
                         found[kind] = so_far
                         RESULT.write_text(json.dumps({**about, **found}, indent=2) + "\n", encoding="utf-8")
     return _rows(f"{members} members, {partitions:,} partitions, {brokers} brokers", found, members)
@@ -109,6 +131,7 @@ def run() -> list[dict[str, Any]]:
 def _kafka(folder: Path, nodes: int) -> Iterator[str]:
     command = [sys.executable, str(SCRIPT)]
     options = ["--dir", str(folder), "--nodes", str(nodes), "--owner", str(os.getpid())]
+    options += [word for name, value in BROKER.items() for word in ("--set", f"{name}={value}")]
     started = subprocess.run([*command, "start", *options], stdout=subprocess.PIPE, text=True, check=True)
     try:
         servers = started.stdout.splitlines()[-1]
@@ -130,21 +153,24 @@ def _warm_up(servers: str) -> None:
 # ------------------------------------------------------------------------------------------ what is measured
 
 
-def _measured(group: _Group, members: int) -> Iterator[dict[str, Any]]:
+def _measured(group: _Group, members: int, bare: int) -> Iterator[dict[str, Any]]:
     """Yield what was measured so far, again and again: it takes minutes, and a busy machine may end it."""
-    found: dict[str, Any] = {"topics_s": group.topics_s, "alone": asdict(group.use(MEASURED_S / 2))}
+    found: dict[str, Any] = {"bare": bare, "topics_s": group.topics_s, "alone": asdict(group.use(MEASURED_S / 2))}
     group.order(NEVER_S)
-    found["start_all_s"], found["join_all_s"] = group.begin(members)
+    yield found
+    found["start_all_s"], found["join_all_s"] = group.begin(members - bare, bare)
     time.sleep(SETTLED_S)
     found["idle"] = asdict(group.use(MEASURED_S))
+    yield found
     for name, tokens in (("short", NUM_TOKENS), ("long", 8 * NUM_TOKENS)):
-        group.fill()
+        group.fill(BUSY_EACH if bare else TASKS_EACH)
         group.order(0.0, tokens)
         time.sleep(SETTLED_S)
         found[name] = asdict(group.use(MEASURED_S))
+        yield found
     group.order(PACE_S)
     before = group.commit_sums()
-    churn = [count for count in CHURN if count <= members // 2]
+    churn = [count for count in CHURN if count <= (members - bare) // 2]
     found["churn"] = {}
     for count in churn:
         group.fill()
@@ -169,6 +195,8 @@ class _Group:
         self._rows, self._path = 2 * members + 2 * sum(CHURN) + 1, folder / f"{kind}.board"
         self._board = Board(self._path, self._rows)
         self._alive: dict[int, multiprocessing.Process] = {}
+        self._bare: dict[int, multiprocessing.Process] = {}
+        """Bare members, many of one process."""
         self._next_row, self._num_tasks, self._newest = 1, 0, []  # type: ignore[var-annotated]
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["benchmarks._scale_members"])
@@ -193,34 +221,35 @@ class _Group:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in self._alive.values():
+        processes = {*self._alive.values(), *self._bare.values()}
+        for process in processes:
             process.kill()
-        for process in self._alive.values():
+        for process in processes:
             process.join()
         self._log.close()
 
     def _make_topics(self) -> None:
         """Make the topics that explorers use. A broker that opens so many logs may not answer for a while."""
         wanted = {name: settings for name, settings in wanted_topics(self._config).items() if name in TOPICS}
+        self._log.admin.ensure_topics(wanted)
+        self._log.admin.commit_initial("explorer", ["tasks"])
         deadline = time.monotonic() + PATIENCE_S
-        while True:
-            try:
-                self._log.admin.ensure_topics(wanted)
-                self._log.admin.commit_initial("explorer", ["tasks"])
-                for topic in wanted:
+        for topic in wanted:
+            while True:
+                try:
                     self._log.admin.end_offsets(topic)
-                return
-            except TransportError:
-                if time.monotonic() > deadline:
-                    raise
+                    break
+                except TransportError:
+                    if time.monotonic() > deadline:
+                        raise
 
     def _put(self, topic: str, messages: Sequence[tuple[int, Any]]) -> None:
         run = self._folder.run_id
         self._producer.commit([codec.to_record(one, topic, place, run=run, writer_epoch=1) for place, one in messages])
 
-    def fill(self) -> None:
-        """Put tasks on every partition, enough until this is called again."""
-        first, self._num_tasks = self._num_tasks, self._num_tasks + TASKS_EACH * self._partitions
+    def fill(self, each: int = TASKS_EACH) -> None:
+        """Put so many tasks on every partition, enough until this is called again."""
+        first, self._num_tasks = self._num_tasks, self._num_tasks + each * self._partitions
         self._put("tasks", [(number % self._partitions, _task(number)) for number in range(first, self._num_tasks)])
 
     def order(self, pace_s: float, num_tokens: int = NUM_TOKENS) -> None:
@@ -228,11 +257,12 @@ class _Group:
 
     # ------------------------------------------------------------------------------------------ who comes and goes
 
-    def begin(self, count: int) -> tuple[float, float]:
+    def begin(self, count: int, bare: int) -> tuple[float, float]:
         """Start so many and, when all have their clients, let them join; return the seconds of both."""
         began = time.monotonic()
+        self._start_bare(bare)
         self._start(count)
-        while not self._board.column("ready_at", self._newest).all():
+        while not self._board.column("ready_at", [*self._bare, *self._newest]).all():
             assert time.monotonic() < began + PATIENCE_S, f"{self._kind}: not started within {PATIENCE_S:g} s"
             time.sleep(0.1)
         joined = time.monotonic()
@@ -260,6 +290,16 @@ class _Group:
             process.start()
             self._alive[number] = process  # type: ignore[assignment]
 
+    def _start_bare(self, count: int) -> None:
+        first = self._next_row
+        self._next_row += count
+        for start in range(first, self._next_row, BARE_EACH):
+            numbers = list(range(start, min(start + BARE_EACH, self._next_row)))
+            arguments = (self._path, self._rows, numbers, self._config, self._folder)
+            process = self._context.Process(target=attend, args=arguments, daemon=True)
+            process.start()
+            self._bare |= dict.fromkeys(numbers, process)  # type: ignore[arg-type]
+
     def kill(self, count: int) -> float:
         """Kill the oldest; return the seconds until others own what was theirs."""
         began = time.monotonic()
@@ -272,11 +312,12 @@ class _Group:
     def _settled(self) -> float:
         """Wait until every partition has an owner that lives, evenly; return since when that is so."""
         deadline, since = time.monotonic() + PATIENCE_S, 0.0
-        fewest = self._partitions // len(self._alive)
+        everybody = self._alive | self._bare
+        fewest = self._partitions // len(everybody)
         while True:
             now = time.monotonic()
             assert now < deadline, f"{self._kind}: not shared out within {PATIENCE_S:g} s: {self._shares()}"
-            dead = [number for number, process in self._alive.items() if not process.is_alive()]
+            dead = [number for number, process in everybody.items() if not process.is_alive()]
             assert not dead, f"{self._kind}: members {dead} ended"
             shares = self._shares()
             if shares.sum() != self._partitions or shares.min() < fewest or shares.max() > fewest + 1:
@@ -288,7 +329,7 @@ class _Group:
             time.sleep(0.05)
 
     def _shares(self) -> np.ndarray:
-        return self._board.column("owned", list(self._alive))
+        return self._board.column("owned", [*self._alive, *self._bare])
 
     def first_work_s(self, count: int) -> list[float]:
         """Wait until each of the newest has committed something; return how long each took."""
@@ -310,6 +351,7 @@ class _Group:
             seconds=took,
             broker_cpu_s=after["broker_cpu_s"] - before["broker_cpu_s"],
             member_cpu_s=after["member_cpu_s"] - before["member_cpu_s"],
+            bare_cpu_s=after["bare_cpu_s"] - before["bare_cpu_s"],
             broker_bytes=after["bytes"] - before["bytes"],
             broker_rss_bytes=sum(broker.memory_info().rss for broker in self._brokers),
             connections=sum(len(psutil.Process(pid).net_connections("tcp")) for pid in brokers),
@@ -322,6 +364,7 @@ class _Group:
         io = [broker.io_counters() for broker in self._brokers]
         return {
             "broker_cpu_s": sum(_cpu_s(broker.pid) for broker in self._brokers),
+            "bare_cpu_s": sum(_cpu_s(process.pid or 0) for process in set(self._bare.values())),
             "member_cpu_s": sum(_cpu_s(process.pid or 0) for process in self._alive.values()),
             "bytes": sum(one.read_chars + one.write_chars for one in io),
             "requests": self._board.requests(list(self._alive)),
@@ -351,7 +394,12 @@ def _config(folder: Path, servers: str, partitions: int) -> RunConfig:
             "tasksets": {"sums": {"source": "arithmetic"}},
             "explorer": {"policy": "fake"},
             "trainer": {"backend": "fake"},
-            "transport": {"kind": "kafka", "servers": servers, "partitions": partitions},
+            "transport": {
+                "kind": "kafka",
+                "servers": servers,
+                "partitions": partitions,
+                "session_timeout_s": SESSION_S,
+            },
             "base": str(folder),
         }
     )

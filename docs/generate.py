@@ -70,6 +70,8 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "performance learning": performance.learning,
     "performance others": performance.others,
     "performance machines": performance.machines,
+    "scale large": scale.large,
+    "scale large on": scale.large_on,
     "scale measured": scale.measured,
     "scale measured on": scale.measured_on,
     "scale fitted": scale.fitted,

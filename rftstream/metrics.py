@@ -124,6 +124,21 @@ PARTIAL_TOKENS = Counter(
     ["result"],
     registry=REGISTRY,
 )
+SERVER_REQUESTS = Counter(
+    "rftstream_server_requests",
+    "Requests to model servers that sample, by how they ended: answered; refused, with this request's rollout; failed.",
+    ["server", "result"],
+    registry=REGISTRY,
+)
+SERVER_IN_FLIGHT = Gauge(
+    "rftstream_server_in_flight", "Requests on the way to a model server that samples.", ["server"], registry=REGISTRY
+)
+SERVER_UP = Gauge(
+    "rftstream_server_up",
+    "Whether a model server is asked to sample (1), or has failed and is left alone (0).",
+    ["server"],
+    registry=REGISTRY,
+)
 ENVIRONMENT_SECONDS = Histogram(
     "rftstream_environment_seconds",
     "Time of one call of an environment, by method.",

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from benchmarks._scale_model import COORDINATOR_BYTES_PER_S, MEASURED, PLAN, Load, Plan, costs, figures, load
+from benchmarks._scale_model import LARGE, MEASURED, PLAN, Load, Plan, costs, figures, load
 from pages.markdown import table
 
 PLANS = {
@@ -42,13 +42,37 @@ def measured() -> str:
 
 def measured_on() -> str:
     found = json.loads(MEASURED.read_text(encoding="utf-8"))
-    brokers = "one broker" if found["brokers"] == 1 else f"{found['brokers']} brokers"
     return textwrap.fill(
-        f"{found['members']} members in one group, {found['partitions']:,} partitions of each topic, {brokers}, "
+        f"{found['members']} members in one group, {found['partitions']:,} partitions of each topic, "
+        f"{_brokers(found['brokers'])}, "
         f"{found['cores']} cores for brokers and members together, which others used as well: the 1-minute load was "
         f"about {found['load']:.0f}. Times are upper bounds; CPU of brokers and members is what they used themselves.",
         120,
     )
+
+
+def large() -> str:
+    """Return the figures of a group of which most members are bare."""
+    found = json.loads(LARGE.read_text(encoding="utf-8"))
+    return table(
+        ("what", "unit", f"{found['members']} members"),
+        [(what, unit, _shown(value)) for (what, unit), value in figures(found["ours"], found["members"]).items()],
+    )
+
+
+def large_on() -> str:
+    found = json.loads(LARGE.read_text(encoding="utf-8"))
+    return textwrap.fill(
+        f"{found['members']} members in one group, of which {found['bare']} are bare and "
+        f"{found['members'] - found['bare']} are explorers; {found['partitions']:,} partitions of each topic; "
+        f"{_brokers(found['brokers'])}; `session_timeout_s = {found['session_s']:g}`; {found['cores']} cores for all, "
+        f"with a 1-minute load of {found['load']:.0f} before.",
+        120,
+    )
+
+
+def _brokers(count: int) -> str:
+    return "one broker" if count == 1 else f"{count} brokers"
 
 
 def fitted() -> str:
@@ -91,7 +115,6 @@ def modelled() -> str:
         "rebalances an hour": lambda one: _shown(one.rebalances_per_hour),
         "sent to the leader in each round": lambda one: _size(one.join_bytes),
         "positions sent when all begin": lambda one: _size(one.positions_bytes),
-        f"... at {_size(COORDINATOR_BYTES_PER_S)}/s": lambda one: f"{_shown(one.positions_s)} s",
         "tasks of a dead one wait": lambda one: f"{one.redone_s:g} s",
         "store, deltas": lambda one: _size(one.delta_egress_per_s) + "/s",
         "store, anchors for late ones": lambda one: _size(one.anchor_egress_per_s) + "/s",

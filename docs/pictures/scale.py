@@ -2,7 +2,7 @@
 
     python docs/pictures/scale.py
 
-The model is benchmarks/_scale_model.py, what was measured is docs/measured/scale.json (`make bench ONLY=scale`).
+The model is benchmarks/_scale_model.py, what was measured is docs/measured/scale-large.json (`make bench ONLY=scale`).
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ class ModelServer:
                 f"{section}.api_key: found a space, a line break or another sign that no header can hold (it is not "
                 "shown here), expected the key alone; set the environment variable without it"
             )
-        parts = _split(url, section)
+        parts = split_url(url, section)
         path = f"{parts.path.rstrip('/')}/{resource}"
         self.where = f"{parts.scheme}://{parts.netloc}{path}"
         self._address = _Address(parts, path)
@@ -271,7 +271,9 @@ def _close_all(connections: deque[_Connection]) -> None:
         connections.pop().close()
 
 
-def _split(url: str, section: str) -> SplitResult:
+def split_url(url: str, section: str) -> SplitResult:
+    """Return the parts of a server's url. ConfigError, which names `section` of the run file, for one that is none or
+    holds a key."""
     try:
         parts = urlsplit(url)
         is_one = parts.scheme in ("http", "https") and parts.hostname and parts.username is None and parts.port != 0

@@ -50,6 +50,12 @@ class SampleRequest:
     """The `sampler_state` that `so_far` gave together with these tokens."""
     images: tuple[ImageSpan, ...] = ()
     """Where images stand in `token_ids`. Only a policy that declares `takes_images` is given any."""
+    group_id: str = ""
+    """Names the requests that begin with the same prompt: those of a group. With several servers, one of them gets
+    them. Empty: there are no others."""
+    rollout_id: str = ""
+    """Names the requests of which each may begin with the one before: those of a rollout. With several servers, one of
+    them gets them. Empty: `request_id` does."""
     may_go_on: bool = False
     """Whether a later request may begin with these tokens and what is sampled, as the next turn of a rollout does. An
     engine may keep what it has computed for that."""

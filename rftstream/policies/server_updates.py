@@ -1,4 +1,4 @@
-"""New weights for a served model. They are written as a model folder that the server can read, too; then the server
+"""New weights for a served model. They are written as a model folder that its servers can read, too; then each server
 is asked by HTTP to load it."""
 
 from __future__ import annotations
@@ -64,15 +64,15 @@ HINTS = {
 
 
 class ServerUpdates:
-    """The way of a version to a server. `OpenAiPolicy` makes it. For each version it calls `write`; then `send`,
-    from any thread, when no request is on the way."""
+    """The way of a version to the servers. `OpenAiPolicy` makes it. For each version it calls `write`; then `send` for
+    each server, from any thread, when no request is on the way there."""
 
     def __init__(
         self,
         update: str | Sequence[UpdateRequest],
         *,
         folder: str | None,
-        url: str,
+        urls: Sequence[str],
         api_key: str | None,
         timeout_s: float,
         tries: int,
@@ -80,19 +80,20 @@ class ServerUpdates:
         model: ModelSpec,
     ) -> None:
         """`folder` is where the folders of versions are made; by default, the machine's folder for temporary files.
-        ConfigError if it cannot be used."""
+        ConfigError if it cannot be used. The only server is asked again, `tries` times in all; with others about, a
+        server that fails is left to the policy."""
         self._requests = KNOWN[update] if isinstance(update, str) else update
         self._hint = HINTS.get(update, "") if isinstance(update, str) else ""
         if isinstance(update, str) and ImageTokens.of(model.folder) is not None:
             self._requests = (*self._requests, _FORGET_IMAGES)
-        root = root_of(url)
-        self._servers = [
-            ModelServer(root, one.path.lstrip("/"), api_key=api_key, timeout_s=timeout_s, tries=tries, section=section)
-            for one in self._requests
-        ]
+        options: dict[str, Any] = {"api_key": api_key, "timeout_s": timeout_s, "section": section}
+        options["tries"] = tries if len(urls) == 1 else 1
+        self._servers = {
+            url: [ModelServer(root_of(url), one.path.lstrip("/"), **options) for one in self._requests] for url in urls
+        }
         self._tries, self._spec = tries, model
         self._parameters, _ = served_parameters(model)
-        self._parent = _own_folder(Path(folder or tempfile.gettempdir()), url, f"{section}.update_folder")
+        self._parent = _own_folder(Path(folder or tempfile.gettempdir()), " ".join(urls), f"{section}.update_folder")
 
     def write(
         self, tensors: Mapping[str, RawTensor], name: VersionName, *, keep: Collection[VersionName | None]
@@ -113,12 +114,12 @@ class ServerUpdates:
         with (folder / "model.safetensors").open("wb") as file:
             write_snapshot(file, whole, {"format": "pt"})
 
-    def send(self, name: VersionName, call: Call) -> None:
-        """Ask the server to load a version that was written. The server has the weights when this returns. Raises
-        Refused or Unreachable, with a hint."""
+    def send(self, url: str, name: VersionName, call: Call) -> None:
+        """Ask the server at `url` to load a version that was written. The server has the weights when this returns.
+        Raises Refused or Unreachable, with a hint."""
         values = {"{folder}": str(self._folder(name)), "{version}": str(name.version)}
         try:
-            for server, request in zip(self._servers, self._requests, strict=True):
+            for server, request in zip(self._servers[url], self._requests, strict=True):
                 self._ask(server, _filled(request.body, values), call)
         except (Refused, Unreachable) as error:
             raise type(error)(f"new weights: {error}{'; ' if self._hint else ''}{self._hint}") from error
@@ -139,8 +140,9 @@ class ServerUpdates:
 
     def close(self) -> None:
         """Close the connections, and delete the folders of all versions."""
-        for server in self._servers:
-            server.close()
+        for servers in self._servers.values():
+            for server in servers:
+                server.close()
         shutil.rmtree(self._parent, ignore_errors=True)
 
 
@@ -149,10 +151,10 @@ def root_of(url: str) -> str:
     return url.rstrip("/").removesuffix("/v1")
 
 
-def _own_folder(parent: Path, url: str, where: str) -> Path:
-    """Return an empty folder that belongs to this user. Its name is the same for a url each time, so that a killed
-    worker leaves nothing behind. ConfigError if there is none."""
-    folder = parent / f"rftstream-served-{os.getuid()}-{hashlib.sha256(url.encode()).hexdigest()[:12]}"
+def _own_folder(parent: Path, urls: str, where: str) -> Path:
+    """Return an empty folder that belongs to this user. Its name is the same for the same urls each time, so that a
+    killed worker leaves nothing behind. ConfigError if there is none."""
+    folder = parent / f"rftstream-served-{os.getuid()}-{hashlib.sha256(urls.encode()).hexdigest()[:12]}"
     try:
         folder.mkdir(exist_ok=True)
         if folder.is_symlink() or folder.stat().st_uid != os.getuid():

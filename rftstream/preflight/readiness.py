@@ -28,6 +28,7 @@ from rftstream.models.folder import check_complete, prepare_model
 from rftstream.models.image_tokens import ImageTokens, check_takes_images
 from rftstream.models.rendering import open_renderer
 from rftstream.models.spec import ModelSpec
+from rftstream.preflight.model_servers import look_at_servers
 from rftstream.preflight.programs import isolations, look_at_sandbox
 from rftstream.runs.folder import RunFolder, candidates_here, check_transport, open_store, store_place
 from rftstream.runs.init_from import fetch_initial
@@ -112,6 +113,8 @@ def requirements(
     if here and isolations(config):
         yield Requirement("sandbox", lambda: look_at_sandbox(config))
     if here:
+        policies = list(dict.fromkeys(name for kind, name in _parts(config) if kind == "policy"))
+        yield Requirement("model servers", lambda: look_at_servers(config, policies))
         yield Requirement("object store", lambda: _store(config, folder, patience_s))
 
 

@@ -77,6 +77,8 @@ def test_what_was_not_committed_is_never_seen(connect: Connect, transport: Kafka
     # It stands behind the open one: readers get to it when that one has ended.
     assert texts(read_all(transport, ["b"])) == ["before"]
     assert transport.admin.stable_positions("g") is None
+    assert transport.admin.stable_positions("g", [A0]) is None
+    assert transport.admin.stable_positions("g", [TopicPartition("b", 0)]) == {}, "nobody waits for others' commits"
     with pytest.raises(TransportError, match="hides"):
         transport.admin.end_offsets("b", settled=True)
     # A successor's start ends it at once.

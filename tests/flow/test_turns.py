@@ -121,7 +121,8 @@ def attempt_of(
     loop = TurnLoop(policy=parrot, renderer=ChatRenderer(context), make_environment=make, context=context,
                     now=lambda: 0.0)  # fmt: skip
     loop.start("a", problem=Problem(messages=(ChatMessage(role="user", content="1+2="),)),
-               sampling=Sampling(max_tokens=max_tokens), seed=100, environment="any", where="any")  # fmt: skip
+               sampling=Sampling(max_tokens=max_tokens), seed=100, environment="any", where="any", name="g/0",
+               group="g")  # fmt: skip
     for _ in range(20):
         if finished := loop.step():
             assert loop.num_open == 0
@@ -148,6 +149,12 @@ def test_each_turn_has_a_seed_of_its_own_and_what_is_left_of_the_tokens() -> Non
     _, parrot = attempt_of(turns=3, max_tokens=10)
     assert [request.seed for request in parrot.requests] == [100, 101, 102]
     assert [request.max_tokens for request in parrot.requests] == [10, 6, 2]
+
+
+def test_all_turns_name_their_rollout_and_its_group() -> None:
+    """A policy with several servers has one of them sample all of them."""
+    _, parrot = attempt_of(turns=3)
+    assert [(request.rollout_id, request.group_id) for request in parrot.requests] == [("g/0", "g")] * 3
 
 
 def test_the_last_turn_may_be_cut_short() -> None:

@@ -62,7 +62,7 @@ EXCEPTIONS = {
     ("rftstream/launch/zygote.py", "code"): "the exit code of a worker",
     ("rftstream/queries/ledger.py", "code"): "a column",
     ("rftstream/rewards/code.py", "language"): "a column: the programming language of an answer",
-    ("rftstream/policies/openai.py", "length"): "why a completion ended",
+    ("rftstream/policies/served_completions.py", "length"): "why a completion ended",
     ("rftstream/policies/vllm_engine.py", "length"): "why a completion ended",
     ("rftstream/preflight/trial.py", "length"): "why a completion ended",
     ("rftstream/roles/explorer/attempt.py", "length"): "why a completion ended",

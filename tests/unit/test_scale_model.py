@@ -41,6 +41,10 @@ def test_costs_are_what_lies_above_waiting() -> None:
     assert costs.requests_per_commit == pytest.approx(2.0)
     assert costs.client_commit_ms == pytest.approx(14.0)
     assert costs.member_bytes == pytest.approx(1e7)
+    mixed = fit(measured | {"bare": 5, "session_s": 40.0})
+    # 200 ms of CPU a second for 35 counted requests and 5 bare members' heartbeats, one in 2 s each.
+    assert mixed.requests_per_s == pytest.approx(35 / 5 + 1.5), "as they would be with a session of 10 s"
+    assert mixed.member_ms_per_s == pytest.approx(200 / 37.5 * 8.5)
 
 
 def test_what_is_finished_together_is_committed_together() -> None:
@@ -84,6 +88,13 @@ def test_a_cache_on_a_host_reads_once() -> None:
     assert shared.delta_egress_per_s == 13 * 1e7 / 50
 
 
-def test_all_ask_for_all_positions() -> None:
+def test_each_asks_for_its_own_positions() -> None:
     few, many = load(PLAN, COSTS), load(replace(PLAN, explorers=200, partitions=800), COSTS)
-    assert many.positions_bytes == 4 * few.positions_bytes, "it grows with the square"
+    assert many.positions_bytes == 2 * few.positions_bytes, "it grows with the partitions alone"
+
+
+def test_a_longer_session_has_fewer_heartbeats() -> None:
+    short, long = load(PLAN, COSTS), load(replace(PLAN, session_s=40.0), COSTS)
+    assert short.coordinator_per_s - long.coordinator_per_s == pytest.approx(100 * (20 / 10 - 20 / 40))
+    assert short.requests_per_s - long.requests_per_s == pytest.approx(100 * (20 / 10 - 20 / 40))
+    assert long.waiting_cores == pytest.approx(short.waiting_cores * (20.0 - 1.5) / 20.0)

@@ -257,6 +257,7 @@ class EvaluatorStep(SingleStepDefaults):
             truncate=True,
             renderer=evaluation.renderer,
             name=f"{evaluation.name} {key}",
+            group=f"{evaluation.name} {sample.index}",
         )
 
     def _result(self, running: _Running) -> EvalResult:

@@ -131,6 +131,8 @@ class CallSampler:
                 sampling=sampling,
                 seed=open_call.seed,
                 max_tokens=max(1, min(limit for limit in limits if limit is not None)),
+                group_id=session.rollout.task.ids.group_id,
+                rollout_id=session.rollout.task.ids.rollout_id,
                 may_go_on=True,
             )
         )

@@ -60,6 +60,7 @@ class RolloutsInHand:
                 saved=saved,
                 on_resumed=lambda goes_on: self._resumed(work, saved, goes_on=goes_on),
                 name=task.ids.rollout_id,
+                group=task.ids.group_id,
                 states=self._states.of(work.partition, task.ids.rollout_id),
             )
             work.saved = None

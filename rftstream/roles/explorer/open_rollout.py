@@ -190,7 +190,9 @@ class OpenRollout:
     truncate: bool
     renderer: Renderer
     name: str
-    """What it is called in log lines."""
+    """What it is called in log lines, and by policies with several servers."""
+    group: str = field(default="", kw_only=True)
+    """What the rollouts with the same problem are called."""
     context: float
     """Most tokens of prompt and completion together; infinite for no limit."""
     has_one_turn: bool = False

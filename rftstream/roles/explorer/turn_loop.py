@@ -121,6 +121,7 @@ class TurnLoop:
         saved: SavedRollout | None = None,
         on_resumed: Callable[[bool], None] = lambda goes_on: None,
         name: str = "",
+        group: str = "",
         states: StateKeeper | None = None,
     ) -> None:
         """Begin a rollout, or have it go on from `saved`. `on_resumed` then hears whether it does, or begins anew,
@@ -129,7 +130,8 @@ class TurnLoop:
         `environment`: its name. `where`: the place in the run file that names it, and may have settings for it.
         `truncate`: a prompt longer than the context is cut from the left, else the attempt fails. `renderer`: with
         another chat template than the loop's. `name`: what the rollout is called in log lines; default: its key.
-        `states`: keeps large states of its environment; None: all are handed out as they are."""
+        `group`: what the rollouts with the same problem are called. `states`: keeps large states of its environment;
+        None: all are handed out as they are."""
 
         def session() -> EnvironmentSession:
             return EnvironmentSession(
@@ -176,6 +178,7 @@ class TurnLoop:
             truncate=truncate,
             renderer=renderer or self.renderer,
             name=name or key,
+            group=group,
             context=self._context,
             has_one_turn=self._has_one_turn(environment),
         )
@@ -314,6 +317,8 @@ class TurnLoop:
                 num_sampled=state.carried,
                 sampler_state=state.sampler_state,
                 images=tuple(state.segments[-1].images),
+                group_id=state.group,
+                rollout_id=state.name,
                 may_go_on=not state.has_one_turn,
             )
         )

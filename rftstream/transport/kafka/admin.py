@@ -21,6 +21,7 @@ from rftstream.transport.kafka.cluster_check import KafkaLook
 from rftstream.transport.kafka.connection import KafkaClientFactory
 from rftstream.transport.kafka.ends import SEEN_S, LogEnds
 from rftstream.transport.kafka.member import KafkaReader
+from rftstream.transport.kafka.topic_leaders import MAKING_S, num_led, wait_for_leaders
 
 OVERHEAD_BYTES = 1 << 20
 """Bytes by which a topic's limit for batches exceeds its largest record. From the limit the largest record is known."""
@@ -49,19 +50,21 @@ class KafkaAdmin:
         missing = {name: settings for name, settings in topics.items() if name not in existing}
         if not missing:
             return
+        with self.connection.patient(MAKING_S):
+            self._create_topics(missing)
+            self.ensure_topics(topics)  # Somebody may have made one of them meanwhile, with other settings.
+
+    def _create_topics(self, missing: Mapping[str, TopicSettings]) -> None:
+        wanted = {self._clients.name(name): settings for name, settings in missing.items()}
+        options = {name: self._topic_options(settings) for name, settings in wanted.items()}
         try:
-            self.connection.ask(
-                "create topics",
-                lambda client: client.create_topics(
-                    {self._clients.name(name): self._topic_options(settings) for name, settings in missing.items()}
-                ),
-            )
+            self.connection.ask("create topics", lambda client: client.create_topics(options))
         except TransportError as error:
             if "TopicAlreadyExists" not in str(error):
                 raise
-        names = [self._clients.name(name) for name in missing]
-        self.connection.ask("wait for topics", lambda client: client.wait_for_topics(names))
-        self.ensure_topics(topics)  # Somebody may have made one of them meanwhile, with other settings.
+        num_partitions = sum(settings.partitions for settings in missing.values())
+        what = f"topics of {self._clients.run_id}"
+        wait_for_leaders(lambda: num_led(self.connection, list(wanted)), num_partitions, what=what)
 
     def _topic_options(self, settings: TopicSettings) -> dict[str, Any]:
         configs = {
@@ -160,13 +163,19 @@ class KafkaAdmin:
             time.sleep(SEEN_S)
         return found
 
-    def stable_positions(self, group: str) -> dict[TopicPartition, Position] | None:
-        """Return the positions of a group, or None while a commit of one of them is pending."""
+    def stable_positions(
+        self, group: str, partitions: Collection[TopicPartition] | None = None
+    ) -> dict[TopicPartition, Position] | None:
+        """Return a group's positions of these partitions, of all by default; None while a commit of one of them is
+        pending."""
+        if partitions is not None and not partitions:
+            return {}
         name = self._clients.name(group)
+        wanted = None if partitions is None else [self._clients.partition(place) for place in partitions]
         try:
             found = self.connection.ask(
                 "positions",
-                lambda client: client.list_group_offsets({name: None})[name],
+                lambda client: client.list_group_offsets({name: wanted})[name],
                 but=kafka_errors.UnstableOffsetCommitError,
             )
         except kafka_errors.UnstableOffsetCommitError:
@@ -178,20 +187,21 @@ class KafkaAdmin:
         }
 
     def commit_initial(self, group: str, topics: Collection[str]) -> None:
-        there = self.committed(group)
-        missing = {
-            partition: OffsetAndMetadata(0, "", -1)
-            for topic in topics
-            for partition in self._partitions(topic)
-            if self._clients.place(partition) not in there
-        }
-        if missing:
-            said = self.connection.ask(
-                "commit positions", lambda client: client.alter_group_offsets(self._clients.name(group), missing)
-            )
-            for error in said.values():
-                if issubclass(error, kafka_errors.AuthorizationError):  # the client raises nothing for a partition
-                    raise self._clients.reworded(error(), f"commit positions of {group}")
+        with self.connection.patient(MAKING_S):
+            there = self.committed(group)
+            missing = {
+                partition: OffsetAndMetadata(0, "", -1)
+                for topic in topics
+                for partition in self._partitions(topic)
+                if self._clients.place(partition) not in there
+            }
+            if missing:
+                said = self.connection.ask(
+                    "commit positions", lambda client: client.alter_group_offsets(self._clients.name(group), missing)
+                )
+                for error in said.values():
+                    if issubclass(error, kafka_errors.AuthorizationError):  # the client raises nothing for a partition
+                        raise self._clients.reworded(error(), f"commit positions of {group}")
 
     def lag(self, group: str, topic: str) -> dict[TopicPartition, int]:
         """Count records as `Admin` says. Marks of transactions take offsets, so the records have to be read to be

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from kafka import KafkaAdminClient
@@ -14,7 +15,7 @@ from rftstream.transport.kafka.compat import StableAdminClient
 from rftstream.transport.kafka.connection import KafkaClientFactory, is_passing
 
 PATIENCE_S = 8.0
-"""Seconds for which a question is asked again."""
+"""Seconds for which a question is asked again, unless the asker is `patient`."""
 
 T = TypeVar("T")
 
@@ -28,13 +29,23 @@ class AdminConnection:
     def __init__(self, clients: KafkaClientFactory) -> None:
         self._clients = clients
         self._made: StableAdminClient | None = None
+        self._patience_s = PATIENCE_S
+
+    @contextlib.contextmanager
+    def patient(self, patience_s: float) -> Iterator[None]:
+        """Within this, ask again for so many seconds: brokers that have much to do may answer nothing for long."""
+        before, self._patience_s = self._patience_s, patience_s
+        try:
+            yield
+        finally:
+            self._patience_s = before
 
     def ask(self, what: str, question: Callable[[KafkaAdminClient], T], *, but: type[Exception] | None = None) -> T:
         """Return the answer to `question`. It is asked again while brokers come and go. Errors of type `but` come out.
 
         A client that got no answer in all that time is closed: what it knows of the cluster may date from a time when a
         broker was away, and it does not look again (3.0.12, measured). `what` names the question in errors."""
-        until = time.monotonic() + PATIENCE_S
+        until = time.monotonic() + self._patience_s
         while True:
             if self._made is None:
                 self._made = self._clients.admin(StableAdminClient)

@@ -34,11 +34,11 @@ MIN_SESSION_S = 6.0
 
 A member that is alive but does not poll is put out by its own client, after any time."""
 
-HEARTBEAT_S = 0.5
-"""Seconds between two heartbeats, by which members learn of a rebalance."""
+HEARTBEATS = 20
+"""Heartbeats in a session time-out. Members learn by them of a rebalance: at 10 s within half a second."""
 
-Committed = Callable[[str], Mapping[TopicPartition, Position] | None]
-"""Returns the positions of a group, or None while a commit of one is pending."""
+Committed = Callable[[str, Collection[TopicPartition]], Mapping[TopicPartition, Position] | None]
+"""Returns a group's positions of these partitions, or None while a commit of one of them is pending."""
 
 
 class KafkaReader:
@@ -108,14 +108,15 @@ class KafkaMember:
         self._group = group
         self.name = name
         self._committed = committed
+        session_ms = max(session_timeout_s, MIN_SESSION_S) * 1000
         assignor = Together(lambda: self._consumer.assignment())
         self._consumer: KafkaConsumer = clients.consumer(
             client_id=name,
             group_id=clients.name(group),
             partition_assignment_strategy=[assignor],
             max_poll_interval_ms=int(session_timeout_s * 1000),
-            session_timeout_ms=int(max(session_timeout_s, MIN_SESSION_S) * 1000),
-            heartbeat_interval_ms=int(HEARTBEAT_S * 1000),
+            session_timeout_ms=int(session_ms),
+            heartbeat_interval_ms=int(session_ms / HEARTBEATS),
         )
         BackgroundJoin(self._consumer)
         self._feed = Feed(clients, self._consumer, bodies=True)
@@ -151,8 +152,9 @@ class KafkaMember:
             return 0
 
     def committed(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Position]:
-        while (found := self._committed(self._group)) is None:
-            # Somebody's commit is under way, which may take as long as a dead one's transaction lives.
+        # Only these are asked for. Of a large group somebody else's commit is nearly always pending.
+        while (found := self._committed(self._group, partitions)) is None:
+            # A commit of theirs is under way, which may take as long as a dead one's transaction lives.
             self._feed.fill()
             time.sleep(0.005)
         hint = ". If the run is old: the broker's offsets.retention.minutes has passed"

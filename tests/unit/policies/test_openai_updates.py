@@ -71,6 +71,12 @@ def until(policy, condition):
     return done
 
 
+def held(policy):
+    """The version that the server has."""
+    (engine,) = policy._engines.values()
+    return engine.version
+
+
 def paths(server):
     return [path for path, _ in server.requests]
 
@@ -94,7 +100,7 @@ def test_what_was_asked_is_answered_before_the_server_gets_new_weights(server, u
     spec, make, found = updated
     policy = make(batch_size=2)
     policy.load(weights(spec, 1.0), tiny.name(0))
-    until(policy, lambda: policy._version == tiny.name(0))
+    until(policy, lambda: held(policy) == tiny.name(0))
     server.hold.clear()
     for number in range(3):  # one more than are asked at once
         policy.submit(tiny.request(number, (5, 6, 7), max_tokens=2))
@@ -131,7 +137,7 @@ def test_old_folders_are_deleted_also_those_of_a_worker_that_was_killed(server, 
     policy = make()
     for version in range(4):
         policy.load(weights(spec, 1.0), tiny.name(version))
-        until(policy, lambda version=version: policy._version == tiny.name(version))
+        until(policy, lambda version=version: held(policy) == tiny.name(version))
     (folder,) = (tmp_path / "served").iterdir()
     assert sorted(one.name for one in folder.iterdir()) == ["000001-00000002", "000001-00000003"]
     again = make()  # the first is not asked to close
@@ -144,7 +150,7 @@ def test_a_forgotten_request_holds_up_new_weights_until_its_thread_knows(server,
     spec, make, _ = updated
     policy = make()
     policy.load(weights(spec, 1.0), tiny.name(0))
-    until(policy, lambda: policy._version == tiny.name(0))
+    until(policy, lambda: held(policy) == tiny.name(0))
     server.hold.clear()
     policy.submit(tiny.request(1, (5, 6, 7), max_tokens=2))
     until(policy, lambda: len(server.requests) == 3)
@@ -162,7 +168,7 @@ def test_a_server_that_was_gone_is_given_the_weights_again(server, updated, gone
     spec, make, found = updated
     policy = make()
     policy.load(weights(spec, 1.0), tiny.name(0))
-    until(policy, lambda: policy._version == tiny.name(0))
+    until(policy, lambda: held(policy) == tiny.name(0))
     server.answers.append(gone)
     policy.submit(tiny.request(0, (5, 6, 7), max_tokens=2))
     done = tiny.drain(policy)
@@ -175,7 +181,7 @@ def test_a_server_that_never_answers_is_given_up(server, updated):
     spec, make, _ = updated
     policy = make(batch_size=1, tries=3)
     policy.load(weights(spec, 1.0), tiny.name(0))
-    until(policy, lambda: policy._version == tiny.name(0))
+    until(policy, lambda: held(policy) == tiny.name(0))
     usual = server.usual
     server.usual = lambda body: {"error": "x"} if "prompt" in body else usual(body)
     server.answers += 4 * [(502, {}), (200, {}), (200, {})]

@@ -119,14 +119,14 @@ def test_new_weights_let_vllm_forget_what_it_made_of_images(server, spec, tmp_pa
         updates = ServerUpdates(
             "vllm-cpu",
             folder=str(tmp_path),
-            url=server.url,
+            urls=[server.url],
             api_key=None,
             timeout_s=60,
             tries=1,
             section="x",
             model=one,
         )
-        assert len(updates._servers) == len(updates._requests) == paths
+        assert len(updates._servers[server.url]) == len(updates._requests) == paths
         updates.close()
     parameters, _ = served_parameters(spec)
     assert any(name.startswith("model.vision_tower.") for name in parameters)

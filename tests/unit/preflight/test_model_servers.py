@@ -1,0 +1,35 @@
+"""What `check` says of the servers that sample."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from rftstream.errors import ConfigError
+from rftstream.preflight.model_servers import look_at_servers
+from tests.flow.scene import make_config
+
+
+def run_with(url):
+    return make_config(explorer__policy="openai", policies__openai={"url": url, "model": "it"})
+
+
+def test_each_server_is_looked_at():
+    with socket.create_server(("127.0.0.1", 0)) as there, socket.socket() as gone:
+        gone.bind(("127.0.0.1", 0))  # nobody else gets the port, and nobody listens
+        ports = [there.getsockname()[1], gone.getsockname()[1]]
+        urls = [f"http://127.0.0.1:{port}/v1" for port in ports]
+        found = look_at_servers(run_with(urls), ["openai", "fake"])
+        assert found == f"openai: 1 of 2 model servers there; {urls[1]}: Connection refused"
+        assert look_at_servers(run_with(urls[0]), ["openai"]) == "openai: 1 of 1 model servers there"
+
+
+def test_policies_without_servers_have_nothing_to_be_looked_at():
+    assert look_at_servers(make_config(), ["fake"]) is None
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "http://me:secret@127.0.0.1/v1", "http://127.0.0.1:x/v1"])
+def test_an_address_that_is_none_is_an_error(url):
+    with pytest.raises(ConfigError, match=r"policies\.openai\.url: expected http://HOST:PORT/v1"):
+        look_at_servers(run_with([url]), ["openai"])
