@@ -63,6 +63,8 @@ AIMS = (
     Aim("hf: *one row alone", "at least", 0.67),
     Aim("hf: *", "at least", 1),
     Aim("vllm: *", "at least", 0.95),
+    Aim("routing: *, prompt tokens computed", "at most", 1.1, reference="one server alone",
+        why_not="a rollout that begins elsewhere, so that no server has too many, computes its prompt once more"),
     Aim("turns: *", "at least", 0.9, why_not="further turns have prompts of their own to compute"),
     Aim("gateway: calls*", "at least", 0.5, why_not=_ECHO),
     Aim("train: *packed", "at least", 1, reference="padded",
