@@ -80,6 +80,11 @@ class TrainerShare:
         self._lock.release()
         self._asked_at = self._held_since = None
 
+    def wait_no_more(self) -> None:
+        """Ask for the device no more, if it is waited for: there is nothing to train."""
+        if self.is_waiting:
+            self.leave()
+
     def metrics(self) -> dict[str, float]:
         """Return what a step says of it."""
         if self._lock is None:
