@@ -169,7 +169,9 @@ class Engine(SleepingEngine):
                 if not self.started:
                     raise PolicyError("policy vllm: the engine did not start")
                 self._weights.check_whole()
-                if not self._asleep and self._weights.has_version.is_set():  # it may have fallen asleep in between
+                if self._asleep:
+                    continue  # it has fallen asleep in between, and takes no version over before it is awake
+                if self._weights.has_version.is_set():
                     return await self._add(unique, request, prepared)
             await self._weights.has_version.wait()
 
@@ -196,6 +198,10 @@ class Engine(SleepingEngine):
                 if not await self._weights.take_newest(self._engine, clear_cache=clear_cache):
                     raise PolicyError(f"policy vllm: weights {label} were changed before the engine could read them")
                 self._plan_sleep()
+
+    def has(self, label: str) -> bool:
+        """Return whether the engine has this version. Called from any thread."""
+        return self._weights.label == label
 
     def load_later(self, shared: Shared, label: str) -> None:
         """Exchange the weights when all that runs has finished. If several versions wait, only the newest is taken."""
