@@ -12,6 +12,7 @@ import logging
 import os
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -53,8 +54,10 @@ class DeviceLock(Protocol):
 class FileLock:
     """A DeviceLock for processes of one machine and one user."""
 
-    def __init__(self, device: str, *, folder: Path | None = None) -> None:
-        """`folder`: of this user alone; the same for all processes that share the device."""
+    def __init__(self, device: str, *, folder: Path | None = None, look: Callable[[], None] = lambda: None) -> None:
+        """`folder`: of this user alone; the same for all processes that share the device. `look` is called again and
+        again while the device is waited for; what it raises ends the wait."""
+        self._look = look
         folder = lock_folder() if folder is None else folder
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         name = physical_name(device)
@@ -93,15 +96,13 @@ class FileLock:
         """Return when the device is held beside other engines."""
         if not self.share():
             log.info("waits until the trainer has left the device %s", self._name)
-            while not self.share():
-                time.sleep(LOOK_S)
+            self._until(self.share)
 
     def wait_taken(self) -> None:
         """Return when the device is held alone."""
         if not self.take():
             log.info("waits until all engines have left the device %s", self._name)
-            while not self.take():
-                time.sleep(LOOK_S)
+            self._until(self.take)
 
     def release(self) -> None:
         """Hold the device no more, and ask for it no more."""
@@ -112,6 +113,11 @@ class FileLock:
         """Release the device, and close the files."""
         os.close(self._held)
         os.close(self._asked)
+
+    def _until(self, holds: Callable[[], bool]) -> None:
+        while not holds():
+            self._look()
+            time.sleep(LOOK_S)
 
 
 def lock_folder() -> Path:

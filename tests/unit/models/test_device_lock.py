@@ -74,6 +74,22 @@ def test_waiting_ends_when_it_is_free(make):
     engine.wait_shared()
 
 
+@pytest.mark.parametrize(("holds", "waits"), [("share", "wait_taken"), ("take", "wait_shared")])
+def test_a_process_that_is_told_to_leave_waits_no_more(make, tmp_path, holds, waits):
+    looks = []
+
+    def look():
+        looks.append(1)
+        if len(looks) == 2:
+            raise KeyboardInterrupt
+
+    assert getattr(make(), holds)()
+    waiting = FileLock("cuda:0", folder=tmp_path, look=look)
+    with pytest.raises(KeyboardInterrupt):
+        getattr(waiting, waits)()
+    waiting.close()
+
+
 def test_devices_are_locked_apart(make):
     assert make("cuda:0").take() and make("cuda:1").take() and make("cpu").take()
 
