@@ -384,7 +384,6 @@ class TrainerStep(SingleStepDefaults):
         """Abandon the update and close the backend."""
         self._updates.abandon()
         self._backend.close()
-        self._share.close()
 
 
 def _measure(step: StepRecord, progress: TrainerProgress) -> None:
