@@ -206,13 +206,16 @@ class Engine(SleepingEngine):
     def load_later(self, shared: Shared, label: str) -> None:
         """Exchange the weights when all that runs has finished. If several versions wait, only the newest is taken."""
         self._weights.put(shared, label)
+        self._begin_loading()
+
+    def _begin_loading(self) -> None:
         if self._loading is None:
             self._loading = asyncio.get_running_loop().create_task(self._load_newest())
 
     async def _load_newest(self) -> None:
         try:
             async with self._gate:  # nothing enters, so what runs comes to its end
-                while self._queues:
+                while self._queues and self._weights.is_due:  # it may have been taken over when the engine woke
                     await asyncio.wait(
                         [self._running[one] for one in self._queues], return_when=asyncio.FIRST_COMPLETED
                     )
@@ -225,7 +228,7 @@ class Engine(SleepingEngine):
         finally:
             self._loading = None
         if self._weights.is_due and self.started and not self._asleep:
-            self._loading = asyncio.get_running_loop().create_task(self._load_newest())
+            self._begin_loading()
 
     async def close(self) -> None:
         """Cancel all that runs, and end the engine's processes."""

@@ -450,6 +450,41 @@ def test_an_engine_rests_in_the_middle_of_a_request_and_nothing_enters():
     assert events.count("wake") == 1
 
 
+def test_with_finish_what_was_put_to_rest_in_its_middle_ends_with_its_own_weights():
+    async def play(engine, vllm):
+        made = mirror()
+        await give(engine, made.write(weights()), "1/0")
+        engine.begin("r0", tiny.request(0))
+        await vllm.until("add r0")
+        await engine.rest()
+        engine.load_later(made.write(weights(a=1)), "1/1")
+        await turns()
+        await engine.rouse()
+        engine.begin("r1", tiny.request(1))
+        await turns()
+        assert "1/1" not in vllm.events and "add r1" not in vllm.events
+        vllm.may_end["r0"].set()
+        await vllm.until("add r1")
+        assert "1/1" in vllm.events
+        vllm.may_end["r1"].set()
+
+    run(play, in_flight="finish")
+
+
+def test_with_finish_nothing_is_waited_for_where_no_version_waits_any_more():
+    async def play(engine, vllm):
+        engine.begin("r0", tiny.request(0))
+        await vllm.until("add r0")
+        engine.load_later(shared(), "1/1")
+        engine._weights.drop()  # as by an exchange that came first
+        engine.begin("r1", tiny.request(1))
+        await vllm.until("add r1")  # while r0 runs
+        for unique in ("r0", "r1"):
+            vllm.may_end[unique].set()
+
+    run(play, in_flight="finish")
+
+
 def test_an_engine_that_sleeps_already_rests_as_it_is():
     async def play(engine, vllm):
         await sampled(engine, vllm, 0)
