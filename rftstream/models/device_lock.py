@@ -62,8 +62,6 @@ class FileLock:
         again while the device is waited for; what it raises ends the wait."""
         self._look = look
         folder = lock_folder() if folder is None else folder
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _check_is_ours(folder)
         name = physical_name(device)
         self._name = name
         self._held = _LockedFile(folder / f"{name}.held")
@@ -158,6 +156,9 @@ class _LockedFile:
         self._file = self._open()
 
     def _open(self) -> int:
+        folder = self._path.parent
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _check_is_ours(folder)
         return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
     def lock(self, kind: int) -> bool:

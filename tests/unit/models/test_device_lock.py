@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import time
@@ -95,8 +96,7 @@ def test_a_process_that_is_told_to_leave_waits_no_more(make, tmp_path, holds, wa
 def test_files_that_were_removed_are_made_anew(make, tmp_path, is_back):
     """A clean-up of the folder, or of the memory that it lies in: who comes later locks other files."""
     engine, trainer = make(), make()
-    for file in tmp_path.iterdir():
-        file.unlink()
+    shutil.rmtree(tmp_path)
     later = make() if is_back else engine
     assert engine.share() and later.share()
     assert not trainer.take() and later.is_wanted()
