@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from rftstream.config import registry
 from rftstream.config.part_specs import BackendSpec, PolicySpec
+from rftstream.config.reward_uses import reward_uses
 from rftstream.config.sections import RunConfig
 from rftstream.errors import ConfigError
 
@@ -33,11 +36,31 @@ def check_colocation(config: RunConfig) -> None:
                 f"{where}: {policy!r} cannot give its device free, as trainer.colocate asks of it; use 'hf' or 'vllm', "
                 "or leave colocate out"
             )
+    for where in _staying(config):
+        raise ConfigError(
+            f"{where}: on trainer.device {config.trainer.device!r}, which engines and trainer have in turns "
+            "(trainer.colocate); what this loads would stay there; name another device"
+        )
     if not registry.find_spec(BackendSpec, config.trainer.backend).leaves_device:
         raise ConfigError(
             f"trainer.backend: {config.trainer.backend!r} cannot give its device free, as trainer.colocate asks of it; "
             "use 'torch', or leave colocate out"
         )
+
+
+def _staying(config: RunConfig) -> Iterator[str]:
+    """Yield where the run file puts a model on the trainer's GPU that never leaves it. On a CPU there is room."""
+    if config.trainer.device.partition(":")[0] == "cpu":
+        return
+    synthesiser = config.synthesiser
+    if synthesiser is not None and synthesiser.ask == "policy" and is_shared(config, synthesiser.device):
+        yield "synthesiser.device"
+    for where, sections in (("tasksets", config.tasksets), ("evaluations", config.evaluations)):
+        for name, section in sections.items():
+            for use in reward_uses(section.reward, f"{where}.{name}.reward"):
+                device = {**config.rewards.get(use.name, {}), **use.settings}.get("device")
+                if isinstance(device, str) and is_shared(config, device):
+                    yield f"{where}.{name}.reward: {use.name}"
 
 
 def _named(device: str) -> str:

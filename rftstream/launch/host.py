@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,7 @@ from rftstream.errors import RftError, TransportError, exit_code_of
 from rftstream.launch import logging as logs
 from rftstream.launch.health import Health, HealthServer
 from rftstream.launch.processes import die_with_parent, is_orphan
+from rftstream.models.device_lock import FileLock
 from rftstream.preflight.plan import Purpose, plan
 from rftstream.roles import role_spec
 from rftstream.roles.build import role_builder
@@ -193,6 +195,7 @@ class _Worker:
             clock=SystemClock(),
             process=self.process,
             device=self.device,
+            open_lock=partial(FileLock, look=self._look),
         )
         role = role_builder(self.role)(context)
         close = role.step.close
@@ -239,8 +242,18 @@ class _Worker:
             self._beat(service)
             if idle_s > 0 and not service.done:
                 service.wait(min(idle_s, LONGEST_WAIT_S))
-            if is_orphan(self.parent):
-                raise RftError("supervisor: it is gone, expected it to outlive its workers; `rftstream resume` goes on")
+            self._check_parent()
+
+    def _look(self) -> None:
+        """See whether there is still something to wait for, while a device is waited for. StoppedError if not."""
+        self.health.beat()
+        if self.stop.requested:
+            raise StoppedError
+        self._check_parent()
+
+    def _check_parent(self) -> None:
+        if is_orphan(self.parent):
+            raise RftError("supervisor: it is gone, expected it to outlive its workers; `rftstream resume` goes on")
 
     def _beat(self, service: Service) -> None:
         self.health.beat()

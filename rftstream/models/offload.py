@@ -100,12 +100,12 @@ class DeviceState:
             torch.cuda.empty_cache()
 
     def come(self) -> None:
-        """Move everything back to the device."""
-        moved, self._moved = self._moved, []
-        for one in moved:
-            one.storage.resize_(len(one.host))
+        """Move everything back to the device. After an error what had no room is still away, and may come later."""
+        while self._moved:
+            one = self._moved[-1]
+            one.storage.resize_(len(one.host))  # there may be no room
             _bytes_of(one.storage).copy_(one.host, non_blocking=True)
-            self._spare.setdefault(len(one.host), []).append(one.host)
+            self._spare.setdefault(len(one.host), []).append(self._moved.pop().host)
         self._synchronize()
 
     def readable(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

@@ -59,7 +59,8 @@ class SleepsByMoving:
 class EngineShare:
     """What an explorer or evaluator knows of the device that it shares with a trainer. Its worker makes it while it
     holds the device; the step calls `poll` first in each slice of work, and loads weights and begins rollouts only if
-    that says so."""
+    that says so. The lock ends with the process: what libraries keep of the memory when a policy is closed goes with
+    the process, too."""
 
     def __init__(self, policy: SleepingPolicy, lock: DeviceLock, *, role: str) -> None:
         """`lock`: held already."""
@@ -94,10 +95,6 @@ class EngineShare:
     def health(self) -> dict[str, object]:
         """Return what people see of it."""
         return {"engine": self._state}
-
-    def close(self) -> None:
-        """Release the device. The policy is closed already."""
-        self._lock.release()
 
     def _enter(self, state: str) -> None:
         now = time.perf_counter()

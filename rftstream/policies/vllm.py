@@ -142,8 +142,11 @@ class VllmPolicy:
     def load(self, tensors: Mapping[str, RawTensor], name: VersionName) -> None:
         """Give the engine a version as `in_flight` says. WeightsError unless the tensors are those of this model.
 
-        SharedTensors are read where they are, all others are copied to where the engine can read them. An engine that
-        has not read SharedTensors when their memory is changed goes on with what it has until the next version."""
+        SharedTensors are read where they are, all others are copied to where the engine can read them. Where the engine
+        has not read SharedTensors when their memory is changed, what runs goes on, and requests that have not entered
+        the engine wait for the next call. That may give the same version again."""
+        if isinstance(tensors, SharedTensors) and name == self._version and self._engine.has(label_of(name)):
+            return
         where = f"weights {label_of(name)} of {self._spec.name}"
         if self._spec.lora is None:
             check_tensors(tensors, self._parameters, where=where)

@@ -169,7 +169,9 @@ class Engine(SleepingEngine):
                 if not self.started:
                     raise PolicyError("policy vllm: the engine did not start")
                 self._weights.check_whole()
-                if not self._asleep and self._weights.has_version.is_set():  # it may have fallen asleep in between
+                if self._asleep:
+                    continue  # it has fallen asleep in between, and takes no version over before it is awake
+                if self._weights.has_version.is_set():
                     return await self._add(unique, request, prepared)
             await self._weights.has_version.wait()
 
@@ -197,16 +199,23 @@ class Engine(SleepingEngine):
                     raise PolicyError(f"policy vllm: weights {label} were changed before the engine could read them")
                 self._plan_sleep()
 
+    def has(self, label: str) -> bool:
+        """Return whether the engine has this version. Called from any thread."""
+        return self._weights.label == label
+
     def load_later(self, shared: Shared, label: str) -> None:
         """Exchange the weights when all that runs has finished. If several versions wait, only the newest is taken."""
         self._weights.put(shared, label)
+        self._begin_loading()
+
+    def _begin_loading(self) -> None:
         if self._loading is None:
             self._loading = asyncio.get_running_loop().create_task(self._load_newest())
 
     async def _load_newest(self) -> None:
         try:
             async with self._gate:  # nothing enters, so what runs comes to its end
-                while self._queues:
+                while self._queues and self._weights.is_due:  # it may have been taken over when the engine woke
                     await asyncio.wait(
                         [self._running[one] for one in self._queues], return_when=asyncio.FIRST_COMPLETED
                     )
@@ -219,7 +228,7 @@ class Engine(SleepingEngine):
         finally:
             self._loading = None
         if self._weights.is_due and self.started and not self._asleep:
-            self._loading = asyncio.get_running_loop().create_task(self._load_newest())
+            self._begin_loading()
 
     async def close(self) -> None:
         """Cancel all that runs, and end the engine's processes."""

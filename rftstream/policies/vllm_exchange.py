@@ -27,7 +27,8 @@ class WeightsExchange:
         self._has_images = has_images
         self._newest: tuple[Shared, str] | None = None
         self.has_version = asyncio.Event()
-        """Set from the first version on. Before, the engine has weights of nobody."""
+        """Whether requests may enter: set while the engine has the newest version that could be read. Not before the
+        first one, when it has weights of nobody, nor after one that was gone before the engine could read it."""
         self._taken: Mapping[str, object] | None = None
         """Marks of the tensors that all of the engine's workers have; None while nobody knows."""
         self._is_whole = True
@@ -59,11 +60,16 @@ class WeightsExchange:
             raise PolicyError("policy vllm: the engine does not have all weights of a version; it cannot go on")
 
     async def take_newest(self, engine: Any, *, clear_cache: bool) -> bool:
-        """Have the engine take over the version that waits. False if its memory has been changed since: the engine goes
-        on with what it has, and the next version is about to come. PolicyError if the exchange failed."""
+        """Have the engine take over the version that waits. False if its memory has been changed since: what runs goes
+        on, and what has not entered waits for the next version, since it may ask for one as new as this. PolicyError if
+        the exchange failed."""
         assert self._newest is not None
         (shared, label), self._newest = self._newest, None
-        return await self._exchange(engine, shared, label, clear_cache=clear_cache)
+        if await self._exchange(engine, shared, label, clear_cache=clear_cache):
+            self.has_version.set()
+            return True
+        self.has_version.clear()
+        return False
 
     async def _exchange(self, engine: Any, shared: Shared, label: str, *, clear_cache: bool) -> bool:
         """Exchange the weights. False if their memory holds something else by now; then nothing was done."""
@@ -89,7 +95,6 @@ class WeightsExchange:
         finally:
             _close(shared)
         self.label, self._is_whole = label, True
-        self.has_version.set()
         return True
 
     async def _hand_over(self, engine: Any, shared: SharedTensors) -> None:

@@ -17,6 +17,8 @@ class SleepingEngine:
     _config: EngineSettings
     _engine: Any
     _running: dict[str, asyncio.Task[None]]
+    _queues: dict[str, Any]
+    """What runs in the engine itself."""
     _outcomes: queue.SimpleQueue[Any]
     _gate: asyncio.Lock
     _weights: WeightsExchange
@@ -27,6 +29,10 @@ class SleepingEngine:
         self._sleep: asyncio.TimerHandle | None = None
         self._sleeping: asyncio.Task[None] | None = None
         self._waking: asyncio.Task[None] | None = None
+
+    def _begin_loading(self) -> None:
+        """Begin to take over the newest version when all that runs has finished, unless that was begun."""
+        raise NotImplementedError
 
     def _plan_sleep(self) -> None:
         after_s = self._config.sleep_after_s
@@ -100,5 +106,7 @@ class SleepingEngine:
         except Exception as error:
             raise PolicyError(f"policy vllm: the engine did not wake: {short(error)}") from error
         self._asleep = False
-        if self._weights.is_due:
+        if self._weights.is_due and self._queues and self._config.in_flight == "finish":
+            self._begin_loading()  # what runs was put to rest in its middle, and has to end first
+        elif self._weights.is_due:
             await self._weights.take_newest(self._engine, clear_cache=True)

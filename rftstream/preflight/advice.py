@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from rftstream.config import registry
+from rftstream.config.colocation import is_shared
 from rftstream.config.loader import sampling_for
 from rftstream.config.part_specs import AlgorithmSpec
 from rftstream.config.reward_uses import reward_names, reward_uses
@@ -56,6 +57,7 @@ def find_warnings(
     to what was found there."""
     return [
         *_processes(config),
+        *_turns(config),
         *_groups(config),
         *_algorithm(config),
         *_rewards(config),
@@ -88,6 +90,17 @@ def _processes(config: RunConfig) -> Iterator[str]:
     shares, devices = config.explorer.count, len(config.explorer.devices)
     if devices > shares > 0:
         yield f"explorer.devices: {devices} given for {plural(shares, EXPLORER.name)}; the rest stays idle"
+
+
+def _turns(config: RunConfig) -> Iterator[str]:
+    """Yield a warning for an evaluator that hardly gets the device which it shares with the trainer."""
+    in_turns = config.evaluations and is_shared(config, config.evaluator.device)
+    if in_turns and not all(stage.takes_rollouts for stage in Stages.of(config).all):
+        yield (
+            "evaluator.device: the trainer's, which leaves it (trainer.colocate) when no batch is ready; batches of "
+            "demonstrations alone always are, so versions are evaluated when all of them are trained; name another "
+            "device to see results earlier"
+        )
 
 
 def _groups(config: RunConfig) -> Iterator[str]:

@@ -41,6 +41,8 @@ TORCH_BYTES = 450 << 20
 """Bytes of a worker that loads torch: the libraries, and what they allocate and keep."""
 DEFAULT_BUCKET = 500_000_000
 """Gradients that DeepSpeed exchanges at once if its settings don't say."""
+PINNED = 2
+"""Most bytes that torch takes for a pinned one: its blocks' sizes are powers of two."""
 
 ASSUMED = (
     "layers as in Llama, every row as long as the longest prompt and completion, every place of a policy taken, "
@@ -297,7 +299,8 @@ def _trainers(facts: _TrainerFacts) -> list[RoleMemory]:
     in_main = {"process": TORCH_BYTES, "published version": SERVED_BYTES[spec.dtype] * sizes.trained}
     on_device, of_optimizer = _of_rank(facts, spread)
     if not spread.is_zero and (options.offload_parameters or facts.config.trainer.colocate):
-        in_main["state between batches"] = _leaving(facts, on_device, of_optimizer)
+        left = _leaving(facts, on_device, of_optimizer)
+        in_main["state between batches"] = left if device == MAIN else PINNED * left
 
     def role(name: str, count: int, place: str, held: Mapping[str, int]) -> RoleMemory:
         parts: dict[str, dict[str, int]] = {MAIN: dict(held)}

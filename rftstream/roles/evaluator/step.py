@@ -360,8 +360,6 @@ class EvaluatorStep(SingleStepDefaults):
             self._agents.close()
         self._loop.close()
         self._policy.close()
-        if self._share is not None:
-            self._share.close()
         self._scorer.close()
 
 

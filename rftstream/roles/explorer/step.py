@@ -229,8 +229,6 @@ class ExplorerStep(ConcurrentStepDefaults):
         if self._pipe is not None:
             self._pipe.close()
         self._policy.close()
-        if self._share is not None:
-            self._share.close()
 
     # ------------------------------------------------------------------------------------------ weights
 

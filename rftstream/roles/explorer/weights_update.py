@@ -15,6 +15,7 @@ from rftstream.errors import WeightsError
 from rftstream.policies.base import Policy
 from rftstream.roles.explorer import EXPLORER
 from rftstream.weights.follower import WeightsFollower
+from rftstream.weights.shared_memory import SharedTensors
 from rftstream.weights.snapshot import RawTensor
 
 log = logging.getLogger(__name__)
@@ -88,7 +89,7 @@ class WeightsUpdate:
                 raise problem
             self._retry_at = self._clock.now() + RETRY_S
             reached = self._follower.held()
-            if reached is None or current is None or not _is_between(reached[0], current, newest.name):
+            if reached is None or current is None or not _is_of_use(reached, current, newest.name):
                 log.warning("%s; going on with %s", problem, current)
                 return True
             taken, tensors = reached
@@ -115,6 +116,10 @@ class WeightsUpdate:
         return current is not None and self._follower.find(current) is not None
 
 
-def _is_between(name: VersionName, current: VersionName, newest: VersionName) -> bool:
-    """Whether a version is of the newest trainer, and newer than the current one."""
+def _is_of_use(reached: tuple[VersionName, Mapping[str, RawTensor]], current: VersionName, newest: VersionName) -> bool:
+    """Whether a version that was reached is of the newest trainer, and newer than the current one. Also the current one
+    is, if it lies in memory that the policy reads by itself: it may not have read it before that was changed."""
+    name, tensors = reached
+    if name == current:
+        return isinstance(tensors, SharedTensors)
     return name.trainer_epoch == newest.trainer_epoch == current.trainer_epoch and name.version > current.version

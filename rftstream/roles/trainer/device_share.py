@@ -21,7 +21,8 @@ class TrainerShare:
     each update, and calls `leave` when no update follows. Where the trainer has the device alone, nothing happens.
 
     The log decides when: a trainer asks as soon as a batch is complete on `batches`, and leaves when none is. The lock
-    says who is there. So whoever dies holds nothing, and whoever starts finds out by asking."""
+    says who is there. So whoever dies holds nothing, and whoever starts finds out by asking. A trainer that leaves
+    releases nothing: what its libraries still have of the memory goes with the process, and so does the lock."""
 
     def __init__(self, lock: DeviceLock | None, backend: BackendThread, clock: Clock) -> None:
         """`lock`: None where the device is the trainer's alone."""
@@ -43,7 +44,10 @@ class TrainerShare:
 
     @contextlib.contextmanager
     def recovering(self) -> Iterator[None]:
-        """Have the device for the time that the backend is opened and loaded. Waits for it."""
+        """Have the device for the time that the backend is opened and loaded. Waits for it.
+
+        After an error it is left as after an update. If that cannot be done it is held, since something is on it: until
+        the next try, or the process ends."""
         if self._lock is None:
             yield
             return
@@ -51,8 +55,9 @@ class TrainerShare:
         self._asked_at, self._held_since = None, self._clock.now()
         try:
             yield
-        except BaseException:
-            self._lock.release()
+        except Exception:
+            with contextlib.suppress(Exception):  # the one that is raised says more
+                self.leave()
             raise
         self.leave()
 
@@ -80,6 +85,11 @@ class TrainerShare:
         self._lock.release()
         self._asked_at = self._held_since = None
 
+    def wait_no_more(self) -> None:
+        """Ask for the device no more, if it is waited for: there is nothing to train."""
+        if self.is_waiting:
+            self.leave()
+
     def metrics(self) -> dict[str, float]:
         """Return what a step says of it."""
         if self._lock is None:
@@ -94,8 +104,3 @@ class TrainerShare:
         if self.is_waiting:
             return {"device": "waits for the device"}
         return {"device": "engines have the device" if self._held_since is None else "has the device"}
-
-    def close(self) -> None:
-        """Release the device. The backend is closed already."""
-        if self._lock is not None:
-            self._lock.release()

@@ -251,9 +251,11 @@ class TrainerStep(SingleStepDefaults):
 
     def _begin_update(self, progress: TrainerProgress) -> bool:
         """Begin the update after `progress`, if there is a batch for it. Return whether it was begun."""
-        if self._paused or (self._end.comes_by_itself(progress) and self._is_published):
+        is_over = self._end.comes_by_itself(progress) and self._is_published
+        if self._paused or is_over or not self._assembly.num_ready:
+            self._share.wait_no_more()  # the run may have been drained since the device was asked for
             return False
-        if not self._assembly.num_ready or not self._share.take():
+        if not self._share.take():
             return False
         batch = self._assembly.take()
         assert batch is not None, "it is ready"
@@ -382,7 +384,6 @@ class TrainerStep(SingleStepDefaults):
         """Abandon the update and close the backend."""
         self._updates.abandon()
         self._backend.close()
-        self._share.close()
 
 
 def _measure(step: StepRecord, progress: TrainerProgress) -> None:

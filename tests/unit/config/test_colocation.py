@@ -7,6 +7,7 @@ import pytest
 from rftstream.config import loader
 from rftstream.config.colocation import check_colocation, is_shared
 from rftstream.errors import ConfigError
+from rftstream.preflight.advice import find_warnings
 
 
 def make(**settings):
@@ -39,6 +40,43 @@ def test_who_cannot_is_named(settings, message):
     with pytest.raises(ConfigError, match=message):
         check_colocation(make(**settings))
     check_colocation(make(trainer__colocate=False, **settings))
+
+
+MAKES = {"into": "more"}
+GROWING = {"sums": {"source": "arithmetic"}, "more": {"source": "log:problems"}}
+JUDGED = {"sums": {"source": "arithmetic", "reward": [{"name": "exact"}, {"name": "reward_model", "device": "cuda"}]}}
+
+
+@pytest.mark.parametrize(("settings", "where"), [
+    ({"tasksets": GROWING, "synthesiser": MAKES | {"device": "cuda:0"}}, "synthesiser.device"),
+    ({"tasksets": JUDGED}, "tasksets.sums.reward: reward_model"),
+    ({"evaluations": JUDGED, "evaluator__device": "cuda:0"}, "evaluations.sums.reward: reward_model"),
+    ({"tasksets": {"sums": {"source": "arithmetic", "reward": "reward_model"}},
+      "rewards": {"reward_model": {"device": "cuda:0"}}}, "tasksets.sums.reward: reward_model"),
+])  # fmt: skip
+def test_a_model_that_would_stay_on_the_device_is_refused(settings, where):
+    with pytest.raises(ConfigError, match=f"{where}: on trainer.device 'cuda', which engines and trainer have in turn"):
+        check_colocation(make(**settings))
+    check_colocation(make(**settings, explorer__devices=["cuda:1"], trainer__device="cuda:1"))
+    check_colocation(make(**settings, trainer__colocate=False))
+
+
+def test_on_a_cpu_there_is_room_for_models_that_stay():
+    cpu = {"trainer__device": "cpu", "explorer__devices": ["cpu"], "evaluator__device": "cpu"}
+    check_colocation(make(tasksets=GROWING, synthesiser=MAKES, **cpu))
+
+
+def test_an_evaluator_that_hardly_gets_the_device_is_warned_of():
+    demonstrations = {"experts": {"source": "jsonl:x.jsonl", "per_batch": 2}, "run": {"name": "one"}}
+    stages = [{"steps": 2, "algorithm": "sft"}, {"steps": 2, "algorithm": "grpo"}]
+
+    def warned(**settings):
+        found = find_warnings(make(**settings), {}, None, None)
+        return any("batches of demonstrations alone always are" in one for one in found)
+
+    assert warned(**demonstrations, stages=stages, evaluator__device="cuda:0")
+    assert not warned(**demonstrations, stages=stages)
+    assert not warned(evaluator__device="cuda:0")
 
 
 def test_an_engine_elsewhere_may_be_of_any_kind():

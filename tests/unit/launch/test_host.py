@@ -26,6 +26,7 @@ from rftstream.errors import ConfigError, TransportError
 from rftstream.launch import host
 from rftstream.launch import logging as logs
 from rftstream.launch.health import Health, HealthServer
+from rftstream.models.device_lock import FileLock
 from rftstream.models.folder import prepare_model
 from rftstream.preflight.plan import Purpose, plan
 from rftstream.runs.create import write_config
@@ -389,3 +390,22 @@ def test_threads_are_limited_for_libraries_loaded_later(monkeypatch: pytest.Monk
     plan(loader.load([run_file], sets=["trainer.threads=3"]), Purpose.join, role="trainer")
     assert os.environ["OMP_NUM_THREADS"] == "3"
     assert str(run_file.parent) in sys.path
+
+
+def test_who_waits_for_a_device_looks_whether_it_is_to_leave(
+    tmp_path: Path, run_file: Path, restored_signals: object
+) -> None:
+    """Recovering and building wait for it, outside of the loop that looks at signals."""
+    stop = host.Stop()
+    worker = host._Worker(
+        config=loader.load([run_file]), folder=RunFolder(tmp_path), role="trainer", process="trainer-0",
+        device=None, stop=stop, deadline_s=1.0, wait_s=1.0, parent=None,
+    )  # fmt: skip
+    holder = FileLock("cpu", folder=tmp_path)
+    waiting = FileLock("cpu", folder=tmp_path, look=worker._look)
+    assert holder.share()
+    os.kill(os.getpid(), signal.SIGTERM)
+    with pytest.raises(host.StoppedError):
+        waiting.wait_taken()
+    for one in (holder, waiting):
+        one.close()

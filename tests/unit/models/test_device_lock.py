@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import time
 
 import pytest
 
+from rftstream.errors import ConfigError
 from rftstream.models.device_lock import FileLock, physical_name
 
 WITHIN_S = 60.0
@@ -72,6 +74,44 @@ def test_waiting_ends_when_it_is_free(make):
     trainer.wait_taken()
     trainer.release()
     engine.wait_shared()
+
+
+@pytest.mark.parametrize(("holds", "waits"), [("share", "wait_taken"), ("take", "wait_shared")])
+def test_a_process_that_is_told_to_leave_waits_no_more(make, tmp_path, holds, waits):
+    looks = []
+
+    def look():
+        looks.append(1)
+        if len(looks) == 2:
+            raise KeyboardInterrupt
+
+    assert getattr(make(), holds)()
+    waiting = FileLock("cuda:0", folder=tmp_path, look=look)
+    with pytest.raises(KeyboardInterrupt):
+        getattr(waiting, waits)()
+    waiting.close()
+
+
+@pytest.mark.parametrize("is_back", [False, True])
+def test_files_that_were_removed_are_made_anew(make, tmp_path, is_back):
+    """A clean-up of the folder, or of the memory that it lies in: who comes later locks other files."""
+    engine, trainer = make(), make()
+    shutil.rmtree(tmp_path)
+    later = make() if is_back else engine
+    assert engine.share() and later.share()
+    assert not trainer.take() and later.is_wanted()
+    for one in (engine, later):
+        one.release()
+    assert trainer.take() and not engine.share() and not make().share()
+
+
+def test_a_folder_that_others_can_write_to_is_refused(tmp_path):
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    (tmp_path / "elsewhere").symlink_to(tmp_path)
+    for name in ("open", "elsewhere"):
+        with pytest.raises(ConfigError, match=f"trainer.colocate: .*{name} holds locks of devices.* remove it"):
+            FileLock("cuda:0", folder=tmp_path / name)
 
 
 def test_devices_are_locked_apart(make):

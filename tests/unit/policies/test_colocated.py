@@ -52,14 +52,6 @@ def test_an_engine_gives_way_and_comes_back():
     assert not share.poll() and policy.events[4:] == ["sleep"]
 
 
-def test_an_engine_that_is_closed_holds_nothing():
-    device = MemoryDevice()
-    lock = MemoryLock(device, "explorer-0")
-    lock.wait_shared()
-    EngineShare(Sleeper(), lock, role="explorer").close()
-    assert MemoryLock(device, "trainer-0").take()
-
-
 def sampled(policy, *, moved):
     """Completions of requests of which some join later, with everything moved away and back between the steps."""
     requests = [tiny.request(number, max_tokens=12, temperature=1.0) for number in range(5)]

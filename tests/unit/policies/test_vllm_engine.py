@@ -203,7 +203,13 @@ async def give(engine, version, label):
         await engine.load(version, label)
 
 
-def test_an_engine_that_wakes_goes_on_with_what_it_has_while_the_next_version_is_being_written():
+async def turns():
+    """Let all that can go on go on."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+def test_what_enters_an_engine_that_wakes_waits_while_the_next_version_is_being_written():
     """What it slept through is gone, since a follower has gone on in its memory."""
 
     async def play(engine, vllm):
@@ -217,16 +223,54 @@ def test_an_engine_that_wakes_goes_on_with_what_it_has_while_the_next_version_is
         engine.begin("r1", tiny.request(1))
         await asyncio.sleep(0)
         engine.abort("r2")  # whoever waits for the waking may go
-        await vllm.until("add r1")
-        assert vllm.events.count("rftstream_load") == 1
+        await vllm.until("wake")
+        await turns()
+        await engine.rest()  # and the device can be given up all the same
+        await engine.rouse()
+        await turns()
+        assert vllm.events.count("rftstream_load") == 1 and "add r1" not in vllm.events
         await give(engine, newer, "1/2")
+        await vllm.until("add r1")
         vllm.may_end["r1"].set()
-        await vllm.until("sleep 1 keep", times=2)
+        await vllm.until("sleep 1 keep", times=3)
 
     _, events = run(play)
     assert events[events.index("wake") :] == [
-        "wake", "add r1", "pause", "rftstream_load", "1/2", "resume", "sleep 1 keep"
+        "wake", "sleep 1 keep", "wake", "pause", "rftstream_load", "1/2", "resume", "add r1", "sleep 1 keep"
     ]  # fmt: skip
+
+
+def test_a_request_that_waits_for_a_version_wakes_an_engine_that_was_falling_asleep():
+    async def play(engine, vllm):
+        made = mirror()
+        await give(engine, made.write(weights()), "1/0")
+        engine._begin_sleep()
+        await engine._sleeping
+        await engine.load(made.write(weights(a=1)), "1/1")
+        newer = made.write(weights(a=2))
+        falling, may_sleep = asyncio.Event(), asyncio.Event()
+        note = vllm.sleep
+
+        async def slowly(level, mode):
+            falling.set()
+            await may_sleep.wait()
+            await note(level, mode)
+
+        await engine._wake()  # finds nothing to take over
+        vllm.sleep = slowly
+        engine._begin_sleep()
+        await falling.wait()
+        engine.begin("r0", tiny.request(0))
+        await turns()
+        may_sleep.set()
+        await vllm.until("wake", times=2)
+        await turns()
+        assert "add r0" not in vllm.events
+        await engine.load(newer, "1/2")
+        await vllm.until("add r0")
+        vllm.may_end["r0"].set()
+
+    run(play)
 
 
 def test_with_finish_what_was_changed_before_it_could_be_read_is_not_read():
@@ -239,14 +283,17 @@ def test_with_finish_what_was_changed_before_it_could_be_read_is_not_read():
         newer = made.write(weights(a=1, b=2))  # while r0 still runs
         engine.begin("r1", tiny.request(1))
         vllm.may_end["r0"].set()
-        await vllm.until("add r1")  # with the weights of 1/0
+        await engine._loading
+        await turns()
         assert vllm.events.count("rftstream_load") == 1
+        assert "add r1" not in vllm.events, "it may need a version as new as 1/1"
         engine.load_later(newer, "1/2")
         engine.begin("r2", tiny.request(2))
-        vllm.may_end["r1"].set()
-        await vllm.until("add r2")
+        for unique in ("r1", "r2"):
+            await vllm.until(f"add {unique}")
+            vllm.may_end[unique].set()
         assert vllm.loads[-1][1] == ["a", "b"] and "1/1" not in vllm.events
-        assert vllm.events.index("add r2") > vllm.events.index("1/2") > vllm.events.index("add r1")
+        assert min(map(vllm.events.index, ("add r1", "add r2"))) > vllm.events.index("1/2")
 
     run(play, in_flight="finish")
 
@@ -401,6 +448,41 @@ def test_an_engine_rests_in_the_middle_of_a_request_and_nothing_enters():
     _, events = run(play)
     assert events[:3] == ["add r0", "sleep 1 keep", "wake"]
     assert events.count("wake") == 1
+
+
+def test_with_finish_what_was_put_to_rest_in_its_middle_ends_with_its_own_weights():
+    async def play(engine, vllm):
+        made = mirror()
+        await give(engine, made.write(weights()), "1/0")
+        engine.begin("r0", tiny.request(0))
+        await vllm.until("add r0")
+        await engine.rest()
+        engine.load_later(made.write(weights(a=1)), "1/1")
+        await turns()
+        await engine.rouse()
+        engine.begin("r1", tiny.request(1))
+        await turns()
+        assert "1/1" not in vllm.events and "add r1" not in vllm.events
+        vllm.may_end["r0"].set()
+        await vllm.until("add r1")
+        assert "1/1" in vllm.events
+        vllm.may_end["r1"].set()
+
+    run(play, in_flight="finish")
+
+
+def test_with_finish_nothing_is_waited_for_where_no_version_waits_any_more():
+    async def play(engine, vllm):
+        engine.begin("r0", tiny.request(0))
+        await vllm.until("add r0")
+        engine.load_later(shared(), "1/1")
+        engine._weights.drop()  # as by an exchange that came first
+        engine.begin("r1", tiny.request(1))
+        await vllm.until("add r1")  # while r0 runs
+        for unique in ("r0", "r1"):
+            vllm.may_end[unique].set()
+
+    run(play, in_flight="finish")
 
 
 def test_an_engine_that_sleeps_already_rests_as_it_is():

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from rftstream.preflight.memory import MAIN, MemoryEstimate, RoleMemory
+import pytest
+
+from rftstream.backends.torch.backend import TorchBackend
+from rftstream.config import loader
+from rftstream.preflight.memory import MAIN, PINNED, MemoryEstimate, RoleMemory, estimate_memory
+from rftstream.preflight.sizes import ModelSizes
+from tests.unit import tiny
 
 
 def test_a_device_in_turns_needs_what_the_larger_of_them_needs():
@@ -16,3 +22,17 @@ def test_a_device_in_turns_needs_what_the_larger_of_them_needs():
     assert (together.total("cuda:0"), in_turns.total("cuda:0")) == (120, 70)
     assert together.total(MAIN) == in_turns.total(MAIN) == 15
     assert (together.too_much, in_turns.too_much) == (["cuda:0"], [])
+
+
+@pytest.mark.parametrize(("device", "blocks"), [("cpu", 1), ("cuda:0", PINNED)])
+def test_pinned_memory_is_counted_in_the_blocks_that_torch_takes(tmp_path, device, blocks):
+    spec = tiny.make(tmp_path)
+    config = loader.from_dict({
+        "run": {"name": "one", "steps": 2}, "model": {"path": "fake"}, "tasksets": {"sums": {"source": "arithmetic"}},
+        "trainer": {"device": device},
+    })  # fmt: skip
+    options = {"backend": TorchBackend.Config(offload_parameters=True, parameters="float32")}
+    estimate = estimate_memory(config, spec, longest=10, needs=(), options=options)
+    (trainer,) = [role for role in estimate.roles if role.role == "trainer"]
+    num_parameters = ModelSizes.of(spec.folder, None).parameters
+    assert trainer.parts[MAIN]["state between batches"] == blocks * 12 * num_parameters

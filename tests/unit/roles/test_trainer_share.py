@@ -15,7 +15,7 @@ from rftstream.testing.memory_run import ManualClock
 
 class Scene:
     def __init__(self) -> None:
-        self.left = 0
+        self.left, self.fails = 0, False
         self.clock, self.device = ManualClock(), MemoryDevice()
         self.engine = MemoryLock(self.device, "explorer-0")
         backend = BackendThread(SimpleNamespace(leave_device=self._leave), Inline())  # type: ignore[arg-type]
@@ -23,6 +23,8 @@ class Scene:
 
     def _leave(self) -> None:
         assert not self.engine.share(), "the memory is free first, and then the lock"
+        if self.fails:
+            raise RuntimeError("out of memory")
         self.left += 1
 
     @property
@@ -59,6 +61,19 @@ def test_it_has_the_device_while_it_recovers_and_then_no_more() -> None:
     scene.engine.release()
     with pytest.raises(ZeroDivisionError), scene.share.recovering():
         raise ZeroDivisionError
+    assert scene.engine.share() and scene.left == 2, "its memory is free, too"
+    assert not scene.share.take(), "it asks anew"
+
+
+def test_it_keeps_a_device_that_it_could_not_leave_until_it_has_recovered() -> None:
+    scene = Scene()
+    scene.fails = True
+    with pytest.raises(ZeroDivisionError), scene.share.recovering():
+        raise ZeroDivisionError
+    assert scene.says == "has the device" and not scene.engine.share()
+    scene.fails = False
+    with scene.share.recovering():
+        pass
     assert scene.engine.share()
 
 
@@ -68,5 +83,4 @@ def test_a_device_of_its_own_is_always_there() -> None:
         pass
     assert share.take() and not share.is_waiting
     share.leave()
-    share.close()
     assert (share.metrics(), share.health()) == ({}, {})
