@@ -37,10 +37,10 @@ STOPPED_AFTER_S = 400.0
 ANSWERS = (0.0, 0.5, 1.0)
 
 
-def with_people(config: RunConfig) -> RunConfig:
-    """Return the config with people in it, drawn from all that it says."""
+def with_people(config: RunConfig, random: Random) -> RunConfig:
+    """Return the config with people in it, drawn from what `random` has come to: a new setting changes no seed."""
     values = loader.to_dict(config)
-    own = Random(f"people {values!r}")
+    own = Random(f"people {random.getstate()}")
     values["feedback"] = {
         "ask": own.choice(["label", "label", "rating"]),
         "unscorable": own.random() < 0.7,
@@ -178,7 +178,7 @@ class Annotators:
 def play_people(folder: Path, seed: int, *, faults: Faults | None = None, max_ticks: int = 40_000) -> Laws:
     """A run with people, to its end, all laws checked."""
     random = Random(f"grid {seed}")
-    config, drawn = with_people(draw_config(random)), draw_faults(random)
+    config, drawn = with_people(draw_config(random), random), draw_faults(random)
     simulation = Simulation(config, folder=folder, seed=seed, tick_s=0.01, faults=drawn if faults is None else faults)
     user_loads(simulation, random)
     simulation.watch = laws = Laws(simulation, judge_by(config))

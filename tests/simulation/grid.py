@@ -268,7 +268,7 @@ def simulate(
     random = Random(f"grid {seed}")
     config, drawn = draw_config(random), draw_faults(random)
     if pipelines:
-        config = with_pipelines(config)
+        config = with_pipelines(config, random)
     if calm or isinstance(faults, FaultScript):
         drawn = Faults()
     elif faults is not None:

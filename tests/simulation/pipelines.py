@@ -98,10 +98,10 @@ class Picky(Choosy):
         return facts.seen, facts.num_groups, facts.taskset(group.taskset).mean()
 
 
-def with_pipelines(config: RunConfig) -> RunConfig:
-    """Return the config with operators, drawn from all that it says."""
+def with_pipelines(config: RunConfig, random: Random) -> RunConfig:
+    """Return the config with operators, drawn from what `random` has come to: a new setting changes no seed."""
     values = loader.to_dict(config)
-    own = Random(f"pipelines {values!r}")
+    own = Random(f"pipelines {random.getstate()}")
     here = f"{__name__}:"
     kinds: list[dict[str, Any]] = [
         {"op": f"{here}Lucky", "skip": own.choice([0.1, 0.5]), "change": own.choice([0.0, 0.4])},
@@ -122,15 +122,14 @@ def with_pipelines(config: RunConfig) -> RunConfig:
         if section.get("passes"):
             section["passes"] = own.choice([1, 3])  # so that many are skipped and enough is left
         section["pipeline"] = [own.choice(kinds) for _ in range(own.choice([0, 0, 1, 2]))]
-    _draw_reuse(config, values)
+    _draw_reuse(config, values, Random(f"reuse {random.getstate()}"))
     values["buffer"]["max_refill"] = 100_000
     values["verifier"]["max_dead_share"] = 1.0  # a run that rejects most groups draws so many that 200 in a row may die
     return loader.from_dict(values)
 
 
-def _draw_reuse(config: RunConfig, values: dict[str, Any]) -> None:
+def _draw_reuse(config: RunConfig, values: dict[str, Any], own: Random) -> None:
     """Let half of the runs have groups once more. From numbers of its own: what else a seed means stays as it was."""
-    own = Random(f"reuse {values!r}")
     if own.random() < 0.5:
         return
     kinds: list[dict[str, Any]] = [_replay(own)]

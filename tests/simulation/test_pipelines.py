@@ -24,7 +24,8 @@ def test_operators_decide_as_the_log_says_whatever_goes_wrong(tmp_path: Path, fi
 
 
 def test_the_pipelines_have_all_that_may_matter() -> None:
-    configs = [with_pipelines(draw_config(Random(f"grid {seed}"))) for seed in range(40)]
+    drawn = [Random(f"grid {seed}") for seed in range(40)]
+    configs = [with_pipelines(draw_config(random), random) for random in drawn]
     places = [place for config in configs for place in operator_places(config)]
     assert {place.side for place in places} == {"task", "experience"}
     assert {place.taskset for place in places} == {None, "sums", "more"}
