@@ -33,6 +33,12 @@ KEPT_OPEN_S = 3.0
 """Seconds that a connection may be idle before it is used again. Servers close theirs after 5 s and more, so a request
 hardly ever meets a connection that is just being closed."""
 
+CONNECT_S = 10.0
+"""Seconds that a server may take to accept a connection."""
+
+KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+"""After how many seconds the system asks whether a watched host is there, how often, and how many times in vain."""
+
 BUSY = frozenset({408, 429, 500, 502, 503, 504})
 """HTTP statuses after which another try may help."""
 
@@ -161,6 +167,12 @@ class ModelServer:
         pause_s = PAUSE_S * 2 ** (number - 1) * self._random.uniform(0.5, 1.5)
         return call.cancelled.wait(max(pause_s, min(at_least_s, self._timeout_s)))
 
+    def watch(self) -> ServerWatch | None:
+        """Return a watch over the server; None if it is not there."""
+        with contextlib.suppress(OSError):
+            return ServerWatch(self._address.connect())
+        return None
+
     def close(self) -> None:
         """Close the connections that are idle. Those in use are closed when their requests end."""
         self._close_idle()
@@ -206,6 +218,49 @@ class _Address:
         self.url = httpcore.URL(scheme=parts.scheme.encode(), host=host, port=parts.port, target=path.encode("ascii"))
         # One for all connections: each of its own would load the certificates of all authorities again.
         self.tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self._host, self._port = str(parts.hostname), parts.port or (443 if self.tls else 80)
+
+    def connect(self) -> socket.socket:
+        """Return a new connection that no request has used."""
+        connection = socket.create_connection((self._host, self._port), timeout=CONNECT_S)
+        if self.tls is None:
+            return connection
+        try:
+            return self.tls.wrap_socket(connection, server_hostname=self._host)
+        except BaseException:
+            connection.close()
+            raise
+
+
+class ServerWatch:
+    """A connection over which nothing goes. While it is open the server has not ended, whether it was asked or not:
+    what it was told before still holds. `ModelServer.watch` makes it; whoever has it closes it.
+
+    A server may close it for a reason of its own, but those of vLLM and SGLang close only connections that were used.
+    Behind a proxy it says how the proxy does."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in KEEPALIVE.items():  # a host that is gone, and one that is back, says nothing by itself
+            if hasattr(socket, name):
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        self._socket = connection
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the server has been there all the time."""
+        try:
+            self._socket.recv(1)  # the end, or what a server says before it ends a connection that is of no use
+        except (BlockingIOError, ssl.SSLWantReadError):
+            return True
+        except OSError:
+            pass
+        return False
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._socket.close()
 
 
 class _Answer(NamedTuple):

@@ -107,6 +107,10 @@ class ServerAsker:
         """What is asked there."""
         return self._server.where
 
+    def may_have_lost_version(self) -> bool:
+        """Return whether the server may have begun anew since it was given a version."""
+        return self._updates is not None and self._updates.may_have_lost(self.url)
+
     def close(self) -> None:
         """Close the connections. No thread may be at work any more."""
         self._server.close()

@@ -54,6 +54,8 @@ class ServedEngine:
             return
         if self.breaker.is_open and not self.breaker.is_due:
             return
+        if self.next is None and self.waiting and self._asker.may_have_lost_version():
+            self.next = self.version
         if self.next is not None:
             if not self._num_asked:
                 self.sending, self._own_call = self.next, Call()

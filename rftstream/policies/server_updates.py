@@ -17,7 +17,7 @@ from rftstream.contracts.versions import VersionName
 from rftstream.errors import ConfigError
 from rftstream.models.folder import copy_companions
 from rftstream.models.image_tokens import ImageTokens
-from rftstream.models.server_client import Call, ModelServer, Refused, Unreachable
+from rftstream.models.server_client import Call, ModelServer, Refused, ServerWatch, Unreachable
 from rftstream.models.spec import ModelSpec
 from rftstream.policies.served import check_tensors, served_parameters
 from rftstream.weights.adapters import whole_tensors
@@ -91,6 +91,8 @@ class ServerUpdates:
         self._servers = {
             url: [ModelServer(root_of(url), one.path.lstrip("/"), **options) for one in self._requests] for url in urls
         }
+        self._watches: dict[str, ServerWatch] = {}
+        """Url -> watch that was begun before the server was given what it has."""
         self._tries, self._spec = tries, model
         self._parameters, _ = served_parameters(model)
         self._parent = _own_folder(Path(folder or tempfile.gettempdir()), " ".join(urls), f"{section}.update_folder")
@@ -118,11 +120,26 @@ class ServerUpdates:
         """Ask the server at `url` to load a version that was written. The server has the weights when this returns.
         Raises Refused or Unreachable, with a hint."""
         values = {"{folder}": str(self._folder(name)), "{version}": str(name.version)}
+        self._watch(url)
         try:
             for server, request in zip(self._servers[url], self._requests, strict=True):
                 self._ask(server, _filled(request.body, values), call)
         except (Refused, Unreachable) as error:
             raise type(error)(f"new weights: {error}{'; ' if self._hint else ''}{self._hint}") from error
+        if url not in self._watches:  # it came while it was asked
+            self._watch(url)
+
+    def may_have_lost(self, url: str) -> bool:
+        """Return whether the server may have begun anew since it was given a version, with the weights that it was
+        started with."""
+        return url in self._watches and not self._watches[url].is_open
+
+    def _watch(self, url: str) -> None:
+        """Watch the server from now on."""
+        if (old := self._watches.pop(url, None)) is not None:
+            old.close()
+        if self._requests and (watch := self._servers[url][0].watch()) is not None:
+            self._watches[url] = watch
 
     def _ask(self, server: ModelServer, body: dict[str, Any], call: Call) -> None:
         """Send a request, and again if the server could not do it yet: it does not empty its cache while a request
@@ -143,6 +160,8 @@ class ServerUpdates:
         for servers in self._servers.values():
             for server in servers:
                 server.close()
+        for watch in self._watches.values():
+            watch.close()
         shutil.rmtree(self._parent, ignore_errors=True)
 
 

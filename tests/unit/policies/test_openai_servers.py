@@ -312,6 +312,22 @@ def test_a_server_that_comes_back_with_older_weights_is_given_them_before_it_is_
     assert len(prompts(first)) > asked
 
 
+@pytest.mark.parametrize("num", [1, 2])
+def test_a_server_that_begins_anew_while_nothing_is_asked_is_given_its_version_first(servers, updated, num):
+    make, tensors, states = updated
+    policy = make(num=num)
+    policy.load(tensors, tiny.name(1))
+    until(policy, lambda: all(engine.version == tiny.name(1) for engine in policy._engines.values()))
+    first = first_of(servers[:num])[0]
+    tiny.drain_one(policy, request(0))
+    assert [path for path, _ in first.requests].count("/load") == 1, "once, while it stays"
+    until(policy, lambda: len(first.connections) == 3)  # the watch, and one for each request
+    next(one for one in states if one.server is first).version = 0  # it is restarted
+    first.cut()
+    assert stamped({"x": tiny.drain_one(policy, request(1))})["x"] == ({1}, {1})
+    assert prompts(first)[1:] == [[5, 6, 7]] and [path for path, _ in first.requests].count("/load") == 2
+
+
 def test_a_server_that_cannot_be_given_a_version_is_left_until_it_can(servers, updated):
     make, tensors, states = updated
     policy = make()
