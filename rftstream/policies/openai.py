@@ -161,14 +161,14 @@ class OpenAiPolicy:
         take note of its name."""
         engines = self._engines.values()
         if self._updates is not None:
-            self._updates.write(
-                tensors, name, keep={one for engine in engines for one in (engine.version, engine.sending)}
-            )
+            self._updates.write(tensors, name)
         for engine in engines:
             if self._updates is None:
                 engine.version = name
             else:
                 engine.next = name
+        if self._updates is not None:  # the others are given to no server any more, also if it begins anew
+            self._updates.delete_others({name, *(one.sending for one in engines if one.sending is not None)})
         self._version = name
         self._go_on()
 

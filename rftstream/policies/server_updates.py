@@ -65,7 +65,8 @@ HINTS = {
 
 class ServerUpdates:
     """The way of a version to the servers. `OpenAiPolicy` makes it. For each version it calls `write`; then `send` for
-    each server, from any thread, when no request is on the way there."""
+    each server, from any thread, when no request is on the way there; and `delete_others` when no server is to be given
+    an earlier version any more."""
 
     def __init__(
         self,
@@ -97,24 +98,31 @@ class ServerUpdates:
         self._parameters, _ = served_parameters(model)
         self._parent = _own_folder(Path(folder or tempfile.gettempdir()), " ".join(urls), f"{section}.update_folder")
 
-    def write(
-        self, tensors: Mapping[str, RawTensor], name: VersionName, *, keep: Collection[VersionName | None]
-    ) -> None:
-        """Write a version as a model folder, and delete the folders of other versions except those in `keep`.
-        WeightsError unless the tensors are those of the model."""
+    def write(self, tensors: Mapping[str, RawTensor], name: VersionName) -> None:
+        """Write a version as a model folder, unless it is there. WeightsError unless the tensors are those of the
+        model; no folder is deleted then."""
         where = f"weights {name.trainer_epoch}/{name.version} of {self._spec.name}"
         if self._spec.lora is None:
             check_tensors(tensors, self._parameters, where=where)
-        kept = {self._folder(one) for one in keep if one is not None}
-        for found in self._parent.iterdir():
-            if found not in kept:
-                shutil.rmtree(found)
         folder = self._folder(name)
-        folder.mkdir()
-        copy_companions(self._spec, folder)
+        if folder.exists():  # a server that lags behind may be reading it
+            return
+        part = folder.with_name(f"{folder.name}.part")
+        if part.exists():
+            shutil.rmtree(part)
+        part.mkdir()
+        copy_companions(self._spec, part)
         whole = whole_tensors(self._spec, tensors, self._parameters, where=where)
-        with (folder / "model.safetensors").open("wb") as file:
+        with (part / "model.safetensors").open("wb") as file:
             write_snapshot(file, whole, {"format": "pt"})
+        part.rename(folder)
+
+    def delete_others(self, kept: Collection[VersionName]) -> None:
+        """Delete the folders of all versions but these."""
+        folders = {self._folder(name) for name in kept}
+        for found in self._parent.iterdir():
+            if found not in folders:
+                shutil.rmtree(found)
 
     def send(self, url: str, name: VersionName, call: Call) -> None:
         """Ask the server at `url` to load a version that was written. The server has the weights when this returns.
