@@ -45,6 +45,12 @@ BUSY = frozenset({408, 429, 500, 502, 503, 504})
 MISTAKEN = frozenset({401, 403, 404})
 """HTTP statuses that every request would get."""
 
+AWAY = frozenset({429, 502, 503, 504})
+"""Those of BUSY that say nothing about the request: the server is full, or a proxy finds none."""
+
+GONE = frozenset({502, 504})
+"""Those of AWAY by which a proxy says that it lost the server."""
+
 FAILED = (OSError, httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProtocolError)
 """Exceptions of a request that met no server, lost it, or had no answer in time."""
 
@@ -54,11 +60,14 @@ MAX_ANSWER_BYTES = 256 << 20
 
 class RetryableError(Exception):
     """A request failed, and another try may help: no server was there, or it had no time. `timed_out` says whether
-    the answer did not come in time. `after_s` is how many seconds the server wants to be left alone."""
+    the answer did not come in time. `after_s` is how many seconds the server wants to be left alone. `is_away` says
+    whether it would have failed at any request, and `is_lost` whether the server may have ended."""
 
-    def __init__(self, text: str, *, timed_out: bool = False, after_s: float = 0.0) -> None:
+    def __init__(
+        self, text: str, *, timed_out: bool = False, after_s: float = 0.0, is_away: bool = False, is_lost: bool = False
+    ) -> None:
         super().__init__(text)
-        self.timed_out, self.after_s = timed_out, after_s
+        self.timed_out, self.after_s, self.is_away, self.is_lost = timed_out, after_s, is_away, is_lost
 
 
 class Refused(Exception):
@@ -149,7 +158,9 @@ class ModelServer:
             answer = self._post(json.dumps(body).encode(), call)
         except FAILED as error:
             timed_out = isinstance(error, (TimeoutError, httpcore.TimeoutException))
-            raise RetryableError(self._hidden(_reason(error)), timed_out=timed_out) from None
+            is_away = not timed_out or isinstance(error, httpcore.ConnectTimeout)
+            text = self._hidden(_reason(error))
+            raise RetryableError(text, timed_out=timed_out, is_away=is_away, is_lost=True) from None
         if answer.status == 200:
             return _object(answer.body)
         text = _object(answer.body).get("error", answer.body[:300].decode(errors="replace"))
@@ -157,7 +168,8 @@ class ModelServer:
         if answer.status in MISTAKEN:
             raise Unreachable(f"{self.where}: {said}; mend url, model or api_key in [{self._section}]")
         if answer.status in BUSY:
-            raise RetryableError(said, after_s=answer.retry_after_s)
+            status, after_s = answer.status, answer.retry_after_s
+            raise RetryableError(said, after_s=after_s, is_away=status in AWAY, is_lost=status in GONE)
         raise Refused(f"the server answered {said}")
 
     def pause(self, number: int, call: Call, *, at_least_s: float = 0.0) -> bool:

@@ -32,7 +32,7 @@ from rftstream.models.rendering import Renderer
 from rftstream.models.server_client import ModelServer
 from rftstream.models.spec import ModelSpec
 from rftstream.policies.base import Completion, SampleRequest, without_tokens
-from rftstream.policies.routing import FIRST_PAUSE_S, LONGEST_PAUSE_S, Router
+from rftstream.policies.routing import FIRST_PAUSE_S, LONGEST_AFTER_S, LONGEST_PAUSE_S, Router
 from rftstream.policies.served_asking import AnswerEvent, Event, ServedCall, ServerAsker, ServerFailure, UpdateEvent
 from rftstream.policies.served_completions import completion_body
 from rftstream.policies.served_engine import ServedEngine
@@ -298,12 +298,22 @@ class OpenAiPolicy:
 
     def _ask_again(self, engine: ServedEngine, call: ServedCall, failure: ServerFailure, is_active: bool) -> None:
         """Put a request that the only server has lost back in the queue. It is asked again when the server has its
-        weights again."""
+        weights again, or after a pause if it has them."""
         self._num_lost += 1
         if self._num_lost > self._config.tries * self._config.batch_size:
             raise PolicyError(f"policy openai: {engine.where}: {failure.text}, {self._num_lost} times in a row")
-        if is_active:
+        if is_active and failure.is_lost:
             engine.waiting.appendleft(call)
+        elif is_active:
+            self._pause(call, failure)
+
+    def _pause(self, call: ServedCall, failure: ServerFailure) -> None:
+        """Have a request placed again after a pause, which is twice as long each further time."""
+        call.num_rounds += 1
+        pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(call.num_rounds - 1, 16))
+        if len(self._engines) == 1:  # of several, each is left alone for as long as it wants
+            pause_s = max(pause_s, min(failure.after_s, LONGEST_AFTER_S))
+        self._paused.append((time.monotonic() + pause_s, call))
 
     def _move(self, engine: ServedEngine, call: ServedCall, failure: ServerFailure) -> Completion | None:
         """Have another server asked: at once, and after a pause when all of them have failed at it. Return how the

@@ -24,6 +24,8 @@ FAILURES = 3
 """Failures in a row after which a server is left alone."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 """Seconds for which it is left alone at first, twice as long each further time, and at most."""
+LONGEST_AFTER_S = 300.0
+"""Most seconds for which a server is left alone because it wants to be."""
 
 
 def ranked(key: str, names: Collection[str]) -> list[str]:
@@ -107,4 +109,4 @@ class CircuitBreaker:
     def _pause(self, at_least_s: float) -> None:
         pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**self.num_pauses) * self._random.uniform(0.5, 1.5)
         self.num_pauses += 1
-        self._due_at = self._now() + max(pause_s, min(at_least_s, LONGEST_PAUSE_S))
+        self._due_at = self._now() + max(pause_s, min(at_least_s, LONGEST_AFTER_S))

@@ -32,7 +32,9 @@ class ServedCall(Call):
         self.failed_at: set[str] = set()
         """Servers that have failed at it, in this round through all servers."""
         self.num_failures = self.num_bad_answers = 0
-        """How often it failed in all, and how often with an answer that was none."""
+        """How often it failed by what may be its own fault, and how often with an answer that was none."""
+        self.num_rounds = 0
+        """How often it had to pause, since all servers had failed at it."""
         self.failed_since = 0.0
         """When it failed first."""
 
@@ -48,6 +50,10 @@ class ServerFailure:
     """Whether no other request would fare better at this server."""
     is_bad_answer: bool = False
     """Whether an answer came that holds no completion."""
+    is_away: bool = False
+    """Whether any request would have failed: the server was not there, or full."""
+    is_lost: bool = False
+    """Whether the server may have ended, and begun anew with other weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +139,20 @@ class ServerAsker:
         except RetryableError as error:
             if call.cancelled.is_set():
                 return without_tokens(request, "error", str(error))
-            return ServerFailure(str(error), after_s=error.after_s, is_enough=error.timed_out)
+            return ServerFailure(
+                str(error),
+                after_s=error.after_s,
+                is_enough=error.timed_out,
+                is_away=error.is_away,
+                is_lost=error.is_lost,
+            )
         except Unreachable as error:
             text = f"{error}{'' if self._images is None else f'; {HINT}'}"
-            return PolicyError(f"policy openai: {text}") if self.is_only else ServerFailure(text, is_enough=True)
+            return (
+                PolicyError(f"policy openai: {text}")
+                if self.is_only
+                else ServerFailure(text, is_enough=True, is_away=True)
+            )
         except Exception as error:  # of an answer that nobody thought of: else the rollout would wait for ever
             return self._bad_answer(request, f"the server's answer: {type(error).__name__}: {error}")
         return self._completion(request, answer, version)

@@ -72,15 +72,15 @@ class ServedEngine:
                 self._threads.submit(self._asker.sample, call, self.version)
 
     def on_answer(self, call: ServedCall, result: Completion | ServerFailure | PolicyError) -> None:
-        """Note how a request has ended. A server that failed may have begun anew: it is given its weights again before
-        it is asked again. One that was aborted says nothing."""
+        """Note how a request has ended. A server that lost one may have begun anew: it is given its weights again
+        before it is asked again. One that was aborted says nothing."""
         call.is_asked = False
         self._count(-1)
         if call.cancelled.is_set():
             return
         if isinstance(result, ServerFailure):
             self._failed(result.text, is_enough=result.is_enough, after_s=result.after_s)
-            if self._asker.takes_versions and not result.is_bad_answer:
+            if self._asker.takes_versions and result.is_lost:
                 self.next = self.next or self.version
         elif isinstance(result, Completion):
             self._count_result("answered" if result.error is None else "refused")

@@ -15,6 +15,7 @@ from rftstream.config.part_names import check_part_names
 from rftstream.contracts.rollouts import VersionSpan
 from rftstream.errors import ConfigError, PolicyError, WeightsError
 from rftstream.models.rendering import FakeRenderer
+from rftstream.policies import openai
 from rftstream.policies.openai import OpenAiPolicy
 from rftstream.policies.served import served_parameters
 from rftstream.weights.snapshot import RawTensor
@@ -191,7 +192,20 @@ def test_a_forgotten_request_holds_up_new_weights_until_its_thread_knows(server,
     assert paths(server).count("/load") == 2, "nothing was lost"
 
 
-@pytest.mark.parametrize("gone", [(None, None), (503, {"error": "starting"})], ids=["no answer", "busy"])
+@pytest.mark.parametrize("status", [500, 503, 429])
+def test_a_server_that_fails_and_is_there_is_not_given_the_weights_again(server, updated, status, monkeypatch):
+    monkeypatch.setattr(openai, "FIRST_PAUSE_S", 0.002)
+    spec, make, found = updated
+    policy = make()
+    policy.load(weights(spec, 1.0), tiny.name(0))
+    until(policy, lambda: held(policy) == tiny.name(0))
+    server.answers.append((status, {"error": "later"}))
+    done = tiny.drain_one(policy, tiny.request(0, (5, 6, 7), max_tokens=2))
+    assert done.token_ids.tolist() == [5, 6]
+    assert paths(server) == ["/load", "/flush", "/v1/completions", "/v1/completions"]
+
+
+@pytest.mark.parametrize("gone", [(None, None), (502, {"error": "none there"})], ids=["no answer", "no gateway"])
 def test_a_server_that_was_gone_is_given_the_weights_again(server, updated, gone):
     """It may have begun anew, with those that it was started with."""
     spec, make, found = updated
