@@ -65,7 +65,8 @@ class OpenAiPolicy:
         timeout_s: Annotated[float, Meta(gt=0)] = 600.0
         """Of one answer."""
         tries: Annotated[int, Meta(ge=1)] = 5
-        """Of a request that meets no server, or a busy one; with several servers, at each."""
+        """Of a request that meets no server, or a busy one. With several servers: of one that fails at each, and how
+        often in a row a server that is away is probed before the explorer ends because all are."""
         max_load: Annotated[float, Meta(ge=1)] = 1.25
         """With several servers: a rollout begins at the next server when the first one of its group has this many times
         the mean number of requests. It stays where it began."""
@@ -318,16 +319,17 @@ class OpenAiPolicy:
     def _move(self, engine: ServedEngine, call: ServedCall, failure: ServerFailure) -> Completion | None:
         """Have another server asked: at once, and after a pause when all of them have failed at it. Return how the
         request ends if it is the request's own fault: two servers give bad answers, or all fail at it while they
-        answer others. PolicyError if they answer nothing else, either."""
+        answer others. PolicyError if they answer nothing else, either. Servers that are away or full say nothing about
+        a request: it waits for them."""
         now, where = time.monotonic(), f"{engine.url}: {failure.text}"
         if not call.num_failures:
             call.failed_since = now
         call.failed_at.add(engine.url)
-        call.num_failures += 1
+        call.num_failures += not failure.is_away
         call.num_bad_answers += failure.is_bad_answer
         if call.num_bad_answers > 1:
             return without_tokens(call.request, "error", where)
-        if call.num_failures >= self._config.tries * len(self._engines):
+        if not failure.is_away and call.num_failures >= self._config.tries * len(self._engines):
             if self._answered_at > call.failed_since:
                 return without_tokens(call.request, "error", f"{where}, after {call.num_failures} tries")
             raise PolicyError(f"policy openai: {where}, after {call.num_failures} tries; are the servers up?")
@@ -335,9 +337,7 @@ class OpenAiPolicy:
             self._place(call)
         else:
             call.failed_at.clear()
-            rounds = call.num_failures // len(self._engines)
-            pause_s = min(LONGEST_PAUSE_S, max(failure.after_s, FIRST_PAUSE_S * 2 ** (rounds - 1)))
-            self._paused.append((now + pause_s, call))
+            self._pause(call, failure)
         return None
 
     def _body(self, request: SampleRequest, room: int) -> dict[str, Any]:

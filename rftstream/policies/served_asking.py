@@ -80,6 +80,8 @@ class ProbeEvent:
 
     url: str
     error: str | None
+    after_s: float = 0.0
+    """For how long the server wants to be left alone."""
 
 
 Event = AnswerEvent | UpdateEvent | ProbeEvent
@@ -193,13 +195,15 @@ class ServerAsker:
         asked = ServedCall(SampleRequest(request_id="", token_ids=(0,), sampling=Sampling(), seed=0, max_tokens=1))
         asked.body = self._make_body(asked.request, 1)
         error: str | None = None
+        after_s = 0.0
         try:
             answer = self._probes.ask_once(self._body(asked, _NO_VERSION), call)
         except Refused:
             pass
         except Exception as other:  # else it would never be asked again
             error = str(other) or type(other).__name__
+            after_s = other.after_s if isinstance(other, RetryableError) else 0.0
         else:
             result = self._completion(asked.request, answer, _NO_VERSION)
             error = result.text if isinstance(result, ServerFailure) else None
-        self._events.put(ProbeEvent(self.url, error))
+        self._events.put(ProbeEvent(self.url, error, after_s))

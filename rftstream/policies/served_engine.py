@@ -101,7 +101,7 @@ class ServedEngine:
         """Note whether the server answers again."""
         self._is_probed = False
         if event.error is not None:
-            self._probe_failed(event.error)
+            self._probe_failed(event.error, event.after_s)
         else:
             self._is_back()
 
@@ -129,11 +129,11 @@ class ServedEngine:
             self.breaker.failed(is_enough=is_enough, after_s=after_s)
             self._show_up()
 
-    def _probe_failed(self, error: str) -> None:
+    def _probe_failed(self, error: str, after_s: float = 0.0) -> None:
         self._count_result("failed")
         self.error = error
         if not self._asker.is_only:
-            self.breaker.probe_failed()
+            self.breaker.probe_failed(after_s)
             self._show_up()
 
     def _is_back(self) -> None:

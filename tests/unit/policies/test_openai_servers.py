@@ -208,6 +208,55 @@ def test_all_servers_are_away_for_a_while(servers, open_policy):
     assert all(one.error is None for one in tiny.drain(policy).values())
 
 
+@pytest.mark.parametrize("busy", [(429, {}), (503, {}), (None, None)], ids=["429", "503", "lost"])
+def test_a_request_that_meets_full_servers_only_waits_while_others_are_answered(servers, open_policy, busy):
+    policy = open_policy(tries=2)
+    policy.load({}, tiny.name(0))
+    first, second = servers[:2]
+    num_busy = [0]
+
+    def usual(body):
+        if body["prompt"] != [9] or num_busy[0] == 12:
+            return echo(body)
+        num_busy[0] += 1
+        return None
+
+    for server in (first, second):
+        server.usual = usual
+        server.instead = busy
+    policy.submit(request(0, (9,)))
+    others, done = 1, {}
+    deadline = time.monotonic() + 120
+    while policy.num_active:
+        assert time.monotonic() < deadline
+        if policy.num_active == 1:
+            others += 1
+            policy.submit(request(others))
+        done |= {one.request_id: one for one in policy.step()}
+        if "r0" in done:
+            break
+    assert done["r0"].error is None and num_busy == [12]
+
+
+def test_a_request_that_breaks_every_server_fails_alone(servers, open_policy):
+    policy = open_policy(tries=2)
+    policy.load({}, tiny.name(0))
+    for server in servers[:2]:
+        server.usual = lambda body: None if body["prompt"] == [9] else echo(body)
+        server.instead = (500, {"error": "a bug"})
+    policy.submit(request(0, (9,)))
+    number, done = 0, {}
+    deadline = time.monotonic() + 120
+    while "r0" not in done:
+        assert time.monotonic() < deadline
+        if policy.num_active == 1:
+            number += 1
+            policy.submit(request(number))
+        done |= {one.request_id: one for one in policy.step()}
+    assert "a bug" in done["r0"].error and "4 tries" in done["r0"].error
+    tiny.drain(policy)
+
+
 def test_aborted_requests_are_forgotten_wherever_they_are(servers, open_policy):
     policy = open_policy(batch_size=1, tries=1000)
     policy.load({}, tiny.name(0))

@@ -195,7 +195,7 @@ def test_a_forgotten_request_holds_up_new_weights_until_its_thread_knows(server,
 @pytest.mark.parametrize("status", [500, 503, 429])
 def test_a_server_that_fails_and_is_there_is_not_given_the_weights_again(server, updated, status, monkeypatch):
     monkeypatch.setattr(openai, "FIRST_PAUSE_S", 0.002)
-    spec, make, found = updated
+    spec, make, _found = updated
     policy = make()
     policy.load(weights(spec, 1.0), tiny.name(0))
     until(policy, lambda: held(policy) == tiny.name(0))
