@@ -85,7 +85,10 @@ class OpenAiPolicy:
 
         def __post_init__(self) -> None:
             if not self.urls or len(set(self.urls)) < len(self.urls):
-                raise ConfigError(f"{SECTION}.url: found {list(self.urls)}, expected one server or more, each once")
+                raise ConfigError(
+                    f"{SECTION}.url: found {len(self.urls)} urls, {len(set(self.urls))} different (they are not "
+                    "shown here), expected one server or more, each once"
+                )
 
         @property
         def urls(self) -> tuple[str, ...]:
@@ -270,7 +273,10 @@ class OpenAiPolicy:
                     self._place(call)
         for engine in engines:
             engine.go_on()
-        if self._works and all(one.breaker.is_open and one.breaker.num_pauses >= self._config.tries for one in engines):
+        if not self._works:
+            return
+        since = min(call.submitted_at for call in self._active.values())
+        if all(engine.is_away(self._config.tries, since) for engine in engines):
             said = "; ".join(f"{one.url}: {one.error}" for one in engines)
             raise PolicyError(f"policy openai: none of {len(engines)} servers answers: {said}")
 

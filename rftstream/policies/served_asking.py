@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,7 @@ class ServedCall(Call):
     def __init__(self, request: SampleRequest) -> None:
         super().__init__()
         self.request = request
+        self.submitted_at = time.monotonic()
         self.body: dict[str, Any] = {}
         self.is_asked = False
         """Whether it is on the way."""

@@ -3,6 +3,7 @@ may be asked."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
@@ -35,6 +36,8 @@ class ServedEngine:
         self.sending: VersionName | None = None
         """The version that the server is being given."""
         self.waiting: deque[ServedCall] = deque()
+        self._tried_at = -math.inf
+        """When the server was last given a version, or probed: the beginning of that."""
         self._num_asked = 0
         """Number of requests on the way, aborted ones included."""
         self._is_probed = False
@@ -48,6 +51,11 @@ class ServedEngine:
         """Number of requests that wait for it or are on the way."""
         return len(self.waiting) + self._num_asked
 
+    def is_away(self, tries: int, since: float) -> bool:
+        """Return whether the server was tried so often in a row, the last time since then, and did not answer."""
+        is_tried = self.sending is not None or self._is_probed
+        return self.breaker.num_pauses >= tries and self.breaker.is_open and not is_tried and self._tried_at >= since
+
     def go_on(self) -> None:
         """Ask the server as much as may be asked now, give it its next version, or see whether it answers again."""
         if self.sending is not None or self._is_probed or (self.next or self.version) is None:
@@ -58,10 +66,10 @@ class ServedEngine:
             self.next = self.version
         if self.next is not None:
             if not self._num_asked:
-                self.sending, self._own_call = self.next, Call()
+                self.sending, self._own_call, self._tried_at = self.next, Call(), time.monotonic()
                 self._threads.submit(self._asker.update, self.sending, self._own_call)
         elif self.breaker.is_open:
-            self._is_probed, self._own_call = True, Call()
+            self._is_probed, self._own_call, self._tried_at = True, Call(), time.monotonic()
             self._threads.submit(self._asker.probe, self._own_call)
         else:
             assert self.version is not None

@@ -198,6 +198,21 @@ def test_no_server_at_all_is_an_error_that_names_them(servers, open_policy):
     assert any(server.url in str(wrong.value) for server in servers[:2])
 
 
+def test_servers_that_were_away_before_are_tried_before_a_request_fails(servers, open_policy):
+    policy = open_policy(tries=2)
+    policy.load({}, tiny.name(0))
+    for server in servers[:2]:
+        server.answers += [(503, {})] * 1000
+    policy.submit(request(0))
+    with pytest.raises(PolicyError):
+        tiny.drain(policy)
+    policy.abort("r0")
+    until(policy, lambda: all(engine.is_away(2, 0.0) for engine in policy._engines.values()))
+    for server in servers[:2]:
+        server.answers.clear()
+    assert tiny.drain_one(policy, request(1)).error is None
+
+
 def test_all_servers_are_away_for_a_while(servers, open_policy):
     policy = open_policy(tries=50)
     policy.load({}, tiny.name(0))
@@ -270,10 +285,11 @@ def test_aborted_requests_are_forgotten_wherever_they_are(servers, open_policy):
     assert policy.num_active == 0 and policy.step() == [] and policy.idle_s() > 1e9
 
 
-@pytest.mark.parametrize("urls", [[], ["http://127.0.0.1:1/v1", "http://127.0.0.1:1/v1"]])
+@pytest.mark.parametrize("urls", [[], ["http://me:secret@127.0.0.1:1/v1"] * 2])
 def test_servers_that_are_none(urls):
-    with pytest.raises(ConfigError, match=r"policies\.openai\.url: .*expected one server or more, each once"):
+    with pytest.raises(ConfigError, match=r"policies\.openai\.url: .*expected one server or more, each once") as wrong:
         registry.build_config(OpenAiPolicy, {"url": urls, "model": "it"}, where="policies.openai")
+    assert "secret" not in str(wrong.value)
 
 
 # ------------------------------------------------------------------------------------------ with weights
