@@ -34,7 +34,7 @@ KEPT_OPEN_S = 3.0
 hardly ever meets a connection that is just being closed."""
 
 CONNECT_S = 10.0
-"""Seconds that a server may take to accept a connection."""
+"""Most seconds that a server may take to accept a connection, however long its answers may take."""
 
 KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 """After how many seconds the system asks whether a watched host is there, how often, and how many times in vain."""
@@ -309,7 +309,7 @@ class _Connection:
                 call.attach(self.socket)
 
         deadline = time.monotonic() + timeout_s
-        limits = {"connect": timeout_s, "write": timeout_s, "read": timeout_s}
+        limits = {"connect": min(timeout_s, CONNECT_S), "write": timeout_s, "read": timeout_s}
         request = httpcore.Request(
             b"POST",
             self._url,
@@ -344,7 +344,9 @@ def split_url(url: str, section: str) -> SplitResult:
     try:
         parts = urlsplit(url)
         is_one = parts.scheme in ("http", "https") and parts.hostname and parts.username is None and parts.port != 0
-    except ValueError:  # a port that is no number
+        (parts.hostname or "").encode("idna")
+        parts.path.encode("ascii")
+    except ValueError:  # a port that is no number, a host that no name can be, a path with other signs
         is_one = False
     if not is_one:
         raise ConfigError(
