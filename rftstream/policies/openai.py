@@ -255,7 +255,9 @@ class OpenAiPolicy:
             self._paused.append((0.0, call))
             return
         rollout = request.rollout_id or request.request_id
-        url = self._router.place(rollout, request.group_id or rollout, loads, avoid=call.failed_at)
+        draining = [url for url in loads if self._engines[url].is_draining]
+        group = request.group_id or rollout
+        url = self._router.place(rollout, group, loads, avoid=call.failed_at, draining=draining)
         self._engines[url].waiting.append(call)
 
     def _go_on(self) -> None:

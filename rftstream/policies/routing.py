@@ -43,23 +43,33 @@ class Router:
         self._placed: OrderedDict[str, str] = OrderedDict()
         """Rollout -> server, the one that was asked for longest ago first."""
 
-    def place(self, rollout: str, group: str, loads: Mapping[str, int], *, avoid: Collection[str] = ()) -> str:
+    def place(
+        self,
+        rollout: str,
+        group: str,
+        loads: Mapping[str, int],
+        *,
+        avoid: Collection[str] = (),
+        draining: Collection[str] = (),
+    ) -> str:
         """Return the server for a rollout's next request: its own if that one may be asked, else another, which is its
         own from then on. `loads`: the requests of each server that may be asked; one at least. `avoid`: servers that
-        have failed at this request, taken only if there is no other."""
+        have failed at this request, taken only if there is no other. `draining`: servers that ask nothing until they
+        have new weights; a rollout begins there only if all others are too full."""
         own = self._placed.get(rollout)
         if own is None or own not in loads or own in avoid:
-            own = self._choose(group, loads, avoid)
+            own = self._choose(group, loads, avoid, draining)
         self._placed[rollout] = own
         self._placed.move_to_end(rollout)
         while len(self._placed) > MAX_PLACED:
             self._placed.popitem(last=False)
         return own
 
-    def _choose(self, group: str, loads: Mapping[str, int], avoid: Collection[str]) -> str:
+    def _choose(self, group: str, loads: Mapping[str, int], avoid: Collection[str], draining: Collection[str]) -> str:
         order = ranked(group, loads.keys() - avoid or loads.keys())
         bound = max(LEAST_LOAD, math.ceil(self._max_load * (sum(loads.values()) + 1) / len(loads)))
-        return next((name for name in order if loads[name] < bound), order[0])
+        free = [name for name in order if loads[name] < bound]
+        return next((name for name in free if name not in draining), (free or order)[0])
 
 
 class CircuitBreaker:

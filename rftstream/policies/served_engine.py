@@ -51,6 +51,11 @@ class ServedEngine:
         """Number of requests that wait for it or are on the way."""
         return len(self.waiting) + self._num_asked
 
+    @property
+    def is_draining(self) -> bool:
+        """Whether the server has still to be given a version, before which nothing is asked."""
+        return self.next is not None or self.sending is not None
+
     def is_away(self, tries: int, since: float) -> bool:
         """Return whether the server was tried so often in a row, the last time since then, and did not answer."""
         is_tried = self.sending is not None or self._is_probed

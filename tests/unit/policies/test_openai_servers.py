@@ -377,6 +377,23 @@ def test_a_server_that_comes_back_with_older_weights_is_given_them_before_it_is_
     assert len(prompts(first)) > asked
 
 
+def test_a_rollout_begins_at_a_server_that_has_the_version(servers, updated):
+    make, tensors, _ = updated
+    policy = make()
+    first, second = first_of(servers[:2])
+    policy.load(tensors, tiny.name(1))
+    tiny.drain_one(policy, request(0))
+    first.hold.clear()
+    policy.submit(request(1))
+    until(policy, lambda: len(prompts(first)) == 2)
+    policy.load(tensors, tiny.name(2))
+    until(policy, lambda: policy._engines[second.url].version == tiny.name(2))
+    policy.submit(request(2))
+    assert stamped(until(policy, lambda: policy.num_active == 1))["r2"] == ({2}, {2}), "it waits for no other"
+    first.hold.set()
+    tiny.drain(policy)
+
+
 @pytest.mark.parametrize("num", [1, 2])
 def test_a_server_that_begins_anew_while_nothing_is_asked_is_given_its_version_first(servers, updated, num):
     make, tensors, states = updated
