@@ -74,6 +74,16 @@ def test_a_connection_that_the_server_closed_costs_no_try(keeping):
     asked.close()
 
 
+def test_a_watch_is_open_until_the_server_ends(keeping):
+    watch = client(keeping).watch()
+    until(lambda: keeping.connections)
+    assert watch.is_open and not keeping.requests
+    keeping.cut()
+    until(lambda: not watch.is_open)
+    watch.close()
+    assert client(url="http://127.0.0.1:9/v1").watch() is None
+
+
 def test_idle_connections_are_closed_with_the_client(keeping):
     asked, forgotten = client(keeping), client(keeping)
     sockets = []
