@@ -124,7 +124,15 @@ class _InTurn:
     def __init__(self) -> None:
         self._numbers = count()
 
-    def place(self, rollout: str, group: str, loads: Mapping[str, int], *, avoid: Collection[str] = ()) -> str:
+    def place(
+        self,
+        rollout: str,
+        group: str,
+        loads: Mapping[str, int],
+        *,
+        avoid: Collection[str] = (),
+        draining: Collection[str] = (),
+    ) -> str:
         names = list(loads)
         return names[next(self._numbers) % len(names)]
 
@@ -132,8 +140,16 @@ class _InTurn:
 class _ByRollout(Router):
     """Places each rollout by its own id: siblings begin anywhere."""
 
-    def place(self, rollout: str, group: str, loads: Mapping[str, int], *, avoid: Collection[str] = ()) -> str:
-        return super().place(rollout, rollout, loads, avoid=avoid)
+    def place(
+        self,
+        rollout: str,
+        group: str,
+        loads: Mapping[str, int],
+        *,
+        avoid: Collection[str] = (),
+        draining: Collection[str] = (),
+    ) -> str:
+        return super().place(rollout, rollout, loads, avoid=avoid, draining=draining)
 
 
 def run() -> list[dict[str, Any]]:

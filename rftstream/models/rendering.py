@@ -32,7 +32,7 @@ SHOWN_CHARACTERS = 8
 PROMPTS_KEPT = 128
 """Prompts whose ids are kept for siblings: an explorer is given the rollouts of some groups one among the other."""
 MAX_KEPT_CHARACTERS = 16384
-"""Characters of a message up to which its prompt is kept, since ids take several bytes for each."""
+"""Characters of all messages up to which their prompt is kept, since ids take several bytes for each."""
 
 
 Pieces = list[tuple[str, bool]]
@@ -228,9 +228,12 @@ class HfRenderer:
         return self._template.dated
 
     def render(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
-        if tools or self.images is not None or self.dated or not all(map(_is_short_text, messages)):
-            return self._render_now(tuple(messages), tools)
-        return self._render_texts(tuple(messages))  # siblings of a group ask for the same
+        if not (tools or self.images is not None or self.dated) and _is_first_prompt(messages):
+            try:
+                return self._render_texts(tuple(messages))  # siblings of a group ask for the same
+            except TypeError:  # something in a message cannot be compared by hash
+                pass
+        return self._render_now(tuple(messages), tools)
 
     def _render_now(
         self, messages: tuple[ChatMessage, ...], tools: Sequence[Mapping[str, Any]] = ()
@@ -425,8 +428,10 @@ class FakeRenderer:
         return [("<end>" * len(run) if left_out else self.decode(run), left_out) for left_out, run in runs]
 
 
-def _is_short_text(message: ChatMessage) -> bool:
-    return not (message.media or message.tool_calls) and len(message.content) <= MAX_KEPT_CHARACTERS
+def _is_first_prompt(messages: Sequence[ChatMessage]) -> bool:
+    """Return whether siblings may ask for the prompt: a short one of texts, in which nobody has answered."""
+    are_texts = not any(one.media or one.tool_calls or one.role == "assistant" for one in messages)
+    return are_texts and sum(len(one.content) for one in messages) <= MAX_KEPT_CHARACTERS
 
 
 def _stop_token_ids(spec: ModelSpec, config: Mapping[str, Any], eos: int | None) -> frozenset[int]:

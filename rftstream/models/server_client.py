@@ -33,11 +33,23 @@ KEPT_OPEN_S = 3.0
 """Seconds that a connection may be idle before it is used again. Servers close theirs after 5 s and more, so a request
 hardly ever meets a connection that is just being closed."""
 
+CONNECT_S = 10.0
+"""Most seconds that a server may take to accept a connection, however long its answers may take."""
+
+KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+"""After how many seconds the system asks whether a watched host is there, how often, and how many times in vain."""
+
 BUSY = frozenset({408, 429, 500, 502, 503, 504})
 """HTTP statuses after which another try may help."""
 
 MISTAKEN = frozenset({401, 403, 404})
 """HTTP statuses that every request would get."""
+
+AWAY = frozenset({429, 502, 503, 504})
+"""Those of BUSY that say nothing about the request: the server is full, or a proxy finds none."""
+
+GONE = frozenset({502, 504})
+"""Those of AWAY by which a proxy says that it lost the server."""
 
 FAILED = (OSError, httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProtocolError)
 """Exceptions of a request that met no server, lost it, or had no answer in time."""
@@ -48,11 +60,14 @@ MAX_ANSWER_BYTES = 256 << 20
 
 class RetryableError(Exception):
     """A request failed, and another try may help: no server was there, or it had no time. `timed_out` says whether
-    the answer did not come in time. `after_s` is how many seconds the server wants to be left alone."""
+    the answer did not come in time. `after_s` is how many seconds the server wants to be left alone. `is_away` says
+    whether it would have failed at any request, and `is_lost` whether the server may have ended."""
 
-    def __init__(self, text: str, *, timed_out: bool = False, after_s: float = 0.0) -> None:
+    def __init__(
+        self, text: str, *, timed_out: bool = False, after_s: float = 0.0, is_away: bool = False, is_lost: bool = False
+    ) -> None:
         super().__init__(text)
-        self.timed_out, self.after_s = timed_out, after_s
+        self.timed_out, self.after_s, self.is_away, self.is_lost = timed_out, after_s, is_away, is_lost
 
 
 class Refused(Exception):
@@ -143,7 +158,9 @@ class ModelServer:
             answer = self._post(json.dumps(body).encode(), call)
         except FAILED as error:
             timed_out = isinstance(error, (TimeoutError, httpcore.TimeoutException))
-            raise RetryableError(self._hidden(_reason(error)), timed_out=timed_out) from None
+            is_away = not timed_out or isinstance(error, httpcore.ConnectTimeout)
+            text = self._hidden(_reason(error))
+            raise RetryableError(text, timed_out=timed_out, is_away=is_away, is_lost=True) from None
         if answer.status == 200:
             return _object(answer.body)
         text = _object(answer.body).get("error", answer.body[:300].decode(errors="replace"))
@@ -151,7 +168,8 @@ class ModelServer:
         if answer.status in MISTAKEN:
             raise Unreachable(f"{self.where}: {said}; mend url, model or api_key in [{self._section}]")
         if answer.status in BUSY:
-            raise RetryableError(said, after_s=answer.retry_after_s)
+            status, after_s = answer.status, answer.retry_after_s
+            raise RetryableError(said, after_s=after_s, is_away=status in AWAY, is_lost=status in GONE)
         raise Refused(f"the server answered {said}")
 
     def pause(self, number: int, call: Call, *, at_least_s: float = 0.0) -> bool:
@@ -160,6 +178,12 @@ class ModelServer:
         answer."""
         pause_s = PAUSE_S * 2 ** (number - 1) * self._random.uniform(0.5, 1.5)
         return call.cancelled.wait(max(pause_s, min(at_least_s, self._timeout_s)))
+
+    def watch(self) -> ServerWatch | None:
+        """Return a watch over the server; None if it is not there."""
+        with contextlib.suppress(OSError):
+            return ServerWatch(self._address.connect())
+        return None
 
     def close(self) -> None:
         """Close the connections that are idle. Those in use are closed when their requests end."""
@@ -206,6 +230,49 @@ class _Address:
         self.url = httpcore.URL(scheme=parts.scheme.encode(), host=host, port=parts.port, target=path.encode("ascii"))
         # One for all connections: each of its own would load the certificates of all authorities again.
         self.tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self._host, self._port = str(parts.hostname), parts.port or (443 if self.tls else 80)
+
+    def connect(self) -> socket.socket:
+        """Return a new connection that no request has used."""
+        connection = socket.create_connection((self._host, self._port), timeout=CONNECT_S)
+        if self.tls is None:
+            return connection
+        try:
+            return self.tls.wrap_socket(connection, server_hostname=self._host)
+        except BaseException:
+            connection.close()
+            raise
+
+
+class ServerWatch:
+    """A connection over which nothing goes. While it is open the server has not ended, whether it was asked or not:
+    what it was told before still holds. `ModelServer.watch` makes it; whoever has it closes it.
+
+    A server may close it for a reason of its own, but those of vLLM and SGLang close only connections that were used.
+    Behind a proxy it says how the proxy does."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in KEEPALIVE.items():  # a host that is gone, and one that is back, says nothing by itself
+            if hasattr(socket, name):
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        self._socket = connection
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the server has been there all the time."""
+        try:
+            self._socket.recv(1)  # the end, or what a server says before it ends a connection that is of no use
+        except (BlockingIOError, ssl.SSLWantReadError):
+            return True
+        except OSError:
+            pass
+        return False
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._socket.close()
 
 
 class _Answer(NamedTuple):
@@ -242,7 +309,7 @@ class _Connection:
                 call.attach(self.socket)
 
         deadline = time.monotonic() + timeout_s
-        limits = {"connect": timeout_s, "write": timeout_s, "read": timeout_s}
+        limits = {"connect": min(timeout_s, CONNECT_S), "write": timeout_s, "read": timeout_s}
         request = httpcore.Request(
             b"POST",
             self._url,
@@ -277,7 +344,9 @@ def split_url(url: str, section: str) -> SplitResult:
     try:
         parts = urlsplit(url)
         is_one = parts.scheme in ("http", "https") and parts.hostname and parts.username is None and parts.port != 0
-    except ValueError:  # a port that is no number
+        (parts.hostname or "").encode("idna")
+        parts.path.encode("ascii")
+    except ValueError:  # a port that is no number, a host that no name can be, a path with other signs
         is_one = False
     if not is_one:
         raise ConfigError(

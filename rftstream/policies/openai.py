@@ -32,7 +32,7 @@ from rftstream.models.rendering import Renderer
 from rftstream.models.server_client import ModelServer
 from rftstream.models.spec import ModelSpec
 from rftstream.policies.base import Completion, SampleRequest, without_tokens
-from rftstream.policies.routing import FIRST_PAUSE_S, LONGEST_PAUSE_S, Router
+from rftstream.policies.routing import FIRST_PAUSE_S, LONGEST_AFTER_S, LONGEST_PAUSE_S, Router
 from rftstream.policies.served_asking import AnswerEvent, Event, ServedCall, ServerAsker, ServerFailure, UpdateEvent
 from rftstream.policies.served_completions import completion_body
 from rftstream.policies.served_engine import ServedEngine
@@ -65,7 +65,8 @@ class OpenAiPolicy:
         timeout_s: Annotated[float, Meta(gt=0)] = 600.0
         """Of one answer."""
         tries: Annotated[int, Meta(ge=1)] = 5
-        """Of a request that meets no server, or a busy one; with several servers, at each."""
+        """Of a request that meets no server, or a busy one. With several servers: of one that fails at each, and how
+        often in a row a server that is away is probed before the explorer ends because all are."""
         max_load: Annotated[float, Meta(ge=1)] = 1.25
         """With several servers: a rollout begins at the next server when the first one of its group has this many times
         the mean number of requests. It stays where it began."""
@@ -84,7 +85,10 @@ class OpenAiPolicy:
 
         def __post_init__(self) -> None:
             if not self.urls or len(set(self.urls)) < len(self.urls):
-                raise ConfigError(f"{SECTION}.url: found {list(self.urls)}, expected one server or more, each once")
+                raise ConfigError(
+                    f"{SECTION}.url: found {len(self.urls)} urls, {len(set(self.urls))} different (they are not "
+                    "shown here), expected one server or more, each once"
+                )
 
         @property
         def urls(self) -> tuple[str, ...]:
@@ -161,14 +165,14 @@ class OpenAiPolicy:
         take note of its name."""
         engines = self._engines.values()
         if self._updates is not None:
-            self._updates.write(
-                tensors, name, keep={one for engine in engines for one in (engine.version, engine.sending)}
-            )
+            self._updates.write(tensors, name)
         for engine in engines:
             if self._updates is None:
                 engine.version = name
             else:
                 engine.next = name
+        if self._updates is not None:  # the others are given to no server any more, also if it begins anew
+            self._updates.delete_others({name, *(one.sending for one in engines if one.sending is not None)})
         self._version = name
         self._go_on()
 
@@ -251,7 +255,9 @@ class OpenAiPolicy:
             self._paused.append((0.0, call))
             return
         rollout = request.rollout_id or request.request_id
-        url = self._router.place(rollout, request.group_id or rollout, loads, avoid=call.failed_at)
+        draining = [url for url in loads if self._engines[url].is_draining]
+        group = request.group_id or rollout
+        url = self._router.place(rollout, group, loads, avoid=call.failed_at, draining=draining)
         self._engines[url].waiting.append(call)
 
     def _go_on(self) -> None:
@@ -269,7 +275,10 @@ class OpenAiPolicy:
                     self._place(call)
         for engine in engines:
             engine.go_on()
-        if self._works and all(one.breaker.is_open and one.breaker.num_pauses >= self._config.tries for one in engines):
+        if not self._works:
+            return
+        since = min(call.submitted_at for call in self._active.values())
+        if all(engine.is_away(self._config.tries, since) for engine in engines):
             said = "; ".join(f"{one.url}: {one.error}" for one in engines)
             raise PolicyError(f"policy openai: none of {len(engines)} servers answers: {said}")
 
@@ -298,26 +307,37 @@ class OpenAiPolicy:
 
     def _ask_again(self, engine: ServedEngine, call: ServedCall, failure: ServerFailure, is_active: bool) -> None:
         """Put a request that the only server has lost back in the queue. It is asked again when the server has its
-        weights again."""
+        weights again, or after a pause if it has them."""
         self._num_lost += 1
         if self._num_lost > self._config.tries * self._config.batch_size:
             raise PolicyError(f"policy openai: {engine.where}: {failure.text}, {self._num_lost} times in a row")
-        if is_active:
+        if is_active and failure.is_lost:
             engine.waiting.appendleft(call)
+        elif is_active:
+            self._pause(call, failure)
+
+    def _pause(self, call: ServedCall, failure: ServerFailure) -> None:
+        """Have a request placed again after a pause, which is twice as long each further time."""
+        call.num_rounds += 1
+        pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(call.num_rounds - 1, 16))
+        if len(self._engines) == 1:  # of several, each is left alone for as long as it wants
+            pause_s = max(pause_s, min(failure.after_s, LONGEST_AFTER_S))
+        self._paused.append((time.monotonic() + pause_s, call))
 
     def _move(self, engine: ServedEngine, call: ServedCall, failure: ServerFailure) -> Completion | None:
         """Have another server asked: at once, and after a pause when all of them have failed at it. Return how the
         request ends if it is the request's own fault: two servers give bad answers, or all fail at it while they
-        answer others. PolicyError if they answer nothing else, either."""
+        answer others. PolicyError if they answer nothing else, either. Servers that are away or full say nothing about
+        a request: it waits for them."""
         now, where = time.monotonic(), f"{engine.url}: {failure.text}"
         if not call.num_failures:
             call.failed_since = now
         call.failed_at.add(engine.url)
-        call.num_failures += 1
+        call.num_failures += not failure.is_away
         call.num_bad_answers += failure.is_bad_answer
         if call.num_bad_answers > 1:
             return without_tokens(call.request, "error", where)
-        if call.num_failures >= self._config.tries * len(self._engines):
+        if not failure.is_away and call.num_failures >= self._config.tries * len(self._engines):
             if self._answered_at > call.failed_since:
                 return without_tokens(call.request, "error", f"{where}, after {call.num_failures} tries")
             raise PolicyError(f"policy openai: {where}, after {call.num_failures} tries; are the servers up?")
@@ -325,9 +345,7 @@ class OpenAiPolicy:
             self._place(call)
         else:
             call.failed_at.clear()
-            rounds = call.num_failures // len(self._engines)
-            pause_s = min(LONGEST_PAUSE_S, max(failure.after_s, FIRST_PAUSE_S * 2 ** (rounds - 1)))
-            self._paused.append((now + pause_s, call))
+            self._pause(call, failure)
         return None
 
     def _body(self, request: SampleRequest, room: int) -> dict[str, Any]:

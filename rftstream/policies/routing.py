@@ -24,6 +24,8 @@ FAILURES = 3
 """Failures in a row after which a server is left alone."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 """Seconds for which it is left alone at first, twice as long each further time, and at most."""
+LONGEST_AFTER_S = 300.0
+"""Most seconds for which a server is left alone because it wants to be."""
 
 
 def ranked(key: str, names: Collection[str]) -> list[str]:
@@ -41,23 +43,33 @@ class Router:
         self._placed: OrderedDict[str, str] = OrderedDict()
         """Rollout -> server, the one that was asked for longest ago first."""
 
-    def place(self, rollout: str, group: str, loads: Mapping[str, int], *, avoid: Collection[str] = ()) -> str:
+    def place(
+        self,
+        rollout: str,
+        group: str,
+        loads: Mapping[str, int],
+        *,
+        avoid: Collection[str] = (),
+        draining: Collection[str] = (),
+    ) -> str:
         """Return the server for a rollout's next request: its own if that one may be asked, else another, which is its
         own from then on. `loads`: the requests of each server that may be asked; one at least. `avoid`: servers that
-        have failed at this request, taken only if there is no other."""
+        have failed at this request, taken only if there is no other. `draining`: servers that ask nothing until they
+        have new weights; a rollout begins there only if all others are too full."""
         own = self._placed.get(rollout)
         if own is None or own not in loads or own in avoid:
-            own = self._choose(group, loads, avoid)
+            own = self._choose(group, loads, avoid, draining)
         self._placed[rollout] = own
         self._placed.move_to_end(rollout)
         while len(self._placed) > MAX_PLACED:
             self._placed.popitem(last=False)
         return own
 
-    def _choose(self, group: str, loads: Mapping[str, int], avoid: Collection[str]) -> str:
+    def _choose(self, group: str, loads: Mapping[str, int], avoid: Collection[str], draining: Collection[str]) -> str:
         order = ranked(group, loads.keys() - avoid or loads.keys())
         bound = max(LEAST_LOAD, math.ceil(self._max_load * (sum(loads.values()) + 1) / len(loads)))
-        return next((name for name in order if loads[name] < bound), order[0])
+        free = [name for name in order if loads[name] < bound]
+        return next((name for name in free if name not in draining), (free or order)[0])
 
 
 class CircuitBreaker:
@@ -107,4 +119,4 @@ class CircuitBreaker:
     def _pause(self, at_least_s: float) -> None:
         pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**self.num_pauses) * self._random.uniform(0.5, 1.5)
         self.num_pauses += 1
-        self._due_at = self._now() + max(pause_s, min(at_least_s, LONGEST_PAUSE_S))
+        self._due_at = self._now() + max(pause_s, min(at_least_s, LONGEST_AFTER_S))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -26,13 +27,16 @@ class ServedCall(Call):
     def __init__(self, request: SampleRequest) -> None:
         super().__init__()
         self.request = request
+        self.submitted_at = time.monotonic()
         self.body: dict[str, Any] = {}
         self.is_asked = False
         """Whether it is on the way."""
         self.failed_at: set[str] = set()
         """Servers that have failed at it, in this round through all servers."""
         self.num_failures = self.num_bad_answers = 0
-        """How often it failed in all, and how often with an answer that was none."""
+        """How often it failed by what may be its own fault, and how often with an answer that was none."""
+        self.num_rounds = 0
+        """How often it had to pause, since all servers had failed at it."""
         self.failed_since = 0.0
         """When it failed first."""
 
@@ -48,6 +52,10 @@ class ServerFailure:
     """Whether no other request would fare better at this server."""
     is_bad_answer: bool = False
     """Whether an answer came that holds no completion."""
+    is_away: bool = False
+    """Whether any request would have failed: the server was not there, or full."""
+    is_lost: bool = False
+    """Whether the server may have ended, and begun anew with other weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +82,8 @@ class ProbeEvent:
 
     url: str
     error: str | None
+    after_s: float = 0.0
+    """For how long the server wants to be left alone."""
 
 
 Event = AnswerEvent | UpdateEvent | ProbeEvent
@@ -107,6 +117,10 @@ class ServerAsker:
         """What is asked there."""
         return self._server.where
 
+    def may_have_lost_version(self) -> bool:
+        """Return whether the server may have begun anew since it was given a version."""
+        return self._updates is not None and self._updates.may_have_lost(self.url)
+
     def close(self) -> None:
         """Close the connections. No thread may be at work any more."""
         self._server.close()
@@ -129,10 +143,20 @@ class ServerAsker:
         except RetryableError as error:
             if call.cancelled.is_set():
                 return without_tokens(request, "error", str(error))
-            return ServerFailure(str(error), after_s=error.after_s, is_enough=error.timed_out)
+            return ServerFailure(
+                str(error),
+                after_s=error.after_s,
+                is_enough=error.timed_out,
+                is_away=error.is_away,
+                is_lost=error.is_lost,
+            )
         except Unreachable as error:
             text = f"{error}{'' if self._images is None else f'; {HINT}'}"
-            return PolicyError(f"policy openai: {text}") if self.is_only else ServerFailure(text, is_enough=True)
+            return (
+                PolicyError(f"policy openai: {text}")
+                if self.is_only
+                else ServerFailure(text, is_enough=True, is_away=True)
+            )
         except Exception as error:  # of an answer that nobody thought of: else the rollout would wait for ever
             return self._bad_answer(request, f"the server's answer: {type(error).__name__}: {error}")
         return self._completion(request, answer, version)
@@ -173,13 +197,15 @@ class ServerAsker:
         asked = ServedCall(SampleRequest(request_id="", token_ids=(0,), sampling=Sampling(), seed=0, max_tokens=1))
         asked.body = self._make_body(asked.request, 1)
         error: str | None = None
+        after_s = 0.0
         try:
             answer = self._probes.ask_once(self._body(asked, _NO_VERSION), call)
         except Refused:
             pass
         except Exception as other:  # else it would never be asked again
             error = str(other) or type(other).__name__
+            after_s = other.after_s if isinstance(other, RetryableError) else 0.0
         else:
             result = self._completion(asked.request, answer, _NO_VERSION)
             error = result.text if isinstance(result, ServerFailure) else None
-        self._events.put(ProbeEvent(self.url, error))
+        self._events.put(ProbeEvent(self.url, error, after_s))

@@ -3,6 +3,7 @@ may be asked."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
@@ -35,6 +36,8 @@ class ServedEngine:
         self.sending: VersionName | None = None
         """The version that the server is being given."""
         self.waiting: deque[ServedCall] = deque()
+        self._tried_at = -math.inf
+        """When the server was last given a version, or probed: the beginning of that."""
         self._num_asked = 0
         """Number of requests on the way, aborted ones included."""
         self._is_probed = False
@@ -48,18 +51,30 @@ class ServedEngine:
         """Number of requests that wait for it or are on the way."""
         return len(self.waiting) + self._num_asked
 
+    @property
+    def is_draining(self) -> bool:
+        """Whether the server has still to be given a version, before which nothing is asked."""
+        return self.next is not None or self.sending is not None
+
+    def is_away(self, tries: int, since: float) -> bool:
+        """Return whether the server was tried so often in a row, the last time since then, and did not answer."""
+        is_tried = self.sending is not None or self._is_probed
+        return self.breaker.num_pauses >= tries and self.breaker.is_open and not is_tried and self._tried_at >= since
+
     def go_on(self) -> None:
         """Ask the server as much as may be asked now, give it its next version, or see whether it answers again."""
         if self.sending is not None or self._is_probed or (self.next or self.version) is None:
             return
         if self.breaker.is_open and not self.breaker.is_due:
             return
+        if self.next is None and self.waiting and self._asker.may_have_lost_version():
+            self.next = self.version
         if self.next is not None:
             if not self._num_asked:
-                self.sending, self._own_call = self.next, Call()
+                self.sending, self._own_call, self._tried_at = self.next, Call(), time.monotonic()
                 self._threads.submit(self._asker.update, self.sending, self._own_call)
         elif self.breaker.is_open:
-            self._is_probed, self._own_call = True, Call()
+            self._is_probed, self._own_call, self._tried_at = True, Call(), time.monotonic()
             self._threads.submit(self._asker.probe, self._own_call)
         else:
             assert self.version is not None
@@ -70,15 +85,15 @@ class ServedEngine:
                 self._threads.submit(self._asker.sample, call, self.version)
 
     def on_answer(self, call: ServedCall, result: Completion | ServerFailure | PolicyError) -> None:
-        """Note how a request has ended. A server that failed may have begun anew: it is given its weights again before
-        it is asked again. One that was aborted says nothing."""
+        """Note how a request has ended. A server that lost one may have begun anew: it is given its weights again
+        before it is asked again. One that was aborted says nothing."""
         call.is_asked = False
         self._count(-1)
         if call.cancelled.is_set():
             return
         if isinstance(result, ServerFailure):
             self._failed(result.text, is_enough=result.is_enough, after_s=result.after_s)
-            if self._asker.takes_versions and not result.is_bad_answer:
+            if self._asker.takes_versions and result.is_lost:
                 self.next = self.next or self.version
         elif isinstance(result, Completion):
             self._count_result("answered" if result.error is None else "refused")
@@ -99,7 +114,7 @@ class ServedEngine:
         """Note whether the server answers again."""
         self._is_probed = False
         if event.error is not None:
-            self._probe_failed(event.error)
+            self._probe_failed(event.error, event.after_s)
         else:
             self._is_back()
 
@@ -127,11 +142,11 @@ class ServedEngine:
             self.breaker.failed(is_enough=is_enough, after_s=after_s)
             self._show_up()
 
-    def _probe_failed(self, error: str) -> None:
+    def _probe_failed(self, error: str, after_s: float = 0.0) -> None:
         self._count_result("failed")
         self.error = error
         if not self._asker.is_only:
-            self.breaker.probe_failed()
+            self.breaker.probe_failed(after_s)
             self._show_up()
 
     def _is_back(self) -> None:

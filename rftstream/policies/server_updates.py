@@ -17,7 +17,7 @@ from rftstream.contracts.versions import VersionName
 from rftstream.errors import ConfigError
 from rftstream.models.folder import copy_companions
 from rftstream.models.image_tokens import ImageTokens
-from rftstream.models.server_client import Call, ModelServer, Refused, Unreachable
+from rftstream.models.server_client import Call, ModelServer, Refused, ServerWatch, Unreachable
 from rftstream.models.spec import ModelSpec
 from rftstream.policies.served import check_tensors, served_parameters
 from rftstream.weights.adapters import whole_tensors
@@ -65,7 +65,8 @@ HINTS = {
 
 class ServerUpdates:
     """The way of a version to the servers. `OpenAiPolicy` makes it. For each version it calls `write`; then `send` for
-    each server, from any thread, when no request is on the way there."""
+    each server, from any thread, when no request is on the way there; and `delete_others` when no server is to be given
+    an earlier version any more."""
 
     def __init__(
         self,
@@ -91,38 +92,62 @@ class ServerUpdates:
         self._servers = {
             url: [ModelServer(root_of(url), one.path.lstrip("/"), **options) for one in self._requests] for url in urls
         }
+        self._watches: dict[str, ServerWatch] = {}
+        """Url -> watch that was begun before the server was given what it has."""
         self._tries, self._spec = tries, model
         self._parameters, _ = served_parameters(model)
         self._parent = _own_folder(Path(folder or tempfile.gettempdir()), " ".join(urls), f"{section}.update_folder")
 
-    def write(
-        self, tensors: Mapping[str, RawTensor], name: VersionName, *, keep: Collection[VersionName | None]
-    ) -> None:
-        """Write a version as a model folder, and delete the folders of other versions except those in `keep`.
-        WeightsError unless the tensors are those of the model."""
+    def write(self, tensors: Mapping[str, RawTensor], name: VersionName) -> None:
+        """Write a version as a model folder, unless it is there. WeightsError unless the tensors are those of the
+        model; no folder is deleted then."""
         where = f"weights {name.trainer_epoch}/{name.version} of {self._spec.name}"
         if self._spec.lora is None:
             check_tensors(tensors, self._parameters, where=where)
-        kept = {self._folder(one) for one in keep if one is not None}
-        for found in self._parent.iterdir():
-            if found not in kept:
-                shutil.rmtree(found)
         folder = self._folder(name)
-        folder.mkdir()
-        copy_companions(self._spec, folder)
+        if folder.exists():  # a server that lags behind may be reading it
+            return
+        part = folder.with_name(f"{folder.name}.part")
+        if part.exists():
+            shutil.rmtree(part)
+        part.mkdir()
+        copy_companions(self._spec, part)
         whole = whole_tensors(self._spec, tensors, self._parameters, where=where)
-        with (folder / "model.safetensors").open("wb") as file:
+        with (part / "model.safetensors").open("wb") as file:
             write_snapshot(file, whole, {"format": "pt"})
+        part.rename(folder)
+
+    def delete_others(self, kept: Collection[VersionName]) -> None:
+        """Delete the folders of all versions but these."""
+        folders = {self._folder(name) for name in kept}
+        for found in self._parent.iterdir():
+            if found not in folders:
+                shutil.rmtree(found)
 
     def send(self, url: str, name: VersionName, call: Call) -> None:
         """Ask the server at `url` to load a version that was written. The server has the weights when this returns.
         Raises Refused or Unreachable, with a hint."""
         values = {"{folder}": str(self._folder(name)), "{version}": str(name.version)}
+        self._watch(url)
         try:
             for server, request in zip(self._servers[url], self._requests, strict=True):
                 self._ask(server, _filled(request.body, values), call)
         except (Refused, Unreachable) as error:
             raise type(error)(f"new weights: {error}{'; ' if self._hint else ''}{self._hint}") from error
+        if url not in self._watches:  # it came while it was asked
+            self._watch(url)
+
+    def may_have_lost(self, url: str) -> bool:
+        """Return whether the server may have begun anew since it was given a version, with the weights that it was
+        started with."""
+        return url in self._watches and not self._watches[url].is_open
+
+    def _watch(self, url: str) -> None:
+        """Watch the server from now on."""
+        if (old := self._watches.pop(url, None)) is not None:
+            old.close()
+        if self._requests and (watch := self._servers[url][0].watch()) is not None:
+            self._watches[url] = watch
 
     def _ask(self, server: ModelServer, body: dict[str, Any], call: Call) -> None:
         """Send a request, and again if the server could not do it yet: it does not empty its cache while a request
@@ -143,6 +168,8 @@ class ServerUpdates:
         for servers in self._servers.values():
             for server in servers:
                 server.close()
+        for watch in self._watches.values():
+            watch.close()
         shutil.rmtree(self._parent, ignore_errors=True)
 
 

@@ -17,6 +17,8 @@ class Server:
         self.usual = usual or echo
         self.requests, self.keys, self.hosts, self.answers = [], [], [], []
         self.connections = []
+        self.instead = (503, {})
+        """What is answered where `usual` returns None."""
         self.hold = threading.Event()
         self.hold.set()
         handler = type(
@@ -52,7 +54,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.owner.keys.append(self.headers.get("Authorization"))
         self.owner.hosts.append(self.headers.get("Host"))
         self.owner.hold.wait(120)
-        told = self.owner.answers.pop(0) if self.owner.answers else (200, self.owner.usual(body))
+        if self.owner.answers:
+            told = self.owner.answers.pop(0)
+        else:
+            told = self.owner.instead if (answer := self.owner.usual(body)) is None else (200, answer)
         status, answer, headers = (*told, {})[:3]
         if status is None:
             self.close_connection = True  # without a word

@@ -57,14 +57,21 @@ class KafkaAdmin:
     def _create_topics(self, missing: Mapping[str, TopicSettings]) -> None:
         wanted = {self._clients.name(name): settings for name, settings in missing.items()}
         options = {name: self._topic_options(settings) for name, settings in wanted.items()}
+        are_others = False
         try:
             self.connection.ask("create topics", lambda client: client.create_topics(options))
         except TransportError as error:
             if "TopicAlreadyExists" not in str(error):
                 raise
+            are_others = True
+
+        def look() -> int:
+            if are_others:  # whoever made them may have wanted fewer partitions, for which nobody should wait
+                check_same_settings(self.topics(), missing, prefix=self._clients.name(""), otherwise="run name")
+            return num_led(self.connection, list(wanted))
+
         num_partitions = sum(settings.partitions for settings in missing.values())
-        what = f"topics of {self._clients.run_id}"
-        wait_for_leaders(lambda: num_led(self.connection, list(wanted)), num_partitions, what=what)
+        wait_for_leaders(look, num_partitions, what=f"topics of {self._clients.run_id}")
 
     def _topic_options(self, settings: TopicSettings) -> dict[str, Any]:
         configs = {

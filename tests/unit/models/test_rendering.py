@@ -73,6 +73,24 @@ def test_siblings_are_rendered_once(spec, monkeypatch, template, tools, calls):
     assert renderer.render(CHATS[1], tools) != ids
 
 
+@pytest.mark.parametrize(("chat", "calls"), [
+    ([("user", "2"), ("user", "3")], 1), ([("user", "2"), ("assistant", "3"), ("user", "2")], 2),
+    ([("user", "2" * 9000), ("user", "2" * 9000)], 2),
+], ids=["first", "later turn", "long"])  # fmt: skip
+def test_only_short_first_prompts_are_kept(spec, monkeypatch, chat, calls):
+    renderer, rendered = HfRenderer(with_template(spec, TEMPLATE)), []
+    render = renderer._template.render
+    monkeypatch.setattr(renderer._template, "render", lambda *given: rendered.append(given) or render(*given))
+    for _ in range(2):
+        renderer.render([ChatMessage(role=role, content=content) for role, content in chat])
+    assert len(rendered) == calls
+
+
+def test_a_message_with_a_list_in_it_is_rendered_too(spec):
+    renderer = HfRenderer(with_template(spec, TEMPLATE))
+    assert renderer.render([dataclasses.replace(CHATS[0][0], tool_calls=[])]) == renderer.render(CHATS[0][:1])
+
+
 def test_tools_reach_the_template(spec):
     tools = [{"type": "function", "function": {"name": "7"}}]
     rendered = HfRenderer(with_template(spec, TEMPLATE)).render(CHATS[0], tools)

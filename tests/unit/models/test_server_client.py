@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import email.utils
 import gc
 import socket
@@ -71,6 +72,16 @@ def test_a_connection_that_the_server_closed_costs_no_try(keeping):
     assert asked.ask(BODY)["choices"]
     assert idle.socket.fileno() == -1, "it is closed on our side, too"
     asked.close()
+
+
+def test_a_watch_is_open_until_the_server_ends(keeping):
+    watch = client(keeping).watch()
+    until(lambda: keeping.connections)
+    assert watch.is_open and not keeping.requests
+    keeping.cut()
+    until(lambda: not watch.is_open)
+    watch.close()
+    assert client(url="http://127.0.0.1:9/v1").watch() is None
 
 
 def test_idle_connections_are_closed_with_the_client(keeping):
@@ -202,13 +213,30 @@ def test_an_answer_in_drops_is_a_timeout():
     assert late.value.timed_out
 
 
+def test_a_host_that_takes_no_connection_is_given_up_early(monkeypatch):
+    """However long its answers may take."""
+    monkeypatch.setattr(server_client, "CONNECT_S", 0.1)
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(4):  # more than may wait to be accepted
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(listener.getsockname())
+        asked = client(url=f"http://127.0.0.1:{listener.getsockname()[1]}/v1", tries=1, timeout_s=600)
+        with pytest.raises(RetryableError, match="TimeoutError: timed out") as late:
+            asked.ask_once(BODY, Call())
+    assert late.value.timed_out and late.value.is_away
+
+
 def test_the_host_is_named_as_in_the_url(server):
     url = server.url.replace("127.0.0.1", "localhost")
     client(server, url=url).ask(BODY)
     assert server.hosts == [url.removeprefix("http://").removesuffix("/v1")]
 
 
-@pytest.mark.parametrize("url", ["ftp://x/v1", "x:8000/v1", "http:///v1", "http://x:port/v1", "http://x:99999/v1", ""])
+@pytest.mark.parametrize("url", [
+    "ftp://x/v1", "x:8000/v1", "http:///v1", "http://x:port/v1", "http://x:99999/v1", "",
+    "http://a..b/v1", f"http://{'x' * 64}.org/v1", "http://x/\u00fc"])  # fmt: skip
 def test_a_url_that_is_none(url):
     with pytest.raises(ConfigError, match=r"it\.url: expected http://HOST:PORT/v1"):
         client(url=url)

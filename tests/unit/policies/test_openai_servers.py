@@ -198,6 +198,21 @@ def test_no_server_at_all_is_an_error_that_names_them(servers, open_policy):
     assert any(server.url in str(wrong.value) for server in servers[:2])
 
 
+def test_servers_that_were_away_before_are_tried_before_a_request_fails(servers, open_policy):
+    policy = open_policy(tries=2)
+    policy.load({}, tiny.name(0))
+    for server in servers[:2]:
+        server.answers += [(503, {})] * 1000
+    policy.submit(request(0))
+    with pytest.raises(PolicyError):
+        tiny.drain(policy)
+    policy.abort("r0")
+    until(policy, lambda: all(engine.is_away(2, 0.0) for engine in policy._engines.values()))
+    for server in servers[:2]:
+        server.answers.clear()
+    assert tiny.drain_one(policy, request(1)).error is None
+
+
 def test_all_servers_are_away_for_a_while(servers, open_policy):
     policy = open_policy(tries=50)
     policy.load({}, tiny.name(0))
@@ -206,6 +221,55 @@ def test_all_servers_are_away_for_a_while(servers, open_policy):
     for number in range(8):
         policy.submit(request(number))
     assert all(one.error is None for one in tiny.drain(policy).values())
+
+
+@pytest.mark.parametrize("busy", [(429, {}), (503, {}), (None, None)], ids=["429", "503", "lost"])
+def test_a_request_that_meets_full_servers_only_waits_while_others_are_answered(servers, open_policy, busy):
+    policy = open_policy(tries=2)
+    policy.load({}, tiny.name(0))
+    first, second = servers[:2]
+    num_busy = [0]
+
+    def usual(body):
+        if body["prompt"] != [9] or num_busy[0] == 12:
+            return echo(body)
+        num_busy[0] += 1
+        return None
+
+    for server in (first, second):
+        server.usual = usual
+        server.instead = busy
+    policy.submit(request(0, (9,)))
+    others, done = 1, {}
+    deadline = time.monotonic() + 120
+    while policy.num_active:
+        assert time.monotonic() < deadline
+        if policy.num_active == 1:
+            others += 1
+            policy.submit(request(others))
+        done |= {one.request_id: one for one in policy.step()}
+        if "r0" in done:
+            break
+    assert done["r0"].error is None and num_busy == [12]
+
+
+def test_a_request_that_breaks_every_server_fails_alone(servers, open_policy):
+    policy = open_policy(tries=2)
+    policy.load({}, tiny.name(0))
+    for server in servers[:2]:
+        server.usual = lambda body: None if body["prompt"] == [9] else echo(body)
+        server.instead = (500, {"error": "a bug"})
+    policy.submit(request(0, (9,)))
+    number, done = 0, {}
+    deadline = time.monotonic() + 120
+    while "r0" not in done:
+        assert time.monotonic() < deadline
+        if policy.num_active == 1:
+            number += 1
+            policy.submit(request(number))
+        done |= {one.request_id: one for one in policy.step()}
+    assert "a bug" in done["r0"].error and "4 tries" in done["r0"].error
+    tiny.drain(policy)
 
 
 def test_aborted_requests_are_forgotten_wherever_they_are(servers, open_policy):
@@ -221,10 +285,11 @@ def test_aborted_requests_are_forgotten_wherever_they_are(servers, open_policy):
     assert policy.num_active == 0 and policy.step() == [] and policy.idle_s() > 1e9
 
 
-@pytest.mark.parametrize("urls", [[], ["http://127.0.0.1:1/v1", "http://127.0.0.1:1/v1"]])
+@pytest.mark.parametrize("urls", [[], ["http://me:secret@127.0.0.1:1/v1"] * 2])
 def test_servers_that_are_none(urls):
-    with pytest.raises(ConfigError, match=r"policies\.openai\.url: .*expected one server or more, each once"):
+    with pytest.raises(ConfigError, match=r"policies\.openai\.url: .*expected one server or more, each once") as wrong:
         registry.build_config(OpenAiPolicy, {"url": urls, "model": "it"}, where="policies.openai")
+    assert "secret" not in str(wrong.value)
 
 
 # ------------------------------------------------------------------------------------------ with weights
@@ -310,6 +375,39 @@ def test_a_server_that_comes_back_with_older_weights_is_given_them_before_it_is_
     done = {group: tiny.drain_one(policy, request(6, group=group)) for group in map(str, range(9))}
     assert all(pair == ({4}, {4}) for pair in stamped(done).values())
     assert len(prompts(first)) > asked
+
+
+def test_a_rollout_begins_at_a_server_that_has_the_version(servers, updated):
+    make, tensors, _ = updated
+    policy = make()
+    first, second = first_of(servers[:2])
+    policy.load(tensors, tiny.name(1))
+    tiny.drain_one(policy, request(0))
+    first.hold.clear()
+    policy.submit(request(1))
+    until(policy, lambda: len(prompts(first)) == 2)
+    policy.load(tensors, tiny.name(2))
+    until(policy, lambda: policy._engines[second.url].version == tiny.name(2))
+    policy.submit(request(2))
+    assert stamped(until(policy, lambda: policy.num_active == 1))["r2"] == ({2}, {2}), "it waits for no other"
+    first.hold.set()
+    tiny.drain(policy)
+
+
+@pytest.mark.parametrize("num", [1, 2])
+def test_a_server_that_begins_anew_while_nothing_is_asked_is_given_its_version_first(servers, updated, num):
+    make, tensors, states = updated
+    policy = make(num=num)
+    policy.load(tensors, tiny.name(1))
+    until(policy, lambda: all(engine.version == tiny.name(1) for engine in policy._engines.values()))
+    first = first_of(servers[:num])[0]
+    tiny.drain_one(policy, request(0))
+    assert [path for path, _ in first.requests].count("/load") == 1, "once, while it stays"
+    until(policy, lambda: len(first.connections) == 3)  # the watch, and one for each request
+    next(one for one in states if one.server is first).version = 0  # it is restarted
+    first.cut()
+    assert stamped({"x": tiny.drain_one(policy, request(1))})["x"] == ({1}, {1})
+    assert prompts(first)[1:] == [[5, 6, 7]] and [path for path, _ in first.requests].count("/load") == 2
 
 
 def test_a_server_that_cannot_be_given_a_version_is_left_until_it_can(servers, updated):

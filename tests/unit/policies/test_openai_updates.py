@@ -15,6 +15,7 @@ from rftstream.config.part_names import check_part_names
 from rftstream.contracts.rollouts import VersionSpan
 from rftstream.errors import ConfigError, PolicyError, WeightsError
 from rftstream.models.rendering import FakeRenderer
+from rftstream.policies import openai
 from rftstream.policies.openai import OpenAiPolicy
 from rftstream.policies.served import served_parameters
 from rftstream.weights.snapshot import RawTensor
@@ -139,11 +140,40 @@ def test_old_folders_are_deleted_also_those_of_a_worker_that_was_killed(server, 
         policy.load(weights(spec, 1.0), tiny.name(version))
         until(policy, lambda version=version: held(policy) == tiny.name(version))
     (folder,) = (tmp_path / "served").iterdir()
-    assert sorted(one.name for one in folder.iterdir()) == ["000001-00000002", "000001-00000003"]
+    assert [one.name for one in folder.iterdir()] == ["000001-00000003"]
     again = make()  # the first is not asked to close
     assert list(folder.iterdir()) == []
     again.close()
     assert not folder.exists()
+
+
+def test_a_version_that_a_server_still_has_may_be_loaded_again(server, updated):
+    spec, make, found = updated
+    policy = make()
+    policy.load(weights(spec, 1.0), tiny.name(1))
+    until(policy, lambda: held(policy) == tiny.name(1))
+    policy.load(weights(spec, 1.0), tiny.name(1))
+    server.hold.clear()
+    policy.load(weights(spec, 2.0), tiny.name(2))
+    until(policy, lambda: len(server.requests) >= 3)
+    policy.load(weights(spec, 1.0), tiny.name(1))
+    server.hold.set()
+    assert tiny.drain_one(policy, tiny.request(0)).versions[0].version == 1
+    assert float(found[-1][2]["model.norm.weight"][0]) == 1.0
+
+
+def test_weights_that_cannot_be_written_leave_the_server_those_that_it_has(server, updated, tmp_path):
+    spec, make, found = updated
+    policy = make()
+    policy.load(weights(spec, 1.0), tiny.name(1))
+    until(policy, lambda: held(policy) == tiny.name(1))
+    wrong = weights(spec, 2.0)
+    wrong.popitem()
+    with pytest.raises(WeightsError):
+        policy.load(wrong, tiny.name(2))
+    server.answers.append((None, None))
+    assert tiny.drain_one(policy, tiny.request(0)).versions[0].version == 1
+    assert [body["is"] for body, _, _ in found] == [["version 1"]] * 2, "its folder is still there"
 
 
 def test_a_forgotten_request_holds_up_new_weights_until_its_thread_knows(server, updated):
@@ -162,7 +192,20 @@ def test_a_forgotten_request_holds_up_new_weights_until_its_thread_knows(server,
     assert paths(server).count("/load") == 2, "nothing was lost"
 
 
-@pytest.mark.parametrize("gone", [(None, None), (503, {"error": "starting"})], ids=["no answer", "busy"])
+@pytest.mark.parametrize("status", [500, 503, 429])
+def test_a_server_that_fails_and_is_there_is_not_given_the_weights_again(server, updated, status, monkeypatch):
+    monkeypatch.setattr(openai, "FIRST_PAUSE_S", 0.002)
+    spec, make, _found = updated
+    policy = make()
+    policy.load(weights(spec, 1.0), tiny.name(0))
+    until(policy, lambda: held(policy) == tiny.name(0))
+    server.answers.append((status, {"error": "later"}))
+    done = tiny.drain_one(policy, tiny.request(0, (5, 6, 7), max_tokens=2))
+    assert done.token_ids.tolist() == [5, 6]
+    assert paths(server) == ["/load", "/flush", "/v1/completions", "/v1/completions"]
+
+
+@pytest.mark.parametrize("gone", [(None, None), (502, {"error": "none there"})], ids=["no answer", "no gateway"])
 def test_a_server_that_was_gone_is_given_the_weights_again(server, updated, gone):
     """It may have begun anew, with those that it was started with."""
     spec, make, found = updated

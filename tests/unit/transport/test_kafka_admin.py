@@ -10,8 +10,8 @@ from kafka.structs import OffsetAndMetadata
 from kafka.structs import TopicPartition as KafkaPartition
 
 from rftstream.contracts.records import TopicPartition
-from rftstream.errors import TransportError
-from rftstream.transport.base import Position
+from rftstream.errors import ConfigError, TransportError
+from rftstream.transport.base import Position, TopicSettings
 from rftstream.transport.kafka.admin import KafkaAdmin
 from rftstream.transport.kafka.admin_connection import PATIENCE_S, AdminConnection
 from rftstream.transport.kafka.topic_leaders import MAKING_S, wait_for_leaders
@@ -75,6 +75,31 @@ def admin(monkeypatch):
 
     monkeypatch.setattr(AdminConnection, "ask", ask)
     return KafkaAdmin(clients), asked
+
+
+def test_a_topic_that_somebody_else_makes_meanwhile_with_fewer_partitions_is_an_error_at_once(monkeypatch):
+    partitions = [{"leader_id": 1}] * 3
+    looks = iter([[], [], ["r.tasks"]])  # it is not seen at first
+    client = SimpleNamespace(
+        list_topics=lambda: next(looks),
+        describe_topics=lambda names: [{"name": name, "partitions": partitions} for name in names],
+        describe_configs=lambda resources: {"topic": {"r.tasks": {"max.message.bytes": {"value": str(2 << 20)}}}},
+    )
+
+    def ask(self, what, question, *, but=None):
+        if what == "create topics":
+            raise TransportError("create topics: TopicAlreadyExistsError")
+        return question(client)
+
+    monkeypatch.setattr(AdminConnection, "ask", ask)
+    clients = SimpleNamespace(
+        name=lambda name: f"r.{name}", bare=lambda name: name.removeprefix("r."), replication_factor=1, run_id="r",
+        is_ours=lambda topic: topic.startswith("r."),
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match=r"topic r\.tasks: exists with .*partitions=3.*partitions=8.* was asked for"):
+        KafkaAdmin(clients).ensure_topics(
+            {"tasks": TopicSettings(partitions=8, compacted=False, max_record_bytes=1 << 20)}
+        )
 
 
 def test_a_member_asks_for_its_own_positions_alone(admin):
