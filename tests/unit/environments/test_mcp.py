@@ -82,7 +82,7 @@ def is_gone(pid: int) -> bool:
 def test_over_stdio_from_start_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MCP_TEST_TOKEN", "secret")
     monkeypatch.setenv("MCP_TEST_OTHER", "not for servers")
-    environment = made(notes={**STDIO, "env": {"TOKEN": "env:MCP_TEST_TOKEN"}}, timeout_s=2.0)
+    environment = made(notes={**STDIO, "env": {"TOKEN": "env:MCP_TEST_TOKEN"}}, timeout_s=8.0)
 
     async def steps() -> list[int]:
         tools = {tool["function"]["name"]: tool["function"] for tool in await environment.tools()}
@@ -96,7 +96,7 @@ def test_over_stdio_from_start_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
         assert await ask(environment, "variable", name="MCP_TEST_OTHER") == "unset"
         assert await ask(environment, "note", text="a") == "a"
         pids = [int(pid) for pid in (await ask(environment, "pids")).split()]
-        assert await ask(environment, "hang") == "Error: hang did not answer within 2 s"
+        assert await ask(environment, "hang") == "Error: hang did not answer within 8 s"
         assert await ask(environment, "note", text="b") == "a, b"
         assert environment.save() is None
         await environment.close()
