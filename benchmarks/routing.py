@@ -124,15 +124,7 @@ class _InTurn:
     def __init__(self) -> None:
         self._numbers = count()
 
-    def place(
-        self,
-        rollout: str,
-        group: str,
-        loads: Mapping[str, int],
-        *,
-        avoid: Collection[str] = (),
-        draining: Collection[str] = (),
-    ) -> str:
+    def place(self, rollout: str, group: str, loads: Mapping[str, int], **_: Collection[str]) -> str:
         names = list(loads)
         return names[next(self._numbers) % len(names)]
 
@@ -140,16 +132,8 @@ class _InTurn:
 class _ByRollout(Router):
     """Places each rollout by its own id: siblings begin anywhere."""
 
-    def place(
-        self,
-        rollout: str,
-        group: str,
-        loads: Mapping[str, int],
-        *,
-        avoid: Collection[str] = (),
-        draining: Collection[str] = (),
-    ) -> str:
-        return super().place(rollout, rollout, loads, avoid=avoid, draining=draining)
+    def place(self, rollout: str, group: str, loads: Mapping[str, int], **servers: Collection[str]) -> str:
+        return super().place(rollout, rollout, loads, **servers)
 
 
 def run() -> list[dict[str, Any]]:

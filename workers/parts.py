@@ -68,7 +68,8 @@ def turn_loop(
     renderer = open_renderer(spec)
     policy_class, options = config.build_part("policy", policy_name)
     if lock is not None:
-        options = dataclasses.replace(options, **({"sleeps": True} if hasattr(options, "sleeps") else {}))
+        if hasattr(options, "sleeps"):
+            options = dataclasses.replace(options, sleeps=True)
         lock.wait_shared()
     media = MediaStore(context.open_store(patience_s=MEDIA_PATIENCE_S))
     takes = registry.find_spec(PolicySpec, policy_name).takes_images

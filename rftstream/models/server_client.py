@@ -230,15 +230,15 @@ class _Address:
         self.url = httpcore.URL(scheme=parts.scheme.encode(), host=host, port=parts.port, target=path.encode("ascii"))
         # One for all connections: each of its own would load the certificates of all authorities again.
         self.tls = ssl.create_default_context() if parts.scheme == "https" else None
-        self._host, self._port = str(parts.hostname), parts.port or (443 if self.tls else 80)
+        self._host_port = address_of(parts)
 
     def connect(self) -> socket.socket:
         """Return a new connection that no request has used."""
-        connection = socket.create_connection((self._host, self._port), timeout=CONNECT_S)
+        connection = socket.create_connection(self._host_port, timeout=CONNECT_S)
         if self.tls is None:
             return connection
         try:
-            return self.tls.wrap_socket(connection, server_hostname=self._host)
+            return self.tls.wrap_socket(connection, server_hostname=self._host_port[0])
         except BaseException:
             connection.close()
             raise
@@ -336,6 +336,11 @@ class _Connection:
 def _close_all(connections: deque[_Connection]) -> None:
     while connections:
         connections.pop().close()
+
+
+def address_of(parts: SplitResult) -> tuple[str, int]:
+    """Return the host and the port that a url names, as `split_url` returns it."""
+    return str(parts.hostname), parts.port or {"http": 80, "https": 443}[parts.scheme]
 
 
 def split_url(url: str, section: str) -> SplitResult:

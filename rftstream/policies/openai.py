@@ -32,7 +32,7 @@ from rftstream.models.rendering import Renderer
 from rftstream.models.server_client import ModelServer
 from rftstream.models.spec import ModelSpec
 from rftstream.policies.base import Completion, SampleRequest, without_tokens
-from rftstream.policies.routing import FIRST_PAUSE_S, LONGEST_AFTER_S, LONGEST_PAUSE_S, Router
+from rftstream.policies.routing import LONGEST_AFTER_S, Router, pause_after
 from rftstream.policies.served_asking import AnswerEvent, Event, ServedCall, ServerAsker, ServerFailure, UpdateEvent
 from rftstream.policies.served_completions import completion_body
 from rftstream.policies.served_engine import ServedEngine
@@ -319,7 +319,7 @@ class OpenAiPolicy:
     def _pause(self, call: ServedCall, failure: ServerFailure) -> None:
         """Have a request placed again after a pause, which is twice as long each further time."""
         call.num_rounds += 1
-        pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(call.num_rounds - 1, 16))
+        pause_s = pause_after(call.num_rounds - 1)
         if len(self._engines) == 1:  # of several, each is left alone for as long as it wants
             pause_s = max(pause_s, min(failure.after_s, LONGEST_AFTER_S))
         self._paused.append((time.monotonic() + pause_s, call))

@@ -34,6 +34,11 @@ def ranked(key: str, names: Collection[str]) -> list[str]:
     return sorted(names, key=lambda name: hashlib.blake2b(f"{name}\x1f{key}".encode(), digest_size=16).digest())
 
 
+def pause_after(count: int) -> float:
+    """Return the seconds of the next pause after so many of them."""
+    return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(count, 16))  # a server may be away for weeks
+
+
 class Router:
     """The servers of rollouts. `OpenAiPolicy` makes it and calls `place` for each request."""
 
@@ -117,6 +122,6 @@ class CircuitBreaker:
         self._pause(after_s)
 
     def _pause(self, at_least_s: float) -> None:
-        pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**self.num_pauses) * self._random.uniform(0.5, 1.5)
+        pause_s = pause_after(self.num_pauses) * self._random.uniform(0.5, 1.5)
         self.num_pauses += 1
         self._due_at = self._now() + max(pause_s, min(at_least_s, LONGEST_AFTER_S))

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from rftstream.config.sections import RunConfig
-from rftstream.models.server_client import split_url
+from rftstream.models.server_client import address_of, split_url
 
 CONNECT_S = 2.0
 """Seconds that a server may take to accept a connection."""
-PORTS = {"http": 80, "https": 443}
 
 
 def look_at_servers(config: RunConfig, policies: Sequence[str]) -> str | None:
@@ -23,17 +22,17 @@ def look_at_servers(config: RunConfig, policies: Sequence[str]) -> str | None:
         urls: Sequence[str] = getattr(options, "urls", ())
         if not urls:
             continue
-        addresses = [split_url(url, f"policies.{name}") for url in urls]
+        addresses = [address_of(split_url(url, f"policies.{name}")) for url in urls]
         with ThreadPoolExecutor(min(32, len(urls))) as threads:
-            errors = list(threads.map(lambda one: _error(str(one.hostname), one.port or PORTS[one.scheme]), addresses))
+            errors = list(threads.map(_error, addresses))
         there = f"{name}: {errors.count(None)} of {len(urls)} model servers there"
         said.append("; ".join([there, *(f"{url}: {error}" for url, error in zip(urls, errors, strict=True) if error)]))
     return ". ".join(said) or None
 
 
-def _error(host: str, port: int) -> str | None:
+def _error(address: tuple[str, int]) -> str | None:
     try:
-        socket.create_connection((host, port), timeout=CONNECT_S).close()
+        socket.create_connection(address, timeout=CONNECT_S).close()
     except OSError as error:
         return error.strerror or str(error)
     return None

@@ -23,7 +23,6 @@ from rftstream.weights.snapshot import RawTensor
 MEMORY = Path("/dev/shm")
 """A file system in memory; other machines have none, and get a temporary folder."""
 
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 _SEAL_FUTURE_WRITE = 0x10
 """Linux's F_SEAL_FUTURE_WRITE, which Python knows from 3.13 on: who maps the file from now on can only read it."""
 
@@ -141,7 +140,7 @@ def _open(num_bytes: int) -> tuple[int, str, bool]:
 
 def _seal(descriptor: int) -> None:
     """Let nobody change the size, and nobody but us the bytes. A kernel before 5.1 knows only the former."""
-    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
     with contextlib.suppress(OSError):
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEAL_FUTURE_WRITE)
 
