@@ -15,7 +15,7 @@ from rftstream.config import registry
 from rftstream.contracts.tasks import ChatMessage, Problem, Sampling
 from rftstream.errors import ConfigError, PolicyError
 from rftstream.models.rendering import FakeRenderer
-from rftstream.policies import openai, routing
+from rftstream.policies import routing
 from rftstream.policies.openai import OpenAiPolicy
 from rftstream.policies.routing import ranked
 from rftstream.policies.served import served_parameters
@@ -30,9 +30,8 @@ from tests.unit.served import Server, echo
 
 @pytest.fixture
 def servers(monkeypatch):
-    for module in (routing, openai):
-        monkeypatch.setattr(module, "FIRST_PAUSE_S", 0.002)
-        monkeypatch.setattr(module, "LONGEST_PAUSE_S", 0.02)
+    monkeypatch.setattr(routing, "FIRST_PAUSE_S", 0.002)
+    monkeypatch.setattr(routing, "LONGEST_PAUSE_S", 0.02)
     opened = [Server() for _ in range(3)]
     yield opened
     for server in opened:

@@ -15,7 +15,7 @@ from rftstream.config.part_names import check_part_names
 from rftstream.contracts.rollouts import VersionSpan
 from rftstream.errors import ConfigError, PolicyError, WeightsError
 from rftstream.models.rendering import FakeRenderer
-from rftstream.policies import openai
+from rftstream.policies import routing
 from rftstream.policies.openai import OpenAiPolicy
 from rftstream.policies.served import served_parameters
 from rftstream.weights.snapshot import RawTensor
@@ -194,7 +194,7 @@ def test_a_forgotten_request_holds_up_new_weights_until_its_thread_knows(server,
 
 @pytest.mark.parametrize("status", [500, 503, 429])
 def test_a_server_that_fails_and_is_there_is_not_given_the_weights_again(server, updated, status, monkeypatch):
-    monkeypatch.setattr(openai, "FIRST_PAUSE_S", 0.002)
+    monkeypatch.setattr(routing, "FIRST_PAUSE_S", 0.002)
     spec, make, _found = updated
     policy = make()
     policy.load(weights(spec, 1.0), tiny.name(0))
