@@ -27,6 +27,8 @@ BACKENDS = {
     "deepspeed": BackendSpec(
         "rftstream.backends.deepspeed.backend:DeepSpeedBackend",
         loads_model=True,
+        leaves_device=True,
+        processes_setting="processes",
         needs_peft=True,
         is_estimated=True,
         takes_images=True,

@@ -41,10 +41,17 @@ def check_colocation(config: RunConfig) -> None:
             f"{where}: on trainer.device {config.trainer.device!r}, which engines and trainer have in turns "
             "(trainer.colocate); what this loads would stay there; name another device"
         )
-    if not registry.find_spec(BackendSpec, config.trainer.backend).leaves_device:
+    backend = registry.find_spec(BackendSpec, config.trainer.backend)
+    if not backend.leaves_device:
         raise ConfigError(
             f"trainer.backend: {config.trainer.backend!r} cannot give its device free, as trainer.colocate asks of it; "
-            "use 'torch', or leave colocate out"
+            "use 'torch' or 'deepspeed', or leave colocate out"
+        )
+    count = config.backends.get(config.trainer.backend, {}).get(backend.processes_setting, 1)
+    if count != 1:
+        raise ConfigError(
+            f"backends.{config.trainer.backend}.{backend.processes_setting}: got {count!r}, expected 1 with "
+            "trainer.colocate, for one device is had in turns; leave one of them out"
         )
 
 

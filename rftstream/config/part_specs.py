@@ -90,7 +90,10 @@ class BackendSpec(PartSpec):
     needs_peft: bool = False
     """Whether it trains adapters (`model.lora`) with the package peft."""
     leaves_device: bool = False
-    """Whether it can give its device's memory free between batches: its class has `leave_device`."""
+    """Whether it can give its device's memory free between batches: its class has `leave_device`. If it trains in
+    several processes it cannot."""
+    processes_setting: str = ""
+    """The setting that says in how many processes it trains, 1 by default, if it has one."""
     trains_classifiers: bool = False
     """Whether it can train a classifier with one output in the place of a policy."""
     is_estimated: bool = False

@@ -174,7 +174,8 @@ class TrainerSection(WorkerSection):
     colocate: bool = False
     """Explorers and the evaluator whose device is the trainer's use it in turns with the trainer, on one machine: their
     engines have its memory until a batch is complete, then they sleep in the middle of rollouts, the trainer trains and
-    moves its state to main memory, and they go on. With the policies hf and vllm and the backend torch."""
+    moves its state to main memory, and they go on. With the policies hf and vllm, and the
+    backend torch, or deepspeed in one process."""
     lr: NotNegative = 1e-6
     """Learning rate of AdamW."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"

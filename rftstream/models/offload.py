@@ -29,8 +29,9 @@ class _Moved:
     """A storage that is without bytes, and where they are."""
 
     storage: torch.UntypedStorage
-    host: Tensor
-    """Its bytes in main memory, uint8."""
+    num_bytes: int
+    host: Tensor | None
+    """Its bytes in main memory, uint8; None for room that has nothing in it."""
 
 
 class DeviceState:
@@ -42,12 +43,20 @@ class DeviceState:
     state.leave()
     """
 
-    def __init__(self, device: torch.device, tensors: Callable[[], Iterable[Tensor]], *, offload: bool) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        tensors: Callable[[], Iterable[Tensor]],
+        *,
+        offload: bool,
+        room: Callable[[], Iterable[Tensor]] = tuple,
+    ) -> None:
         """`tensors`: what the backend holds now, wherever it is; a tensor may come twice. `offload`: whether all leaves
-        at the end of each `present`."""
+        at the end of each `present`. `room`: those of the tensors whose bytes mean nothing outside of `present`, so
+        that they need not be kept."""
         if device.type == "cuda" and device.index is None:  # tensors name it
             device = torch.device("cuda", torch.cuda.current_device())
-        self._device, self._tensors, self._offload = device, tensors, offload
+        self._device, self._tensors, self._room, self._offload = device, tensors, room, offload
         self._moved: list[_Moved] = []
         self._spare: dict[int, list[Tensor]] = {}
         """Buffers in main memory for the next time, by their bytes: pinned memory takes long to get."""
@@ -61,7 +70,7 @@ class DeviceState:
     @property
     def num_bytes_away(self) -> int:
         """Bytes of the device's tensors that are in main memory."""
-        return sum(len(moved.host) for moved in self._moved)
+        return sum(moved.num_bytes for moved in self._moved)
 
     @contextlib.contextmanager
     def present(self) -> Iterator[None]:
@@ -81,6 +90,7 @@ class DeviceState:
         assert not self._depth, "nothing computes with it"
         seen = {moved.storage.data_ptr() for moved in self._moved}
         left: list[_Moved] = []
+        empty = {tensor.untyped_storage()._cdata for tensor in self._room()}
         for tensor in self._tensors():
             if tensor.device != self._device or not tensor.untyped_storage().nbytes():
                 continue
@@ -89,8 +99,10 @@ class DeviceState:
             storage = tensor.untyped_storage()
             if storage.data_ptr() not in seen:
                 seen.add(storage.data_ptr())
-                left.append(_Moved(storage, self._host_buffer(storage.nbytes())))
-                left[-1].host.copy_(_bytes_of(storage), non_blocking=True)
+                host = None if storage._cdata in empty else self._host_buffer(storage.nbytes())
+                left.append(_Moved(storage, storage.nbytes(), host))
+                if host is not None:
+                    host.copy_(_bytes_of(storage), non_blocking=True)
         self._synchronize()
         for moved in left:
             moved.storage.resize_(0)
@@ -103,14 +115,16 @@ class DeviceState:
         """Move everything back to the device. After an error what had no room is still away, and may come later."""
         while self._moved:
             one = self._moved[-1]
-            one.storage.resize_(len(one.host))  # there may be no room
-            _bytes_of(one.storage).copy_(one.host, non_blocking=True)
-            self._spare.setdefault(len(one.host), []).append(self._moved.pop().host)
+            one.storage.resize_(one.num_bytes)  # there may be no room
+            if one.host is not None:
+                _bytes_of(one.storage).copy_(one.host, non_blocking=True)
+                self._spare.setdefault(one.num_bytes, []).append(one.host)
+            self._moved.pop()
         self._synchronize()
 
     def readable(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Return these tensors, those that are away as they are in main memory: to be read before the next update."""
-        hosts = {moved.storage._cdata: moved.host for moved in self._moved}
+        hosts = {moved.storage._cdata: moved.host for moved in self._moved if moved.host is not None}
         return {name: _as_in(hosts.get(one.untyped_storage()._cdata), one) for name, one in tensors.items()}
 
     def forget(self) -> None:

@@ -298,7 +298,7 @@ def _trainers(facts: _TrainerFacts) -> list[RoleMemory]:
     device, spread = _place(facts.config.trainer.device), _Spread.of(options)
     in_main = {"process": TORCH_BYTES, "published version": SERVED_BYTES[spec.dtype] * sizes.trained}
     on_device, of_optimizer = _of_rank(facts, spread)
-    if not spread.is_zero and (options.offload_parameters or facts.config.trainer.colocate):
+    if facts.config.trainer.colocate or (options.offload_parameters and not spread.is_zero):
         left = _leaving(facts, on_device, of_optimizer)
         in_main["state between batches"] = left if device == MAIN else PINNED * left
 

@@ -57,9 +57,10 @@ def test_whoever_is_killed_nobody_waits_for_ever(place: Workplace) -> None:
 
 
 @pytest.mark.long
-def test_a_real_model_is_sampled_and_trained_in_turns(place: Workplace) -> None:
+@pytest.mark.parametrize("backend", ["torch", "deepspeed"])
+def test_a_real_model_is_sampled_and_trained_in_turns(place: Workplace, backend: str) -> None:
     place.write("lora.toml", REAL)
     place.write("digits.py", DIGITS)
-    done = place.call("run", "lora.toml", "--json")
+    done = place.call("run", "lora.toml", "--json", *sets(f"trainer.backend='{backend}'"))
     assert done.code == 0, done.err
     check(place.view("runs/lora"), 4)

@@ -15,7 +15,7 @@ import pytest
 from rftstream.contracts.versions import StepRecord
 from rftstream.models.device_lock import FileLock
 from tests.e2e.test_lora import DIGITS
-from tests.e2e.workplace import Workplace
+from tests.e2e.workplace import Workplace, sets
 
 pytestmark = [
     pytest.mark.gpu,
@@ -71,7 +71,8 @@ def who_is_there(lock: FileLock) -> str:
     return "trainer" if lock.is_taken() else "changing"
 
 
-def test_engine_and_trainer_have_one_gpu_in_turns(place: Workplace) -> None:
+@pytest.mark.parametrize("backend", ["torch", "deepspeed"])
+def test_engine_and_trainer_have_one_gpu_in_turns(place: Workplace, backend: str) -> None:
     import torch
 
     def used() -> int:
@@ -81,7 +82,7 @@ def test_engine_and_trainer_have_one_gpu_in_turns(place: Workplace) -> None:
     place.write("one.toml", RUN)
     place.write("digits.py", DIGITS)
     before, lock = used(), FileLock("cuda:0")
-    run = place.start("run", "one.toml", "--json")
+    run = place.start("run", "one.toml", "--json", *sets(f"trainer.backend='{backend}'"))
     view = place.view("runs/one")
     seen: dict[str, list[int]] = {"engines": [], "trainer": [], "changing": []}
 

@@ -6,4 +6,5 @@ In the order of reading:
     rank_processes, rank  the processes, and what each of them does
     wire                  how the backend talks to them
     shards                how their weights and optimizer states become whole ones
+    held                  all tensors of DeepSpeed, for when the device is another's
 """

@@ -33,6 +33,7 @@ from rftstream.backends.deepspeed.checkpoint import (
     write_network,
     write_tensors,
 )
+from rftstream.backends.deepspeed.held import OwnState
 from rftstream.backends.deepspeed.rank_processes import RankPlace, Ranks
 from rftstream.backends.deepspeed.rank_training import Rank
 from rftstream.backends.deepspeed.settings import (
@@ -43,9 +44,10 @@ from rftstream.backends.deepspeed.settings import (
     deepspeed_config,
     even_budget,
 )
-from rftstream.backends.deepspeed.shards import MASTER
+from rftstream.backends.deepspeed.shards import MASTER, REFERENCE
 from rftstream.backends.deepspeed.trained import POLICY, RankUpdate
 from rftstream.backends.deepspeed.wire import algorithm_out, array_in, image_bytes, row_out, spec_out
+from rftstream.backends.leaving import LeavesDevice
 from rftstream.backends.passes import check_needs
 from rftstream.backends.torch import lora
 from rftstream.errors import BackendError, ConfigError, require_package
@@ -58,9 +60,9 @@ from rftstream.weights.tensors import REFERENCE_FILE, SERVED
 log = logging.getLogger(__name__)
 
 
-class DeepSpeedBackend:
-    """A backend in several processes, as `CriticBackend` and `RenewingBackend` describe it. The trainer's process is
-    rank 0; the others do what it says."""
+class DeepSpeedBackend(LeavesDevice):
+    """A backend in several processes, as `CriticBackend`, `RenewingBackend` and, in one process, `OffloadingBackend`
+    describe it. The trainer's process is rank 0; the others do what it says."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
@@ -129,6 +131,7 @@ class DeepSpeedBackend:
         self._critic: CriticStart | None = None
         self._ranks: Any = None
         self._rank: Any = None
+        self._state: OwnState | None = None
 
     # ------------------------------------------------------------------------------------------ opening
 
@@ -161,6 +164,8 @@ class DeepSpeedBackend:
         try:
             self._call("open", arguments, self._rank.load_model, timeout_s=self._config.start_timeout_s)
             self._call("join", {"prefix": prefix}, lambda: self._rank.join(self._ranks.within(prefix)))
+            if self._ranks.place.size == 1:
+                self._state = OwnState(self._rank)
         except BaseException:
             self.close()
             raise
@@ -170,7 +175,8 @@ class DeepSpeedBackend:
     ) -> tuple[Any, list[Any]]:
         if self._rank.device.type == "cuda":
             torch.cuda.set_device(self._rank.device)  # which each thread has its own of, and DeepSpeed asks for
-        return self._ranks.call(what, arguments, local, timeout_s=timeout_s)  # type: ignore[no-any-return]
+        with self.on_device() if self._state is not None else contextlib.nullcontext():
+            return self._ranks.call(what, arguments, local, timeout_s=timeout_s)  # type: ignore[no-any-return]
 
     def _call_with(
         self, rows: Sequence[TrainingRow], what: str, more: Callable[[], Mapping[str, Any]], local: Callable[[], Any]
@@ -186,7 +192,7 @@ class DeepSpeedBackend:
         if self._ranks is None:
             return
         ranks, rank = self._ranks, self._rank
-        self._ranks = self._rank = None
+        self._ranks = self._rank = self._state = None
         try:
             if not ranks.ended:
                 ranks.call("leave", {}, rank.close)
@@ -253,6 +259,14 @@ class DeepSpeedBackend:
             found.update((number, array_in(array)) for number, array in part)
         return [found.get(number, np.zeros(len(row.token_ids), np.float32)) for number, row in enumerate(rows)]
 
+    def leave_device(self) -> None:
+        if self._ranks.place.size > 1:
+            raise ConfigError(
+                f"trainer.colocate: DeepSpeed's launcher started {self._ranks.place.size} ranks, expected one process, "
+                "for one device is had in turns; start the trainer alone, or leave colocate out"
+            )
+        super().leave_device()
+
     def renew_reference(self) -> None:
         """Make the policy as it is now the reference. It stays spread over the processes as the masters are."""
         self._call("renew_reference", {}, self._rank.renew_reference)
@@ -264,6 +278,8 @@ class DeepSpeedBackend:
 
     def _gather(self, kind: str, name: str, *, network: str = POLICY) -> Tensor:
         shards = self._rank.trained[network].shards
+        if self._state is not None:
+            return self._state.read(network, kind, name)
         if kind == MASTER and self._config.stage < 3:  # here already
             return shards.gather(kind, name)  # type: ignore[no-any-return]
         arguments = {"network": network, "kind": kind, "name": name}
@@ -274,10 +290,10 @@ class DeepSpeedBackend:
         """Write the same files as the torch backend does."""
         for network, trained in self._rank.trained.items():
             gather = functools.partial(self._gather, network=network)
-            write_network(folder, network, trained.shapes, trained.shards.num_steps, gather)
-        if self._rank.renewed:
-            with self._swapped():
-                masters = functools.partial(self._gather, MASTER)
+            num_steps = trained.shards.num_steps if self._state is None else self._state.num_steps(network)
+            write_network(folder, network, trained.shapes, num_steps, gather)
+        if self._rank.renewed is not None:
+            with self._reference_masters() as masters:
                 write_tensors(folder / REFERENCE_FILE, self._rank.trained[POLICY].shapes, "float32", masters)
         random = {"cpu": torch.get_rng_state()}
         write_tensors(folder / "random.safetensors", {"cpu": random["cpu"].shape}, "uint8", random.__getitem__)
@@ -291,11 +307,15 @@ class DeepSpeedBackend:
         (folder / "backend.json").write_text(json.dumps(about) + "\n", encoding="utf-8")
 
     @contextlib.contextmanager
-    def _swapped(self) -> Iterator[None]:
-        """Put the reference in place of the policy inside of this context."""
+    def _reference_masters(self) -> Iterator[Callable[[str], Tensor]]:
+        """Give a function from names to masters of the renewed reference. With several processes it is in place of the
+        policy inside of this context."""
+        if self._state is not None:
+            yield functools.partial(self._gather, REFERENCE)
+            return
         self._call("swap_reference", {}, self._rank.swap_reference)
         try:
-            yield
+            yield functools.partial(self._gather, MASTER)
         finally:
             self._call("swap_reference", {}, self._rank.swap_reference)
 

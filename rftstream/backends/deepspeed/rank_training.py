@@ -79,9 +79,9 @@ class Rank:
         """Trained parameters of the policy, by the names that they are published and saved under."""
         self.trained: dict[str, TrainedNetwork] = {}
         """The policy, and the critic if there is one."""
-        self._reference: Network | SplitNetwork | None = None
+        self.reference: Network | SplitNetwork | None = None
         """The model of version 0, whole in every process; loaded when it is first needed."""
-        self._renewed: list[Tensor] | None = None
+        self.renewed: list[Tensor] | None = None
         """This process's part of the masters of a renewed reference. None while the reference is version 0."""
         self._linear = torch.nn.functional.linear
         """As it was before ZeRO 3 put its own in its place, for the whole process."""
@@ -157,7 +157,7 @@ class Rank:
         for trained in self.trained.values():
             trained.close()
         torch.nn.functional.linear = self._linear
-        self._model = self._critic_model = self._reference = self._renewed = self._group = None
+        self._model = self._critic_model = self.reference = self.renewed = self._group = None
         self.trained, self._parameters = {}, {}
         gc.collect()
         if torch.distributed.is_initialized():
@@ -260,7 +260,7 @@ class Rank:
 
         A renewed reference takes the policy's place meanwhile. Where adapters are trained, version 0 is the model
         without them. After an error nothing is put back, since the ranks end then."""
-        if self._renewed is not None:
+        if self.renewed is not None:
             self.swap_reference()
             yield self.trained[POLICY].network
             self.swap_reference()
@@ -271,11 +271,11 @@ class Rank:
             yield self._open_reference()
 
     def _open_reference(self) -> Network | SplitNetwork:
-        if self._reference is None:
+        if self.reference is None:
             with _same_random(self.device):
                 model = load_model(self._spec, self.device).requires_grad_(False)
-                self._reference = self._split(self._network_of(model))
-        return self._reference
+                self.reference = self._split(self._network_of(model))
+        return self.reference
 
     def _network_of(self, model: Any, *, always_sees: bool = False) -> Network:
         return Network(
@@ -286,22 +286,17 @@ class Rank:
             always_sees=always_sees,
         )
 
-    @property
-    def renewed(self) -> bool:
-        """Whether the reference is a later version than 0."""
-        return self._renewed is not None
-
     def renew_reference(self) -> None:
         """Make the policy as it is now the reference. Does not wait for other ranks."""
-        self._renewed, self._reference = self.trained[POLICY].shards.copy_masters(), None
+        self.renewed, self.reference = self.trained[POLICY].shards.copy_masters(), None
 
     def swap_reference(self) -> None:
         """Exchange the masters of the policy and of a renewed reference."""
-        assert self._renewed is not None
+        assert self.renewed is not None
         shards = self.trained[POLICY].shards
         policy = shards.copy_masters()
-        shards.restore_masters(self._renewed)
-        self._renewed = policy
+        shards.restore_masters(self.renewed)
+        self.renewed = policy
 
     # ------------------------------------------------------------------------------------------ state
 
@@ -309,7 +304,7 @@ class Rank:
         """Take over a renewed reference, or go back to version 0. The policy has to be loaded afterwards.
 
         Rank 0 gives `read`. The others give None and receive the tensors from rank 0."""
-        self._renewed = None
+        self.renewed = None
         if renewed:
             self.trained[POLICY].receive(REFERENCE, read)
             self.renew_reference()

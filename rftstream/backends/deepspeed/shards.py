@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ class Shards:
 
     def __init__(self, engine: Any, parameters: Mapping[str, nn.Parameter], shapes: Mapping[str, torch.Size]) -> None:
         self._engine, self._parameters, self._shapes = engine, parameters, shapes
-        for master in self._masters():
+        for master in self.masters():
             self._optimizer.state[master] = {
                 "step": torch.zeros((), dtype=torch.float32, device=master.device),
                 **{kind: torch.zeros_like(master, requires_grad=False) for kind in MOMENTS},
@@ -40,7 +40,7 @@ class Shards:
     def _optimizer(self) -> torch.optim.AdamW:
         return self._engine.optimizer  # type: ignore[no-any-return]
 
-    def _masters(self) -> list[Tensor]:
+    def masters(self) -> list[Tensor]:
         """Return what the optimizer steps, as it lies in this process."""
         return [one for group in self._optimizer.param_groups for one in group["params"]]
 
@@ -68,6 +68,13 @@ class Shards:
         parameter = self._parameters[name]
         return parameter.detach() if kind == MASTER else self._optimizer.state[parameter][kind]
 
+    def own(self, kind: str, name: str) -> Tensor:
+        """Return a whole tensor as it lies in this process, which must be the only one: a view, not a copy."""
+        return self._own_part(kind, name).detach().view(-1)[: self._shapes[name].numel()].view(self._shapes[name])
+
+    def _own_part(self, kind: str, name: str) -> Tensor:
+        return self.gather(kind, name)
+
     def put(self, kind: str, name: str, value: Tensor) -> None:
         """Write a whole tensor into the masters or moments. Call `refresh` when all are there."""
         self.gather(kind, name).copy_(value)
@@ -75,17 +82,17 @@ class Shards:
     @property
     def num_steps(self) -> float:
         """Number of steps that the optimizer has taken."""
-        return float(self._optimizer.state[self._masters()[0]]["step"])
+        return float(self._optimizer.state[self.masters()[0]]["step"])
 
     @num_steps.setter
     def num_steps(self, value: float) -> None:
-        for master in self._masters():
+        for master in self.masters():
             self._optimizer.state[master]["step"].fill_(value)
 
     def forget_moments(self) -> None:
         """Set the moments and the number of steps to 0."""
         self.num_steps = 0.0
-        for master in self._masters():
+        for master in self.masters():
             for kind in MOMENTS:
                 self._optimizer.state[master][kind].zero_()
 
@@ -99,11 +106,11 @@ class Shards:
 
     def copy_masters(self) -> list[Tensor]:
         """Return a copy of this process's part of the masters."""
-        return [one.detach().clone() for one in self._masters()]
+        return [one.detach().clone() for one in self.masters()]
 
     def restore_masters(self, copied: list[Tensor]) -> None:
         """Put back what `copy_masters` returned."""
-        self._put(self._masters(), copied)
+        self._put(self.masters(), copied)
 
     def _put(self, places: list[Tensor], copied: list[Tensor]) -> None:
         with torch.no_grad():
@@ -114,8 +121,12 @@ class Shards:
     def refresh(self) -> None:
         """Give the network the weights that the masters are."""
 
+    def room(self) -> Iterable[Tensor]:
+        """Return buffers that are there between batches with nothing in them."""
+        return ()
+
     def _state(self) -> list[Tensor]:
-        masters = self._masters()
+        masters = self.masters()
         return masters + [value for one in masters for _, value in sorted(self._optimizer.state[one].items())]
 
 
@@ -185,6 +196,10 @@ class ZeroShards(Shards):
             found = safe_get_full_optimizer_state(parameter, kind)
         return found.view(self._shapes[name])  # type: ignore[no-any-return]
 
+    def _own_part(self, kind: str, name: str) -> Tensor:
+        parameter: Any = self._parameters[name]
+        return parameter._hp_mapping.get_hp_fragment(None if kind == MASTER else kind)  # type: ignore[no-any-return]
+
     def put(self, kind: str, name: str, value: Tensor) -> None:
         """Write this process's part of a whole tensor."""
         from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
@@ -209,23 +224,31 @@ class ZeroWeightShards(ZeroShards):
     def _adds_up_in_order(self) -> bool:
         return False  # it sorts them first
 
-    def _masters(self) -> list[Tensor]:
+    def masters(self) -> list[Tensor]:
         return list(self._engine.optimizer.fp32_partitioned_groups_flat)  # the optimizer has them while it steps only
 
     def gather(self, kind: str, name: str) -> Tensor:
         """Return the whole tensor in every process, from the parts of all."""
         return self._gather_part(kind, name)
 
+    def _own_part(self, kind: str, name: str) -> Tensor:
+        part, _ = self._engine.optimizer._get_fp32_opt_state_partition(
+            self._parameters[name], release_swap_buffers=False, optim_state_key=None if kind == MASTER else kind
+        )
+        return part  # type: ignore[no-any-return]
+
     def put(self, kind: str, name: str, value: Tensor) -> None:
         """Write this process's part of a whole tensor. The part may reach beyond the tensor's end."""
-        zero, parameter = self._engine.optimizer, self._parameters[name]
-        part, _ = zero._get_fp32_opt_state_partition(
-            parameter, release_swap_buffers=False, optim_state_key=None if kind == MASTER else kind
-        )
+        zero, parameter, part = self._engine.optimizer, self._parameters[name], self._own_part(kind, name)
         size, rank = part.numel(), zero._get_param_partition_rank(parameter)
         mine = value.flatten()[size * rank : size * (rank + 1)]
         part.data.zero_()
         part.data[: mine.numel()].copy_(mine)
+
+    def room(self) -> Iterable[Tensor]:
+        """Return the buckets for gradients of one backward pass: 2 GB each, as DeepSpeed makes them."""
+        buckets = self._engine.optimizer.ipg_buckets.values()
+        return [one.buffer for one in buckets if one.buffer is not None]
 
     def refresh(self) -> None:
         """Give the network the weights that the masters are."""

@@ -7,7 +7,6 @@ In the order of reading:
     network, attention    the model, from a micro-batch to logprobs, and its attention over packed rows
     learner, optimizer    the networks that learn together, and AdamW over float32 masters
     critic, lora          a value network beside the policy, and low-rank matrices instead of the whole model
-    leaving               between batches, state may lie in main memory
     profiling             traces of what a batch costs
 
 To add what an algorithm needs of the policy: name it in `Algorithm.needs`, and compute it in `backend`.

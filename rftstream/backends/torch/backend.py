@@ -18,7 +18,7 @@ from msgspec import Meta
 from rftstream.algorithms.base import Algorithm, TrainingRow
 from rftstream.algorithms.settings import CriticConfig
 from rftstream.backends.base import OptimizerSettings, Update, UpdatePlan
-from rftstream.backends.torch.leaving import LeavesDevice
+from rftstream.backends.leaving import LeavesDevice
 from rftstream.errors import ConfigError
 from rftstream.models import folder as model_folder
 from rftstream.models.image_inputs import ImageCache

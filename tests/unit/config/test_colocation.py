@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
+from rftstream.backends import BACKENDS
 from rftstream.config import loader
 from rftstream.config.colocation import check_colocation, is_shared
 from rftstream.errors import ConfigError
@@ -34,7 +37,8 @@ def test_those_on_the_device_of_the_trainer_share_it():
     ({"trainer__device": "cuda:3"}, "trainer.colocate: no engine is on trainer.device 'cuda:3'"),
     ({"explorer__policy": "openai"}, "explorer.policy: 'openai' cannot give its device free"),
     ({"evaluator__policy": "openai", "evaluator__device": "cuda:0"}, "evaluator.policy: 'openai' cannot give"),
-    ({"trainer__backend": "deepspeed"}, "trainer.backend: 'deepspeed' cannot give its device free"),
+    ({"trainer__backend": "deepspeed", "backends": {"deepspeed": {"processes": 2}}},
+     r"backends.deepspeed.processes: got 2, expected 1 with trainer.colocate"),
 ])  # fmt: skip
 def test_who_cannot_is_named(settings, message):
     with pytest.raises(ConfigError, match=message):
@@ -77,6 +81,13 @@ def test_an_evaluator_that_hardly_gets_the_device_is_warned_of():
     assert warned(**demonstrations, stages=stages, evaluator__device="cuda:0")
     assert not warned(**demonstrations, stages=stages)
     assert not warned(evaluator__device="cuda:0")
+
+
+def test_a_backend_in_one_process_shares_and_one_that_never_leaves_does_not(monkeypatch):
+    check_colocation(make(trainer__backend="deepspeed"))
+    monkeypatch.setitem(BACKENDS, "deepspeed", dataclasses.replace(BACKENDS["deepspeed"], leaves_device=False))
+    with pytest.raises(ConfigError, match=r"trainer.backend: 'deepspeed' cannot give its device free"):
+        check_colocation(make(trainer__backend="deepspeed"))
 
 
 def test_an_engine_elsewhere_may_be_of_any_kind():

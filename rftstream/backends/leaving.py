@@ -13,14 +13,14 @@ class LeavesDevice:
     """A base of backends that compute on one device in one process."""
 
     _state: DeviceState | None
-    """What lies on the device, or leaves it; None unless the backend is open."""
+    """What lies on the device, or leaves it. None unless the backend is open, and computes in one process."""
 
     def on_device(self) -> AbstractContextManager[None]:
         """Have the state on the device inside of this context, which may be entered again within."""
-        assert self._state is not None, "open comes first"
+        assert self._state is not None, "open comes first, in one process"
         return self._state.present()
 
     def leave_device(self) -> None:
         """Move the state to main memory until it is computed with."""
-        assert self._state is not None, "open comes first"
+        assert self._state is not None, "open comes first, in one process"
         self._state.leave()
