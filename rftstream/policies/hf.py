@@ -101,7 +101,7 @@ class HfPolicy(SleepsByMoving):
         self._cache = SlotCache(config.batch_size, renderer.context)
         self._batch = DecodingBatch(renderer, self._stop_ids, self._model.device, self._cache)
         self._turns = TurnStore(config.turn_tokens, self._cache, self._model.extends)
-        holders = (self._model, self._cache, self._prompts, self._turns)
+        holders = (self._model, self._images, self._cache, self._prompts, self._turns)
         self._state = DeviceState(
             self._model.device,
             lambda: itertools.chain(batch_tensors(self._batch), *(one.tensors() for one in holders)),

@@ -9,8 +9,9 @@ Only placeholders are replaced: what a processor writes between the parts of an 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 from rftstream.contracts.tasks import Media
 from rftstream.errors import ImageError
@@ -19,6 +20,9 @@ from rftstream.models.images import image_name
 from rftstream.models.seeing import ImageFeatures, SeeingModel
 from rftstream.policies.base import SampleRequest
 from rftstream.policies.prompts import Features, TokenIds
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 THREADS = 4
 """Number of images that are fetched at once."""
@@ -76,6 +80,10 @@ class PromptImages:
         while len(self._shown) > MAX_MEDIA:
             self._shown.popitem(last=False)
         return tuple(token_ids)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Yield what lies on the device."""
+        return (known.features_KD for known in self._features.values())
 
     def features(self, prompts: Iterable[TokenIds]) -> Features:
         """Return what each image in these prompts is to the model, by number. Errors are those of `admit`."""

@@ -157,6 +157,28 @@ def test_equal_tokens_of_other_images_share_nothing(spec, trained):
     assert firsts[:4] == firsts[4:]
 
 
+def test_what_images_are_leaves_the_device_and_comes_back(spec, trained):
+    """As `trainer.colocate` has it while the trainer trains."""
+    found = []
+    for moved in (False, True):
+        policy = tiny.policy(spec, trained.served_tensors())
+        requests = [prompted(spec, number, max_tokens=6) for number in range(4)]
+        policy.submit(requests[0])
+        done = {}
+        while len(done) < len(requests):
+            done.update((one.request_id, one) for one in policy.step())
+            if moved:
+                policy._state.leave()
+                assert [one.untyped_storage().nbytes() for one in policy._images.tensors()], "there are some"
+                assert not any(one.untyped_storage().nbytes() for one in policy._images.tensors())
+                policy._state.come()
+            if requests[1:] and len(done) == 1 and not policy.num_active:
+                for request in requests[1:]:  # the first one's image is known by now
+                    policy.submit(dataclasses.replace(request, images=requests[0].images))
+        found.append({name: one.behavior_logprobs.tobytes() for name, one in done.items()})
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize("in_flight", ["keep", "recompute", "finish"])
 def test_new_weights_see_the_same_images(spec, trained, in_flight):
     fresh = tiny.backend(spec)
