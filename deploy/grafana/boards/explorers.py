@@ -117,6 +117,25 @@ DASHBOARD = Dashboard(
                 ),
             ),
         ),
+        "Model servers": (
+            Panel(
+                title="Servers that are asked",
+                about="1: asked to sample by every explorer; 0: it has failed, and one of them leaves it alone for a "
+                "while. Of runs with the policy openai.",
+                queries=(Query(expr=f"min by (run, server) (rftstream_server_up{{{RUN}}})", legend="{{server}}"),),
+            ),
+            Panel(
+                title="Requests to a server a second",
+                about="By how they ended. Refused: its rollout fails, the server stays. Failed: another one is asked.",
+                queries=(rate("rftstream_server_requests_total", "server", "result"),),
+                unit=Unit.per_s,
+            ),
+            Panel(
+                title="Requests on the way to a server",
+                about="One with far more than the others is slower, or holds the longest prompts.",
+                queries=(total("rftstream_server_in_flight", "server"),),
+            ),
+        ),
         "Work kept and lost": (
             Panel(
                 title="Tokens of unfinished rollouts a second",
