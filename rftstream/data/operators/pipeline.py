@@ -146,6 +146,7 @@ class TaskPipeline:
     def __init__(self, operators: Mapping[str, Sequence[PlacedOperator]], run_seed: int) -> None:
         """`operators`: taskset -> its operators, in order."""
         self._operators = {name: tuple(some) for name, some in operators.items()}
+        self._has_any = any(self._operators.values())
         self._seed = run_seed
 
     @classmethod
@@ -182,7 +183,7 @@ class TaskPipeline:
 
     def __bool__(self) -> bool:
         """Whether there are any operators."""
-        return any(self._operators.values())
+        return self._has_any
 
     def decide(self, draw: Draw, facts: Facts, *, put_back: bool = False) -> TaskResult:
         """Ask the operators in order. `put_back`: somebody asked for the group, so nobody may skip it."""
