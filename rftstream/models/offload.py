@@ -57,7 +57,8 @@ class DeviceState:
         if device.type == "cuda" and device.index is None:  # tensors name it
             device = torch.device("cuda", torch.cuda.current_device())
         self._device, self._tensors, self._room, self._offload = device, tensors, room, offload
-        self._moved: list[_Moved] = []
+        self._moved: dict[int, _Moved] = {}
+        """By the address of the storage, which stays while its bytes go."""
         self._spare: dict[int, list[Tensor]] = {}
         """Buffers in main memory for the next time, by their bytes: pinned memory takes long to get."""
         self._depth = 0
@@ -70,7 +71,12 @@ class DeviceState:
     @property
     def num_bytes_away(self) -> int:
         """Bytes of the device's tensors that are in main memory."""
-        return sum(moved.num_bytes for moved in self._moved)
+        return sum(moved.num_bytes for moved in self._moved.values())
+
+    @property
+    def is_away(self) -> bool:
+        """Whether something is in main memory."""
+        return bool(self._moved)
 
     @contextlib.contextmanager
     def present(self) -> Iterator[None]:
@@ -88,8 +94,8 @@ class DeviceState:
     def leave(self) -> None:
         """Move everything to main memory, and give the device's memory back to whoever else computes there."""
         assert not self._depth, "nothing computes with it"
-        seen = {moved.storage.data_ptr() for moved in self._moved}
-        left: list[_Moved] = []
+        self._synchronize()  # what another stream still reads
+        left: dict[int, _Moved] = {}
         empty = {tensor.untyped_storage()._cdata for tensor in self._room()}
         for tensor in self._tensors():
             if tensor.device != self._device or not tensor.untyped_storage().nbytes():
@@ -97,16 +103,15 @@ class DeviceState:
             if not tensor.untyped_storage().resizable():  # mapped from a file, on a CPU
                 tensor.data = tensor.data.clone()
             storage = tensor.untyped_storage()
-            if storage.data_ptr() not in seen:
-                seen.add(storage.data_ptr())
+            if storage._cdata not in left:
                 host = None if storage._cdata in empty else self._host_buffer(storage.nbytes())
-                left.append(_Moved(storage, storage.nbytes(), host))
+                left[storage._cdata] = _Moved(storage, storage.nbytes(), host)
                 if host is not None:
                     host.copy_(_bytes_of(storage), non_blocking=True)
         self._synchronize()
-        for moved in left:
+        for moved in left.values():
             moved.storage.resize_(0)
-        self._moved += left
+        self._moved |= left
         self._spare = {}  # of what has another size by now
         if left and self._device.type == "cuda":
             torch.cuda.empty_cache()
@@ -114,22 +119,21 @@ class DeviceState:
     def come(self) -> None:
         """Move everything back to the device. After an error what had no room is still away, and may come later."""
         while self._moved:
-            one = self._moved[-1]
-            one.storage.resize_(one.num_bytes)  # there may be no room
-            if one.host is not None:
-                _bytes_of(one.storage).copy_(one.host, non_blocking=True)
-                self._spare.setdefault(one.num_bytes, []).append(one.host)
-            self._moved.pop()
+            address, moved = next(reversed(self._moved.items()))
+            moved.storage.resize_(moved.num_bytes)  # there may be no room
+            if moved.host is not None:
+                _bytes_of(moved.storage).copy_(moved.host, non_blocking=True)
+                self._spare.setdefault(moved.num_bytes, []).append(moved.host)
+            del self._moved[address]
         self._synchronize()
 
     def readable(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Return these tensors, those that are away as they are in main memory: to be read before the next update."""
-        hosts = {moved.storage._cdata: moved.host for moved in self._moved if moved.host is not None}
-        return {name: _as_in(hosts.get(one.untyped_storage()._cdata), one) for name, one in tensors.items()}
+        return {name: _as_in(self._moved.get(one.untyped_storage()._cdata), one) for name, one in tensors.items()}
 
     def forget(self) -> None:
         """Drop what is in main memory: the backend holds nothing any more."""
-        self._moved, self._spare = [], {}
+        self._moved, self._spare = {}, {}
 
     def _host_buffer(self, num_bytes: int) -> Tensor:
         spare = self._spare.get(num_bytes)
@@ -147,10 +151,10 @@ def _bytes_of(storage: torch.UntypedStorage) -> Tensor:
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
-def _as_in(host: Tensor | None, tensor: Tensor) -> Tensor:
+def _as_in(moved: _Moved | None, tensor: Tensor) -> Tensor:
     """Return a tensor as it lies in the bytes of its storage in main memory; itself if it is not away."""
-    if host is None:
+    if moved is None or moved.host is None:
         return tensor
     with torch.no_grad():
         empty = torch.empty(0, dtype=tensor.dtype)
-        return empty.set_(host.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())
+        return empty.set_(moved.host.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())

@@ -31,6 +31,7 @@ NOTHING_TO_TIME = {"explorers: A call of an environment"}
 NOT_IN_THIS_RUN = {
     "rftstream_evaluation{metric=\"canary\"}", 'rftstream_train{metric=~"metric/.+[.]apart"}',
     'rftstream_synthesised_total{result!="admitted"}', "rftstream_synthesised_total", "rftstream_server_up",
+    'rftstream_server_requests_total{result="answered"}',
 }  # fmt: skip
 """What alerts look at that only runs with a canary, a second reward, a synthesiser or a served model have."""
 SERVED = {panel["title"] for panel in BOARDS["explorers"]["panels"] if "rftstream_server_" in str(panel.get("targets"))}

@@ -175,7 +175,7 @@ class DeepSpeedBackend(LeavesDevice):
     ) -> tuple[Any, list[Any]]:
         if self._rank.device.type == "cuda":
             torch.cuda.set_device(self._rank.device)  # which each thread has its own of, and DeepSpeed asks for
-        with self.on_device() if self._state is not None else contextlib.nullcontext():
+        with self.on_device():
             return self._ranks.call(what, arguments, local, timeout_s=timeout_s)  # type: ignore[no-any-return]
 
     def _call_with(
@@ -258,6 +258,10 @@ class DeepSpeedBackend(LeavesDevice):
         for part in others:
             found.update((number, array_in(array)) for number, array in part)
         return [found.get(number, np.zeros(len(row.token_ids), np.float32)) for number, row in enumerate(rows)]
+
+    def on_device(self) -> contextlib.AbstractContextManager[None]:
+        """Have the state on the device inside of this context. That of several ranks never leaves it."""
+        return contextlib.nullcontext() if self._state is None else super().on_device()
 
     def leave_device(self) -> None:
         if self._ranks.place.size > 1:

@@ -8,7 +8,7 @@ objects.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -21,24 +21,27 @@ if TYPE_CHECKING:
     from rftstream.backends.deepspeed.rank_training import Rank
 
 PACKAGES = ("deepspeed.", "torch.optim.", "rftstream.backends.")
-"""Objects of these are looked into, whatever they are; of others only containers, modules and tensors."""
+"""Containers, modules and tensors are looked into wherever they are from; other objects only if they are from one of
+these."""
 
 
 class OwnState(DeviceState):
-    """All that a rank holds which computes alone. It leaves the device as a whole, and is published and saved from
-    wherever it lies."""
+    """Moves all that a rank holds which computes alone, and reads masters and moments wherever they lie.
+
+    The backend makes it when the rank has joined, computes within `present`, and calls `leave` when the device is to be
+    free. `read` and `num_steps` may be called at any time."""
 
     def __init__(self, rank: Rank) -> None:
-        """`rank`: it has joined."""
-        super().__init__(rank.device, self._held, room=self._emptied, offload=False)
+        super().__init__(rank.device, self._tensors_of_rank, room=self._buffers, offload=False)
         self._rank = rank
         self._places: dict[tuple[str, str, str], Tensor] = {}
+        """Where everything lies that may be read, by network, kind and name; empty while it is on the device."""
         self._num_steps: dict[str, float] = {}
 
     def leave(self) -> None:
         """Move everything to main memory. What is read there is looked up before: tensors without bytes have no
         views."""
-        if not self.num_bytes_away:
+        if not self.is_away:
             trained = self._rank.trained
             self._places = {
                 (network, kind, name): self._place(network, kind, name)
@@ -47,65 +50,74 @@ class OwnState(DeviceState):
                 for name in trained[network].shapes
                 if kind != REFERENCE or (network == POLICY and self._rank.renewed is not None)
             }
-            self._num_steps = {network: one.shards.num_steps for network, one in trained.items()}
+            self._num_steps = {network: trained[network].shards.num_steps for network in trained}
         super().leave()
+
+    def come(self) -> None:
+        """Move everything back to the device."""
+        super().come()
+        self._places = {}  # else a reference that is renewed would keep its bytes
 
     def read(self, network: str, kind: str, name: str) -> Tensor:
         """Return a master, a moment or a master of the renewed reference: whole, float32, not a copy."""
-        if not self.num_bytes_away:
+        if not self.is_away:
             return self._place(network, kind, name)
         return self.readable({name: self._places[network, kind, name]})[name]
 
     def num_steps(self, network: str) -> float:
         """Return the number of steps that the network's optimizer has taken."""
-        return self._num_steps[network] if self.num_bytes_away else self._rank.trained[network].shards.num_steps
+        return self._num_steps[network] if self.is_away else self._rank.trained[network].shards.num_steps
 
     def _place(self, network: str, kind: str, name: str) -> Tensor:
         shards = self._rank.trained[network].shards
         if kind != REFERENCE:
             return shards.own(kind, name)
         assert self._rank.renewed is not None
-        master = shards.own(MASTER, name)
-        storage = master.untyped_storage()._cdata
-        for whole, renewed in zip(shards.masters(), self._rank.renewed, strict=True):
-            if whole.untyped_storage()._cdata == storage:
-                begin = master.storage_offset() - whole.storage_offset()
-                return renewed.view(-1)[begin : begin + master.numel()].view(master.shape)
-        raise AssertionError(f"{name} is a part of a master")
+        return same_part(shards.own(MASTER, name), of=shards.masters(), to=self._rank.renewed)
 
-    def _held(self) -> Iterator[Tensor]:
+    def _tensors_of_rank(self) -> Iterator[Tensor]:
         reference = [] if self._rank.reference is None else [self._rank.reference.model]
         return held_tensors([self._rank.trained, reference, self._rank.renewed])
 
-    def _emptied(self) -> list[Tensor]:
-        return [tensor for trained in self._rank.trained.values() for tensor in trained.shards.room()]
+    def _buffers(self) -> list[Tensor]:
+        return [buffer for trained in self._rank.trained.values() for buffer in trained.shards.room()]
+
+
+def same_part(part: Tensor, *, of: Sequence[Tensor], to: Sequence[Tensor]) -> Tensor:
+    """Return the part of `to` that stands where `part`, a view, stands in `of`, whose tensors are as those of `to`."""
+    for whole, other in zip(of, to, strict=True):
+        begin = part.storage_offset() - whole.storage_offset()
+        is_same = whole.untyped_storage()._cdata == part.untyped_storage()._cdata
+        if is_same and 0 <= begin <= whole.numel() - part.numel():
+            return other.view(-1)[begin : begin + part.numel()].view(part.shape)
+    raise AssertionError("each is a part of one")
 
 
 def held_tensors(roots: Iterable[Any]) -> Iterator[Tensor]:
     """Yield every tensor that can be reached from these objects, each once."""
     waiting, seen = deque(roots), set[int]()
-    kept = []
-    """What was looked into: an object that was made on the way must not give its number to the next one."""
+    kept = []  # what was looked into: an object that was made on the way must not give its number to the next one
     while waiting:
-        one = waiting.pop()
-        if id(one) in seen:
+        holder = waiting.pop()
+        if id(holder) in seen:
             continue
-        seen.add(id(one))
-        kept.append(one)
-        if isinstance(one, Tensor):
-            yield one
-            if one.is_leaf and one.grad is not None:
-                waiting.append(one.grad)
-        waiting.extend(_within(one))
+        seen.add(id(holder))
+        kept.append(holder)
+        if isinstance(holder, Tensor):
+            yield holder
+            if holder.is_leaf and holder.grad is not None:
+                waiting.append(holder.grad)
+        waiting.extend(_within(holder))
 
 
-def _within(one: Any) -> Iterator[Any]:
+def _within(holder: Any) -> Iterator[Any]:
     """Yield what an object refers to, as far as tensors may be there."""
-    if isinstance(one, dict):
-        yield from one.keys()
-        yield from one.values()
-    elif isinstance(one, list | tuple | set | frozenset | deque):
-        yield from one
-    elif isinstance(one, Tensor | nn.Module) or type(one).__module__.startswith(PACKAGES):
-        yield from getattr(one, "__dict__", {}).values()
-        yield from (getattr(one, name, None) for name in getattr(type(one), "__slots__", ()))
+    if isinstance(holder, dict):
+        yield from holder.keys()
+        yield from holder.values()
+    elif isinstance(holder, list | tuple | set | frozenset | deque):
+        yield from holder
+    elif isinstance(holder, Tensor | nn.Module) or type(holder).__module__.startswith(PACKAGES):
+        yield from getattr(holder, "__dict__", {}).values()
+        slots = (name for cls in type(holder).__mro__ for name in cls.__dict__.get("__slots__", ()))
+        yield from (getattr(holder, name, None) for name in slots)

@@ -248,7 +248,7 @@ class ZeroWeightShards(ZeroShards):
     def room(self) -> Iterable[Tensor]:
         """Return the buckets for gradients of one backward pass: 2 GB each, as DeepSpeed makes them."""
         buckets = self._engine.optimizer.ipg_buckets.values()
-        return [one.buffer for one in buckets if one.buffer is not None]
+        return [bucket.buffer for bucket in buckets if bucket.buffer is not None]
 
     def refresh(self) -> None:
         """Give the network the weights that the masters are."""

@@ -13,9 +13,10 @@ import torch
 from rftstream.algorithms.grpo import Grpo
 from rftstream.algorithms.ppo import Ppo
 from rftstream.algorithms.settings import CriticConfig
+from rftstream.backends import base
 from rftstream.backends.base import OptimizerSettings
 from rftstream.backends.deepspeed.backend import DeepSpeedBackend
-from rftstream.backends.deepspeed.held import held_tensors
+from rftstream.backends.deepspeed.held import held_tensors, same_part
 from rftstream.config.sections import LoraSection
 from rftstream.errors import ConfigError
 from tests.unit import tiny
@@ -131,38 +132,89 @@ def test_adapters_and_a_critic_leave_too(spec, opened, tmp_path, stage):
 
 
 def storages():
-    """Every storage that Python can see, with its bytes. A mapped file is none: no device has them."""
+    """Every storage that Python can see, with its bytes, and the storages, so that no other one gets their addresses.
+    A mapped file is none: no device has it."""
     gc.collect()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # some objects mind being looked at
         tensors = [one for one in gc.get_objects() if isinstance(one, torch.Tensor) and one.layout is torch.strided]
     found = [one.untyped_storage() for one in tensors if not one.is_meta]
-    return {one._cdata: one.nbytes() for one in found if one.resizable()}
+    return {one._cdata: one.nbytes() for one in found if one.resizable()}, found
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("config", CONFIGS)
 def test_nothing_stays_on_the_device(spec, opened, config):
-    before = storages()
+    before, _kept = storages()
     backend = opened(spec, PPO.critic, **config)
     backend.update(estimated(backend, PPO), PPO, tiny.plan())
     backend.renew_reference()
     backend.update(tiny.rows(), GRPO, tiny.plan())
-    there = {key: size for key, size in storages().items() if key not in before and size > SCALAR_BYTES}
+    there = {key: size for key, size in storages()[0].items() if key not in before and size > SCALAR_BYTES}
     masters = 4 * sum(one.numel() for one in backend._rank.trained["policy"].shapes.values())
     assert sum(there.values()) > 4 * masters, "parameters, moments, the reference: it would be seen"
     backend.leave_device()
-    hosts = {one.host.untyped_storage()._cdata for one in backend._state._moved if one.host is not None}
-    stayed = {key: size for key, size in storages().items() if key not in before and key not in hosts}
+    moved = [one.host for one in backend._state._moved.values() if one.host is not None]
+    hosts = {host.untyped_storage()._cdata for host in moved}
+    stayed = {key: size for key, size in storages()[0].items() if key not in before and key not in hosts}
     assert not [size for size in stayed.values() if size > SCALAR_BYTES]
-    kept = max(len(one.host) for one in backend._state._moved if one.host is not None)
-    assert kept < 4 * BUCKET, "buckets are given up, not kept in main memory"
+    assert max(map(len, moved)) < 4 * BUCKET, "buckets are given up, not kept in main memory"
+
+
+@pytest.mark.slow
+def test_what_could_not_come_back_is_read_all_the_same(spec, opened, tmp_path, monkeypatch):
+    """The device has no room half way. What was taken over before, is saved or served then, is as it was."""
+    backend = opened(spec, stage=2)
+    backend.update(tiny.rows(), GRPO, tiny.plan())
+    backend.renew_reference()
+    early, state = backend.served_tensors(), tiny.state(backend)
+    expected = tiny.whole_state(backend, tmp_path / "expected")
+    backend.leave_device()
+    assert {name: bytes(one.data) for name, one in early.items()} == state
+    resize, sizes = torch.UntypedStorage.resize_, []
+
+    def full(storage, num_bytes):
+        sizes.append(num_bytes)
+        if len(sizes) == 5:
+            raise torch.cuda.OutOfMemoryError
+        return resize(storage, num_bytes)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.UntypedStorage, "resize_", full)
+        with pytest.raises(torch.cuda.OutOfMemoryError):
+            backend.on_device().__enter__()
+    assert tiny.state(backend) == state
+    assert tiny.whole_state(backend, tmp_path / "found") == expected
+    backend.leave_device()
+    assert tiny.whole_state(backend, tmp_path / "again") == expected
+
+
+@pytest.mark.slow
+def test_an_older_reference_does_not_stay(spec, opened):
+    backend = opened(spec, stage=2)
+    backend.renew_reference()
+    backend.leave_device()
+    with backend.on_device():
+        old = {one.untyped_storage()._cdata for one in backend._rank.renewed}
+        backend.renew_reference()
+        assert not old & storages()[0].keys()
+
+
+def test_parts_are_found_where_several_share_bytes():
+    whole = torch.arange(8.0)
+    of = [whole[:4], whole[4:]]
+    to = [one.clone() for one in of]
+    found = same_part(whole[5:7], of=of, to=to)
+    assert found.tolist() == [5, 6] and found.untyped_storage()._cdata == to[1].untyped_storage()._cdata
 
 
 def test_what_objects_hold_is_found():
-    class Holder:
+    class Base:
+        __slots__ = ("slot",)
+
+    class Holder(Base):
         __module__ = "deepspeed.somewhere"
-        __slots__ = ("slot", "unset")
+        __slots__ = ("unset",)
 
     holder, owner = Holder(), torch.nn.Linear(2, 2)
     holder.slot = {"deep": [({torch.zeros(1): torch.zeros(2)},)]}
@@ -174,9 +226,11 @@ def test_what_objects_hold_is_found():
     assert sorted(found) == [(1,), (2,), (2,), (2, 2), (2, 2), (3,)]
 
 
-def test_ranks_of_a_launcher_do_not_leave(spec, monkeypatch):
+def test_several_ranks_do_not_leave(spec, monkeypatch):
     backend = DeepSpeedBackend(DeepSpeedBackend.Config(), model=spec, optimizer=OptimizerSettings(), seed=0)
     monkeypatch.setattr(backend, "_ranks", type("Two", (), {"place": type("Place", (), {"size": 2})}))
+    with base.on_device(backend):
+        pass
     with pytest.raises(ConfigError, match=r"trainer.colocate: DeepSpeed's launcher started 2 ranks, expected one"):
         backend.leave_device()
 

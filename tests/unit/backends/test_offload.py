@@ -121,11 +121,11 @@ def test_tensors_that_share_bytes_still_do():
     state.leave()
     assert state.num_bytes_away == 6 * 4 + 3 * 8
     assert state.readable({"part": part})["part"].tolist() == [2, 3, 4, 5]
-    held = {one.host.data_ptr() for one in state._moved}
+    held = {one.host.data_ptr() for one in state._moved.values()}
     state.come()
     part[0] = 7
     state.leave()
-    assert {one.host.data_ptr() for one in state._moved} == held, "main memory that was got once serves again"
+    assert {one.host.data_ptr() for one in state._moved.values()} == held, "main memory that was got once serves again"
     assert not state._spare
     state.come()
     assert (whole.tolist(), other.tolist()) == ([0, 1, 7, 3, 4, 5], [0, 1, 2])

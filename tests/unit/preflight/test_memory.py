@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from rftstream.backends.deepspeed.backend import DeepSpeedBackend
 from rftstream.backends.torch.backend import TorchBackend
 from rftstream.config import loader
 from rftstream.preflight.memory import MAIN, PINNED, MemoryEstimate, RoleMemory, estimate_memory
@@ -36,3 +37,23 @@ def test_pinned_memory_is_counted_in_the_blocks_that_torch_takes(tmp_path, devic
     (trainer,) = [role for role in estimate.roles if role.role == "trainer"]
     num_parameters = ModelSizes.of(spec.folder, None).parameters
     assert trainer.parts[MAIN]["state between batches"] == blocks * 12 * num_parameters
+
+
+@pytest.mark.parametrize(("backend", "bytes_each"), [
+    (TorchBackend.Config(parameters="float32"), 12),
+    (DeepSpeedBackend.Config(stage=0), 12),
+    (DeepSpeedBackend.Config(stage=2), 16),
+    (DeepSpeedBackend.Config(stage=3), 20),
+    (DeepSpeedBackend.Config(stage=2, offload_optimizer=True), 4),
+])  # fmt: skip
+def test_what_leaves_a_shared_device_is_in_main_memory(tmp_path, backend, bytes_each):
+    """Weights and moments; masters of their own from stage 1 on; room for gradients in stage 3."""
+    spec = tiny.make(tmp_path)
+    config = loader.from_dict({
+        "run": {"name": "one", "steps": 2}, "model": {"path": "fake"}, "tasksets": {"sums": {"source": "arithmetic"}},
+        "trainer": {"device": "cuda:0", "colocate": True}, "explorer": {"policy": "hf", "devices": ["cuda:0"]},
+    })  # fmt: skip
+    estimate = estimate_memory(config, spec, longest=10, needs=(), options={"backend": backend})
+    (trainer,) = [role for role in estimate.roles if role.role == "trainer"]
+    num_parameters = ModelSizes.of(spec.folder, None).parameters
+    assert trainer.parts[MAIN]["state between batches"] == PINNED * bytes_each * num_parameters
