@@ -13,6 +13,7 @@ from rftstream.roles.trainer.pending_update import Inline
 from rftstream.roles.trainer.step import TrainerStep
 from rftstream.roles.trainer.training import build_training
 from rftstream.roles.trainer.trimmed_deletions import TrimmedDeletions
+from rftstream.service.control_view import read_control
 from rftstream.service.role import Log, Role, RoleContext
 from rftstream.weights.media import MediaStore
 from workers.parts import device_lock, held_out, model_spec
@@ -36,7 +37,13 @@ def build(context: RoleContext) -> Role:
         final=context.folder.final,
         clock=context.clock,
         describe=partial(write_model_card, Log(context.transport), config, spec),
+        newest_epoch=partial(_newest_epoch, context),
         lock=device_lock(context, spec),
         compute=Inline() if context.simulated else ThreadPoolExecutor(1, thread_name_prefix="training"),
     )
     return Role(spec=TRAINER, step=step, after_the_end=deletions.after_the_end)
+
+
+def _newest_epoch(context: RoleContext) -> int:
+    claim = read_control(context.transport, settled=True).claims.get(TRAINER.name)
+    return 0 if claim is None else claim.epoch

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -13,12 +13,12 @@ class LeavesDevice:
     """A base of backends that compute on one device in one process."""
 
     _state: DeviceState | None
-    """What lies on the device, or leaves it. None unless the backend is open, and computes in one process."""
+    """What lies on the device, or leaves it. None unless the backend is open; and where it has several processes, whose
+    state stays."""
 
     def on_device(self) -> AbstractContextManager[None]:
         """Have the state on the device inside of this context, which may be entered again within."""
-        assert self._state is not None, "open comes first, in one process"
-        return self._state.present()
+        return nullcontext() if self._state is None else self._state.present()
 
     def leave_device(self) -> None:
         """Move the state to main memory until it is computed with."""

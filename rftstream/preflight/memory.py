@@ -299,7 +299,7 @@ def _trainers(facts: _TrainerFacts) -> list[RoleMemory]:
     in_main = {"process": TORCH_BYTES, "published version": SERVED_BYTES[spec.dtype] * sizes.trained}
     on_device, of_optimizer = _of_rank(facts, spread)
     if facts.config.trainer.colocate or (options.offload_parameters and not spread.is_zero):
-        left = _leaving(facts, spread, on_device, of_optimizer)
+        left = _leaving(facts, on_device, of_optimizer)
         in_main["state between batches"] = left if device == MAIN else PINNED * left
 
     def role(name: str, count: int, place: str, held: Mapping[str, int]) -> RoleMemory:
@@ -315,19 +315,15 @@ def _trainers(facts: _TrainerFacts) -> list[RoleMemory]:
     return [role(TRAINER.name, 1, device, in_main), *others]
 
 
-def _leaving(
-    facts: _TrainerFacts, spread: _Spread, on_device: Mapping[str, int], of_optimizer: Mapping[str, int]
-) -> int:
+def _leaving(facts: _TrainerFacts, on_device: Mapping[str, int], of_optimizer: Mapping[str, int]) -> int:
     """Return the bytes that leave the device between batches. What is computed in a batch alone is gone by then."""
-    num_critic = 0 if facts.critic is None else facts.critic.parameters
+    num_critic, spread = 0 if facts.critic is None else facts.critic.parameters, _Spread.of(facts.options)
     kept = on_device["weights"] + on_device["reference"] + 4 * num_critic
     if facts.options.offload_optimizer:
         return kept
     renewed = of_optimizer["renewed reference"] // (2 if spread.is_zero else 1)  # the copy of the policy is gone
-    of_critic = 8 * num_critic
-    if spread.stage:  # its masters
-        of_critic += 4 * num_critic
-    gradients = 4 * (facts.sizes.trained + num_critic) if spread.stage == 3 else 0  # it keeps the room for them
+    of_critic = (12 if spread.stage else 8) * num_critic  # from stage 1 on it has masters of its own
+    gradients = 4 * (facts.sizes.trained + num_critic) if spread.stage == 3 else 0  # whose room is kept
     return kept + of_optimizer["masters"] + of_optimizer["moments"] + renewed + of_critic + gradients
 
 

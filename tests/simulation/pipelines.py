@@ -124,6 +124,9 @@ def with_pipelines(config: RunConfig, random: Random) -> RunConfig:
         section["pipeline"] = [own.choice(kinds) for _ in range(own.choice([0, 0, 1, 2]))]
     _draw_reuse(config, values, Random(f"reuse {random.getstate()}"))
     values["buffer"]["max_refill"] = 100_000
+    if values["buffer"].get("group_deadline_s") and values["buffer"]["zero_variance"] == "replace":
+        # Where many groups come late with one sibling, all are rejected, and others are admitted that come late, too.
+        values["buffer"]["group_deadline_s"] = 30.0
     values["verifier"]["max_dead_share"] = 1.0  # a run that rejects most groups draws so many that 200 in a row may die
     return loader.from_dict(values)
 

@@ -259,10 +259,6 @@ class DeepSpeedBackend(LeavesDevice):
             found.update((number, array_in(array)) for number, array in part)
         return [found.get(number, np.zeros(len(row.token_ids), np.float32)) for number, row in enumerate(rows)]
 
-    def on_device(self) -> contextlib.AbstractContextManager[None]:
-        """Have the state on the device inside of this context. That of several ranks never leaves it."""
-        return contextlib.nullcontext() if self._state is None else super().on_device()
-
     def leave_device(self) -> None:
         if self._ranks.place.size > 1:
             raise ConfigError(

@@ -13,6 +13,7 @@ from rftstream.config.sections import RunConfig
 from rftstream.config.stages import Stages
 from rftstream.contracts.control import RunFinished, TasksEnded
 from rftstream.contracts.versions import VersionName
+from rftstream.errors import BackendError
 from rftstream.roles.trainer.progress import TrainerProgress
 
 
@@ -28,9 +29,12 @@ class RunEnd:
         final: Path,
         export: Callable[[Path], None],
         describe: Callable[[Path, int], None] | None = None,
+        newest_epoch: Callable[[], int] | None = None,
     ) -> None:
         """`final`: the folder where the trained model is left. `export` fills it; `describe` puts what is said of the
-        version into it."""
+        version into it. `newest_epoch`: reads the newest claim of the trainer's role from the log; None where there is
+        but one trainer."""
+        self._newest_epoch = newest_epoch
         self._given = config
         self._clock = clock
         self._final = final
@@ -80,12 +84,19 @@ class RunEnd:
         return self._reason_of_last(progress) or ("hours" if self._hours_over() else None)
 
     def finish(self, reason: str, name: VersionName) -> RunFinished:
-        """Leave the trained model; return the record that says that the run is finished."""
+        """Leave the trained model; return the record that says that the run is finished. BackendError if another
+        trainer has taken over: the model that is left is that of the log."""
 
         def fill(folder: Path) -> None:
             self._export(folder)
             if self._describe is not None:
                 self._describe(folder, name.version)
+            epoch = 0 if self._newest_epoch is None else self._newest_epoch()
+            if epoch > name.trainer_epoch:
+                raise BackendError(
+                    f"{self._final}: found that a trainer of epoch {epoch} has taken over, expected this one, of epoch "
+                    f"{name.trainer_epoch}, to leave the trained model there"
+                )
 
         leave_final(self._final, fill)
         return RunFinished(reason=reason, name=name, finished_at=self._clock.now())
@@ -104,13 +115,22 @@ class RunEnd:
 
 def leave_final(final: Path, export: Callable[[Path], None]) -> None:
     """Leave the trained model in the folder `final`, which appears whole or not at all. `export` fills it; a model that
-    was left there before is replaced."""
+    was left there before is replaced. BackendError if somebody removes what is written here."""
     final.parent.mkdir(parents=True, exist_ok=True)
     for leftover in final.parent.glob(".final-*"):  # of a trainer that was killed here
         shutil.rmtree(leftover, ignore_errors=True)
     folder = Path(tempfile.mkdtemp(prefix=".final-", dir=final.parent))
-    export(folder)
+    try:
+        export(folder)
+        folder.chmod(0o755)
+    except Exception as error:
+        if folder.is_dir() or not isinstance(error, OSError):
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        raise BackendError(
+            f"{folder}: was removed while the trained model was written there, as a trainer does that takes this one "
+            "for dead; start the trainer again"
+        ) from error
     if final.exists():
         shutil.rmtree(final)
-    folder.chmod(0o755)
     folder.rename(final)

@@ -85,11 +85,13 @@ class TrainerStep(SingleStepDefaults):
         held_out: HeldOut | None = None,
         lock: DeviceLock | None = None,
         describe: Callable[[Path, int], None] | None = None,
+        newest_epoch: Callable[[], int] | None = None,
     ) -> None:
         """`deletions`: shared with a process that finds the run finished. `log_`: the run's log, of which nothing is
         known before `recover`. `final`: the folder where the trained model is left. `compute`: of one thread; whatever
         is asked of the backend is asked there. `lock`: of the device, if engines are on it, too.
-        `describe`: writes the card of a version into its model folder."""
+        `describe`: writes the card of a version into its model folder. `newest_epoch`: reads the newest claim of the
+        role from the log; None where there is but one trainer."""
         self._config = config
         self._settings = config.trainer
         self._model = model
@@ -99,7 +101,14 @@ class TrainerStep(SingleStepDefaults):
         self._held_out = held_out
         self._backend = BackendThread(training.backend, compute)
         self._share = TrainerShare(lock, self._backend, clock)
-        self._end = RunEnd(config, clock, final, export=self._backend.asked(training.backend.export), describe=describe)
+        self._end = RunEnd(
+            config,
+            clock,
+            final,
+            export=self._backend.asked(training.backend.export),
+            describe=describe,
+            newest_epoch=newest_epoch,
+        )
         self._updates = UpdateCycle(
             config=config, training=training, backend=self._backend, end=self._end, held_out=held_out, clock=clock
         )
