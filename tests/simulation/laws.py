@@ -130,8 +130,7 @@ class Laws:
                 report = self.simulation.audit()
                 assert report.fine, report.to_text()
                 self._recompute()
-                # Each reads the whole log. Long logs would be read for minutes if this did not become rarer.
-                self._audit_at = self._num_changes + max(AUDIT_EVERY, self._num_changes // 8)
+                self._audit_at = self._num_changes + AUDIT_EVERY
 
     def _recompute(self) -> None:
         """Every decision of operators is what the log says. While the run goes on, too: later much may be deleted."""
