@@ -129,14 +129,14 @@ def main() -> None:
         os.execv(sys.executable, [sys.executable, "-m", "rftstream", *sys.argv[1:]])
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, signal.SIG_IGN)  # rank 0 says when it is over
-    serve(place)
+    code = serve(place)
     sys.stderr.flush()
-    os._exit(0)  # threads still wait in torch's store, which would end the process by a signal
+    os._exit(code)  # threads still wait in torch's store, which would end the process by a signal
 
 
-def serve(place: RankPlace) -> None:
-    """Carry out the calls of rank 0 until it says `end`. The process ends when rank 0 ends, however that ends, and when
-    nothing is heard of it."""
+def serve(place: RankPlace) -> int:
+    """Carry out the calls of rank 0 until it says `end` or one fails, and return the exit code. The process ends when
+    rank 0 ends, however that ends, and when nothing is heard of it."""
     asked_to_end = threading.Event()
     threading.Thread(target=_end_with_rank_0, args=(place.connect(), asked_to_end), daemon=True).start()
     threading.Thread(target=_end_in_silence, args=(place, place.connect()), daemon=True).start()
@@ -148,12 +148,13 @@ def serve(place: RankPlace) -> None:
             log.debug("%s", what, exc_info=True)
             text = str(error) if isinstance(error, RftError) else f"{type(error).__name__}: {error}"
             store.set(f"failed/{place.rank}", pack({"what": what, "error": text, "of_others": is_of_others(error)}))
-            raise SystemExit(1) from None
+            return 1
         if what == "end":
             asked_to_end.set()
         put(store, f"done/{number}/{place.rank}", result)
         if what == "end":
-            return
+            return 0
+    raise AssertionError("calls have no end")
 
 
 def _calls_of(store: Any) -> Iterator[tuple[int, str, dict[str, Any]]]:
