@@ -118,6 +118,8 @@ class DeviceState:
 
     def come(self) -> None:
         """Move everything back to the device. After an error what had no room is still away, and may come later."""
+        if not self._moved:
+            return
         while self._moved:
             address, moved = next(reversed(self._moved.items()))
             moved.storage.resize_(moved.num_bytes)  # there may be no room

@@ -299,8 +299,8 @@ def _trainers(facts: _TrainerFacts) -> list[RoleMemory]:
     in_main = {"process": TORCH_BYTES, "published version": SERVED_BYTES[spec.dtype] * sizes.trained}
     on_device, of_optimizer = _of_rank(facts, spread)
     if facts.config.trainer.colocate or (options.offload_parameters and not spread.is_zero):
-        left = _leaving(facts, on_device, of_optimizer)
-        in_main["state between batches"] = left if device == MAIN else PINNED * left
+        factor = 1 if device == MAIN else PINNED
+        in_main["state between batches"] = factor * _leaving(facts, spread, on_device, of_optimizer)
 
     def role(name: str, count: int, place: str, held: Mapping[str, int]) -> RoleMemory:
         parts: dict[str, dict[str, int]] = {MAIN: dict(held)}
@@ -315,16 +315,16 @@ def _trainers(facts: _TrainerFacts) -> list[RoleMemory]:
     return [role(TRAINER.name, 1, device, in_main), *others]
 
 
-def _leaving(facts: _TrainerFacts, on_device: Mapping[str, int], of_optimizer: Mapping[str, int]) -> int:
-    """Return the bytes that leave the device between batches. What is computed in a batch alone is gone by then."""
-    num_critic, spread = 0 if facts.critic is None else facts.critic.parameters, _Spread.of(facts.options)
-    kept = on_device["weights"] + on_device["reference"] + 4 * num_critic
+def _leaving(facts: _TrainerFacts, spread: _Spread, held: Mapping[str, int], of_optimizer: Mapping[str, int]) -> int:
+    """Return the bytes of what is `held` on the device that leave it between batches. The rest is gone by then."""
+    num_critic = 0 if facts.critic is None else facts.critic.parameters
+    kept = held["weights"] + held["reference"] + 4 * num_critic
     if facts.options.offload_optimizer:
         return kept
     renewed = of_optimizer["renewed reference"] // (2 if spread.is_zero else 1)  # the copy of the policy is gone
-    of_critic = (12 if spread.stage else 8) * num_critic  # from stage 1 on it has masters of its own
     gradients = 4 * (facts.sizes.trained + num_critic) if spread.stage == 3 else 0  # whose room is kept
-    return kept + of_optimizer["masters"] + of_optimizer["moments"] + renewed + of_critic + gradients
+    of_critic = (12 if spread.stage else 8) * num_critic  # from stage 1 on it has masters of its own
+    return kept + of_optimizer["masters"] + of_optimizer["moments"] + renewed + gradients + of_critic
 
 
 def _of_rank(facts: _TrainerFacts, spread: _Spread) -> tuple[dict[str, int], dict[str, int]]:

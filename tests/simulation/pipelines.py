@@ -110,6 +110,8 @@ def with_pipelines(config: RunConfig, random: Random) -> RunConfig:
         {"op": "truncated", "action": own.choice(["reject", "mask"])},
         {"op": "repetition", "ngram": 2, "max_share": 0.5, "action": "mask"},
     ]  # fmt: skip
+    if config.policies["fake"]["mean_tokens"] > config.sampling.max_tokens:  # else all would be rejected, without end
+        kinds = [one | {"action": "mask"} if one["op"] == "truncated" else one for one in kinds]
     if own.random() < 0.7:
         kinds += 2 * [
             {"op": f"{here}Moody", "skip": own.choice([0.2, 0.6])}, {"op": f"{here}Picky"},

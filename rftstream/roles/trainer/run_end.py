@@ -28,12 +28,12 @@ class RunEnd:
         clock: Clock,
         final: Path,
         export: Callable[[Path], None],
+        *,
+        newest_epoch: Callable[[], int],
         describe: Callable[[Path, int], None] | None = None,
-        newest_epoch: Callable[[], int] | None = None,
     ) -> None:
         """`final`: the folder where the trained model is left. `export` fills it; `describe` puts what is said of the
-        version into it. `newest_epoch`: reads the newest claim of the trainer's role from the log; None where there is
-        but one trainer."""
+        version into it. `newest_epoch`: reads the newest claim of the trainer's role from the log."""
         self._newest_epoch = newest_epoch
         self._given = config
         self._clock = clock
@@ -91,15 +91,18 @@ class RunEnd:
             self._export(folder)
             if self._describe is not None:
                 self._describe(folder, name.version)
-            epoch = 0 if self._newest_epoch is None else self._newest_epoch()
-            if epoch > name.trainer_epoch:
-                raise BackendError(
-                    f"{self._final}: found that a trainer of epoch {epoch} has taken over, expected this one, of epoch "
-                    f"{name.trainer_epoch}, to leave the trained model there"
-                )
+            self._check_newest(name)  # before it takes the place of what is there
 
+        self._check_newest(name)  # before what others have begun is removed
         leave_final(self._final, fill)
         return RunFinished(reason=reason, name=name, finished_at=self._clock.now())
+
+    def _check_newest(self, name: VersionName) -> None:
+        if (epoch := self._newest_epoch()) > name.trainer_epoch:
+            raise BackendError(
+                f"{self._final}: found that a trainer of epoch {epoch} has taken over, expected this one, of epoch "
+                f"{name.trainer_epoch}, to leave the trained model there"
+            )
 
     def _reason_of_last(self, progress: TrainerProgress) -> str | None:
         """Return why the tasks have ended, if the last trained batch was the run's last and still is. A resumed run may

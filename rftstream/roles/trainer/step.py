@@ -80,18 +80,18 @@ class TrainerStep(SingleStepDefaults):
         deletions: TrimmedDeletions,
         log_: Log,
         final: Path,
+        newest_epoch: Callable[[], int],
         clock: Clock,
         compute: Executor,
         held_out: HeldOut | None = None,
         lock: DeviceLock | None = None,
         describe: Callable[[Path, int], None] | None = None,
-        newest_epoch: Callable[[], int] | None = None,
     ) -> None:
         """`deletions`: shared with a process that finds the run finished. `log_`: the run's log, of which nothing is
-        known before `recover`. `final`: the folder where the trained model is left. `compute`: of one thread; whatever
-        is asked of the backend is asked there. `lock`: of the device, if engines are on it, too.
-        `describe`: writes the card of a version into its model folder. `newest_epoch`: reads the newest claim of the
-        role from the log; None where there is but one trainer."""
+        known before `recover`. `final`: the folder where the trained model is left. `newest_epoch`: reads the newest
+        claim of the role from the log. `compute`: of one thread; whatever is asked of the backend is asked there.
+        `lock`: of the device, if engines are on it, too. `describe`: writes the card of a version into its model
+        folder."""
         self._config = config
         self._settings = config.trainer
         self._model = model

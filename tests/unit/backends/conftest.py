@@ -1,9 +1,52 @@
 from __future__ import annotations
 
+import contextlib
+import itertools
+
 import pytest
+import torch
 
 from rftstream.backends.deepspeed.rank_processes import Ranks
 from tests.unit.backends.kept_ranks import TIMEOUT_S, KeptRanks
+
+
+@pytest.fixture
+def open_alone():
+    """Opens a backend and closes the one before: DeepSpeed is there once in a process."""
+    opened = []
+
+    def close():
+        for backend in opened:
+            backend.close()
+
+    def open_next(backend):
+        close()
+        opened.append(backend)
+        backend.open()
+        return backend
+
+    yield open_next
+    close()
+
+
+@pytest.fixture
+def no_room(monkeypatch):
+    """A context in which the device has no room for the bytes that are to come at a given place, counted from 1."""
+
+    @contextlib.contextmanager
+    def full_at(place):
+        resize, numbers = torch.UntypedStorage.resize_, itertools.count(1)
+
+        def resize_if_there_is_room(storage, num_bytes):
+            if next(numbers) == place:
+                raise torch.cuda.OutOfMemoryError
+            return resize(storage, num_bytes)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.UntypedStorage, "resize_", resize_if_there_is_room)
+            yield
+
+    return full_at
 
 
 @pytest.fixture(scope="module")

@@ -53,25 +53,16 @@ def spec(tmp_path_factory):
 
 
 @pytest.fixture
-def opened(spec, kept, monkeypatch):
+def opened(spec, kept, open_alone, monkeypatch):
     """Opens one backend after another, in one process or in the kept two."""
-    backends = []
 
     def make(model=spec, **config):
-        close()
         with monkeypatch.context() as patch:
             if config.get("processes") == 2:
                 patch.setattr(backend, "Ranks", lambda *args, **settings: kept())
-            backends.append(make_backend(model, **config))
-            backends[-1].open()
-        return backends[-1]
+            return open_alone(make_backend(model, **config))
 
-    def close():
-        for one in backends:
-            one.close()
-
-    yield make
-    close()
+    return make
 
 
 def make_backend(spec, **config):

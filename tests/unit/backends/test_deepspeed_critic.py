@@ -49,12 +49,10 @@ def folder(spec, tmp_path_factory):
 
 
 @pytest.fixture
-def opened(spec, folder, kept, monkeypatch):
+def opened(spec, folder, kept, open_alone, monkeypatch):
     """Opens one backend after another, in one process or in the kept two."""
-    backends = []
 
     def make(where=folder, *, critic=PPO.critic, **config):
-        close()
         backend = DeepSpeedBackend(
             DeepSpeedBackend.Config(timeout_s=TIMEOUT_S, **config), model=spec, optimizer=OPTIMIZER, seed=0
         )
@@ -63,16 +61,9 @@ def opened(spec, folder, kept, monkeypatch):
         with monkeypatch.context() as patch:
             if config.get("processes") == 2:
                 patch.setattr(deepspeed_backend, "Ranks", lambda *args, **settings: kept())
-            backends.append(backend)
-            backend.open()
-        return backend
+            return open_alone(backend)
 
-    def close():
-        for one in backends:
-            one.close()
-
-    yield make
-    close()
+    return make
 
 
 def torch_backend(spec, folder):

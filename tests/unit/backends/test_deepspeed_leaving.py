@@ -48,11 +48,8 @@ def spec(tmp_path):
 
 
 @pytest.fixture
-def opened():
-    backends = []
-
+def opened(open_alone):
     def make(spec, critic=None, **config):
-        close()
         optimizer = OptimizerSettings(weight_decay=0.1)
         small = {"zero_optimization": {"reduce_bucket_size": BUCKET}}
         backend = DeepSpeedBackend(
@@ -60,16 +57,9 @@ def opened():
         )
         if critic is not None:
             backend.hold_critic(critic, spec.folder)
-        backends.append(backend)
-        backend.open()
-        return backend
+        return open_alone(backend)
 
-    def close():
-        for one in backends:
-            one.close()
-
-    yield make
-    close()
+    return make
 
 
 def trained(make, folder, algorithm, *, leaves):
@@ -162,7 +152,7 @@ def test_nothing_stays_on_the_device(spec, opened, config):
 
 
 @pytest.mark.slow
-def test_what_could_not_come_back_is_read_all_the_same(spec, opened, tmp_path, monkeypatch):
+def test_what_could_not_come_back_is_read_all_the_same(spec, opened, tmp_path, no_room):
     """The device has no room half way. What was taken over before, is saved or served then, is as it was."""
     backend = opened(spec, stage=2)
     backend.update(tiny.rows(), GRPO, tiny.plan())
@@ -171,18 +161,8 @@ def test_what_could_not_come_back_is_read_all_the_same(spec, opened, tmp_path, m
     expected = tiny.whole_state(backend, tmp_path / "expected")
     backend.leave_device()
     assert {name: bytes(one.data) for name, one in early.items()} == state
-    resize, sizes = torch.UntypedStorage.resize_, []
-
-    def full(storage, num_bytes):
-        sizes.append(num_bytes)
-        if len(sizes) == 5:
-            raise torch.cuda.OutOfMemoryError
-        return resize(storage, num_bytes)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(torch.UntypedStorage, "resize_", full)
-        with pytest.raises(torch.cuda.OutOfMemoryError):
-            backend.on_device().__enter__()
+    with no_room(5), pytest.raises(torch.cuda.OutOfMemoryError), backend.on_device():
+        pass
     assert tiny.state(backend) == state
     assert tiny.whole_state(backend, tmp_path / "found") == expected
     backend.leave_device()

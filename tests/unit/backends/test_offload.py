@@ -131,20 +131,11 @@ def test_tensors_that_share_bytes_still_do():
     assert (whole.tolist(), other.tolist()) == ([0, 1, 7, 3, 4, 5], [0, 1, 2])
 
 
-def test_what_has_no_room_stays_away_and_comes_later(monkeypatch):
+def test_what_has_no_room_stays_away_and_comes_later(no_room):
     tensors = [torch.arange(3.0) + number for number in range(3)]
     state = DeviceState(torch.device("cpu"), lambda: tensors, offload=False)
     state.leave()
-    resize, sizes = torch.UntypedStorage.resize_, []
-
-    def full(storage, num_bytes):
-        sizes.append(num_bytes)
-        if len(sizes) == 2:
-            raise torch.cuda.OutOfMemoryError
-        return resize(storage, num_bytes)
-
-    monkeypatch.setattr(torch.UntypedStorage, "resize_", full)
-    with pytest.raises(torch.cuda.OutOfMemoryError):
+    with no_room(2), pytest.raises(torch.cuda.OutOfMemoryError):
         state.come()
     assert state.num_bytes_away == 2 * 12
     state.leave()
