@@ -9,7 +9,7 @@ from rftstream.config.colocation import check_colocation
 from rftstream.models.image_tokens import image_cache
 from rftstream.queries.model_card import write_model_card
 from rftstream.roles.trainer import TRAINER
-from rftstream.roles.trainer.pending_update import Inline
+from rftstream.roles.trainer.pending_update import DeferredExecutor, Inline
 from rftstream.roles.trainer.step import TrainerStep
 from rftstream.roles.trainer.training import build_training
 from rftstream.roles.trainer.trimmed_deletions import TrimmedDeletions
@@ -40,6 +40,7 @@ def build(context: RoleContext) -> Role:
         newest_epoch=partial(_newest_epoch, context),
         lock=device_lock(context, spec),
         compute=Inline() if context.simulated else ThreadPoolExecutor(1, thread_name_prefix="training"),
+        writing=DeferredExecutor() if context.simulated else ThreadPoolExecutor(1, thread_name_prefix="writing"),
     )
     return Role(spec=TRAINER, step=step, after_the_end=deletions.after_the_end)
 

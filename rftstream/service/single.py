@@ -133,7 +133,7 @@ class SingleService(Service):
                     break
         if self._draining and self._leave_if_free():
             return 0.0
-        if self._in_force is None or absorbed or published:
+        if self._in_force is None or absorbed or published or self._pending is not None:
             return self.backing_off_s()
         return max(min(self.step.idle_s(), MAX_IDLE_S), self.backing_off_s())
 

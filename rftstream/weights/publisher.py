@@ -7,8 +7,8 @@ an anchor, which needs nothing else. A follower that has the parent takes the de
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 from rftstream import faults
 from rftstream.contracts.versions import DeltaObject, VersionName, WeightsAnnounced, WeightsKind
@@ -21,10 +21,6 @@ log = logging.getLogger(__name__)
 
 Fault = Callable[[str], None]
 """Called with the name of a point that a fault test may want to stop at."""
-
-Gone = Callable[[VersionName | None], Sequence[VersionName]]
-"""A function from the parent of a version that is nothing but a delta (None for an anchor) to the versions that may be
-deleted."""
 
 SUFFIXES = {WeightsKind.full: ".safetensors", WeightsKind.delta: ".delta"}
 
@@ -49,11 +45,6 @@ def parse_object_name(text: str) -> VersionName | None:
     if not (epoch.isdecimal() and version.isdecimal()):
         return None
     return VersionName(trainer_epoch=int(epoch), version=int(version))
-
-
-def nothing(parent: VersionName | None) -> Sequence[VersionName]:
-    """Return no versions: a `Gone` for publishers that delete nothing."""
-    return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +97,9 @@ class WeightsPublisher:
         *,
         resumed: bool = False,
         announced_at: float = 0.0,
-        gone: Gone = nothing,
     ) -> WeightsAnnounced:
         """Take a version over and write it; what `take` and `write` say holds."""
-        return self.write(self.take(tensors, name, resumed=resumed), announced_at=announced_at, gone=gone)
+        return replace(self.write(self.take(tensors, name, resumed=resumed)), announced_at=announced_at)
 
     def take(self, tensors: Mapping[str, RawTensor], name: VersionName, *, resumed: bool = False) -> StagedVersion:
         """Take the weights over, and ask for each tensor once. The tensors may change when this returns."""
@@ -121,10 +111,10 @@ class WeightsPublisher:
         changes = delta.take(self._state, tensors)
         return StagedVersion(name, resumed, self._since_anchor + 1 >= self._anchor_every, parent, changes)
 
-    def write(self, taken: StagedVersion, *, announced_at: float = 0.0, gone: Gone = nothing) -> WeightsAnnounced:
+    def write(self, taken: StagedVersion) -> WeightsAnnounced:
         """Put the version into the store, and return what to announce. The version is durable when this returns.
 
-        The caller announces it, and then deletes what the announcement says is gone."""
+        The caller says when that was, and what is gone; it announces the version, and then deletes what is gone."""
         state = self._state
         assert state is not None, "`take` comes first"  # not part of StagedVersion, which would keep it in memory
         found = self._write_delta(taken, state)
@@ -155,8 +145,6 @@ class WeightsPublisher:
             weights_digest=state.digest(),
             dtype=self._dtype,
             resumed=taken.resumed,
-            announced_at=announced_at,
-            gone=tuple(gone(parent)),
             delta=found,
         )
         self._since_anchor = 0 if kind is WeightsKind.full else self._since_anchor + 1

@@ -7,14 +7,16 @@ train the recorded batches from there. Whatever is deleted was named by a commit
 announcement, or by a `Trimmed` (checkpoint_retention.py).
 
 An update runs in a thread of its own, where the backend lives. As soon as the weights of a version are taken over the
-next update begins, unless a checkpoint of that version is due. The object is written and announced beside it.
+next update begins, unless a checkpoint of that version is due. The object is written in another thread meanwhile. Where
+no batch was there yet, one that comes while the object is written is trained at once.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rftstream import metrics
@@ -34,6 +36,7 @@ from rftstream.roles.trainer.checkpoint_cycle import CheckpointCycle
 from rftstream.roles.trainer.checkpoint_retention import CheckpointRetention
 from rftstream.roles.trainer.device_share import TrainerShare
 from rftstream.roles.trainer.held_out import HeldOut
+from rftstream.roles.trainer.pending_update import abandon, ends_within
 from rftstream.roles.trainer.progress import TrainerProgress
 from rftstream.roles.trainer.run_end import RunEnd
 from rftstream.roles.trainer.training import Training
@@ -52,6 +55,27 @@ BATCHES_AHEAD = 1
 
 LOOK_UP_S = 0.2
 """Seconds to wait for an update before looking at the log."""
+
+LOOK_FOR_BATCH_S = 0.02
+"""Seconds to wait for an object that is written before looking at the log, while nothing is computed."""
+
+
+@dataclass(slots=True)
+class _Publication:
+    """A trained batch whose version is written."""
+
+    trained: TrainedBatch
+    writing: Future[WeightsAnnounced] | None
+    """The writing of its object; None if the version is not published."""
+    stays: bool
+    """Whether nothing may be trained before it is on the log: the run ends, or a checkpoint of it is due."""
+    went_on_at: float | None
+    """When the next update began, by the clock; None if it has not yet."""
+
+    def abandon(self) -> None:
+        """Announce it no more. Returns when nothing is written any more."""
+        if self.writing is not None:
+            abandon(self.writing)
 
 
 class TrainerStep(SingleStepDefaults):
@@ -83,6 +107,7 @@ class TrainerStep(SingleStepDefaults):
         newest_epoch: Callable[[], int],
         clock: Clock,
         compute: Executor,
+        writing: Executor,
         held_out: HeldOut | None = None,
         lock: DeviceLock | None = None,
         describe: Callable[[Path, int], None] | None = None,
@@ -90,8 +115,8 @@ class TrainerStep(SingleStepDefaults):
         """`deletions`: shared with a process that finds the run finished. `log_`: the run's log, of which nothing is
         known before `recover`. `final`: the folder where the trained model is left. `newest_epoch`: reads the newest
         claim of the role from the log. `compute`: of one thread; whatever is asked of the backend is asked there.
-        `lock`: of the device, if engines are on it, too. `describe`: writes the card of a version into its model
-        folder."""
+        `writing`: of one thread, in which objects of versions are written. `lock`: of the device, if engines are on it,
+        too. `describe`: writes the card of a version into its model folder."""
         self._config = config
         self._settings = config.trainer
         self._model = model
@@ -112,12 +137,18 @@ class TrainerStep(SingleStepDefaults):
         self._updates = UpdateCycle(
             config=config, training=training, backend=self._backend, end=self._end, held_out=held_out, clock=clock
         )
+        self._writing = writing
+        self._publication: _Publication | None = None
+        """What is written; None if nothing is."""
         self._paused = False
         self._reset(log_, epoch=0)
 
     def _reset(self, log_: Log, epoch: int) -> None:
         """Begin an epoch of which nothing is known yet."""
         self._updates.abandon()
+        if self._publication is not None:
+            self._publication.abandon()
+            self._publication = None
         self._updates.rest()
         self._deletions.begin_anew()
         self._end.forget()
@@ -139,6 +170,7 @@ class TrainerStep(SingleStepDefaults):
             versions=self._versions,
             store=self._store,
             clock=self._clock,
+            executor=self._writing,
         )
         self._is_anchor_due = True
         self._is_published = False
@@ -220,6 +252,8 @@ class TrainerStep(SingleStepDefaults):
 
     def advance(self) -> SingleTransaction | None:
         """Return what is due first: the anchor of this epoch, what is trimmed, or the next step with its weights."""
+        if self._publication is not None:
+            return self._go_on_publishing(self._publication)
         if self._stop is not None:
             raise self._stop
         self._deletions.delete_owed()
@@ -233,9 +267,7 @@ class TrainerStep(SingleStepDefaults):
             trimmed = self._checkpoints.plan()
             if trimmed is not None:
                 return SingleTransaction((Publish("control", 0, trimmed),))
-            self._see_whether_done()
         if self._is_finished:
-            self._see_whether_done()
             return None
         if self._updates.pending is None:
             self._begin_update(self._progress)
@@ -271,44 +303,49 @@ class TrainerStep(SingleStepDefaults):
         self._updates.begin(batch, progress)
         return True
 
-    def _publish(self, trained: TrainedBatch) -> SingleTransaction:
-        """Return the step of a batch, with its weights if they are due. The next update is begun meanwhile."""
+    def _publish(self, trained: TrainedBatch) -> SingleTransaction | None:
+        """Take the weights of a trained batch over if they are due, and begin the next update. Return what
+        `_go_on_publishing` returns."""
         progress, is_last = trained.progress, trained.end_reason is not None
-        name = progress.name(self._epoch)
-        self._stop = trained.stop
         # Before it has to wait it publishes in any case: what it waits for may be waiting for this version.
         waits = not self._assembly.num_ready
         publish_now = waits or is_last or progress.version % self._settings.publish_every == 0
-        taken = self._publisher.take(name) if publish_now else None
-        taken_at = self._updates.rest()
-        must_stay = is_last or self._stop is not None or self._checkpoints.is_due(progress)
-        goes_on = not must_stay and self._begin_update(progress)
+        taken = self._publisher.take(progress.name(self._epoch)) if publish_now else None
+        rests_since = self._updates.rest()
+        stays = is_last or trained.stop is not None or self._checkpoints.is_due(progress)
+        goes_on = not stays and self._begin_update(progress)
         if not goes_on:
             self._share.leave()
-        announced = self._publisher.write(taken, self._retention.names) if taken is not None else None
-        written_at = self._clock.now()
-        record = StepRecord(
-            name=name,
-            batch_sequence=trained.update.batch.sequence,
-            positions=trained.update.batch.positions,
-            trained_groups=progress.trained_groups,
-            trained_rollouts=progress.trained_rollouts,
-            weights_digest=announced.weights_digest if announced else None,
-            metrics=trained.metrics(held_up_s=(taken_at if goes_on else written_at) - trained.ended_at)
-            | self._share.metrics(),
-            skipped=trained.skipped,
-            announced=announced is not None,
-            last=is_last,
-            recorded_at=written_at,
-            token_staleness=trained.staleness.tokens,
-            group_staleness=trained.staleness.groups,
+        writing = self._publisher.begin_write(taken) if taken is not None else None
+        self._publication = _Publication(trained, writing, stays, rests_since if goes_on else None)
+        return self._go_on_publishing(self._publication)
+
+    def _go_on_publishing(self, publication: _Publication) -> SingleTransaction | None:
+        """Return the step of a trained batch, with its weights, once these are written; None before. A batch that has
+        come meanwhile is begun."""
+        trained, writing = publication.trained, publication.writing
+        progress = trained.progress
+        if publication.went_on_at is None and not publication.stays and self._begin_update(progress):
+            publication.went_on_at = self._clock.now()
+        looks = publication.went_on_at is None and not publication.stays
+        if writing is not None and not ends_within(writing, LOOK_FOR_BATCH_S if looks else LOOK_UP_S):
+            return None
+        self._publication, self._stop = None, trained.stop
+        announced = self._publisher.announcement(writing, self._retention.names) if writing is not None else None
+        written_at, went_on_at = self._clock.now(), publication.went_on_at
+        record = trained.record(
+            progress.name(self._epoch),
+            announced,
+            went_on_at=written_at if went_on_at is None else went_on_at,
+            written_at=written_at,
         )
+        record = replace(record, metrics=record.metrics | self._share.metrics())
         self._following = progress
         outputs = [Publish("steps", 0, record)]
         if announced is not None:
             outputs.insert(0, Publish("weights", 0, announced))
         if trained.end_reason is not None:
-            outputs.append(Publish("control", 0, self._end.finish(trained.end_reason, name)))
+            outputs.append(Publish("control", 0, self._end.finish(trained.end_reason, record.name)))
         return SingleTransaction(tuple(outputs))
 
     # ------------------------------------------------------------------------------------------ afterwards
@@ -319,7 +356,6 @@ class TrainerStep(SingleStepDefaults):
             for output in transaction.outputs:
                 if isinstance(output.message, Trimmed):
                     self._checkpoints.carry_out(output.message)
-                    self._see_whether_done()
             return
         trained = self._following is not self._progress
         self._progress, self._following = self._following, None
@@ -341,20 +377,17 @@ class TrainerStep(SingleStepDefaults):
         if (trained and self._checkpoints.is_due(self._progress)) or finished or self._stop is not None:
             self._checkpoints.write(self._epoch, self._progress)
         self._is_finished = finished
-        self._see_whether_done()
         if self._updates.pending is None:
             self._updates.rest()
         self._publisher.noted()
-
-    def _see_whether_done(self) -> None:
-        """Leave a finished run once what goes is said and deleted."""
-        self._done = self._is_finished and not self._checkpoints.trim_due and self._deletions.may_leave()
 
     # ------------------------------------------------------------------------------------------ the rest
 
     @property
     def done(self) -> bool:
-        """Whether the run is finished, and what was given up is deleted."""
+        """Whether the run is finished, and what was given up is deleted or will stay."""
+        if not self._done:
+            self._done = self._is_finished and not self._checkpoints.trim_due and self._deletions.may_leave()
         return self._done
 
     def idle_s(self) -> float:
@@ -367,8 +400,8 @@ class TrainerStep(SingleStepDefaults):
 
     @property
     def busy(self) -> bool:
-        """Whether an update is computed."""
-        return self._updates.pending is not None
+        """Whether an update is computed, or a version written."""
+        return self._updates.pending is not None or self._publication is not None
 
     def paused(self, paused: bool) -> None:
         """Begin no update while `paused`."""
@@ -382,7 +415,7 @@ class TrainerStep(SingleStepDefaults):
 
     def leave(self) -> None:
         """Write a checkpoint, so that whoever goes on trains nothing again."""
-        if self._progress.version and not self._is_anchor_due and not self._done and self._stop is None:
+        if self._progress.version and not self._is_anchor_due and not self.done and self._stop is None:
             self._checkpoints.write_before_leaving(self._epoch, self._progress)
 
     def health(self) -> Mapping[str, object]:
@@ -390,8 +423,11 @@ class TrainerStep(SingleStepDefaults):
         return {"version": self._progress.version, "batches_ready": self._assembly.num_ready, **self._share.health()}
 
     def close(self) -> None:
-        """Abandon the update and close the backend."""
+        """Abandon the update and what is written, and close the backend."""
         self._updates.abandon()
+        if self._publication is not None:
+            self._publication.abandon()
+        self._writing.shutdown()
         self._backend.close()
 
 

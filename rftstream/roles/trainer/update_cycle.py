@@ -8,6 +8,7 @@ from rftstream.algorithms.base import spread_needed
 from rftstream.algorithms.learning_signal import STEPS_WITHOUT_SIGNAL, is_without_signal
 from rftstream.clock import Clock
 from rftstream.config.sections import RunConfig
+from rftstream.contracts.versions import StepRecord, VersionName, WeightsAnnounced
 from rftstream.errors import StopRule
 from rftstream.roles.trainer.assembly import Batch
 from rftstream.roles.trainer.backend_thread import BackendThread
@@ -46,10 +47,27 @@ class TrainedBatch:
     stop: StopRule | None
     """The rule by which the run is to end; None if it goes on."""
 
-    def metrics(self, *, held_up_s: float) -> dict[str, float]:
-        """Return all metrics of the step. `held_up_s`: seconds that training had to wait for the publishing."""
-        times = self.update.speeds(self.values, step_s=self.step_s, publish_s=held_up_s)
-        return self.values | times | self.training.speeds(self.values, self.step_s)
+    def record(
+        self, name: VersionName, announced: WeightsAnnounced | None, *, went_on_at: float, written_at: float
+    ) -> StepRecord:
+        """Return the step of the batch. `announced`: None if its weights are not published. `went_on_at`: when training
+        had not to wait for the publishing any more."""
+        times = self.update.speeds(self.values, step_s=self.step_s, publish_s=went_on_at - self.ended_at)
+        return StepRecord(
+            name=name,
+            batch_sequence=self.update.batch.sequence,
+            positions=self.update.batch.positions,
+            trained_groups=self.progress.trained_groups,
+            trained_rollouts=self.progress.trained_rollouts,
+            weights_digest=announced.weights_digest if announced else None,
+            metrics=self.values | times | self.training.speeds(self.values, self.step_s),
+            skipped=self.skipped,
+            announced=announced is not None,
+            last=self.end_reason is not None,
+            recorded_at=written_at,
+            token_staleness=self.staleness.tokens,
+            group_staleness=self.staleness.groups,
+        )
 
 
 @dataclass(eq=False, kw_only=True)

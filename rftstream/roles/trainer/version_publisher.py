@@ -1,10 +1,12 @@
-"""A version of the weights from the backend to its object: taken while training waits, written beside it."""
+"""A version of the weights from the backend to its object: taken while training waits, written in another thread."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Collection
+from concurrent.futures import Executor, Future
+from dataclasses import replace
 
 from rftstream import metrics
 from rftstream.backends.numerics import computed_with
@@ -30,8 +32,9 @@ be no batch. It looks again after twice as long, and so on."""
 
 class VersionPublisher:
     """Makes the objects of versions, for one epoch of the trainer. The step makes it at each recovery, and calls
-    `anchor` first. For each version that is published it calls `take`, then `write`, and puts the announcement on the
-    log. While there is nothing to train it calls `look_back` in each slice, and `noted` after each commit."""
+    `anchor` first. For each version that is published it calls `take`, then `begin_write`, and when that has ended it
+    puts the `announcement` on the log. While there is nothing to train it calls `look_back` in each slice, and `noted`
+    after each commit."""
 
     def __init__(
         self,
@@ -42,7 +45,9 @@ class VersionPublisher:
         versions: Versions,
         store: ObjectStore,
         clock: Clock,
+        executor: Executor,
     ) -> None:
+        """`executor`: of one thread, in which objects are written."""
         self._model = model
         self._publisher = WeightsPublisher(
             store, model.name, model.dtype, anchor_every=anchor_every, threads=model.threads
@@ -51,6 +56,7 @@ class VersionPublisher:
         self._versions = versions
         self._store = store
         self._clock = clock
+        self._executor = executor
         self._began = 0.0
         """When the version was taken that was taken last, by `time.perf_counter`."""
         self._look_back_after_s = LOOK_BACK_S
@@ -61,7 +67,7 @@ class VersionPublisher:
         """Return the records of the state that this epoch starts from, whose object is written: a full snapshot, and a
         step that trained nothing."""
         name = progress.name(epoch)
-        announced = self.write(self.take(name, resumed=True), kept_checkpoints)
+        announced = self.announcement(self.begin_write(self.take(name, resumed=True)), kept_checkpoints)
         record = StepRecord(
             name=name,
             batch_sequence=None,
@@ -88,16 +94,19 @@ class VersionPublisher:
         metrics.TRAINING_HELD_UP_SECONDS.observe(time.perf_counter() - self._began)
         return taken
 
-    def write(self, taken: StagedVersion, kept_checkpoints: Collection[VersionName]) -> WeightsAnnounced:
-        """Write the object of the version that was taken last. Return its announcement, which also names the versions
-        whose objects nobody needs any more."""
-        announced = self._publisher.write(
-            taken,
-            announced_at=self._clock.now(),
-            gone=lambda parent: self._versions.to_delete(self._store, taken.name, kept_checkpoints, parent),
-        )
+    def begin_write(self, taken: StagedVersion) -> Future[WeightsAnnounced]:
+        """Begin to write the object of the version that was taken last; return what comes of it, for `announcement`."""
+        return self._executor.submit(self._publisher.write, taken)
+
+    def announcement(
+        self, writing: Future[WeightsAnnounced], kept_checkpoints: Collection[VersionName]
+    ) -> WeightsAnnounced:
+        """Return the announcement of a version, which also names the versions whose objects nobody needs any more; wait
+        for the end of its writing if need be. Raises what the writing raised."""
+        announced = writing.result()
         metrics.WEIGHTS_PUBLISH_SECONDS.observe(time.perf_counter() - self._began)
-        return announced
+        gone = self._versions.to_delete(self._store, announced.name, kept_checkpoints, announced.parent)
+        return replace(announced, announced_at=self._clock.now(), gone=gone)
 
     def look_back(self, idle_s: float) -> None:
         """Look whether the newest version is still there, if nothing was trained for so long that it is time.

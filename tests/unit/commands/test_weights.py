@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -46,10 +47,9 @@ def run(tmp_path: Path) -> Path:
     publisher = WeightsPublisher(store, spec.name, "float32", anchor_every=3)
     gone = tuple(VersionName(trainer_epoch=1, version=version) for version in (1, 2))
     for version in range(7):
-        told = publisher.publish(
-            tensors, VersionName(trainer_epoch=1, version=version), resumed=version == 0, announced_at=1.7e9 + version,
-            gone=lambda parent, version=version: gone if version == 6 else (),
-        )  # fmt: skip
+        name = VersionName(trainer_epoch=1, version=version)
+        told = publisher.publish(tensors, name, resumed=version == 0, announced_at=1.7e9 + version)
+        told = replace(told, gone=gone if version == 6 else ())
         producer.commit(played_records(transport, "demo", [("weights", 0, told)]))
         changed = {}
         for name, one in tensors.items():
