@@ -31,6 +31,8 @@ PROVIDED = frozenset(
     }
 )
 """Names in `Algorithm.needs` that a backend with `Passes` can give."""
+WITHOUT_ADVANTAGES = frozenset({"entropy", "reference_logprobs", "whole_groups"})
+"""Of them, what says that rows without an advantage are learned from as well: to keep them apart would save nothing."""
 
 
 @dataclass(slots=True)
@@ -38,7 +40,7 @@ class Minibatch:
     """The rows of one optimizer step, cut into micro-batches. `Passes` makes it."""
 
     inputs: list[Inputs]
-    """The micro-batches, in order."""
+    """The micro-batches, in order. Those whose rows all have no advantage come last, if they are kept apart."""
     num_tokens: float
     """Number of unmasked tokens of its rows."""
     denominators: Denominators
@@ -47,6 +49,8 @@ class Minibatch:
     """Proximal logprobs [B, T] of each of the inputs; None before they are computed."""
     reference: Sequence[Tensor | None]
     """Reference logprobs [B, T] of each of the inputs; None before they are computed."""
+    first_without_signal: int
+    """Number of the first of the inputs that are kept apart because no row in them has an advantage."""
 
 
 def check_needs(algorithm: Algorithm, backend: str, *, critic: bool = False, classifier: bool = False) -> None:
@@ -71,10 +75,12 @@ class Passes:
         device: torch.device,
         *,
         whole_groups: bool = False,
+        signal_apart: bool = False,
     ) -> None:
         """Cut the rows into mini-batches and micro-batches. With `whole_groups`, all rows of a group are in one
-        micro-batch."""
-        self._network, self._device = network, device
+        micro-batch. With `signal_apart`, rows without an advantage are in micro-batches of their own, whose backward
+        pass is left out where their loss has no gradient."""
+        self._network, self._device, self._signal_apart = network, device, signal_apart
         self._flops = 0.0
         self.num_tokens = 0.0
         """Tokens trained on so far. A token counts again in each pass over the batch."""
@@ -104,11 +110,15 @@ class Passes:
     ) -> Minibatch:
         """Make a mini-batch. `whole` is its share of the batch's denominators; with None it gets those of its own
         rows."""
-        batches = micro_inputs(rows, plan.tokens_per_microbatch, self._network, self._device, whole_groups=whole_groups)
-        inputs = [one for _, one in batches]
+        first, others = signal_first(rows) if self._signal_apart else (rows, [])
+        parts = [
+            micro_inputs(some, plan.tokens_per_microbatch, self._network, self._device, whole_groups=whole_groups)
+            for some in (first, others)
+        ]
+        inputs = [one for part in parts for _, one in part]
         nothing = [None] * len(inputs)
         own = Denominators.of(rows)
-        return Minibatch(inputs, own.num_tokens, own if whole is None else whole, nothing, nothing)
+        return Minibatch(inputs, own.num_tokens, own if whole is None else whole, nothing, nothing, len(parts[0]))
 
     def compute_proximal(self) -> None:
         """Compute the logprobs of all rows under the parameters as they are now."""
@@ -130,24 +140,42 @@ class Passes:
     ) -> float:
         """Compute the loss of one optimizer step, and add its gradients up over the micro-batches. Return the loss.
 
-        `backward` is called with each micro-batch's share of the loss."""
+        `backward` is called with each micro-batch's share of the loss, unless it is known to have no gradient."""
         total = torch.zeros((), device=self._device)
-        for inputs, proximal_BT, reference_BT in zip(
-            minibatch.inputs, minibatch.proximal, minibatch.reference, strict=True
-        ):
-            policy_BT, entropy_BT = self._network.logprobs(inputs, entropy_gradient="entropy" in algorithm.needs)
-            rows = replace(
-                inputs.rows, entropy_BT=entropy_BT, proximal_logprobs_BT=proximal_BT, reference_logprobs_BT=reference_BT
-            )
-            loss, metrics = algorithm.loss(policy_BT, rows, minibatch.denominators)
-            backward(loss)
+        for number, inputs in enumerate(minibatch.inputs):
+            learns = number < minibatch.first_without_signal
+            policy_BT, loss, metrics = self._loss(minibatch, number, algorithm, learns=learns)
+            if not learns and has_gradient(loss, policy_BT):
+                learns = True
+                _, loss, metrics = self._loss(minibatch, number, algorithm, learns=True)
+            if learns:
+                backward(loss)
             total += loss.detach()
-            self._add({"entropy": entropy_BT.detach().sum(), **metrics})
-            self._flops += self._network.flops(inputs, backward=True)
+            self._add(metrics)
+            self._flops += self._network.flops(inputs, backward=learns)
             self._num_read += sum(inputs.lengths)
         self.num_tokens += minibatch.num_tokens
         self._losses.append(float(total))
         return self._losses[-1]
+
+    def _loss(
+        self, minibatch: Minibatch, number: int, algorithm: Algorithm, *, learns: bool
+    ) -> tuple[Tensor, Tensor, dict[str, Any]]:
+        """Return logprobs [B, T], loss and metrics of a micro-batch. With `learns` the loss leads back to the weights,
+        else to these logprobs only."""
+        inputs = minibatch.inputs[number]
+        with torch.set_grad_enabled(learns):
+            policy_BT, entropy_BT = self._network.logprobs(inputs, entropy_gradient="entropy" in algorithm.needs)
+        if not learns:
+            policy_BT.requires_grad_()
+        rows = replace(
+            inputs.rows,
+            entropy_BT=entropy_BT,
+            proximal_logprobs_BT=minibatch.proximal[number],
+            reference_logprobs_BT=minibatch.reference[number],
+        )
+        loss, metrics = algorithm.loss(policy_BT, rows, minibatch.denominators)
+        return policy_BT, loss, {"entropy": entropy_BT.detach().sum(), **metrics}
 
     def _add(self, metrics: Mapping[str, Any]) -> None:
         for name, value in metrics.items():
@@ -169,6 +197,22 @@ class Passes:
             "tflop": self._flops / 1e12,
             **algorithm.summarise(means),
         }
+
+
+def signal_first(rows: Sequence[TrainingRow]) -> tuple[list[TrainingRow], list[TrainingRow]]:
+    """Return the rows with an advantage on some unmasked token, demonstrations among them, and the others. The first
+    are at least one, whose backward pass gives gradients, if only zeros: moments move the weights all the same."""
+    parts: tuple[list[TrainingRow], list[TrainingRow]] = [], []
+    for row in rows:
+        parts[not (is_demonstration(row) or (row.advantages * row.loss_mask).any())].append(row)
+    first, others = parts
+    return (first, others) if first else (others[:1], others[1:])
+
+
+def has_gradient(loss: Tensor, policy_BT: Tensor) -> bool:
+    """Return whether the loss changes with the logprobs."""
+    (found,) = torch.autograd.grad(loss, [policy_BT], retain_graph=True, allow_unused=True)
+    return found is not None and bool(found.any())
 
 
 def row_logprobs(

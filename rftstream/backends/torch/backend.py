@@ -43,7 +43,7 @@ def rounds_parameters(config: TorchBackend.Config, spec: ModelSpec, device: str)
     if config.parameters != "auto" or spec.lora is not None:
         return config.parameters == "bfloat16" and spec.lora is None
     plain = not spec.as_classifier and ImageTokens.of(spec.folder) is None
-    return plain and device == "cuda" and config.autocast != "none"
+    return plain and (config.autocast == "bfloat16" or (config.autocast == "auto" and device == "cuda"))
 
 
 class TorchBackend(LeavesDevice):
@@ -62,8 +62,8 @@ class TorchBackend(LeavesDevice):
         parameters: Literal["auto", "float32", "bfloat16"] = "auto"
         """What the model computes with. bfloat16: weights rounded from the float32 masters after each step, the same
         bits that are served in bfloat16; autocast is on then, and gradients of micro-batches are added up in float32.
-        Checkpoints hold the masters and are the same either way. auto: bfloat16 on GPUs, but float32 where autocast is
-        none, or the model is a classifier or is shown images. Adapters and the critic are float32 always."""
+        Checkpoints hold the masters and are the same either way. auto: bfloat16 where matrix products are, but float32
+        where the model is a classifier or is shown images. Adapters and the critic are float32 always."""
         max_logits_bytes: Annotated[int, Meta(ge=1 << 16)] = 256 << 20
         """Logits held at once, in float32, forward and backward; those beyond are computed again in the backward
         pass."""
@@ -205,11 +205,17 @@ class TorchBackend(LeavesDevice):
         return Update(metrics=metrics)
 
     def _policy_learner(self, rows: Sequence[TrainingRow], algorithm: Algorithm, plan: UpdatePlan) -> Learner:
-        from rftstream.backends.passes import Passes
+        from rftstream.backends.passes import WITHOUT_ADVANTAGES, Passes
         from rftstream.backends.torch.learner import Learner
 
-        whole_groups = "whole_groups" in algorithm.needs
-        passes = Passes(self._network, self._network.placed(rows), plan, self._device, whole_groups=whole_groups)
+        passes = Passes(
+            self._network,
+            self._network.placed(rows),
+            plan,
+            self._device,
+            whole_groups="whole_groups" in algorithm.needs,
+            signal_apart=not algorithm.needs & WITHOUT_ADVANTAGES,
+        )
         if passes.wants_proximal(algorithm):
             passes.compute_proximal()
         if "reference_logprobs" in algorithm.needs:

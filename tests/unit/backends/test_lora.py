@@ -128,7 +128,7 @@ def test_a_restart_changes_no_bit(spec, tmp_path, config):
 
 
 def test_matrices_are_held_in_what_they_are_computed_in(spec, grpo):
-    plain = tiny.backend(dataclasses.replace(spec, lora=None), autocast="bfloat16")
+    plain = tiny.backend(dataclasses.replace(spec, lora=None), autocast="bfloat16", parameters="float32")
     backend = tiny.backend(spec, autocast="bfloat16")
     layer = backend._network.model.model.layers[0].mlp.up_proj
     assert (layer.base_layer.weight.dtype, layer.lora_A["default"].weight.dtype) == (torch.bfloat16, torch.float32)

@@ -67,7 +67,7 @@ def test_gradients_of_rounded_parameters_are_added_up_in_float32(spec, grpo):
 
 @pytest.mark.parametrize(("wished", "device", "autocast", "rounded"), [
     ("auto", "cpu", "auto", False), ("auto", "cuda", "auto", True), ("auto", "cuda", "none", False),
-    ("float32", "cuda", "auto", False), ("bfloat16", "cpu", "none", True),
+    ("auto", "cpu", "bfloat16", True), ("float32", "cuda", "auto", False), ("bfloat16", "cpu", "none", True),
 ])  # fmt: skip
 def test_where_parameters_are_rounded(spec, wished, device, autocast, rounded):
     config = TorchBackend.Config(parameters=wished, autocast=autocast)
