@@ -140,8 +140,10 @@ class Algorithm(Protocol):
     if `prepare` is to be called a second time, with the reference's logprobs of the rows that it gave; `row_logprobs`,
     if `refine` (of `RefiningAlgorithm`) is to be called; `values`, if it has a critic (`CriticAlgorithm`); `scores`, if
     it trains a classifier, whose output for what stands before an unmasked token comes in the place of its logprob;
-    `whole_groups`, if rows of a group must come to `loss` at once. What `loss` gives has to be a sum over its rows
-    divided by the denominators: then mini-batches and micro-batches add up to the batch.
+    `whole_groups`, if rows of a group must come to `loss` at once; `rows_without_advantage`, if rows whose advantages
+    are all 0 have a gradient, too (others come to `loss` apart, and once more if it turns out that they have one). What
+    `loss` gives has to be a sum over its rows divided by the denominators: then mini-batches and micro-batches add up
+    to the batch.
 
     `needs_spread` says which rewards have to differ for it to learn from them: `group`, those inside some group;
     `batch`, any of the batch (also where it is missing); `none`: it learns from equal ones, or from none.

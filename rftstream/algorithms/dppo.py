@@ -35,6 +35,11 @@ class Dppo(GroupRelative, PolicyGradient):
         square_coef: Annotated[float, Meta(ge=0)] = 1e-3
         """Weight of the squared log-ratio to who sampled, of all tokens. 1e-3: prime-rl."""
 
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        if config.square_coef:
+            self.needs |= {"rows_without_advantage"}
+
     def token_losses(self, policy_BT: Tensor, old_BT: Tensor, rows: MicroBatch) -> tuple[Tensor, dict[str, Any]]:
         """Return the losses of `core.losses.binary_divergence_losses`, by the probability when sampled."""
         from rftstream.core.losses import binary_divergence_losses

@@ -39,6 +39,10 @@ class Kimi(PolicyGradient):
         """The policy that the iteration began with: the one that sampled, or the trainer's before the batch, where with
         one optimizer step a batch nothing is pulled back."""
 
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.needs |= {"rows_without_advantage"}
+
     def advantages(self, rewards_N: np.ndarray, groups_N: np.ndarray) -> np.ndarray:
         """Return R - mean_g for each rollout."""
         return center_on_group_mean(rewards_N, groups_N)

@@ -27,11 +27,12 @@ PROVIDED = frozenset(
         "reference_logprobs",
         "reference_rewards",
         "row_logprobs",
+        "rows_without_advantage",
         "whole_groups",
     }
 )
 """Names in `Algorithm.needs` that a backend with `Passes` can give."""
-WITHOUT_ADVANTAGES = frozenset({"entropy", "reference_logprobs", "whole_groups"})
+ALL_ROWS_LEARN = frozenset({"entropy", "reference_logprobs", "rows_without_advantage", "whole_groups"})
 """Of them, what says that rows without an advantage are learned from as well: to keep them apart would save nothing."""
 
 
@@ -146,7 +147,8 @@ class Passes:
             learns = number < minibatch.first_without_signal
             policy_BT, loss, metrics = self._loss(minibatch, number, algorithm, learns=learns)
             if not learns and has_gradient(loss, policy_BT):
-                learns = True
+                self._flops += self._network.flops(inputs, backward=False)
+                minibatch.first_without_signal, learns = len(minibatch.inputs), True
                 _, loss, metrics = self._loss(minibatch, number, algorithm, learns=True)
             if learns:
                 backward(loss)
@@ -174,7 +176,7 @@ class Passes:
             proximal_logprobs_BT=minibatch.proximal[number],
             reference_logprobs_BT=minibatch.reference[number],
         )
-        loss, metrics = algorithm.loss(policy_BT, rows, minibatch.denominators)
+        loss, metrics = algorithm.loss(policy_BT.view_as(policy_BT), rows, minibatch.denominators)
         return policy_BT, loss, {"entropy": entropy_BT.detach().sum(), **metrics}
 
     def _add(self, metrics: Mapping[str, Any]) -> None:
@@ -200,13 +202,18 @@ class Passes:
 
 
 def signal_first(rows: Sequence[TrainingRow]) -> tuple[list[TrainingRow], list[TrainingRow]]:
-    """Return the rows with an advantage on some unmasked token, demonstrations among them, and the others. The first
-    are at least one, whose backward pass gives gradients, if only zeros: moments move the weights all the same."""
-    parts: tuple[list[TrainingRow], list[TrainingRow]] = [], []
+    """Return the rows with an advantage on some unmasked token, demonstrations among them, and the others.
+
+    Where the first would be none, or none with an image though there are images, they get such a row of the others: its
+    backward pass gives gradients, if only zeros, so that the optimizer's moments move those weights all the same."""
+    first, others = list[TrainingRow](), list[TrainingRow]()
     for row in rows:
-        parts[not (is_demonstration(row) or (row.advantages * row.loss_mask).any())].append(row)
-    first, others = parts
-    return (first, others) if first else (others[:1], others[1:])
+        (first if is_demonstration(row) or (row.advantages * row.loss_mask).any() else others).append(row)
+    for lacks in (not first, not any(row.images for row in first)):
+        found = next((place for place, row in enumerate(others) if row.images or not first), None)
+        if lacks and found is not None:
+            first.append(others.pop(found))
+    return first, others
 
 
 def has_gradient(loss: Tensor, policy_BT: Tensor) -> bool:

@@ -76,7 +76,8 @@ class TorchBackend(LeavesDevice):
         The same bits. While a batch is computed the device holds what it holds without."""
         compile: bool = False
         """Layers are compiled by torch.compile: fewer passes over memory, and minutes before the first batch. On a CPU
-        it needs a C++ compiler. Rounded otherwise than without."""
+        it needs a C++ compiler. Rounded otherwise than without. What has no backward pass (rows without an advantage)
+        is compiled apart, when it first comes."""
         freeze_vision_tower: bool = False
         """Leaves the vision tower of a model with images as it is; what joins it to the language model is trained all
         the same. Off by default, as in verl (prime-rl freezes it): a tower learns to see what rewards ask for. On,
@@ -128,6 +129,7 @@ class TorchBackend(LeavesDevice):
             freeze_vision_tower,
             load_model,
             recompute_activations,
+            sum_embeddings_in_float32,
         )
         from rftstream.backends.torch.optimizer import Masters
         from rftstream.models.offload import DeviceState
@@ -155,6 +157,8 @@ class TorchBackend(LeavesDevice):
         self._network = _network_of(model, settings, self._spec, self._images)
         if self._spec.lora is not None and settings.autocast is not None:
             lora.hold_frozen(model, settings.autocast)
+        if self._rounded and self._device.type == "cpu":
+            sum_embeddings_in_float32(model)
         if self._config.compile:
             compile_layers(model)
         self._num_updates, self._parameters = 0, parameters
@@ -205,7 +209,7 @@ class TorchBackend(LeavesDevice):
         return Update(metrics=metrics)
 
     def _policy_learner(self, rows: Sequence[TrainingRow], algorithm: Algorithm, plan: UpdatePlan) -> Learner:
-        from rftstream.backends.passes import WITHOUT_ADVANTAGES, Passes
+        from rftstream.backends.passes import ALL_ROWS_LEARN, Passes
         from rftstream.backends.torch.learner import Learner
 
         passes = Passes(
@@ -214,7 +218,7 @@ class TorchBackend(LeavesDevice):
             plan,
             self._device,
             whole_groups="whole_groups" in algorithm.needs,
-            signal_apart=not algorithm.needs & WITHOUT_ADVANTAGES,
+            signal_apart=not algorithm.needs & ALL_ROWS_LEARN,
         )
         if passes.wants_proximal(algorithm):
             passes.compute_proximal()

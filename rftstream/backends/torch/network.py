@@ -10,6 +10,7 @@ import copy
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -273,6 +274,31 @@ def compile_layers(model: Any) -> None:
     for module in model.modules():
         if isinstance(module, GradientCheckpointingLayer):
             module.compile(dynamic=True)
+
+
+def sum_embeddings_in_float32(model: Any) -> None:
+    """Let gradients of embeddings be added up in float32, and rounded then. torch does so on GPUs; on CPUs it adds one
+    token after another in the gradients' dtype, and in bfloat16 frequent tokens lose most of theirs."""
+    for module in model.modules():
+        if type(module) is nn.Embedding:  # those that do more than look up keep their own
+            module.forward = partial(_Embedded.apply, module.weight, module.padding_idx)  # type: ignore[method-assign]
+
+
+class _Embedded(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weight_VD: Tensor, padding: int | None, token_ids_BT: Tensor) -> Tensor:
+        ctx.save_for_backward(token_ids_BT)
+        ctx.size, ctx.padding = weight_VD.shape, padding
+        return nn.functional.embedding(token_ids_BT, weight_VD)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (token_ids_BT,), (gradient_BTD,) = ctx.saved_tensors, gradients
+        sums_VD = torch.zeros(ctx.size, device=gradient_BTD.device)
+        sums_VD.index_add_(0, token_ids_BT.flatten(), gradient_BTD.flatten(0, -2).float())
+        if ctx.padding is not None:
+            sums_VD[ctx.padding] = 0
+        return sums_VD.to(gradient_BTD.dtype), None, None
 
 
 def _check_names(spec: ModelSpec, parameters: Mapping[str, Any]) -> None:

@@ -69,8 +69,12 @@ class _Publication:
     """The writing of its object; None if the version is not published."""
     stays: bool
     """Whether nothing may be trained before it is on the log: the run ends, or a checkpoint of it is due."""
-    went_on_at: float | None
-    """When the next update began, by the clock; None if it has not yet."""
+    rests_since: float
+    """When its weights were taken over, by the clock."""
+    share: dict[str, float]
+    """What its step says of the device."""
+    goes_on: bool = False
+    """Whether the next update has begun."""
 
     def abandon(self) -> None:
         """Announce it no more. Returns when nothing is written any more."""
@@ -85,9 +89,9 @@ class TrainerStep(SingleStepDefaults):
     - `recover` reads `control`, `steps`, `weights` and `evals`, opens the backend, and loads the newest checkpoint in
       force.
     - `absorb` puts batches together, until one more than is trained is ready (`full`).
-    - `advance` returns the anchor of this epoch first. Then it begins an update, waits a moment for it, and returns its
-      step and its weights when it has ended. After a checkpoint it returns what is trimmed, and at last the end of the
-      run.
+    - `advance` returns the anchor of this epoch first. Then it begins an update, waits a moment for it, and when it has
+      ended for its weights to be written; then it returns step and weights. After a checkpoint it returns what is
+      trimmed, and at last the end of the run.
     - `committed` makes the progress of that transaction its own, and writes a checkpoint when one is due.
     - `leave` writes a checkpoint for the successor. `close` abandons the update and closes the backend.
 
@@ -292,8 +296,10 @@ class TrainerStep(SingleStepDefaults):
 
     def _begin_update(self, progress: TrainerProgress) -> bool:
         """Begin the update after `progress`, if there is a batch for it. Return whether it was begun."""
-        is_over = self._end.comes_by_itself(progress) and self._is_published
-        if self._paused or is_over or not self._assembly.num_ready:
+        is_written = self._publication is not None and self._publication.writing is not None
+        is_over = self._end.comes_by_itself(progress) and (self._is_published or is_written)
+        is_unknown = self._config.demonstrations_alone and not self._end.is_known()
+        if self._paused or is_over or is_unknown or not self._assembly.num_ready:
             self._share.wait_no_more()  # the run may have been drained since the device was asked for
             return False
         if not self._share.take():
@@ -313,11 +319,12 @@ class TrainerStep(SingleStepDefaults):
         taken = self._publisher.take(progress.name(self._epoch)) if publish_now else None
         rests_since = self._updates.rest()
         stays = is_last or trained.stop is not None or self._checkpoints.is_due(progress)
+        share = self._share.metrics()
         goes_on = not stays and self._begin_update(progress)
         if not goes_on:
             self._share.leave()
         writing = self._publisher.begin_write(taken) if taken is not None else None
-        self._publication = _Publication(trained, writing, stays, rests_since if goes_on else None)
+        self._publication = _Publication(trained, writing, stays, rests_since, share, goes_on)
         return self._go_on_publishing(self._publication)
 
     def _go_on_publishing(self, publication: _Publication) -> SingleTransaction | None:
@@ -325,21 +332,21 @@ class TrainerStep(SingleStepDefaults):
         come meanwhile is begun."""
         trained, writing = publication.trained, publication.writing
         progress = trained.progress
-        if publication.went_on_at is None and not publication.stays and self._begin_update(progress):
-            publication.went_on_at = self._clock.now()
-        looks = publication.went_on_at is None and not publication.stays
+        if not (publication.goes_on or publication.stays):
+            publication.goes_on = self._begin_update(progress)
+        looks = not (publication.goes_on or publication.stays)
         if writing is not None and not ends_within(writing, LOOK_FOR_BATCH_S if looks else LOOK_UP_S):
             return None
         self._publication, self._stop = None, trained.stop
         announced = self._publisher.announcement(writing, self._retention.names) if writing is not None else None
-        written_at, went_on_at = self._clock.now(), publication.went_on_at
+        written_at = self._clock.now()
         record = trained.record(
             progress.name(self._epoch),
             announced,
-            went_on_at=written_at if went_on_at is None else went_on_at,
+            held_up_until=publication.rests_since if publication.goes_on else written_at,
             written_at=written_at,
         )
-        record = replace(record, metrics=record.metrics | self._share.metrics())
+        record = replace(record, metrics=record.metrics | publication.share)
         self._following = progress
         outputs = [Publish("steps", 0, record)]
         if announced is not None:

@@ -48,11 +48,11 @@ class TrainedBatch:
     """The rule by which the run is to end; None if it goes on."""
 
     def record(
-        self, name: VersionName, announced: WeightsAnnounced | None, *, went_on_at: float, written_at: float
+        self, name: VersionName, announced: WeightsAnnounced | None, *, held_up_until: float, written_at: float
     ) -> StepRecord:
-        """Return the step of the batch. `announced`: None if its weights are not published. `went_on_at`: when training
-        had not to wait for the publishing any more."""
-        times = self.update.speeds(self.values, step_s=self.step_s, publish_s=went_on_at - self.ended_at)
+        """Return the step of the batch. `announced`: None if its weights are not published. `held_up_until`: when
+        training had to wait for the publishing no more, and at most for a batch."""
+        times = self.update.speeds(self.values, step_s=self.step_s, publish_s=held_up_until - self.ended_at)
         return StepRecord(
             name=name,
             batch_sequence=self.update.batch.sequence,

@@ -65,6 +65,22 @@ def test_gradients_of_rounded_parameters_are_added_up_in_float32(spec, grpo):
     assert norms[0][1] == pytest.approx(norms[1][1], rel=1e-2)
 
 
+def test_gradients_of_frequent_tokens_are_added_up_in_float32(spec, grpo):
+    """A token that stands at hundreds of places of one micro-batch has the gradient that it has in float32."""
+
+    def often(token_ids):
+        return np.where(np.arange(len(token_ids)) % 2, token_ids, 5).astype(np.int32)
+
+    rows = [dataclasses.replace(row, token_ids=often(row.token_ids)) for row in tiny.rows(400, longest=16)]
+    found = []
+    for which in ("float32", "bfloat16"):
+        backend = tiny.backend(spec, parameters=which, autocast="bfloat16")
+        backend.update(rows, grpo, tiny.plan(max_grad_norm=0.0))
+        moments = dict(backend._masters.moments())
+        found.append(moments["exp_avg/model.embed_tokens.weight"][5])  # a tenth of the first gradient
+    assert (found[1] - found[0]).norm() / found[0].norm() < 0.03
+
+
 @pytest.mark.parametrize(("wished", "device", "autocast", "rounded"), [
     ("auto", "cpu", "auto", False), ("auto", "cuda", "auto", True), ("auto", "cuda", "none", False),
     ("auto", "cpu", "bfloat16", True), ("float32", "cuda", "auto", False), ("bfloat16", "cpu", "none", True),

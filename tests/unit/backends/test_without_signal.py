@@ -32,6 +32,14 @@ class Pulled(Grpo):
         return losses_BT + 0.1 * policy_BT.square() * rows.loss_mask_BT, metrics
 
 
+class PulledAsItSays(Pulled):
+    """One that says so."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.needs |= {"rows_without_advantage"}
+
+
 class PulledTogether(Pulled, Together):
     """The same, with all rows in one micro-batch."""
 
@@ -93,7 +101,10 @@ def test_a_loss_that_changes_with_them_has_its_gradient(trained):
     settings = Grpo.Config()
     found, expected = (trained(kind(settings), batch) for kind in (Pulled, PulledTogether))
     compare(found, expected)
-    assert found[0][0]["tflop"] == pytest.approx(expected[0][0]["tflop"])
+    assert 1 < found[0][0]["tflop"] / expected[0][0]["tflop"] < 1.3, "read once more to find out"
+    told = trained(PulledAsItSays(settings), batch)
+    compare(told, expected)
+    assert told[0][0]["tflop"] == pytest.approx(expected[0][0]["tflop"])
     with pytest.raises(AssertionError):
         compare(found, trained(Grpo(settings), batch))
 
@@ -123,3 +134,13 @@ def test_which_rows_come_first():
     first, others = signal_first(rows[3:6])
     assert ([id(row) for row in first], len(others)) == ([id(rows[3])], 2)
     assert signal_first([]) == ([], [])
+
+
+def test_some_row_with_an_image_has_its_backward_pass():
+    """So that what sees is moved by its moments, as ever."""
+    rows = flat(tiny.rows(), {1, 2})
+    seeing = [dataclasses.replace(row, images=("image",)) for row in rows[3:6]]
+    first, others = signal_first([*rows[:3], *seeing])
+    assert ([id(row) for row in first], len(others)) == ([*map(id, rows[:3]), id(seeing[0])], 2)
+    first, others = signal_first([rows[6], *seeing])
+    assert ([id(row) for row in first], len(others)) == ([id(rows[6]), id(seeing[0])], 2)
