@@ -60,7 +60,7 @@ def later_release(folder: Path, *, skippable: bool = True) -> dict[str, str]:
     _change(
         folder, "rftstream/roles/buffer/experiences.py", r"(return Experience\(\n)", r"\1        note=rollout.note,\n"
     )
-    _change(folder, "rftstream/roles/trainer/step.py", r"(record = StepRecord\(\n)", rf"\1            {writes}\n")
+    _change(folder, "rftstream/roles/trainer/update_cycle.py", r"(return StepRecord\(\n)", rf"\1            {writes}\n")
     return {"PYTHONPATH": str(folder)}
 
 

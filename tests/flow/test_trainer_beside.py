@@ -12,9 +12,11 @@ import pytest
 
 from rftstream.backends.fake import FakeBackend
 from rftstream.contracts.control import DesiredState
+from rftstream.contracts.versions import WeightsAnnounced
 from rftstream.errors import ProducerLost
 from rftstream.service.role import Role, RoleContext
 from rftstream.testing import RoleDriver
+from rftstream.weights.publisher import StagedVersion, WeightsPublisher
 from tests.flow.scene import Scene
 from tests.flow.trained import announced_of, checkpoints_of, names, steps_of
 from workers.trainer import build
@@ -145,3 +147,71 @@ def test_a_commit_that_failed_takes_back_what_was_begun(tmp_path: Path, gate: Ga
     assert [step.name.version for step in steps] == [0, 0, 1, 2, 3]
     assert [step.name.trainer_epoch for step in steps] == [1, 2, 2, 2, 2]
     trainer.stop()
+
+
+class Held:
+    """Versions after the first are written when the test says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun = 0
+        self._allowed = threading.Semaphore(1)  # the anchor
+        write = WeightsPublisher.write
+
+        def held(publisher: WeightsPublisher, taken: StagedVersion) -> WeightsAnnounced:
+            self.begun += 1
+            assert self._allowed.acquire(timeout=WAIT_S)
+            return write(publisher, taken)
+
+        monkeypatch.setattr(WeightsPublisher, "write", held)
+
+    def let(self, count: int) -> None:
+        self._allowed.release(count)
+
+
+@pytest.fixture
+def held(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
+    gate.let(100)
+    made = Held(monkeypatch)
+    yield made
+    made.let(100)
+
+
+def test_a_batch_that_comes_while_a_version_is_written_is_trained_at_once(
+    tmp_path: Path, gate: Gate, held: Held
+) -> None:
+    scene, trainer = scene_of(tmp_path, 1, feeder__max_staleness=2)
+    until(trainer, lambda: held.begun == 2)
+    for _ in range(3):
+        trainer.tick()
+    scene.clock.advance(5.0)
+    scene.batch(1)
+    until(trainer, lambda: len(gate.begun) == 2)
+    scene.clock.advance(2.0)
+    assert announced_of(scene) == [(1, 0)]
+    held.let(2)
+    until(trainer, lambda: (1, 2) in announced_of(scene))
+    assert announced_of(scene) == names(steps_of(scene)) == [(1, 0), (1, 1), (1, 2)]
+    first, second = (step.metrics for step in steps_of(scene)[1:])
+    assert (first["publish_s"], second["wait_s"]) == (0.0, 5.0), "it waited for the batch, and for nothing else"
+    announced = [one for one in scene.messages("weights") if isinstance(one, WeightsAnnounced)]
+    assert announced[1].announced_at - announced[0].announced_at >= 7.0, "that is when it was durable"
+    trainer.stop()
+
+
+@pytest.mark.parametrize("ends", [RoleDriver.stop, RoleDriver.restart])
+def test_it_ends_while_a_version_is_written(tmp_path: Path, held: Held, ends: Callable[[RoleDriver], None]) -> None:
+    """In order, with the version on the log and saved; or at once, and the version is trained again."""
+    scene, trainer = scene_of(tmp_path, 1, trainer__checkpoint_every=100)
+    until(trainer, lambda: held.begun == 2)
+    if ends is RoleDriver.stop:
+        trainer.service.drain()
+        trainer.tick()
+        assert not trainer.done
+    else:
+        trainer.restart()
+    held.let(100)
+    until(trainer, lambda: any(name[1] == 1 for name in announced_of(scene)))
+    trainer.stop()
+    stopped = ends is RoleDriver.stop
+    assert names(steps_of(scene)) == ([(1, 0), (1, 1)] if stopped else [(1, 0), (2, 0), (2, 1)])
+    assert checkpoints_of(scene) == [(1 if stopped else 2, 1)]

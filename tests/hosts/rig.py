@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -23,7 +24,7 @@ from tests.faults.schedule import Schedule
 from tests.hosts.network import Host, Network, Output
 from tests.s3 import BUCKET, KEYS, MAKE_BUCKET
 
-ROOT = Path(__file__).parents[2]
+KAFKA = Path(__file__).parents[2] / "scripts" / "kafka"
 BROKER, STORE = "broker", "store"
 WORKERS = ("alpha", "beta", "gamma", "delta", "spare")
 """Hosts of roles; nobody works on the last one until another one is gone."""
@@ -78,6 +79,8 @@ class Hosts:
     """A broker, an object store and hosts for workers, on a network of their own. Runs come one after the other."""
 
     def __init__(self, folder: Path) -> None:
+        fetched = subprocess.run([sys.executable, KAFKA, "fetch"], capture_output=True, text=True)
+        assert fetched.returncode == 0, fetched.stderr  # hosts have no way to where it comes from
         self.network = Network(folder, (BROKER, STORE, *WORKERS))
         try:
             self.servers = self._start_broker(self.network[BROKER])
@@ -91,7 +94,7 @@ class Hosts:
             raise
 
     def _start_broker(self, host: Host) -> str:
-        done = host.call(sys.executable, ROOT / "scripts" / "kafka", "start", "--address", host.address,
+        done = host.call(sys.executable, KAFKA, "start", "--address", host.address,
                          "--port", str(BROKER_PORT), "--dir", "/mnt/kafka", timeout_s=900)  # fmt: skip
         assert done.returncode == 0, done.stderr
         return f"{host.address}:{BROKER_PORT}"
