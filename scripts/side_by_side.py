@@ -110,7 +110,7 @@ SMOLLM2 = Comparison(
     },
     target=0.3,
     sides=("rftstream", "trl"),
-    seeds=1,
+    seeds=3,
     ours=WITHOUT_WARMUP,
 )
 LONG = Comparison(
@@ -122,11 +122,12 @@ LONG = Comparison(
         "model.context": 192,
         "sampling.max_tokens": 128,
         "run.steps": 20,
+        "evaluations.chain_sum.every": 2,
         "evaluations.chain_sum.num_tasks": 64,
     },
     target=0.4,
     sides=("rftstream", "trl"),
-    seeds=1,
+    seeds=3,
     ours=WITHOUT_WARMUP,
 )
 """Most answers are short and some are long, as where models reason."""

@@ -24,8 +24,8 @@ STALE, LOST, HELD = (8, 16), 5.0, 2.0
 WHY_NOT = {
     "staleness": "on this task what is stale costs nothing, or both losses (docs/algorithms.md)",
     "trl": "the model is so small that what a step costs beside computing counts",
-    "trl-smollm2": "answers are short, and most of a step is computing on both sides",
-    "trl-long": "measured with one seed; the first threshold is reached within ten steps",
+    "trl-smollm2": "answers are short, and six seconds of a checkpoint are in it; without them about 2",
+    "trl-long": "one of two seeds: there TRL needs four to six steps fewer, as it sees each update in the next batch",
 }
 """What is in the way of an aim that is missed, by comparison."""
 
