@@ -339,20 +339,16 @@ class TrainerStep(SingleStepDefaults):
             return None
         self._publication, self._stop = None, trained.stop
         announced = self._publisher.announcement(writing, self._retention.names) if writing is not None else None
-        written_at = self._clock.now()
-        record = trained.record(
-            progress.name(self._epoch),
-            announced,
-            held_up_until=publication.rests_since if publication.goes_on else written_at,
-            written_at=written_at,
-        )
+        written_at, name = self._clock.now(), progress.name(self._epoch)
+        held_up_until = publication.rests_since if publication.goes_on else written_at
+        record = trained.record(name, announced, held_up_until=held_up_until, written_at=written_at)
         record = replace(record, metrics=record.metrics | publication.share)
         self._following = progress
         outputs = [Publish("steps", 0, record)]
         if announced is not None:
             outputs.insert(0, Publish("weights", 0, announced))
         if trained.end_reason is not None:
-            outputs.append(Publish("control", 0, self._end.finish(trained.end_reason, record.name)))
+            outputs.append(Publish("control", 0, self._end.finish(trained.end_reason, name)))
         return SingleTransaction(tuple(outputs))
 
     # ------------------------------------------------------------------------------------------ afterwards
