@@ -81,7 +81,7 @@ class Passes:
         """Cut the rows into mini-batches and micro-batches. With `whole_groups`, all rows of a group are in one
         micro-batch. With `signal_apart`, rows without an advantage are in micro-batches of their own, whose backward
         pass is left out where their loss has no gradient."""
-        self._network, self._device, self._signal_apart = network, device, signal_apart
+        self._network, self._device = network, device
         self._flops = 0.0
         self.num_tokens = 0.0
         """Tokens trained on so far. A token counts again in each pass over the batch."""
@@ -90,7 +90,7 @@ class Passes:
         self._losses: list[float] = []
         parts = minibatch_rows(rows, plan, whole_groups)
         whole = Denominators.of(rows, len(parts)) if plan.stratified and parts else None
-        self.minibatches = [self._minibatch(part, whole, plan, whole_groups) for part in parts]
+        self.minibatches = [self._minibatch(part, whole, plan, whole_groups, signal_apart) for part in parts]
         """The mini-batches of one pass over the batch, one for each optimizer step. Rows without unmasked tokens are
         left out."""
         self.num_steps = len(self.minibatches) * plan.updates_per_batch
@@ -107,11 +107,16 @@ class Passes:
         return sum(len(one.inputs) for one in self.minibatches)
 
     def _minibatch(
-        self, rows: Sequence[TrainingRow], whole: Denominators | None, plan: UpdatePlan, whole_groups: bool
+        self,
+        rows: Sequence[TrainingRow],
+        whole: Denominators | None,
+        plan: UpdatePlan,
+        whole_groups: bool,
+        signal_apart: bool,
     ) -> Minibatch:
         """Make a mini-batch. `whole` is its share of the batch's denominators; with None it gets those of its own
         rows."""
-        first, others = signal_first(rows) if self._signal_apart else (rows, [])
+        first, others = signal_first(rows) if signal_apart else (rows, [])
         parts = [
             micro_inputs(some, plan.tokens_per_microbatch, self._network, self._device, whole_groups=whole_groups)
             for some in (first, others)
@@ -209,10 +214,12 @@ def signal_first(rows: Sequence[TrainingRow]) -> tuple[list[TrainingRow], list[T
     first, others = list[TrainingRow](), list[TrainingRow]()
     for row in rows:
         (first if is_demonstration(row) or (row.advantages * row.loss_mask).any() else others).append(row)
-    for lacks in (not first, not any(row.images for row in first)):
-        found = next((place for place, row in enumerate(others) if row.images or not first), None)
-        if lacks and found is not None:
-            first.append(others.pop(found))
+    if others and not first:
+        first.append(others.pop(0))
+    if not any(row.images for row in first):
+        place = next((place for place, row in enumerate(others) if row.images), None)
+        if place is not None:
+            first.append(others.pop(place))
     return first, others
 
 
