@@ -344,5 +344,6 @@ PARTIAL_ROLLOUT = MessageSpec(
         "piece": partial.piece,
         "num_tokens": partial.num_tokens,
         "explorer": partial.explorer or None,
+        "session": partial.session or None,
     },
 )

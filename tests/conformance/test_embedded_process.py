@@ -267,6 +267,18 @@ def test_a_killed_member_is_replaced_before_its_session_runs_out(folder: Path, s
     assert list((folder / "bells" / "group-g").iterdir()) == []
 
 
+def test_who_comes_in_the_place_of_a_killed_member_gets_its_partitions_at_once(folder: Path, start: Start) -> None:
+    other, pipe = start(be_member, folder)
+    assert told(pipe) == 2
+    other.kill()
+    other.join()
+    transport = EmbeddedTransport(folder)
+    member = transport.member("g", ["a"], name="other", session_timeout_s=1000.0)
+    assert len(member.assignment()) == 2
+    transport.close()
+    assert list((folder / "bells" / "group-g").iterdir()) == []
+
+
 def test_records_without_a_wake_up_are_found_soon(folder: Path) -> None:
     """As if the writer had died between its commit and the byte in the pipe."""
     transport, other = EmbeddedTransport(folder), EmbeddedTransport(folder)

@@ -8,11 +8,23 @@ from typing import Any
 
 import pytest
 
+from rftstream.contracts import codec
 from rftstream.contracts.ids import next_attempt
+from rftstream.contracts.records import Record
 from rftstream.contracts.rollouts import PartialRollout, Posted, Rollout, RolloutStatus
-from rftstream.roles.explorer.model_calls import AgentBegins, CallAnswer, Delivered, RolloutEnded, SessionGranted
+from rftstream.contracts.tasks import RolloutIds
+from rftstream.roles.explorer.model_calls import (
+    AgentBegins,
+    CallAnswer,
+    Delivered,
+    Refusal,
+    RolloutEnded,
+    SessionGranted,
+    SessionWanted,
+)
 from rftstream.testing import RoleDriver
-from tests.flow.agents import AGENTS, Agent, kill_and_restart, session, user
+from rftstream.transport.memory.clients import MemoryMember
+from tests.flow.agents import AGENTS, AWAY_S, Agent, Try, kill_and_restart, session, step_of, user
 from tests.flow.scene import Scene
 
 RETRY = {"x-stainless-retry-count": "1"}
@@ -390,6 +402,58 @@ def test_a_session_is_given_once_and_outlives_the_explorer(tmp_path: Path) -> No
     assert rollout.ids.rollout_id == first.answer.rollout_id and rollout.num_tokens == trained_tokens(rollout)
     assert rollout.problem is not None and rollout.problem.answer is not None
     assert "answer" not in first.answer.problem
+
+
+@pytest.mark.parametrize("partition", [0, 1])
+def test_the_name_of_a_session_waits_for_the_task_that_was_given_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, partition: int
+) -> None:
+    """The explorer is killed after a session was saved, before its agent was told. Its successor takes one task at a
+    time in hand: free ones of the other partition come first in one of the two cases."""
+    scene = Scene(tmp_path, **{**AGENTS, "transport__partitions": 2})
+    scene.announce(0)
+    for sequence in range(8):
+        scene.admit(sequence, environment="agent")
+    explorer = RoleDriver(scene, "explorer")
+    explorer.work()
+    wanted = {ids.rollout_id for ids in ids_in(scene, partition)}
+    assert 0 < len(wanted) < 16
+    given = session(explorer, "the agent").answer
+    assert isinstance(given, SessionGranted)
+    while given.rollout_id not in wanted:
+        Agent(explorer, given.rollout_id).end(error="another one is wanted")
+        given = session(explorer, "the agent").answer
+        assert isinstance(given, SessionGranted)
+    for sequence in range(8, 16):
+        scene.admit(sequence, environment="agent")
+    one_at_a_time(monkeypatch)
+    scene.clock.advance(AWAY_S)
+    explorer.restart()
+    tries: list[Try] = []
+    while not tries or isinstance(tries[-1].answer, Refusal):
+        tries.append(Try("", SessionWanted(name="the agent")))
+        step_of(explorer).inbox.put(tries[-1].request)
+        while tries[-1].answer is None:
+            scene.clock.advance(max(explorer.tick(), 0.001))
+    assert tries[-1].answer == given
+    assert {one.refusal.status for one in tries[:-1]} <= {503}
+
+
+def ids_in(scene: Scene, partition: int) -> list[RolloutIds]:
+    """The tasks in a partition."""
+    records = scene.records("tasks")
+    found = [codec.ids_from_headers(record) for record in records if record.partition == partition]
+    return [one for one in found if one is not None]
+
+
+def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let members deliver one record in a poll."""
+    poll = MemoryMember.poll
+
+    def slowly(self: MemoryMember, max_records: int = 1000, max_bytes: int = 16 << 20) -> list[Record]:
+        return poll(self, min(1, max_records), max_bytes)
+
+    monkeypatch.setattr(MemoryMember, "poll", slowly)
 
 
 # --------------------------------------------------------------------------------------------- weights, leaving

@@ -91,12 +91,15 @@ class AgentLoop:
         )
         self._late_at = 0.0
 
-    def step(self, may_sample: Callable[[Task], bool]) -> list[EndedAgent]:
+    def step(
+        self, may_sample: Callable[[Task], bool], is_to_come: Callable[[str], bool] = lambda session: False
+    ) -> list[EndedAgent]:
         """Do one slice of work: take requests, have calls sampled, take what was sampled; return rollouts that ended.
-        `may_sample`: whether the weights are new enough for a task."""
+        `may_sample`: whether the weights are new enough for a task. `is_to_come`: whether the rollout of this session
+        will be started soon."""
         for item in self._inbox.take():
             if isinstance(item, AgentRequest):
-                self._take(item)
+                self._take(item, is_to_come)
             else:
                 self._note(item)
         for session in self._sessions.values():
@@ -203,9 +206,9 @@ class AgentLoop:
 
     # ------------------------------------------------------------------------------------------ requests
 
-    def _take(self, request: AgentRequest) -> None:
+    def _take(self, request: AgentRequest, is_to_come: Callable[[str], bool]) -> None:
         if isinstance(request.wanted, SessionWanted):
-            self._grant(request, request.wanted)
+            self._grant(request, request.wanted, is_to_come)
             return
         session = self._by_id.get(request.rollout_id)
         status = self._past.get(request.rollout_id) if session is None else None
@@ -230,7 +233,7 @@ class AgentLoop:
         else:
             request.reply(moving())
 
-    def _grant(self, request: AgentRequest, wanted: SessionWanted) -> None:
+    def _grant(self, request: AgentRequest, wanted: SessionWanted, is_to_come: Callable[[str], bool]) -> None:
         """Give a rollout away, once that is on the log; the same one for a request of the same name."""
         name = digest(wanted.name) if wanted.name else ""
         free = None
@@ -240,6 +243,10 @@ class AgentLoop:
             elif name and session.session == name and session.ended is None:
                 free = session
                 break
+        else:
+            if name and is_to_come(name):  # with another one, nobody would ever make that rollout
+                request.reply(moving())
+                return
         if free is None:
             request.reply(
                 Refusal(

@@ -108,9 +108,8 @@ class AgentExplorerStep(ExplorerStep):
         done = list(super().advance())
         if not self._leaving:
             self._skip_decided()
-            done += [
-                self._ended(ended) for ended in self._agents.step(lambda task: may_begin(task, self._policy, False))
-            ]
+            ended = self._agents.step(lambda task: may_begin(task, self._policy, False), self._is_to_come)
+            done += [self._ended(one) for one in ended]
         return done
 
     def idle_s(self) -> float:
@@ -181,6 +180,11 @@ class AgentExplorerStep(ExplorerStep):
         work.pieces = numbers_of(records)
         metrics.PARTIAL_TOKENS.labels("resumed").inc(rollout.num_tokens)
         return rollout, next((piece.session for piece in pieces if piece.session is not None), "")
+
+    def _is_to_come(self, session: str) -> bool:
+        """Return whether the saved rollout of a session will be started soon. It will not while what nobody has taken
+        fills all places."""
+        return self.room > 0 and self._partials.holds_session(session)
 
     def _outputs(self, work: RolloutInHand, pieces: Sequence[EncodedPiece]) -> tuple[Publish, ...]:
         """Return the records of what is new of an agent's rollout: a piece for each call, or one for a session."""

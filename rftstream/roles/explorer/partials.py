@@ -29,7 +29,8 @@ MAX_HELD_BYTES = 64 << 20
 
 class Partials:
     """The saved pieces of unfinished rollouts, by partition. `workers/explorer.py` makes it; the step calls `clear` and
-    `absorb` when a partition comes, `of` and `saved` when it begins a task, and `forget` from then on."""
+    `absorb` when a partition comes, `of` and `saved` when it begins a task, and `forget` from then on. `holds_session`
+    tells of rollouts whose tasks have not come yet."""
 
     def __init__(self, transport: Transport, max_held_bytes: int = MAX_HELD_BYTES) -> None:
         self._transport = transport
@@ -64,6 +65,16 @@ class Partials:
     def rollout_ids(self, partition: int) -> set[str]:
         """Return the rollouts of a partition that have pieces."""
         return set(self._rollouts.get(partition, ()))
+
+    def holds_session(self, name: str) -> bool:
+        """Return whether a rollout whose task has not come yet was given to the agent whose request has this digest."""
+        header = name.encode("ascii")
+        return any(
+            record.header("session") == header
+            for rollouts in self._rollouts.values()
+            for pieces in rollouts.values()
+            for record in pieces.values()
+        )
 
     def forget(self, partition: int, rollout_id: str) -> None:
         """Forget the rollout's pieces: somebody else keeps count of them from now on."""

@@ -18,7 +18,7 @@ from rftstream.contracts.records import TopicPartition
 from rftstream.errors import AssignmentLost
 from rftstream.transport.base import Snapshot
 from rftstream.transport.embedded.store import Store
-from rftstream.transport.embedded.wakeup import remove_dead
+from rftstream.transport.embedded.wakeup import is_dead, remove_dead
 from rftstream.transport.sharing import share_out
 
 
@@ -35,10 +35,15 @@ class GroupState:
 
 
 def join(store: Store, *, group: str, name: str, topics: Collection[str], session_timeout_s: float, pipe: str) -> int:
-    """Add a member to the group, share the partitions out anew, and return the member's number."""
+    """Add a member to the group, share the partitions out anew, and return the member's number.
+
+    Members that were killed are put out first: who is started again in the place of one that was killed gets all of its
+    partitions at once."""
     now_s = store.clock()
+    members = store.select("SELECT id, bell FROM members WHERE group_name = ? AND bell != ''", (group,))
+    killed = [number for number, bell in members if is_dead(bell)]
     with store.write() as db:
-        _remove_expired(db, group, now_s)
+        gone = [*_remove_expired(db, group, now_s), *_remove(db, killed)]
         member = db.execute(
             "INSERT INTO members(group_name, name, topics, heartbeat_s, session_timeout_s, bell)"
             " VALUES (?, ?, ?, ?, ?, ?)",
@@ -46,6 +51,8 @@ def join(store: Store, *, group: str, name: str, topics: Collection[str], sessio
         ).lastrowid
         _share_out_anew(db, group)
     store.wakeup_pipes.wake_group(group)
+    for killed_pipe in gone:
+        remove_dead(killed_pipe)
     assert member is not None
     return member
 
@@ -59,11 +66,7 @@ def put_out(store: Store, group: str, members: Iterable[int], *, timeout_s: floa
     """Take members out of the group, share the partitions out anew, and wake the others. `timeout_s` limits the wait
     for the write lock; None: the store's own limit."""
     with store.write(timeout_s=timeout_s) as db:
-        pipes = [
-            row[0]
-            for member in members
-            for row in db.execute("DELETE FROM members WHERE id = ? RETURNING bell", (member,)).fetchall()
-        ]
+        pipes = _remove(db, members)
         if pipes:
             _share_out_anew(db, group)
     _note_gone(store, group, pipes)
@@ -126,6 +129,15 @@ def check_ownership(
                 f"group {snapshot.group}, {place}: it is {now}, the transaction was made by member {snapshot.token}"
                 f" under assignment {number}; drop its work, the owner does it again"
             )
+
+
+def _remove(db: sqlite3.Connection, members: Iterable[int]) -> list[str]:
+    """Remove these members, and return the pipes of those that were there."""
+    return [
+        row[0]
+        for member in members
+        for row in db.execute("DELETE FROM members WHERE id = ? RETURNING bell", (member,)).fetchall()
+    ]
 
 
 def _remove_expired(db: sqlite3.Connection, group: str, now_s: float) -> list[str]:
