@@ -25,7 +25,7 @@ WHY_NOT = {
     "staleness": "on this task what is stale costs nothing, or both losses (docs/algorithms.md)",
     "trl": "the model is so small that what a step costs beside computing counts",
     "trl-smollm2": "answers are short, and six seconds of a checkpoint are in it; without them about 2",
-    "trl-long": "one of two seeds: there TRL needs four to six steps fewer, as it sees each update in the next batch",
+    "trl-long": "one of three seeds: there TRL needs four to six steps fewer, as it sees each update in the next batch",
 }
 """What is in the way of an aim that is missed, by comparison."""
 
