@@ -49,22 +49,29 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 models: answers of 3 tokens at most, rewards of 0 and 1, one turn, a critic that begins from nothing. A key that begins
 with a section of the run file is that section's."""
 
-STALENESS = (0, 1, 2, 4, 8, 16)
+STALENESS = (0, 2, 8, 16)
 LOSSES: dict[str, dict[str, Any]] = {
     "plain": {"ratio_from": "behavior", "correction": "none"},
     "decoupled": {"correction": "clamp"},
 }
 """PPO's clip around who sampled; or around the policy before the batch, weighted by how far that is from who did."""
 FOR_STALENESS: dict[str, Any] = {
-    "trainer.minibatches": 2,
+    "run.steps": 160,
+    "feeder.groups_per_batch": 16,
+    "feeder.group_size": 16,
+    "trainer.minibatches": 4,
     "trainer.lr": 1e-3,
-    "algorithms.grpo.entropy_coefficient": 0.06,
+    "algorithms.grpo.clip_low": 0.05,
+    "algorithms.grpo.clip_high": 0.05,
+    "algorithms.grpo.entropy_coefficient": 0.08,
+    "evaluations.sums.every": 20,
     "evaluations.sums.sampling.temperature": 0.0,
     "evaluations.sums.n": 1,
     "evaluations.sums.k": [1],
 }
-"""Of both losses. From the second step on the clip of the decoupled one is of use, too. Without a bonus of entropy it
-is chance, and not staleness, which of the 25 sums a policy gives up for good: four points each."""
+"""Of both losses. A narrow clip and several steps a batch: the clip decides how far a batch moves the policy, from who
+sampled it, perhaps many versions ago, or from the policy before the batch. Groups of 16 and a bonus of entropy, since
+it is chance otherwise, and not staleness, which of the 25 sums a policy gives up for good: four points each."""
 FOR_REUSE: dict[str, Any] = {
     "run.steps": 140,
     "feeder.groups_per_batch": 16,

@@ -56,11 +56,12 @@ def staleness(rows: Rows | None = None) -> str:
             (
                 str(eta),
                 *(_ends(found[loss]) for loss in LOSSES),
-                _points(found["decoupled"], fresh),
+                *(_points(found[loss], fresh) for loss in LOSSES),
                 ", ".join(_reached(found[loss]) for loss in LOSSES),
             )
         )
-    head = ("`feeder.max_staleness`", *LOSSES, "decoupled, points from 0", f"staleness reached: {', '.join(LOSSES)}")
+    points = (f"{loss}, points from decoupled at 0" for loss in LOSSES)
+    head = ("`feeder.max_staleness`", *LOSSES, *points, f"staleness reached: {', '.join(LOSSES)}")
     return table(head, lines)
 
 

@@ -22,7 +22,7 @@ THRESHOLDS, TO_THRESHOLD = (0.3, 0.4, 0.45), 3.0
 STALE, LOST, HELD = (8, 16), 5.0, 2.0
 """Staleness at which the plain loss is to lose so many points of 100 at least, and the decoupled one at most."""
 WHY_NOT = {
-    "staleness": "on this task what is stale costs nothing, or both losses (docs/algorithms.md)",
+    "staleness": "see docs/algorithms.md for what decides it",
     "trl": "the model is so small that what a step costs beside computing counts",
     "trl-smollm2": "answers are short, and six seconds of a checkpoint are in it; without them about 2",
     "trl-long": "one of three seeds: there TRL needs four to six steps fewer, as it sees each update in the next batch",

@@ -40,9 +40,10 @@ def test_staleness() -> None:
         row("staleness/8/plain", 0, 0.4, stale=7.9),
     ])  # fmt: skip
     no = measured.NOT_YET
-    assert line(table, "0") == [no, "0.925 (0.90, 0.95)", "+0.0", "-, 0.0"]
-    assert line(table, "8") == ["0.40", "0.720 (0.94, 0.50)", "-1.0", "7.9, 7.0"], "points of the seeds of both"
-    assert line(table, "16") == [no, no, "-", "-, -"]
+    assert line(table, "0") == [no, "0.925 (0.90, 0.95)", "-", "+0.0", "-, 0.0"]
+    found = line(table, "8")
+    assert found == ["0.40", "0.720 (0.94, 0.50)", "-50.0", "-1.0", "7.9, 7.0"], "points of the seeds of both"
+    assert line(table, "16") == [no, no, "-", "-", "-, -"]
 
 
 def test_beside_trl() -> None:

@@ -90,7 +90,7 @@ def test_a_digest_follows_what_a_run_learns_from(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.parametrize(
     ("picks", "count"),
-    [(["algorithms"], 18), (["algorithms/gspo"], 1), (["staleness"], 12), (["staleness/1"], 2),
+    [(["algorithms"], 18), (["algorithms/gspo"], 1), (["staleness"], 8), (["staleness/2"], 2),
      (["staleness/8/plain", "algorithms/gspo"], 2), (["arithmetic"], 0)],
 )  # fmt: skip
 def test_picks(picks: list[str], count: int) -> None:
