@@ -3,7 +3,9 @@
     python -m tests.contracts.samples     writes the golden files that do not exist yet
 
 A golden file that exists is never written again: it stands for what is on somebody's log. Who changes a contract
-adds a field with a default to the newest sample *and raises the version*, or leaves the sample as it is.
+adds a field with a default to the newest sample *and raises the version*, or leaves the sample as it is. A new header
+needs no version, as readers pass over headers that they do not know: it gets a sample of its own, a form of the newest
+version (`partial_rollout.v6-given`).
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from rftstream.contracts.control import (
 from rftstream.contracts.dead import DeadDropped, DeadLetter
 from rftstream.contracts.demonstrations import Demonstration, Preference
 from rftstream.contracts.feedback import GOLD_ANNOTATOR, Feedback, FeedbackKind, PairChoice
-from rftstream.contracts.messages import SPEC_OF, Message
+from rftstream.contracts.messages import MESSAGES, SPEC_OF, Message
 from rftstream.contracts.outcomes import (
     BatchReuse,
     GroupOutcome,
@@ -156,6 +158,10 @@ SAMPLES: dict[str, Message] = {
     ),
     "partial_rollout.v6": PartialRollout(
         ids=IDS, piece=2, turns=TURNS[:1], segments=SEGMENTS, num_tokens=7, saved_at=1767225605.75, posted=REACHED,
+    ),
+    "partial_rollout.v6-given": PartialRollout(
+        ids=IDS, piece=0, turns=(), segments=(), num_tokens=0, saved_at=1767225605.75, started_at=1767225600.25,
+        explorer="explorer-1", session="sha256:" + "4d" * 32,
     ),
     "verified_rollout.v1": VerifiedRollout(ids=IDS, rollout=ROLLOUT, verdict=VERDICT, verified_at=1767225612.0),
     "verified_rollout.v2": VerifiedRollout(
@@ -510,6 +516,10 @@ def record_text(message: Message) -> str:
 
 def contract_of(name: str) -> str:
     return name.partition(".")[0]
+
+
+def is_newest(name: str) -> bool:
+    return name.partition("-")[0] == f"{contract_of(name)}.v{MESSAGES[contract_of(name)].version}"
 
 
 def write_missing() -> None:

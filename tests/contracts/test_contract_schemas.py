@@ -19,7 +19,7 @@ import schemas
 from rftstream.contracts.checks import parts_of
 from rftstream.contracts.codec import decode, encode
 from rftstream.contracts.messages import MESSAGES
-from tests.contracts.samples import GOLDEN, SAMPLES, contract_of, readable, twin_text
+from tests.contracts.samples import GOLDEN, SAMPLES, contract_of, is_newest, readable, twin_text
 
 Schema = dict[str, Any]
 
@@ -125,10 +125,6 @@ def test_golden_decodes_and_the_newest_encodes_to_the_same_bytes(name: str) -> N
     assert message == SAMPLES[name]
     if is_newest(name):
         assert encode(message) == value
-
-
-def is_newest(name: str) -> bool:
-    return name.partition("-")[0] == f"{contract_of(name)}.v{MESSAGES[contract_of(name)].version}"
 
 
 @pytest.mark.parametrize("name", SAMPLES)
