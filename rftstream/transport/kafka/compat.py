@@ -4,9 +4,9 @@ kafka-python 3.0.12 is the version that all of this was measured with. Each part
 client does without it. `tests/unit/transport/test_kafka_compat.py` fails when the client's own code behind a part
 changes: look at the change then, and either drop the part or confirm it for the new version.
 
-Importing this module changes four classes of kafka-python (`_sock_recv`, `write`, `handshake`, `_build_transport`,
-`run_once`, `_send_producer_data`), the levels of two of its loggers, and the selector's way of logging. What makes it
-faster was measured for docs/decisions/0017.
+Importing this module changes five classes of kafka-python (`_sock_recv`, `write`, `handshake`, `_build_transport`,
+`_create_fetch_requests`, `run_once`, `_send_producer_data`), the levels of two of its loggers, and the selector's way
+of logging. What makes it faster was measured for docs/decisions/0017.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any
 import kafka.net.selector
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
 from kafka import errors as kafka_errors
+from kafka.consumer.fetcher import Fetcher
 from kafka.net.compat import KafkaNetClient
 from kafka.net.manager import KafkaConnectionManager
 from kafka.net.transport import KafkaSSLTransport, KafkaTCPTransport
@@ -274,6 +275,35 @@ def fetches_under_way(consumer: KafkaConsumer) -> list[Any]:
 def wake_on_answer(fetch: Any, answered: threading.Event) -> None:
     """Set the event when a fetch of `fetches_under_way` is answered or has failed."""
     fetch.add_both(lambda *_: answered.set())
+
+
+def _fetches_that_can_be_sent(fetcher: Any, create: Callable[[Any], dict[Any, Any]]) -> dict[Any, Any]:
+    """Return the fetches by broker, without those that cannot be sent because nobody knows the broker just now.
+
+    For 3.0.12: the client notes that a fetch is under way and sends it then. Where sending raises, as for a broker that
+    is gone from the metadata while a partition still names it as its leader, the note stays, and the client never reads
+    from that broker again, also when it is back."""
+    fetches, errors = create(fetcher), {}
+    for node_id in fetches:
+        try:
+            fetcher._manager.get_connection(node_id)  # what sending does first
+        except kafka_errors.NodeNotReadyError:
+            pass  # sending makes a fetch of it that has failed
+        except kafka_errors.KafkaError as error:
+            errors[node_id] = error
+    grave = [error for error in errors.values() if not isinstance(error, kafka_errors.UnknownBrokerIdError)]
+    if grave:  # nothing is sent
+        errors = dict.fromkeys(fetches, grave[0])
+    for node_id, error in errors.items():
+        fetcher._handle_fetch_error(node_id, error)  # what was to be fetched counts as asked for otherwise
+        del fetches[node_id]
+        fetcher._manager.cluster.request_update()
+    if grave:
+        raise grave[0]
+    return fetches
+
+
+Fetcher._create_fetch_requests = functools.partialmethod(_fetches_that_can_be_sent, Fetcher._create_fetch_requests)
 
 
 def drop_used_up_fetch(consumer: KafkaConsumer) -> None:

@@ -39,6 +39,7 @@ from kafka.producer.transaction_manager import (
     TransactionManager,
     TxnOffsetCommitHandler,
 )
+from kafka.protocol.metadata import MetadataResponse
 from kafka.structs import TopicPartition
 
 from rftstream.transport.kafka import compat
@@ -95,6 +96,10 @@ REACHED = {
     "BackgroundJoin, poll_heartbeat": (BaseCoordinator.poll_heartbeat, "cd4164fa7edd"),
     "BackgroundJoin, its caller": (KafkaConsumer._poll_once, "4e2114198562"),
     "position": (KafkaConsumer.position, "95730d89496a"),
+    "_fetches_that_can_be_sent": (wrapped(Fetcher, "_create_fetch_requests"), "70b963025139"),
+    "_fetches_that_can_be_sent, its caller": (Fetcher._send_fetches_async, "7669cc369f4e"),
+    "_fetches_that_can_be_sent, what sending does first": (KafkaConnectionManager.send, "fb4f643b4432"),
+    "_fetches_that_can_be_sent, the error": (Fetcher._handle_fetch_error, "a0c3ab89e571"),
     "fetches_under_way": (Fetcher._clean_done_fetch_futures, "fbdb21647975"),
     "drop_used_up_fetch": (Fetcher.fetched_records, "0d2a002ab1be"),
     "TransactionParts, partitions": (TransactionManager._add_partitions_to_transaction_handler, "61ad7670c134"),
@@ -253,6 +258,53 @@ def test_an_answered_fetch_rings(consumer):
     assert not answered.is_set()
     fetch.success(None)
     assert answered.is_set()
+
+
+def known_brokers(consumer, *node_ids: int) -> None:
+    """Let the client know these brokers, and take number 2 for the leader of the first partition of `topic`, and number
+    1 for that of the second."""
+    cluster = consumer._client.cluster
+    cluster._brokers = {
+        number: MetadataResponse.MetadataResponseBroker(number, "127.0.0.1", 9, None) for number in node_ids
+    }
+    cluster._partitions["topic"] = {
+        number: SimpleNamespace(partition_index=number, leader_id=2 - number, leader_epoch=1, replica_nodes=[1, 2])
+        for number in (0, 1)
+    }
+
+
+def test_a_broker_that_is_unknown_for_a_moment_is_read_from_again(consumer):
+    partitions = [TopicPartition("topic", number) for number in (0, 1)]
+    consumer.assign(partitions)
+    for partition in partitions:
+        consumer.seek(partition, 7)
+    fetcher = consumer._fetcher
+    known_brokers(consumer, 1)
+    assert list(fetcher._create_fetch_requests()) == [1]
+    fetcher.send_fetches()
+    assert 2 not in fetcher._nodes_with_pending_fetch_requests
+    assert consumer._client.cluster.need_update, "it asks where the leader is"
+    known_brokers(consumer, 1, 2)
+    fetches = fetcher._create_fetch_requests()
+    assert 2 in fetches
+    request, offsets = fetches[2]
+    assert offsets == {partitions[0]: 7}
+    assert [[one.partition for one in topic.partitions] for topic in request.topics] == [[0]], "it asks for all anew"
+
+
+def test_a_broker_that_refuses_who_asks_is_told_and_read_from_later(consumer):
+    partition = TopicPartition("topic", 0)
+    consumer.assign([partition])
+    consumer.seek(partition, 7)
+    known_brokers(consumer, 1, 2)
+    manager, fetcher = consumer._manager, consumer._fetcher
+    manager._auth_failures[2] = kafka_errors.SaslAuthenticationFailedError("the password")
+    for _ in range(2):
+        with pytest.raises(kafka_errors.SaslAuthenticationFailedError):
+            fetcher.send_fetches()
+    assert not fetcher._nodes_with_pending_fetch_requests
+    manager._auth_failures.clear()
+    assert list(fetcher._create_fetch_requests()) == [2]
 
 
 def test_a_used_up_fetch_is_dropped_and_another_is_kept(consumer):
