@@ -186,13 +186,16 @@ class Scene(MemoryRun):
         self, one: RolloutIds, reward: float | UnscorableReason | None, *, version: int = 0, num_tokens: int = 2
     ) -> VerifiedRollout:
         """`reward`: a number, or why there is none."""
-        scored = isinstance(reward, float)
-        verdict = Verdict(reward=reward, scorer="exact", scorer_version="1") if isinstance(reward, float) else None
+        verdict, reason = None, UnscorableReason.timeout
+        if isinstance(reward, float):
+            verdict = Verdict(reward=reward, scorer="exact", scorer_version="1")
+        elif reward is not None:
+            reason = reward
         return VerifiedRollout(
             ids=one,
             rollout=self.rollout(one, version=version, num_tokens=num_tokens),
             verdict=verdict,
-            reason=None if scored else UnscorableReason(reward or "timeout"),
+            reason=None if verdict is not None else reason,
         )
 
     def verify(

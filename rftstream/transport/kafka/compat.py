@@ -1,12 +1,13 @@
-"""Everything of ours that reaches into private parts of kafka-python stands here, and nowhere else.
+"""Everything of ours that reaches into private parts of kafka-python stands here and, what is about consumers, in
+`compat_consumer`, and nowhere else.
 
 kafka-python 3.0.12 is the version that all of this was measured with. Each part below says what it is for and what the
 client does without it. `tests/unit/transport/test_kafka_compat.py` fails when the client's own code behind a part
 changes: look at the change then, and either drop the part or confirm it for the new version.
 
-Importing this module changes five classes of kafka-python (`_sock_recv`, `write`, `handshake`, `_build_transport`,
-`_create_fetch_requests`, `run_once`, `_send_producer_data`), the levels of two of its loggers, and the selector's way
-of logging. What makes it faster was measured for docs/decisions/0017.
+Importing this module changes four classes of kafka-python (`_sock_recv`, `write`, `handshake`, `_build_transport`,
+`run_once`, `_send_producer_data`), the levels of two of its loggers, and the selector's way of logging. What makes it
+faster was measured for docs/decisions/0017.
 """
 
 from __future__ import annotations
@@ -14,16 +15,14 @@ from __future__ import annotations
 import functools
 import logging
 import selectors
-import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import kafka.net.selector
-from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
+from kafka import KafkaAdminClient, KafkaProducer
 from kafka import errors as kafka_errors
-from kafka.consumer.fetcher import Fetcher
 from kafka.net.compat import KafkaNetClient
 from kafka.net.manager import KafkaConnectionManager
 from kafka.net.transport import KafkaSSLTransport, KafkaTCPTransport
@@ -224,96 +223,6 @@ class StableAdminClient(KafkaAdminClient):  # type: ignore[misc]
         for group_id, request in super()._list_group_offsets_requests(group_specs):
             request.require_stable = True
             yield group_id, request
-
-
-# ---------------------------------------------------------------------------------------------- consumers
-
-
-class BackgroundJoin:
-    """Joins a consumer's group in the client's own thread; takes the place of the coordinator's `poll`.
-
-    For 3.0.12: the client by itself joins only while somebody stays inside its `poll`. What is finished between two
-    short polls it forgets, and begins again or, worse, takes for done."""
-
-    def __init__(self, consumer: KafkaConsumer) -> None:
-        self._manager = consumer._manager
-        self._coordinator = consumer._coordinator
-        self._under_way: Any = None
-        self._coordinator.poll = self.poll
-
-    def poll(self, timeout_ms: float | None = None) -> bool:
-        """Return whether records can be fetched now; the consumer's `poll` asks this first."""
-        if self._under_way is not None:
-            if not self._under_way.is_done:
-                return False
-            done, self._under_way = self._under_way, None
-            if done.failed():
-                raise done.exception
-        if self._coordinator.need_rejoin():
-            self._under_way = self._manager.call_soon(self._coordinator.ensure_active_group_async)
-            return False
-        self._coordinator.poll_heartbeat()
-        return True
-
-
-def position(consumer: KafkaConsumer, partition: KafkaPartition) -> int | None:
-    """Return the next offset that the consumer delivers, or None for a partition that it does not own.
-
-    For 3.0.12: the client's own `position` asks the broker, and blocks, where a partition has none yet; and raises
-    where the partition went to another member just now."""
-    state = consumer._subscription.assignment.get(partition)
-    return None if state is None else int(state.position.offset)
-
-
-def fetches_under_way(consumer: KafkaConsumer) -> list[Any]:
-    """Return the futures of the fetches that brokers have not answered yet.
-
-    For 3.0.12: the client has no way to be woken when something arrives, other than to block inside `poll`."""
-    return list(consumer._fetcher._fetch_futures)
-
-
-def wake_on_answer(fetch: Any, answered: threading.Event) -> None:
-    """Set the event when a fetch of `fetches_under_way` is answered or has failed."""
-    fetch.add_both(lambda *_: answered.set())
-
-
-def _fetches_that_can_be_sent(fetcher: Any, create: Callable[[Any], dict[Any, Any]]) -> dict[Any, Any]:
-    """Return the fetches by broker, without those that cannot be sent because nobody knows the broker just now.
-
-    For 3.0.12: the client notes that a fetch is under way and sends it then. Where sending raises, as for a broker that
-    is gone from the metadata while a partition still names it as its leader, the note stays, and the client never reads
-    from that broker again, also when it is back."""
-    fetches, errors = create(fetcher), {}
-    for node_id in fetches:
-        try:
-            fetcher._manager.get_connection(node_id)  # what sending does first
-        except kafka_errors.NodeNotReadyError:
-            pass  # sending makes a fetch of it that has failed
-        except kafka_errors.KafkaError as error:
-            errors[node_id] = error
-    grave = [error for error in errors.values() if not isinstance(error, kafka_errors.UnknownBrokerIdError)]
-    if grave:  # nothing is sent
-        errors = dict.fromkeys(fetches, grave[0])
-    for node_id, error in errors.items():
-        fetcher._handle_fetch_error(node_id, error)  # what was to be fetched counts as asked for otherwise
-        del fetches[node_id]
-        fetcher._manager.cluster.request_update()
-    if grave:
-        raise grave[0]
-    return fetches
-
-
-Fetcher._create_fetch_requests = functools.partialmethod(_fetches_that_can_be_sent, Fetcher._create_fetch_requests)
-
-
-def drop_used_up_fetch(consumer: KafkaConsumer) -> None:
-    """Let the client take back what it set aside for partitions that were paused.
-
-    For 3.0.12: it does so only when it has no part of a fetch in hand, and does not see that the one in hand is used
-    up."""
-    fetcher = consumer._fetcher
-    if fetcher._next_partition_records is not None and not fetcher._next_partition_records:
-        fetcher._next_partition_records = None
 
 
 # ---------------------------------------------------------------------------------------------- producers

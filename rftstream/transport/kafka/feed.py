@@ -21,7 +21,7 @@ from kafka.structs import TopicPartition as KafkaPartition
 
 from rftstream.contracts.records import Record, TopicPartition
 from rftstream.errors import PositionMissing, RftError
-from rftstream.transport.kafka import compat
+from rftstream.transport.kafka import compat_consumer
 from rftstream.transport.kafka.connection import KafkaClientFactory, is_passing
 
 log = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class Feed:
         held = self._held.get(place)
         if held:
             return held[0].offset
-        position = compat.position(self.consumer, self._clients.partition(place))
+        position = compat_consumer.position(self.consumer, self._clients.partition(place))
         if position is None:
             raise PositionMissing(f"{place}: went to another member, a position of an owned one was expected")
         return position
@@ -137,7 +137,7 @@ class Feed:
         try:
             # The first step is small: what was fetched may unpack to much more.
             step = _FIRST_STEP
-            compat.drop_used_up_fetch(self.consumer)
+            compat_consumer.drop_used_up_fetch(self.consumer)
             while arrived := self.consumer.poll(timeout_ms=0, max_records=step):
                 before = self._num_bytes
                 num = self._hold(arrived)
@@ -189,10 +189,10 @@ class Feed:
 
     def wake_on_arrival(self, answered: threading.Event) -> None:
         """Set the event when one of the fetches under way is answered."""
-        under_way = compat.fetches_under_way(self.consumer)
+        under_way = compat_consumer.fetches_under_way(self.consumer)
         for fetch in under_way:
             if not any(fetch is other for other in self._rung):
-                compat.wake_on_answer(fetch, answered)
+                compat_consumer.wake_on_answer(fetch, answered)
         self._rung = under_way
 
     def close(self) -> None:

@@ -9,7 +9,8 @@ These modules deal with the traps of client and broker:
     admin.py       topics, positions, lag, retention
     ends.py        where partitions begin and end
     access.py      rights of users
-    compat.py      all that reaches into private parts of kafka-python
+    compat.py      all that reaches into private parts of kafka-python, with
+                   compat_consumer.py
     selector.py    how the clients wait for their sockets
 
 Nothing is connected before it is used, and nothing may be used across a fork.

@@ -1,7 +1,7 @@
 """Each private part of kafka-python that `compat` reaches into is still what it was measured with. Needs no broker.
 
-A failure here means that a new kafka-python changed it. Look at what changed, at the part of compat.py that is named,
-and either drop that part or confirm it and renew the fingerprint.
+A failure here means that a new kafka-python changed it. Look at what changed, at the part of compat.py or
+compat_consumer.py that is named, and either drop that part or confirm it and renew the fingerprint.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from kafka.producer.transaction_manager import (
 from kafka.protocol.metadata import MetadataResponse
 from kafka.structs import TopicPartition
 
-from rftstream.transport.kafka import compat
+from rftstream.transport.kafka import compat, compat_consumer
 from rftstream.transport.kafka.member import Together
 
 
@@ -115,7 +115,8 @@ REACHED = {
     "last_error": (TransactionManager._transition_to, "ae59be0c7bad"),
     "Together": (AbstractPartitionAssignor, "b0c8304c34ff"),
 }
-"""Part of compat.py (and our assignor) -> what it stands on in kafka-python, and the fingerprint of its source."""
+"""Part of compat.py, of compat_consumer.py or our assignor -> what it stands on in kafka-python, and the fingerprint of
+its source."""
 
 
 @pytest.mark.parametrize("part", REACHED)
@@ -221,7 +222,7 @@ class _Coordinator:
 def test_a_join_goes_on_between_polls():
     coordinator, joins = _Coordinator(), []
     manager = SimpleNamespace(call_soon=lambda join: joins.append(Future()) or joins[-1])
-    compat.BackgroundJoin(SimpleNamespace(_coordinator=coordinator, _manager=manager))
+    compat_consumer.BackgroundJoin(SimpleNamespace(_coordinator=coordinator, _manager=manager))
     assert [coordinator.poll(timeout_ms=0) for _ in range(3)] == [False] * 3
     assert len(joins) == 1
     coordinator.needs_to_join = False
@@ -244,17 +245,17 @@ def consumer():
 
 def test_the_position_is_that_of_the_next_record(consumer):
     partition = TopicPartition("topic", 0)
-    assert compat.position(consumer, partition) is None
+    assert compat_consumer.position(consumer, partition) is None
     consumer.assign([partition])
     consumer.seek(partition, 7)
-    assert compat.position(consumer, partition) == 7
+    assert compat_consumer.position(consumer, partition) == 7
 
 
 def test_an_answered_fetch_rings(consumer):
     fetch, answered = Future(), threading.Event()
     consumer._fetcher._fetch_futures.append(fetch)
-    assert compat.fetches_under_way(consumer) == [fetch]
-    compat.wake_on_answer(fetch, answered)
+    assert compat_consumer.fetches_under_way(consumer) == [fetch]
+    compat_consumer.wake_on_answer(fetch, answered)
     assert not answered.is_set()
     fetch.success(None)
     assert answered.is_set()
@@ -309,10 +310,10 @@ def test_a_broker_that_refuses_who_asks_is_told_and_read_from_later(consumer):
 
 def test_a_used_up_fetch_is_dropped_and_another_is_kept(consumer):
     fetcher = consumer._fetcher
-    compat.drop_used_up_fetch(consumer)
+    compat_consumer.drop_used_up_fetch(consumer)
     for records in ([], [1]):
         fetcher._next_partition_records = records
-        compat.drop_used_up_fetch(consumer)
+        compat_consumer.drop_used_up_fetch(consumer)
         assert fetcher._next_partition_records == (records or None)
     fetcher._next_partition_records = None
 
