@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 
 from rftstream.config.colocation import check_colocation
@@ -40,9 +40,15 @@ def build(context: RoleContext) -> Role:
         newest_epoch=partial(_newest_epoch, context),
         lock=device_lock(context, spec),
         compute=Inline() if context.simulated else ThreadPoolExecutor(1, thread_name_prefix="training"),
-        writing=DeferredExecutor() if context.simulated else ThreadPoolExecutor(1, thread_name_prefix="writing"),
+        writing=_beside_training(context, "writing"),
+        checkpointing=_beside_training(context, "checkpoint"),
     )
     return Role(spec=TRAINER, step=step, after_the_end=deletions.after_the_end)
+
+
+def _beside_training(context: RoleContext, name: str) -> Executor:
+    """Return an executor of one thread."""
+    return DeferredExecutor() if context.simulated else ThreadPoolExecutor(1, thread_name_prefix=name)
 
 
 def _newest_epoch(context: RoleContext) -> int:

@@ -6,6 +6,8 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +27,23 @@ def _always(name: VersionName) -> bool:
     return True
 
 
+@dataclass(frozen=True, slots=True)
+class StagedCheckpoint:
+    """The files of a checkpoint that is not written yet. `CheckpointStore.stage` makes it. Whoever has it gives it to
+    `write_staged`, or not, and calls `drop` at the end."""
+
+    folder: Path
+    """A temporary folder of the store."""
+    drop: Callable[[], None]
+    """Removes the folder."""
+
+
 class CheckpointStore:
     """The checkpoints of a run in its object store.
 
     A checkpoint lies in `checkpoints/<epoch>-<version>/`; its `manifest.json` has digest and size of each file. The
-    trainer calls `write` and `delete`; starting trainers and tools call `newest`, `verify` and `read`."""
+    trainer calls `stage`, `write_staged` and `delete`, tools call `write`; starting trainers and tools call `newest`,
+    `verify` and `read`."""
 
     def __init__(self, store: ObjectStore, *, fault: Fault = faults.at) -> None:
         self._store = store
@@ -39,18 +53,32 @@ class CheckpointStore:
         """Save what `fill` writes into the folder that it gets, together with `state` (plain JSON values).
 
         The checkpoint is complete and durable when this returns. WeightsError if it exists already."""
+        staged = self.stage(fill)
+        try:
+            self.write_staged(name, staged, state)
+        finally:
+            staged.drop()
+
+    def stage(self, fill: Callable[[Path], None]) -> StagedCheckpoint:
+        """Have `fill` write its files into a temporary folder that it gets, and return them."""
+        with ExitStack() as stack:
+            folder = stack.enter_context(self._store.scratch())
+            fill(folder)
+            return StagedCheckpoint(folder, stack.pop_all().close)
+
+    def write_staged(self, name: VersionName, staged: StagedCheckpoint, state: dict[str, Any]) -> None:
+        """Save staged files as `write` does."""
         folder = _folder(name)
         if self._store.exists(f"{folder}/manifest.json"):
             raise WeightsError(f"{folder}: exists already, and no checkpoint is written twice")
         for leftover in self._store.list(f"{folder}/"):  # of a try that did not come to its manifest
             self._store.delete(leftover)
         files: dict[str, dict[str, Any]] = {}
-        with self._store.scratch() as scratch:
-            fill(scratch)
-            for path in sorted(path for path in scratch.rglob("*") if path.is_file()):
-                self._fault("before_checkpoints")
-                stored = self._store.put_file(f"{folder}/files/{path.relative_to(scratch).as_posix()}", path)
-                files[path.relative_to(scratch).as_posix()] = {"bytes": stored.num_bytes, "digest": stored.digest}
+        for path in sorted(path for path in staged.folder.rglob("*") if path.is_file()):
+            file = path.relative_to(staged.folder).as_posix()
+            self._fault("before_checkpoints")
+            stored = self._store.put_file(f"{folder}/files/{file}", path)
+            files[file] = {"bytes": stored.num_bytes, "digest": stored.digest}
         self._fault("checkpoint_files_written")
         manifest = {
             "format": FORMAT,

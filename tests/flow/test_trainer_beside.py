@@ -1,4 +1,4 @@
-"""The trainer writes a version while it computes the next one, in a thread that the test holds up."""
+"""The trainer writes versions and checkpoints while it computes the next version, in threads that the test holds up."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import pytest
 
 from rftstream.backends.fake import FakeBackend
 from rftstream.contracts.control import DesiredState
-from rftstream.contracts.versions import WeightsAnnounced
-from rftstream.errors import ProducerLost
+from rftstream.contracts.versions import VersionName, WeightsAnnounced
+from rftstream.errors import ProducerLost, WeightsError
 from rftstream.service.role import Role, RoleContext
 from rftstream.testing import RoleDriver
+from rftstream.weights.checkpoints import CheckpointStore, StagedCheckpoint
 from rftstream.weights.publisher import StagedVersion, WeightsPublisher
 from tests.flow.scene import Scene
 from tests.flow.trained import announced_of, checkpoints_of, names, steps_of
@@ -215,3 +216,114 @@ def test_it_ends_while_a_version_is_written(tmp_path: Path, held: Held, ends: Ca
     stopped = ends is RoleDriver.stop
     assert names(steps_of(scene)) == ([(1, 0), (1, 1)] if stopped else [(1, 0), (2, 0), (2, 1)])
     assert checkpoints_of(scene) == [(1 if stopped else 2, 1)]
+
+
+class HeldCheckpoints:
+    """Checkpoints that are written when the test says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun: list[int] = []
+        self.folders: list[Path] = []
+        self._allowed = threading.Semaphore(0)
+        write_staged = CheckpointStore.write_staged
+
+        def held(store: CheckpointStore, name: VersionName, staged: StagedCheckpoint, state: dict[str, Any]) -> None:
+            self.begun.append(name.version)
+            self.folders.append(staged.folder)
+            assert self._allowed.acquire(timeout=WAIT_S)
+            write_staged(store, name, staged, state)
+
+        monkeypatch.setattr(CheckpointStore, "write_staged", held)
+
+    def let(self, count: int) -> None:
+        self._allowed.release(count)
+
+
+@pytest.fixture
+def checkpoints(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldCheckpoints]:
+    gate.let(100)
+    made = HeldCheckpoints(monkeypatch)
+    yield made
+    made.let(100)
+
+
+def test_versions_are_trained_and_announced_while_a_checkpoint_is_written(
+    tmp_path: Path, checkpoints: HeldCheckpoints
+) -> None:
+    scene, trainer = scene_of(tmp_path, 6, feeder__max_staleness=9, trainer__checkpoint_every=3)
+    until(trainer, lambda: (1, 5) in announced_of(scene))
+    assert (checkpoints.begun, checkpoints_of(scene)) == ([3], [])
+    for _ in range(5):
+        trainer.tick()
+    assert len(announced_of(scene)) == 6, "the next one is due, and waits for the end of this one"
+    checkpoints.let(1)
+    until(trainer, lambda: (1, 6) in announced_of(scene))
+    assert checkpoints_of(scene) == [(1, 3)]
+    digests = {step.name.version: step.weights_digest for step in steps_of(scene)}
+    trainer.restart()
+    until(trainer, lambda: (2, 6) in announced_of(scene))
+    assert names(steps_of(scene))[-4:] == [(2, 3), (2, 4), (2, 5), (2, 6)], "it began with what was whole"
+    assert {step.name.version: step.weights_digest for step in steps_of(scene)} == digests
+    checkpoints.let(100)
+    trainer.stop()
+    assert (2, 6) in checkpoints_of(scene)
+
+
+def test_the_checkpoint_that_is_written_is_there_when_it_leaves(tmp_path: Path, checkpoints: HeldCheckpoints) -> None:
+    scene, trainer = scene_of(tmp_path, 2, feeder__max_staleness=9, trainer__checkpoint_every=2)
+    until(trainer, lambda: (1, 2) in announced_of(scene) and checkpoints.begun == [2])
+    assert not checkpoints_of(scene)
+    checkpoints.let(1)
+    trainer.stop()
+    assert (checkpoints.begun, checkpoints_of(scene)) == ([2], [(1, 2)]), "once, and whole"
+    assert not any(folder.exists() for folder in checkpoints.folders)
+
+
+def test_what_is_trained_beside_a_checkpoint_is_saved_when_it_leaves(
+    tmp_path: Path, checkpoints: HeldCheckpoints
+) -> None:
+    scene, trainer = scene_of(tmp_path, 3, feeder__max_staleness=9, trainer__checkpoint_every=2)
+    until(trainer, lambda: (1, 3) in announced_of(scene) and checkpoints.begun == [2])
+    checkpoints.let(2)
+    trainer.stop()
+    assert checkpoints_of(scene) == [(1, 2), (1, 3)]
+
+
+def test_who_is_replaced_gives_up_what_it_writes(tmp_path: Path, checkpoints: HeldCheckpoints) -> None:
+    scene, trainer = scene_of(tmp_path, 2, feeder__max_staleness=9, trainer__checkpoint_every=2)
+    until(trainer, lambda: (1, 2) in announced_of(scene) and checkpoints.begun == [2])
+    lost = []
+
+    def lose(point: str, process: str) -> None:
+        if point == "before_commit" and not lost:
+            lost.append(point)
+            checkpoints.let(100)
+            raise ProducerLost("the transaction coordinator does not know it")
+
+    scene.batch(2)
+    scene.log.fault = lose
+    until(trainer, lambda: (2, 3) in announced_of(scene))
+    assert lost
+    assert checkpoints_of(scene)[0] == (1, 2), "it was begun before, and is in force"
+    trainer.stop()
+    assert not any(folder.exists() for folder in checkpoints.folders)
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_the_trainer(
+    tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate.let(100)
+    folders: list[Path] = []
+    scene, trainer = scene_of(tmp_path, 2, feeder__max_staleness=9, trainer__checkpoint_every=2)
+
+    def fails(_: CheckpointStore, name: VersionName, staged: StagedCheckpoint, state: dict[str, Any]) -> None:
+        folders.append(staged.folder)
+        raise WeightsError("the disk is full")
+
+    monkeypatch.setattr(CheckpointStore, "write_staged", fails)
+    with pytest.raises(WeightsError, match="the disk is full"):
+        until(trainer, lambda: False)
+    assert (1, 2) in announced_of(scene)
+    trainer.service.close()
+    assert len(folders) == 1
+    assert not folders[0].exists()

@@ -35,6 +35,7 @@ from rftstream.roles.feeder.admission import VersionInForce
 from rftstream.roles.feeder.step import FeederStep
 from rftstream.roles.trainer import versions as versions_module
 from rftstream.roles.trainer.assembly import CommittedBatches
+from rftstream.roles.trainer.checkpoint_cycle import CheckpointCycle
 from rftstream.roles.trainer.checkpoint_retention import CheckpointRetention
 from rftstream.roles.trainer.progress import TrainerProgress
 from rftstream.roles.trainer.trimmed_deletions import TrimmedDeletions
@@ -388,6 +389,19 @@ def any_checkpoint() -> Iterator[None]:
         yield
 
 
+def checkpoint_of_the_next() -> Iterator[None]:
+    """The state is saved when the step is on the log, and the next update has begun."""
+    stage, begin_write = CheckpointCycle.stage, CheckpointCycle.begin_write
+
+    def mutated(self: CheckpointCycle, epoch: int, progress: TrainerProgress) -> None:
+        if self.is_due(progress.version):
+            stage(self)
+        begin_write(self, epoch, progress)
+
+    with changed(CheckpointCycle, "stage", lambda self: None), changed(CheckpointCycle, "begin_write", mutated):
+        yield
+
+
 TRAINERS = Faults(share=0.12, roles=("trainer",), kills=20, pauses=12, takeovers=6, unknowns=4)
 
 
@@ -522,12 +536,15 @@ MUTANTS: Mapping[str, Mutant] = {
     "partition-of-the-rollout": Mutant("a group's partition is chosen per rollout", partition_of_the_rollout),
     "filtered-held": Mutant("filtered outcomes wait for a batch", filtered_held),
     "checkpoint-without-positions": Mutant("the checkpoint has no positions", checkpoint_without_positions, TRAINERS),
+    "checkpoint-of-the-next": Mutant(
+        "training goes on before the state of a checkpoint is saved", checkpoint_of_the_next, TRAINERS
+    ),
     "chains-broken": Mutant("a kept version's parents go", chains_broken),
     "nothing-durable": Mutant("checkpoints and deletions count on what a loss of power takes", nothing_durable,
                               power_after_steps),
     "claims-volatile": Mutant("a claim may be lost with the power", claims_volatile, power_after_steps),
     "deletions-given-up": Mutant("what could not be deleted at once is not tried again", deletions_given_up,
-                                 Faults(share=0.12, roles=("feeder", "trainer", "evaluator"), kills=20, silences=20)),
+                                 Faults(share=0.12, roles=("feeder", "trainer", "evaluator"), silences=2000)),
     "strangers-believed": Mutant("records count whoever wrote them", strangers_believed, STRANGERS),
     "chain-not-asked": Mutant("a foreign record on batches is taken for damage", chain_not_asked, STRANGERS),
     "any-checkpoint": Mutant("a checkpoint that is not in force is taken", any_checkpoint,

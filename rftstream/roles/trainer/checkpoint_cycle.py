@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 
 from rftstream.config.role_sections import TrainerSection
@@ -11,28 +12,36 @@ from rftstream.contracts.versions import VersionName
 from rftstream.errors import TransportError, WeightsError
 from rftstream.roles.trainer.backend_thread import BackendThread
 from rftstream.roles.trainer.checkpoint_retention import CheckpointRetention
+from rftstream.roles.trainer.pending_update import abandon, ends_within
 from rftstream.roles.trainer.progress import TrainerProgress
 from rftstream.roles.trainer.trimmed_deletions import TrimmedDeletions
 from rftstream.roles.trainer.versions import Versions
-from rftstream.weights.store import ObjectStore
+from rftstream.weights.checkpoints import StagedCheckpoint
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False, slots=True)
 class CheckpointCycle:
-    """The checkpoints of one epoch of the trainer. The step makes it at each recovery and calls `load` once. Whenever
-    `is_due` says so it calls `write`; from then on `trim_due` holds until `plan` has nothing to say, or what it said
-    is on the log and `carry_out` was called. When the process leaves it calls `write_before_leaving`."""
+    """The checkpoints of one epoch of the trainer. The step makes it at each recovery and calls `load` once. Before a
+    version it asks `has_room`. Where `is_due` says so it calls `stage` before the next update begins, and `begin_write`
+    when the version's step is on the log. It calls `look` in each slice. Once the checkpoint is written `trim_due`
+    holds, until `plan` has nothing to say, or what it said is on the log and `carry_out` was called. When the run ends
+    it calls `write`, when the process leaves `write_before_leaving`, and `abandon` at last."""
 
     retention: CheckpointRetention
     deletions: TrimmedDeletions
     versions: Versions
     backend: BackendThread
-    store: ObjectStore
     settings: TrainerSection
+    executor: Executor
+    """Of one thread, in which checkpoints are written."""
     trim_due: bool = field(default=False, init=False)
     """Whether a checkpoint was written, and what goes since then is not said and deleted yet."""
+    _staged: StagedCheckpoint | None = field(default=None, init=False)
+    """What was saved last and is not on the store yet."""
+    _writing: tuple[VersionName, Future[None]] | None = field(default=None, init=False)
+    """Its name, and the end of its writing; None if that has not begun."""
 
     def load(self, begins: tuple[int, ...], ends: tuple[int, ...]) -> TrainerProgress | None:
         """Load the newest good checkpoint that is in force by `steps`, and whose positions lie between `begins` and
@@ -40,34 +49,87 @@ class CheckpointCycle:
         found = self.retention.newest(self.versions.in_force, begins, ends)
         if found is not None:
             name, progress = found
-            with self.store.scratch() as folder:
-                self.retention.read(name, folder)
-                self.backend.load(folder)
+            self.retention.read(name, self.backend.load)
             return progress
         if self.versions.any_recorded:
             log.warning("no usable checkpoint; training all recorded batches again from version 0")
         self.backend.begin_anew()
         return None
 
-    def is_due(self, progress: TrainerProgress) -> bool:
+    def is_due(self, version: int) -> bool:
         """Whether a checkpoint is to be made of this version."""
-        return progress.version % self.settings.checkpoint_every == 0
+        return version % self.settings.checkpoint_every == 0
+
+    def has_room(self, version: int, seconds: float) -> bool:
+        """Whether this version may come: it needs no checkpoint, or none is written any more, for which this waits at
+        most so long. There is never more than one, on the disk or on its way."""
+        if self.is_due(version):
+            self.look(seconds)
+        return not (self.is_due(version) and self.is_writing)
+
+    def stage(self) -> None:
+        """Save the backend's state into a temporary folder. Training has to wait for this."""
+        self._staged = self.retention.stage(self.backend.asked(self.backend.backend.save))
+
+    def begin_write(self, epoch: int, progress: TrainerProgress) -> None:
+        """Begin to write what was staged, if anything was. It is the state of `progress`, whose step is on the log."""
+        if self._staged is not None and self._writing is None:
+            name = progress.name(epoch)
+            writing = self.retention.begin_write(name, self._staged, progress.to_state(), self.executor)
+            self._writing = name, writing
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether a checkpoint is written."""
+        return self._writing is not None
+
+    @property
+    def names(self) -> list[VersionName]:
+        """The checkpoints that are kept, and the one that is written."""
+        return [*self.retention.names, *([self._writing[0]] if self._writing is not None else ())]
+
+    def look(self, seconds: float) -> None:
+        """Wait for at most so long for the checkpoint that is written, if there is one. Raises what its writing
+        raised."""
+        if self._writing is not None and ends_within(self._writing[1], seconds):
+            self._finish()
+
+    def _finish(self) -> None:
+        """Wait for the checkpoint that is written, if there is one."""
+        if self._writing is not None:
+            try:
+                name, writing = self._writing
+                writing.result()
+                self.retention.note(name)
+                self.trim_due = True
+            finally:
+                self.abandon()
+
+    def abandon(self) -> None:
+        """Give up what is not written yet. Returns when nothing is written any more."""
+        if self._writing is not None:
+            abandon(self._writing[1])
+        if self._staged is not None:
+            self._staged.drop()
+        self._staged, self._writing = None, None
 
     def write(self, epoch: int, progress: TrainerProgress) -> None:
-        """Write a checkpoint of the backend's state, which is that of `progress`, unless there is one."""
-        name = VersionName(trainer_epoch=epoch, version=progress.version)
-        if name not in self.retention.names:
-            self.retention.write(name, self.backend.asked(self.backend.backend.save), progress.to_state())
-            self.trim_due = True
+        """Write a checkpoint of the backend's state, which is that of `progress`, to its end, unless there is one."""
+        self._finish()
+        if progress.name(epoch) not in self.retention.names:
+            if self._staged is None:
+                self.stage()
+            self.begin_write(epoch, progress)
+            self._finish()
 
     def write_before_leaving(self, epoch: int, progress: TrainerProgress) -> None:
         """Write a checkpoint as `write` does, unless one of any epoch holds the same state. If that fails the trainer
         leaves without one."""
         version = progress.version
-        if any(name.version == version and self.versions.in_force(name) for name in self.retention.names):
-            return
         try:
-            self.write(epoch, progress)
+            self._finish()
+            if not any(name.version == version and self.versions.in_force(name) for name in self.retention.names):
+                self.write(epoch, progress)
         except (WeightsError, TransportError) as error:
             log.warning("leaves without a checkpoint of version %d: %s", version, error)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection
+from concurrent.futures import Executor, Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from rftstream.roles.trainer.log_retention import LogRetention, at_least
 from rftstream.roles.trainer.progress import TrainerProgress
 from rftstream.roles.trainer.trimmed_deletions import TrimmedDeletions
 from rftstream.service.role import Log
-from rftstream.weights.checkpoints import CheckpointStore, is_gone
+from rftstream.weights.checkpoints import CheckpointStore, StagedCheckpoint, is_gone
 from rftstream.weights.store import ObjectStore
 
 log = logging.getLogger(__name__)
@@ -33,14 +34,14 @@ InForce = Callable[[VersionName], bool]
 class CheckpointRetention:
     """The checkpoints that are kept, and what may go beside them, for one epoch of the trainer. The step makes it at
     each recovery and calls `begin` once when `control` was read. CheckpointCycle calls the rest: `newest` and `read` to
-    begin with a checkpoint, `write` to make one, and `plan` afterwards to see what goes."""
+    begin with a checkpoint, `stage`, `begin_write` and `note` to make one, and `plan` afterwards to see what goes."""
 
     def __init__(
         self, config: RunConfig, store: ObjectStore, clock: Clock, deletions: TrimmedDeletions, log_: Log
     ) -> None:
         self._retention = config.retention
         self._keep = config.trainer.keep_checkpoints
-        self._checkpoints = CheckpointStore(store)
+        self._store, self._checkpoints = store, CheckpointStore(store)
         self._clock = clock
         self._deletions = deletions
         self._log = log_
@@ -94,14 +95,26 @@ class CheckpointRetention:
             )
         return None
 
-    def read(self, name: VersionName, folder: Path) -> None:
-        """Fetch the files of a checkpoint into the folder."""
-        self._checkpoints.read(name, folder)
+    def read(self, name: VersionName, load: Callable[[Path], None]) -> None:
+        """Fetch the files of a checkpoint into a temporary folder for `load`."""
+        with self._store.scratch() as folder:
+            self._checkpoints.read(name, folder)
+            load(folder)
 
-    def write(self, name: VersionName, save: Callable[[Path], None], state: dict[str, Any]) -> None:
-        """Write a checkpoint. The log is made durable first, up to the positions that the checkpoint names."""
+    def stage(self, save: Callable[[Path], None]) -> StagedCheckpoint:
+        """Have the files of a checkpoint saved into a temporary folder, and return them."""
+        return self._checkpoints.stage(save)
+
+    def begin_write(
+        self, name: VersionName, staged: StagedCheckpoint, state: dict[str, Any], executor: Executor
+    ) -> Future[None]:
+        """Begin to write a checkpoint in the thread of `executor`; return its end. The log is made durable first, up to
+        the positions that the checkpoint names."""
         self._log.transport.admin.make_durable()
-        self._checkpoints.write(name, save, state)
+        return executor.submit(self._checkpoints.write_staged, name, staged, state)
+
+    def note(self, name: VersionName) -> None:
+        """Note that this checkpoint is there."""
         self._names.append(name)
 
     def plan(self, also: Collection[VersionName], in_force: InForce) -> Trimmed | None:

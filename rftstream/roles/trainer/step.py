@@ -6,9 +6,10 @@ read `steps` and `weights`, load the newest good checkpoint in force, publish it
 train the recorded batches from there. Whatever is deleted was named by a committed record before: by `gone` of an
 announcement, or by a `Trimmed` (checkpoint_retention.py).
 
-An update runs in a thread of its own, where the backend lives. As soon as the weights of a version are taken over the
-next update begins, unless a checkpoint of that version is due. The object is written in another thread meanwhile. Where
-no batch was there yet, one that comes while the object is written is trained at once.
+An update runs in a thread of its own, where the backend lives. As soon as the weights of a version are taken over, and
+the state is saved to a temporary folder where a checkpoint is due, the next update begins. Object and checkpoint are
+written in threads of their own meanwhile, the checkpoint once its step is on the log. Where no batch was there yet, one
+that comes while the object is written is trained at once.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from rftstream.roles.trainer.progress import TrainerProgress
 from rftstream.roles.trainer.run_end import RunEnd
 from rftstream.roles.trainer.training import Training
 from rftstream.roles.trainer.trimmed_deletions import TrimmedDeletions
-from rftstream.roles.trainer.update_cycle import TrainedBatch, UpdateCycle
+from rftstream.roles.trainer.update_cycle import TrainedBatch, UpdateCycle, show_in_metrics
 from rftstream.roles.trainer.version_publisher import VersionPublisher
 from rftstream.roles.trainer.versions import Versions
 from rftstream.service.role import Foreign, Log, Publish, Received, SingleTransaction
@@ -57,7 +58,7 @@ LOOK_UP_S = 0.2
 """Seconds to wait for an update before looking at the log."""
 
 LOOK_FOR_BATCH_S = 0.02
-"""Seconds to wait for an object that is written before looking at the log, while nothing is computed."""
+"""Seconds to wait for what is written before looking at the log, while nothing is computed."""
 
 
 @dataclass(slots=True)
@@ -68,7 +69,7 @@ class _Publication:
     writing: Future[WeightsAnnounced] | None
     """The writing of its object; None if the version is not published."""
     stays: bool
-    """Whether nothing may be trained before it is on the log: the run ends, or a checkpoint of it is due."""
+    """Whether nothing may be trained before it is on the log: the run ends."""
     rests_since: float
     """When its weights were taken over, by the clock."""
     share: dict[str, float]
@@ -92,7 +93,7 @@ class TrainerStep(SingleStepDefaults):
     - `advance` returns the anchor of this epoch first. Then it begins an update, waits a moment for it, and when it has
       ended for its weights to be written; then it returns step and weights. After a checkpoint it returns what is
       trimmed, and at last the end of the run.
-    - `committed` makes the progress of that transaction its own, and writes a checkpoint when one is due.
+    - `committed` makes the progress of that transaction its own, and begins to write a checkpoint when one is due.
     - `leave` writes a checkpoint for the successor. `close` abandons the update and closes the backend.
 
     When the run is finished it stays until what was given up is deleted (`outlives_the_run`, `done`).
@@ -112,6 +113,7 @@ class TrainerStep(SingleStepDefaults):
         clock: Clock,
         compute: Executor,
         writing: Executor,
+        checkpointing: Executor,
         held_out: HeldOut | None = None,
         lock: DeviceLock | None = None,
         describe: Callable[[Path, int], None] | None = None,
@@ -119,8 +121,9 @@ class TrainerStep(SingleStepDefaults):
         """`deletions`: shared with a process that finds the run finished. `log_`: the run's log, of which nothing is
         known before `recover`. `final`: the folder where the trained model is left. `newest_epoch`: reads the newest
         claim of the role from the log. `compute`: of one thread; whatever is asked of the backend is asked there.
-        `writing`: of one thread, in which objects of versions are written. `lock`: of the device, if engines are on it,
-        too. `describe`: writes the card of a version into its model folder."""
+        `writing`, `checkpointing`: of one thread each, in which objects of versions are written, and checkpoints.
+        `lock`: of the device, if engines are on it, too. `describe`: writes the card of a version into its model
+        folder."""
         self._config = config
         self._settings = config.trainer
         self._model = model
@@ -141,7 +144,7 @@ class TrainerStep(SingleStepDefaults):
         self._updates = UpdateCycle(
             config=config, training=training, backend=self._backend, end=self._end, held_out=held_out, clock=clock
         )
-        self._writing = writing
+        self._writing, self._checkpointing = writing, checkpointing
         self._publication: _Publication | None = None
         """What is written; None if nothing is."""
         self._paused = False
@@ -165,7 +168,7 @@ class TrainerStep(SingleStepDefaults):
         self._versions = Versions(self._config.evaluations, self._config.weights.keep)
         self._retention = CheckpointRetention(self._config, self._store, self._clock, self._deletions, log_)
         self._checkpoints = CheckpointCycle(
-            self._retention, self._deletions, self._versions, self._backend, self._store, self._settings
+            self._retention, self._deletions, self._versions, self._backend, self._settings, self._checkpointing
         )
         self._publisher = VersionPublisher(
             self._model,
@@ -194,6 +197,7 @@ class TrainerStep(SingleStepDefaults):
 
     def recover(self, log_: Log, claim: Claim) -> Mapping[TopicPartition, int]:
         """Read the log, and load the newest checkpoint in force."""
+        self._checkpoints.abandon()
         self._reset(log_, claim.epoch)
         evals = log_.ends("evals")  # what comes while the rest is read is read again
         for topic in ("control", "steps", "weights", "evals"):
@@ -256,6 +260,8 @@ class TrainerStep(SingleStepDefaults):
 
     def advance(self) -> SingleTransaction | None:
         """Return what is due first: the anchor of this epoch, what is trimmed, or the next step with its weights."""
+        rests = not self.busy and (self._paused or not self.full)
+        self._checkpoints.look(LOOK_FOR_BATCH_S if rests else 0.0)
         if self._publication is not None:
             return self._go_on_publishing(self._publication)
         if self._stop is not None:
@@ -265,7 +271,7 @@ class TrainerStep(SingleStepDefaults):
             return None
         if self._is_anchor_due and not self._is_finished:
             self._following = self._progress
-            anchor = self._publisher.anchor(self._epoch, self._progress, self._end.config, self._retention.names)
+            anchor = self._publisher.anchor(self._epoch, self._progress, self._end.config, self._checkpoints.names)
             return SingleTransaction(anchor)
         if self._checkpoints.trim_due:
             trimmed = self._checkpoints.plan()
@@ -277,7 +283,10 @@ class TrainerStep(SingleStepDefaults):
             self._begin_update(self._progress)
         pending = self._updates.pending
         if pending is not None:
-            return self._publish(self._updates.finish(pending)) if pending.ends_within(LOOK_UP_S) else None
+            has_ended = pending.ends_within(LOOK_UP_S)
+            if not has_ended or not self._checkpoints.has_room(pending.progress.version + 1, LOOK_UP_S):
+                return None
+            return self._publish(self._updates.finish(pending))
         if self._paused or self._share.is_waiting:
             return None
         # Without a batch the end may come all the same: the feeder's word that there is no more may follow the last
@@ -310,15 +319,17 @@ class TrainerStep(SingleStepDefaults):
         return True
 
     def _publish(self, trained: TrainedBatch) -> SingleTransaction | None:
-        """Take the weights of a trained batch over if they are due, and begin the next update. Return what
-        `_go_on_publishing` returns."""
+        """Take the weights of a trained batch over if they are due, and save its state if that is, then begin the next
+        update. Return what `_go_on_publishing` returns."""
         progress, is_last = trained.progress, trained.end_reason is not None
         # Before it has to wait it publishes in any case: what it waits for may be waiting for this version.
         waits = not self._assembly.num_ready
         publish_now = waits or is_last or progress.version % self._settings.publish_every == 0
         taken = self._publisher.take(progress.name(self._epoch)) if publish_now else None
+        if self._checkpoints.is_due(progress.version):
+            self._checkpoints.stage()
         rests_since = self._updates.rest()
-        stays = is_last or trained.stop is not None or self._checkpoints.is_due(progress)
+        stays = is_last or trained.stop is not None
         share = self._share.metrics()
         goes_on = not stays and self._begin_update(progress)
         if not goes_on:
@@ -338,7 +349,7 @@ class TrainerStep(SingleStepDefaults):
         if writing is not None and not ends_within(writing, LOOK_FOR_BATCH_S if looks else LOOK_UP_S):
             return None
         self._publication, self._stop = None, trained.stop
-        announced = self._publisher.announcement(writing, self._retention.names) if writing is not None else None
+        announced = self._publisher.announcement(writing, self._checkpoints.names) if writing is not None else None
         written_at, name = self._clock.now(), progress.name(self._epoch)
         held_up_until = publication.rests_since if publication.goes_on else written_at
         record = trained.record(name, announced, held_up_until=held_up_until, written_at=written_at)
@@ -360,7 +371,6 @@ class TrainerStep(SingleStepDefaults):
                 if isinstance(output.message, Trimmed):
                     self._checkpoints.carry_out(output.message)
             return
-        trained = self._following is not self._progress
         self._progress, self._following = self._following, None
         finished = False
         for output in transaction.outputs:
@@ -368,7 +378,7 @@ class TrainerStep(SingleStepDefaults):
                 case StepRecord() as step:
                     self._versions.record(step)
                     self._is_published = step.announced or step.resumed
-                    _measure(step, self._progress)
+                    show_in_metrics(step, self._progress)
                 case WeightsAnnounced() as announced:
                     self._versions.announce(announced)
                     metrics.PUBLISHED.set(announced.name.version)
@@ -377,8 +387,10 @@ class TrainerStep(SingleStepDefaults):
                     finished = True
         self._is_anchor_due = False
         metrics.VERSION.labels(TRAINER.name).set(self._progress.version)
-        if (trained and self._checkpoints.is_due(self._progress)) or finished or self._stop is not None:
+        if finished or self._stop is not None:
             self._checkpoints.write(self._epoch, self._progress)
+        else:
+            self._checkpoints.begin_write(self._epoch, self._progress)
         self._is_finished = finished
         if self._updates.pending is None:
             self._updates.rest()
@@ -399,7 +411,8 @@ class TrainerStep(SingleStepDefaults):
             return 0.0  # it waits by itself
         if self._share.is_waiting:
             return self._share.idle_s
-        return self._deletions.again_in_s() if self._assembly.num_ready == 0 or self._paused else 0.0
+        rests = not self._checkpoints.is_writing and (self._paused or not self.full)
+        return self._deletions.again_in_s() if rests else 0.0
 
     @property
     def busy(self) -> bool:
@@ -430,19 +443,7 @@ class TrainerStep(SingleStepDefaults):
         self._updates.abandon()
         if self._publication is not None:
             self._publication.abandon()
-        self._writing.shutdown()
+        self._checkpoints.abandon()
+        for executor in (self._writing, self._checkpointing):
+            executor.shutdown()
         self._backend.close()
-
-
-def _measure(step: StepRecord, progress: TrainerProgress) -> None:
-    """Show a step that is on the log in the metrics."""
-    if not step.resumed:
-        metrics.STEPS.labels("skipped" if step.skipped else "trained").inc()
-        metrics.WITHOUT_SIGNAL.set(progress.steps_without_signal)
-        for staleness, num_tokens in enumerate(step.token_staleness):
-            metrics.TRAINED_TOKENS.labels(str(staleness)).inc(num_tokens)
-        for staleness, num_groups in enumerate(step.group_staleness):
-            for _ in range(num_groups):
-                metrics.GROUP_STALENESS.observe(staleness)
-    for metric, value in step.metrics.items():
-        metrics.set_named(metrics.TRAIN, value, metric)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from rftstream import metrics
 from rftstream.algorithms.base import spread_needed
 from rftstream.algorithms.learning_signal import STEPS_WITHOUT_SIGNAL, is_without_signal
 from rftstream.clock import Clock
@@ -158,3 +159,17 @@ class UpdateCycle:
         if self.pending is not None:
             self.pending.abandon()
             self.pending = None
+
+
+def show_in_metrics(step: StepRecord, progress: TrainerProgress) -> None:
+    """Show a step that is on the log in the metrics."""
+    if not step.resumed:
+        metrics.STEPS.labels("skipped" if step.skipped else "trained").inc()
+        metrics.WITHOUT_SIGNAL.set(progress.steps_without_signal)
+        for staleness, num_tokens in enumerate(step.token_staleness):
+            metrics.TRAINED_TOKENS.labels(str(staleness)).inc(num_tokens)
+        for staleness, num_groups in enumerate(step.group_staleness):
+            for _ in range(num_groups):
+                metrics.GROUP_STALENESS.observe(staleness)
+    for metric, value in step.metrics.items():
+        metrics.set_named(metrics.TRAIN, value, metric)
