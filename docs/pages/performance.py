@@ -24,7 +24,7 @@ STALE, LOST, HELD = (8, 16), 5.0, 2.0
 WHY_NOT = {
     "staleness": "see docs/algorithms.md for what decides it",
     "trl": "the model is so small that what a step costs beside computing counts",
-    "trl-smollm2": "answers are short, and six seconds of a checkpoint are in it; without them about 2",
+    "trl-smollm2": "answers are short, and training still waited six seconds for a checkpoint; without them about 2",
     "trl-long": "one of three seeds: there TRL needs four to six steps fewer, as it sees each update in the next batch",
 }
 """What is in the way of an aim that is missed, by comparison."""
