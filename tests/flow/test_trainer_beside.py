@@ -26,23 +26,33 @@ WAIT_S = 60.0
 TICKS = 600
 
 
-class Gate:
+class Words:
+    """What a thread waits for: one word for each thing that it may do."""
+
+    def __init__(self, count: int = 0) -> None:
+        self._allowed = threading.Semaphore(count)
+
+    def wait(self) -> None:
+        assert self._allowed.acquire(timeout=WAIT_S)
+
+    def let(self, count: int) -> None:
+        self._allowed.release(count)
+
+
+class Gate(Words):
     """Updates that wait for a word; they say where they are."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
         self.begun: list[str] = []
-        self._allowed = threading.Semaphore(0)
         update = FakeBackend.update
 
         def held(backend: FakeBackend, *args: Any) -> Any:
             self.begun.append(threading.current_thread().name)
-            assert self._allowed.acquire(timeout=WAIT_S)
+            self.wait()
             return update(backend, *args)
 
         monkeypatch.setattr(FakeBackend, "update", held)
-
-    def let(self, count: int) -> None:
-        self._allowed.release(count)
 
 
 @pytest.fixture
@@ -150,23 +160,20 @@ def test_a_commit_that_failed_takes_back_what_was_begun(tmp_path: Path, gate: Ga
     trainer.stop()
 
 
-class Held:
+class Held(Words):
     """Versions after the first are written when the test says so."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(1)  # the anchor
         self.begun = 0
-        self._allowed = threading.Semaphore(1)  # the anchor
         write = WeightsPublisher.write
 
         def held(publisher: WeightsPublisher, taken: StagedVersion) -> WeightsAnnounced:
             self.begun += 1
-            assert self._allowed.acquire(timeout=WAIT_S)
+            self.wait()
             return write(publisher, taken)
 
         monkeypatch.setattr(WeightsPublisher, "write", held)
-
-    def let(self, count: int) -> None:
-        self._allowed.release(count)
 
 
 @pytest.fixture
@@ -218,25 +225,22 @@ def test_it_ends_while_a_version_is_written(tmp_path: Path, held: Held, ends: Ca
     assert checkpoints_of(scene) == [(1 if stopped else 2, 1)]
 
 
-class HeldCheckpoints:
+class HeldCheckpoints(Words):
     """Checkpoints that are written when the test says so."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
         self.begun: list[int] = []
         self.folders: list[Path] = []
-        self._allowed = threading.Semaphore(0)
         write_staged = CheckpointStore.write_staged
 
         def held(store: CheckpointStore, name: VersionName, staged: StagedCheckpoint, state: dict[str, Any]) -> None:
             self.begun.append(name.version)
             self.folders.append(staged.folder)
-            assert self._allowed.acquire(timeout=WAIT_S)
+            self.wait()
             write_staged(store, name, staged, state)
 
         monkeypatch.setattr(CheckpointStore, "write_staged", held)
-
-    def let(self, count: int) -> None:
-        self._allowed.release(count)
 
 
 @pytest.fixture
@@ -289,7 +293,7 @@ def test_what_is_trained_beside_a_checkpoint_is_saved_when_it_leaves(
     assert checkpoints_of(scene) == [(1, 2), (1, 3)]
 
 
-def test_who_is_replaced_gives_up_what_it_writes(tmp_path: Path, checkpoints: HeldCheckpoints) -> None:
+def test_who_is_replaced_waits_for_the_end_of_what_it_writes(tmp_path: Path, checkpoints: HeldCheckpoints) -> None:
     scene, trainer = scene_of(tmp_path, 2, feeder__max_staleness=9, trainer__checkpoint_every=2)
     until(trainer, lambda: (1, 2) in announced_of(scene) and checkpoints.begun == [2])
     lost = []

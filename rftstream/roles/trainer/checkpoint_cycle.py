@@ -63,9 +63,10 @@ class CheckpointCycle:
     def has_room(self, version: int, seconds: float) -> bool:
         """Whether this version may come: it needs no checkpoint, or none is written any more, for which this waits at
         most so long. There is never more than one, on the disk or on its way."""
-        if self.is_due(version):
-            self.look(seconds)
-        return not (self.is_due(version) and self.is_writing)
+        if not self.is_due(version):
+            return True
+        self.look(seconds)
+        return not self.is_writing
 
     def stage(self) -> None:
         """Save the backend's state into a temporary folder. Training has to wait for this."""
