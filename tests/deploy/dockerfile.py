@@ -98,6 +98,8 @@ class Image:
         for path in sorted(self.folders):
             words += [bind, str(self.root / path.strip("/")), path]
         for there, here in mounts.items():
+            for inner in (Path(one) for one in mounts if Path(there) in Path(one).parents):  # as a cache below /tmp
+                (here / inner.relative_to(there)).mkdir(parents=True, exist_ok=True)  # bwrap would: for root alone
             words += ["--bind", str(here), there]
         path = f"{self.environment.get('PATH', '')}:{PYTHON.parent}:/uv:/usr/bin:/bin".strip(":")
         for name, value in {**self.environment, "PATH": path, **(environment or {})}.items():
