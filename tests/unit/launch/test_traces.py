@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import http.server
 import json
-import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +21,7 @@ from rftstream.commands import cli
 from rftstream.errors import ConfigError
 from rftstream.launch import traces
 from rftstream.launch.traces import Collector, CollectorError
-from tests.e2e.test_recorded_run import RECORDED
+from tests.e2e.test_recorded_run import unpack_recorded
 
 
 class FakeCollector(http.server.ThreadingHTTPServer):
@@ -72,8 +71,7 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCollector]:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    shutil.unpack_archive(RECORDED, tmp_path, filter="data")
-    return tmp_path / "recorded"
+    return unpack_recorded(tmp_path)
 
 
 def export(run: Path, *arguments: str, code: int = 0) -> str:
