@@ -24,7 +24,6 @@ STALE, LOST, HELD = (8, 16), 5.0, 2.0
 WHY_NOT = {
     "staleness": "see docs/algorithms.md for what decides it",
     "trl": "the model is so small that what a step costs beside computing counts",
-    "trl-smollm2": "answers are short, and training still waited six seconds for a checkpoint; without them about 2",
     "trl-long": "one of three seeds: there TRL needs four to six steps fewer, as it sees each update in the next batch",
 }
 """What is in the way of an aim that is missed, by comparison."""
@@ -57,7 +56,7 @@ def learning(curves: Entries | None = None, beside_trl: Entries | None = None) -
     for comparison, aim in STEP_AIMS:
         ratios = _ratios(comparison, rows, _step_s)
         lines.append((f"{comparison.name}: a step, times as fast as TRL", f"at least {aim:g}", *_spread(ratios),
-                      _told(min(ratios, default=None), aim, WHY_NOT[comparison.name])))  # fmt: skip
+                      _told(min(ratios, default=None), aim, WHY_NOT.get(comparison.name))))  # fmt: skip
     for threshold in THRESHOLDS:
         ratios = _ratios(LONG, rows, lambda row, least=threshold: (side_by_side.reached(row, least) or (None, None))[1])
         lines.append((f"{LONG.name}: {threshold:g} held out, times as soon as TRL", f"at least {TO_THRESHOLD:g}",
