@@ -5,9 +5,9 @@ kafka-python 3.0.12 is the version that all of this was measured with. Each part
 client does without it. `tests/unit/transport/test_kafka_compat.py` fails when the client's own code behind a part
 changes: look at the change then, and either drop the part or confirm it for the new version.
 
-Importing this module changes four classes of kafka-python (`_sock_recv`, `write`, `handshake`, `_build_transport`,
-`run_once`, `_send_producer_data`), the levels of two of its loggers, and the selector's way of logging. What makes it
-faster was measured for docs/decisions/0017.
+Importing this module changes parts of kafka-python (`_sock_recv`, `write`, `_close`, `handshake`, `_build_transport`,
+`_refresh_loop`, `run_once`, `_send_producer_data`), the levels of two of its loggers, and the selector's way of
+logging. What makes it faster was measured for docs/decisions/0017.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any
 import kafka.net.selector
 from kafka import KafkaAdminClient, KafkaProducer
 from kafka import errors as kafka_errors
+from kafka.cluster import ClusterMetadata
 from kafka.net.compat import KafkaNetClient
 from kafka.net.manager import KafkaConnectionManager
 from kafka.net.transport import KafkaSSLTransport, KafkaTCPTransport
@@ -40,6 +41,8 @@ from kafka.structs import TopicPartition as KafkaPartition
 
 from rftstream.contracts.records import Headers
 from rftstream.transport.kafka.selector import LazySelector
+
+log = logging.getLogger(__name__)
 
 VERSION = "3.0.12"
 """The version of kafka-python that every part was measured with."""
@@ -182,19 +185,34 @@ async def _build_or_tell(
     """Return the transport of a new connection. KafkaConnectionError where the client's own raises an OSError.
 
     For 3.0.12: a TLS connection that is reset before its handshake is told as a bare ConnectionResetError or SSLError,
-    certificates that are just being replaced as FileNotFoundError. If it was to bring metadata, this ends the client's
-    loop that asks for it, for good: the client goes on with what it knew of leaders, and never again reads a partition
-    that has another one now."""
+    certificates that are just being replaced as FileNotFoundError, and whoever waits for an answer expects neither."""
     try:
         return await build(manager, node, timeout_at=timeout_at)
     except OSError as error:
         raise kafka_errors.KafkaConnectionError(str(error)) from error
 
 
+async def _ask_for_metadata_until_closed(cluster: Any, loop: Callable[[Any], Any]) -> None:
+    """Begin the loop that asks for metadata again whenever an error has ended it.
+
+    For 3.0.12: it ends for good with any error that is no KafkaError, and with every error of a request that somebody
+    else had made and that it waits for. The client then goes on with what it knew of leaders, and never again reads a
+    partition that has another one now."""
+    while not cluster.closed:
+        try:
+            await loop(cluster)
+        except ReferenceError:  # nobody has the client any more
+            return
+        except Exception as error:
+            log.warning("asking the brokers for metadata failed and goes on: %s: %s", type(error).__name__, error)
+            await cluster._wakeup(cluster.refresh_backoff() / 1000)
+
+
 KafkaSSLTransport.handshake = functools.partialmethod(_handshake_in_time, KafkaSSLTransport.handshake)
 KafkaConnectionManager._build_transport = functools.partialmethod(
     _build_or_tell, KafkaConnectionManager._build_transport
 )
+ClusterMetadata._refresh_loop = functools.partialmethod(_ask_for_metadata_until_closed, ClusterMetadata._refresh_loop)
 
 
 def broker_version(client: KafkaAdminClient) -> tuple[int, ...]:

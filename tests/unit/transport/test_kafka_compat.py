@@ -86,7 +86,8 @@ REACHED = {
     "_handshake_in_time": (wrapped(KafkaSSLTransport, "handshake"), "422815753f89"),
     "_build_or_tell": (wrapped(KafkaConnectionManager, "_build_transport"), "0e59de06d133"),
     "_build_or_tell, its caller": (KafkaConnectionManager._connect, "248bb596be1e"),
-    "_build_or_tell, the loop that would end": (ClusterMetadata._refresh_loop, "cc8a6324a6b5"),
+    "_ask_for_metadata_until_closed": (wrapped(ClusterMetadata, "_refresh_loop"), "cc8a6324a6b5"),
+    "_ask_for_metadata_until_closed, what it waits for": (ClusterMetadata.refresh_metadata, "a73a4c2690f7"),
     "broker_version": (KafkaConnectionManager.broker_version.fget, "f38097878690"),
     "StableAdminClient, requests": (GroupAdminMixin._list_group_offsets_requests, "a66d0231dc07"),
     "StableAdminClient, coordinators": (ClusterMetadata.get_coordinator, "2b2c25d55532"),
@@ -168,9 +169,58 @@ def test_a_connection_that_cannot_be_made_is_told_as_the_clients_loops_expect_it
     async def reset(manager, node, timeout_at=None):
         raise kind(104, "reset by peer")
 
-    assert "except Errors.KafkaError" in inspect.getsource(ClusterMetadata._refresh_loop)
     with pytest.raises(kafka_errors.KafkaConnectionError, match="reset by peer"):
         compat._build_or_tell(None, reset, None).send(None)
+
+
+class Manager:
+    """What the metadata need of a client's connections."""
+
+    bootstrapped = True
+
+    def __init__(self, network: NetworkSelector) -> None:
+        self._net = network
+
+    def connection_delay(self, name: str) -> float:
+        return 0.0
+
+
+class Asked(ClusterMetadata):
+    """Metadata that are asked of a list. An error in it is raised. With the last answer the client is closed."""
+
+    def __init__(self, network: NetworkSelector, answers: list[Exception | None]) -> None:
+        super().__init__(retry_backoff_ms=1)
+        self.manager = Manager(network)
+        self.answers = answers
+        self.attach(self.manager)
+
+    async def _do_refresh_metadata(self, node_id: object) -> None:
+        answer = self.answers.pop(0)
+        self.closed = not self.answers
+        if answer:
+            raise answer
+
+
+@pytest.mark.parametrize("kind", [OSError, AttributeError, kafka_errors.KafkaConnectionError])
+def test_metadata_is_asked_for_whatever_went_wrong(network, kind):
+    cluster = Asked(network, [kind("at once"), kind("once more"), None])
+    network.run(cluster._refresh_loop)
+    assert cluster.answers == []
+
+
+def test_metadata_is_asked_for_when_the_request_of_another_has_failed(network):
+    cluster = Asked(network, [None])
+    cluster._refresh_future = Future()
+    network.call_later(0.01, lambda: cluster._refresh_future.failure(kafka_errors.KafkaConnectionError("of another")))
+    network.run(cluster._refresh_loop)
+    assert cluster.answers == []
+
+
+def test_nobody_asks_for_the_metadata_of_a_client_that_is_gone(network):
+    cluster = Asked(network, [None])
+    del cluster.manager
+    network.run(cluster._refresh_loop)
+    assert cluster.answers == [None]
 
 
 def test_what_came_before_the_end_of_a_connection_is_given_on():
