@@ -185,7 +185,7 @@ async def _build_or_tell(
     """Return the transport of a new connection. KafkaConnectionError where the client's own raises an OSError.
 
     For 3.0.12: a TLS connection that is reset before its handshake is told as a bare ConnectionResetError or SSLError,
-    certificates that are just being replaced as FileNotFoundError, and whoever waits for an answer expects neither."""
+    certificates that are just being replaced as FileNotFoundError. Who waits for an answer expects none of them."""
     try:
         return await build(manager, node, timeout_at=timeout_at)
     except OSError as error:
