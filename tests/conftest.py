@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.load import LoadReport
+from tests.made import made_once, shared_folder
 from tests.s3 import S3Server
 
 # The conformance suite lives in the package; its assertions shall explain themselves all the same.
@@ -63,3 +64,9 @@ def s3() -> Iterator[S3Server]:
     server = S3Server()
     yield server
     server.close()
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], None]], Path]:
+    """`made(name, make)`: a folder that `make` fills once for the whole run of pytest. Tests only read it."""
+    return lambda name, make: made_once(shared_folder(tmp_path_factory), name, make)

@@ -5,7 +5,6 @@ Workers of xdist share it. Tests keep apart by run ids, which prefix all their t
 
 from __future__ import annotations
 
-import fcntl
 import gc
 import itertools
 import json
@@ -47,27 +46,28 @@ def collected() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Its address. It ends with the session's first process, and takes its folder along."""
-    base = tmp_path_factory.getbasetemp()
-    is_worker = "PYTEST_XDIST_WORKER" in os.environ
-    base, owner = (base.parent, os.getppid()) if is_worker else (base, os.getpid())
-    address = base / "kafka.address"
-    with open(base / "kafka.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not address.exists():
-            started = start_broker(base / "kafka", owner, "--secure")
-            warm_up(started)
-            address.write_text(started)
-    return address.read_text()
+def broker_folder(made: Callable[[str, Callable[[Path], None]], Path]) -> Path:
+    """The folder of the broker. The broker ends with the run of pytest, and takes its files along."""
+    owner = os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
+
+    def make(folder: Path) -> None:
+        started = start_broker(folder / "kafka", owner, "--secure")
+        warm_up(started)
+        (folder / "address").write_text(started)
+
+    return made("broker", make)
 
 
 @pytest.fixture(scope="session")
-def secure(servers: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def servers(broker_folder: Path) -> str:
+    """The address of the broker."""
+    return (broker_folder / "address").read_text()
+
+
+@pytest.fixture(scope="session")
+def secure(broker_folder: Path) -> dict[str, str]:
     """The other ways to the broker: security protocol -> address; options of clients."""
-    base = tmp_path_factory.getbasetemp()
-    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    found: dict[str, str] = json.loads((base / "kafka" / "secure.json").read_text())
+    found: dict[str, str] = json.loads((broker_folder / "kafka" / "secure.json").read_text())
     return found
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+from tests.made import made_once
 
 ROOT = Path(__file__).parents[4]
 CACHE = ROOT / ".cache" / "foreign"
@@ -17,14 +17,7 @@ CACHE = ROOT / ".cache" / "foreign"
 def interpreter(*packages: str) -> str:
     """Return the interpreter of an environment that has these packages, with exact versions."""
     name = packages[0].partition("==")[0] + "-" + hashlib.sha256(" ".join(packages).encode()).hexdigest()[:12]
-    CACHE.mkdir(parents=True, exist_ok=True)
-    folder, done = CACHE / name, CACHE / f"{name}.done"
-    with (CACHE / f"{name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # tests run in several processes
-        if not done.exists():
-            shutil.rmtree(folder, ignore_errors=True)
-            _make(folder, packages)
-            done.touch()
+    folder = made_once(CACHE, name, lambda folder: _make(folder, packages))
     return str(folder / "bin" / "python")
 
 
