@@ -1,8 +1,9 @@
-"""A workplace for each test; what was started there ends with the test."""
+"""A workplace for each test; what was started there ends with the test. A run that has ended, made once for all."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,5 +18,25 @@ def place(tmp_path: Path) -> Iterator[Workplace]:
     workplace.write("tiny.toml", FAKE)
     try:
         yield workplace
+    finally:
+        workplace.end()
+
+
+@pytest.fixture
+def finished_run(place: Workplace, made: Callable[[str, Callable[[Path], None]], Path]) -> Path:
+    """`runs/tiny` of the workplace: a copy of a whole run of `tiny.toml` by `rftstream run`. Tests may change it."""
+    path = place.folder / "runs" / "tiny"
+    shutil.copytree(made("finished-run", run_tiny) / "runs" / "tiny", path)
+    return path
+
+
+def run_tiny(folder: Path) -> None:
+    """Run FAKE to its end with real processes."""
+    workplace = Workplace(folder)
+    try:
+        workplace.write("tiny.toml", FAKE)
+        done = workplace.call("run", "tiny.toml", "--json")
+        assert done.code == 0, f"{done.err}\n{workplace.report()}"
+        assert (done.result["steps"], done.result["reason"]) == (6, "steps")
     finally:
         workplace.end()

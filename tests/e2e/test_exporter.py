@@ -22,16 +22,15 @@ def test_its_backlog_is_that_of_the_audit(place: Workplace) -> None:
     check_exporter(place, "tiny", {})
 
 
-def test_a_log_that_is_gone_is_said_and_the_rest_stays(place: Workplace, caplog: pytest.LogCaptureFixture) -> None:
-    assert place.call("run", "tiny.toml").code == 0
-    folder = place.folder / "runs" / "tiny"
+def test_a_log_that_is_gone_is_said_and_the_rest_stays(finished_run: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = finished_run
     run = FollowedRun("tiny", lambda: open_run(folder), every_s=1.0, health=Health())
     assert run.figures == {"rftstream_run_up": [((), 0.0)]}
     run.follow_once()
     assert run.figures["rftstream_run_up"] == [((), 1.0)]
     version = run.figures["rftstream_run_version"]
     run._close()
-    away = shutil.move(folder, place.folder / "away")
+    away = shutil.move(folder, folder.with_name("away"))
     run.follow_once()
     run.follow_once()
     assert run.figures["rftstream_run_up"] == [((), 0.0)]
@@ -43,9 +42,8 @@ def test_a_log_that_is_gone_is_said_and_the_rest_stays(place: Workplace, caplog:
     run._close()
 
 
-def test_names_that_people_choose_are_not_series_without_end(place: Workplace) -> None:
-    assert place.call("run", "tiny.toml").code == 0
-    follower = RunFollower(open_run(Path(place.folder / "runs" / "tiny")))
+def test_names_that_people_choose_are_not_series_without_end(finished_run: Path) -> None:
+    follower = RunFollower(open_run(finished_run))
     look = follower.look()
     assert look.counts is not None
     reasons = {("filtered", f"reason {number}"): number + 1 for number in range(3 * MAX_NAMES)}
