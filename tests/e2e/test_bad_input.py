@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from rftstream.config.sections import MakeModel, ModelSection
-from rftstream.contracts.records import NewRecord
 from rftstream.contracts.verdicts import VerifiedRollout
 from rftstream.models.folder import prepare_model
+from tests.e2e.played import play
 from tests.e2e.workplace import COMMAND, FAKE, Finished, Workplace, sets
 
 SUMS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(4) for b in range(4)]
@@ -38,6 +38,9 @@ def refused(done: Finished, *words: str, code: int = 2) -> None:
 # ------------------------------------------------------------------------------------------------ the run file
 
 
+SPOILT = "class Broken(:\n    pass\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -46,98 +49,61 @@ def refused(done: Finished, *words: str, code: int = 2) -> None:
         (["tiny.toml", *sets("trainer.algorithm=gpro")], ["trainer.algorithm: unknown 'gpro'", "did you mean 'grpo'?"]),
         (["nowhere.toml"], ["nowhere.toml: no such file"]),
         (["broken.toml"], ["broken.toml: line 2: run.name", "not TOML"]),
+        (["tiny.toml", *sets("policies.fake.tokens_per_sec=1")],
+         ["policies.fake.tokens_per_sec: unknown key", "'tokens_per_s'"]),
+        (["tiny.toml", *sets("backends.fake.step=1")], ["backends.fake.step: unknown key", "did you mean 'step_s'?"]),
+        (["tiny.toml", *sets("trainer.backend=spoilt_part:Broken")],
+         ["importing 'spoilt_part:Broken' failed: SyntaxError", "spoilt_part.py, line 1"]),
+        (["tiny.toml", *sets("explorer.policy=empty_part:Policy")], ["module 'empty_part' has no 'Policy'"]),
     ],
-)
-def test_a_run_file_that_cannot_be_is_refused_before_anything_is_made(
+)  # fmt: skip
+def test_what_cannot_be_is_refused_before_anything_is_made(
     place: Workplace, arguments: list[str], words: list[str]
 ) -> None:
     place.write("broken.toml", "[run]\nname = tiny\n")
-    refused(place.call("run", *arguments), *words)
+    place.write("spoilt_part.py", SPOILT)
+    place.write("empty_part.py", "")
+    done = place.look("run", *arguments, "--json")
+    refused(done, *words)
+    assert not done.out, "there is no run, and so no result"
     assert not (place.folder / "runs").exists()
 
 
-@pytest.mark.parametrize(
-    ("assignment", "words"),
-    [
-        ("policies.fake.tokens_per_sec=1", ["policies.fake.tokens_per_sec: unknown key", "'tokens_per_s'"]),
-        ("backends.fake.step=1", ["backends.fake.step: unknown key", "did you mean 'step_s'?"]),
-        ("trainer.backend=mine:Broken", ["importing 'mine:Broken' failed: SyntaxError", "mine.py, line 1"]),
-        ("explorer.policy=empty:Policy", ["module 'empty' has no 'Policy'"]),
-    ],
-)
-def test_parts_that_cannot_be_built_are_refused_before_anything_is_made(
-    place: Workplace, assignment: str, words: list[str]
-) -> None:
-    place.write("mine.py", "class Broken(:\n    pass\n")
-    place.write("empty.py", "")
-    done = place.call("run", "tiny.toml", "--json", *sets(assignment))
-    refused(done, *words)
-    assert not done.out, "there is no run, and so no result"
-    assert not (place.folder / "runs" / "tiny").exists()
-    place.assert_nobody_left()
-
-
-@pytest.mark.parametrize(
-    ("reward", "words"),
-    [
-        ("mine:score", ["importing 'mine:score' failed: SyntaxError", "mine.py, line 1"]),
-        ("empty:score", ["module 'empty' has no 'score'"]),
-        ("absent:score", ["cannot import 'absent:score': no module named 'absent'"]),
-    ],
-)
-def test_rewards_that_cannot_be_built_end_the_run_at_once(place: Workplace, reward: str, words: list[str]) -> None:
-    place.write("mine.py", "def score(completion, answer:\n    return 1\n")
-    place.write("empty.py", "")
-    done = place.call("run", "tiny.toml", "--json", *sets(f"tasksets.sums.reward={reward}"))
-    refused(done, "tasksets.sums.reward: ", *words)
-    assert "starting again" not in done.err
-    place.assert_nobody_left()
-
-
-def test_what_was_sampled_before_a_reward_could_not_be_built_is_kept(place: Workplace) -> None:
-    settings = sets("tasksets.sums.reward=absent:score", "verifier.count=0")
-    run = place.start("run", "tiny.toml", *settings)
-    view = place.view("runs/tiny")
-    place.wait_for(lambda: len(view.rollouts()) >= 12, "rollouts")
-    done = place.call("worker", "tiny.toml", "--role", "verifier")
+def test_check_finds_all_of_it_without_starting_anything(place: Workplace) -> None:
+    place.write("spoilt_part.py", SPOILT)
+    bad = ["trainer.algorithm=gpro", "backends.fake.step=1", "tasksets.sums.reward=spoilt_part:score"]
+    done = place.look("check", "tiny.toml", *sets(*bad))
     assert done.code == 2
-    assert "no module named 'absent'" in done.err
-    run.send(signal.SIGINT)
-    assert run.finish().code == 0
+    for word in ("unknown 'gpro'", "backends.fake.step: unknown key", "spoilt_part.py, line 1", "not ready"):
+        assert word in done.out
+    assert not (place.folder / "runs").exists()
+
+
+def test_a_reward_that_cannot_be_built_ends_the_run_at_once_and_what_was_sampled_is_kept(place: Workplace) -> None:
+    place.write("mine.py", SPOILT)
+    assert place.look("run", "tiny.toml", "--no-workers", *sets("tasksets.sums.reward=mine:score")).code == 0
+    view = place.view("runs/tiny")
+    play(view, "feeder", "explorer", "trainer", until=lambda: len(view.rollouts()) >= 12)
     sampled = {one.ids.rollout_id for one in view.rollouts()}
-    resumed = place.call("resume", "runs/tiny", *sets("tasksets.sums.reward=exact", "verifier.count=1"))
+    for reward, words in (
+        ("mine:score", ["importing 'mine:score' failed: SyntaxError", "mine.py, line 1"]),
+        ("absent:score", ["cannot import 'absent:score': no module named 'absent'"]),
+    ):
+        done = place.call("resume", "runs/tiny", "--json", *sets(f"tasksets.sums.reward={reward}"))
+        refused(done, "tasksets.sums.reward: ", *words)
+        assert "starting again" not in done.err
+        place.assert_nobody_left()
+    resumed = place.call("resume", "runs/tiny", *sets("tasksets.sums.reward=exact"))
     assert resumed.code == 0, resumed.err
     assert view.assert_nothing_lost().version == 6
     assert sampled <= {one.ids.rollout_id for one in view.verified() if one.verdict is not None}
 
 
-def test_check_finds_all_of_it_without_starting_anything(place: Workplace) -> None:
-    place.write("mine.py", "def score(completion, answer:\n    return 1\n")
-    bad = ["trainer.algorithm=gpro", "backends.fake.step=1", "tasksets.sums.reward=mine:score"]
-    done = place.call("check", "tiny.toml", *sets(*bad))
-    assert done.code == 2
-    for word in ("unknown 'gpro'", "backends.fake.step: unknown key", "mine.py, line 1", "not ready"):
-        assert word in done.out
-    assert not (place.folder / "runs").exists()
-
-
 # ------------------------------------------------------------------------------------------------ tasksets
 
 
-def test_a_line_that_is_not_json_is_named(place: Workplace) -> None:
-    place.write("tiny.toml", FROM_FILE)
-    place.write("sums.jsonl", '{"prompt": "1+1=", "answer": "2"}\n\n{"prompt": "1+2=", "answer"\n')
-    checked = place.call("check", "tiny.toml", *sets("run.steps=2"))
-    assert checked.code == 2
-    assert "sums.jsonl:3: not JSON" in checked.out
-    refused(place.call("run", "tiny.toml", *sets("run.steps=2")), "tasksets.sums: ", "sums.jsonl:3: not JSON")
-    place.write_lines("sums.jsonl", SUMS)
-    assert place.call("run", "tiny.toml", *sets("run.steps=2")).code == 0, "the name was left free"
-    assert (place.folder / "runs" / "tiny" / "final").is_dir()
-
-
 def test_prompts_longer_than_the_context(place: Workplace) -> None:
-    """Refused, then the same run goes on without them; another one cuts them from the left."""
+    """They are refused, then the same run goes on without them."""
     place.write("tiny.toml", FROM_FILE)
     rows = [*SUMS[:7], {"prompt": "what is the sum of 1 and 2, please: 1+2=", "answer": "3"}, SUMS[7]]
     place.write_lines("sums.jsonl", rows)
@@ -145,7 +111,7 @@ def test_prompts_longer_than_the_context(place: Workplace) -> None:
         "model.context=16", "tasksets.sums.passes=1", "tasksets.sums.shuffle=false", "sampling.max_tokens=4"
     )
     said = "problem 7 has a prompt of 40 tokens, expected fewer than the context of 16"
-    checked = place.call("check", "tiny.toml", *settings)
+    checked = place.look("check", "tiny.toml", *settings)
     assert checked.code == 2
     assert said in checked.out
     done = place.call("run", "tiny.toml", "--json", *settings)
@@ -158,15 +124,6 @@ def test_prompts_longer_than_the_context(place: Workplace) -> None:
     assert skipped.result["reason"] == "taskset"
     assert view.assert_nothing_lost().groups.trained == 8
     assert json.loads(place.look("status", "runs/tiny", "--json").out)["left_out"] == 1
-
-    cut = place.call("run", "tiny.toml", "--run-dir", "cut", "--json", *settings,
-                     *sets("tasksets.sums.too_long=truncate"))  # fmt: skip
-    assert cut.code == 0, cut.err
-    other = place.view("cut")
-    assert other.assert_nothing_lost().groups.trained == 9
-    (segment,) = next(one for one in other.rollouts() if one.ids.group_id == "sums/0/7/0").segments
-    prompt = segment.token_ids.numpy()[segment.loss_mask.numpy() == 0]
-    assert bytes(prompt.tolist()) == b"please: 1+2=", "the end of the prompt, with room for a completion"
 
 
 # ------------------------------------------------------------------------------------------------ rewards
@@ -195,7 +152,7 @@ def test_what_cannot_be_scored_is_dead_with_its_reason_and_never_zero(place: Wor
     place.write_lines("sums.jsonl", [{**row, "how": how} for row, how in zip(SUMS, hows, strict=False)])
     done = place.call(
         "run", "tiny.toml", "--json",
-        *sets("tasksets.sums.passes=1", "tasksets.sums.reward=mine:score", "verifier.timeout_s=0.4", "verifier.tries=2",
+        *sets("tasksets.sums.passes=1", "tasksets.sums.reward=mine:score", "verifier.timeout_s=1", "verifier.tries=2",
               "feeder.group_size=3", "feeder.max_staleness=4", "policies.fake.answer_depends_on=task",
               "policies.fake.right_share=0.4", "verifier.processes=2"),
     )  # fmt: skip
@@ -235,72 +192,6 @@ def test_what_cannot_be_scored_is_dead_with_its_reason_and_never_zero(place: Wor
     assert report.groups.dead == sum(one.result == "dead" for one in view.outcomes()) > 3
     assert report.rollouts.dead == 3 * report.groups.dead + wrong_in_batches
     assert not unscored & {one.ids.rollout_id for one in view.experiences()}, "nothing unscored is trained on"
-
-
-def test_a_reward_that_always_fails_stops_the_run_and_mending_it_loses_nothing(place: Workplace) -> None:
-    place.write("mine.py", "def score(completion, answer):\n    raise KeyError('no such thing')\n")
-    settings = sets("tasksets.sums.reward=mine:score", "verifier.tries=1", "feeder.groups_per_batch=8",
-                    "feeder.group_size=8")  # fmt: skip
-    done = place.call("run", "tiny.toml", "--json", *settings)
-    refused(done, "200 of the last 200 rollouts could not be scored by score", "KeyError: 'no such thing'",
-            "Mend the reward, then run `rftstream resume`", code=6)  # fmt: skip
-    assert (done.result["reason"], done.result["steps"]) == ("failed", 0)
-    stopped = place.look("status", "runs/tiny", "--json").result["stopped"]
-    assert (stopped["by"], stopped["error"]) == ("error", done.result["error"])
-    assert "stopped by an error: verifier-0: " in place.look("list", "runs").out
-    view = place.view("runs/tiny")
-    before = view.assert_nothing_lost()
-    assert before.groups.dead > 0
-    assert before.rollouts.pending > 0
-    assert all(one.verdict is None for one in view.verified())
-
-    place.write("mine.py", "def score(completion, answer):\n    return float(completion.strip() == answer)\n")
-    resumed = place.call("resume", "runs/tiny", "--json")
-    assert resumed.code == 0, resumed.err
-    assert (resumed.result["steps"], resumed.result["reason"]) == (6, "steps")
-    after = view.assert_nothing_lost()
-    assert after.groups.trained == 48
-    sampled = Counter(one.ids.rollout_id for one in view.rollouts())
-    assert set(sampled.values()) == {1}, "what was sampled before was scored now, not sampled again"
-    pending_then = before.rollouts.pending_by_stage["sampled"]
-    assert pending_then == 0 or after.rollouts.trained > 0
-
-
-# ------------------------------------------------------------------------------------------------ foreign messages
-
-
-def test_messages_of_unknown_contract_are_passed_over_and_kept(place: Workplace) -> None:
-    run = place.start("run", "tiny.toml", "--json", *sets("run.steps=24", "policies.fake.tokens_per_s=60"))
-    view = place.view("runs/tiny")
-    place.wait_for(lambda: view.curve().version >= 2, "two steps")
-    topics = ("tasks", "rollouts", "verified", "batches", "weights", "steps", "outcomes", "evals", "control")
-    unknown = (("contract", b"somebody_elses"), ("contract_version", b"1"), ("id", b"x"))
-    for headers in (unknown, ()):
-        view.put(*(NewRecord(topic, 0, b"a key", b"not for you", headers) for topic in topics))
-    broken = (("contract", b"rollout"), ("contract_version", b"1"))
-    view.put(NewRecord("rollouts", 1, b"a key", b"\xff\xff broken", broken))
-    version = view.curve().version
-    place.wait_for(lambda: view.curve().version >= version + 6, "some more steps")
-    assert run.alive
-    place.kill_worker("trainer-0")
-    place.kill_worker("buffer-0")
-    done = run.finish()
-    assert done.code == 0, done.err
-    assert (done.result["steps"], done.result["reason"]) == (24, "steps")
-    assert view.assert_nothing_lost().groups.trained == 48
-
-    letters = view.dead()
-    consumed = {"tasks": "explorer", "rollouts": "verifier", "verified": "buffer", "batches": "trainer"}
-    for topic, role in consumed.items():
-        found = {(one.offset, one.value, one.role, one.reason) for one in letters if one.topic == topic}
-        assert {one[1:3] for one in found} >= {(b"not for you", role)}, topic
-        assert len({one[0] for one in found if one[1] == b"not for you"}) == 2, topic
-        assert {one[3] for one in found} == {"undecodable"}
-    assert any(one.value == b"\xff\xff broken" for one in letters)
-    assert {letter.topic for letter in letters} == set(consumed), "who only follows a topic keeps nothing"
-    for command in (("audit",), ("inspect", "rollouts")):
-        looked = place.look(command[0], "runs/tiny", *command[1:])
-        assert looked.code == 0, looked.err
 
 
 # ------------------------------------------------------------------------------------------------ a full disk
@@ -385,7 +276,9 @@ def test_a_small_file_system_runs_full_and_is_made_larger(place: Workplace, smal
 def test_a_resume_with_other_data_is_refused_with_the_difference(place: Workplace) -> None:
     place.write("tiny.toml", FROM_FILE)
     place.write_lines("sums.jsonl", SUMS)
-    assert place.call("run", "tiny.toml", *sets("run.steps=2")).code == 0
+    assert place.look("run", "tiny.toml", "--no-workers", *sets("run.steps=2")).code == 0
+    view = place.view("runs/tiny")
+    play(view, "feeder", until=lambda: view.control().manifest is not None)
     before = (place.folder / "runs/tiny/config.toml").read_bytes()
 
     def resume(*assignments: str) -> Finished:
@@ -402,26 +295,38 @@ def test_a_resume_with_other_data_is_refused_with_the_difference(place: Workplac
     place.write_lines("sums.jsonl", SUMS)
     assert (place.folder / "runs/tiny/config.toml").read_bytes() == before, "what was refused changed nothing"
     assert place.call("resume", "runs/tiny", *sets("run.steps=4", "trainer.lr=1e-5")).code == 0
-    assert place.view("runs/tiny").assert_nothing_lost().version == 4
+    assert view.assert_nothing_lost().version == 4
 
 
 def make_model(place: Workplace) -> Path:
     return prepare_model(ModelSection(make=MakeModel()), place.folder / "model", 0).folder
 
 
-def test_a_live_run_cannot_be_run_twice(place: Workplace) -> None:
-    run = place.start("run", "tiny.toml", *sets("run.steps=100000"))
+@contextmanager
+def listening() -> Iterator[int]:
+    with socket.create_server(("", 0)) as server:
+        yield server.getsockname()[1]
+
+
+def test_a_live_run_cannot_be_run_twice_and_stray_workers_do_not_harm_it(place: Workplace) -> None:
+    run = place.start("run", "tiny.toml", *sets("run.steps=100000", "backends.fake.step_s=0.05"))
     view = place.view("runs/tiny")
     place.wait_for(lambda: view.curve().version >= 1, "a step")
-    refused(place.call("run", "tiny.toml"), "runs/tiny: this run is live", "--run-dir")
-    refused(place.call("run", "tiny.toml", "--run-dir", "runs/tiny"), "this run is live")
-    refused(place.call("resume", "runs/tiny"), f"this run is live, held by process {run.pid}")
+    refused(place.look("run", "tiny.toml"), "runs/tiny: this run is live", "--run-dir")
+    refused(place.look("run", "tiny.toml", "--run-dir", "runs/tiny"), "this run is live")
+    refused(place.look("resume", "runs/tiny"), f"this run is live, held by process {run.pid}")
+    refused(place.look("worker", "tiny.toml", "--role", "explorr"), "did you mean 'explorer'?")
+    with listening() as port:
+        done = place.call("worker", "tiny.toml", "--role", "explorer", "--process", "mine", "--metrics-port", str(port))
+    assert done.code == 2
+    assert f"--metrics-port {port}: Address already in use; take another port" in done.err
+    assert "Traceback" not in done.err
     assert run.alive
     version = view.curve().version
     place.wait_for(lambda: view.curve().version > version, "another step, for all that")
     run.send(signal.SIGINT)
     assert run.finish().code == 0
-    refused(place.call("run", "tiny.toml"), "neither ended nor is anybody running it", "rftstream resume runs/tiny")
+    refused(place.look("run", "tiny.toml"), "neither ended nor is anybody running it", "rftstream resume runs/tiny")
     view.assert_nothing_lost()
 
 
@@ -432,19 +337,18 @@ def test_a_run_folder_that_cannot_be_written(place: Workplace) -> None:
         (["--run-dir", "taken/run"], "Not a directory"),
         (["--run-dir", "/proc/run"], "No such file or directory"),
     ):
-        refused(place.call("run", "tiny.toml", *arguments), f"{why}, expected a run folder that can be written")
-    refused(place.call("run", "tiny.toml", *sets("run.folder=taken")), "run.folder: ", "(Not a directory), expected")
+        refused(place.look("run", "tiny.toml", *arguments), f"{why}, expected a run folder that can be written")
+    refused(place.look("run", "tiny.toml", *sets("run.folder=taken")), "run.folder: ", "(Not a directory), expected")
 
 
 def test_a_file_system_that_cannot_be_written(place: Workplace, small_disk: Path) -> None:
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
-    done = place.call("run", "tiny.toml", "--run-dir", small_disk / "run")
+    done = place.look("run", "tiny.toml", "--run-dir", small_disk / "run")
     refused(done, "Read-only file system, expected a run folder that can be written")
 
 
-def test_a_missing_or_damaged_log(place: Workplace) -> None:
-    assert place.call("run", "tiny.toml").code == 0
-    log = place.folder / "runs/tiny/log/log.sqlite"
+def test_a_missing_or_damaged_log(place: Workplace, finished_run: Path) -> None:
+    log = finished_run / "log/log.sqlite"
     whole = log.read_bytes()
     shutil.rmtree(log.parent)
     absent = "log.sqlite: no log there, an existing one was expected"
@@ -464,25 +368,4 @@ def test_a_missing_or_damaged_log(place: Workplace) -> None:
     log.write_bytes(damaged)
     refused(place.look("audit", "runs/tiny"), "check the disk", code=3)
     log.write_bytes(whole)
-    assert place.call("audit", "runs/tiny").code == 0
-
-
-@contextmanager
-def listening() -> Iterator[int]:
-    with socket.create_server(("", 0)) as server:
-        yield server.getsockname()[1]
-
-
-def test_a_worker_whose_port_is_taken_or_whose_role_is_unknown(place: Workplace) -> None:
-    run = place.start("run", "tiny.toml", *sets("run.steps=100000"))
-    view = place.view("runs/tiny")
-    place.wait_for(lambda: view.curve().version >= 1, "a step")
-    with listening() as port:
-        done = place.call("worker", "tiny.toml", "--role", "explorer", "--process", "mine", "--metrics-port", str(port))
-    assert done.code == 2
-    assert f"--metrics-port {port}: Address already in use; take another port" in done.err
-    assert "Traceback" not in done.err
-    refused(place.call("worker", "tiny.toml", "--role", "explorr"), "did you mean 'explorer'?")
-    run.send(signal.SIGINT)
-    run.finish()
-    view.assert_nothing_lost()
+    assert place.look("audit", "runs/tiny").code == 0
