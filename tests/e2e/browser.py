@@ -77,9 +77,19 @@ class Tab:
         """Return how many pixels the page is wider than the window."""
         return int(self.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth"))
 
-    def barriers(self) -> list[str]:
-        """Return what keeps somebody from using the page, as axe finds it."""
-        found = Axe().run(self.page).response["violations"]
+    def resize(self, width: int) -> None:
+        """Make the window so wide, in the colours of the day."""
+        self.page.emulate_media(color_scheme="light")
+        self.page.set_viewport_size({"width": width, "height": 900})
+
+    def darken(self) -> None:
+        """Ask for the colours of the night."""
+        self.page.emulate_media(color_scheme="dark")
+
+    def barriers(self, *rules: str) -> list[str]:
+        """Return what keeps somebody from using the page, as axe finds it, by all of its rules or by these."""
+        only: dict[str, Any] = {"runOnly": {"type": "rule", "values": list(rules)}} if rules else {}
+        found = Axe().run(self.page, options={"resultTypes": ["violations"], **only}).response["violations"]
         return [f"{one['id']}: {one['help']}: {[node['html'][:160] for node in one['nodes']][:3]}" for one in found]
 
     def close(self) -> None:
