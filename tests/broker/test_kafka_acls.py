@@ -79,6 +79,7 @@ def called(env: dict[str, str], *arguments: object, code: int = 0) -> dict[str, 
 # ------------------------------------------------------------------------------------------------ what is allowed
 
 
+@pytest.mark.law("fencing")
 @pytest.mark.parametrize("kind", user_kinds())
 def test_the_broker_allows_what_the_role_declares_and_nothing_else(runs: Guarded, kind: str) -> None:
     """By the broker's own answer to the user, for every topic and group of both runs."""

@@ -32,10 +32,12 @@ def play(servers: str, run_id: Callable[[], str], tmp_path: Path) -> Play:
     return played
 
 
+@pytest.mark.law("lost", "twice")
 def test_explorers_and_hosts_die_at_every_call(play: Play) -> None:
     all_at_once(play, [(kill_under_agents, ROUNDS[0]), (kill_under_hosted, ROUNDS[0]), (kill_under_hosted, ())])
 
 
+@pytest.mark.law("lost", "twice")
 @pytest.mark.long
 def test_explorers_die_at_every_other_point(play: Play) -> None:
     kills: list[Kill] = [kill_under_agents, kill_under_hosted]

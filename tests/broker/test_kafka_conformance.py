@@ -15,7 +15,7 @@ from rftstream.testing.conformance import ConformanceHarness, TransportConforman
 from rftstream.transport.base import Transport
 from rftstream.transport.kafka.transport import KafkaTransport
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.law("lost", "twice", "fencing")]
 
 
 class KafkaHarness(ConformanceHarness):

@@ -8,7 +8,7 @@ from rftstream.contracts.rollouts import Rollout
 from tests.e2e.test_dead_and_rescore import BROKEN
 from tests.e2e.workplace import FAKE, Workplace, sets
 
-pytestmark = [pytest.mark.broker, pytest.mark.slow]
+pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.law("lost", "twice", "unscorable")]
 
 
 def test_the_dead_are_put_back_after_the_mend_and_scored_once_more(

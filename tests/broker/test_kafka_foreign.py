@@ -7,7 +7,7 @@ import pytest
 from tests.e2e.test_foreign import strays_into_a_live_run
 from tests.e2e.workplace import FAKE, Workplace, sets
 
-pytestmark = [pytest.mark.broker, pytest.mark.slow]
+pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.law("fencing")]
 
 
 def test_strays_in_a_live_run(place: Workplace, servers: str, run_id: object) -> None:

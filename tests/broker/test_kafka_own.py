@@ -67,6 +67,7 @@ def begin_but_do_not_end(transport: KafkaTransport, name: str) -> None:
     )
 
 
+@pytest.mark.law("twice")
 def test_what_was_not_committed_is_never_seen(connect: Connect, transport: KafkaTransport) -> None:
     producer = transport.producer("first")
     producer.start()
@@ -108,6 +109,7 @@ def test_an_open_transaction_ends_by_itself(connect: Connect, transport: KafkaTr
         producer.commit([new("b", 0, "late")])
 
 
+@pytest.mark.law("twice", "fencing")
 def test_a_member_that_was_put_out_commits_nothing(connect: Connect, transport: KafkaTransport) -> None:
     """The broker takes a commit without a generation from anybody: it must not be asked."""
     zombie = connect()
@@ -140,6 +142,7 @@ def test_a_cluster_known_from_when_a_broker_was_away_is_looked_at_again(transpor
     assert transport.admin.end_offsets("b") == before
 
 
+@pytest.mark.law("lost")
 def test_positions_outside_the_log_are_mended_or_refused(transport: KafkaTransport) -> None:
     producer = transport.producer("p")
     producer.start()
@@ -155,6 +158,7 @@ def test_positions_outside_the_log_are_mended_or_refused(transport: KafkaTranspo
         transport.admin.delete_before({A0: 1000})
 
 
+@pytest.mark.law("bounded")
 def test_a_paused_reader_does_not_fill_up(transport: KafkaTransport) -> None:
     producer = transport.producer("p")
     producer.start()
@@ -302,6 +306,7 @@ def test_topics_of_other_widths_are_refused(connect: Connect, transport: KafkaTr
     assert transport.admin.topics()["a"].partitions == 1
 
 
+@pytest.mark.law("lost")
 def test_positions_that_expired_are_said(connect: Connect, transport: KafkaTransport) -> None:
     """As after offsets.retention.minutes: never a jump to the beginning or to the end."""
     transport.admin.connection.ask("drop", lambda client: client.delete_groups([transport._clients.name("g")]))
@@ -350,6 +355,7 @@ def test_a_watchdog_ends_what_hangs(
     assert texts(read_all(connect(), ["b"])) == ["again"]
 
 
+@pytest.mark.law("lost")
 @pytest.mark.timeout(600)
 def test_positions_are_not_committed_without_their_records(own_broker: tuple[Path, str]) -> None:
     """The client gives records up when the broker is away for long, and goes on with the rest of the transaction."""

@@ -10,7 +10,7 @@ import pytest
 from tests.e2e.test_partials import kill_and_go_on
 from tests.e2e.workplace import Workplace
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.law("lost", "twice")]
 
 
 @pytest.fixture

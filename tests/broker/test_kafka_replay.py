@@ -7,7 +7,7 @@ import pytest
 from tests.e2e.test_resume import digests
 from tests.e2e.workplace import FAKE, Workplace, sets
 
-pytestmark = [pytest.mark.broker, pytest.mark.slow]
+pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.law("replay")]
 
 
 def test_batches_are_trained_again_from_a_broker(place: Workplace, servers: str, run_id: object) -> None:

@@ -7,7 +7,7 @@ import pytest
 from tests.broker.test_kafka_runs import SLOW
 from tests.e2e.workplace import Workplace, sets
 
-pytestmark = [pytest.mark.broker, pytest.mark.slow]
+pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.law("conservation", "bounded")]
 
 STEPS = 16
 

@@ -23,7 +23,7 @@ from rftstream.transport.kafka.transport import KafkaTransport
 from tests.broker.conftest import SCRIPT, kill_broker, start_broker
 from tests.e2e.workplace import FAKE, RunView, Workplace, sets
 
-pytestmark = [pytest.mark.broker, pytest.mark.slow]
+pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.law("lost", "twice", "conservation")]
 
 SLOW = (
     FAKE.replace("groups_per_batch = 2\ngroup_size = 3", "groups_per_batch = 4\ngroup_size = 4").replace(

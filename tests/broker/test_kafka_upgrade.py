@@ -9,7 +9,7 @@ import pytest
 from tests.e2e.workplace import Workplace
 from tests.upgrades import READERS_FIRST, RollingUpgrade
 
-pytestmark = [pytest.mark.broker, pytest.mark.slow]
+pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.law("lost", "twice")]
 
 WRITERS_FIRST = READERS_FIRST[::-1]
 """The release before reads what the later one writes."""

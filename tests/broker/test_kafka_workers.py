@@ -25,6 +25,7 @@ def place(tmp_path: Path) -> Iterator[Workplace]:
         workplace.end()
 
 
+@pytest.mark.law("lost", "twice", "conservation")
 def test_workers_alone_bring_a_run_to_its_end(place: Workplace, servers: str, run_id: Callable[[], str]) -> None:
     """By the environment, as the compose file has it. Two verifiers share the work."""
     name = run_id()
@@ -67,6 +68,7 @@ def test_workers_alone_bring_a_run_to_its_end(place: Workplace, servers: str, ru
     assert (run.folder.final).is_dir()
 
 
+@pytest.mark.law("conservation")
 def test_the_exporters_backlog_is_that_of_the_audit(place: Workplace, servers: str, run_id: Callable[[], str]) -> None:
     """Markers of transactions are none of it."""
     name = run_id()

@@ -20,6 +20,8 @@ from rftstream.testing.conformance_bench import read_all
 from rftstream.transport.base import TopicSettings, Transport
 from rftstream.transport.embedded.transport import EmbeddedTransport
 
+pytestmark = pytest.mark.law("lost", "twice", "fencing")
+
 
 class EmbeddedHarness(ConformanceHarness):
     session_timeout_s = 0.6

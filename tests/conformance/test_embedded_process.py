@@ -146,6 +146,7 @@ def idle(pipe: Connection, folder: Path, seconds: float) -> None:
 # -- what is expected of it
 
 
+@pytest.mark.law("lost", "twice")
 def test_a_writer_killed_in_the_middle_leaves_nothing_half_done(folder: Path, start: Start) -> None:
     watcher = EmbeddedTransport(folder)
     for _ in range(4):
@@ -216,6 +217,7 @@ def test_a_thread_that_holds_the_lock_is_seen_too(folder: Path) -> None:
     second.close()
 
 
+@pytest.mark.law("lost")
 @pytest.mark.parametrize("max_bytes", [3_000_000, 50_000_000])
 def test_without_room_a_transaction_is_refused_whole(folder: Path, start: Start, max_bytes: int) -> None:
     """The smaller limit hits while the newest records are still in the WAL, the larger one when it was copied."""
@@ -248,6 +250,7 @@ def test_the_pipe_of_a_killed_reader_is_taken_away(folder: Path, start: Start) -
     transport.close()
 
 
+@pytest.mark.law("lost")
 def test_a_killed_member_is_replaced_before_its_session_runs_out(folder: Path, start: Start) -> None:
     transport = EmbeddedTransport(folder)
     member = transport.member("g", ["a"], name="me", session_timeout_s=1000.0)
@@ -267,6 +270,7 @@ def test_a_killed_member_is_replaced_before_its_session_runs_out(folder: Path, s
     assert list((folder / "bells" / "group-g").iterdir()) == []
 
 
+@pytest.mark.law("lost")
 def test_who_comes_in_the_place_of_a_killed_member_gets_its_partitions_at_once(folder: Path, start: Start) -> None:
     other, pipe = start(be_member, folder)
     assert told(pipe) == 2

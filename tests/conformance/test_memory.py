@@ -13,6 +13,8 @@ from rftstream.testing.conformance import ConformanceHarness, TransportConforman
 from rftstream.transport.base import Position, Snapshot, TopicSettings, Transport
 from rftstream.transport.memory.transport import MemoryLog
 
+pytestmark = pytest.mark.law("lost", "twice", "fencing")
+
 PLACE = TopicPartition("a", 0)
 
 

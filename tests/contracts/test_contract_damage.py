@@ -22,6 +22,8 @@ from rftstream.contracts.verdicts import Verdict
 from rftstream.errors import ContractError
 from tests.contracts.samples import SAMPLES, contract_of
 
+pytestmark = pytest.mark.law("no-pickle")
+
 NUM_MUTATIONS = 100_000
 
 
@@ -287,6 +289,7 @@ def test_errors_name_the_place_and_both_sides(name: str, path: str, value: Any, 
     assert caught.value.path == text.partition(": got")[0].partition(": invalid")[0]
 
 
+@pytest.mark.law("bounded")
 def test_information_may_be_deep_up_to_the_limit() -> None:
     assert decode(changed("task.v1", "problem.info", {"deep": nested(31)}), "task") is not None
 
@@ -330,11 +333,13 @@ def test_msgpack_errors_are_readable(value: bytes, text: str) -> None:
     assert str(caught.value) == f"control[0]@7 run_state.v1 $: {text}"
 
 
+@pytest.mark.law("bounded")
 def test_records_over_the_limit_are_not_even_looked_at() -> None:
     with pytest.raises(ContractError, match="bytes exceed the limit"):
         decode(b"\x80" + bytes(MAX_DEAD_BYTES), "run_state")
 
 
+@pytest.mark.law("bounded")
 def test_many_small_things_are_counted_together() -> None:
     """Lists of empty lists: eight times the length of the longest list, each of it allowed."""
     inner = struct.pack(">BH", 0xDC, MAX_ITEMS - 1) + b"\x90" * (MAX_ITEMS - 1)

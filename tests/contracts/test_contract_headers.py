@@ -47,12 +47,14 @@ def test_headers_that_all_have(name: str) -> None:
     assert {key: found[key] for key in COMMON_HEADERS} == common
 
 
+@pytest.mark.law("twice")
 @pytest.mark.parametrize("name", SAMPLES)
 def test_twin_headers_are_there(name: str) -> None:
     topic = TOPICS[MESSAGES[contract_of(name)].topic]
     assert set(topic.twin or ()) <= set(texts(headers_of(SAMPLES[name], "run")))
 
 
+@pytest.mark.law("twice")
 def test_late_outcomes_of_a_group_are_no_twins() -> None:
     late = SAMPLES["group_outcome.v1-late"]
     assert isinstance(late, GroupOutcome)
@@ -76,6 +78,7 @@ def record(headers: Headers, topic: str = "rollouts", value: bytes | None = b"\x
     return Record(topic, 3, 8172, 0.0, b"key", value, headers)
 
 
+@pytest.mark.law("conservation")
 def test_ids_come_from_headers_alone() -> None:
     headers = headers_of(SAMPLES["rollout.v1"], "run")
     assert ids_from_headers(record(headers, value=b"\xc1")) == IDS

@@ -23,6 +23,7 @@ from tests.contracts.strategies import messages
 UNKNOWN = [1, {"nested": [b"bytes", None, 2.5]}, "text"]
 
 
+@pytest.mark.law("no-pickle")
 @pytest.mark.parametrize("contract", MESSAGES)
 @settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
@@ -101,6 +102,7 @@ def test_record_and_back(name: str) -> None:
     assert to_record(message, topic, 3, b"key", run="gsm8k-grpo").key == b"key"
 
 
+@pytest.mark.law("lineage")
 def test_digest_is_over_the_encoded_experiences_in_order() -> None:
     assert digest_of_experiences([]).startswith("sha256:e3b0c44298fc1c14")
     assert digest_of_experiences([b"a", b"b"]) == digest_of_experiences([b"ab"]) != digest_of_experiences([b"b", b"a"])

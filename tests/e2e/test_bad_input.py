@@ -79,6 +79,7 @@ def test_check_finds_all_of_it_without_starting_anything(place: Workplace) -> No
     assert not (place.folder / "runs").exists()
 
 
+@pytest.mark.law("lost")
 def test_a_reward_that_cannot_be_built_ends_the_run_at_once_and_what_was_sampled_is_kept(place: Workplace) -> None:
     place.write("mine.py", SPOILT)
     assert place.look("run", "tiny.toml", "--no-workers", *sets("tasksets.sums.reward=mine:score")).code == 0
@@ -145,6 +146,7 @@ def score(completion, answer, how):
 '''
 
 
+@pytest.mark.law("unscorable")
 def test_what_cannot_be_scored_is_dead_with_its_reason_and_never_zero(place: Workplace) -> None:
     hows = ["raises", "hangs", "crashes", *["raises for wrong ones"] * 4, "works"]
     place.write("tiny.toml", FROM_FILE)
@@ -209,6 +211,7 @@ def make_room(place: Workplace) -> None:
         resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
 
+@pytest.mark.law("lost")
 def test_a_full_disk_is_told_and_the_run_goes_on_when_there_is_room(place: Workplace) -> None:
     run = place.start("run", "tiny.toml", "--json", *sets("run.steps=60"), command=with_little_room(COMMAND))
     view = place.view("runs/tiny")
@@ -226,6 +229,7 @@ def test_a_full_disk_is_told_and_the_run_goes_on_when_there_is_room(place: Workp
     assert view.assert_nothing_lost().groups.trained == 120
 
 
+@pytest.mark.law("lost")
 def test_a_run_that_was_stopped_on_a_full_disk_can_be_resumed(place: Workplace) -> None:
     run = place.start("run", "tiny.toml", "--json", *sets("run.steps=60"), command=with_little_room(COMMAND))
     view = place.view("runs/tiny")
@@ -308,6 +312,7 @@ def listening() -> Iterator[int]:
         yield server.getsockname()[1]
 
 
+@pytest.mark.law("lost", "fencing")
 def test_a_live_run_cannot_be_run_twice_and_stray_workers_do_not_harm_it(place: Workplace) -> None:
     run = place.start("run", "tiny.toml", *sets("run.steps=100000", "backends.fake.step_s=0.05"))
     view = place.view("runs/tiny")

@@ -9,7 +9,7 @@ import pytest
 from tests.call_kills import ROUNDS, kill_under_agents, kill_under_hosted
 from tests.e2e.workplace import Workplace
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.law("lost", "twice")]
 
 TRANSPORT = "session_timeout_s = 2.0\n"
 

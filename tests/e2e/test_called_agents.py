@@ -116,6 +116,7 @@ def ask(call: dict[str, Any], path: str, body: dict[str, Any]) -> str:
         return text
 
 
+@pytest.mark.law("lost", "twice")
 @pytest.mark.parametrize("on_restart", ["replay", "anew"])
 def test_an_explorer_is_killed_under_the_agents_that_it_called(place: Workplace, on_restart: str) -> None:
     """All agents wait behind their first model call when their explorer dies. The next one calls them again."""

@@ -44,6 +44,7 @@ def check(view: RunView, steps: int) -> None:
     assert evaluated == set(range(0, steps + 1, 4))
 
 
+@pytest.mark.law("lost", "never-waits")
 def test_whoever_is_killed_nobody_waits_for_ever(place: Workplace) -> None:
     place.write("tiny.toml", PLAYED)
     run = place.start("run", "tiny.toml", "--json", *sets("run.steps=16"))

@@ -10,7 +10,7 @@ import pytest
 from rftstream.sandbox.layers import missing_text
 from tests.e2e.workplace import FAKE, Workplace, sets
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.law("unscorable")]
 
 BROKEN = """
 from pathlib import Path
@@ -29,6 +29,7 @@ def score(completion, answer):
 '''
 
 
+@pytest.mark.law("lost", "twice")
 def test_a_broken_reward_stops_the_run_and_after_the_mend_nothing_is_lost(place: Workplace) -> None:
     place.write("checks.py", BROKEN)
     place.write("tiny.toml", FAKE)

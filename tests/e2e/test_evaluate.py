@@ -87,6 +87,7 @@ def test_versions_of_a_real_model_and_the_folder_that_the_run_left(place: Workpl
     place.assert_nobody_left()
 
 
+@pytest.mark.law("never-waits")
 def test_a_live_run_answers_and_is_not_held_up(place: Workplace) -> None:
     place.write("tiny.toml", FAKE + HELD_OUT)
     live = place.start("run", "tiny.toml", *sets("run.steps=100000", "backends.fake.step_s=0.05", "weights.keep=1000"))

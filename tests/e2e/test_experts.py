@@ -7,7 +7,7 @@ import pytest
 from tests.e2e.test_resume import PATIENCE_S, digests
 from tests.e2e.workplace import Workplace, sets
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.law("replay")]
 
 SFT = """
 [run]

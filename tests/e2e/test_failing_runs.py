@@ -8,6 +8,8 @@ import pytest
 
 from tests.e2e.workplace import FAKE, Finished, Workplace, sets
 
+pytestmark = pytest.mark.law("unscorable")
+
 ENVIRONMENT = """
 from dataclasses import dataclass
 

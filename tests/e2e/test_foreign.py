@@ -6,9 +6,13 @@ from __future__ import annotations
 import signal
 from random import Random
 
+import pytest
+
 from rftstream.contracts.records import NewRecord
 from rftstream.testing.foreign import ForeignWriter
 from tests.e2e.workplace import FAKE, RunView, Workplace, sets
+
+pytestmark = pytest.mark.law("fencing", "replay")
 
 NUM_STRAYS = 30
 SLOW = sets("backends.fake.step_s=0.05")

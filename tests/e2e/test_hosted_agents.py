@@ -128,6 +128,7 @@ def test_how_agents_end(place: Workplace) -> None:
     assert_nobody_left(place, log)
 
 
+@pytest.mark.law("lost", "twice")
 @pytest.mark.parametrize("on_restart", ["replay", "anew"])
 def test_host_and_explorer_are_killed_in_the_middle(place: Workplace, on_restart: str) -> None:
     """All agents wait behind their first call, first in a host that is killed, then in an explorer that is."""
@@ -176,6 +177,7 @@ def test_host_and_explorer_are_killed_in_the_middle(place: Workplace, on_restart
     assert_nobody_left(place, log)
 
 
+@pytest.mark.law("lost")
 def test_a_run_that_is_stopped_goes_on_where_its_agents_were(place: Workplace) -> None:
     """An explorer that leaves cancels its agents before they are refused, so none of them fails of it."""
     gate = place.folder / "gate"

@@ -15,7 +15,7 @@ import pytest
 
 from tests.e2e.workplace import FAKE, Process, RunView, Workplace, sets
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.law("lost", "twice", "conservation")]
 
 SINGLES = ("trainer", "buffer", "feeder", "evaluator")
 
@@ -161,6 +161,7 @@ def test_everything_is_killed_and_then_the_supervisor_and_its_workers_end_with_i
     place.assert_nobody_left()
 
 
+@pytest.mark.law("fencing")
 def test_other_trainers_take_over_and_the_first_comes_back_when_they_die(place: Workplace) -> None:
     """The first one lives when the second one comes; it stands still when the third one comes, and is fenced."""
     run, view = start_run(place)

@@ -16,7 +16,7 @@ from rftstream.weights.store import ObjectStore
 from tests.e2e.workplace import Workplace, sets
 from tests.s3 import BUCKET, S3Server
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.law("lineage", "never-waits")]
 
 VERSION, ANCHOR_EVERY = 57, 20
 

@@ -8,7 +8,7 @@ from safetensors.numpy import load_file
 from tests.e2e.test_resume import digests
 from tests.e2e.workplace import Workplace, sets
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.law("replay")]
 
 RUN = """
 [run]

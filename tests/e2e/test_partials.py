@@ -22,7 +22,7 @@ from rftstream.policies.fake import FakePolicy
 from rftstream.roles.explorer.partials import parse_key
 from tests.e2e.workplace import RunView, Workplace
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.law("lost", "twice")]
 
 SPEED = 50.0
 EVERY_S, TOKENS_PER_S = 2.0, 10.0

@@ -15,6 +15,8 @@ import pytest
 
 from tests.e2e.workplace import Workplace, sets
 
+pytestmark = pytest.mark.law("replay")
+
 RECORDED = Path(__file__).with_name("recorded") / "before-rooms.tar.xz"
 
 
@@ -30,6 +32,7 @@ def recorded(place: Workplace) -> Path:
     return unpack_recorded(place.folder / "runs")
 
 
+@pytest.mark.law("conservation")
 def test_it_is_audited_and_replayed(place: Workplace, recorded: Path) -> None:
     audit = place.call("audit", recorded, "--json")
     assert audit.code == 0, audit.err

@@ -7,7 +7,7 @@ import pytest
 from tests.e2e.test_resume import IN_TURNS, PATIENCE_S, WITHOUT_A_MODEL, digests, kill_all
 from tests.e2e.workplace import Workplace, sets
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.law("replay")]
 
 PLAIN = """
 from rftstream.algorithms.grpo import Grpo
@@ -63,6 +63,7 @@ def test_a_real_model_gets_the_same_weights_again_and_others_under_other_setting
     place.assert_nobody_left()
 
 
+@pytest.mark.law("lost", "twice")
 def test_killed_in_the_middle_it_goes_on_and_is_a_run_like_any_other(place: Workplace) -> None:
     place.write("turns.toml", WITHOUT_A_MODEL + EVALUATION)
     first = place.call("run", "turns.toml", "--json", *sets("policies.fake.tokens_per_s=0"))

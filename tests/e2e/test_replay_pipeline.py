@@ -28,6 +28,7 @@ class Never:
 """
 
 
+@pytest.mark.law("derived")
 def test_other_operators_over_recorded_groups(place: Workplace) -> None:
     first = place.call("run", "tiny.toml", "--json", *sets("policies.fake.tokens_per_s=0"))
     assert first.code == 0, first.err

@@ -12,7 +12,7 @@ import pytest
 from rftstream.contracts.versions import StepRecord
 from tests.e2e.workplace import RunView, Workplace, sets
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.law("lost", "order", "replay")]
 
 IN_TURNS = """
 [run]

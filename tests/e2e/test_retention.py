@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from rftstream.contracts.versions import WeightsAnnounced
 from tests.e2e.workplace import FAKE, Workplace, sets
+
+pytestmark = pytest.mark.law("bounded")
 
 STEPS = 24
 RUN_FILE = FAKE.replace("steps = 6", f"steps = {STEPS}") + "\n[retention]\n"
 
 
+@pytest.mark.law("conservation")
 def test_a_run_with_retention(place: Workplace) -> None:
     """Its trainer dies once between saying what goes and deleting it, and once in the middle."""
     place.write("tiny.toml", RUN_FILE)

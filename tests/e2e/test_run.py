@@ -216,6 +216,7 @@ print(json.dumps(result.to_dict()))
 # ------------------------------------------------------------------------------------------------ stopping
 
 
+@pytest.mark.law("lost", "twice")
 def test_ctrl_c_stops_cleanly_and_resume_goes_on_to_the_end(place: Workplace) -> None:
     slow = sets("policies.fake.tokens_per_s=40", "policies.fake.mean_tokens=6", "run.steps=40")
     run = place.start("run", "tiny.toml", "--json", *slow)

@@ -66,6 +66,7 @@ def test_a_run_on_s3_is_resumed_from_there_and_tells_nobody_its_keys(place: Work
         assert not files_with(key, place.folder), "config, log, manifest, logs, and what was printed"
 
 
+@pytest.mark.law("lineage")
 def test_what_was_not_wholly_there_was_never_announced(place: Workplace, s3: S3Server) -> None:
     """The server stops answering, the trainer is killed while it writes; its successor has names of its own."""
     settings = sets(f"weights.store={store(place)}", "weights.keep=1000", "run.steps=12")

@@ -57,6 +57,7 @@ def write_job(place: Workplace, *options: str) -> str:
     return done.out
 
 
+@pytest.mark.law("lost")
 def test_a_job_goes_on_with_the_run_when_its_time_was_up(place: Workplace, cluster: Cluster) -> None:
     """A trainer that dies is started again meanwhile; each attempt has logs of its own."""
     place.write("tiny.toml", FAKE.replace("steps = 6", "steps = 40").replace(

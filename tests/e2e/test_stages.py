@@ -9,7 +9,7 @@ import pytest
 from tests.e2e.test_resume import PATIENCE_S, digests
 from tests.e2e.workplace import EXAMPLES, Workplace, sets
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.law("replay")]
 
 
 @pytest.mark.timeout(6 * PATIENCE_S)

@@ -12,7 +12,7 @@ from tests.e2e.workplace import Workplace
 from tests.releases import NOTE
 from tests.upgrades import READERS_FIRST, RollingUpgrade
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.law("lost", "twice")]
 
 
 def test_a_run_goes_to_a_later_release_and_back(place: Workplace) -> None:

@@ -8,6 +8,8 @@ import subprocess
 import urllib.request
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.workplace import Workplace
 
 ROLES = ("feeder", "explorer", "verifier", "buffer", "trainer")
@@ -29,6 +31,7 @@ def port_of(place: Workplace, file: Path) -> int:
     return int(place.wait_for(lambda: _text(file), f"a port in {file}"))
 
 
+@pytest.mark.law("lost", "twice", "conservation")
 def test_workers_alone_bring_a_run_to_its_end(place: Workplace) -> None:
     made = place.look("run", "tiny.toml", "--no-workers", "--json")
     assert made.code == 0, made.err

@@ -35,6 +35,7 @@ def test_a_seed_is_a_schedule() -> None:
     assert ":in_commit:" in str(draw("embedded", LARGE["embedded"].index("stopped writer")))
 
 
+@pytest.mark.law("lost", "twice", "conservation")
 @pytest.mark.timeout(6000)
 def test_nothing_is_lost_on_the_embedded_log(tmp_path: Path) -> None:
     play(Rig(tmp_path), "embedded", SEEDS)
@@ -48,6 +49,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     gc.collect()  # here, and not in a test of others
 
 
+@pytest.mark.law("lost", "twice", "conservation")
 @pytest.mark.broker
 @pytest.mark.timeout(9000)
 @pytest.mark.parametrize("seeds", [
@@ -66,6 +68,7 @@ def secured(tmp_path: Path) -> Iterator[Cluster]:
     gc.collect()
 
 
+@pytest.mark.law("lost", "twice", "fencing", "conservation")
 @pytest.mark.long
 @pytest.mark.broker
 @pytest.mark.timeout(9000)

@@ -129,6 +129,7 @@ def test_calls_at_the_same_time_do_not_share_a_segment(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------------- commit, then answer
 
 
+@pytest.mark.law("lost")
 def test_a_call_is_on_the_log_before_it_is_answered(tmp_path: Path) -> None:
     scene, explorer, agent = opened(tmp_path)
     found = agent.send(user("1+1="))
@@ -140,6 +141,7 @@ def test_a_call_is_on_the_log_before_it_is_answered(tmp_path: Path) -> None:
     assert isinstance(found.answer, CallAnswer) and piece.saved_calls[0].answer == found.answer.body
 
 
+@pytest.mark.law("twice")
 @pytest.mark.parametrize("num_ticks", range(6))
 def test_a_retry_after_a_kill_gets_the_same_bytes_and_nothing_is_sampled_twice(tmp_path: Path, num_ticks: int) -> None:
     """Killed after any slice: before the call was sampled, before the commit, between commit and answer, after."""
@@ -164,6 +166,7 @@ def test_a_retry_after_a_kill_gets_the_same_bytes_and_nothing_is_sampled_twice(t
     assert rollout.num_tokens == trained_tokens(rollout)
 
 
+@pytest.mark.law("lost", "derived")
 def test_a_call_that_was_not_committed_is_sampled_again_alike(tmp_path: Path) -> None:
     texts = []
     for number in range(2):
@@ -215,6 +218,7 @@ def test_a_retry_joins_the_call_that_is_being_sampled(tmp_path: Path) -> None:
     assert first.answer == second.answer and len(pieces(scene)) == 1
 
 
+@pytest.mark.law("twice")
 def test_an_idempotency_key_gives_the_same_answer_also_after_a_restart(tmp_path: Path) -> None:
     scene, explorer, agent = opened(tmp_path)
     first = agent.ask(user("1+1="), headers={"idempotency-key": "a"})
@@ -286,6 +290,7 @@ def test_an_agent_that_is_cut_short_ends_as_one_truncated_record(tmp_path: Path)
     assert failed.status is RolloutStatus.failed and failed.error == "it took too long, and made no call"
 
 
+@pytest.mark.law("lost", "twice")
 def test_an_agent_that_begins_again_gets_the_recorded_answers(tmp_path: Path) -> None:
     scene, explorer, agent = opened(tmp_path)
     first = agent.ask(user("1+1="))
@@ -386,6 +391,7 @@ def test_what_cannot_be_answered_is_refused(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------------- sessions
 
 
+@pytest.mark.law("lost", "twice")
 def test_a_session_is_given_once_and_outlives_the_explorer(tmp_path: Path) -> None:
     scene, explorer, agent = opened(tmp_path)
     first, again, other = session(explorer, "a"), session(explorer, "a"), session(explorer, "b")
@@ -459,6 +465,7 @@ def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
 # --------------------------------------------------------------------------------------------- weights, leaving
 
 
+@pytest.mark.law("staleness")
 def test_calls_wait_for_weights_that_are_new_enough(tmp_path: Path) -> None:
     scene = Scene(tmp_path, **AGENTS)
     scene.announce(0)
@@ -475,6 +482,7 @@ def test_calls_wait_for_weights_that_are_new_enough(tmp_path: Path) -> None:
     assert [span.version for span in the_rollout(scene).segments[0].versions] == [1]
 
 
+@pytest.mark.law("lost")
 def test_an_explorer_that_leaves_hands_its_agents_on(tmp_path: Path) -> None:
     scene, explorer, agent = opened(tmp_path, policies__fake={"tokens_per_s": 10.0, "mean_tokens": 40.0, "sigma": 0.0})
     first = agent.ask(user("1+1="))

@@ -27,6 +27,8 @@ from rftstream.weights.checkpoints import CheckpointStore
 from tests.flow.scene import Scene
 from tests.flow.test_replay import InMemory
 
+pytestmark = pytest.mark.law("replay")
+
 STEPS = 6
 
 
@@ -174,6 +176,7 @@ def test_a_trainer_that_is_killed_goes_on_where_it_was(first: Simulation, tmp_pa
 # --------------------------------------------------------------------------------------------- the import
 
 
+@pytest.mark.law("lost", "twice")
 @pytest.mark.parametrize("point", ["before_commit", "after_commit", "before_checkpoints", "after_checkpoints"])
 def test_killed_anywhere_it_goes_on_where_it_was(
     first: Simulation, tmp_path: Path, point: str, monkeypatch: pytest.MonkeyPatch

@@ -79,6 +79,7 @@ def manifests_of(scene: Scene) -> list[BatchManifest]:
 # --------------------------------------------------------------------------------------------- order
 
 
+@pytest.mark.law("order")
 def test_batches_wait_for_the_next_undecided_group(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     buffer = RoleDriver(scene, "buffer")
@@ -107,6 +108,7 @@ def test_a_group_is_complete_with_all_its_siblings(tmp_path: Path) -> None:
     assert [(one.ids.sibling, one.reward) for one in experiences] == [(0, 0.0), (1, 0.5), (2, 1.0)]
 
 
+@pytest.mark.law("order")
 @pytest.mark.parametrize("order", range(6))
 def test_which_groups_make_a_batch_does_not_depend_on_timing(tmp_path: Path, order: int) -> None:
     scene = Scene(tmp_path, buffer__zero_variance="replace", feeder__group_size=2)
@@ -129,6 +131,7 @@ def test_which_groups_make_a_batch_does_not_depend_on_timing(tmp_path: Path, ord
     }
 
 
+@pytest.mark.law("conservation")
 def test_rejected_groups_are_decided_at_once_and_never_wait_for_a_batch(tmp_path: Path) -> None:
     scene = Scene(tmp_path, buffer__zero_variance="replace")
     buffer = RoleDriver(scene, "buffer")
@@ -224,6 +227,7 @@ def test_the_deadline_counts_from_the_first_record_of_the_group(tmp_path: Path) 
     assert batches_of(scene) == [[1]]
 
 
+@pytest.mark.law("order")
 def test_the_deadline_counts_by_the_log_and_outlives_a_restart(tmp_path: Path) -> None:
     scene = Scene(tmp_path, buffer__group_deadline_s=10.0)
     scene.verify(0, (1.0,), only=(0,))
@@ -232,6 +236,7 @@ def test_the_deadline_counts_by_the_log_and_outlives_a_restart(tmp_path: Path) -
     assert results_of(scene) == {0: ("expired", "deadline")}
 
 
+@pytest.mark.law("twice", "conservation")
 @pytest.mark.parametrize("restarts", [False, True])
 def test_each_sibling_that_comes_late_gets_one_record_of_its_own(tmp_path: Path, restarts: bool) -> None:
     scene = Scene(
@@ -282,6 +287,7 @@ def test_a_group_that_is_overdue_but_waits_for_its_turn_takes_more_siblings(tmp_
 # --------------------------------------------------------------------------------------------- staleness
 
 
+@pytest.mark.law("staleness")
 def test_drop_takes_groups_as_they_come_and_expires_what_is_too_old(tmp_path: Path) -> None:
     scene = Scene(tmp_path, feeder__on_stale="drop", feeder__groups_per_batch=1, feeder__max_staleness=1)
     buffer = RoleDriver(scene, "buffer")
@@ -302,6 +308,7 @@ def test_of_many_that_are_ready_drop_takes_the_oldest_first(tmp_path: Path) -> N
     assert batches_of(scene) == [[1, 3], [2, 4]]
 
 
+@pytest.mark.law("staleness")
 def test_staleness_is_that_of_the_oldest_token_of_all_siblings(tmp_path: Path) -> None:
     scene = Scene(tmp_path, feeder__on_stale="drop", feeder__groups_per_batch=1, feeder__max_staleness=0)
     buffer = RoleDriver(scene, "buffer")
@@ -315,6 +322,7 @@ def test_staleness_is_that_of_the_oldest_token_of_all_siblings(tmp_path: Path) -
     assert results_of(scene)[1] == ("expired", "stale")
 
 
+@pytest.mark.law("staleness")
 def test_the_hard_check_holds_for_wait_too(tmp_path: Path) -> None:
     scene = Scene(tmp_path, feeder__groups_per_batch=1, feeder__max_staleness=0)
     scene.verify(0)
@@ -435,6 +443,7 @@ def positions_of(scene: Scene) -> list[tuple[int, int]]:
     return [(one.offset, int((one.metadata or f"{one.offset}").split()[0])) for one in places]
 
 
+@pytest.mark.law("lost")
 def test_positions_keep_the_oldest_open_group(tmp_path: Path) -> None:
     scene = Scene(tmp_path, feeder__groups_per_batch=1, transport__partitions=2)
     buffer = RoleDriver(scene, "buffer")
@@ -454,6 +463,7 @@ def test_positions_keep_the_oldest_open_group(tmp_path: Path) -> None:
     assert positions_of(scene) == [(6, 6), (4, 4)]
 
 
+@pytest.mark.law("bounded")
 @pytest.mark.parametrize("max_body_bytes", [1, 1000])
 def test_bodies_over_the_limit_are_read_again_from_the_log(tmp_path: Path, max_body_bytes: int) -> None:
     large = Scene(tmp_path / "large")
@@ -471,6 +481,7 @@ def test_bodies_over_the_limit_are_read_again_from_the_log(tmp_path: Path, max_b
     assert digests[0] == digests[1]
 
 
+@pytest.mark.law("conservation", "unscorable")
 def test_an_undecodable_record_is_a_sibling_without_a_reward(tmp_path: Path) -> None:
     scene = Scene(tmp_path, feeder__group_size=3, feeder__groups_per_batch=1, transport__partitions=1)
     scene.verify(0, (0.0, 1.0), only=(0, 1))

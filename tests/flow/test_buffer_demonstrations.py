@@ -102,6 +102,7 @@ def test_passes_have_orders_of_their_own_and_new_ones_wait_for_the_next(tmp_path
     assert [one for one in passes[1] if one < 6] != passes[0]
 
 
+@pytest.mark.law("twice", "order")
 @pytest.mark.parametrize("every", [1, 2])
 def test_a_restart_changes_nothing(tmp_path: Path, every: int) -> None:
     def play(folder: Path, restart: bool) -> list[list[tuple[int, int]]]:
@@ -200,6 +201,7 @@ def test_passes_may_end_and_a_short_batch_has_fewer(tmp_path: Path) -> None:
     assert [len(batch) for batch in scene.taken()] == [3, 1, 0]
 
 
+@pytest.mark.law("twice")
 def test_what_is_of_no_use_goes_to_dead_once(tmp_path: Path) -> None:
     """A pair among chats, a chat in which nobody answers, a record that cannot be decoded: passes go on without."""
     scene = Scene(tmp_path, transport__partitions=2)
@@ -240,6 +242,7 @@ def test_where_none_is_of_use_the_run_ends(tmp_path: Path) -> None:
         buffer.work()
 
 
+@pytest.mark.law("lost")
 def test_a_number_left_out_is_noticed(tmp_path: Path) -> None:
     scene = Scene(tmp_path, transport__partitions=1)
     scene.put("experts", demonstration(0), demonstration(2), partition=0)
@@ -311,6 +314,7 @@ def test_pairs_are_not_for_an_algorithm_of_chats(tmp_path: Path) -> None:
         load_demonstrations(scene.transport(), scene.config, scene.folder, section, say=print)
 
 
+@pytest.mark.law("twice")
 def test_two_loads_at_once_do_not_share_numbers(tmp_path: Path) -> None:
     """The later one takes over; the earlier one says so, and can be done again."""
     scene = Scene(tmp_path)

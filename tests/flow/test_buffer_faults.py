@@ -14,6 +14,8 @@ from rftstream.testing import RoleDriver
 from rftstream.testing.faults import Kill
 from tests.flow.test_buffer import TIMEOUT, Scene, batches_of, end, outcomes_of
 
+pytestmark = pytest.mark.law("lost", "twice", "order")
+
 SETTINGS = {"feeder__group_size": 3, "buffer__zero_variance": "replace", "transport__partitions": 2,
             "trainer__shares": 2, "buffer__max_body_bytes": 700}  # fmt: skip
 

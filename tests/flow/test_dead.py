@@ -69,6 +69,7 @@ def kill_group(scene: Scene, sequence: int, result: GroupResult = GroupResult.de
 # --------------------------------------------------------------------------------------------- the feeder
 
 
+@pytest.mark.law("derived")
 def test_a_dead_group_is_admitted_as_the_next_attempt(scene: Scene) -> None:
     feeder = RoleDriver(scene, "feeder")
     group = kill_group(scene, 1)
@@ -84,6 +85,7 @@ def test_a_dead_group_is_admitted_as_the_next_attempt(scene: Scene) -> None:
     assert {record.partition for record in scene.records("tasks") if record.offset and b"/1/" in (record.key or b"")}
 
 
+@pytest.mark.law("twice")
 def test_each_request_is_done_once_whatever_happens(scene: Scene) -> None:
     group = kill_group(scene, 0)
     retry(scene, group)
@@ -102,6 +104,7 @@ def test_each_request_is_done_once_whatever_happens(scene: Scene) -> None:
     assert len(groups_of(scene)) == 7, "what the other dead ones left went to new groups"
 
 
+@pytest.mark.law("lost", "twice")
 def test_a_kill_around_the_commit_neither_loses_nor_doubles_a_retry(scene: Scene) -> None:
     group = kill_group(scene, 0)
     retry(scene, group)
@@ -122,6 +125,7 @@ def test_a_kill_around_the_commit_neither_loses_nor_doubles_a_retry(scene: Scene
     assert groups_of(scene)[4:] == [next_attempt(group)]
 
 
+@pytest.mark.law("conservation")
 def test_only_what_is_dead_is_put_back_and_only_in_time(scene: Scene) -> None:
     expired, filtered = kill_group(scene, 0), kill_group(scene, 1, GroupResult.filtered)
     retry(scene, expired, within_s=-1)
@@ -179,6 +183,7 @@ def rollouts_of(scene: Scene) -> dict[str, Rollout]:
     return {one.ids.rollout_id: one for one in scene.messages("rollouts") if isinstance(one, Rollout)}
 
 
+@pytest.mark.law("lineage")
 def test_a_stored_rollout_is_copied_as_it_is_without_weights(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     ids = scene.siblings(0)
@@ -227,6 +232,7 @@ def retried_tasks_of_five(scene: Scene) -> list[Task]:
 # --------------------------------------------------------------------------------------------- letters
 
 
+@pytest.mark.law("twice", "fencing")
 @pytest.mark.parametrize(("role", "topic"), [("buffer", "verified"), ("trainer", "batches")])
 def test_a_foreign_record_stops_nobody_and_gets_one_letter_over_restarts(tmp_path: Path, role: str, topic: str) -> None:
     scene = Scene(tmp_path)
@@ -266,6 +272,7 @@ def test_a_poison_message_on_each_partition_stops_none(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------------- all together
 
 
+@pytest.mark.law("lost", "unscorable")
 def test_after_a_reward_was_mended_all_that_died_of_it_is_trained(tmp_path: Path) -> None:
     """Everything dies and the verifier stops by its own rule; after the mend, each dead group comes to a batch."""
     mended.clear()

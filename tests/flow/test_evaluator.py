@@ -89,6 +89,7 @@ def test_it_goes_on_when_the_run_does(tmp_path: Path) -> None:
     assert [version for *_, version in evaluated(scene)] == [0]
 
 
+@pytest.mark.law("lineage")
 def test_after_a_rollback_versions_are_evaluated_again_but_for_the_one_it_began_with(tmp_path: Path) -> None:
     scene = scene_of(tmp_path)
     driver = RoleDriver(scene, "evaluator")
@@ -163,6 +164,7 @@ def picky(completion: str, prompt: str) -> float:
     return 1.0
 
 
+@pytest.mark.law("unscorable")
 def test_what_cannot_be_scored_is_counted_and_in_no_mean(tmp_path: Path) -> None:
     scene = scene_of(
         tmp_path,
@@ -180,6 +182,7 @@ def test_what_cannot_be_scored_is_counted_and_in_no_mean(tmp_path: Path) -> None
     assert sum(line["reason"] == "error" for line in lines) == result.num_unscored
 
 
+@pytest.mark.law("unscorable")
 def test_samples_that_fail_are_unscored(tmp_path: Path) -> None:
     scene = scene_of(tmp_path, policies__fake={"fail_share": 1.0})
     scene.announce(0)
@@ -193,6 +196,7 @@ def test_samples_that_fail_are_unscored(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------------- requests
 
 
+@pytest.mark.law("twice")
 def test_a_request_is_done_once(tmp_path: Path) -> None:
     scene = scene_of(tmp_path)
     driver = RoleDriver(scene, "evaluator")
@@ -248,6 +252,7 @@ def test_the_last_weights_are_gone(tmp_path: Path) -> None:
     assert driver.done
 
 
+@pytest.mark.law("twice")
 @pytest.mark.parametrize(("point", "fault"), [
     ("before_commit", Kill), ("after_commit", Kill), ("before_commit", ProducerLost), ("after_commit", ProducerLost),
     ("before_evals", Kill), ("after_evals", Kill),

@@ -82,6 +82,7 @@ def scored_rollout(verified: VerifiedRollout, version: int | None) -> ScoredRoll
     )
 
 
+@pytest.mark.law("staleness")
 def test_a_group_is_judged_at_the_version_that_it_is_trained_at(tmp_path: Path) -> None:
     """Groups 1 to 5 are there before group 0, so the later ones wait for batches 1 and 2."""
     scene = buffering(tmp_path, {"op": "stale", "max_age": 1}, feeder__group_size=3)
@@ -157,6 +158,7 @@ OPERATORS: tuple[dict[str, Any], ...] = (
 )
 
 
+@pytest.mark.law("order")
 @pytest.mark.parametrize("point", ["before_commit", "after_commit"])
 def test_a_buffer_killed_at_every_commit_decides_the_same(tmp_path: Path, point: str) -> None:
     """Groups come in an order of their own, so that many wait for a batch when the buffer dies."""
@@ -189,6 +191,7 @@ def test_a_buffer_killed_at_every_commit_decides_the_same(tmp_path: Path, point:
     assert names >= {"stale", "amplify", "shape"}
 
 
+@pytest.mark.law("derived")
 def test_decisions_by_facts_are_computed_again_from_what_they_saw(tmp_path: Path) -> None:
     """A restart may know more outcomes than whoever decided before; the record says how many it knew."""
     operators = ({"op": "outliers", "within": "taskset"}, {"op": "stale", "max_age": 2})

@@ -49,6 +49,7 @@ def work_for(scene: Scene, *explorers: RoleDriver, seconds: float) -> None:
 # --------------------------------------------------------------------------------------------- the ordinary
 
 
+@pytest.mark.law("conservation")
 def test_one_rollout_for_each_task_on_its_partition(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     scene.announce(0)
@@ -108,6 +109,7 @@ def test_nothing_is_done_before_the_manifest(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------------- versions
 
 
+@pytest.mark.law("staleness")
 def test_a_task_waits_for_its_min_version_and_holds_up_nobody(tmp_path: Path) -> None:
     scene = Scene(tmp_path, transport__partitions=1)
     scene.announce(0)
@@ -127,6 +129,7 @@ def test_a_task_waits_for_its_min_version_and_holds_up_nobody(tmp_path: Path) ->
     assert found == {0: 0, 1: 2, 2: 1, 3: 0}
 
 
+@pytest.mark.law("lineage")
 def test_the_newest_weights_are_taken_over_in_the_middle(tmp_path: Path) -> None:
     scene = Scene(tmp_path, **SLOW)
     scene.announce(0)
@@ -148,6 +151,7 @@ def test_the_newest_weights_are_taken_over_in_the_middle(tmp_path: Path) -> None
         assert [span.start for span in segment.versions] == [4, 4 + versions[0][1], 44 - versions[2][1]]
 
 
+@pytest.mark.law("staleness")
 def test_after_a_rollback_who_needs_newer_weights_waits_in_the_middle(tmp_path: Path) -> None:
     scene = Scene(tmp_path, **SLOW)
     for version in range(4):
@@ -192,6 +196,7 @@ def test_after_a_rollback_others_go_on_with_older_weights_at_once(tmp_path: Path
         assert [version for version, _ in versions_of(rollout)] == [3, 1]
 
 
+@pytest.mark.law("fencing")
 def test_a_replaced_trainers_weights_are_refused(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     scene.announce(0)
@@ -223,6 +228,7 @@ def test_weights_that_are_gone_are_passed_over(tmp_path: Path) -> None:
     assert {versions_of(one)[0][0] for one in rollouts_of(scene).values() if one.ids.sequence == 2} == {2}
 
 
+@pytest.mark.law("lineage")
 def test_damaged_weights_are_never_sampled_with(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     scene.announce(0)
@@ -241,6 +247,7 @@ def test_damaged_weights_are_never_sampled_with(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------------- what goes wrong
 
 
+@pytest.mark.law("conservation")
 def test_tasks_of_a_decided_group_are_skipped(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     scene.announce(0)
@@ -270,6 +277,7 @@ def damaged(scene: Scene, sequence: int, *, headers: bool = True) -> NewRecord:
     return NewRecord("tasks", record.partition, record.key, b"\xc1", kept)
 
 
+@pytest.mark.law("conservation")
 def test_an_undecodable_task_yields_its_record_and_a_dead_letter(tmp_path: Path) -> None:
     scene = Scene(tmp_path, transport__partitions=3)
     scene.announce(0)
@@ -411,6 +419,7 @@ def test_a_prompt_longer_than_the_context_is_cut_where_the_taskset_says_so(tmp_p
 MIXED = {"policies__fake": {"tokens_per_s": 10.0, "mean_tokens": 30.0, "sigma": 1.5}, "transport__partitions": 1}
 
 
+@pytest.mark.law("lost", "twice")
 def test_a_successor_does_what_is_not_finished_and_nothing_else(tmp_path: Path) -> None:
     scene = Scene(tmp_path, **MIXED)
     scene.announce(0)
@@ -434,6 +443,7 @@ def test_a_successor_does_what_is_not_finished_and_nothing_else(tmp_path: Path) 
     assert scene.transport().admin.committed("explorer")[TopicPartition("tasks", 0)] == (20, "")
 
 
+@pytest.mark.law("twice", "fencing")
 def test_a_worker_that_was_away_publishes_nothing_of_what_others_took_over(tmp_path: Path) -> None:
     scene = Scene(tmp_path, **MIXED)
     scene.announce(0)
@@ -449,6 +459,7 @@ def test_a_worker_that_was_away_publishes_nothing_of_what_others_took_over(tmp_p
     assert len(before) < 20
 
 
+@pytest.mark.law("twice")
 @pytest.mark.parametrize("point", ["before_commit", "after_commit"])
 def test_a_worker_that_stood_still_in_the_middle_of_its_commit(tmp_path: Path, point: str) -> None:
     """Its partitions went to another one meanwhile, and came back: its transaction is of an older assignment."""
@@ -474,6 +485,7 @@ def test_a_worker_that_stood_still_in_the_middle_of_its_commit(tmp_path: Path, p
     assert sequences_of(scene) == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
 
 
+@pytest.mark.law("twice")
 def test_two_share_the_work(tmp_path: Path) -> None:
     scene = Scene(tmp_path, transport__partitions=4)
     scene.announce(0)
@@ -501,6 +513,7 @@ def test_told_to_leave_it_finishes_what_cannot_be_saved(tmp_path: Path) -> None:
     assert len(rollouts_of(scene)) == 20
 
 
+@pytest.mark.law("lost")
 def test_told_to_leave_it_gives_back_what_waits_for_newer_weights(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     scene.announce(0)

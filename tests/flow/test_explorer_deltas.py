@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from rftstream.contracts.rollouts import Rollout
 from rftstream.contracts.versions import VersionName, WeightsAnnounced, WeightsKind
@@ -12,6 +13,8 @@ from rftstream.policies import fake_model
 from rftstream.testing import RoleDriver
 from rftstream.weights.publisher import WeightsPublisher
 from tests.flow.scene import Scene
+
+pytestmark = pytest.mark.law("lineage", "never-waits")
 
 
 class Trainer:

@@ -11,6 +11,8 @@ from rftstream.testing import RoleDriver
 from tests.flow.scene import Scene
 from tests.flow.test_explorer import SLOW, rollouts_of, versions_of, work_for
 
+pytestmark = pytest.mark.law("lineage")
+
 
 def test_it_samples_on_while_new_weights_are_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DeferredExecutor, "LOOKS", 20)  # of 0.05 s
@@ -32,6 +34,7 @@ def test_it_samples_on_while_new_weights_are_fetched(tmp_path: Path, monkeypatch
         assert 8 <= second <= 12
 
 
+@pytest.mark.law("fencing")
 def test_what_is_being_fetched_when_its_trainer_is_replaced_is_never_sampled_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -123,6 +123,7 @@ def test_people_and_operators_that_use_groups_again_exclude_each_other(tmp_path:
         RoleDriver(Scene(tmp_path, pipeline=({"op": "replay"},)), "buffer").work()
 
 
+@pytest.mark.law("order")
 def test_a_vote_after_the_batch_is_a_correction_that_names_it(tmp_path: Path) -> None:
     scene = Scene(tmp_path, feedback__quorum=1)
     buffer = RoleDriver(scene, "buffer")
@@ -162,6 +163,7 @@ def test_hold_s_by_the_clock(tmp_path: Path) -> None:
     assert len(scene.questions()) == 2
 
 
+@pytest.mark.law("unscorable")
 def test_people_give_rewards_where_the_scorer_could_not(tmp_path: Path) -> None:
     scene = Scene(tmp_path, feedback__unscorable=True, feedback__hold_s=60.0, feedback__quorum=1)
     buffer = RoleDriver(scene, "buffer")
@@ -314,6 +316,7 @@ def test_a_vote_that_is_read_before_its_rollout_waits_for_it(tmp_path: Path) -> 
     assert judged() == [("sums/0/0/0/1", VoteEffect.counted)]
 
 
+@pytest.mark.law("twice")
 def test_a_vote_that_cannot_be_read_is_recorded_once(tmp_path: Path) -> None:
     scene = Scene(tmp_path, feedback__quorum=1)
     scene.verify(0)
@@ -424,6 +427,7 @@ def undisturbed(tmp_path: Path) -> Any:
     return found
 
 
+@pytest.mark.law("lost", "twice", "order")
 @pytest.mark.parametrize("every", [1, 3])
 def test_a_restart_changes_nothing(tmp_path: Path, undisturbed: Any, every: int) -> None:
     scene = Scene(tmp_path, **SETTINGS)
@@ -441,6 +445,7 @@ def test_a_restart_changes_nothing(tmp_path: Path, undisturbed: Any, every: int)
     check_batches(scene)
 
 
+@pytest.mark.law("lost", "twice", "order")
 @pytest.mark.parametrize(("point", "fault"), [
     ("before_commit", Kill), ("after_commit", Kill), ("before_commit", ProducerLost), ("after_commit", ProducerLost),
     ("before_commit", TransactionAborted),

@@ -74,6 +74,7 @@ def test_a_run_does_not_go_on_with_other_data(tmp_path: Path, change: dict[str, 
 # --------------------------------------------------------------------------------------------- admission
 
 
+@pytest.mark.law("conservation", "staleness")
 @pytest.mark.parametrize("max_staleness", [0, 1, 2, 3])
 def test_admission_at_each_moment(tmp_path: Path, max_staleness: int) -> None:
     """admitted = trained + (max_staleness + 1) * groups_per_batch + rejected, never more, and never less for long."""
@@ -105,6 +106,7 @@ def test_admission_at_each_moment(tmp_path: Path, max_staleness: int) -> None:
         check()
 
 
+@pytest.mark.law("staleness")
 def test_max_staleness_zero_is_strictly_synchronous(tmp_path: Path) -> None:
     scene = scene_of(tmp_path, feeder__max_staleness=0)
     feeder = RoleDriver(scene, "feeder")
@@ -115,6 +117,7 @@ def test_max_staleness_zero_is_strictly_synchronous(tmp_path: Path) -> None:
         scene.step(version + 1)
 
 
+@pytest.mark.law("lineage")
 def test_a_rollback_of_the_trainer_lowers_what_counts_as_trained(tmp_path: Path) -> None:
     scene = scene_of(tmp_path)
     feeder = RoleDriver(scene, "feeder")
@@ -134,6 +137,7 @@ def test_a_rollback_of_the_trainer_lowers_what_counts_as_trained(tmp_path: Path)
     assert groups_of(scene)[-1].ids.min_version == 4 + (11 - 8) // 2 - 1
 
 
+@pytest.mark.law("fencing")
 def test_a_replaced_trainers_step_record_counts_for_nothing(tmp_path: Path) -> None:
     scene = scene_of(tmp_path)
     feeder = RoleDriver(scene, "feeder")
@@ -164,6 +168,7 @@ def test_it_admits_no_more_than_the_steps_need(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------------- what a task is
 
 
+@pytest.mark.law("derived")
 @pytest.mark.parametrize("group_size", [1, 2, 5])
 @pytest.mark.parametrize("partitions", [1, 2, 7])
 def test_groups_partitions_ids_and_seeds(tmp_path: Path, group_size: int, partitions: int) -> None:
@@ -214,6 +219,7 @@ def test_tasksets_by_weight_each_with_its_own_sampling(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------------- the end
 
 
+@pytest.mark.law("derived")
 def test_passes_each_in_another_order_then_the_end(tmp_path: Path) -> None:
     scene = scene_of(
         tmp_path,
@@ -359,11 +365,13 @@ def undisturbed(tmp_path: Path) -> list[Any]:
     return admitted_by(scene_of(tmp_path / "undisturbed", **SETTINGS), lambda feeder: None)
 
 
+@pytest.mark.law("lost", "twice", "derived")
 def test_a_restart_goes_on_exactly(tmp_path: Path, undisturbed: list[Any]) -> None:
     assert len(undisturbed) > 30
     assert admitted_by(scene_of(tmp_path, **SETTINGS), lambda feeder: feeder.restart()) == undisturbed
 
 
+@pytest.mark.law("lost", "twice")
 @pytest.mark.parametrize(("point", "fault"), [
     ("before_commit", Kill), ("after_commit", Kill), ("before_commit", ProducerLost), ("after_commit", ProducerLost),
     ("before_commit", TransactionAborted),

@@ -18,6 +18,8 @@ from rftstream.errors import ContractError
 from rftstream.testing import RoleDriver
 from tests.flow.scene import Scene
 
+pytestmark = pytest.mark.law("fencing")
+
 
 def letters(scene: Scene) -> list[DeadLetter]:
     return [one for one in scene.messages("dead") if isinstance(one, DeadLetter)]

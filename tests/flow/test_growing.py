@@ -73,6 +73,7 @@ def test_nothing_is_drawn_of_an_empty_one() -> None:
 # --------------------------------------------------------------------------------------------- the feeder
 
 
+@pytest.mark.law("twice", "order")
 def test_problems_that_join_are_drawn_once_in_order(tmp_path: Path) -> None:
     scene = growing(tmp_path, more={"passes": 1}, base=False)
     feeder = RoleDriver(scene, "feeder")
@@ -153,6 +154,7 @@ def play(scene: Scene, kill_at: str | None, *, bounds: Sequence[int] = (2, 3, 5)
 OPERATORS: tuple[dict[str, Any], ...] = ({"op": "length", "max_characters": 15}, {"op": "solve_rate"})
 
 
+@pytest.mark.law("derived")
 @pytest.mark.parametrize("operators", [(), OPERATORS], ids=["bare", "operators"])
 @pytest.mark.parametrize("point", ["before_commit", "after_commit"])
 def test_a_killed_feeder_draws_the_same_of_what_has_joined(
@@ -192,6 +194,7 @@ def test_a_wrong_end_is_told(tmp_path: Path) -> None:
     assert "its problem, computed again another one" in found.differences[0]
 
 
+@pytest.mark.law("bounded")
 def test_bodies_that_are_not_held_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rftstream.data.tasksets.growing.HELD_PROBLEMS", 2)
     scene = growing(tmp_path, base=False)

@@ -21,6 +21,8 @@ from rftstream.testing import RoleDriver
 from tests.flow.scene import Scene
 from tests.flow.test_verifier import put_rollouts, verified_of
 
+pytestmark = pytest.mark.law("unscorable")
+
 LIMIT_S = 10.0
 
 Latency = Callable[[ScoreRequest], float]

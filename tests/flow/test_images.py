@@ -93,6 +93,7 @@ def test_images_travel_by_reference_from_the_taskset_to_the_trainer(played: Scen
     assert max(len(record.value or b"") for record in played.records("tasks")) < 2000
 
 
+@pytest.mark.law("replay")
 @pytest.mark.slow
 def test_a_replay_with_images_gives_the_recorded_digests_bit_for_bit(played: Scene) -> None:
     report = replayed(played)

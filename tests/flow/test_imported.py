@@ -84,6 +84,7 @@ def check(source: Scene, target: Scene) -> None:
     assert report.fine, report.to_text()
 
 
+@pytest.mark.law("twice")
 def test_each_task_has_one_rollout_and_the_rest_is_as_it_was(source: Scene, tmp_path: Path) -> None:
     target = target_of(tmp_path)
     copy(source, target)
@@ -93,6 +94,7 @@ def test_each_task_has_one_rollout_and_the_rest_is_as_it_was(source: Scene, tmp_
     assert target.digest() == before
 
 
+@pytest.mark.law("lost", "twice")
 @pytest.mark.parametrize("point", ["before_commit", "after_commit"])
 def test_killed_at_any_commit_it_goes_on_where_it_was(
     source: Scene, tmp_path: Path, point: str, monkeypatch: pytest.MonkeyPatch
@@ -166,6 +168,7 @@ def test_the_model_folder_comes_along_once(tmp_path: Path) -> None:
     assert (target.model / "initial.json").read_text() == "{}"
 
 
+@pytest.mark.law("lost")
 def test_a_copy_that_was_killed_leaves_nothing_for_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, target = RunFolder(tmp_path / "source"), RunFolder(tmp_path / "target")
     target.path.mkdir()

@@ -70,6 +70,7 @@ def weights(tensors: dict[str, RawTensor]) -> dict[str, torch.Tensor]:
     return {name: torch.frombuffer(bytearray(one.data), dtype=torch.bfloat16) for name, one in tensors.items()}
 
 
+@pytest.mark.law("lineage")
 def test_a_follower_gets_the_adapters_bit_for_bit_and_the_policy_what_they_make(trained) -> None:
     folder, spec, backend, told = trained
     assert {one.kind for one in told} == {WeightsKind.full, WeightsKind.delta}

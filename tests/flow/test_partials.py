@@ -23,6 +23,8 @@ from rftstream.transport.base import Transport
 from tests.flow.scene import Scene
 from tests.flow.test_explorer import rollouts_of, versions_of, work_for
 
+pytestmark = pytest.mark.law("lost")
+
 LONG = {
     "policies__fake": {"tokens_per_s": 10.0, "mean_tokens": 100.0, "sigma": 0.0},
     "explorer__partial_every_s": 2.0, "transport__partitions": 1,
@@ -216,6 +218,7 @@ def test_without_a_rhythm_it_is_saved_only_when_the_worker_leaves(tmp_path: Path
 # --------------------------------------------------------------------------------------------- whose it is
 
 
+@pytest.mark.law("fencing")
 def test_who_was_away_saves_nothing_of_what_others_took_over(tmp_path: Path) -> None:
     scene = Scene(tmp_path, **LONG)
     scene.announce(0)
@@ -232,6 +235,7 @@ def test_who_was_away_saves_nothing_of_what_others_took_over(tmp_path: Path) -> 
         assert [one.explorer for one in own][:2] == ["first", "second"]
 
 
+@pytest.mark.law("twice")
 @pytest.mark.parametrize("point", ["before_commit", "in_commit", "after_commit"])
 def test_a_worker_that_stood_still_while_it_saved(tmp_path: Path, point: str) -> None:
     """Its transaction holds nothing but pieces, and it is refused as any other would be."""
@@ -259,6 +263,7 @@ def test_a_worker_that_stood_still_while_it_saved(tmp_path: Path, point: str) ->
     assert len(rollouts_of(scene)) == 2
 
 
+@pytest.mark.law("twice")
 @pytest.mark.parametrize("point", ["before_commit", "in_commit", "marking"])
 @pytest.mark.parametrize("parity", [0, 1])
 def test_a_save_of_which_nobody_knows_whether_it_happened(tmp_path: Path, point: str, parity: int) -> None:
@@ -286,6 +291,7 @@ def test_a_save_of_which_nobody_knows_whether_it_happened(tmp_path: Path, point:
     assert live_pieces(scene) == []
 
 
+@pytest.mark.law("twice")
 def test_a_save_that_was_refused_is_tried_again_and_nothing_is_sampled_twice(tmp_path: Path) -> None:
     scene = Scene(tmp_path, **LONG)
     scene.announce(0)
@@ -460,6 +466,7 @@ def _ending_with(segment: Segment, token: int) -> Segment:
     return replace(segment, token_ids=type(segment.token_ids).of(tokens, "int32"))
 
 
+@pytest.mark.law("bounded")
 def test_bodies_beyond_the_limit_are_read_from_the_log_when_they_are_needed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

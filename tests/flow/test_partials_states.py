@@ -16,6 +16,8 @@ from tests.flow.scene import Scene
 from tests.flow.test_explorer import rollouts_of, work_for
 from tests.flow.test_partials import AWAY_S, assert_same, finish, live_pieces, pieces_of
 
+pytestmark = pytest.mark.law("lost")
+
 NAME = "tests.flow.environments:Saving"
 LARGE = LARGE_BYTES + 1
 
@@ -164,6 +166,7 @@ def test_killed_between_the_object_and_its_piece(tmp_path: Path, point: str) -> 
     assert_as_alone(scene, tmp_path)
 
 
+@pytest.mark.law("fencing")
 def test_an_explorer_that_stood_still_deletes_nothing_of_its_successor(tmp_path: Path) -> None:
     """It lists the store after its partition was taken, and finishes nothing there any more."""
     scene = scene_of(tmp_path)

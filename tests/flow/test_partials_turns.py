@@ -14,6 +14,8 @@ from tests.flow.scene import Scene
 from tests.flow.test_explorer import rollouts_of, work_for
 from tests.flow.test_partials import AWAY_S, assert_same, finish, live_pieces, pieces_of
 
+pytestmark = pytest.mark.law("lost")
+
 PLACE = "tests.flow.environments"
 
 

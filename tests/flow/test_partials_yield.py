@@ -54,6 +54,7 @@ def test_a_long_one_holds_up_nobody(tmp_path: Path) -> None:
     assert pieces_of(in_turns).keys() == {name for name, own in pieces_of(in_turns).items() if own}
 
 
+@pytest.mark.law("lost")
 def test_whoever_makes_room_is_saved(tmp_path: Path) -> None:
     scene = scene_of(tmp_path, explorer__yield_after_tokens=30)
     work_for(scene, RoleDriver(scene, "explorer", process="first"), seconds=6.0)

@@ -254,6 +254,7 @@ class Complained(logging.Handler):
             Waits.complained.set()
 
 
+@pytest.mark.law("derived")
 @pytest.mark.parametrize("point", ["before_commit", "after_commit"])
 def test_a_feeder_killed_at_every_commit_skips_the_same(tmp_path: Path, point: str) -> None:
     """Outcomes come at fixed moments; killed or not, what is decided by the same facts is the same."""
@@ -332,6 +333,7 @@ def test_truncated_siblings_are_left_out_and_filtered(tmp_path: Path) -> None:
     assert first.seen == 0
 
 
+@pytest.mark.law("conservation")
 def test_an_audit_counts_rejected_siblings_as_filtered(tmp_path: Path) -> None:
     scene = Scene(tmp_path, manifest=False, pipeline=[{"op": "truncated"}], feeder__group_size=3,
                   feeder__groups_per_batch=1, feeder__max_staleness=0)  # fmt: skip
@@ -359,6 +361,7 @@ def test_an_audit_counts_rejected_siblings_as_filtered(tmp_path: Path) -> None:
     assert "truncated (a limit ended it)  reject in 1 group" in report.to_text()
 
 
+@pytest.mark.law("conservation")
 def test_an_audit_balances_what_was_drawn(tmp_path: Path) -> None:
     source = {"source": "arithmetic", "passes": 1, "shuffle": False, "options": {"size": 40, "high": 20}}
     scene = feeding(tmp_path, {"op": "length", "max_characters": 4}, own("Sizes"), tasksets={"sums": source},
@@ -441,6 +444,7 @@ def test_an_operator_that_rejects_everything_ends_the_run_by_its_name(tmp_path: 
     }
 
 
+@pytest.mark.law("derived", "order")
 @pytest.mark.parametrize("point", ["before_commit", "after_commit"])
 def test_a_buffer_killed_at_every_commit_decides_the_same(tmp_path: Path, point: str) -> None:
     def play(folder: Path, *, kills: bool) -> Scene:

@@ -61,6 +61,7 @@ def verified_of(scene: Scene) -> dict[str, VerifiedRollout]:
     return {one.ids.rollout_id: one for one in some}
 
 
+@pytest.mark.law("derived")
 def test_the_same_operators_decide_the_same_and_others_do_not(source: Scene, tmp_path: Path) -> None:
     same = scene_of(tmp_path / "same", *OPERATORS, run__imported_from="source", explorer__count=0)
     copy(source, same)
@@ -98,6 +99,7 @@ def test_the_same_operators_decide_the_same_and_others_do_not(source: Scene, tmp
     assert after["batch_rewards"] == [pytest.approx((3 * 1.0 + 0.0 + 1.0) / 5)], "of the one that was trained"
 
 
+@pytest.mark.law("lost", "twice")
 @pytest.mark.parametrize("point", ["before_commit", "after_commit"])
 def test_killed_at_any_commit_the_import_goes_on(
     source: Scene, tmp_path: Path, point: str, monkeypatch: pytest.MonkeyPatch

@@ -32,6 +32,8 @@ from rftstream.weights.store import ObjectStore
 from tests.flow.scene import Scene
 from tests.flow.trained import checkpoints_of, names, steps_of
 
+pytestmark = pytest.mark.law("replay")
+
 
 class InMemory(OpenRun):
     """A scene as the command sees a run."""

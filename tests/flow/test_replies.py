@@ -155,6 +155,7 @@ def test_rewards_of_turns_add_up_and_reach_the_verdict(tmp_path: Path) -> None:
         assert (verified.verdict.reward, verified.verdict.parts) == (1.5, {"turns": 3.0, "odd": 0.0})
 
 
+@pytest.mark.law("unscorable")
 @pytest.mark.parametrize(
     ("odd", "reward", "reason", "words"),
     [
@@ -179,6 +180,7 @@ def test_what_is_no_reward_is_never_one(
         assert words in (verified.detail or "")
 
 
+@pytest.mark.law("unscorable")
 def test_an_environment_without_rewards_is_no_reward_of_0(tmp_path: Path) -> None:
     scene = Scene(tmp_path, tasksets__sums__reward="environment")
     scene.announce(0)
@@ -254,6 +256,7 @@ def test_the_time_limit_of_a_rollout_goes_over_explorers(tmp_path: Path) -> None
 # --------------------------------------------------------------------------------------------- restarts
 
 
+@pytest.mark.law("lost")
 @pytest.mark.parametrize("saves", [True, False])
 @pytest.mark.parametrize("seconds", [(0.7,), (1.2,), (1.6,), (2.1,), (3.4,), (0.8, 0.8, 0.8, 0.8)], ids=str)
 def test_rewards_outlive_the_explorer(tmp_path: Path, seconds: tuple[float, ...], saves: bool) -> None:

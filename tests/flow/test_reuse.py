@@ -130,6 +130,7 @@ def test_a_group_rests_between_two_uses(tmp_path: Path) -> None:
     check_again(scene)
 
 
+@pytest.mark.law("staleness")
 def test_age_is_read_from_stamps(tmp_path: Path) -> None:
     """Group 0 is from version 0; its own batch may have it, later ones only up to version 2."""
     scene = one_each(tmp_path, {**ALWAYS, "max_staleness": 2, "max_uses": 9, "per_batch": 9})
@@ -183,6 +184,7 @@ def test_shares_keep_groups_whole(tmp_path: Path) -> None:
     check_again(scene)
 
 
+@pytest.mark.law("bounded")
 def test_only_so_many_are_kept_in_mind(tmp_path: Path) -> None:
     scene = one_each(tmp_path, {**ALWAYS, "per_batch": 9, "max_held": 2, "max_uses": 9})
     put(scene, range(8))
@@ -193,6 +195,7 @@ def test_only_so_many_are_kept_in_mind(tmp_path: Path) -> None:
     check_again(scene)
 
 
+@pytest.mark.law("derived", "order")
 @pytest.mark.parametrize("point", ["before_commit", "in_commit", "after_commit"])
 @pytest.mark.parametrize("on_stale", ["wait", "drop"])
 def test_a_kill_at_any_commit_changes_no_choice(tmp_path: Path, point: str, on_stale: str) -> None:
@@ -228,6 +231,7 @@ def test_what_is_gone_from_the_log_is_named(tmp_path: Path) -> None:
         buffer.work()
 
 
+@pytest.mark.law("derived")
 def test_a_choice_that_was_another_is_found(tmp_path: Path) -> None:
     scene = one_each(tmp_path, ALWAYS)
     put(scene, range(5))
@@ -267,6 +271,7 @@ def flow(scene: Scene, count: int) -> None:
         scene.step(number + 1, trained=number + 1)
 
 
+@pytest.mark.law("conservation")
 def test_an_audit_counts_uses_apart_from_the_balance(tmp_path: Path) -> None:
     scene = Scene(tmp_path, manifest=False, pipeline=[ALWAYS], feeder__groups_per_batch=1, feeder__max_staleness=0)
     flow(scene, 5)
@@ -280,6 +285,7 @@ def test_an_audit_counts_uses_apart_from_the_balance(tmp_path: Path) -> None:
     check_again(scene)
 
 
+@pytest.mark.law("twice")
 def test_an_audit_sees_what_is_trained_twice_without_a_word(tmp_path: Path) -> None:
     scene = Scene(tmp_path, manifest=False, pipeline=[ALWAYS], feeder__groups_per_batch=1, feeder__max_staleness=0)
     flow(scene, 4)
@@ -389,6 +395,7 @@ def test_a_filtered_group_teaches_what_it_reached(tmp_path: Path) -> None:
     check_again(scene)
 
 
+@pytest.mark.law("order")
 @pytest.mark.parametrize("point", ["before_commit", "after_commit"])
 def test_a_kill_changes_no_demonstration(tmp_path: Path, point: str) -> None:
     found = []

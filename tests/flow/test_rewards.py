@@ -59,6 +59,7 @@ def test_parts_and_metrics_reach_the_steps(tmp_path: Path, rewards: str) -> None
         assert one.verdict.scorer == "right+small"
 
 
+@pytest.mark.law("unscorable")
 def test_where_no_reward_applies_the_rollout_has_none(tmp_path: Path, rewards: str) -> None:
     config = make_config(
         run__steps=3, tasksets__sums__reward=f"{rewards}:never_above_nine", verifier__max_dead_share=1.0,

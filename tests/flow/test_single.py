@@ -13,6 +13,8 @@ from rftstream.testing import RoleDriver
 from rftstream.testing.faults import Kill
 from tests.flow.scene import Scene
 
+pytestmark = pytest.mark.law("fencing")
+
 SINGLES = ["feeder", "buffer", "trainer", "evaluator"]
 
 

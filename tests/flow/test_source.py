@@ -262,6 +262,7 @@ def test_the_log_is_looked_at_while_nothing_comes_from_outside(stage: Stage) -> 
 POINTS = ["before_start", "before_commit", "in_commit", "marking", "after_commit"]
 
 
+@pytest.mark.law("lost", "twice")
 @pytest.mark.parametrize("point", POINTS)
 def test_killed_around_a_commit(stage: Stage, point: str) -> None:
     stage.fail_once(point, Kill(point))
@@ -282,6 +283,7 @@ FAILURES = [
 ]
 
 
+@pytest.mark.law("lost", "twice")
 @pytest.mark.parametrize(
     ("point", "error"), FAILURES, ids=lambda one: one if isinstance(one, str) else type(one).__name__
 )
@@ -316,6 +318,7 @@ def test_nothing_is_written_before_all_is_seen(stage: Stage) -> None:
     assert stage.written() == stage.answers() == ["a"]
 
 
+@pytest.mark.law("lost", "twice")
 @pytest.mark.parametrize("seed", range(5))
 def test_whatever_happens_each_is_written_once(tmp_path: Path, seed: int) -> None:
     names = [f"{seed}-{number}" for number in range(60)]
@@ -394,6 +397,7 @@ def test_it_leaves_when_the_run_is_finished(stage: Stage) -> None:
     assert stage.driver.done
 
 
+@pytest.mark.law("twice")
 def test_two_of_them_write_beside_each_other(stage: Stage, tmp_path: Path) -> None:
     outside, inside = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     inside.setblocking(False)

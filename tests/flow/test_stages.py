@@ -24,6 +24,7 @@ SETTINGS: dict[str, Any] = {
 }  # fmt: skip
 
 
+@pytest.mark.law("staleness")
 def test_the_feeder_admits_for_batches_that_take_rollouts(tmp_path: Path) -> None:
     """Two groups a batch; versions 2 and 3 take them, sampled by the version before at the oldest."""
     scene = scene_of(tmp_path, **SETTINGS)

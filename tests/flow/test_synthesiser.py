@@ -183,6 +183,7 @@ def test_a_server_that_is_away_is_waited_for(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------------- kills
 
 
+@pytest.mark.law("lost", "twice")
 @pytest.mark.parametrize("point", ["before_commit", "in_commit", "after_commit"])
 def test_a_killed_synthesiser_leaves_no_twin_and_loses_nothing(tmp_path: Path, point: str) -> None:
     """Its model says something else each time, so that what is made twice would show."""

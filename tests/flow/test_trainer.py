@@ -19,6 +19,7 @@ from tests.flow.trained import announced_of, checkpoints_of, finished_of, names,
 # --------------------------------------------------------------------------------------------- versions
 
 
+@pytest.mark.law("lineage")
 @pytest.mark.parametrize("shares", [1, 2, 3])
 def test_every_batch_makes_one_version(tmp_path: Path, shares: int) -> None:
     scene = Scene(tmp_path, trainer__shares=shares, trainer__minibatches=2, feeder__groups_per_batch=4)
@@ -38,6 +39,7 @@ def test_every_batch_makes_one_version(tmp_path: Path, shares: int) -> None:
     assert len({step.weights_digest for step in steps_of(scene)}) == 4
 
 
+@pytest.mark.law("order")
 def test_a_batch_waits_for_all_of_its_shares(tmp_path: Path) -> None:
     scene = Scene(tmp_path, trainer__shares=2)
     trainer = RoleDriver(scene, "trainer")
@@ -68,6 +70,7 @@ def test_an_empty_batch_makes_a_version_too(tmp_path: Path) -> None:
     assert steps_of(scene)[2].metrics["tokens"] == 0
 
 
+@pytest.mark.law("lineage")
 def test_a_batch_that_does_not_match_its_manifest_is_never_trained(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     scene.batch(0)
@@ -106,6 +109,7 @@ def test_publish_every_announces_the_nth_versions_while_there_are_batches(tmp_pa
     assert [version for version, step in by_version.items() if step.weights_digest is None] == [1, 2, 4, 5]
 
 
+@pytest.mark.law("never-waits")
 def test_it_never_waits_with_a_version_that_nobody_knows(tmp_path: Path) -> None:
     """A rejected group moves those behind it up, and these may need the version that is there but not announced."""
     scene = Scene(tmp_path, trainer__publish_every=3, feeder__max_staleness=2)
@@ -116,6 +120,7 @@ def test_it_never_waits_with_a_version_that_nobody_knows(tmp_path: Path) -> None
         assert announced_of(scene)[-1] == (1, number + 1)
 
 
+@pytest.mark.law("lineage")
 def test_the_object_is_there_before_it_is_announced(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     seen = []
@@ -137,6 +142,7 @@ def test_the_object_is_there_before_it_is_announced(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------------- NaN
 
 
+@pytest.mark.law("lineage")
 def test_a_nan_batch_makes_a_version_equal_to_its_parent(tmp_path: Path) -> None:
     scene = Scene(tmp_path, backends={"fake": {"nan_at": [1]}})
     for number in range(3):
@@ -392,6 +398,7 @@ def test_nobody_starts_on_a_finished_run(tmp_path: Path) -> None:
     assert scene.digest() == before
 
 
+@pytest.mark.law("twice")
 def test_an_unknown_last_commit_that_succeeded(tmp_path: Path) -> None:
     scene = Scene(tmp_path, run__steps=1)
     scene.batch(0)

@@ -81,6 +81,7 @@ def scene_of(tmp_path: Path, batches: int, **settings: Any) -> tuple[Scene, Role
     return scene, RoleDriver(scene, "trainer", build=in_a_thread)
 
 
+@pytest.mark.law("never-waits")
 def test_a_version_is_announced_while_the_next_one_is_computed(tmp_path: Path, gate: Gate) -> None:
     scene, trainer = scene_of(tmp_path, 3, feeder__max_staleness=2)
     gate.let(1)
@@ -116,6 +117,7 @@ def test_it_looks_at_the_log_while_it_computes(tmp_path: Path, gate: Gate) -> No
     trainer.stop()
 
 
+@pytest.mark.law("replay")
 def test_a_checkpoint_is_of_its_version(tmp_path: Path, gate: Gate) -> None:
     scene, trainer = scene_of(tmp_path, 4, feeder__max_staleness=3, trainer__checkpoint_every=2)
     gate.let(4)
@@ -141,6 +143,7 @@ def test_told_to_leave_it_ends_what_it_has_begun_and_saves_it(tmp_path: Path, ga
     trainer.service.close()
 
 
+@pytest.mark.law("replay")
 def test_a_commit_that_failed_takes_back_what_was_begun(tmp_path: Path, gate: Gate) -> None:
     scene, trainer = scene_of(tmp_path, 3, feeder__max_staleness=2)
     lost = []
@@ -184,6 +187,7 @@ def held(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
     made.let(100)
 
 
+@pytest.mark.law("never-waits")
 def test_a_batch_that_comes_while_a_version_is_written_is_trained_at_once(
     tmp_path: Path, gate: Gate, held: Held
 ) -> None:
@@ -251,6 +255,7 @@ def checkpoints(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldChe
     made.let(100)
 
 
+@pytest.mark.law("never-waits")
 def test_versions_are_trained_and_announced_while_a_checkpoint_is_written(
     tmp_path: Path, checkpoints: HeldCheckpoints
 ) -> None:

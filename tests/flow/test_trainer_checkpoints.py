@@ -25,6 +25,7 @@ def evaluated(version: int, mean: float, epoch: int = 1, *, best: bool = False) 
 # --------------------------------------------------------------------------------------------- leaving
 
 
+@pytest.mark.law("twice", "replay")
 def test_one_that_is_told_to_leave_saves_where_it_is_and_its_successor_trains_nothing_again(tmp_path: Path) -> None:
     scene = Scene(tmp_path, trainer__checkpoint_every=50)
     trainer = RoleDriver(scene, "trainer")
@@ -131,6 +132,7 @@ def test_settings_that_would_keep_nothing_are_refused(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------------- going back
 
 
+@pytest.mark.law("replay")
 def test_a_run_goes_back_to_a_named_checkpoint(tmp_path: Path) -> None:
     scene = Scene(tmp_path, trainer__checkpoint_every=2)
     for number in range(5):

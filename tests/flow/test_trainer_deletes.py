@@ -51,6 +51,7 @@ def name(epoch: int, version: int) -> VersionName:
 # --------------------------------------------------------------------------------------------- batches
 
 
+@pytest.mark.law("bounded")
 @pytest.mark.parametrize("shares", [1, 2])
 def test_batches_below_the_oldest_of_the_kept_checkpoints_go(tmp_path: Path, shares: int) -> None:
     scene = trained(tmp_path, trainer__shares=shares)
@@ -73,6 +74,7 @@ def test_more_checkpoints_than_are_kept_are_refused(tmp_path: Path) -> None:
         Scene(tmp_path, retention={"checkpoints": 3})
 
 
+@pytest.mark.law("replay")
 @pytest.mark.parametrize("version", [4, 6, 8])
 def test_each_kept_checkpoint_can_be_gone_back_to_and_gives_the_same_weights(tmp_path: Path, version: int) -> None:
     """With three of them; the run goes on two batches further than it was."""
@@ -109,6 +111,7 @@ def test_damaged_ones_are_passed_over_and_without_any_it_says_what_is_missing(tm
         RoleDriver(scene, "trainer").work()
 
 
+@pytest.mark.law("replay")
 def test_replay_says_from_which_version_it_can_begin(tmp_path: Path) -> None:
     scene = trained(tmp_path)
     with pytest.raises(ConfigError, match="replay with --from 6"):
@@ -153,6 +156,7 @@ def begins(scene: Scene) -> dict[str, int]:
     return {topic: sum(admin.begin_offsets(topic).values()) for topic in ("tasks", "rollouts", "verified")}
 
 
+@pytest.mark.law("lost", "bounded")
 def test_the_flow_goes_once_its_groups_are_through_and_everybody_has_read_it(tmp_path: Path) -> None:
     scene = Scene(tmp_path, **KEEPING)
     trainer = RoleDriver(scene, "trainer")
@@ -184,6 +188,7 @@ def test_the_flow_goes_once_its_groups_are_through_and_everybody_has_read_it(tmp
     assert said.rollouts == {"trained": 8, "dead": 2, "expired": 2}
 
 
+@pytest.mark.law("lost")
 @pytest.mark.parametrize("question", range(1, 10))
 def test_a_group_that_comes_while_it_looks_is_not_taken_for_an_older_one(tmp_path: Path, question: int) -> None:
     """Group 4 flows through everybody between two of the trainer's questions after the first checkpoint."""
@@ -262,6 +267,7 @@ POINTS = [("before_delete", n) for n in (1, 2, 5, 9, 14, 20)] + [
 ]  # fmt: skip
 
 
+@pytest.mark.law("fencing")
 @pytest.mark.parametrize(("point", "occurrence"), POINTS)
 def test_one_that_was_away_takes_nothing_from_its_successor(tmp_path: Path, point: str, occurrence: int) -> None:
     """Wherever it stood still, in the middle of its deletions, too: each of the successor's checkpoints is there."""
@@ -311,6 +317,7 @@ def test_going_back_sees_what_was_given_up_a_moment_before(tmp_path: Path) -> No
     assert "version 2 has no good checkpoint, expected one of 4, 6" in chosen[0]
 
 
+@pytest.mark.law("bounded")
 @pytest.mark.parametrize("occurrence", range(1, 24, 3))
 def test_killed_between_saying_and_deleting_its_successor_does_it(tmp_path: Path, occurrence: int) -> None:
     calm = trained(tmp_path / "calm", 12)

@@ -18,7 +18,7 @@ from tests.flow.test_learned_beside import RENEWED
 from tests.flow.test_trainer_restarts import CHARACTERS
 from tests.flow.trained import digests_of, names, steps_of
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.law("replay")]
 
 TIMEOUT_S = 250.0
 NUM_BATCHES = 6

@@ -17,6 +17,8 @@ from rftstream.weights.publisher import WeightsPublisher
 from tests.flow.scene import Scene
 from tests.flow.trained import checkpoints_of, digests_of, finished_of, names, steps_of
 
+pytestmark = pytest.mark.law("replay")
+
 # --------------------------------------------------------------------------------------------- restarts
 
 
@@ -157,6 +159,7 @@ def test_a_trainer_that_waits_looks_back_ever_less_often(tmp_path: Path, monkeyp
     assert [round(at - began) for at in looked] == [60, 120, 240, 480, 960]
 
 
+@pytest.mark.law("lineage")
 def test_a_checkpoint_that_is_not_in_force_is_passed_over(tmp_path: Path) -> None:
     """A zombie's: its version is beyond the one that its successor began with."""
     scene = Scene(tmp_path, trainer__checkpoint_every=2)
@@ -178,6 +181,7 @@ def test_a_checkpoint_that_is_not_in_force_is_passed_over(tmp_path: Path) -> Non
     assert names(steps_of(scene))[5:] == [(3, 2), (3, 3)], "from version 2, neither from 3 nor from 7"
 
 
+@pytest.mark.law("fencing")
 def test_a_replaced_trainers_records_are_not_in_force(tmp_path: Path) -> None:
     scene = Scene(tmp_path, trainer__checkpoint_every=2)
     trainer = RoleDriver(scene, "trainer")

@@ -186,6 +186,7 @@ def test_what_a_reward_sees(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------------- no verdict
 
 
+@pytest.mark.law("unscorable")
 @pytest.mark.parametrize("reason", ["error", "timeout", "missing_checker"])
 def test_a_reward_that_cannot_be_computed_is_a_reason_and_a_dead_letter(tmp_path: Path, reason: str) -> None:
     scene = Scene(tmp_path)
@@ -204,6 +205,7 @@ def test_a_reward_that_cannot_be_computed_is_a_reason_and_a_dead_letter(tmp_path
     assert {(one.topic, one.role, one.reason, one.tries) for one in letters} == {("rollouts", "verifier", reason, 3)}
 
 
+@pytest.mark.law("conservation", "unscorable")
 def test_rollouts_without_a_completion_pass_on_with_their_reason(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     statuses = {
@@ -225,6 +227,7 @@ def test_rollouts_without_a_completion_pass_on_with_their_reason(tmp_path: Path)
     assert letters == {("failed", "so it is said", 1): 2, ("oversized", "so it is said", 1): 2}, "what nobody wanted"
 
 
+@pytest.mark.law("conservation", "unscorable")
 def test_an_undecodable_rollout(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     record = codec.to_record(scene.rollout(scene.siblings(0)[0]), "rollouts", 0, run="flow")
@@ -252,6 +255,7 @@ def test_a_verdict_that_no_record_can_hold(tmp_path: Path) -> None:
     assert len(letters_of(scene)) == 2
 
 
+@pytest.mark.law("unscorable")
 def test_most_of_them_unscorable_stops_the_verifier(tmp_path: Path) -> None:
     scene = Scene(tmp_path, feeder__group_size=10)
     put_rollouts(scene, *range(30))
@@ -318,6 +322,7 @@ def raises(completion: str) -> float:
     raise RewardError("no, not this one")
 
 
+@pytest.mark.law("unscorable")
 def test_a_users_function_that_raises(tmp_path: Path) -> None:
     scene = Scene(tmp_path, tasksets={"sums": {"source": "arithmetic", "reward": f"{__name__}:raises"}})
     put_rollouts(scene, 0)
@@ -329,6 +334,7 @@ def test_a_users_function_that_raises(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------------- out of order
 
 
+@pytest.mark.law("lost", "twice")
 def test_one_slow_reward_holds_up_nobody_and_a_successor_does_it_alone(tmp_path: Path) -> None:
     scene = Scene(tmp_path, transport__partitions=1)
     put_rollouts(scene, 0, 1)
@@ -376,6 +382,7 @@ def test_who_is_told_to_leave_waits_for_no_reward(tmp_path: Path) -> None:
     assert len(verified_of(scene)) == 4
 
 
+@pytest.mark.law("bounded")
 def test_it_takes_no_more_than_it_has_room_for(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     put_rollouts(scene, *range(10))
@@ -408,6 +415,7 @@ def test_a_log_that_refuses_the_start_is_waited_for(tmp_path: Path) -> None:
     assert len(verified_of(scene)) == len(scene.siblings(0))
 
 
+@pytest.mark.law("twice")
 def test_after_an_unknown_commit_a_log_that_refuses_a_new_producer_is_waited_for(tmp_path: Path) -> None:
     """The commit happened: nothing is written again when it can be settled at last."""
     scene = Scene(tmp_path)

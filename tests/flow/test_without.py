@@ -19,6 +19,8 @@ from rftstream.testing.faults import Kill
 from rftstream.weights.checkpoints import CheckpointStore
 from tests.flow.test_branch import digests, make_config, manifest, second, train
 
+pytestmark = pytest.mark.law("conservation")
+
 STEPS = 6
 
 
@@ -81,6 +83,7 @@ def test_a_rollout_and_a_group_are_left_out(first: Simulation, tmp_path: Path) -
     del some
 
 
+@pytest.mark.law("lost", "twice")
 @pytest.mark.parametrize("every", [1, 3])
 def test_killed_at_any_commit_it_goes_on(
     first: Simulation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int

@@ -21,6 +21,7 @@ def test_a_seed_is_a_schedule() -> None:
     assert CUT_S == 30.0, "longer than the session of a worker lasts"
 
 
+@pytest.mark.law("lost", "twice", "conservation")
 @pytest.mark.long
 @pytest.mark.broker
 @pytest.mark.timeout(9000)
@@ -37,6 +38,7 @@ def test_nothing_is_lost_between_hosts(tmp_path: Path) -> None:
     assert {"kill host", "cut", "slow"} <= counts["happened"].keys()
 
 
+@pytest.mark.law("replay")
 @pytest.mark.long
 @pytest.mark.broker
 @pytest.mark.timeout(3600)

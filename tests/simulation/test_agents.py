@@ -10,6 +10,8 @@ import pytest
 
 from tests.simulation.agent_runs import play_agents
 
+pytestmark = pytest.mark.law("lost", "twice", "fencing", "conservation", "lineage")
+
 
 @pytest.mark.parametrize("seed", range(6))
 def test_the_laws_hold_with_agents(tmp_path: Path, seed: int) -> None:

@@ -89,6 +89,7 @@ def lasting(simulation: Simulation, random: Random) -> Callable[..., Any]:
     return update_for_a_while
 
 
+@pytest.mark.law("lost", "twice", "conservation", "never-waits")
 @pytest.mark.parametrize("first", range(0, NUM_SEEDS, SEEDS_A_TEST))
 def test_whatever_goes_wrong_one_of_them_has_the_device(tmp_path: Path, first: int) -> None:
     for seed in range(first, first + SEEDS_A_TEST):

@@ -18,6 +18,8 @@ from rftstream.testing import Faults, Simulation
 from tests.simulation.laws import Laws
 from tests.simulation.test_simulation import EVERYTHING
 
+pytestmark = pytest.mark.law("lost", "twice", "order", "conservation", "replay")
+
 
 def write(folder: Path, count: int) -> Path:
     path = folder / "rows.jsonl"

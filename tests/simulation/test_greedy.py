@@ -16,6 +16,8 @@ from tests.simulation.grid import UNSCORABLE, judge_by
 from tests.simulation.laws import Laws
 from tests.simulation.test_simulation import EVERYTHING
 
+pytestmark = pytest.mark.law("lost", "twice", "order", "conservation", "unscorable")
+
 CONFIG = loader.from_dict({
     "run": {"name": "greedy", "steps": 6},
     "model": {"path": "fake"},

@@ -15,6 +15,8 @@ from rftstream.testing import Simulation
 from rftstream.testing.simulation import SimulatedProcess
 from tests.simulation.laws import Laws
 
+pytestmark = pytest.mark.law("lost", "twice", "conservation")
+
 LONG_S = 1000.0
 RATE = 10.0
 EVERY_S = 2.0

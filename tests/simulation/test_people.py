@@ -10,6 +10,8 @@ import pytest
 from rftstream.contracts.questions import Applied, VoteEffect
 from tests.simulation.annotators import play_people
 
+pytestmark = pytest.mark.law("lost", "twice", "order", "conservation")
+
 NUM_SEEDS, SEEDS_A_TEST = 12, 6
 
 

@@ -15,6 +15,7 @@ FIRST, SEEDS_A_TEST = (0, 20), 15
 """Seed 19 takes as long as all others together."""
 
 
+@pytest.mark.law("lost", "twice", "derived", "conservation")
 @pytest.mark.parametrize("first", FIRST)
 def test_operators_decide_as_the_log_says_whatever_goes_wrong(tmp_path: Path, first: int) -> None:
     decided = 0

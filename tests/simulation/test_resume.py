@@ -12,6 +12,8 @@ from rftstream.config.sections import RunConfig
 from rftstream.testing import Simulation
 from tests.simulation.laws import Laws
 
+pytestmark = pytest.mark.law("lost", "twice", "order", "replay")
+
 
 def make_config(seed: int) -> RunConfig:
     """One process of each role, strictly in turns, answers that depend on the task alone."""

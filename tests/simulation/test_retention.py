@@ -52,6 +52,7 @@ def simulated(folder: Path, seed: int, faults: Faults, **settings: object) -> Si
     return simulation
 
 
+@pytest.mark.law("lost", "twice", "conservation", "bounded")
 @pytest.mark.parametrize("seed", range(3))
 def test_laws_hold_and_an_index_made_before_a_deletion_says_the_same_after_it(tmp_path: Path, seed: int) -> None:
     simulation = simulated(tmp_path, seed, FAULTS)
@@ -90,6 +91,7 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Laws:
     return laws_of(simulation)
 
 
+@pytest.mark.law("lost", "replay")
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_whoever_goes_on_from_a_kept_checkpoint_ends_with_the_same_weights(
     calm: Laws, tmp_path: Path, place: int

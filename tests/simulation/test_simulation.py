@@ -69,6 +69,7 @@ def test_fifty_steps_of_the_whole_set(tmp_path: Path) -> None:
     assert [one.name.version for one in results] == [0, 10, 20, 30, 40, 50]
 
 
+@pytest.mark.law("derived")
 def test_the_same_seed_gives_the_same_log_record_for_record(tmp_path: Path) -> None:
     for faults in (Faults(), EVERYTHING):
         first, again, other = (
@@ -80,6 +81,9 @@ def test_the_same_seed_gives_the_same_log_record_for_record(tmp_path: Path) -> N
     assert first.plan.happened.total() > 10
 
 
+@pytest.mark.law(
+    "lost", "twice", "derived", "order", "fencing", "conservation", "lineage", "replay", "unscorable", "staleness"
+)
 @pytest.mark.parametrize("first", range(0, NUM_SEEDS, SEEDS_A_TEST))
 def test_whatever_goes_wrong(tmp_path: Path, first: int) -> None:
     for seed in range(first, first + SEEDS_A_TEST):
@@ -119,17 +123,20 @@ def test_the_grid_has_all_that_may_matter() -> None:
     assert all(faults[name] for name in KINDS), faults
 
 
+@pytest.mark.law("lost", "twice", "conservation", "lineage", "replay")
 def test_kills_between_any_two_ticks_and_at_every_commit(tmp_path: Path) -> None:
     simulation = run(tmp_path, 3, Faults(share=0.1, kills=60), run__steps=8)
     assert simulation.plan.happened["kills"] > 40
 
 
+@pytest.mark.law("twice", "fencing", "conservation")
 def test_processes_that_stand_still_come_back_to_a_changed_world(tmp_path: Path) -> None:
     simulation = run(tmp_path, 4, Faults(share=0.08, pauses=12, takeovers=4), run__steps=8)
     assert simulation.plan.happened["pauses"] > 6
     assert 5 in {one.exit_code for one in simulation.processes}
 
 
+@pytest.mark.law("lost", "twice", "conservation")
 def test_dead_groups_are_put_back_while_much_goes_wrong(tmp_path: Path) -> None:
     """Some of their rollouts failed and are sampled again; the others are scored again as they are."""
     faults = Faults(share=0.08, retries=30, kills=6, takeovers=2, unknowns=3, aborts=3)
@@ -144,6 +151,7 @@ def test_dead_groups_are_put_back_while_much_goes_wrong(tmp_path: Path) -> None:
     assert {GroupResult.batched, GroupResult.dead} <= {outcome.result for outcome in put_back}
 
 
+@pytest.mark.law("fencing", "replay")
 def test_somebody_writes_on_the_topics_of_others(tmp_path: Path) -> None:
     """A calm run and one full of foreign records train the same batches to the same weights."""
     settings = {
@@ -207,6 +215,7 @@ def test_a_run_that_hangs_is_told_apart(tmp_path: Path) -> None:
     assert "explorer-0: {'role': 'explorer'" in "\n".join(hung.value.__notes__)
 
 
+@pytest.mark.law("lineage", "never-waits")
 def test_a_run_goes_on_when_weights_are_lost_before_anybody_has_them(tmp_path: Path) -> None:
     """Explorers cannot follow, nothing new is sampled, and the trainer would wait for ever."""
     lost = [2, 5]

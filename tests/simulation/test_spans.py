@@ -37,6 +37,7 @@ def played(folder: Path, seed: int, faults: Faults) -> tuple[Simulation, list[Sp
     return simulation, watch.spans
 
 
+@pytest.mark.law("lineage")
 @pytest.mark.parametrize(("seed", "faults"), [(1, Faults()), (2, EVERYTHING), (5, EVERYTHING)])
 def test_spans_say_what_the_log_says_live_and_afterwards(tmp_path: Path, seed: int, faults: Faults) -> None:
     simulation, live = played(tmp_path / "run", seed, faults)

@@ -90,6 +90,7 @@ def test_each_batch_is_made_of_what_its_stage_takes(tmp_path: Path) -> None:
     assert not any(one.last for one in manifests)
 
 
+@pytest.mark.law("lost", "twice", "order", "conservation", "replay")
 @pytest.mark.parametrize("seed", range(4))
 def test_whatever_goes_wrong_changes_neither_batches_nor_weights(tmp_path: Path, seed: int) -> None:
     config = make_config(tmp_path)
@@ -112,6 +113,7 @@ def test_without_tasksets_nobody_samples(tmp_path: Path) -> None:
     assert many.digests == laws.digests
 
 
+@pytest.mark.law("staleness")
 def test_no_further_ahead_than_rollouts_would_be(tmp_path: Path) -> None:
     simulation, _ = begin(make_config(tmp_path), tmp_path)
     simulation.processes = [one for one in simulation.processes if one.role != "trainer"]
@@ -120,6 +122,7 @@ def test_no_further_ahead_than_rollouts_would_be(tmp_path: Path) -> None:
     assert not simulation.records("tasks"), "those of version 3 may not be sampled before version 1"
 
 
+@pytest.mark.law("lost", "conservation")
 @pytest.mark.parametrize("version", [1, 5, 8])
 def test_drained_in_any_stage_nothing_is_lost(tmp_path: Path, version: int) -> None:
     """In a stage of rollouts by a last batch, else at once; the groups of a later stage stay pending."""

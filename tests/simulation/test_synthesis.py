@@ -16,6 +16,8 @@ from rftstream.testing import Faults, Simulation
 from tests.simulation.laws import Laws
 from tests.simulation.test_simulation import EVERYTHING
 
+pytestmark = pytest.mark.law("lost", "twice", "derived", "conservation")
+
 
 def growing() -> RunConfig:
     return loader.from_dict({

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from rftstream.contracts.role_names import RoleName
 
 ROOT = Path(__file__).parents[2]
@@ -317,6 +319,7 @@ def test_packages_of_others_have_one_door() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.law("no-pickle")
 def test_no_pickle() -> None:
     wrong = [str(one) for one in ALL if lies_in(one.name, *NEVER)]
     for path in source_files(*LIBRARY):

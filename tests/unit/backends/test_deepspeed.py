@@ -184,6 +184,7 @@ def test_two_processes_give_what_one_gives(opened, expected, stage, tmp_path):
         assert unchanged(saved(backend, tmp_path / f"skipped{number}"), before)
 
 
+@pytest.mark.law("replay")
 def test_a_checkpoint_goes_on_with_another_stage_and_number_of_processes(spec, opened, tmp_path):
     """And in the torch backend, and back; what an algorithm may need of a backend is there in each."""
     rows, twice = tiny.rows(5, seed=4), plan(updates_per_batch=2)
@@ -504,6 +505,7 @@ def test_without_the_package_it_says_how_to_install_it(spec, monkeypatch):
         make_backend(spec)
 
 
+@pytest.mark.law("no-pickle")
 def test_rows_and_algorithms_travel_as_plain_bytes():
     row = dataclasses.replace(tiny.rows(1)[0], temperature=0.7, group=3, additions={"a": np.arange(3.0)})
     back = wire.row_in(wire.unpack(wire.pack(wire.row_out(row))))

@@ -72,6 +72,7 @@ def test_order_of_rows_does_not_matter(spec, grpo):
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
+@pytest.mark.law("replay")
 def test_an_update_is_deterministic_and_changes_every_weight(spec, grpo):
     first, second = (updated(spec, grpo, tiny.rows())[0] for _ in range(2))
     assert tiny.state(first) == tiny.state(second)
@@ -131,6 +132,7 @@ def test_a_nan_leaves_everything_as_it_was(spec, grpo, tmp_path, changes):
     assert not backend.update(tiny.rows(seed=3), grpo, tiny.plan()).skipped
 
 
+@pytest.mark.law("replay")
 def test_save_and_load_go_on_bit_for_bit(spec, grpo, tmp_path):
     backend, _ = updated(spec, grpo, tiny.rows(seed=1))
     tiny.whole_state(backend, tmp_path / "saved")
@@ -360,6 +362,7 @@ def test_a_huge_coefficient_keeps_the_policy_at_the_reference(spec, estimator):
     assert distances[1e4] < distances[0.0] / 1000
 
 
+@pytest.mark.law("replay")
 @pytest.mark.parametrize("changes", [{}, {"minibatches": 2, "updates_per_batch": 2, "tokens_per_microbatch": 30}])
 def test_with_a_reference_a_restart_changes_no_bit(spec, tmp_path, changes):
     algorithm, plan = Grpo(Grpo.Config(kl_coef=0.5)), tiny.plan(**changes)

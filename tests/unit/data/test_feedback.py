@@ -58,6 +58,7 @@ class Folded:
         return self.fold.judge(record, one, status, 5.0)
 
 
+@pytest.mark.law("twice")
 def test_one_person_twice_is_no_quorum() -> None:
     fold = Folded(quorum=2)
     first = fold(vote("a", reward=1.0))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from rftstream.data.tasksets.open import mix, order
 
 
+@pytest.mark.law("derived")
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 16, 17, 63, 64, 65, 1000])
 def test_every_pass_is_a_permutation(length: int) -> None:
     for taskset_pass in range(3):
@@ -24,6 +25,7 @@ def test_passes_and_seeds_differ() -> None:
     assert tuple(range(100)) not in orders
 
 
+@pytest.mark.law("derived", "order")
 def test_the_order_is_settled() -> None:
     """A resumed run goes on in the order that it began with: these numbers never change."""
     assert [order(10, 0, 1)(i) for i in range(10)] == [4, 0, 3, 5, 8, 1, 2, 6, 7, 9]
@@ -36,6 +38,7 @@ def test_positions_are_spread_evenly() -> None:
     assert all(400 < count < 600 for count in first.values())
 
 
+@pytest.mark.law("bounded")
 def test_large_tasksets_cost_no_memory() -> None:
     index_at = order(10**15, 0, seed=1)
     assert len({index_at(position) for position in range(100)}) == 100

@@ -219,6 +219,7 @@ def test_the_same_answer_gives_the_same_stream(dialect: Any) -> None:
     assert dialect.events(answer, include_usage=True) == dialect.events(again, include_usage=True)
 
 
+@pytest.mark.law("twice")
 @pytest.mark.parametrize("dialect", DIALECTS.values(), ids=lambda dialect: dialect.name)
 def test_requests_are_told_apart_by_all_that_they_ask_for(dialect: Any) -> None:
     body = HI[dialect.name]

@@ -73,6 +73,7 @@ async def turns(count: int) -> None:
         await asyncio.sleep(0)
 
 
+@pytest.mark.law("bounded")
 def test_nothing_more_is_read_while_requests_wait() -> None:
     async def scene(connection: HttpConnection, line: Line, requests: list[HttpRequest]) -> None:
         connection.data_received(GET * 3)
@@ -86,6 +87,7 @@ def test_nothing_more_is_read_while_requests_wait() -> None:
     driven(scene)
 
 
+@pytest.mark.law("bounded")
 def test_who_takes_no_answers_is_given_no_more() -> None:
     async def scene(connection: HttpConnection, line: Line, requests: list[HttpRequest]) -> None:
         line.takes = False
@@ -133,6 +135,7 @@ def test_headers_behind_a_body_are_passed_over() -> None:
     driven(scene)
 
 
+@pytest.mark.law("bounded")
 def test_headers_behind_a_body_have_an_end() -> None:
     async def scene(connection: HttpConnection, line: Line, requests: list[HttpRequest]) -> None:
         connection.data_received(CHUNKED + b"0\r\n")

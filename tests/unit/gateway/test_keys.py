@@ -22,12 +22,14 @@ def test_a_key_names_its_rollout() -> None:
     assert KEYS.rollout_key("sums/0/3/0/2") != key
 
 
+@pytest.mark.law("fencing")
 def test_keys_of_other_runs_and_secrets_open_nothing() -> None:
     key = KEYS.rollout_key("sums/0/3/0/1")
     assert GatewayKeys(b"0123456789abcdef", "run-2").owner_of(key) is None
     assert GatewayKeys(b"0123456789abcdeF", "run-1").owner_of(key) is None
 
 
+@pytest.mark.law("fencing")
 def test_a_key_with_the_name_of_another_rollout_opens_nothing() -> None:
     own, other = KEYS.rollout_key("sums/0/3/0/1"), KEYS.rollout_key("sums/0/3/0/2")
     assert KEYS.owner_of(other.partition(".")[0] + "." + own.partition(".")[2]) is None
@@ -88,6 +90,7 @@ def test_each_launch_has_a_key_of_its_own() -> None:
     assert KEYS.owner_of(KEYS.rollout_key("sums/0/3/0/1").replace(".", "~.", 1)) is not None, "no launch is none"
 
 
+@pytest.mark.law("bounded")
 def test_only_so_many_keys_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rftstream.gateway.keys.MAX_KNOWN", 2)
     keys = GatewayKeys(b"s" * 16, "r")

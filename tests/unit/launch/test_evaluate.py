@@ -131,6 +131,7 @@ def test_a_version_that_was_asked_for(scene: Scene) -> None:
     assert "easy of version 3: mean 1\n" in text.stderr
 
 
+@pytest.mark.law("twice")
 def test_several_versions_beside_each_other_and_none_twice(scene: Scene) -> None:
     first = results(scene, "--evaluation", "easy", "--versions", "3,0")
     assert [(one["version"], one["new"]) for one in first] == [(0, True), (3, True)]
@@ -148,6 +149,7 @@ def test_several_versions_beside_each_other_and_none_twice(scene: Scene) -> None
     assert call(scene).stdout.startswith("nothing is due")
 
 
+@pytest.mark.law("twice")
 def test_another_result_for_what_has_one(scene: Scene) -> None:
     (before,) = results(scene, "--evaluation", "easy", "--versions", 2)
     (again,) = results(scene, "--evaluation", "easy", "--versions", 2, "--again")

@@ -117,6 +117,7 @@ def test_resume_says_what_it_does_not_take_and_what_code_has_changed(run_file: P
     assert "the code of" not in said.getvalue()
 
 
+@pytest.mark.law("lost")
 def test_a_killed_worker_is_replaced_and_ctrl_c_stops_cleanly(run_file: Path, tmp_path: Path) -> None:
     run = subprocess.Popen(
         [sys.executable, "-m", "rftstream", "run", str(run_file), "--json", "--set", "run.steps=100000"],

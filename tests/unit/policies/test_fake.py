@@ -61,6 +61,7 @@ def test_skill_decides_how_often_it_is_right(skill):
     assert share == pytest.approx(fake_model.right_probability(skill, "3+4="), abs=0.07)
 
 
+@pytest.mark.law("derived")
 def test_answers_follow_from_the_request_alone():
     assert answers(policy(), 50) == answers(policy(batch_size=3), 50)
     assert answers(policy(answer_depends_on="task"), 50) == answers(policy(answer_depends_on="task", skill=9.0), 50)
@@ -103,6 +104,7 @@ def test_tokens_come_at_their_rate_and_are_stamped():
     )
 
 
+@pytest.mark.law("lost")
 @pytest.mark.parametrize("settings", [{}, {"temperature": 0.0}, {"max_tokens": 7}], ids=str)
 def test_what_goes_on_elsewhere_is_what_it_would_have_been_bit_for_bit(settings):
     config = {"tokens_per_s": 1.0, "mean_tokens": 9, "sigma": 0.3}

@@ -111,6 +111,7 @@ def test_greedy_takes_the_likeliest_with_logprobs_of_temperature_one(policy, bac
         np.testing.assert_allclose(completion.behavior_logprobs, again, atol=2e-5)
 
 
+@pytest.mark.law("derived")
 def test_tokens_do_not_depend_on_who_else_is_in_the_batch(spec, backend, policy):
     together = {request.request_id: completion for request, completion in sample(policy, count=40)}
     for number in (0, 1, 2, 3, 17, 39):
@@ -131,6 +132,7 @@ GOING_ON = {
 }
 
 
+@pytest.mark.law("lost")
 @pytest.mark.parametrize("name", GOING_ON)
 def test_a_rollout_that_goes_on_elsewhere_is_what_it_would_have_been(spec, backend, policy, name):
     """Token for token; its logprobs within rounding, for what it brings is computed in one pass."""
@@ -178,6 +180,7 @@ def test_frequencies_are_those_of_the_distribution(policy, backend):
     np.testing.assert_allclose(first, expected, atol=4 * np.sqrt(0.25 / 4000))
 
 
+@pytest.mark.law("lineage", "staleness")
 def test_new_weights_in_the_middle_are_stamped(policy, backend):
     policy.submit(tiny.request(0, max_tokens=6, min_tokens=6))
     policy.submit(tiny.request(1, max_tokens=2, min_tokens=2))
@@ -219,6 +222,7 @@ def test_nothing_is_sampled_before_the_first_weights(spec):
     assert policy.num_active == 1
 
 
+@pytest.mark.law("lineage")
 def test_foreign_weights_are_refused_whole(policy, backend):
     tensors = dict(backend.served_tensors())
     name = sorted(tensors)[0]

@@ -22,6 +22,8 @@ from rftstream.transport.base import Transport
 from rftstream.transport.memory.transport import MemoryLog
 from tests.unit.synthetic import SyntheticLog, experience, outcome, piece, rollout, task, verified
 
+pytestmark = pytest.mark.law("conservation")
+
 
 @pytest.fixture
 def log() -> SyntheticLog:
@@ -130,6 +132,7 @@ def test_a_latecomer_of_a_batched_group_is_not_trained(log: SyntheticLog) -> Non
     assert late not in " ".join(report.problems)
 
 
+@pytest.mark.law("lineage")
 def test_a_rollback_takes_the_older_trainers_versions_out_of_force(log: SyntheticLog) -> None:
     log.flow(0, 1, 2)
     for batch in range(3):
@@ -144,6 +147,7 @@ def test_a_rollback_takes_the_older_trainers_versions_out_of_force(log: Syntheti
     assert (report.trainer_epoch, report.version) == (2, 2)
 
 
+@pytest.mark.law("fencing")
 def test_a_zombie_trainer_changes_nothing(log: SyntheticLog) -> None:
     log.flow(0, 1)
     log.batch(0, [0])
@@ -203,6 +207,7 @@ def ready(log: SyntheticLog) -> None:
     log.step(1)
 
 
+@pytest.mark.law("twice")
 @pytest.mark.parametrize("topic", ["tasks", "rollouts", "verified"])
 def test_twins_of_rollouts(log: SyntheticLog, topic: str) -> None:
     ready(log)
@@ -216,6 +221,7 @@ def test_twins_of_rollouts(log: SyntheticLog, topic: str) -> None:
     assert report.problems == (f"{topic}: 1 twin: sums/0/1/0/0 ({topic}[1]@0, {topic}[1]@2)",)
 
 
+@pytest.mark.law("twice")
 def test_twins_of_outcomes_and_copies_of_steps_and_weights(log: SyntheticLog) -> None:
     ready(log)
     log.put("outcomes", outcome(log.siblings(0), GroupResult.batched, batch=0))
@@ -231,6 +237,7 @@ def test_twins_of_outcomes_and_copies_of_steps_and_weights(log: SyntheticLog) ->
     assert found == {"outcomes": 1}, "a trainer says nothing twice: copies are somebody else's, and not in force"
 
 
+@pytest.mark.law("twice")
 def test_twins_and_strangers_among_pieces(log: SyntheticLog) -> None:
     """A piece is unique by its rollout and number; what takes it back belongs to nobody."""
     ready(log)
@@ -247,6 +254,7 @@ def test_twins_and_strangers_among_pieces(log: SyntheticLog) -> None:
     assert any(text.startswith("partials: 1 twin: sums/0/1/0/0 1 (") for text in report.problems)
 
 
+@pytest.mark.law("twice")
 def test_a_twin_in_a_batch(log: SyntheticLog) -> None:
     ready(log)
     log.put("batches", experience(log.siblings(0)[0], 0, 0, 2))
@@ -273,6 +281,7 @@ def test_a_rollout_from_nowhere(log: SyntheticLog, topic: str, before: str) -> N
     assert f"{topic}: 1 rollout that {before} does not have: sums/0/5/0/0 ({topic}[1]@0)" in problem(log)
 
 
+@pytest.mark.law("lost")
 def test_what_the_readers_passed_and_did_not_pass_on_is_lost(log: SyntheticLog) -> None:
     log.admit(0, 2)  # both in partition 0
     log.sample(0)
@@ -282,6 +291,7 @@ def test_what_the_readers_passed_and_did_not_pass_on_is_lost(log: SyntheticLog) 
     assert "tasks: 1 rollout that the explorers passed, with nothing on rollouts: sums/0/2/0/0" in problem(log)
 
 
+@pytest.mark.law("lost")
 def test_what_the_buffer_passed_without_an_outcome_is_lost(log: SyntheticLog) -> None:
     log.flow(0, 2)
     log.batch(0, [0])

@@ -19,6 +19,8 @@ from rftstream.queries.index import Index
 from tests.unit.queries.test_audit import counts, new_log
 from tests.unit.synthetic import SyntheticLog, outcome
 
+pytestmark = pytest.mark.law("conservation")
+
 SAID = Trimmed(
     name=VersionName(trainer_epoch=1, version=2), checkpoints=(), version=1, sequence=3,
     offsets={"tasks": (4, 2), "rollouts": (4, 2), "verified": (4, 2), "batches": (5,)},
@@ -121,6 +123,7 @@ def test_more_deleted_than_was_said(log: SyntheticLog) -> None:
     assert "rollouts: 1 offset at the beginning deleted of which `control` says nothing" in problem(log)
 
 
+@pytest.mark.law("lost")
 def test_a_group_that_vanished_without_an_outcome_is_missed(log: SyntheticLog) -> None:
     """5 was admitted, sampled and verified; the trainer takes it for one that is through."""
     trim(log, replace(SAID, sequence=6, offsets={**SAID.offsets, "tasks": (6, 6), "rollouts": (6, 6),

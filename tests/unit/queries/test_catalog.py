@@ -69,6 +69,7 @@ def counts_of(updater: CatalogUpdater, moment: Moment) -> CatalogCounts:
         return count_fates(catalog, moment)
 
 
+@pytest.mark.law("conservation")
 @pytest.mark.parametrize("seed", range(4))
 def test_it_counts_what_the_audit_counts_now_and_at_every_moment(tmp_path: Path, seed: int) -> None:
     simulation = Simulation(make_config(), folder=tmp_path, seed=seed, faults=FAULTS)
@@ -147,6 +148,7 @@ def test_fates_of_all_kinds(run: Run) -> None:
         assert read_rates(catalog, moment, now=memory.clock.now())["rollouts"].total == 10
 
 
+@pytest.mark.law("twice", "conservation")
 def test_a_twin_counts_once(run: Run) -> None:
     _, log, updater = run
     log.flow(0)

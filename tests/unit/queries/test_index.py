@@ -110,6 +110,7 @@ def _damage(random: Random, folder: Path) -> None:
     path.write_bytes(content)
 
 
+@pytest.mark.law("conservation")
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_an_audit_says_the_same_with_an_index_and_without(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:

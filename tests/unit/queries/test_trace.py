@@ -98,6 +98,7 @@ def nodes(node: Node) -> Iterator[Node]:
         yield from nodes(child)
 
 
+@pytest.mark.law("lineage")
 def test_a_rollout_from_its_task_to_the_evaluation(scene: Scene) -> None:
     found = scene.trace("sums/0/1/0/1")
     assert places(found) == [
@@ -115,6 +116,7 @@ def test_a_rollout_from_its_task_to_the_evaluation(scene: Scene) -> None:
     assert not any(one.twin for one in nodes(found))
 
 
+@pytest.mark.law("lineage")
 def test_who_sampled_what_of_it_before_it_was_finished(scene: Scene) -> None:
     one, other = scene.siblings(3)
     saved = [("a", 5), ("a", 7), ("b", 11), ("a", 2)]
@@ -163,6 +165,7 @@ def test_a_group_on_its_way_and_one_that_died(scene: Scene) -> None:
     assert not all_of(dead, "batch")
 
 
+@pytest.mark.law("lineage")
 def test_a_batch_and_the_version_that_it_made(scene: Scene) -> None:
     batch = scene.trace("batch:0")
     assert [one.name for one in all_of(batch, "group")] == ["sums/0/0/0", "sums/0/1/0"]
@@ -176,6 +179,7 @@ def test_a_batch_and_the_version_that_it_made(scene: Scene) -> None:
     assert all_of(scene.trace("batch:1"), "step")[0].facts["is"] == "not yet"
 
 
+@pytest.mark.law("fencing", "lineage")
 def test_versions_of_a_trainer_that_was_replaced(scene: Scene) -> None:
     scene.step(0, epoch=2, resumed=True)
     scene.step(1, epoch=2)
@@ -191,6 +195,7 @@ def test_records_stand_for_what_they_belong_to(scene: Scene) -> None:
     assert scene.trace("batches[0]@4") == scene.trace("batch:0")
 
 
+@pytest.mark.law("twice")
 def test_twins_are_shown_as_such(scene: Scene) -> None:
     scene.put("rollouts", rollout(scene.siblings(1)[1]))
     found = scene.trace("sums/0/1/0/1")

@@ -151,6 +151,7 @@ def test_problems_without_tests_are_found_before_a_run(info: dict[str, Any]) -> 
         CodeReward(CodeReward.Config()).check(item("", info))
 
 
+@pytest.mark.law("unscorable")
 def test_a_sandbox_that_fails_gives_no_reward() -> None:
     with pytest.raises(RewardError, match="sandbox"):
         score(PLUS_ONE, {"tests": PLAIN}, sandbox_url="http://127.0.0.1:9")
@@ -185,6 +186,7 @@ def test_a_prompt_in_words_is_no_context(prompt: str) -> None:
     assert reward(item("def f(x): return x", info, prompt=prompt)).reward == 1.0
 
 
+@pytest.mark.law("unscorable")
 @pytest.mark.parametrize("info", [{"test_setup_code": "import no_such_module"}, {"test_setup_code": "def ("}])
 def test_a_test_that_cannot_begin_gives_no_reward(info: dict[str, Any]) -> None:
     with pytest.raises(RewardError, match="the test cannot begin"):

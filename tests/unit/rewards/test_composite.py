@@ -75,6 +75,7 @@ def test_a_closed_gate_is_the_whole_and_saves_the_others() -> None:
     assert ASKED == ["a"]
 
 
+@pytest.mark.law("unscorable")
 def test_a_gate_without_a_result_makes_the_whole_unscorable() -> None:
     with pytest.raises(RewardError, match="a is down"):
         score(built(GATE, {"name": "b"}), a=None, b=1.0)

@@ -59,6 +59,7 @@ def test_scores(server, text, settings, reward):
     assert judge(server, **settings)(item()).reward == reward
 
 
+@pytest.mark.law("unscorable")
 @pytest.mark.parametrize(("answer", "error"), [
     ((200, says("I would rather not.")), "no score in 'I would rather not.'"),
     ((200, says("")), "no score in ''"),

@@ -186,6 +186,7 @@ def test_big_items(make: Make) -> None:
     assert all(reply.score and reply.score.reward == 0.0 for reply in drain(scorer).values())
 
 
+@pytest.mark.law("unscorable")
 @pytest.mark.parametrize("how", ["hang", "hang in C"])
 def test_a_hang_is_a_timeout_and_holds_up_nobody_for_ever(make: Make, how: str) -> None:
     scorer = make(timeout_s=1.0)
@@ -198,6 +199,7 @@ def test_a_hang_is_a_timeout_and_holds_up_nobody_for_ever(make: Make, how: str) 
     assert scorer.num_replaced == 2
 
 
+@pytest.mark.law("unscorable")
 def test_where_all_hang_few_are_tried_and_none_is_zero(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     scorer = make(timeout_s=0.5, tries=3)
     for number in range(48):
@@ -269,6 +271,7 @@ def test_slow_items_are_not_taken_for_hanging_ones(make: Make) -> None:
     assert scorer.num_replaced == 0
 
 
+@pytest.mark.law("unscorable")
 @pytest.mark.parametrize(
     ("how", "detail"),
     [
@@ -311,6 +314,7 @@ def test_prints_and_stdin_do_not_touch_the_protocol(make: Make) -> None:
     assert all(reply.score and reply.score.reward == 0.0 for reply in replies.values())
 
 
+@pytest.mark.law("bounded")
 def test_huge_results_are_cut_to_their_numbers(make: Make) -> None:
     scorer = make()
     scorer.submit(request("1", "huge"))
@@ -379,6 +383,7 @@ def test_children_that_die_at_start_are_not_started_for_ever(make: Make, user_re
         drain(scorer)
 
 
+@pytest.mark.law("unscorable")
 def test_a_missing_checker_is_said_and_not_retried(make: Make, user_rewards: Path) -> None:
     (user_rewards / "needy_rewards.py").write_text(
         "from rftstream.errors import MissingChecker\n"
@@ -564,6 +569,7 @@ def score(completion, answer):
 """
 
 
+@pytest.mark.law("unscorable")
 def test_an_answer_that_exceeds_the_limits_is_wrong_and_not_unscorable(tmp_path: Path) -> None:
     (tmp_path / "evaluating_rewards.py").write_text(EVALUATING)
     rewards = [{"name": "evaluating_rewards:score", "weight": 2.0}, {"name": "exact", "weight": 0.5}]

@@ -91,6 +91,7 @@ def spoil(places):
     places[2]["2"]["logprob"] = math.nan
 
 
+@pytest.mark.law("unscorable")
 @pytest.mark.parametrize(("answer", "says"), [
     ((200, judged({"prompt": [8, 4, 2]}, change=cut)), "the server gave 2 prompt_logprobs for 3 tokens"),
     ((200, judged({"prompt": [8, 4, 2]}, change=lose)), r"no prompt_logprobs of these tokens \(KeyError: '4'\)"),
@@ -175,6 +176,7 @@ def test_one_that_is_its_own_teacher_sees_no_gap(tmp_path):
         teacher(item(segment([1, 5000], [0, 1])))
 
 
+@pytest.mark.law("no-pickle")
 def test_a_pickled_model_is_not_read(tmp_path):
     spec = tiny.make(tmp_path)
     weights = spec.folder / "model.safetensors"

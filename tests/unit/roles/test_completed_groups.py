@@ -13,6 +13,8 @@ from rftstream.contracts.rollouts import RolloutStatus
 from rftstream.contracts.verdicts import UnscorableReason
 from rftstream.roles.trainer.completed_groups import CompletedGroups
 
+pytestmark = pytest.mark.law("conservation")
+
 
 def outcome(
     sequence: int, result: GroupResult, *siblings: int, size: int = 2, batch: int | None = None, late: bool = False,

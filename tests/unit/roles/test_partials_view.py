@@ -21,6 +21,7 @@ def view(max_held_bytes: int) -> Partials:
     return Partials(MemoryLog(lambda: 0.0).connect(), max_held_bytes)
 
 
+@pytest.mark.law("bounded")
 def test_bodies_are_held_up_to_the_limit_and_tombstones_make_room() -> None:
     partials = view(25)
     for number in range(3):

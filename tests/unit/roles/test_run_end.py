@@ -33,6 +33,7 @@ def test_what_was_left_before_is_replaced_whole(tmp_path):
     assert [one.name for one in final.parent.iterdir()] == ["final"]
 
 
+@pytest.mark.law("fencing")
 def test_one_that_was_taken_for_dead_leaves_what_its_successor_left(tmp_path):
     """The successor removes what it finds, comes to the end, and only then the first one goes on."""
     final = tmp_path / "final"
@@ -43,6 +44,7 @@ def test_one_that_was_taken_for_dead_leaves_what_its_successor_left(tmp_path):
     assert model_of(final) == "new"
 
 
+@pytest.mark.law("fencing")
 def test_nor_does_one_whose_folder_was_overlooked(tmp_path):
     final = tmp_path / "final"
     make(final, "new").finish("steps", VersionName(trainer_epoch=3, version=5))

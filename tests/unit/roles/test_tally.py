@@ -66,6 +66,7 @@ def test_what_was_spent_is_summed_and_not_only_a_mean() -> None:
     assert {name for name in values if name.startswith("spent/")} == {"spent/requests"}
 
 
+@pytest.mark.law("staleness")
 def test_staleness_in_flight_and_in_the_queue() -> None:
     """Trained at 7: sampled by 3 to 5, and by 6 alone."""
     tally = Tally()

@@ -81,6 +81,7 @@ def test_interpolated_proximal_logprobs_are_not_computed(backend):
     assert train(backend, "grpo", {}, correction="none")["ratio"] == pytest.approx(1.0)
 
 
+@pytest.mark.law("staleness")
 def test_what_is_trained_is_counted_by_its_age(backend):
     """Six rollouts at version 3 with two tokens of version 1 and one of 3; one token is masked by an operator, one
     rollout was truncated, and the oldest token that a group trains is the group's age."""

@@ -17,6 +17,8 @@ from rftstream.service.role import Log
 from rftstream.testing.memory_run import MemoryStore
 from tests.flow.scene import Scene
 
+pytestmark = pytest.mark.law("fencing", "bounded")
+
 NAME = VersionName(trainer_epoch=1, version=2)
 
 

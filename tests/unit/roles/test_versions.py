@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from rftstream.contracts.versions import EvalResult, StepRecord, VersionName, WeightsAnnounced, WeightsKind
 from rftstream.roles.trainer.versions import Versions
 from rftstream.testing.memory_run import MemoryStore
 from rftstream.weights.publisher import object_name
+
+pytestmark = pytest.mark.law("lineage")
 
 
 def named(epoch: int, version: int) -> VersionName:

@@ -14,6 +14,8 @@ from rftstream.roles.explorer.weights_update import RETRY_S, WeightsUpdate
 from rftstream.testing.memory_run import ManualClock
 from rftstream.weights.shared_memory import SharedTensors, WeightsMemory
 
+pytestmark = pytest.mark.law("lineage")
+
 
 def name(version: int, epoch: int = 1) -> VersionName:
     return VersionName(trainer_epoch=epoch, version=version)

@@ -19,6 +19,8 @@ from rftstream.service.in_force import RecordsInForce
 from rftstream.service.role import Log
 from tests.flow.scene import Scene
 
+pytestmark = pytest.mark.law("fencing")
+
 
 def claim(role: str, epoch: int) -> Claim:
     return Claim(role=role, epoch=epoch, host="h", pid=1, process=f"{role}-{epoch}", claimed_at=0.0)

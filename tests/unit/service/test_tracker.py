@@ -12,6 +12,8 @@ from rftstream.errors import ContractError
 from rftstream.service.tracker import PartitionTracker, decode_finished, encode_position
 from rftstream.transport.base import MAX_METADATA_BYTES, Position
 
+pytestmark = pytest.mark.law("lost", "twice")
+
 
 def test_metadata_by_hand() -> None:
     position = encode_position([2, 4, 5, 9], {3, 6, 7, 8, 12}, 10)

@@ -236,6 +236,7 @@ def test_what_came_before_the_end_of_a_connection_is_given_on():
     mine.close()
 
 
+@pytest.mark.law("twice")
 def test_positions_are_asked_for_when_they_are_stable():
     client = compat.StableAdminClient.__new__(compat.StableAdminClient)
     cluster = ClusterMetadata()

@@ -167,6 +167,7 @@ def test_partitions_that_are_added_again_come_before_the_group(sender):
     assert sender.turn()[0] == "AddPartitionsToTxnHandler"
 
 
+@pytest.mark.law("lost")
 def test_only_the_positions_of_this_transaction_are_sent(sender):
     manager = sender._transaction_manager
     manager._pending_txn_offset_commits[B] = OffsetAndMetadata(3, "refused before", -1)
@@ -185,6 +186,7 @@ def test_only_the_positions_of_this_transaction_are_sent(sender):
     assert not sent.is_alive()
 
 
+@pytest.mark.law("lost")
 def test_positions_are_not_sent_after_an_error(sender):
     parts = parts_of(sender)
     parts._group_added = SimpleNamespace(wait=lambda: None)

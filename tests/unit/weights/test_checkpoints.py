@@ -13,6 +13,8 @@ from rftstream.errors import WeightsError
 from rftstream.weights.checkpoints import CheckpointStore, is_gone
 from rftstream.weights.store import ObjectStore
 
+pytestmark = pytest.mark.law("replay")
+
 
 class StoppedError(Exception):
     pass
@@ -48,6 +50,7 @@ def test_read_gives_back_what_was_written(store: ObjectStore, tmp_path: Path) ->
     assert (folder / "empty").read_bytes() == b""
 
 
+@pytest.mark.law("lineage")
 def test_newest_is_the_newest_in_force(store: ObjectStore) -> None:
     checkpoints = CheckpointStore(store)
     for one in (name(1, 20), name(1, 40), name(2, 30)):

@@ -21,6 +21,8 @@ from rftstream.weights.state import ServedState
 from tests.unit import weights_reader
 from tests.unit.weights_samples import DELTA, NAME, NEW, OLD, PARENT, sample_delta, sample_states
 
+pytestmark = pytest.mark.law("lineage")
+
 BITS = {"BF16": "<u2", "F16": "<u2", "F32": "<u4"}
 ODD = {"<u2": [0, 0x8000, 1, 0x8001, 0x7FA5, 0xFFFF, 0x7F80, 0x3F80], "<u4": [0, 1 << 31, 1, 0x7FA00001, 2**32 - 1]}
 
@@ -256,6 +258,7 @@ def test_a_header_that_lies_is_refused(change: Callable[[dict[str, Any]], object
         delta.apply(sample_state(), rewritten(change), where="it")
 
 
+@pytest.mark.law("bounded")
 def test_a_header_is_bounded() -> None:
     bomb = zstandard.compress(b" " * 200_000_000)
     data = b"RFTDELTA" + (1).to_bytes(4, "little") + len(bomb).to_bytes(4, "little") + bomb

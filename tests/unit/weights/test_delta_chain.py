@@ -17,6 +17,8 @@ from rftstream.weights.kernels import AS_IT_IS, FORMS
 from rftstream.weights.snapshot import RawTensor, state_digest
 from rftstream.weights.state import ServedState
 
+pytestmark = pytest.mark.law("lineage")
+
 Tensors = dict[str, RawTensor]
 
 

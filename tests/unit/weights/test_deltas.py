@@ -20,6 +20,8 @@ from rftstream.weights.publisher import WeightsPublisher, publish
 from rftstream.weights.snapshot import RawTensor, state_digest
 from rftstream.weights.store import ObjectStore
 
+pytestmark = pytest.mark.law("lineage")
+
 State = dict[str, RawTensor]
 
 
@@ -244,6 +246,7 @@ def test_a_follower_comes_as_far_as_it_can(trainer: Trainer) -> None:
     assert state_digest(held[1]) == state_digest(state(2))
 
 
+@pytest.mark.law("fencing")
 def test_gaps_older_epochs_and_what_comes_twice_are_refused(trainer: Trainer, caplog: pytest.LogCaptureFixture) -> None:
     trainer.publish(1, 2, 3, 4, 5)
     follower = WeightsFollower(trainer.store, "m")
@@ -344,6 +347,7 @@ def test_a_store_that_cannot_be_reached_in_the_middle_costs_no_place(trainer: Tr
     assert_on(follower, 2)
 
 
+@pytest.mark.law("never-waits")
 def test_a_reader_that_does_not_let_go_is_not_waited_for(
     trainer: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -353,6 +357,7 @@ def test_a_reader_that_does_not_let_go_is_not_waited_for(
         assert_on(trainer.follower(cache), 0)
 
 
+@pytest.mark.law("bounded")
 def test_few_deltas_are_kept(trainer: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(anchors, "MOST_DELTAS", 2)
     follower = trainer.follower(AnchorCache(tmp_path / "anchors"))

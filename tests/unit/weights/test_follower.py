@@ -16,6 +16,8 @@ from rftstream.weights.publisher import WeightsPublisher, object_name, object_na
 from rftstream.weights.snapshot import RawTensor, state_digest
 from rftstream.weights.store import ObjectStore
 
+pytestmark = pytest.mark.law("lineage")
+
 
 def name(epoch: int, version: int) -> VersionName:
     return VersionName(trainer_epoch=epoch, version=version)
@@ -84,6 +86,7 @@ def test_fetch_refuses_damage(store: ObjectStore, tmp_path: Path) -> None:
         follower.fetch(told)
 
 
+@pytest.mark.law("bounded")
 def test_an_announcement_that_lies_about_a_size_takes_no_memory(store: ObjectStore) -> None:
     told = publish(store, state(1), name(1, 5), "m", "float32")
     follower = WeightsFollower(store, "m")
@@ -117,6 +120,7 @@ def test_a_newer_trainer_puts_what_it_does_not_build_on_out_of_force(store: Obje
     assert [one.name for one in follower.in_force()] == [name(1, 0), name(1, 1), name(1, 2), name(5, 2)]
 
 
+@pytest.mark.law("fencing")
 def test_a_replaced_trainer_is_refused(store: ObjectStore, caplog: pytest.LogCaptureFixture) -> None:
     follower = WeightsFollower(store, "m")
     follower.announced(announcement(1, 0, resumed=True))

@@ -59,6 +59,7 @@ def test_environments_cannot_have_files_of_this_host_read(store: ObjectStore, tm
     assert message.media[1].url.startswith("store:media/")
 
 
+@pytest.mark.law("bounded")
 def test_gone_damaged_and_large_objects_are_told_by_digest(
     store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -88,6 +89,7 @@ def test_a_copy_of_a_run_has_its_images(store: ObjectStore, tmp_path: Path) -> N
     assert MediaStore(other).get(red) == RED
 
 
+@pytest.mark.law("bounded")
 def test_pixels_are_bounded_before_an_image_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(images, "MAX_PIXELS", 11)
     bomb = image_in(RED)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from rftstream.contracts.versions import VersionName
 from rftstream.weights.publisher import object_name
 from rftstream.weights.retention import to_delete
+
+pytestmark = pytest.mark.law("lineage")
 
 
 def name(epoch: int, version: int) -> VersionName:

@@ -122,6 +122,7 @@ def test_a_follower_waits_until_what_it_would_change_has_been_read(store: Object
     assert state_digest(read_elsewhere(memory.path)) == state_digest(state(a=2))
 
 
+@pytest.mark.law("lineage")
 def test_what_is_being_changed_or_came_out_wrong_is_read_by_nobody(store: ObjectStore, monkeypatch: Any) -> None:
     follower = WeightsFollower(store, "m", threads=1, shared=True)
     trainer = Trainer(store, follower)

@@ -52,6 +52,7 @@ def test_decoded_tensors_are_views() -> None:
     assert view[0] == 77
 
 
+@pytest.mark.law("no-pickle")
 def test_the_safetensors_library_reads_it(tmp_path) -> None:
     safetensors = pytest.importorskip("safetensors")
     torch = pytest.importorskip("torch")
@@ -73,6 +74,7 @@ def test_it_reads_what_the_safetensors_library_writes() -> None:
     assert bytes(decoded["x"].data) == values["x"].tobytes()
 
 
+@pytest.mark.law("lineage")
 def test_state_digest_by_hand() -> None:
     one = hashlib.sha256(b"\x01\x02").hexdigest()
     two = hashlib.sha256(b"").hexdigest()
@@ -81,6 +83,7 @@ def test_state_digest_by_hand() -> None:
     assert state_digest(state) == f"sha256:{hashlib.sha256(lines.encode()).hexdigest()}"
 
 
+@pytest.mark.law("lineage")
 @pytest.mark.parametrize(
     "other",
     [
@@ -95,6 +98,7 @@ def test_state_digest_sees_every_difference(other: dict[str, RawTensor]) -> None
     assert state_digest({"a": RawTensor("BF16", (2,), b"1234")}) != state_digest(other)
 
 
+@pytest.mark.law("no-pickle")
 @pytest.mark.parametrize(
     "data",
     [

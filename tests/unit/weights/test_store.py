@@ -58,6 +58,7 @@ def test_list_and_delete(store: ObjectStore) -> None:
     assert store.list("b/") == ["b/c/3"]
 
 
+@pytest.mark.law("lineage")
 def test_names_are_written_once(store: ObjectStore) -> None:
     store.put("a", b"one")
     assert store.put("a", b"one").num_bytes == 3
@@ -82,6 +83,7 @@ def test_put_file_from_scratch(store: ObjectStore) -> None:
     assert store.get("one") == b"1"
 
 
+@pytest.mark.law("lineage")
 def test_nothing_is_there_when_writing_fails(store: ObjectStore) -> None:
     def fill(file: object) -> None:
         file.write(b"half")  # type: ignore[attr-defined]

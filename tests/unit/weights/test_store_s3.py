@@ -139,6 +139,7 @@ def test_a_large_upload_that_fails_leaves_nothing(network: Proxy, place: str, tm
     assert store.get("large") == data
 
 
+@pytest.mark.law("lineage")
 def test_what_is_not_wholly_there_is_not_announced(network: Proxy, place: str, tmp_path: Path) -> None:
     store = store_at(place, tmp_path, patience_s=1.0)
     publisher = WeightsPublisher(store, "model", "float32", anchor_every=4)

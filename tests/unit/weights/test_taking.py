@@ -161,6 +161,7 @@ def states_that_differ(shares: dict[str, float]) -> tuple[dict[str, RawTensor], 
     return old, new
 
 
+@pytest.mark.law("bounded")
 def test_no_more_is_held_than_is_said() -> None:
     """An eighth of old bits and a bit for each element; what changed more often is a stream at once."""
     old, new = states_that_differ({"a": 0.01, "b": 0.11, "c": 0.14, "d": 0.4})
@@ -207,6 +208,7 @@ def test_what_is_large_is_coded_however_much_changed(monkeypatch: pytest.MonkeyP
     assert delta.take(ServedState(old, copy=True, threads=1), new).whole == []
 
 
+@pytest.mark.law("lineage")
 @pytest.mark.parametrize("share", [0.0, 0.004, 0.05, 0.3])
 def test_sooner_or_later_the_bits_are_the_same(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
     old, new = states_that_differ({"a": share, "b": 0.01, "c": 0.0})
@@ -241,6 +243,7 @@ def test_digests_are_computed_when_it_is_written(tmp_path: Path, monkeypatch: py
     assert ours.write(taken).weights_digest == state_digest(ServedTensors(moved(masters(), 1e-3), "bfloat16"))
 
 
+@pytest.mark.law("never-waits")
 def test_training_may_go_on_before_it_is_written(tmp_path: Path) -> None:
     """Masters change in place as soon as they were taken; what is written is what they were."""
     ours, tensors = publisher(tmp_path), masters()

@@ -128,6 +128,7 @@ def test_edits_are_revisions_and_deletions_take_back(scene: Scene) -> None:
     scene.assert_no_twin()
 
 
+@pytest.mark.law("twice")
 def test_one_person_twice_is_one_vote_the_newest(scene: Scene) -> None:
     bridge = scene.bridge()
     bridge.round()
@@ -345,6 +346,7 @@ def people_speak(scene: Scene) -> dict[str, list[tuple[str, object]]]:
     }
 
 
+@pytest.mark.law("lost", "twice")
 @pytest.mark.parametrize("when", ["the first tasks", "votes"])
 def test_killed_at_every_step_and_started_again_there_is_no_twin_and_nothing_is_lost(scene: Scene, when: str) -> None:
     """Each time the bridge is killed one step later. People go on in between, and the next bridge begins anew."""
@@ -379,6 +381,7 @@ def test_killed_at_every_step_and_started_again_there_is_no_twin_and_nothing_is_
     scene.assert_no_twin()
 
 
+@pytest.mark.law("lost", "twice")
 def test_killed_between_reading_and_the_commit(scene: Scene) -> None:
     scene.bridge().round()
     name = scene.questions(RATING)[0].question_id
@@ -416,6 +419,7 @@ def test_a_commit_that_fails_is_made_up_for_by_the_next_round(scene: Scene) -> N
     assert scene.said(name) == [("rating", 2.0, 0)]
 
 
+@pytest.mark.law("fencing")
 def test_a_bridge_that_was_left_behind_cannot_write_what_is_old(scene: Scene) -> None:
     scene.bridge().round()
     name = scene.questions(RATING)[0].question_id
