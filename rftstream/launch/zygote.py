@@ -24,7 +24,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from rftstream.launch.processes import (
     WORKER_ENTRY,
@@ -48,13 +48,13 @@ BASE = (
 MAX_DEATHS = 3
 """Deaths after which a zygote is not started again."""
 
-_TITLE_ROOM = "." * 800
+TITLE_ROOM = "." * 800
 """An argument of the zygote. A worker's own command line takes its place in memory, for `ps`."""
 
 _PR_SET_NAME = 15
-_FORK_SAFE = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-"""Environment in which an import that asks for GPUs does not make torch initialise CUDA; a fork could not use it
-then."""
+ENVIRONMENT = {**thread_limits(1), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+"""Environment of a zygote. Array libraries start no threads in it, and an import that asks for GPUs does not make torch
+initialise CUDA; a fork could not use it then."""
 
 
 def is_supported() -> bool:
@@ -105,6 +105,37 @@ class ZygoteSpawner:
         return self._fallback.spawn(command)
 
 
+class ZygoteProcess(Protocol):
+    """The process of a zygote, as `start_process` returns it: a Popen, or what offers the same."""
+
+    @property
+    def pid(self) -> int:
+        """Return the process id."""
+
+    def kill(self) -> None:
+        """End the process."""
+
+    def wait(self) -> int:
+        """Wait for the end of the process."""
+
+
+def _start_interpreter(channel: socket.socket, log: int) -> ZygoteProcess:
+    return subprocess.Popen(
+        [sys.executable, "-m", __name__, str(channel.fileno()), str(os.getpid()), TITLE_ROOM],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        env={**os.environ, **ENVIRONMENT},
+        pass_fds=(channel.fileno(),),
+        start_new_session=True,
+    )
+
+
+start_process: Callable[[socket.socket, int], ZygoteProcess] = _start_interpreter
+"""Starts the process of a zygote, which serves the channel and writes to the log. A process that was forked from a
+warm interpreter itself may put here what forks the zygote from the same one."""
+
+
 class Zygote:
     """The zygote's process, as the supervisor sees it. A ZygoteSpawner makes it, which starts the process."""
 
@@ -112,15 +143,7 @@ class Zygote:
         self._socket, theirs = socket.socketpair()
         log.parent.mkdir(parents=True, exist_ok=True)
         with theirs, log.open("ab") as output:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(theirs.fileno()), str(os.getpid()), _TITLE_ROOM],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env={**os.environ, **thread_limits(1), **_FORK_SAFE},
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-            )
+            self._process = start_process(theirs, output.fileno())
         self._socket.setblocking(False)
         self._buffer = b""
         self._number = 0
@@ -302,7 +325,7 @@ def _become(request: dict[str, Any], zygote: int) -> NoReturn:
         log = os.open(request["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         for stream in (1, 2):
             os.dup2(log, stream)
-        _set_title(request["process"], ["-m", "rftstream", *request["arguments"]])
+        set_title(request["process"], ["-m", "rftstream", *request["arguments"]])
         limit_threads(request["threads"])
         if (numpy := sys.modules.get("numpy")) is not None:
             numpy.random.seed()
@@ -322,7 +345,7 @@ def _become(request: dict[str, Any], zygote: int) -> NoReturn:
         os._exit(code)
 
 
-def _set_title(process: str, arguments: list[str]) -> None:
+def set_title(process: str, arguments: list[str]) -> None:
     """Write another command line where `ps` looks for it: into the memory of the zygote's own."""
     title = "\0".join([sys.executable, *arguments]).encode()
     try:
@@ -340,5 +363,5 @@ if __name__ == "__main__":
     descriptor, supervisor = int(sys.argv[1]), int(sys.argv[2])
     die_with_parent(supervisor)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _set_title("zygote", ["-m", "rftstream.launch.zygote"])
+    set_title("zygote", ["-m", "rftstream.launch.zygote"])
     Server(socket.socket(fileno=descriptor)).serve()

@@ -37,6 +37,8 @@ from rftstream.runs.folder import RunFolder, open_run
 from rftstream.runs.observer import Curve, Observer
 from rftstream.service.control_view import ControlView, read_control
 from rftstream.service.role import Log
+from tests import warm
+from tests.warm import MARK
 
 COMMAND = str(Path(sys.executable).with_name("rftstream"))
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -44,8 +46,6 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 LONG_S = 240.0
 """For what takes seconds, on a machine that has much else to do."""
 LOOK_S = 0.03
-
-MARK = "RFTSTREAM_TEST_PLACE"
 
 FAKE = """
 [run]
@@ -101,7 +101,7 @@ class Finished:
 class Process:
     """A command that runs. What it writes goes to files, so that it never waits for the test."""
 
-    def __init__(self, popen: subprocess.Popen[bytes], out: Path, err: Path) -> None:
+    def __init__(self, popen: subprocess.Popen[bytes] | warm.Forked, out: Path, err: Path) -> None:
         self._popen = popen
         self._out, self._err = out, err
         self.pid = popen.pid
@@ -252,19 +252,26 @@ class Workplace:
     def start(
         self,
         *arguments: str | Path,
-        command: Sequence[str] = (COMMAND,),
+        command: Sequence[str] | None = None,
         env: dict[str, str] | None = None,
         **more: Any,
     ) -> Process:
-        """`rftstream ARGUMENTS`, here. `more` goes to Popen."""
+        """`rftstream ARGUMENTS`, here: a fork of the warm interpreter, unless there is a command that starts it, or
+        `more`, which goes to Popen."""
         number = len(self._started)
         out, err = (self._outputs / f"{number}.{name}" for name in ("out", "err"))
-        with out.open("wb") as stdout, err.open("wb") as stderr:
-            streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": stdout, "stderr": stderr, **more}
-            popen = subprocess.Popen(
-                [*command, *map(str, arguments)], cwd=self.folder, env=self._environment(env or {}),
-                start_new_session=True, **streams,
-            )  # fmt: skip
+        words, environment = [str(argument) for argument in arguments], self._environment(env or {})
+        popen: subprocess.Popen[bytes] | warm.Forked
+        with out.open("wb") as stdout, err.open("wb") as stderr, open(os.devnull, "rb") as stdin:
+            streams: dict[str, Any] = {"stdin": stdin, "stdout": stdout, "stderr": stderr}
+            if command is None and not more and warm.is_possible(env or {}):
+                descriptors = {name: stream.fileno() for name, stream in streams.items()}
+                popen = warm.start(words, cwd=self.folder, env=environment, **descriptors)
+            else:
+                popen = subprocess.Popen(
+                    [*(command or (COMMAND,)), *words], cwd=self.folder, env=environment, start_new_session=True,
+                    **{**streams, **more},
+                )  # fmt: skip
         process = Process(popen, out, err)
         self._started.append(process)
         return process
