@@ -6,6 +6,7 @@ JOBS ?= 3
 export PYTHON
 unexport PYTHONDONTWRITEBYTECODE  # each of the hundreds of processes of the tests would compile all that it imports
 
+SUITE = $(BIN)/python -m tests.suite --load $(LOAD) -n $(JOBS) --dist worksteal $(if $(ORDER),--random-order)
 NODES ?= 1
 DURATION_S ?= 600
 SEED ?= 0
@@ -29,8 +30,8 @@ kafka:  ## a real broker on this machine; its address is the last line (PORT=, N
 kafka-stop:  ## ends it; its data stays in .cache/kafka/local
 	@python3 scripts/kafka stop
 
-test: lint types  ## set up, check everything, run all tests, on a real Kafka, too (ARGS="-k word" picks)
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not gpu and not long and not vllm" --durations 10 $(ARGS)
+test: lint types  ## set up, check everything, run all tests, on a real Kafka, too (ARGS="-k word" picks, LOAD=4 busy processes beside, ORDER=random)
+	$(SUITE) -m "not gpu and not long and not vllm" $(ARGS)
 
 test-long: .venv/.developer  ## tests left out of make test: every mutant, and what takes many minutes
 	$(BIN)/python -m pytest -m long $(ARGS)
@@ -40,7 +41,7 @@ test-vllm: .venv/.developer  ## the engine vLLM, in a build for CPUs that it ins
 	$(BIN)/python -m pytest -m "vllm and not gpu" $(ARGS)
 
 test-fast: .venv/.developer  ## the tests that take no more than seconds
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow and not broker and not gpu and not vllm" $(ARGS)
+	$(SUITE) -m "not slow and not broker and not gpu and not long and not vllm" $(ARGS)
 
 faults: .venv/.developer  ## whole runs with processes killed and stopped, from a seed (DURATION_S=, SEED=, LOG=kafka, SECURED=1 with TLS and ACLs, SCHEDULES=, LOAD= busy processes beside)
 	$(BIN)/python -m tests.faults --log $(LOG) --seed $(SEED) --duration-s $(DURATION_S) --load $(LOAD) \

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, settings
 from tests.load import LoadReport
 from tests.made import made_once, shared_folder
 from tests.s3 import S3Server
+from tests.suite.storeys import StoreyMarks, StoreyReport
 
 # The conformance suite lives in the package; its assertions shall explain themselves all the same.
 pytest.register_assert_rewrite("rftstream.testing", "tests.flow.scene", "tests.simulation.laws", "tests.exporters")
@@ -29,8 +30,12 @@ def pytest_configure(config: pytest.Config) -> None:
     # how long an example takes says more of the machine than of the code
     settings.register_profile("any speed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("any speed")
-    if not hasattr(config, "workerinput"):  # else a worker of xdist, which prints nothing
+    is_worker, has_workers = hasattr(config, "workerinput"), bool(config.getoption("numprocesses", None))
+    if is_worker or not has_workers:  # it runs tests
+        config.pluginmanager.register(StoreyMarks(config), "storey marks")
+    if not is_worker:  # it prints
         config.pluginmanager.register(LoadReport(), "load report")
+        config.pluginmanager.register(StoreyReport(config), "storey report")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
