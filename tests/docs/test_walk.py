@@ -12,7 +12,7 @@ from pictures import start as picture
 
 from rftstream.launch import zygote
 from tests.docs.reading import ROOT, read
-from tests.unit.test_layers import dotted, imports_of, lies_in, source_files
+from tests.source import lies_in, sources
 from tests.unit.tiny_run import write_run_file
 
 PROGRAM = """
@@ -143,10 +143,10 @@ def test_imports_go_the_same_way() -> None:
     assert order == [f"rftstream.launch.{name}" for name in ("start", "session", "supervisor", "zygote", "host")]
     wrong = [
         str(one)
-        for path in source_files("rftstream/launch")
-        if dotted(path) in order
-        for one in imports_of(path)
-        for earlier in order[: order.index(dotted(path))]
+        for source in sources("rftstream/launch")
+        if source.module in order
+        for one in source.imports
+        for earlier in order[: order.index(source.module)]
         if lies_in(one.name, earlier)
     ]
     assert not wrong, "\n".join(wrong)

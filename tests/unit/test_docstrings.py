@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.source import ROOT, Source, read_source, sources
 
 COMPLETE = (
     "rftstream/contracts",
@@ -63,28 +61,23 @@ class PublicName:
         return f"{self.place} {self.name}"
 
 
-def public_names(path: Path) -> Iterator[PublicName]:
-    tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
-    yield from _names_in(tree.body, path, prefix="", implements=False)
-
-
-def _names_in(body: list[ast.stmt], path: Path, *, prefix: str, implements: bool) -> Iterator[PublicName]:
-    for node in body:
-        if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) or node.name.startswith("_"):
+def public_names(source: Source) -> Iterator[PublicName]:
+    protocols = {found.name for found in source.definitions if found.bases is not None and "Protocol" in found.bases}
+    for found in source.definitions:
+        above, _, name = found.name.rpartition(".")
+        if any(part.startswith("_") for part in found.name.split(".")):
             continue
-        documented = ast.get_docstring(node) is not None
-        exempt = implements and not isinstance(node, ast.ClassDef) and node.name in PROTOCOL_METHODS
-        yield PublicName(f"{path.relative_to(ROOT)}:{node.lineno}", f"{prefix}{node.name}", documented, exempt)
-        if isinstance(node, ast.ClassDef):
-            is_protocol = any(ast.unparse(base) == "Protocol" for base in node.bases)
-            yield from _names_in(node.body, path, prefix=f"{prefix}{node.name}.", implements=not is_protocol)
+        implements = bool(above) and above not in protocols
+        exempt = implements and found.bases is None and name in PROTOCOL_METHODS
+        place = f"{source.path.relative_to(ROOT)}:{found.line}"
+        yield PublicName(place, found.name, found.documented, exempt)
 
 
 def names_below(*places: str) -> list[PublicName]:
     files = [
         file
         for place in places
-        for file in (sorted((ROOT / place).rglob("*.py")) if (ROOT / place).is_dir() else [ROOT / place])
+        for file in (sources(place) if (ROOT / place).is_dir() else [read_source(ROOT / place)])
     ]
     return [name for file in files for name in public_names(file)]
 
@@ -112,8 +105,8 @@ def test_the_package_does_not_fall_behind() -> None:
 
 def test_every_room_says_what_it_holds() -> None:
     bare = [
-        str(path.relative_to(ROOT))
-        for path in sorted((ROOT / "rftstream").rglob("__init__.py"))
-        if len(ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "") < 40
+        str(source.path.relative_to(ROOT))
+        for source in sources("rftstream")
+        if source.path.name == "__init__.py" and len(source.docstring) < 40
     ]
     assert not bare, f"say what is in it, and how to add to it: {', '.join(bare)}"

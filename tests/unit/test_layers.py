@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import ast
-import functools
 import graphlib
 import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
 from rftstream.contracts.role_names import RoleName
-
-ROOT = Path(__file__).parents[2]
-LIBRARY = ("rftstream", "workers", "schemas")
+from tests.source import (
+    LIBRARY,
+    ROOT,
+    Import,
+    Source,
+    all_imports,
+    dotted,
+    lies_in,
+    source_files,
+    sources,
+)
 
 ROOMS = (
     ("errors", "error_kinds", "clock", "faults", "frames", "metrics", "process_state", "threads", "version"),
@@ -127,49 +131,6 @@ BAGS = {"utils", "util", "helpers", "helper", "common", "misc"}
 SMALL, LARGE = 450, 600
 
 
-@dataclass(frozen=True)
-class Import:
-    module: str
-    """Ours, in dots."""
-    name: str
-    """What it imports, with the name taken from it: `from a.b import c` is a.b.c."""
-    line: int
-
-    def __str__(self) -> str:
-        return f"{self.module}:{self.line} imports {self.name}"
-
-
-def source_files(*packages: str) -> list[Path]:
-    return [path for package in packages for path in sorted((ROOT / package).rglob("*.py"))]
-
-
-def dotted(path: Path) -> str:
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-def imports_of(path: Path) -> Iterator[Import]:
-    """Of the whole file: in functions and under TYPE_CHECKING, too."""
-    for node in ast.walk(tree_of(path)):
-        if isinstance(node, ast.Import):
-            yield from (Import(dotted(path), alias.name, node.lineno) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert not node.level, f"{path}:{node.lineno}: relative import; name the whole module"
-            yield from (Import(dotted(path), f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
-
-
-@functools.cache
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
-
-
-def lies_in(name: str, *packages: str) -> bool:
-    return any(name == package or name.startswith(f"{package}.") for package in packages)
-
-
-ALL = [one for path in source_files(*LIBRARY) for one in imports_of(path)]
-
-
 def excepted(one: Import) -> bool:
     return any(one.module == module and lies_in(one.name, package) for module, package in EXCEPTIONS)
 
@@ -184,7 +145,7 @@ def room_of(module: str) -> str:
 def imported_modules() -> Iterator[tuple[Import, str]]:
     """Each import of ours, with the module of ours that it imports."""
     modules = {dotted(path) for path in source_files(*LIBRARY)}
-    for one in ALL:
+    for one in all_imports():
         if lies_in(one.name, *LIBRARY):
             yield one, one.name if one.name in modules else one.name.rpartition(".")[0]
 
@@ -234,7 +195,7 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
 def test_the_innermost_parts_know_little() -> None:
     wrong = [
         str(one)
-        for one in ALL
+        for one in all_imports()
         for module, allowed in ONLY.items()
         if lies_in(one.module, module) and lies_in(one.name, *LIBRARY) and not lies_in(one.name, *allowed)
     ]
@@ -244,7 +205,7 @@ def test_the_innermost_parts_know_little() -> None:
 def test_roles_know_of_the_service_only_what_a_role_is() -> None:
     wrong = [
         str(one)
-        for one in ALL
+        for one in all_imports()
         if lies_in(one.module, "rftstream.roles")
         and one.module != "rftstream.roles.build"
         and lies_in(one.name, "rftstream.service")
@@ -264,16 +225,16 @@ def test_roles_know_of_the_service_only_what_a_role_is() -> None:
 
 def test_every_exception_is_needed() -> None:
     for (module, package), reason in EXCEPTIONS.items():
-        used = [one for one in ALL if one.module == module and lies_in(one.name, package)]
+        used = [one for one in all_imports() if one.module == module and lies_in(one.name, package)]
         assert used, f"{module} does not import {package} any more ({reason}); remove the exception"
 
 
 def test_a_class_name_means_one_thing() -> None:
     places: dict[str, list[str]] = {}
-    for path in source_files(*LIBRARY):
-        for node in tree_of(path).body:
-            if isinstance(node, ast.ClassDef):
-                places.setdefault(node.name, []).append(dotted(path))
+    for source in sources():
+        for found in source.classes:
+            if found.at_top:
+                places.setdefault(found.name, []).append(source.module)
     twice = {name: modules for name, modules in places.items() if len(modules) > 1}
     assert not twice, f"classes of the same name: {twice}"
 
@@ -287,18 +248,17 @@ def test_role_names_are_declared_once() -> None:
     """Elsewhere they are read from RoleName or from a RoleSpec."""
     words = {name.value for name in RoleName}
     wrong = [
-        f"{path.relative_to(ROOT)}:{node.lineno} {node.value!r}"
-        for path in source_files("rftstream", "workers")
-        if not str(path).endswith(ROLE_WORDS)
-        for node in ast.walk(tree_of(path))
-        if isinstance(node, ast.Constant) and node.value in words and not is_section_or_header(path, node)
+        f"{source.path.relative_to(ROOT)}:{line} {text!r}"
+        for source in sources("rftstream", "workers")
+        if not str(source.path).endswith(ROLE_WORDS)
+        for line, text in source.strings
+        if text in words and not is_section_or_header(source, line)
     ]
     assert not wrong, "\n".join(wrong)
 
 
-def is_section_or_header(path: Path, node: ast.Constant) -> bool:
+def is_section_or_header(source: Source, line: int) -> bool:
     """The run file has a section for each role, and pieces name their explorer in a header."""
-    line = path.read_text(encoding="utf-8").splitlines()[node.lineno - 1]
     others = (
         "CHANGEABLE",
         "options.get(",
@@ -306,13 +266,13 @@ def is_section_or_header(path: Path, node: ast.Constant) -> bool:
         '"explorer": partial.explorer',
         'header(record, "explorer")',
     )
-    return any(word in line for word in others)
+    return any(word in source.lines[line - 1] for word in others)
 
 
 def test_packages_of_others_have_one_door() -> None:
     wrong = [
         str(one)
-        for one in ALL
+        for one in all_imports()
         for package, owner in OWNERS.items()
         if lies_in(one.name, package) and not one.module.startswith(owner) and not excepted(one)
     ]
@@ -321,41 +281,41 @@ def test_packages_of_others_have_one_door() -> None:
 
 @pytest.mark.law("no-pickle")
 def test_no_pickle() -> None:
-    wrong = [str(one) for one in ALL if lies_in(one.name, *NEVER)]
-    for path in source_files(*LIBRARY):
-        for call in calls_in(path):
-            keywords = {keyword.arg: keyword.value for keyword in call.keywords}
-            place = f"{dotted(path)}:{call.lineno}"
-            if called(call) in ("torch.load", "np.load", "numpy.load"):
-                flag = keywords.get("weights_only" if called(call) == "torch.load" else "allow_pickle")
-                wanted = called(call) == "torch.load"
-                if not (isinstance(flag, ast.Constant) and flag.value is wanted):
-                    wrong.append(f"{place}: {called(call)} that could read pickles")
-            if called(call) == "torch.save":
+    wrong = [str(one) for one in all_imports() if lies_in(one.name, *NEVER)]
+    for source in sources():
+        for call in source.calls:
+            place = f"{source.module}:{call.line}"
+            if call.function in ("torch.load", "np.load", "numpy.load"):
+                torch = call.function == "torch.load"
+                if call.keywords.get("weights_only" if torch else "allow_pickle") is not torch:
+                    wrong.append(f"{place}: {call.function} that could read pickles")
+            if call.function == "torch.save":
                 wrong.append(f"{place}: torch.save writes pickles; use safetensors")
     assert not wrong, "\n".join(wrong)
 
 
 def test_few_modules_fork() -> None:
     wrong = [
-        f"{dotted(path)}:{call.lineno}"
-        for path in source_files(*LIBRARY)
-        for call in calls_in(path)
-        if called(call) in ("os.fork", "os.forkpty", "pty.fork") and dotted(path) not in FORKS
+        f"{source.module}:{call.line}"
+        for source in sources()
+        for call in source.calls
+        if call.function in ("os.fork", "os.forkpty", "pty.fork") and source.module not in FORKS
     ]
     assert not wrong, f"fork outside {', '.join(FORKS)}: {', '.join(wrong)}"
-    assert not [str(one) for one in ALL if lies_in(one.name, "multiprocessing")], "its workers fork, and it pickles"
+    assert not [str(one) for one in all_imports() if lies_in(one.name, "multiprocessing")], (
+        "its workers fork, and it pickles"
+    )
 
 
 def test_settings_come_from_one_place() -> None:
     """The environment is read where processes are made and settings are loaded, not in parts."""
     parts = tuple(f"rftstream.{part}" for part in ("core", "algorithms", "environments", "roles", "contracts"))
     wrong = [
-        f"{dotted(path)}:{node.lineno}"
-        for path in source_files("rftstream")
-        if lies_in(dotted(path), *parts) and dotted(path) not in OTHER_INTERPRETERS
-        for node in ast.walk(tree_of(path))
-        if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv")
+        f"{source.module}:{line}"
+        for source in sources("rftstream")
+        if lies_in(source.module, *parts) and source.module not in OTHER_INTERPRETERS
+        for line, name in source.attributes
+        if name in ("environ", "getenv")
     ]
     assert not wrong, f"environment read in {', '.join(wrong)}"
 
@@ -396,11 +356,3 @@ def test_no_file_eats_the_project() -> None:
         if lines > (SMALL if name.startswith(LIBRARY) else LARGE)
     ]
     assert not too_large, f"above {SMALL} lines, and {LARGE} outside of the package; split them: {', '.join(too_large)}"
-
-
-def calls_in(path: Path) -> Iterator[ast.Call]:
-    return (node for node in ast.walk(tree_of(path)) if isinstance(node, ast.Call))
-
-
-def called(call: ast.Call) -> str:
-    return ast.unparse(call.func)

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import ast
-from pathlib import Path
-
-ROOT = Path(__file__).parents[2]
+from tests.source import sources
 
 MOST_METHODS = 20
-
-
-def methods_by_class() -> dict[str, int]:
-    """Return how many methods each class of the package has, nested classes included."""
-    return {
-        node.name: sum(isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef) for item in node.body)
-        for package in ("rftstream", "workers")
-        for path in sorted((ROOT / package).rglob("*.py"))
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.ClassDef) and node.name != "Config"
-    }
+"""Of a class of the package, nested ones included."""
 
 
 def test_classes_are_small() -> None:
-    large = {name: count for name, count in methods_by_class().items() if count > MOST_METHODS}
+    large = {
+        found.name: found.num_methods
+        for source in sources("rftstream", "workers")
+        for found in source.classes
+        if found.name != "Config" and found.num_methods > MOST_METHODS
+    }
     assert not large, f"more than {MOST_METHODS} methods; hand over to an object what is not the class's own: {large}"

@@ -13,7 +13,7 @@ from rftstream.config import loader
 from rftstream.config.sections import RunConfig
 from rftstream.errors import ConfigError
 from rftstream.preflight.plan import Purpose, plan
-from tests.unit.test_layers import called, calls_in, dotted, imports_of, source_files
+from tests.source import sources
 from tests.unit.tiny_run import write_run_file
 
 STARTS = (Purpose.begin, Purpose.resume)
@@ -101,15 +101,15 @@ beside which modules of one's own could lie."""
 
 def test_only_the_plan_prepares_a_run() -> None:
     wrong = []
-    for path in source_files("rftstream", "workers"):
-        module = dotted(path)
-        for call in calls_in(path):
-            name = called(call)
+    for source in sources("rftstream", "workers"):
+        module = source.module
+        for call in source.calls:
+            name = call.function
             adds_paths = name in ("sys.path.append", "sys.path.insert", "sys.path.extend")
             looks = name in ("readiness.look", "readiness.requirements", "check_part_names")
             if (adds_paths and module not in OWN_PATHS) or (looks and module != PLAN):
-                wrong.append(f"{module}:{call.lineno} calls {name}")
-        for one in imports_of(path):
+                wrong.append(f"{module}:{call.line} calls {name}")
+        for one in source.imports:
             taken = one.name in (
                 "rftstream.config.part_names.check_part_names",
                 "rftstream.preflight.readiness.look",
