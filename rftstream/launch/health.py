@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,14 +29,15 @@ class Health:
     """The state that a worker's loop last reported. The worker makes it. Its loop calls `beat` and `update`, and the
     serving thread calls `report`."""
 
-    def __init__(self, *, stuck_after_s: float = STUCK_AFTER_S) -> None:
+    def __init__(self, *, stuck_after_s: float = STUCK_AFTER_S, clock: Callable[[], float] = time.monotonic) -> None:
         self._stuck_after_s = stuck_after_s
-        self._beat_at = time.monotonic()
+        self._clock = clock
+        self._beat_at = clock()
         self._values: Mapping[str, object] = {}
 
     def beat(self) -> None:
         """Note that the loop came round."""
-        self._beat_at = time.monotonic()
+        self._beat_at = self._clock()
 
     def update(self, values: Mapping[str, object]) -> None:
         """Replace the values that `/health` shows."""
@@ -44,7 +45,7 @@ class Health:
 
     def report(self) -> tuple[bool, dict[str, object]]:
         """Return whether the loop is alive, and what `/health` says."""
-        silent_s = time.monotonic() - self._beat_at
+        silent_s = self._clock() - self._beat_at
         alive = silent_s <= self._stuck_after_s
         return alive, {"ok": alive, "silent_s": round(silent_s, 3), **self._values}
 

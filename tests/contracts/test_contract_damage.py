@@ -24,7 +24,7 @@ from tests.contracts.samples import SAMPLES, contract_of
 
 pytestmark = pytest.mark.law("no-pickle")
 
-NUM_MUTATIONS = 100_000
+NUM_MUTATIONS = 5_000
 
 
 @functools.cache
@@ -33,7 +33,7 @@ def wire(name: str) -> Any:
     return msgpack.unpackb(encode(SAMPLES[name]))
 
 
-# ------------------------------------------------------------------------------- one hundred thousand at random
+# ------------------------------------------------------------------------------- thousands at random
 
 BOMBS = (
     b"\xdd\xff\xff\xff\xff", b"\xdc\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xde\xff\xff", b"\xdb\x7f\xff\xff\xff",
@@ -102,13 +102,12 @@ def _swapped(rng: random.Random, value: Any) -> Any:
 MUTATIONS = (flip, truncate, insert, duplicate, bomb, nest, noise)
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_damage_gives_a_message_or_a_contract_error(seed: int) -> None:
+def damage(seed: int, num: int) -> None:
     rng = random.Random(seed)
     names = list(SAMPLES)
     values = {name: encode(message) for name, message in SAMPLES.items()}
     refused = 0
-    for _ in range(NUM_MUTATIONS // 10):
+    for _ in range(num):
         name = rng.choice(names)
         mutation = rng.choice((*MUTATIONS, None))
         value = swap_type(rng, name) if mutation is None else mutation(rng, values[name])
@@ -123,8 +122,20 @@ def test_damage_gives_a_message_or_a_contract_error(seed: int) -> None:
             assert len(str(error)) < 600
         else:
             assert decode(encode(again), contract_of(name)) is not None, "what can be read can be written"
-        assert time.process_time() - began < 5
-    assert refused > NUM_MUTATIONS // 10 // 2
+        assert time.process_time() - began < 60, "damage that makes decoding slow: a quiet machine takes under 0.1 s"
+    assert refused > num // 2
+
+
+def test_damage_gives_a_message_or_a_contract_error() -> None:
+    seed = random.SystemRandom().randrange(1 << 32)
+    print(f"seed {seed}")
+    damage(seed, NUM_MUTATIONS)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(50))
+def test_much_damage_gives_a_message_or_a_contract_error(seed: int) -> None:
+    damage(seed, 4 * NUM_MUTATIONS)
 
 
 def test_what_another_writer_wrote_is_the_same_message() -> None:

@@ -95,11 +95,16 @@ class Channel:
         self.send(json.dumps({"id": number, "error": {"kind": kind, "line": line[:MAX_LINE]}}).encode())
 
     def send(self, body: bytes) -> None:
-        """Write one frame."""
+        """Write one frame. A host that cannot answer any more ends, and so do the calls that wait for it."""
         view = memoryview(len(body).to_bytes(4, "little") + body)
-        with DO_NOT_OVERTAKE:
-            while view:
-                view = view[os.write(self._replies, view) :]
+        try:
+            with DO_NOT_OVERTAKE:
+                while view:
+                    view = view[os.write(self._replies, view) :]
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.write(2, traceback.format_exc().encode("utf-8", "replace"))
+            os._exit(70)
 
     def requests(self) -> Iterator[dict[str, Any]]:
         """Yield the requests as they come, until the pipe ends."""

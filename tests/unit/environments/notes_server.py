@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 
 from mcp.server import MCPServer
 
@@ -30,19 +29,6 @@ def note(text: str) -> str:
 def fail() -> str:
     """Fail."""
     raise ValueError("no such thing")
-
-
-@server.tool()
-def die() -> str:
-    """End the server in the middle of a call."""
-    os._exit(1)
-
-
-@server.tool()
-def hang() -> str:
-    """Never answer."""
-    time.sleep(600)
-    return ""
 
 
 @server.tool()

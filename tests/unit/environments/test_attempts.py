@@ -56,6 +56,7 @@ def test_an_attempt_that_was_cut_short_is_the_last() -> None:
     assert say(made(), "4", "length").done
 
 
+@pytest.mark.slow
 @given(st.lists(st.floats(0, 0.99), min_size=1, max_size=6), st.sampled_from(["best", "last"]), st.floats(0.1, 1))
 def test_the_rewards_add_up_to_that_of_the_attempt_that_counts(
     scores: list[float], counts: str, discount: float
@@ -107,6 +108,7 @@ def test_a_problem_without_an_answer_needs_a_check() -> None:
         made(Problem(messages=PROBLEM.messages)).start()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["chain_sum", "countdown", "basic_arithmetic"])
 def test_reasoning_gym_scores_its_own_entries(task: str) -> None:
     config = registry.build_config(ReasoningGymTaskset, {"size": 3}, where="options")

@@ -83,6 +83,7 @@ def test_short_decimals_are_written_exactly(digits: int, places: int) -> None:
     assert Fraction(write(value)) == value
 
 
+@pytest.mark.slow
 @given(st.text(max_size=60))
 def test_any_text_is_computed_or_refused(text: str) -> None:
     try:

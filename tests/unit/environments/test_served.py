@@ -63,7 +63,7 @@ class GameHandler(BaseHTTPRequestHandler):
         server.requests.append((self.path, body, self.headers["Authorization"]))
         trouble = server.troubles.pop(0) if server.troubles else None
         if trouble == "hang":
-            server.release.wait(60)
+            server.release.wait(300)
         if isinstance(trouble, tuple):
             status, data = trouble
         else:
@@ -188,7 +188,7 @@ def test_servers_that_fail(games: GameServer, troubles: list[Any], error: type[E
     games.troubles = troubles
 
     async def fail() -> None:
-        own = environment(games, timeout_s=0.2 if "hang" in troubles else 60.0)
+        own = environment(games, timeout_s=0.2 if "hang" in troubles else 300.0)
         try:
             await own.start()
         finally:

@@ -1,18 +1,24 @@
-"""The real clients against the gateway: their own types read what the dialects write."""
+"""The real clients against the gateway: their own types read what the dialects write.
+
+They are imported by the tests that use them: they take seconds, and every process of a run of pytest imports this file.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-import anthropic
-import openai
 import pytest
 
 from rftstream.contracts.assistant import AssistantMessage
 from rftstream.contracts.tasks import ChatMessage
 from rftstream.roles.explorer.model_calls import ModelCall, Refusal
 from tests.unit.gateway.answering import ROLLOUT, Answering, a_call, answering, said
+
+if TYPE_CHECKING:
+    import anthropic
+    import openai
 
 WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 
@@ -37,12 +43,16 @@ def scene() -> Iterator[Answering]:
 
 @pytest.fixture
 def client(scene: Answering) -> Iterator[openai.OpenAI]:
+    import openai
+
     with openai.OpenAI(base_url=scene.base_url, api_key=scene.key) as client:
         yield client
 
 
 @pytest.fixture
 def claude(scene: Answering) -> Iterator[anthropic.Anthropic]:
+    import anthropic
+
     with anthropic.Anthropic(base_url=scene.base_url, api_key=scene.key) as client:
         yield client
 
@@ -246,6 +256,8 @@ def test_one_conversation_is_the_same_in_every_dialect(
 
 
 def test_the_list_of_models(client: openai.OpenAI, claude: anthropic.Anthropic) -> None:
+    import openai
+
     assert [model.id for model in client.models.list()] == ["policy"]
     assert client.models.retrieve("policy").owned_by == "rftstream"
     assert [model.id for model in claude.models.list()] == ["policy"]
@@ -256,6 +268,9 @@ def test_the_list_of_models(client: openai.OpenAI, claude: anthropic.Anthropic) 
 def test_refusals_are_the_clients_own_errors(
     scene: Answering, client: openai.OpenAI, claude: anthropic.Anthropic
 ) -> None:
+    import anthropic
+    import openai
+
     statuses = iter((409, 400, 409, 429))
     scene.answer = lambda request: Refusal(status=next(statuses), sentence="because")
     with pytest.raises(openai.ConflictError, match="because"):
@@ -278,6 +293,8 @@ def test_clients_try_again_what_passes(scene: Answering, client: openai.OpenAI) 
 
 
 def test_a_wrong_key_is_told(scene: Answering) -> None:
+    import openai
+
     for wrong in ("", "sk-none", scene.key[:-1], scene.key.replace(".", ".0"), scene.keys.session_token()):
         with (
             openai.OpenAI(base_url=scene.base_url, api_key=wrong or "x", max_retries=0) as client,

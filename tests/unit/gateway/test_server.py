@@ -45,7 +45,7 @@ def scene() -> Iterator[Answering]:
 def connect(scene: Answering) -> HTTPConnection:
     place = urlsplit(scene.base_url)
     assert place.hostname is not None and place.port is not None
-    return HTTPConnection(place.hostname, place.port, timeout=30)
+    return HTTPConnection(place.hostname, place.port, timeout=300)
 
 
 def ask(
@@ -103,7 +103,7 @@ def test_a_body_without_end_is_cut_off(scene: Answering) -> None:
 )
 def test_what_is_no_http_is_answered_and_cut(scene: Answering, data: bytes) -> None:
     place = urlsplit(scene.base_url)
-    with socket.create_connection((place.hostname, place.port), timeout=30) as connection:
+    with socket.create_connection((place.hostname, place.port), timeout=300) as connection:
         connection.sendall(data)
         connection.shutdown(socket.SHUT_WR)
         found = b""
@@ -130,7 +130,7 @@ def test_two_requests_at_once_on_one_connection_are_answered_in_order(scene: Ans
     for word in ("one", "two"):
         body = json.dumps({"messages": [{"role": "user", "content": word}]})
         requests += f"POST /v1/chat/completions HTTP/1.1\r\n{head}content-length: {len(body)}\r\n\r\n{body}".encode()
-    with socket.create_connection((place.hostname, place.port), timeout=30) as connection:
+    with socket.create_connection((place.hostname, place.port), timeout=300) as connection:
         connection.sendall(requests)
         found = b""
         while b"you said two" not in found:
@@ -159,7 +159,7 @@ class Held:
     def _hold(self, request: AgentRequest) -> None:
         self.requests.append(request)
         self.asked.set()
-        assert self.released.wait(30)
+        assert self.released.wait(300)
 
 
 def test_a_stream_that_waits_shows_signs_of_life() -> None:
@@ -183,7 +183,7 @@ def test_a_late_refusal_is_an_event() -> None:
         told = threading.Event()
 
         def hold(request: AgentRequest) -> Refusal:
-            assert told.wait(30)
+            assert told.wait(300)
             return Refusal(status=409, sentence="it has ended")
 
         scene.answer = hold
@@ -200,7 +200,7 @@ def test_a_client_that_goes_away_is_noticed_and_its_call_is_done(scene: Answerin
     held = Held(scene)
     connection = connect(scene)
     connection.request("POST", "/v1/chat/completions", json.dumps(HI), {"authorization": f"Bearer {scene.key}"})
-    assert held.asked.wait(30)
+    assert held.asked.wait(300)
     connection.close()
     (request,) = held.requests
     while not request.is_gone:
@@ -220,7 +220,7 @@ def test_too_many_connections_are_cut() -> None:
         with closing(connect(scene)) as connection:
             connection.request("GET", "/v1/models", None, {"authorization": f"Bearer {scene.key}"})
             assert connection.getresponse().read()
-            other = socket.create_connection((place.hostname, place.port), timeout=30)
+            other = socket.create_connection((place.hostname, place.port), timeout=300)
             with other, suppress(ConnectionResetError):
                 assert other.recv(1) == b""
 

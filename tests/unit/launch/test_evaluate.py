@@ -132,6 +132,7 @@ def test_a_version_that_was_asked_for(scene: Scene) -> None:
 
 
 @pytest.mark.law("twice")
+@pytest.mark.slow
 def test_several_versions_beside_each_other_and_none_twice(scene: Scene) -> None:
     first = results(scene, "--evaluation", "easy", "--versions", "3,0")
     assert [(one["version"], one["new"]) for one in first] == [(0, True), (3, True)]
@@ -150,6 +151,7 @@ def test_several_versions_beside_each_other_and_none_twice(scene: Scene) -> None
 
 
 @pytest.mark.law("twice")
+@pytest.mark.slow
 def test_another_result_for_what_has_one(scene: Scene) -> None:
     (before,) = results(scene, "--evaluation", "easy", "--versions", 2)
     (again,) = results(scene, "--evaluation", "easy", "--versions", 2, "--again")
@@ -161,6 +163,7 @@ def test_another_result_for_what_has_one(scene: Scene) -> None:
     assert shown["generations"] == again["generations"], "the newest counts"
 
 
+@pytest.mark.slow
 def test_stopped_it_goes_on(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """ctrl-C when the first result is there: the request for the others stands already."""
     took = EvaluatorStep.committed
@@ -250,6 +253,7 @@ def test_weights_that_are_gone(scene: Scene) -> None:
     assert scene.evaluated() == [], "all of it or nothing"
 
 
+@pytest.mark.slow
 def test_weights_that_are_gone_after_their_evaluation(scene: Scene) -> None:
     results(scene, "--versions", "1")
     scene.run.store().delete("versions/000001-00000001.safetensors")

@@ -66,6 +66,7 @@ def results(*arguments: object) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.slow
 def test_all_evaluations_of_the_file(file: Path, model: Path) -> None:
     before = sorted(file.parent.iterdir())
     found = results(file, "--model", model)
@@ -77,6 +78,7 @@ def test_all_evaluations_of_the_file(file: Path, model: Path) -> None:
     assert sorted(file.parent.iterdir()) == before, "no run, nothing left behind"
 
 
+@pytest.mark.slow
 def test_models_beside_each_other(file: Path, model: Path, tmp_path: Path) -> None:
     other = make(tmp_path / "models" / "b", seed=1)
     text = call(file, "--model", model, "--model", other, "--evaluation", "more", "--set", "evaluations.more.n=3")
@@ -87,6 +89,7 @@ def test_models_beside_each_other(file: Path, model: Path, tmp_path: Path) -> No
     assert all(row[-3:] == ["6", "x", "3"] for row in rows)
 
 
+@pytest.mark.slow
 def test_results_that_are_kept_are_not_computed_again(file: Path, model: Path, tmp_path: Path) -> None:
     out = tmp_path / "scores"
     (first,) = results(file, "--model", model, "--out", out, "--evaluation", "more")
@@ -104,6 +107,7 @@ def test_results_that_are_kept_are_not_computed_again(file: Path, model: Path, t
     assert sorted(one["evaluation"] for one in stored) == ["easy", "easy", "more"]
 
 
+@pytest.mark.slow
 def test_stopped_it_goes_on(file: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     took = EvaluatorStep._begin
     begun: list[str] = []

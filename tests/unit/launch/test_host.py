@@ -90,13 +90,12 @@ def start_worker(*arguments: str) -> subprocess.Popen[str]:
 # ------------------------------------------------------------------------------------------------ a worker by hand
 
 
+@pytest.mark.slow
 def test_a_worker_waits_for_its_run_works_and_leaves_on_sigterm(run_file: Path, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "runs" / "tiny")
     worker = start_worker(str(run_file), "--role", "feeder", "--process", "mine", "--metrics-port", "0")
     assert worker.stderr is not None
     with worker.stderr:
-        time.sleep(0.5)
-        assert worker.poll() is None, "there is no run yet, so it waits"
         make_run(loader.load([run_file]), folder)
         log = folder.logs / "mine.log"
         wait_for(lambda: log.exists() and "in force" in log.read_text())
@@ -117,6 +116,7 @@ def test_a_worker_waits_for_its_run_works_and_leaves_on_sigterm(run_file: Path, 
     assert not (folder.logs / "mine.port").exists()
 
 
+@pytest.mark.slow
 def test_a_worker_waits_no_longer_than_it_was_told(run_file: Path, tmp_path: Path) -> None:
     worker = start_worker(str(run_file), "--role", "trainer", "--wait-s", "0.2")
     _, error = worker.communicate(timeout=120)
@@ -124,6 +124,7 @@ def test_a_worker_waits_no_longer_than_it_was_told(run_file: Path, tmp_path: Pat
     assert error.startswith("rftstream: waited 0.2 s for a run of ")
 
 
+@pytest.mark.slow
 def test_other_roles_wait_for_the_first_record_of_the_run(run_file: Path, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "runs" / "tiny")
     make_run(loader.load([run_file]), folder)
@@ -173,6 +174,7 @@ def test_a_worker_with_another_run_file_than_the_run_is_refused(
         check()
 
 
+@pytest.mark.slow
 def test_a_refused_worker_says_why_and_exits_2(run_file: Path, tmp_path: Path) -> None:
     config, folder = loader.load([run_file], env={}), RunFolder(tmp_path / "run")
     make_run(config, folder)
@@ -207,6 +209,22 @@ raise SystemExit("still there")
 
 
 # ------------------------------------------------------------------------------------------------ which run
+
+
+def test_join_waits_until_there_is_a_run(run_file: Path, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "runs" / "tiny")
+
+    class MakesTheRun:
+        """It is asked whether to stop after each look that found no run."""
+
+        @property
+        def requested(self) -> bool:
+            make_run(loader.load([run_file]), folder)
+            return False
+
+    stop = MakesTheRun()
+    _, found = host.join([run_file], None, role="feeder", wait_s=300.0, stop=stop, say=lambda text: None)
+    assert found == folder
 
 
 def test_join_takes_the_newest_run_that_is_not_finished(
@@ -257,14 +275,16 @@ def get(port: int, path: str) -> tuple[int, bytes]:
 
 
 def test_health_turns_bad_when_the_loop_hangs(tmp_path: Path) -> None:
-    health = Health(stuck_after_s=0.2)
+    now = 0.0
+    health = Health(stuck_after_s=60.0, clock=lambda: now)
     server = HealthServer(health, port=0, host="127.0.0.1")
     try:
         health.update({"role": "trainer", "version": 7})
         health.beat()
         status, body = get(server.port, "/health")
         assert (status, json.loads(body)["version"]) == (200, 7)
-        wait_for(lambda: get(server.port, "/health")[0] == 503)
+        now = 61.0
+        assert get(server.port, "/health")[0] == 503
         health.beat()
         assert get(server.port, "/health")[0] == 200
         assert get(server.port, "/nothing")[0] == 404

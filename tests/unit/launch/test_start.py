@@ -15,7 +15,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import rftstream
 from rftstream.config import loader
@@ -55,7 +54,10 @@ def processes_of(folder: Path) -> list[str]:
 # ------------------------------------------------------------------------------------------------ whole runs
 
 
+@pytest.mark.slow
 def test_a_run_ends_by_itself_and_can_be_given_more_steps(run_file: Path, tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     out = io.StringIO()
     result = rftstream.run(loader.load([run_file], sets=["trackers.tensorboard=board"]), stream=out)
     folder = RunFolder(tmp_path / "runs" / "tiny")
@@ -91,6 +93,7 @@ def test_a_run_ends_by_itself_and_can_be_given_more_steps(run_file: Path, tmp_pa
     assert f"a new run in {another.run_dir}: those of this name before it have ended" in out.getvalue()
 
 
+@pytest.mark.slow
 def test_resume_says_what_it_does_not_take_and_what_code_has_changed(run_file: Path, tmp_path: Path) -> None:
     reward = tmp_path / "own_launch_rewards.py"
     reward.write_text("def score(completion):\n    return 0.5\n")
@@ -118,6 +121,7 @@ def test_resume_says_what_it_does_not_take_and_what_code_has_changed(run_file: P
 
 
 @pytest.mark.law("lost")
+@pytest.mark.slow
 def test_a_killed_worker_is_replaced_and_ctrl_c_stops_cleanly(run_file: Path, tmp_path: Path) -> None:
     run = subprocess.Popen(
         [sys.executable, "-m", "rftstream", "run", str(run_file), "--json", "--set", "run.steps=100000"],
@@ -151,6 +155,7 @@ def test_a_killed_worker_is_replaced_and_ctrl_c_stops_cleanly(run_file: Path, tm
         rftstream.run(run_file)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_is_known_by_that_it_left_no_word(run_file: Path, tmp_path: Path) -> None:
     run = subprocess.Popen(
         [sys.executable, "-m", "rftstream", "run", str(run_file), "--progress", "none", "--set", "run.steps=100000"],
@@ -165,6 +170,7 @@ def test_a_run_that_was_killed_is_known_by_that_it_left_no_word(run_file: Path, 
     assert "stopped by a kill " in listing.runs_to_text(listing.list_runs(tmp_path / "runs"))
 
 
+@pytest.mark.slow
 def test_a_run_that_cannot_begin_says_why_and_leaves_its_name_free(run_file: Path, tmp_path: Path) -> None:
     (tmp_path / "bad.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n{"prompt"\n')
     config = loader.load([run_file], sets=["tasksets.sums.source=jsonl:bad.jsonl"])

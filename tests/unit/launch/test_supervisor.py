@@ -342,6 +342,7 @@ WAITING = ("worker", "--role", "feeder", "--run-dir", "/nonexistent/run")
 """A worker that waits for a run that never comes."""
 
 
+@pytest.mark.slow
 def test_the_zygote_forks_workers_that_are_the_same_commands(tmp_path: Path, zygote: ZygoteSpawner) -> None:
     unknown = zygote.spawn(rftstream(tmp_path, "unknown", "worker", "--role", "feedr", "--run-dir", str(tmp_path)))
     waiting = zygote.spawn(rftstream(tmp_path, "waiting", *WAITING))
@@ -357,6 +358,7 @@ def test_the_zygote_forks_workers_that_are_the_same_commands(tmp_path: Path, zyg
     assert waiting.poll() in (0, -signal.SIGTERM), "stopped before or after it could say how"
 
 
+@pytest.mark.slow
 def test_workers_of_a_dead_zygote_are_dead_and_the_next_ones_get_another(tmp_path: Path, zygote: ZygoteSpawner) -> None:
     first = zygote.spawn(rftstream(tmp_path, "first", *WAITING))
     wait_for(lambda: first.poll() is None and first.pid is not None)
@@ -371,6 +373,7 @@ def test_workers_of_a_dead_zygote_are_dead_and_the_next_ones_get_another(tmp_pat
     assert second.poll() == 2
 
 
+@pytest.mark.slow
 def test_a_zygote_with_threads_leaves_forking_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "starts_a_thread.py").write_text(
         "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
@@ -387,6 +390,7 @@ def test_a_zygote_with_threads_leaves_forking_alone(tmp_path: Path, monkeypatch:
         spawner.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["plain", "zygote"])
 def test_workers_end_with_a_supervisor_that_was_killed(tmp_path: Path, kind: str) -> None:
     if kind == "zygote" and not is_supported():

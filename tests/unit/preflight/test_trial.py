@@ -154,7 +154,7 @@ def test_ctrl_c_leaves_nothing_behind(run_file: Path, tmp_path: Path) -> None:
             assert process.poll() is None
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)
-        _, error = process.communicate(timeout=60)
+        _, error = process.communicate(timeout=300)
     finally:
         process.kill()
         process.communicate()

@@ -7,17 +7,18 @@ import math
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
 from rftstream.config import loader
 from rftstream.contracts.versions import EvalResult, StepRecord, VersionName
 from rftstream.queries import page_facts, panels, plot, plot_page
 from rftstream.queries.history import History
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def step(version: int, *, resumed: bool = False, at: float | None = None, **metrics: float) -> StepRecord:
@@ -198,6 +199,9 @@ def test_of_many_evaluations_every_mean_comes_first() -> None:
 
 
 def drawn_panel(title: str, found: History) -> Any:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     axis = panels.over_steps(found)
     (panel,) = (one for one in panels.panels(found, axis) if one.title == title)
     figure = Figure(figsize=(15, 5))
@@ -241,7 +245,7 @@ def test_a_picture_that_cannot_be_written_leaves_the_one_before(
         Path(file).write_bytes(b"half")
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(Figure, "savefig", half)
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", half)
     with pytest.raises(OSError, match="no space"):
         plot.plot(history(step(1)), run="demo", folder=tmp_path)
     assert first.read_bytes() == before

@@ -15,8 +15,9 @@ from rftstream.sandbox.base import Limits, Outcome
 from rftstream.sandbox.local import LocalBackend
 from tests.unit.sandbox.corpus import ATTACKS, EXPECTED, HONEST, HOSTILE_FUNCTIONS, PROBES
 
-QUICK = Limits(wall_s=1.5, cpu_s=1.5, call_s=1.0, memory_bytes=256 << 20, disk_bytes=16 << 20)
-ROOMY = Limits(wall_s=20.0)
+QUICK = Limits(wall_s=1.0, cpu_s=0.5, call_s=0.3, memory_bytes=256 << 20, disk_bytes=16 << 20)
+"""For what is to fail: every attack has reached one of the other limits long before, or goes on for ever."""
+ROOMY = Limits(wall_s=120.0)
 CHECK = "def check(candidate):\n    assert all(map(lambda pair: candidate(pair[0]) == pair[1], [(41, 42)]))\n"
 
 

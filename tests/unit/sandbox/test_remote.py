@@ -94,7 +94,7 @@ def test_a_wrong_token_is_refused(server: SandboxServer) -> None:
     ],
 )
 def test_a_refused_request_is_not_read(server: SandboxServer, head: dict[str, str], status: int) -> None:
-    connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=30)
+    connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=300)
     connection.putrequest("POST", "/v1/boxes")
     for name, value in head.items():
         connection.putheader(name, value)
@@ -117,7 +117,7 @@ def test_a_server_that_is_gone_is_our_fault() -> None:
 def test_connections_that_ended_meanwhile_cost_one_try(server: SandboxServer) -> None:
     backend = RemoteBackend(server.url, token="secret-word")
     for _ in range(3):
-        connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=30)
+        connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=300)
         connection.connect()
         connection.sock.shutdown(socket.SHUT_RDWR)
         backend._idle.append(connection)
@@ -140,7 +140,7 @@ def test_an_interpreter_that_dies_is_started_again() -> None:
     backend = LocalBackend(slots=1)
     try:
         for _ in range(3):
-            assert run_program("print(1)", expected="1", limits=Limits(wall_s=30), backend=backend).passed
+            assert run_program("print(1)", expected="1", limits=Limits(wall_s=120), backend=backend).passed
             backend._programs._idle[0]._process.kill()
             backend._programs._idle[0]._process.wait()
     finally:
@@ -150,7 +150,7 @@ def test_an_interpreter_that_dies_is_started_again() -> None:
 def test_a_killed_owner_leaves_nothing() -> None:
     before = {process.pid for process in psutil.process_iter()}
     owner = subprocess.Popen(
-        [sys.executable, str(Path(__file__).parent / "killed_owner.py"), "3"],
+        [sys.executable, str(Path(__file__).parent / "killed_owner.py")],
         stdout=subprocess.PIPE, cwd=ROOT, env={"PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert owner.stdout is not None
@@ -160,7 +160,7 @@ def test_a_killed_owner_leaves_nothing() -> None:
     owner.wait()
     owner.stdout.close()
     assert started
-    _, alive = psutil.wait_procs(started, timeout=30)
+    _, alive = psutil.wait_procs(started, timeout=300)
     assert not alive
     LocalBackend(slots=1).close()
     if (parents := cgroups.find_parents()) is not None:
@@ -173,7 +173,7 @@ def test_a_killed_owner_leaves_nothing() -> None:
 @pytest.mark.skipif(cgroups.find_parents() is None, reason="this machine's cgroups cannot be written to")
 def test_an_owner_that_dies_after_its_bubblewrap_leaves_nothing() -> None:
     owner = subprocess.Popen(
-        [sys.executable, str(Path(__file__).parent / "killed_owner.py"), "1"],
+        [sys.executable, str(Path(__file__).parent / "killed_owner.py")],
         stdout=subprocess.PIPE, cwd=ROOT, env={"PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert owner.stdout is not None
@@ -190,13 +190,13 @@ def test_an_owner_that_dies_after_its_bubblewrap_leaves_nothing() -> None:
     psutil.Process(owner.pid).suspend()
     for bubblewrap in bubblewraps:
         bubblewrap.kill()
-    _, alive = psutil.wait_procs(inside, timeout=30)
+    _, alive = psutil.wait_procs(inside, timeout=300)
     assert not alive
     assert all(folder.exists() for folder in folders), "the owner is to look at them"
     owner.kill()
     owner.wait()
     owner.stdout.close()
-    _, alive = psutil.wait_procs(keepers, timeout=30)
+    _, alive = psutil.wait_procs(keepers, timeout=300)
     assert not alive
     assert not any(folder.exists() for folder in folders)
 
@@ -211,7 +211,7 @@ def test_a_server_on_ipv6() -> None:
     thread = threading.Thread(target=made.serve_forever)
     thread.start()
     backend = RemoteBackend(made.url)
-    result = run_program("print(1)", expected="1", limits=Limits(wall_s=30), backend=backend)
+    result = run_program("print(1)", expected="1", limits=Limits(wall_s=120), backend=backend)
     backend.close()
     made.shutdown()
     thread.join()

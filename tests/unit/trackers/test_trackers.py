@@ -6,9 +6,9 @@ import importlib.util
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rftstream.config.loader import from_dict
 from rftstream.contracts.versions import EvalResult, StepRecord, VersionName
@@ -16,6 +16,9 @@ from rftstream.errors import ConfigError
 from rftstream.trackers import check_trackers, open_trackers
 from rftstream.trackers.tensorboard import TensorBoard
 from rftstream.trackers.tracked import TrackedRun
+
+if TYPE_CHECKING:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 BASE = {"run": {"name": "t", "steps": 1}, "model": {"make": {}}, "tasksets": {"t": {"source": "arithmetic"}}}
 
@@ -36,6 +39,8 @@ def evaluation(version: int, mean: float, *, epoch: int = 1, name: str = "held-o
 
 
 def read(folder: Path) -> EventAccumulator:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     accumulator = EventAccumulator(str(folder))
     accumulator.Reload()
     return accumulator

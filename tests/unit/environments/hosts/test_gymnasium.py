@@ -18,6 +18,8 @@ from rftstream.errors import HostedCodeError
 from tests.unit.environments.hosts.scene import PROBLEM, say, wait_until
 from tests.unit.environments.hosts.venvs import interpreter
 
+pytestmark = pytest.mark.slow
+
 LAKE = {
     "id": "FrozenLake-v1", "settings": {"is_slippery": False}, "actions": ["left", "down", "right", "up"],
     "show": "render",
@@ -46,10 +48,18 @@ def python() -> str:
     return interpreter("gymnasium==1.4.0", "numpy==2.4.6")
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def no_hosts() -> Iterator[None]:
+    """Tests share hosts, which take long to start. None is left in the end."""
     yield
     close_pools()
+
+
+@pytest.fixture(scope="module")
+def own_envs(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "own_envs.py").write_text(OWN)
+    return str(folder)
 
 
 def environment(python: str, options: dict[str, Any], *, problem: Problem = PROBLEM, **settings: Any) -> Any:
@@ -124,10 +134,9 @@ def test_options_of_a_problem_go_first(python: str) -> None:
         ("spaces.Discrete(3)", "1.5", None),
     ],
 )
-def test_kinds_of_actions(python: str, tmp_path: Any, actions: str, words: str, expected: str | None) -> None:
-    (tmp_path / "own_envs.py").write_text(OWN)
+def test_kinds_of_actions(python: str, own_envs: str, actions: str, words: str, expected: str | None) -> None:
     options = {"id": "own_envs:Echo-v0", "settings": {"actions": actions}}
-    first, [reply] = asyncio.run(play(environment(python, options, path=(str(tmp_path),)), words))
+    first, [reply] = asyncio.run(play(environment(python, options, path=(own_envs,)), words))
     assert first.startswith(f"Begin.\n\nseed: {(2**62 + 1) % 2**31}\ndraw: 0.1235")
     if expected is None:
         assert reply.messages[0].content.startswith("This has no legal action.")

@@ -70,6 +70,7 @@ def test_ends(foreign: Path) -> None:
     assert slow.error is None and str(slow.cut_short).startswith("the agent took too long: ")
 
 
+@pytest.mark.slow
 def test_a_host_that_dies_is_replaced_some_times(foreign: Path) -> None:
     foreign.write_text(FATAL)
     launched = Launched(foreign, "fatal")

@@ -28,8 +28,9 @@ from tests.unit.environments.hosts.venvs import interpreter
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def no_hosts() -> Iterator[None]:
+    """Tests share hosts, which take long to start. None is left in the end."""
     yield
     close_pools()
 

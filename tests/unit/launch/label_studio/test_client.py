@@ -89,7 +89,7 @@ def test_answers_that_are_none(
     handler, url = answers
     monkeypatch.setattr(client, "PAUSE_S", 0.01)
     monkeypatch.setenv(TOKEN_VARIABLE, PERSONAL)
-    server = LabelStudio(url, PersonalToken(), timeout_s=10)
+    server = LabelStudio(url, PersonalToken(), timeout_s=300)
     with pytest.raises(
         LabelStudioError, match="found text/html that is no JSON, expected Label Studio; is --url right"
     ):
