@@ -1,0 +1,65 @@
+"""The surroundings that tests run in: their own, whoever starts them on whatever machine.
+
+`enter` replaces the variables of this process, and so of all that it starts, before anything reads them. Tests find
+tools on a path of their own, a home that holds nothing of the user, and none of the user's settings: those of Python,
+of Kafka, of a cluster's scheduler, of GPUs, of clouds and of services.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping, MutableMapping
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+OWN = ROOT / ".cache" / "surroundings"
+
+SYSTEM_PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
+
+TOOLS = ("bwrap", "chromium", "gcc", "git", "go", "java", "mvn", "node", "prometheus", "promtool", "uv")
+"""What tests may use from elsewhere. They find it on their path by a link."""
+
+KEPT = ("TMPDIR", "JAVA_HOME", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "SSL_CERT_FILE", "SSL_CERT_DIR",
+        "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY",
+        "ALL_PROXY", "HISTORIES", "HISTORIES_SEED", "RFTSTREAM_DATA_JUICER")  # fmt: skip
+KEPT_BEGINNINGS = ("PYTEST_", "REC_", "HYPOTHESIS_", "COVERAGE_", "UV_", "PIP_", "GOPROXY", "GOFLAGS", "GOSUMDB")
+"""Variables of the test run itself, and of how this machine fetches packages."""
+
+SET = {
+    "LANG": "C.UTF-8",
+    "TERM": "dumb",
+    "TZ": "UTC",
+    "no_proxy": "127.0.0.1,localhost,::1",
+    "NO_PROXY": "127.0.0.1,localhost,::1",
+}
+
+
+def surroundings(variables: Mapping[str, str], own: Path = OWN) -> dict[str, str]:
+    """Return the variables of a test run that was started with these. Make the folders that they name."""
+    home, tools = own / "home", own / "bin"
+    for folder in (home, tools):
+        folder.mkdir(parents=True, exist_ok=True)
+    for tool in TOOLS:
+        if shutil.which(tool, path=os.pathsep.join(SYSTEM_PATH)) is None:
+            link_to(shutil.which(tool, path=variables.get("PATH")), tools / tool)
+    kept = {name: value for name, value in variables.items() if name in KEPT or name.startswith(KEPT_BEGINNINGS)}
+    return {**kept, **SET, "HOME": str(home), "PATH": os.pathsep.join([str(tools), *SYSTEM_PATH])}
+
+
+def link_to(program: str | None, link: Path) -> None:
+    """Make or renew the link, also beside other processes that do so."""
+    if program is None or Path(program) == link:
+        return
+    new = link.with_name(f".{link.name}.{os.getpid()}")
+    new.unlink(missing_ok=True)
+    new.symlink_to(program)
+    new.replace(link)
+
+
+def enter(variables: MutableMapping[str, str] = os.environ) -> None:
+    """Give this process the surroundings of a test run."""
+    own = surroundings(variables)
+    for name in [name for name in variables if name not in own]:
+        del variables[name]
+    variables.update(own)
