@@ -25,7 +25,7 @@ pytestmark = pytest.mark.law("lost", "twice", "fencing")
 
 class EmbeddedHarness(ConformanceHarness):
     session_timeout_s = 0.6
-    wake_up_s = 0.2  # Without pipes it would be 0.5 and more; measured 0.001 where nothing else runs.
+    wake_up_s = 0.2  # Without pipes no call would take less than 0.5; measured 0.001 where nothing else runs.
 
     def __init__(self, folder: Path, pool: ProcessPoolExecutor) -> None:
         self._folder = folder

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -29,6 +30,13 @@ pytestmark = [
     pytest.mark.skipif(layers.missing_text(SHARED) is not None, reason="this machine has no such sandbox"),
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can give up users of programs' own"),
 ]
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[LocalBackend]:
+    made = LocalBackend(slots=1, isolation=SHARED)
+    yield made
+    made.close()
 
 
 def users(isolation: Isolation) -> set[int]:
@@ -93,14 +101,10 @@ def test_root_without_own_users_needs_a_cgroup_for_processes(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("name", ["children that nobody waits for", "signals to all", "fork bomb"])
-def test_attacks_fail_without_own_users(name: str) -> None:
-    backend = LocalBackend(slots=1, isolation=SHARED)
-    limits = Limits(wall_s=1.0, cpu_s=0.5, memory_bytes=256 << 20, disk_bytes=16 << 20)
-    try:
-        assert run_program(ATTACKS[name], stdin="41", expected=EXPECTED, limits=limits, backend=backend).reason
-        assert run_program("print(42)", expected="42", limits=Limits(wall_s=120.0), backend=backend).passed
-    finally:
-        backend.close()
+def test_attacks_fail_without_own_users(shared: LocalBackend, name: str) -> None:
+    limits = Limits(wall_s=1.5, cpu_s=1.0, memory_bytes=256 << 20, disk_bytes=16 << 20)
+    assert run_program(ATTACKS[name], stdin="41", expected=EXPECTED, limits=limits, backend=shared).reason
+    assert run_program("print(42)", expected="42", limits=Limits(wall_s=120.0), backend=shared).passed
 
 
 PROC_SYS = """
@@ -119,19 +123,17 @@ def test_the_kernels_settings_are_read_only_even_without_landlock(monkeypatch: p
 
 # whose names of descriptors its own user may list, and no more
 @pytest.mark.parametrize("name", [name for name in PROBES if name != "memory of process 1"])
-def test_probes_reach_nothing_without_own_users(name: str, tmp_path: Path) -> None:
+def test_probes_reach_nothing_without_own_users(shared: LocalBackend, name: str, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("x", encoding="utf-8")
-    backend = LocalBackend(slots=1, isolation=SHARED)
     source = PROBES[name].replace("PORT", "9").replace("SECRET", str(tmp_path / "secret"))
-    try:
-        result = run_program(source, limits=Limits(wall_s=120.0), backend=backend)
-        assert set(result.stdout.split()) == {"no"}, result
-        listed = run_program(
-            "import os\nprint(os.listdir('/outer-proc'))", limits=Limits(wall_s=120.0), backend=backend
-        )
-        assert "PermissionError" in listed.stderr or listed.stdout.strip() == "[]"
-    finally:
-        backend.close()
+    result = run_program(source, limits=Limits(wall_s=120.0), backend=shared)
+    assert set(result.stdout.split()) == {"no"}, result
+
+
+def test_the_processes_outside_cannot_be_listed_without_own_users(shared: LocalBackend) -> None:
+    source = "import os\nprint(os.listdir('/outer-proc'))"
+    listed = run_program(source, limits=Limits(wall_s=120.0), backend=shared)
+    assert "PermissionError" in listed.stderr or listed.stdout.strip() == "[]"
 
 
 def test_who_lets_others_overtake_is_not_delayed_by_them() -> None:
