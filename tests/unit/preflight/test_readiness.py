@@ -239,6 +239,7 @@ def run_unasked(config: RunConfig) -> RunResult:
     return result
 
 
+@pytest.mark.slow
 def test_the_supervisor_ends_a_run_at_once_without_a_gpu(config: RunConfig) -> None:
     config = loader.replace(
         config, model__path=None, model__make=MakeModel(width=32), trainer__backend="torch", trainer__device=GPU
@@ -248,6 +249,7 @@ def test_the_supervisor_ends_a_run_at_once_without_a_gpu(config: RunConfig) -> N
     assert f"trainer-0: device: {GPU!r} is not there, torch sees" in str(result.error)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_keys")
 def test_the_supervisor_ends_a_run_at_once_without_keys(config: RunConfig) -> None:
     result = run_unasked(loader.replace(config, weights__store="s3://bucket/{run}"))
@@ -256,6 +258,7 @@ def test_the_supervisor_ends_a_run_at_once_without_keys(config: RunConfig) -> No
     assert "NoCredentialsError" in str(result.error)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("nowhere")
 def test_the_supervisor_ends_a_run_when_the_patience_with_its_store_is_over(config: RunConfig) -> None:
     result = run_unasked(loader.replace(config, weights__store="s3://bucket/{run}", weights__patience_s=0.5))
