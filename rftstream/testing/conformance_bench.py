@@ -36,8 +36,8 @@ class ConformanceHarness(ABC):
     patience_s: float = PATIENCE_S
     """Seconds that something which must happen may take (a rebalance, a compaction)."""
     wake_up_s: float = 1.0
-    """Seconds from a record to another process's answer and back that the best of some calls stays below. A busy machine
-    holds up most of them, and a log that only looks now and then holds up all."""
+    """Seconds, of the quickest of some calls, from a record to another process's answer and back. A busy machine holds
+    up many of them, and a log that only looks now and then holds up all."""
 
     @abstractmethod
     def connect(self) -> Transport:
