@@ -62,7 +62,7 @@ def test_a_run_with_retention(place: Workplace) -> None:
     assert run.assert_nothing_lost().groups.trained == 2 * (STEPS + 8)
     assert run.control().deleted.version == STEPS + 6
     assert place.look("audit", "runs/tiny", "--json").result["balanced"], "with the index of before"
-    back = place.call("run", "tiny.toml", "--json", *sets(f"run.steps={STEPS + 8}", f"run.resume={STEPS}"))
+    back = place.look("run", "tiny.toml", "--json", *sets(f"run.steps={STEPS + 8}", f"run.resume={STEPS}"))
     assert back.code == 2
     assert f"expected one of {STEPS + 6}, {STEPS + 8}" in back.err
     announced = [one for one in run.messages("weights") if isinstance(one, WeightsAnnounced)]

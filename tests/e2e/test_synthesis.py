@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 GROWING = """
 [run]
 name = "growing"
-steps = 60
+steps = 24
 [model]
 path = "fake"
 [tasksets.seeds]
