@@ -175,7 +175,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(502, b"<html>bad gateway</html>")
             return
         if fault == "slow":
-            fake.released.wait(30)
+            fake.released.wait(600)
         query = {name: values[0] for name, values in parse_qs(parts.query).items()}
         access = (self.headers.get("Authorization") or "").removeprefix("Bearer ")
         status, answer = fake.answer(self.command, parts.path, query, body, access)

@@ -77,7 +77,7 @@ def test_the_process_is_killed_and_ended(place: Workplace, monkeypatch: pytest.M
         assert killed.finish().code == -signal.SIGKILL
         assert said(run, name) == [], "read, and not committed"
 
-        bridge = place.start(*arguments, "--port", "0", env=env)
+        bridge = place.start(*arguments, "--port", "0", "--timeout-s", "600", env=env)
         place.wait_for(lambda: said(run, name) == [(4.0, 0)], "the vote")
         address = place.wait_for(lambda: re.search(r"http\S+/livez", bridge.out), "the address")
         place.wait_for(lambda: health(address[0]).get("annotations") == 1, "a round's figures")  # type: ignore[index]
@@ -86,7 +86,7 @@ def test_the_process_is_killed_and_ended(place: Workplace, monkeypatch: pytest.M
         fake.faults = ["slow"]
         place.wait_for(lambda: not fake.faults, "a request that hangs")
         bridge.send(signal.SIGTERM)
-        assert bridge.finish(30).code == 0, "it does not wait for the answer"
+        assert bridge.finish().code == 0, "it does not wait for the answer"
         fake.released.set()
         done = place.look(*arguments, "--once", "--json")
         assert (done.code, done.result["votes"], done.result["annotations"]) == (0, {}, 1)
