@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -137,8 +138,10 @@ def sources() -> Iterator[tuple[str, set[str]]]:
 def found_uses() -> list[tuple[str, int, str]]:
     found = []
     for file, names in sources():
-        tree = ast.parse((ROOT / file).read_text(encoding="utf-8"), filename=file)
-        found += [(file, line, name) for line, name in dict.fromkeys(uses_of(names, tree))]
+        text = (ROOT / file).read_text(encoding="utf-8")
+        if names := names.intersection(re.findall(r"""["']([\w.-]+)""", text)):  # else there is nothing to parse it for
+            tree = ast.parse(text, filename=file)
+            found += [(file, line, name) for line, name in dict.fromkeys(uses_of(names, tree))]
     return found
 
 
