@@ -15,17 +15,19 @@ from rftstream.environments.call_workers import CallWorkers
 from rftstream.environments.calls import CallLine, CallResult, EnvironmentCalls, Pause
 from rftstream.testing import ManualClock
 
-PATIENCE_S = 60.0
+PATIENCE_S = 300.0
 
 
 class Beside:
     """Calls with workers, and what the turn loop does with them."""
 
-    def __init__(self, *, timeout_s: float = PATIENCE_S, max_threads: int = 8) -> None:
+    def __init__(self, *, max_threads: int = 8) -> None:
         self.rung = threading.Event()
+        self.later_s = 0.0
+        """What the clock is ahead of the time at which calls begin."""
         self.calls = EnvironmentCalls(
-            now=time.monotonic,
-            timeout_s=timeout_s,
+            now=lambda: time.monotonic() + self.later_s,
+            timeout_s=PATIENCE_S,
             workers=CallWorkers(max_threads=max_threads, ring=self.rung.set),
         )
 
@@ -43,6 +45,13 @@ class Beside:
         assert found == [], "nothing is handed out before poll"
         self.until(lambda: bool(found))
         return found[0]
+
+    def late_result(self, function: Callable[..., Any], *arguments: Any, line: CallLine | None = None) -> CallResult:
+        """The result once the time limit is over."""
+        self.later_s = PATIENCE_S
+        result = self.result(function, *arguments, line=line)
+        self.later_s = 0.0
+        return result
 
 
 @pytest.fixture
@@ -150,9 +159,9 @@ def test_a_call_that_blocks_holds_up_no_other(make: Make, is_async: bool) -> Non
 
 
 def test_a_function_that_hangs_is_given_up_and_its_object_closed(make: Make) -> None:
-    beside, released, closed = make(timeout_s=0.2, max_threads=1), threading.Event(), threading.Event()
+    beside, released, closed = make(max_threads=1), threading.Event(), threading.Event()
     line = beside.calls.open()
-    assert beside.result(released.wait, PATIENCE_S, line=line) == CallResult(timed_out=True)
+    assert beside.late_result(released.wait, 2 * PATIENCE_S, line=line) == CallResult(timed_out=True)
     line.close("close", closed.set)
     beside.until(lambda: not line.is_busy)
     assert closed.is_set(), "in another thread: the first one still hangs"
@@ -161,7 +170,7 @@ def test_a_function_that_hangs_is_given_up_and_its_object_closed(make: Make) -> 
 
 
 def test_a_coroutine_that_hangs_is_cancelled(make: Make) -> None:
-    beside, cancelled = make(timeout_s=0.2), threading.Event()
+    beside, cancelled = make(), threading.Event()
 
     async def hang() -> None:
         try:
@@ -169,18 +178,18 @@ def test_a_coroutine_that_hangs_is_cancelled(make: Make) -> None:
         finally:
             cancelled.set()
 
-    assert beside.result(hang) == CallResult(timed_out=True)
+    assert beside.late_result(hang) == CallResult(timed_out=True)
     assert cancelled.wait(PATIENCE_S)
 
 
 def test_a_coroutine_that_blocks_its_loop_holds_up_no_later_object(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rftstream.environments.call_workers.STUCK_S", 0.0)
-    beside, released = make(timeout_s=0.2), threading.Event()
+    beside, released = make(), threading.Event()
 
     async def block() -> None:
         released.wait(PATIENCE_S)
 
-    assert beside.result(block) == CallResult(timed_out=True)
+    assert beside.late_result(block) == CallResult(timed_out=True)
     assert beside.result(double_later, 21).value == 42
     released.set()
 

@@ -38,7 +38,7 @@ class Scene:
         self._sides: list[BridgedRun] = []
 
     def bridge(
-        self, *, timeout_s: float = 20.0, step: Callable[[str], None] | None = None, source: str = "label-studio"
+        self, *, timeout_s: float = 300.0, step: Callable[[str], None] | None = None, source: str = "label-studio"
     ) -> StartedBridge:
         """`step` is called before and after each request and each commit, and may raise Killed."""
         run = OpenRun(self.run.folder, self.run.config, self.run.transport(f"bridge-{len(self._sides)}"))
