@@ -137,6 +137,7 @@ def be_member(pipe: Connection, folder: Path) -> None:
 # -- what is expected of it
 
 
+@pytest.mark.slow
 @pytest.mark.law("lost", "twice")
 def test_a_writer_killed_in_the_middle_leaves_nothing_half_done(folder: Path, start: Start) -> None:
     watcher = EmbeddedTransport(folder)

@@ -230,6 +230,7 @@ def test_file_defaults(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (code, error.split(":")[1].strip()) == (2, "elsewhere.toml")
 
 
+@pytest.mark.slow
 def test_run_with_json_ends_with_one_object(here: Path) -> None:
     (here / "more.toml").write_text("[run]\nsteps = 3\n")
     done = subprocess.run(

@@ -39,6 +39,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BREAK)
 def test_what_fails_on_this_machine_is_no_verdict(name: str) -> None:
     parents = cgroups.find_parents()

@@ -37,6 +37,7 @@ def verdict(run: Callable[..., ProgramResult], *arguments: Any, **settings: Any)
     return result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ATTACKS)
 def test_an_attack_fails(backend: LocalBackend, name: str) -> None:
     result = verdict(run_program, ATTACKS[name], stdin="41", expected=EXPECTED, limits=QUICK, backend=backend)
@@ -44,6 +45,7 @@ def test_an_attack_fails(backend: LocalBackend, name: str) -> None:
     assert run_program("print(42)", expected="42", limits=ROOMY, backend=backend).passed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROBES)
 def test_a_probe_reaches_nothing(
     backend: LocalBackend, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -67,6 +69,7 @@ def test_an_honest_program_passes(backend: LocalBackend, name: str) -> None:
     assert result.passed, result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HOSTILE_FUNCTIONS)
 def test_no_function_fakes_its_value(backend: LocalBackend, name: str) -> None:
     source = HOSTILE_FUNCTIONS[name]
@@ -81,6 +84,7 @@ def test_a_function_can_read_its_own_text(backend: LocalBackend) -> None:
     assert run_function(source, "f", [[41]], expected=[42], limits=ROOMY, backend=backend).passed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "test"),
     [("def f(x):\n    import time\n    time.sleep(1000)", "f(1)"), ("f = str", "import time\ntime.sleep(1000)")],
@@ -97,6 +101,7 @@ def test_a_bool_is_no_number_among_keys(backend: LocalBackend) -> None:
         assert not run_function(source, "f", [[]], expected=[other], limits=ROOMY, backend=backend).passed
 
 
+@pytest.mark.slow
 def test_four_times_as_many_as_places(backend: LocalBackend) -> None:
     """Whatever runs beside them, honest programs pass and hostile ones fail."""
     names = ["fork bomb", "balloon", "print for ever", "spin", "signals to all", "fill the disk", "exit early", "sleep"]

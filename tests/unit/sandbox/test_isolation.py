@@ -27,6 +27,7 @@ SHARED = Isolation.shared_user
 SLEEP = "import time\ntime.sleep(1000)"
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(layers.missing_text(SHARED) is not None, reason="this machine has no such sandbox"),
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can give up users of programs' own"),
 ]

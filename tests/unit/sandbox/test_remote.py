@@ -60,6 +60,7 @@ def test_files_go_in_and_come_out(server: SandboxServer) -> None:
         backend.close()
 
 
+@pytest.mark.slow
 def test_a_program_too_large_to_be_taken_out_is_at_fault(server: SandboxServer) -> None:
     backend = RemoteBackend(server.url, token="secret-word")
     source = "char large[70 << 20] = {1};\nint main() { return large[5]; }"
@@ -147,6 +148,7 @@ def test_an_interpreter_that_dies_is_started_again() -> None:
         backend.close()
 
 
+@pytest.mark.slow
 def test_a_killed_owner_leaves_nothing() -> None:
     before = {process.pid for process in psutil.process_iter()}
     owner = subprocess.Popen(
@@ -170,6 +172,7 @@ def test_a_killed_owner_leaves_nothing() -> None:
         assert not left
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(cgroups.find_parents() is None, reason="this machine's cgroups cannot be written to")
 def test_an_owner_that_dies_after_its_bubblewrap_leaves_nothing() -> None:
     owner = subprocess.Popen(
