@@ -34,12 +34,12 @@ def recorded(place: Workplace) -> Path:
 
 @pytest.mark.law("conservation")
 def test_it_is_audited_and_replayed(place: Workplace, recorded: Path) -> None:
-    audit = place.call("audit", recorded, "--json")
+    audit = place.look("audit", recorded, "--json")
     assert audit.code == 0, audit.err
     assert audit.result["balanced"]
     assert audit.result["version"] == 6
     assert audit.result["groups"]["trained"] == 24
-    replayed = place.call("replay", recorded, "--json")
+    replayed = place.look("replay", recorded, "--json")
     assert replayed.code == 0, replayed.err
     assert replayed.result["num_batches"] == 6
     assert replayed.result["num_digests"] == 7
@@ -52,6 +52,6 @@ def test_it_goes_on(place: Workplace, recorded: Path) -> None:
     assert (resumed.result["version"], resumed.result["reason"]) == (9, "steps")
     view = place.view("runs/recorded")
     view.assert_nothing_lost()
-    replayed = place.call("replay", recorded, "--json")
+    replayed = place.look("replay", recorded, "--json")
     assert replayed.code == 0, replayed.err
     assert (replayed.result["num_batches"], replayed.result["differences"]) == (9, [])
