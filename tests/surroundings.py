@@ -20,10 +20,13 @@ SYSTEM_PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/s
 TOOLS = ("bwrap", "chromium", "gcc", "git", "go", "java", "mvn", "node", "prometheus", "promtool", "uv")
 """What tests may use from elsewhere. They find it on their path by a link."""
 
-KEPT = ("TMPDIR", "JAVA_HOME", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "SSL_CERT_FILE", "SSL_CERT_DIR",
-        "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY",
-        "ALL_PROXY", "HISTORIES", "HISTORIES_SEED", "RFTSTREAM_DATA_JUICER")  # fmt: skip
-KEPT_BEGINNINGS = ("PYTEST_", "REC_", "HYPOTHESIS_", "COVERAGE_", "UV_", "PIP_", "GOPROXY", "GOFLAGS", "GOSUMDB")
+KEPT = (
+    "TMPDIR", "JAVA_HOME", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "HISTORIES", "HISTORIES_SEED",
+    "RFTSTREAM_DATA_JUICER", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO",
+    "NODE_EXTRA_CA_CERTS", "http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "GOENV",
+    "GOFLAGS", "GOPROXY", "GOSUMDB", "GOTOOLCHAIN",
+)  # fmt: skip
+KEPT_BEGINNINGS = ("PYTEST_", "HYPOTHESIS_", "COVERAGE_", "UV_", "PIP_")
 """Variables of the test run itself, and of how this machine fetches packages."""
 
 SET = {
@@ -44,6 +47,8 @@ def surroundings(variables: Mapping[str, str], own: Path = OWN) -> dict[str, str
         if shutil.which(tool, path=os.pathsep.join(SYSTEM_PATH)) is None:
             link_to(shutil.which(tool, path=variables.get("PATH")), tools / tool)
     kept = {name: value for name, value in variables.items() if name in KEPT or name.startswith(KEPT_BEGINNINGS)}
+    if "GOENV" not in kept and (file := Path(variables.get("HOME", "/nonexistent"), ".config", "go", "env")).exists():
+        kept["GOENV"] = str(file)
     return {**kept, **SET, "HOME": str(home), "PATH": os.pathsep.join([str(tools), *SYSTEM_PATH])}
 
 
