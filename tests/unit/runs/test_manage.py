@@ -266,7 +266,7 @@ def test_refused_while_a_worker_that_was_started_by_hand_is_in_its_group(make_ru
     """Its command line names a run file, not the folder."""
     run = make_run()
     opened = open_run(run)
-    member = opened.transport.member("explorer", ["tasks"], name="explorer-here-1", session_timeout_s=10.0)
+    member = opened.transport.member("explorer", ["tasks"], name="explorer-here-1", session_timeout_s=1000.0)
     refused = call("delete", run, "--yes")
     member.close()
     opened.transport.close()
@@ -280,7 +280,7 @@ def test_who_came_while_we_were_asked_is_not_deleted_under(make_run: MakeRun) ->
     run = make_run()
     plan = plan_deletion(run)
     opened = open_run(run)
-    member = opened.transport.member("verifier", ["rollouts"], name="verifier-here-1", session_timeout_s=10.0)
+    member = opened.transport.member("verifier", ["rollouts"], name="verifier-here-1", session_timeout_s=1000.0)
     with pytest.raises(ConfigError, match="somebody is at work on this run: verifier verifier-here-1"):
         delete_run(plan)
     member.close()
