@@ -6,8 +6,6 @@ import functools
 import json
 
 import tokenizers
-import torch
-import transformers
 from tokenizers import decoders, models, pre_tokenizers
 
 from rftstream.models.spec import ModelSpec
@@ -20,6 +18,9 @@ MEAN = [0.5, 0.5, 0.5]
 
 def made(kind, folder, *, seed=0):
     """A model folder of a family, as `save_pretrained` writes it, with a processor and a chat template."""
+    import torch  # here and not above: this takes seconds, also of those who only ask which families there are
+    import transformers
+
     folder.mkdir(parents=True, exist_ok=True)
     special, config, processor, image = FAMILIES[kind]()
     ids = _write_tokenizer(folder, special, processor)
