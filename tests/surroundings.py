@@ -32,6 +32,8 @@ KEPT_BEGINNINGS = ("PYTEST_", "HYPOTHESIS_", "COVERAGE_", "UV_", "PIP_")
 SET = {
     "LANG": "C.UTF-8",
     "TERM": "dumb",
+    "COLUMNS": "80",
+    "LINES": "24",
     "TZ": "UTC",
     "no_proxy": "127.0.0.1,localhost,::1",
     "NO_PROXY": "127.0.0.1,localhost,::1",
