@@ -18,15 +18,22 @@ from tests.e2e.workplace import FAKE, Workplace
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 TOKEN = "a-token-that-nobody-may-see"
+WAYS = ("replay", "anew")
+"""What `on_restart` may be; each is a taskset of this name."""
+TASKSET = """[tasksets.WAY]
+source = "arithmetic"
+environment = { name = "agent", on_restart = "WAY" }
+reward = "environment"
+"""
 RUN = (
-    FAKE.replace('source = "arithmetic"', 'source = "arithmetic"\nenvironment = "agent"\nreward = "environment"')
+    FAKE.replace('[tasksets.sums]\nsource = "arithmetic"\n', "".join(TASKSET.replace("WAY", way) for way in WAYS))
     .replace("max_tokens = 8", "max_tokens = 400")
-    .replace("steps = 6", "steps = 4")
+    .replace("steps = 6", "steps = 5")
+    .replace("groups_per_batch = 2", "groups_per_batch = 4")
     + """
 [environments.agent]
 url = "URL"
 api_key = "env:SERVICE_TOKEN"
-on_restart = "ON_RESTART"
 [policies.fake]
 mean_tokens = 8.0
 sigma = 0.4
@@ -117,15 +124,14 @@ def ask(call: dict[str, Any], path: str, body: dict[str, Any]) -> str:
 
 
 @pytest.mark.law("lost", "twice")
-@pytest.mark.parametrize("on_restart", ["replay", "anew"])
-def test_an_explorer_is_killed_under_the_agents_that_it_called(place: Workplace, on_restart: str) -> None:
+def test_an_explorer_is_killed_under_the_agents_that_it_called(place: Workplace) -> None:
     """All agents wait behind their first model call when their explorer dies. The next one calls them again."""
     service = Service()
-    place.write("tiny.toml", RUN.replace("URL", service.url).replace("ON_RESTART", on_restart))
+    place.write("tiny.toml", RUN.replace("URL", service.url))
     run = place.start("run", "tiny.toml", "--json", env={"SERVICE_TOKEN": TOKEN})
     try:
         view = place.view("runs/tiny")
-        place.wait_for(lambda: len(service.first) >= 4, "first model calls")
+        place.wait_for(lambda: {name.partition("/")[0] for name in service.first} == set(WAYS), "first model calls")
         begun = set(service.first)
         place.kill_worker("explorer-0")
         place.wait_for(lambda: all(len(set(service.ids[one])) >= 2 for one in begun), "second calls")
@@ -145,7 +151,7 @@ def test_an_explorer_is_killed_under_the_agents_that_it_called(place: Workplace,
         assert rollout.posted is not None and rollout.posted.reward in service.rewards[rollout_id]
         verdict = verified[rollout_id].verdict if rollout_id in verified else None
         assert verdict is None or verdict.reward == rollout.posted.reward
-        if on_restart == "replay":
+        if rollout.ids.taskset == "replay":
             assert len(service.first[rollout_id]) == 1, "a recorded call is answered with the same bytes"
     assert TOKEN not in done.err + done.out
     for path in view.folder.path.rglob("*"):
@@ -166,7 +172,7 @@ def test_a_service_that_refuses_ends_the_run_with_its_reason(place: Workplace) -
     thread.start()
     try:
         url = f"http://127.0.0.1:{service.server_address[1]}/run"
-        place.write("tiny.toml", RUN.replace("URL", url).replace("ON_RESTART", "replay"))
+        place.write("tiny.toml", RUN.replace("URL", url))
         done = place.call("run", "tiny.toml", "--json", env={"SERVICE_TOKEN": TOKEN})
     finally:
         service.shutdown()

@@ -16,7 +16,7 @@ from rftstream.sandbox import cgroups, layers, run_program
 from rftstream.sandbox.base import Outcome
 from rftstream.sandbox.remote import RemoteBackend
 from rftstream.sandbox.run import ProgramResult
-from tests.e2e.workplace import FAKE, Process, Workplace
+from tests.e2e.workplace import FAKE, Process, Workplace, sets
 
 pytestmark = [
     pytest.mark.slow,
@@ -52,7 +52,7 @@ count = 2
 """
 )
 SLEEPER = "import os, time\nos.fork()\nopen('/tmp/x', 'wb').write(bytes(1 << 20))\ntime.sleep(1000)"
-KILLS = 6
+KILLS = 3
 
 
 def write_problems(place: Workplace) -> None:
@@ -98,8 +98,10 @@ def groups_of(owners: set[str]) -> list[Path]:
     return [folder for folder in found if folder.name.removeprefix(cgroups.PREFIX).rpartition("-")[0] in owners]
 
 
-def mounts() -> set[str]:
-    return set(Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines())
+def mounts(place: Workplace) -> set[str]:
+    """File systems that are mounted, but for those of other tests."""
+    others, lines = str(place.folder.parents[1]), Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines()
+    return {line for line in lines if str(place.folder) in line or others not in line}
 
 
 def test_verifiers_are_killed_at_any_moment_and_nothing_of_them_is_left(place: Workplace) -> None:
@@ -107,8 +109,10 @@ def test_verifiers_are_killed_at_any_moment_and_nothing_of_them_is_left(place: W
     place.write("tiny.toml", CODE)
     scratch = place.folder / "scratch"
     scratch.mkdir()
-    chance, before = random.Random(20), mounts()
-    run = place.start("run", "tiny.toml", "--json", "--set", "run.steps=14", env={"TMPDIR": str(scratch)})
+    seed, before = random.randrange(10**6), mounts(place)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    run = place.start("run", "tiny.toml", "--json", *sets("run.steps=100000"), env={"TMPDIR": str(scratch)})
     view = place.view("runs/tiny")
     killed: list[psutil.Process] = []
     owners: set[str] = set()
@@ -130,24 +134,24 @@ def test_verifiers_are_killed_at_any_moment_and_nothing_of_them_is_left(place: W
     def see() -> bool:
         workers = [worker for number in range(2) if (worker := place.worker(f"verifier-{number}")) is not None]
         owners.update(owner_name(process) for worker in workers for process in family(worker.pid))
-        return not run.alive
+        return {0.0, 1.0} <= {one.verdict.reward for one in view.verified() if one.verdict is not None}
 
-    place.wait_for(see, "the end of the run")
+    place.wait_for(see, "programs that pass and some that do not")
+    place.wait_for(lambda: see() and view.curve().version >= 2, "two steps")
+    run.send(signal.SIGINT)
+    place.wait_for(lambda: see() and not run.alive, "the end of the run")
     done = run.finish()
     assert done.code == 0, done.err
-    assert done.result["steps"] == 14
     assert len({process.pid for process in killed}) > KILLS * 4
 
     report = view.assert_nothing_lost()
     assert report.rollouts.dead == 0, "whose verifier was killed is scored by another one"
-    assert report.groups.trained == 28
-    rewards = {one.verdict.reward for one in view.verified() if one.verdict is not None}
-    assert rewards == {0.0, 1.0}
+    assert report.groups.trained >= 4
     _, alive = psutil.wait_procs(killed, timeout=60)
     assert not alive
     place.wait_for(lambda: not groups_of(owners), "the end of all cgroups, also of those that ended by themselves")
     assert not list(scratch.iterdir())
-    assert mounts() == before
+    assert not mounts(place) - before
     place.assert_nobody_left()
 
 
@@ -164,14 +168,13 @@ def ask_for(url: str, results: list[ProgramResult], source: str = SLEEPER, expec
 
 
 def test_a_server_is_killed_and_nothing_of_it_is_left(place: Workplace) -> None:
-    chance = random.Random(21)
-    for _ in range(2):
+    for late_s in (0.0, random.uniform(0.0, 0.5)):
         server, url = start_server(place)
         results: list[ProgramResult] = []
         ask = threading.Thread(target=ask_for, args=(url, results))
         ask.start()
         place.wait_for(lambda: runs_a_program(server.pid), "a program")  # noqa: B023
-        time.sleep(chance.uniform(0.0, 0.5))
+        time.sleep(late_s)
         killed = family(server.pid)
         owners = set(map(owner_name, killed))
         server.send(signal.SIGKILL)
