@@ -65,14 +65,13 @@ def test_versions_of_a_real_model_and_the_folder_that_the_run_left(place: Workpl
     assert place.call("run", "real.toml", timeout_s=300).code == 0
     run = place.view("runs/real")
     assert evaluated(run) == [(0, None), (4, None)], "what was due"
-    asked = place.call("evaluate", "runs/real", "--versions", "0,1,3,4", "--json", timeout_s=300)
+    asked = place.look("evaluate", "runs/real", "--versions", "0,1,3,4", "--json")
     assert asked.code == 0, asked.err
     found = asked.result["results"]
     assert [(one["version"], one["new"]) for one in found] == [(0, False), (1, True), (3, True), (4, False)]
     assert [version for version, _ in evaluated(run)] == [0, 4, 1, 3]
 
-    scored = place.call("evaluate", "real.toml", "--model", "runs/real/final", "--out", "scores", "--json",
-                        timeout_s=300)  # fmt: skip
+    scored = place.look("evaluate", "real.toml", "--model", "runs/real/final", "--out", "scores", "--json")
     assert scored.code == 0, scored.err
     (of_folder,), of_version = scored.result["results"], found[-1]
     timeless = [{key: value for key, value in one["metrics"].items() if key != "seconds"}
@@ -94,12 +93,12 @@ def test_a_live_run_answers_and_is_not_held_up(place: Workplace) -> None:
     run = place.view("runs/tiny")
     place.wait_for(lambda: run.curve().version >= 5, "some steps")
     before = run.control().claims
-    asked = place.call("evaluate", "runs/tiny", "--versions", "1,3", "--json")
+    asked = place.look("evaluate", "runs/tiny", "--versions", "1,3", "--json")
     assert asked.code == 0, asked.err + place.report()
     assert "asked the run's evaluator for sums of version 1, sums of version 3" in asked.err
     assert [one["version"] for one in asked.result["results"]] == [1, 3]
     assert [version for version, request in evaluated(run) if request] == [1, 3]
-    refused = place.call("evaluate", "runs/tiny", "--versions", "1,99999999")
+    refused = place.look("evaluate", "runs/tiny", "--versions", "1,99999999")
     assert refused.code == 2
     assert "--versions 99999999: no such version; with weights in the store: 0 to " in refused.err
     version = run.curve().version
@@ -110,12 +109,10 @@ def test_a_live_run_answers_and_is_not_held_up(place: Workplace) -> None:
     run.assert_nothing_lost()
 
 
-def test_ctrl_c_in_the_middle_of_an_evaluation(place: Workplace) -> None:
-    place.write("tiny.toml", FAKE + HELD_OUT)
-    assert place.call("run", "tiny.toml", *sets("evaluator.count=0")).code == 0
-    run, config = place.view("runs/tiny"), place.folder / "runs/tiny/config.toml"
-    quick = config.read_text()
-    config.write_text(quick + "\n[policies.fake]\ntokens_per_s = 0.01\n")
+def test_ctrl_c_in_the_middle_of_an_evaluation(place: Workplace, finished_run: Path) -> None:
+    run, config = place.view(finished_run), finished_run / "config.toml"
+    quick = config.read_text() + HELD_OUT
+    config.write_text(quick + "[policies.fake]\ntokens_per_s = 0.01\n")
     began = place.start("evaluate", "runs/tiny", "--versions", "2,4")
     place.wait_for(lambda: "evaluator" in run.control().claims, "its claim")
     began.send(signal.SIGINT)
@@ -124,7 +121,7 @@ def test_ctrl_c_in_the_middle_of_an_evaluation(place: Workplace) -> None:
     assert "stopped; what has its result keeps it, and the same command does the rest" in stopped.err
     assert evaluated(run) == []
     config.write_text(quick)
-    again = place.call("evaluate", "runs/tiny", "--versions", "2,4", "--json")
+    again = place.look("evaluate", "runs/tiny", "--versions", "2,4", "--json")
     assert again.code == 0, again.err
     assert [one["version"] for one in again.result["results"]] == [2, 4]
     assert evaluated(run) == [(2, "sums-1-2"), (4, "sums-1-4")]

@@ -17,29 +17,29 @@ from tests.e2e.workplace import COMMAND, LONG_S
 ROWS = [{"text": f"{letter}{letter}>", "next": letter} for letter in "abcd"]
 
 
-def command(folder: Path, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("RFTSTREAM")}
-    done = subprocess.run(
-        [COMMAND, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=LONG_S,
-        stdin=subprocess.DEVNULL,
-    )  # fmt: skip
-    assert done.returncode == code, done.stdout + done.stderr
-    return done
-
-
 @pytest.mark.slow
-def test_from_an_empty_folder_to_a_model(tmp_path: Path) -> None:
-    command(tmp_path, "init", "--steps", "3")
+def test_from_an_empty_folder_to_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("RFTSTREAM")]:
+        monkeypatch.delenv(name)
+    assert call("init", "--steps", "3").exit_code == 0
     assert {path.name for path in tmp_path.iterdir()} == {"rftstream.toml", "problems.jsonl", "rftstream.schema.json"}
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    assert "ready to run" in command(tmp_path, "check").stdout
-    result = json.loads(command(tmp_path, "run", "--json", "--progress", "none").stdout)
+    checked = call("check")
+    assert checked.exit_code == 0, checked.output
+    assert "ready to run" in checked.stdout
+    done = subprocess.run([COMMAND, "run", "--json", "--progress", "none"], capture_output=True, text=True,
+                          timeout=LONG_S, stdin=subprocess.DEVNULL, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads(done.stdout)
     assert result["version"] == 3
     final = Path(result["run_dir"]) / "final"
     assert {"config.json", "model.safetensors"} <= {path.name for path in final.iterdir()}
     assert {name: (tmp_path / name).read_bytes() for name in before} == before
     check_card(final, tmp_path)
-    assert "exists already" in command(tmp_path, "init", code=2).stderr
+    again = call("init")
+    assert again.exit_code == 2
+    assert "exists already" in again.stderr
 
 
 def check_card(final: Path, folder: Path) -> None:
