@@ -13,6 +13,7 @@ SEED ?= 0
 LOAD ?= 0
 LOG ?= embedded
 
+.NOTPARALLEL:  # two targets would make .venv at once
 .PHONY: help setup demo kafka kafka-stop test test-fast test-long test-vllm histories simulate fmt lint types docs bench curves faults hosts soak constraints clean
 
 help:  ## this list
@@ -25,12 +26,13 @@ demo: .venv/.user  ## set up, train a tiny model on sums, show what it learned (
 	@$(BIN)/python scripts/demo.py
 
 kafka:  ## a real broker on this machine; its address is the last line (PORT=, NODES=3)
-	@python3 scripts/kafka start --nodes $(NODES) $(if $(PORT),--port $(PORT))
+	@scripts/system-packages broker
+	@$(or $(PYTHON),python3) scripts/kafka start --nodes $(NODES) $(if $(PORT),--port $(PORT))
 
 kafka-stop:  ## ends it; its data stays in .cache/kafka/local
-	@python3 scripts/kafka stop
+	@$(or $(PYTHON),python3) scripts/kafka stop
 
-test: lint types  ## set up, check everything, run all tests, on a real Kafka, too (ARGS="-k word" picks, LOAD=4 busy processes beside, ORDER=random)
+test: .venv/.developer lint types  ## set up, check everything, run all tests, on a real Kafka, too (ARGS="-k word" picks, LOAD=4 busy processes beside, ORDER=random)
 	$(SUITE) -m "not gpu and not long and not vllm" $(ARGS)
 
 test-long: .venv/.developer  ## tests left out of make test: every mutant, and what takes many minutes
@@ -61,18 +63,18 @@ simulate: .venv/.developer  ## all roles in one process, faults from seeds, all 
 	$(BIN)/python -m tests.simulation $(or $(SEEDS),0:1000) --jobs $(JOBS)
 	$(BIN)/python -m tests.simulation $(or $(SEEDS),0:5000) --jobs $(JOBS) --pipelines
 
-fmt: .venv/.developer  ## put code into its form
+fmt: .venv/.checks  ## put code into its form
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
 
-lint: .venv/.developer  ## ruff: errors and form
+lint: .venv/.checks  ## ruff: errors and form
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check --output-format concise .
 
-types: .venv/.developer  ## mypy --strict
+types: .venv/.checks  ## mypy --strict
 	$(BIN)/mypy
 
-docs: .venv/.developer  ## the docs as a site with search, in build/site
+docs: .venv/.checks  ## the docs as a site with search, in build/site
 	$(BIN)/python docs/build_site.py
 
 bench: .venv/.developer  ## measure, beside references, into bench.json (ONLY="log idle" picks; RECORD=1 for docs/performance.md, too)
@@ -89,8 +91,5 @@ clean:  ## remove .venv, caches and build output; runs stay
 	rm -rf .venv .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist bench.json scale.json faults.json hosts.json soak.json soak.png ./*.egg-info
 	find rftstream workers schemas tests benchmarks examples scripts -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.venv/.user: pyproject.toml constraints.txt scripts/setup
-	scripts/setup user
-
-.venv/.developer: .venv/.user
-	scripts/setup developer
+.venv/.user .venv/.checks .venv/.developer: pyproject.toml constraints.txt scripts/setup scripts/system-packages
+	@scripts/setup $(@:.venv/.%=%)

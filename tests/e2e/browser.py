@@ -28,7 +28,7 @@ WAIT_MS = 60_000
 def chromium() -> Iterator[Browser]:
     """Start the browser, with an empty profile of its own, and end it."""
     found = shutil.which("chromium")
-    assert found is not None, "no chromium; scripts/system-packages python3 developer installs it"
+    assert found is not None, "no chromium; `scripts/setup developer` installs it"
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=found, headless=True, args=list(ARGUMENTS))
         try:
