@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,14 +56,14 @@ def without_keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def nowhere(monkeypatch: pytest.MonkeyPatch) -> str:
+def nowhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """An address where nobody answers, as the place of S3."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
         for name, value in {"ENDPOINT_URL": url, "ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b"}.items():
             monkeypatch.setenv(f"AWS_{name}", value)
-    return url
+        yield url  # the port stays taken, so nobody else listens there
 
 
 def refused_by_all(config: RunConfig, said: str) -> None:
