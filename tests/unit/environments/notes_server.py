@@ -1,8 +1,9 @@
-"""An MCP server for the tests: `python notes_server.py` over stdio, `python notes_server.py PORT` over HTTP."""
+"""An MCP server for the tests: `python notes_server.py` over stdio, with `http` over HTTP, on a port that it prints."""
 
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 
@@ -45,8 +46,13 @@ def variable(name: str) -> str:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        server.run("streamable-http", host="127.0.0.1", port=int(sys.argv[1]))
+    if sys.argv[1:] == ["http"]:
+        import uvicorn
+
+        listener = socket.create_server(("127.0.0.1", 0))
+        print(listener.getsockname()[1], flush=True)
+        config = uvicorn.Config(server.streamable_http_app(host="127.0.0.1"), log_level="warning")
+        uvicorn.Server(config).run(sockets=[listener])
     else:
         print("noise that is no message", flush=True)
         server.run()

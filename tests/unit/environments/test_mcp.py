@@ -7,12 +7,9 @@ once, and that speaks an older version of the protocol.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import importlib.util
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any
@@ -63,20 +60,13 @@ def _closed() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
-    process = subprocess.Popen([sys.executable, SERVER, str(port)], stderr=subprocess.DEVNULL)
-    try:
-        while True:
-            assert process.poll() is None, "the server has ended"
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
-                break
-            time.sleep(0.05)
-        yield f"http://127.0.0.1:{port}/mcp"
-    finally:
-        process.kill()
-        process.wait()
+    command = [sys.executable, SERVER, "http"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield f"http://127.0.0.1:{int(process.stdout.readline())}/mcp"
+        finally:
+            process.kill()
 
 
 def is_gone(pid: int) -> bool:
