@@ -70,50 +70,50 @@ def ended_by_its_rule(place: Workplace, done: Finished, *words: str) -> dict[str
     return status
 
 
-@pytest.mark.parametrize(
-    ("environment", "error", "source"),
-    [
-        (
-            "mine:Raises",
-            "AttributeError: 'Raises' object has no attribute 'answers'",
-            "return self.answers[said.text]",
-        ),
-        ("mine:Awaited", "KeyError: 'nobody knows'", "return Reply(done=self.problem.info['nobody knows'])"),
-    ],
-)
-def test_an_environment_that_always_fails(place: Workplace, environment: str, error: str, source: str) -> None:
+ERRORS = {
+    "mine:Raises": ("AttributeError: 'Raises' object has no attribute 'answers'", "return self.answers[said.text]"),
+    "mine:Awaited": ("KeyError: 'nobody knows'", "return Reply(done=self.problem.info['nobody knows'])"),
+}
+"""Environment -> what it fails with, and the line of it."""
+
+
+def test_environments_that_always_fail(place: Workplace) -> None:
+    """One answers at once, and one is awaited."""
     place.write("mine.py", ENVIRONMENT)
-    named = f'source = "arithmetic"\nenvironment = "{environment}"'
-    place.write("tiny.toml", FAKE.replace('source = "arithmetic"', named))
+    tables = [f'[tasksets.{name.partition(":")[2].lower()}]\nsource = "arithmetic"\nenvironment = "{name}"'
+              for name in ERRORS]  # fmt: skip
+    place.write("tiny.toml", FAKE.replace('[tasksets.sums]\nsource = "arithmetic"', "\n".join(tables)))
     done = place.call("run", "tiny.toml", "--json")
     status = ended_by_its_rule(
-        place, done, "200 of the last 200 rollouts failed before they could be scored",
-        f"failed, environment {environment}: reply: ", error,
+        place, done, "200 of the last 200 rollouts failed before they could be scored", "failed, environment mine:",
         "Mend the environment or the policy, then run `rftstream resume`",
     )  # fmt: skip
-    count = status["dead_letters"]["failed"]
-    assert count >= 200
-    (kind,) = status["dead_errors"]
-    assert (kind["reason"], kind["count"]) == ("failed", count)
-    assert error in kind["error"]
-    assert f"{kind['error']} ({count:,} failed)" in place.look("status", "runs/tiny").out
-    listed = place.look("dead", "list", "runs/tiny").out
-    assert any(line.split()[:2] == ["failed", f"{count:,}"] and error in line for line in listed.splitlines())
-
+    assert any(f"failed, environment {name}: reply: {error}" in done.err for name, (error, _) in ERRORS.items())
+    assert status["dead_letters"]["failed"] == sum(kind["count"] for kind in status["dead_errors"]) >= 200
+    told, listed = (place.look(*words, "runs/tiny").out for words in (("status",), ("dead", "list")))
     logged = place.view("runs/tiny").log_of("explorer-0")
-    assert logged.count("Traceback (most recent call last)") == 1, "of each kind the first"
-    assert source in logged
+    for error, source in ERRORS.values():
+        (kind,) = [kind for kind in status["dead_errors"] if error in kind["error"]]
+        assert kind["reason"] == "failed"
+        assert f"{kind['error']} ({kind['count']:,} failed)" in told
+        counted = ["failed", f"{kind['count']:,}"]
+        assert any(line.split()[:2] == counted and error in line for line in listed.splitlines())
+        assert source in logged
+    assert logged.count("Traceback (most recent call last)") == len(ERRORS), "of each kind the first"
 
-    resumed = place.call("resume", "runs/tiny", *sets("tasksets.sums.environment=mine:Works"))
+    works = [f"tasksets.{name.partition(':')[2].lower()}.environment=mine:Works" for name in ERRORS]
+    resumed = place.call("resume", "runs/tiny", *sets(*works))
     assert resumed.code == 0, resumed.err
     assert place.view("runs/tiny").assert_nothing_lost().version == 6
 
 
 def test_a_reward_that_always_hangs(place: Workplace) -> None:
     place.write("mine.py", HANGS)
-    done = place.call("run", "tiny.toml", "--json", *sets("tasksets.sums.reward=mine:score", "verifier.timeout_s=1"))
+    many = "feeder.groups_per_batch=16"  # for each round of what waits together one process is lost
+    settings = sets("tasksets.sums.reward=mine:score", "verifier.timeout_s=0.5", many)
+    done = place.call("run", "tiny.toml", "--json", *settings)
     status = ended_by_its_rule(
-        place, done, "200 of the last 200 rollouts could not be scored by score", "timeout, ", "no result within 1 s",
+        place, done, "200 of the last 200 rollouts could not be scored by score", "timeout, ", "no result within 0.5 s",
         "Mend the reward, then run `rftstream resume`",
     )  # fmt: skip
     assert set(status["dead_letters"]) == {"timeout"}
@@ -121,10 +121,10 @@ def test_a_reward_that_always_hangs(place: Workplace) -> None:
     assert all(one.verdict is None for one in view.verified()), "not a reward of 0"
     logged = view.log_of("verifier-0")
     first = next(line for line in logged.splitlines() if "(try 1 of 3)" in line)
-    assert "sums/0/" in first and "reward score of sums: no result within 1 s" in first
+    assert "sums/0/" in first and "reward score of sums: no result within 0.5 s" in first
     assert logged.count("its process was replaced") < 40, "not 600 times"
 
     place.write("mine.py", "def score(completion, answer):\n    return float(completion.strip() == answer)\n")
-    resumed = place.call("resume", "runs/tiny")
+    resumed = place.call("resume", "runs/tiny", *sets("verifier.timeout_s=60"))
     assert resumed.code == 0, resumed.err
     assert view.assert_nothing_lost().version == 6
