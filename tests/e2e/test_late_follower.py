@@ -18,7 +18,7 @@ from tests.s3 import BUCKET, S3Server
 
 pytestmark = [pytest.mark.slow, pytest.mark.law("lineage", "never-waits")]
 
-VERSION, ANCHOR_EVERY = 57, 20
+VERSION, ANCHOR_EVERY = 11, 4
 
 
 class CountingStore(ObjectStore):
@@ -48,7 +48,7 @@ def test_a_late_follower_has_the_weights_without_a_trainer(place: Workplace, sto
     done = place.call("run", "tiny.toml", *sets(
         f"run.steps={VERSION}", "model.dtype=bfloat16",
         f"weights.store={store}", f"weights.anchor_every={ANCHOR_EVERY}",
-        "backends.fake.elements=8192", "trainer.checkpoint_every=20", "weights.keep=2",
+        "backends.fake.elements=8192", "trainer.checkpoint_every=4", "weights.keep=2",
     ))  # fmt: skip
     assert done.code == 0, done.err
     opened = open_run(place.folder / "runs" / "tiny")
@@ -58,12 +58,12 @@ def test_a_late_follower_has_the_weights_without_a_trainer(place: Workplace, sto
     finally:
         opened.transport.close()
     announced = [one for one in messages if isinstance(one, WeightsAnnounced)]
-    assert [one.name.version for one in announced if one.kind is WeightsKind.full] == [0, 20, 40]
+    assert [one.name.version for one in announced if one.kind is WeightsKind.full] == [0, 4, 8]
     recorded = {one.name.version: one.weights_digest for one in messages if isinstance(one, StepRecord)}
 
     counting = CountingStore(url, place.folder / "runs" / "tiny")
     cache = AnchorCache(place.folder / "anchors")
-    expected = [one.object for one in announced[40:]]
+    expected = [one.object for one in announced[8:]]
     for read in (expected, []):  # the second time all of it lies on this machine
         counting.read.clear()
         follower = WeightsFollower(counting, announced[0].model, cache=cache)
@@ -73,5 +73,5 @@ def test_a_late_follower_has_the_weights_without_a_trainer(place: Workplace, sto
         assert newest.name == VersionName(trainer_epoch=1, version=VERSION)
         assert state_digest(follower.fetch(newest)) == recorded[VERSION]
         assert counting.read == read
-    assert {one.name.version for one in follower.available()} == {0, *range(20, VERSION + 1)}
-    assert sum(counting.size(one.object) for one in announced[41:]) < 0.5 * 17 * announced[40].num_bytes
+    assert {one.name.version for one in follower.available()} == {0, *range(4, VERSION + 1)}
+    assert sum(counting.size(one.object) for one in announced[9:]) < 0.5 * 3 * announced[8].num_bytes
