@@ -1,8 +1,10 @@
-"""Fills the parts of the docs that follow from the code: settings, commands, topics, metrics, exit codes, examples.
-Writes the JSON Schema of a run file, too.
+"""Writes every file of the repository that follows from the code.
 
     python docs/generate.py            writes them
-    python docs/generate.py --check    exit 1, naming the pages that are out of date
+    python docs/generate.py --check    exit 1, naming the files that are out of date
+
+These are parts of the docs (settings, commands, topics, metrics, exit codes, examples) and their pictures, the JSON
+Schemas of messages and of a run file, the dashboards of Grafana, and the rights in the Helm chart.
 
 A generated part stands in its page between `<!-- generated: NAME -->` and `<!-- end -->`. It is found from the sources:
 what stands under a field becomes its line here.
@@ -17,10 +19,11 @@ from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-sys.path.insert(0, str(ROOT / "docs"))
+sys.path[:0] = [str(ROOT / folder) for folder in ("docs", "", "deploy/grafana", "deploy/helm")]
 
-from pages import (  # noqa: E402  after the path to them
+import rights  # noqa: E402  after the path to it
+from boards import DASHBOARDS  # noqa: E402
+from pages import (  # noqa: E402
     cli,
     configuration,
     contracts,
@@ -31,10 +34,13 @@ from pages import (  # noqa: E402  after the path to them
     performance,
     scale,
 )
+from pictures import flow, start, weights  # noqa: E402
+from pictures import scale as scale_picture  # noqa: E402
 
 from rftstream.queries import run_file_schema  # noqa: E402
+from schemas import generate as contract_schemas  # noqa: E402
 
-SCHEMA = ROOT / "schemas" / "run_file" / run_file_schema.FILE_NAME
+PICTURES = {"flow": flow, "scale": scale_picture, "start": start, "weights": weights}
 EXAMPLES = ROOT / "tests" / "docs" / "examples"
 
 
@@ -88,21 +94,29 @@ def filled(text: str) -> str:
 
 
 def wanted_texts() -> Iterator[tuple[Path, str]]:
-    """Each file with its text as it should be now."""
+    """Yield each file with its text as it should be now."""
     for page in sorted((ROOT / "docs").glob("*.md")):
         yield page, filled(page.read_text(encoding="utf-8"))
-    yield SCHEMA, run_file_schema.schema_text()
+    for name, picture in PICTURES.items():
+        yield ROOT / "docs" / "pictures" / f"{name}.svg", picture.draw()
+    yield ROOT / "schemas" / "run_file" / run_file_schema.FILE_NAME, run_file_schema.schema_text()
+    yield from contract_schemas.documents().items()
+    for dashboard in DASHBOARDS:
+        yield ROOT / "deploy" / "grafana" / "dashboards" / f"{dashboard.name}.json", dashboard.to_text()
+    yield rights.FILE, rights.to_json()
+
+
+def is_stale(file: Path, text: str) -> bool:
+    return not file.is_file() or file.read_text(encoding="utf-8") != text
 
 
 def main() -> int:
     check = "--check" in sys.argv[1:]
-    stale = [
-        (page, text) for page, text in wanted_texts() if not page.is_file() or page.read_text(encoding="utf-8") != text
-    ]
-    for page, text in stale:
+    stale = [(file, text) for file, text in wanted_texts() if is_stale(file, text)]
+    for file, text in stale:
         if not check:
-            page.write_text(text, encoding="utf-8")
-        print(f"{page.relative_to(ROOT)}: {'out of date; run python docs/generate.py' if check else 'written'}")
+            file.write_text(text, encoding="utf-8")
+        print(f"{file.relative_to(ROOT)}: {'out of date; run python docs/generate.py' if check else 'written'}")
     return int(check and bool(stale))
 
 

@@ -1,7 +1,7 @@
 """The contracts as data: one JSON Schema per message (`rollout.json`), and golden bytes of each version.
 
 Nothing here imports rftstream, so that a reader in any language, or another Python program, can be written from it;
-only the script that writes the schemas does (`generate.py`).
+only `generate.py` does, which makes the schemas.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""Writes `schemas/<contract>.json` from the messages in `rftstream/contracts`, or tells whether they agree.
-
-    python schemas/generate.py [--check]
+"""The text of `schemas/<contract>.json`, from the messages in `rftstream/contracts`. docs/generate.py writes the files.
 
 The schemas are those that msgspec makes of the classes, with ranges and defaults. To these it adds the lines under the
-fields, what the rules of the classes say in JSON Schema, and the form of bytes in the readable twins. This script is
-the only thing in `schemas` that imports rftstream.
+fields, what the rules of the classes say in JSON Schema, and the form of bytes in the readable twins. This module is
+the only one in `schemas` that imports rftstream.
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ import dataclasses
 import inspect
 import itertools
 import json
-import sys
 import textwrap
 from enum import Enum
 from pathlib import Path
@@ -22,15 +19,14 @@ from typing import Any
 
 import msgspec
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
-
-from rftstream.contracts.checks import types_of  # noqa: E402  after the path to it
-from rftstream.contracts.message_spec import MessageSpec  # noqa: E402
-from rftstream.contracts.messages import MESSAGES  # noqa: E402
-from rftstream.contracts.rules import RULES  # noqa: E402
+from rftstream.contracts.checks import types_of
+from rftstream.contracts.message_spec import MessageSpec
+from rftstream.contracts.messages import MESSAGES
+from rftstream.contracts.rules import RULES
 
 Schema = dict[str, Any]
+
+HERE = Path(__file__).resolve().parent
 
 BINARY: Schema = {
     "description": "Bytes. On the wire msgpack bin; in the readable twins an object with their base64.",
@@ -127,24 +123,3 @@ def documents() -> dict[Path, str]:
         HERE / f"{contract}.json": json.dumps(schema_of(spec), indent=2, ensure_ascii=False) + "\n"
         for contract, spec in MESSAGES.items()
     }
-
-
-def main(arguments: list[str]) -> int:
-    wanted = documents()
-    stale = [path for path, text in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
-    surplus = [path for path in HERE.glob("*.json") if path not in wanted]
-    if "--check" in arguments:
-        for path in [*stale, *surplus]:
-            print(
-                f"schemas/{path.name}: not what rftstream/contracts says; run python schemas/generate.py, "
-                "and read the diff"
-            )
-        return 1 if stale or surplus else 0
-    for path in stale:
-        path.write_text(wanted[path], encoding="utf-8")
-        print(f"wrote schemas/{path.name}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

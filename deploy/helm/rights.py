@@ -1,8 +1,6 @@
 """The rights of the users of a run, for the KafkaUsers of the chart: rftstream/files/rights.json.
 
-    python deploy/helm/rights.py          writes the JSON
-
-Nothing in it is written by hand: it is what `rftstream topics acls` says. A test holds the two together.
+Nothing in it is written by hand: it is what `rftstream topics acls` says. docs/generate.py writes it.
 """
 
 from __future__ import annotations
@@ -34,7 +32,3 @@ def to_json() -> str:
         for kind in user_kinds()
     }
     return json.dumps(rights, indent=1) + "\n"
-
-
-if __name__ == "__main__":
-    FILE.write_text(to_json(), encoding="utf-8")

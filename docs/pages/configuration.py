@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterable
 
 from pages.markdown import table
@@ -70,9 +71,22 @@ def _shared() -> str:
 
 def _inherits(where: str) -> list[str]:
     """Whose settings an algorithm shares, in words."""
-    config_class = registry.import_path(where, what="docs").Config
-    shared = [cls for cls in config_class.__mro__ if cls.__module__ == settings.SHARED]
-    return [(cls.__doc__ or "").partition(":")[0].rstrip(".").replace("Of", "of") for cls in reversed(shared)]
+    module, _, thing = where.partition(":")
+    bases = _mirrored(module, f"{thing}.Config").__mro__
+    return [(cls.__doc__ or "").partition(":")[0].rstrip(".").replace("Of", "of")
+            for cls in reversed(bases) if cls.__module__ == settings.SHARED]  # fmt: skip
+
+
+@functools.cache
+def _mirrored(module: str, name: str) -> type:
+    """Return an empty class with the bases and the docstring of a class of the source. An import of the algorithms
+    themselves would take seconds, since they import PyTorch."""
+    found = source_text.find_class_in(module, name)
+    if found is None:
+        return object
+    place, node = found
+    bases = dict.fromkeys(_mirrored(place, ast.unparse(base)) for base in node.bases)
+    return type(node.name, tuple(bases) or (object,), {"__module__": place, "__doc__": ast.get_docstring(node)})
 
 
 def _part(section: SettingSection) -> str:

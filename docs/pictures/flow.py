@@ -1,7 +1,5 @@
 """Draws flow.svg: the way of a message from taskset to weights, role by role, with the modules that it passes.
 
-    python docs/pictures/flow.py
-
 The colours are readable on light and on dark pages, so there is one picture for both.
 """
 
@@ -9,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from xml.sax.saxutils import escape
 
 WIDTH = 900
@@ -271,9 +268,3 @@ def draw_text(
         f'<text x="{x:g}" y="{y:g}" font-size="{size:g}" fill="{colour}" text-anchor="{anchor}" '
         f'font-weight="{weight}"{family}>{escape(text)}</text>'
     )
-
-
-if __name__ == "__main__":
-    target = Path(__file__).with_suffix(".svg")
-    target.write_text(draw(), encoding="utf-8")
-    print(target)

@@ -1,22 +1,15 @@
 """Draws scale.svg: how busy brokers are with 100 to 10,000 explorers, by the model that is fitted to what was measured.
 
-    python docs/pictures/scale.py
-
 The model is benchmarks/_scale_model.py, what was measured is docs/measured/scale-large.json (`make bench ONLY=scale`).
 """
 
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))
-
-from benchmarks._scale_model import HEADROOM, PLAN, Load, costs, load  # noqa: E402
+from benchmarks._scale_model import HEADROOM, PLAN, Load, costs, load
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640, 330, 62, 470, 40, 280
 COUNTS = (100, 200, 500, 1_000, 2_000, 5_000, 10_000)
@@ -76,7 +69,3 @@ def _x(count: float) -> float:
 
 def _y(cores: float) -> float:
     return BOTTOM - (BOTTOM - TOP) * math.log10(max(LOW, cores) / LOW) / math.log10(HIGH / LOW)
-
-
-if __name__ == "__main__":
-    Path(__file__).with_suffix(".svg").write_text(draw(), encoding="utf-8")

@@ -1,13 +1,9 @@
 """Draws start.svg: the way of a config through the start of a run, process by process, with the modules that it passes.
 
-    cd docs && python -m pictures.start
-
 tests/docs/test_walk.py starts a run and compares its calls with what is drawn here.
 """
 
 from __future__ import annotations
-
-from pathlib import Path
 
 from pictures.flow import GREY, LEFT, ROW, SANS, STRIP, WIDTH, Role, draw_arrow, draw_row, draw_strip, draw_text
 
@@ -68,9 +64,3 @@ def draw() -> str:
         f'font-family="{SANS}" role="img">\n<title>From the run file to the loop of a role: three processes</title>\n'
         f"{body}\n</svg>\n"
     )
-
-
-if __name__ == "__main__":
-    target = Path(__file__).with_suffix(".svg")
-    target.write_text(draw(), encoding="utf-8")
-    print(target)

@@ -1,13 +1,9 @@
 """Draws weights.svg: how many times smaller than the weights a version is, beside the form that others publish.
 
-    python docs/pictures/weights.py
-
 The figures are those of docs/weights-format.md; `make bench ONLY=weights` measures them again.
 """
 
 from __future__ import annotations
-
-from pathlib import Path
 
 MEASURED = {
     "1e-6": (621, 207),
@@ -39,7 +35,3 @@ def draw() -> str:
         + "".join([title, *shapes])
         + "</svg>\n"
     )
-
-
-if __name__ == "__main__":
-    Path(__file__).with_suffix(".svg").write_text(draw(), encoding="utf-8")

@@ -57,6 +57,24 @@ def find_class(body: Sequence[ast.stmt], name: str) -> ast.ClassDef | None:
     return next((node for node in body if isinstance(node, ast.ClassDef) and node.name == name), None)
 
 
+def find_class_in(module: str, name: str) -> tuple[str, ast.ClassDef] | None:
+    """Return a class and its module, which may be one that this module imports from; `Outer.Inner` is found, too."""
+    source = find_tree(module)
+    outer, _, inner = name.partition(".")
+    if source is None:
+        return None
+    if inner:
+        found_outer = find_class_in(module, outer)
+        found_inner = find_class(found_outer[1].body, inner) if found_outer else None
+        return (found_outer[0], found_inner) if found_outer and found_inner else None
+    if found := find_class(source.body, name):
+        return module, found
+    for node in source.body:
+        if isinstance(node, ast.ImportFrom) and node.module and any(alias.name == name for alias in node.names):
+            return find_class_in(node.module, name)
+    return None
+
+
 def first_paragraph(text: str | None) -> str:
     """Return the first paragraph of a docstring as one line."""
     return " ".join((text or "").partition("\n\n")[0].split())
@@ -87,7 +105,7 @@ def config_fields(path: str) -> list[SourceField]:
     inherits from classes of its module, and of modules that this one imports from, comes first. A field that is given
     anew keeps its place, and its text unless there is a new one."""
     module, _, thing = path.partition(":")
-    found = _find_class(module, f"{thing}.Config")
+    found = find_class_in(module, f"{thing}.Config")
     return [] if found is None else list(_fields(*found).values())
 
 
@@ -124,31 +142,13 @@ def _named(name: str, module: str) -> Any:
 def _fields(module: str, cls: ast.ClassDef) -> dict[str, SourceField]:
     fields: dict[str, SourceField] = {}
     for base in cls.bases:
-        if found := _find_class(module, ast.unparse(base)):
+        if found := find_class_in(module, ast.unparse(base)):
             fields |= _fields(*found)
     for field in class_fields(module, cls):
         before = fields.get(field.name)
         meaning = field.meaning or (before.meaning if before else "")
         fields[field.name] = SourceField(field.name, module, field.annotation, field.default, meaning)
     return fields
-
-
-def _find_class(module: str, name: str) -> tuple[str, ast.ClassDef] | None:
-    """Return a class and its module, which may be one that this module imports from; `Outer.Inner` is found, too."""
-    source = find_tree(module)
-    outer, _, inner = name.partition(".")
-    if source is None:
-        return None
-    if inner:
-        found_outer = _find_class(module, outer)
-        found_inner = find_class(found_outer[1].body, inner) if found_outer else None
-        return (found_outer[0], found_inner) if found_outer and found_inner else None
-    if found := find_class(source.body, name):
-        return module, found
-    for node in source.body:
-        if isinstance(node, ast.ImportFrom) and node.module and any(alias.name == name for alias in node.names):
-            return _find_class(node.module, name)
-    return None
 
 
 def _text(node: ast.stmt) -> str:

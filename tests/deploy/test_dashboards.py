@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import re
-import runpy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -47,11 +46,9 @@ def place(tmp_path: Path) -> Iterator[Workplace]:
         workplace.end()
 
 
-def test_the_json_is_up_to_date() -> None:
-    wanted = runpy.run_path(str(FOLDER / "generate.py"))["wanted_texts"]()
-    assert {path.name for path in wanted} == {path.name for path in (FOLDER / "dashboards").iterdir()}
-    for path, text in wanted.items():
-        assert path.read_text(encoding="utf-8") == text, "run python deploy/grafana/generate.py"
+def test_there_is_a_file_for_each() -> None:
+    """That their text is up to date, tests/docs/test_generated.py holds."""
+    assert set(NAMES) == {path.stem for path in (FOLDER / "dashboards").iterdir()}
     assert len({board["uid"] for board in BOARDS.values()}) == len(NAMES)
 
 
@@ -143,7 +140,7 @@ def test_every_panel_and_alert_sees_something_of_a_run(place: Workplace) -> None
     assert voted.code == 0, voted.err
 
     queries = {
-        (title, target["expr"].replace("$run", "sums").replace("$__rate_interval", "20s"))
+        (title, target["expr"].replace("$run", "sums").replace("$__rate_interval", "5m"))
         for title, panel in PANELS.items() for target in panel["targets"] if panel["title"] not in SERVED
     }  # fmt: skip
     watched = {selector for rule in ALERTS.values() for selector in selectors_in(rule["expr"])}
@@ -158,10 +155,10 @@ def test_every_panel_and_alert_sees_something_of_a_run(place: Workplace) -> None
         return not empty
 
     try:
-        place.wait_for(all_have_data, "data for every query", 240)
+        place.wait_for(all_have_data, "data for every query")
     except AssertionError as error:
         raise AssertionError(f"no data for {empty}\n{error}") from None
-    assert prometheus.values('sum(up{run="sums"})') == [6]
+    place.wait_for(lambda: prometheus.values('sum(up{run="sums"})') == [6], "an answer of every process")
     assert prometheus.values('sum(rftstream_dead_letters_total{run="sums"})') == [0]
     assert prometheus.values('count({__name__=~".+", run!="sums", job!="exporter"})') == []
 

@@ -241,12 +241,6 @@ def test_files_lie_beside_the_run_file_in_every_pod(plain: str) -> None:
 # ------------------------------------------------------------------------------------------------ rights
 
 
-def test_the_rights_are_up_to_date() -> None:
-    written = (CHART / "files" / "rights.json").read_text(encoding="utf-8")
-    made = runpy.run_path(str(FOLDER / "rights.py"))["to_json"]()
-    assert made == written, "run python deploy/helm/rights.py"
-
-
 def granted(text: str) -> set[tuple[str, str, str, bool, str]]:
     """What KafkaUsers may, as `topics acls` has it."""
     found = set()

@@ -1,4 +1,4 @@
-"""The dashboards. A new one is a file beside these, a line here, and a run of generate.py."""
+"""The dashboards. A new one is a file beside these and a line here; docs/generate.py writes it into `dashboards`."""
 
 from boards import explorers, learning, log, overview, people, trainer, verifiers
 
