@@ -20,7 +20,7 @@ from tests.suite.storeys import StoreyMarks, StoreyReport
 pytest.register_assert_rewrite("rftstream.testing", "tests.flow.scene", "tests.simulation.laws", "tests.exporters")
 
 HERE = Path(__file__).parent
-SLOW = ("e2e", "simulation", "docs", "parity")
+SLOW = ("e2e", "simulation", "parity")
 """Folders; `make test-fast` leaves them out."""
 
 

@@ -26,9 +26,9 @@ from rftstream.config.sections import (
     RunSection,
     TasksetSection,
 )
+from tests.docs.following import FEW_STEPS, NO_MODEL, Reader, assert_all_are_marked
 from tests.docs.reading import ROOT, blocks, read
-from tests.docs.test_readme import compare, make_place, run, together
-from tests.docs.test_tutorial import by_command
+from tests.e2e.workplace import Workplace
 
 PAGE = ROOT / "docs" / "coming-from.md"
 HEADER = "| there | default | here | default | remark |"
@@ -93,26 +93,23 @@ def test_all_four_are_told() -> None:
     assert read(PAGE).count(HEADER) == 4
 
 
-QUICK = {"EXPLORER__POLICY": "fake", "TRAINER__BACKEND": "fake", "FEEDER__GROUPS_PER_BATCH": "4"}
-"""The flow without a model; tests/e2e does with one what these commands do."""
-
-
 @pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_what_is_a_mode_there_is_a_command_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in QUICK.items():
-        monkeypatch.setenv(f"RFTSTREAM__{name}", value)
-    place = make_place(tmp_path)
-    for block in blocks(PAGE, "console"):
-        assert block.kind == "run", f"mark it, or let it be no console: {block.commands}"
-        if block.name.endswith(", together"):
-            together(block, place)
-            continue
-        for command, shown in by_command(block):
-            run(command, place)
-            compare(shown, place)
+def test_what_is_a_mode_there_is_a_command_here(tmp_path: Path) -> None:
+    assert_all_are_marked(PAGE)
+    place = Workplace(tmp_path)
+    place.write("examples/arithmetic.toml", (ROOT / "examples" / "arithmetic.toml").read_text(encoding="utf-8"))
+    reader = Reader(place, {**FEW_STEPS, **NO_MODEL})
+    try:
+        for block in blocks(PAGE, "console"):
+            if block.name.endswith(", together"):
+                reader.together(block.commands)
+                reader.run("rftstream audit examples/arithmetic.toml")
+            else:
+                reader.do(block)
+    finally:
+        place.end()
     for folder in ("runs/trained/final", "served"):
-        assert (place / folder / "model.safetensors").is_file()
+        assert (tmp_path / folder / "model.safetensors").is_file()
 
 
 def test_other_names_lead_to_settings_that_there_are() -> None:

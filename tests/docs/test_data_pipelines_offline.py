@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import shlex
 from pathlib import Path
 
 import pytest
 
+from tests.docs.following import Reader
 from tests.docs.reading import ROOT, blocks
 from tests.e2e.workplace import Workplace
 
@@ -17,19 +17,15 @@ PAGE = ROOT / "docs" / "data-pipelines-offline.md"
 @pytest.mark.slow
 def test_the_commands_of_the_page_run(tmp_path: Path) -> None:
     place = Workplace(tmp_path)
-    for block in blocks(PAGE, "toml"):
-        place.write(block.name, block.text)
-    told: dict[str, str] = {}
+    reader = Reader(place)
+    reader.write_files(blocks(PAGE, "toml"))
     try:
         for block in blocks(PAGE, "console"):
             for command in block.commands:
-                program, *arguments = shlex.split(command)
-                assert program == "rftstream"
-                done = place.call(*arguments)
-                assert done.code == 0, (command, done.err)
-                told[command] = done.out
+                reader.run(command)
     finally:
         place.end()
+    told = dict(reader.told)
     own = told["rftstream pipeline preview --run runs/try"]
     assert "12 of 12 recorded groups" in own
     assert "to 12 the same is done as in the run" in own

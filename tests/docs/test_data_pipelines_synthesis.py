@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 
 import pytest
 
 from rftstream.contracts.problems import NewProblem, ProblemKind
+from tests.docs.following import Reader
 from tests.docs.reading import ROOT, blocks
 from tests.e2e.workplace import Workplace
 from tests.flow.writers import served, writer
@@ -26,14 +26,11 @@ def test_the_page_is_true(tmp_path: Path) -> None:
                 place.write(block.name, block.text.replace(URL, server.url))
             done = place.call("run", "grow.toml")
             assert done.code == 0, done.err
-        told = {}
+        reader = Reader(place)
         for block in blocks(PAGE, "console"):
             for command in block.commands:
-                program, *arguments = shlex.split(command)
-                assert program == "rftstream"
-                looked = place.look(*arguments)
-                assert looked.code == 0, (command, looked.err)
-                told[command] = looked.out
+                reader.run(command)
+        told = dict(reader.told)
         made = [one for one in place.view("runs/grow").messages("problems") if isinstance(one, NewProblem)]
     finally:
         place.end()

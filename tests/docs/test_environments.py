@@ -96,6 +96,7 @@ def test_tools_of_ones_own() -> None:
     assert asyncio.run(notes()) == "b\nc\nd"
 
 
+@pytest.mark.slow
 def test_python() -> None:
     if (problem := missing_text()) is not None:
         pytest.skip(problem)
@@ -113,6 +114,7 @@ def test_search(tmp_path: Path) -> None:
     assert found in [block.text.strip() for block in blocks(PAGE, "text")]
 
 
+@pytest.mark.slow
 def test_mcp(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("mcp")
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:/usr/bin:/bin")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import shlex
 from pathlib import Path
 
 import pytest
 
+from tests.docs.following import Reader
 from tests.docs.reading import ROOT, blocks
 from tests.e2e.workplace import Workplace
 
@@ -17,21 +17,16 @@ PAGE = ROOT / "docs" / "feedback.md"
 @pytest.mark.slow
 def test_the_commands_of_the_page_run(tmp_path: Path) -> None:
     place = Workplace(tmp_path)
-    for block in blocks(PAGE, "toml", "jsonl"):
-        place.write(block.name, block.text)
-    told: list[tuple[str, str]] = []
+    reader = Reader(place)
+    reader.write_files(blocks(PAGE, "toml", "jsonl"))
     try:
         for block in blocks(PAGE, "console"):
             for command in block.commands:
-                program, *arguments = shlex.split(command)
-                assert program == "rftstream"
-                done = place.call(*arguments)
-                assert done.code == 0, (command, done.err)
-                told.append((command, done.out))
+                reader.run(command)
     finally:
         place.end()
-    outputs = dict(told)
-    first, second = (text for command, text in told if command.startswith("rftstream feedback add"))
+    outputs = dict(reader.told)
+    first, second = (text for command, text in reader.told if command.startswith("rftstream feedback add"))
     assert first.startswith("5 votes of 2 annotators: 2 label, 2 pair, 1 correction added")
     assert second.startswith("5 votes of 2 annotators: nothing added; 5 there already")
     assert "share" in outputs["rftstream feedback questions runs/people"]

@@ -31,6 +31,9 @@ EXAMPLES = Path(__file__).parent / "examples"
 PROBLEM = Problem(messages=(ChatMessage(role="system", content="Play."),), answer="42")
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(autouse=True)
 def no_hosts() -> Iterator[None]:
     yield
@@ -103,7 +106,6 @@ def test_an_agent_in_a_host() -> None:
     assert result == AgentResult(reward=1.0, parts={"draft": 0.0})
 
 
-@pytest.mark.slow
 def test_a_run_with_an_agent(tmp_path: Path) -> None:
     for name in ("my_agents.py", "hosted_agent.toml"):
         shutil.copy(EXAMPLES / name, tmp_path)

@@ -16,6 +16,8 @@ from tests.docs.reading import ROOT, blocks
 
 PAGE = ROOT / "docs" / "sandbox.md"
 
+pytestmark = pytest.mark.slow
+
 
 def program_lines() -> tuple[str, list[tuple[str, str]]]:
     """Return the imports of the page's program, and each of its expressions with what the comment says."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -38,10 +39,8 @@ class Page(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("docs")
-    build_site.build(folder / "workplace", folder / "site")
-    return folder / "site"
+def site(made: Callable[[str, Callable[[Path], None]], Path]) -> Path:
+    return made("site", lambda folder: build_site.build(folder / "workplace", folder / "site")) / "site"
 
 
 def test_every_page_is_in_the_navigation() -> None:

@@ -40,6 +40,14 @@ def test_commands_exist(page: Path) -> None:
     assert set(named) <= set(COMMANDS)
 
 
+def test_targets_of_make_exist() -> None:
+    known = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    texts = [text for page in PAGES for text in (*code(page), *(line for one in blocks(page) for line in one.commands))]
+    texts.append((ROOT / ".ci" / "run").read_text(encoding="utf-8"))
+    named = {name for text in texts for name in re.findall(r"^make ([a-z-]+)|\bphase make ([a-z][a-z-]+)", text)}
+    assert {one or other for one, other in named} <= known
+
+
 def test_every_command_is_told() -> None:
     assert set(commands(read(ROOT / "docs" / "cli.md"))) >= set(COMMANDS)
 
