@@ -53,7 +53,7 @@ def kubernetes_versions() -> tuple[str, ...]:
 
 
 def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([tools()[0] / "helm", *arguments], capture_output=True, text=True, timeout=300)
+    return subprocess.run([tools()[0] / "helm", *arguments], capture_output=True, text=True, timeout=1200)
 
 
 def template(
@@ -66,6 +66,7 @@ def template(
     )  # fmt: skip
 
 
+@cache
 def render(*arguments: str, run_file: Path = ARITHMETIC, version: str = "", release: str = RELEASE) -> str:
     done = template(*arguments, run_file=run_file, version=version, release=release)
     assert done.returncode == 0, done.stderr
@@ -114,7 +115,7 @@ def kubeconform(text: str, version: str) -> list[Judgement]:
     done = subprocess.run(
         [commands / "kubeconform", "-strict", "-verbose", "-output", "json", "-kubernetes-version", version,
          *(word for place in places for word in ("-schema-location", place))],
-        input=text, capture_output=True, text=True, timeout=300,
+        input=text, capture_output=True, text=True, timeout=1200,
     )  # fmt: skip
     found = json.loads(done.stdout)["resources"]
     judged = [
@@ -129,7 +130,7 @@ def models(text: str) -> list[Judgement]:
     source = Path(__file__).with_name("ModelCheck.java")
     done = subprocess.run(
         ["java", "-cp", f"{tools()[2]}/*", "-Xshare:auto", "-XX:TieredStopAtLevel=1", str(source)],
-        input=text, capture_output=True, text=True, timeout=300,
+        input=text, capture_output=True, text=True, timeout=1200,
     )  # fmt: skip
     judged = []
     for line in done.stdout.splitlines():

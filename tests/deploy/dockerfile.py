@@ -84,7 +84,7 @@ class Image:
         user: int = 0,
         is_writable: bool = True,
         environment: Mapping[str, str] | None = None,
-        timeout_s: float = 240,
+        timeout_s: float = 1200,
     ) -> subprocess.CompletedProcess[str]:
         """Run a command in the image. `mounts`: path there -> path here, writable whatever `is_writable` says."""
         bind = "--bind" if is_writable else "--ro-bind"

@@ -136,7 +136,7 @@ def test_a_container_is_as_healthy_as_its_worker_says(status: int, code: int) ->
         thread.start()
         done = subprocess.run(
             [sys.executable, "-S", ROOT / "deploy" / "docker" / "healthy.py"], capture_output=True, text=True,
-            env={**os.environ, "RFTSTREAM_METRICS_PORT": str(server.server_port)}, timeout=60,
+            env={**os.environ, "RFTSTREAM_METRICS_PORT": str(server.server_port)}, timeout=12000,
         )  # fmt: skip
         thread.join()
     assert done.returncode == code

@@ -22,7 +22,7 @@ SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), 
 
 
 def promtool(*arguments: str) -> None:
-    run = subprocess.run(["promtool", *arguments], cwd=FOLDER, capture_output=True, text=True, timeout=120)
+    run = subprocess.run(["promtool", *arguments], cwd=FOLDER, capture_output=True, text=True, timeout=1200)
     assert run.returncode == 0, run.stdout + run.stderr
 
 

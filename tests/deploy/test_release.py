@@ -23,7 +23,7 @@ from tests.deploy.dockerfile import CACHE_IS_MISSING, UV
 WORKFLOW = ROOT / ".github" / "workflows" / "release.yml"
 PACKAGES = ("rftstream", "workers", "schemas")
 CHANGELOG = "# Changelog\n\n## [Unreleased]\n\n## [1.2.3] - 2026-11-26\n\n### Added\n\n- This.\n\n## [1.2.2]\n\nOld.\n"
-LONG_S = 400
+LONG_S = 1200
 
 
 def uv(*words: str | Path) -> None:

@@ -125,9 +125,9 @@ def test_explorers_follow_the_backlog_up_and_down_and_nothing_is_lost_or_done_tw
     target = [{"targets": [address.group(1)], "labels": {"job": "exporter"}}]
     prometheus = Prometheus(place, place.write("exporter.json", json.dumps(target)))
     workers = [place.start("worker", "tiny.toml", "--role", role) for role in ("feeder", "trainer")]
+    place.wait_for(lambda: prometheus.values(QUERY) == [ADMITTED], "the backlog of all that is admitted")
     explorers, history = Explorers(place), [LEAST]
     explorers.scale_to(LEAST)
-    place.wait_for(lambda: prometheus.values(QUERY) and max(prometheus.values(QUERY)) > 0, "a backlog")
 
     def work_is_done() -> bool:
         """Decide once, as KEDA does every pollingInterval. No answer is no reason to change anything."""
@@ -142,8 +142,10 @@ def test_explorers_follow_the_backlog_up_and_down_and_nothing_is_lost_or_done_tw
     assert max(history) == MOST and history[-1] == LEAST, history
     assert len(explorers.names) >= MOST
     assert len(run.rollouts()) == ADMITTED
-    assert prometheus.values('rftstream_workers_wanted{role="explorer"}') == [0]
-    assert prometheus.values('rftstream_backlog_rollouts{role="verifier"}') == [ADMITTED]
+    for query, value in (
+        ('rftstream_workers_wanted{role="explorer"}', 0), ('rftstream_backlog_rollouts{role="verifier"}', ADMITTED),
+    ):  # fmt: skip
+        place.wait_for(lambda query=query, value=value: prometheus.values(query) == [value], f"{value} for {query}")  # type: ignore[misc]
 
     workers += [place.start("worker", "tiny.toml", "--role", role) for role in ("verifier", "buffer")]
     for worker in [*workers, *explorers.running]:
