@@ -12,9 +12,11 @@ DURATION_S ?= 600
 SEED ?= 0
 LOAD ?= 0
 LOG ?= embedded
+QUICK_TESTS = $(BIN)/python -m pytest -q -m "not slow and not broker" \
+  tests/docs tests/unit/test_layers.py tests/unit/test_docstrings.py
 
 .NOTPARALLEL:  # two targets would make .venv at once
-.PHONY: help setup demo kafka kafka-stop test test-fast test-long test-vllm histories simulate fmt lint types docs bench curves faults hosts soak constraints clean
+.PHONY: help setup demo kafka kafka-stop test test-fast test-long test-vllm histories simulate fmt generated lint types check ready docs bench curves faults hosts soak constraints clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -66,6 +68,18 @@ simulate: .venv/.developer  ## all roles in one process, faults from seeds, all 
 fmt: .venv/.checks  ## put code into its form
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
+
+generated: .venv/.checks  ## write what follows from the code: parts of the docs, pictures, schemas, dashboards
+	$(BIN)/python docs/generate.py
+
+ready: .venv/.developer  ## before a commit: form and generated files are written; then types, docs and the tests that see the change (SINCE=main, MINUTES=)
+	@$(MAKE) --no-print-directory fmt generated types
+	$(QUICK_TESTS)
+	$(BIN)/python -m scripts.affected --since $(or $(SINCE),HEAD) --minutes $(or $(MINUTES),1) --jobs $(JOBS)
+
+check: lint  ## what takes two minutes: form, generated files, links, types
+	$(QUICK_TESTS)
+	@$(MAKE) --no-print-directory types
 
 lint: .venv/.checks  ## ruff: errors and form
 	$(BIN)/ruff check .
