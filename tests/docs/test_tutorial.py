@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.broker.conftest import run_id, servers  # noqa: F401  the fixtures of a real broker
-from tests.docs.following import FEW_STEPS, NO_MODEL, Reader, assert_all_are_marked, by_command
+from tests.docs.following import FEW_STEPS, NO_TRAINING, Reader, assert_all_are_marked, by_command
 from tests.docs.reading import ROOT, Block, blocks
 from tests.e2e.workplace import Workplace
 
@@ -19,7 +19,7 @@ PAGE = ROOT / "docs" / "tutorial.md"
 BLOCKS = [block for block in blocks(PAGE) if block.kind]
 ADDRESS, NAME = "127.0.0.1:9092", "letters-kafka"
 STARTER = "rftstream run first/rftstream.toml"
-"""The one run with a model, as `init` has written it."""
+"""The one run that trains, as `init` has written it."""
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_on_kafka(place: Workplace, servers: str, run_id: Callable[[], str]) -> 
 
 def follow(name: str, place: Workplace, instead: Mapping[str, str] | None = None) -> None:
     """`instead`: what stands in the page for what is there in the test."""
-    reader = Reader(place, {**FEW_STEPS, **NO_MODEL})
+    reader = Reader(place, {**FEW_STEPS, **NO_TRAINING})
     for block in BLOCKS:
         text = block.text
         for old, new in (instead or {}).items():
@@ -58,7 +58,7 @@ def follow(name: str, place: Workplace, instead: Mapping[str, str] | None = None
             interrupt(block, reader)
         elif block.name == name:
             for command, shown in by_command(block):
-                reader.settings = FEW_STEPS if command == STARTER else {**FEW_STEPS, **NO_MODEL}
+                reader.settings = FEW_STEPS if command == STARTER else {**FEW_STEPS, **NO_TRAINING}
                 reader.run(command)
                 reader.compare(shown)
 
