@@ -93,6 +93,7 @@ def test_all_four_are_told() -> None:
     assert read(PAGE).count(HEADER) == 4
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_what_is_a_mode_there_is_a_command_here(tmp_path: Path) -> None:
     assert_all_are_marked(PAGE)

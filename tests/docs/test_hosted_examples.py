@@ -31,7 +31,7 @@ EXAMPLES = Path(__file__).parent / "examples"
 PROBLEM = Problem(messages=(ChatMessage(role="system", content="Play."),), answer="42")
 
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 
 @pytest.fixture(autouse=True)

@@ -33,6 +33,7 @@ def test_it_is_kept_without_outputs() -> None:
     assert not [cell for cell in code if cell["outputs"] or cell["execution_count"] is not None]
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_it_runs_as_it_is_save_for_fewer_steps_and_a_model_that_learns_nothing(tmp_path: Path) -> None:
     notebook = Path(shutil.copy(NOTEBOOK, tmp_path))

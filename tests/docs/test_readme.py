@@ -42,6 +42,7 @@ def place(tmp_path: Path) -> Iterator[Workplace]:
     workplace.end()
 
 
+@pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_commands_run(name: str, place: Workplace) -> None:

@@ -33,6 +33,7 @@ def test_what_can_be_run_is_marked() -> None:
     assert_all_are_marked(PAGE)
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_on_this_machine(place: Workplace) -> None:
     follow("local", place)

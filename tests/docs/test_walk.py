@@ -110,6 +110,7 @@ def last_names(modules: tuple[str, ...]) -> list[str]:
     return [module.rpartition(".")[2] for module in modules]
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_a_start_goes_forward_and_enters_each_module_once(tmp_path: Path) -> None:
     if not zygote.is_supported():
