@@ -159,10 +159,16 @@ def is_test_file(file: str) -> bool:
 
 
 def changed_files(since: str) -> list[str]:
-    """Return what differs from a commit: changed, deleted and new files."""
-    commands = (["diff", "--name-only", "--no-renames", since], ["ls-files", "--others", "--exclude-standard"])
-    told = [subprocess.run(["git", *one], cwd=ROOT, check=True, capture_output=True, text=True) for one in commands]
-    return sorted({file for one in told for file in one.stdout.splitlines()})
+    """Return what was changed, deleted and made since the commit that this branch has in common with another one."""
+    common = _git("merge-base", since, "HEAD")
+    return sorted(
+        {*_git("diff", "--name-only", "--no-renames", *common), *_git("ls-files", "-o", "--exclude-standard")}
+    )
+
+
+def _git(*arguments: str) -> list[str]:
+    """Return the lines that git prints."""
+    return subprocess.run(["git", *arguments], cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
 
 
 def read_durations(path: Path = DURATIONS) -> dict[str, float]:

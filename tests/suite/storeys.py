@@ -27,6 +27,8 @@ FAILED_FILE = "RFTSTREAM_TEST_FAILED"
 """Variable that names the file in which a run leaves the tests that failed, with what they said."""
 CACHED = "suite/unmarked"
 """Where pytest's cache has the tests that took longer: id -> [seconds, digest of the file]."""
+DURATIONS = "suite/durations"
+"""Where it has the seconds of every test that was run: id -> seconds. scripts/affected.py reads them."""
 
 BY_MARK = ("gpu", "vllm", "long", "broker", "process")
 BY_FOLDER = {"e2e": "process", "deploy": "process", "flow": "flow", "simulation": "simulation", "faults": "faults"}
@@ -117,7 +119,7 @@ class StoreyReport:
         taken.told.update(dict(report.user_properties).get("suite", {}))
 
     def pytest_sessionfinish(self) -> None:
-        """Leave which tests failed for who asked, and in pytest's cache which took too long."""
+        """Leave which tests failed for who asked, and in pytest's cache what each took and which took too long."""
         if path := os.environ.get(FAILED_FILE):
             failed = {test: taken.output for test, taken in self._taken.items() if taken.failed}
             Path(path).write_text(json.dumps(failed), encoding="utf-8")
@@ -126,6 +128,8 @@ class StoreyReport:
         known = {test: row for test, row in known.items() if test not in self._taken}
         known.update({test: [taken.longest_s, digest_of(_file_of(test))] for test, taken in self._too_long()})
         cache.set(CACHED, known)
+        took = {test: round(taken.wall_s, 2) for test, taken in self._taken.items()}
+        cache.set(DURATIONS, cache.get(DURATIONS, {}) | took)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         for line in self.lines():

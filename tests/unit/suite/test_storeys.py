@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.suite.storeys import CACHED, digest_of, storey_of
+from tests.suite.storeys import CACHED, DURATIONS, digest_of, storey_of
 
 ROOT = Path(__file__).parents[3]
 
@@ -56,6 +56,8 @@ def test_a_run_ends_with_storeys_and_files(suite: Path, workers: str) -> None:
     assert "minutes of 2 tests" in done.stdout
     rows = [line.split() for line in done.stdout.splitlines()]
     assert [row[1] for row in rows if row[:1] in (["unit"], ["test_bad.py"], ["test_good.py"])] == ["2", "1", "1"]
+    took = json.loads((suite / "cache" / "v" / DURATIONS).read_text())
+    assert took.keys() == {"test_good.py::test_good", "test_bad.py::test_bad"}
 
 
 @pytest.mark.slow
