@@ -47,7 +47,7 @@ class Reader:
     def __init__(self, place: Workplace, settings: Mapping[str, str] | None = None) -> None:
         self.place = place
         self.settings = settings or {}
-        """Variables of all commands: what makes them short."""
+        """Variables of all commands, which make them short."""
         self.told: list[tuple[str, str]] = []
         """Each command with what it wrote to stdout."""
 

@@ -11,15 +11,13 @@ from pathlib import Path
 import pytest
 
 from tests.broker.conftest import run_id, servers  # noqa: F401  the fixtures of a real broker
-from tests.docs.following import FEW_STEPS, NO_TRAINING, Reader, assert_all_are_marked, by_command
+from tests.docs.following import FEW_STEPS, NO_TRAINING, Reader, assert_all_are_marked
 from tests.docs.reading import ROOT, Block, blocks
 from tests.e2e.workplace import Workplace
 
 PAGE = ROOT / "docs" / "tutorial.md"
 BLOCKS = [block for block in blocks(PAGE) if block.kind]
 ADDRESS, NAME = "127.0.0.1:9092", "letters-kafka"
-STARTER = "rftstream run first/rftstream.toml"
-"""The one run that trains, as `init` has written it."""
 
 
 @pytest.fixture
@@ -47,7 +45,7 @@ def test_on_kafka(place: Workplace, servers: str, run_id: Callable[[], str]) -> 
 
 def follow(name: str, place: Workplace, instead: Mapping[str, str] | None = None) -> None:
     """`instead`: what stands in the page for what is there in the test."""
-    reader = Reader(place, {**FEW_STEPS, **NO_TRAINING})
+    reader = Reader(place, {**FEW_STEPS, **NO_TRAINING})  # tests/e2e/test_first_contact.py trains what `init` writes
     for block in BLOCKS:
         text = block.text
         for old, new in (instead or {}).items():
@@ -58,10 +56,7 @@ def follow(name: str, place: Workplace, instead: Mapping[str, str] | None = None
         elif block.name == f"{name}, interrupted":
             interrupt(block, reader)
         elif block.name == name:
-            for command, shown in by_command(block):
-                reader.settings = FEW_STEPS if command == STARTER else {**FEW_STEPS, **NO_TRAINING}
-                reader.run(command)
-                reader.compare(shown)
+            reader.do(block)
 
 
 def interrupt(block: Block, reader: Reader) -> None:
