@@ -21,8 +21,7 @@ from tests.e2e.workplace import COMMAND, Finished, Process, RunView, Workplace
 
 STARTS_PROCESSES = ("run", "resume", "worker")
 """Commands that are processes here; all others run in this one, which has everything imported already."""
-NO_TRAINING = {"RFTSTREAM__TRAINER__BACKEND": "fake"}
-NO_MODEL = {**NO_TRAINING, "RFTSTREAM__EXPLORER__POLICY": "fake"}
+NO_MODEL = {"RFTSTREAM__EXPLORER__POLICY": "fake", "RFTSTREAM__TRAINER__BACKEND": "fake"}
 """The flow without a model, for pages whose commands are what is tested: tests/e2e does the same with one."""
 FEW_STEPS = {"RFTSTREAM__RUN__STEPS": "3", "RFTSTREAM__FEEDER__GROUPS_PER_BATCH": "4"}
 MORE_STEPS = 2

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.docs.following import FEW_STEPS, NO_MODEL
+from tests.docs.following import FEW_STEPS
 from tests.docs.reading import ROOT
 
 NOTEBOOK = ROOT / "examples" / "first_run.ipynb"
@@ -35,11 +35,11 @@ def test_it_is_kept_without_outputs() -> None:
 
 @pytest.mark.process
 @pytest.mark.slow
-def test_it_runs_as_it_is_save_for_fewer_steps_and_a_model_that_learns_nothing(tmp_path: Path) -> None:
+def test_it_runs_as_it_is_save_for_fewer_steps(tmp_path: Path) -> None:
     notebook = Path(shutil.copy(NOTEBOOK, tmp_path))
     command = [Path(sys.executable).with_name("jupyter-execute"), "--inplace", "--allow-errors", notebook]
     own = {"IPYTHONDIR": str(tmp_path / "ipython"), "PYTHONPATH": str(ROOT)}
-    environment = {**os.environ, **FEW_STEPS, **NO_MODEL, **own}
+    environment = {**os.environ, **FEW_STEPS, **own}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=LONG_S)
     assert done.returncode == 0, done.stderr
     printed = {}
