@@ -1,4 +1,5 @@
-"""Which tests hold which law, read off the marks in their sources. `python -m tests.law_coverage` prints the counts.
+"""Which tests hold which law, read off the marks in their sources. `python -m tests.law_coverage` prints the counts,
+`python -m tests.law_coverage LAW` the tests of a law.
 
 A test says by `@pytest.mark.law("lost", "twice")` which laws it holds, a file by its `pytestmark`. A mutant (a rule
 that the simulation leaves out) begins with the law that it breaks. Nothing is imported and no test is run to find them.
@@ -7,9 +8,11 @@ that the simulation leaves out) begins with the law that it breaks. Nothing is i
 from __future__ import annotations
 
 import ast
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -70,6 +73,7 @@ class MarkedFile:
     """Whether all tests of the file do."""
 
 
+@cache
 def find_marked(root: Path = HERE) -> dict[str, dict[str, list[MarkedFile]]]:
     """Return law -> storey -> files with tests that hold it."""
     found: dict[str, dict[str, list[MarkedFile]]] = {law: {storey: [] for storey in STOREYS} for law in LAWS}
@@ -131,6 +135,12 @@ def find_mutants(root: Path = HERE) -> dict[str, list[str]]:
 
 def main() -> None:
     marked, mutants = find_marked(), find_mutants()
+    for law in sys.argv[1:]:
+        for storey, files in marked[law].items():
+            for file in files:
+                print(*(f"{storey:10} tests/{file.path}::{name}" for name in file.tests), sep="\n")
+    if sys.argv[1:]:
+        return
     print(f"{'law':14}{''.join(f'{storey:>12}' for storey in STOREYS)}{'mutants':>12}")
     total: Counter[str] = Counter()
     for law in LAWS:

@@ -65,11 +65,11 @@ def any_key_accepted() -> Iterator[None]:
         yield
 
 
-RULES: dict[str, tuple[str, Callable[[], Iterator[None]]]] = {
-    "answered-before-commit": ("a call is answered before it is on the log", answered_before_commit),
-    "retries-sampled-again": ("a retry is a new sample", retries_sampled_again),
-    "any-answer-replayed": ("a retry gets the answer of another request", any_answer_replayed),
-    "answer-made-again": ("a retry gets other bytes", answer_made_again),
-    "any-key-accepted": ("the key of another rollout is accepted", any_key_accepted),
+RULES: dict[str, tuple[str, str, Callable[[], Iterator[None]]]] = {
+    "answered-before-commit": ("lost", "a call is answered before it is on the log", answered_before_commit),
+    "retries-sampled-again": ("twice", "a retry is a new sample", retries_sampled_again),
+    "any-answer-replayed": ("twice", "a retry gets the answer of another request", any_answer_replayed),
+    "answer-made-again": ("twice", "a retry gets other bytes", answer_made_again),
+    "any-key-accepted": ("fencing", "the key of another rollout is accepted", any_key_accepted),
 }
-"""Name -> what is left out, and how."""
+"""Name -> the law that it breaks, what is left out, and how."""

@@ -9,9 +9,16 @@ from functools import lru_cache
 import pytest
 
 from rftstream.contracts import codec
+from tests.simulation.seeds import draw_seed
 
 decode = lru_cache(maxsize=4096)(codec.decode)
 """Each record has many readers."""
+
+
+@pytest.fixture
+def seed(request: pytest.FixtureRequest) -> int:
+    """Of the run that the test plays; see tests/simulation/seeds.py."""
+    return draw_seed(request.param) if callable(request.param) else request.param
 
 
 @pytest.fixture(autouse=True)

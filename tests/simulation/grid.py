@@ -254,6 +254,13 @@ def draw_faults(random: Random) -> Faults:
     )
 
 
+def is_short(seed: int) -> bool:
+    """Return whether the run of this seed is one of seconds. Where groups are given up after moments, and others are
+    admitted in place of flat ones, most groups come to nothing and a batch takes long."""
+    config = draw_config(Random(f"grid {seed}"))
+    return config.buffer.group_deadline_s is None or config.buffer.zero_variance == "keep"
+
+
 def simulate(
     seed: int,
     folder: Path,

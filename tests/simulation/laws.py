@@ -39,7 +39,10 @@ ALL_THROUGH_S = 61.0
 """Whatever a dead process has left open ends within this time."""
 
 AUDIT_EVERY = 64
-"""Changes of the log between two audits of the live run."""
+"""Changes of the log between two audits of the live run, at least."""
+
+AUDIT_SHARE = 0.25
+"""... and as a share of those there were: an audit reads the whole log, so that a long run would mostly be audited."""
 
 Judge = Callable[[Rollout], float | None]
 
@@ -130,7 +133,7 @@ class Laws:
                 report = self.simulation.audit()
                 assert report.fine, report.to_text()
                 self._recompute()
-                self._audit_at = self._num_changes + AUDIT_EVERY
+                self._audit_at = self._num_changes + max(AUDIT_EVERY, int(AUDIT_SHARE * self._num_changes))
 
     def _recompute(self) -> None:
         """Every decision of operators is what the log says. While the run goes on, too: later much may be deleted."""

@@ -28,10 +28,11 @@ from rftstream.contracts.records import Record, TopicPartition
 from rftstream.contracts.tasks import Task
 from rftstream.contracts.versions import StepRecord, VersionName
 from rftstream.errors import AssignmentLost, RftError
+from rftstream.rewards.base import Score, ScoreReply
 from rftstream.roles.buffer.demonstrations import Cursor, DemonstrationQueue
 from rftstream.roles.buffer.step import BufferStep
 from rftstream.roles.feeder import draws as draws_module
-from rftstream.roles.feeder.admission import VersionInForce
+from rftstream.roles.feeder.admission import Admission, VersionInForce
 from rftstream.roles.feeder.step import FeederStep
 from rftstream.roles.trainer import versions as versions_module
 from rftstream.roles.trainer.assembly import CommittedBatches
@@ -39,6 +40,7 @@ from rftstream.roles.trainer.checkpoint_cycle import CheckpointCycle
 from rftstream.roles.trainer.checkpoint_retention import CheckpointRetention
 from rftstream.roles.trainer.progress import TrainerProgress
 from rftstream.roles.trainer.trimmed_deletions import TrimmedDeletions
+from rftstream.roles.verifier.step import VerifierStep
 from rftstream.service.concurrent import ConcurrentService
 from rftstream.service.in_force import RecordsInForce
 from rftstream.service.owned_partitions import OwnedPartitions
@@ -69,6 +71,8 @@ MAX_TICKS = 8_000
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
+    law: str
+    """Which one it breaks: a name in tests/law_coverage.py."""
     what: str
     change: Callable[[], Iterator[None]]
     faults: Faults | Callable[[], FaultScript] | None = None
@@ -330,6 +334,28 @@ def ids_drawn() -> Iterator[None]:
         yield
 
 
+def unscorable_as_zero() -> Iterator[None]:
+    """What a reward cannot score has the reward 0."""
+    judged = VerifierStep._judged
+
+    def mutated(self: VerifierStep, item: Any, reply: ScoreReply) -> None:
+        judged(self, item, reply if reply.score is not None else replace(reply, score=Score(reward=0.0)))
+
+    with changed(VerifierStep, "_judged", mutated):
+        yield
+
+
+def stale_tasks() -> Iterator[None]:
+    """Each task may be sampled by one version older than those that its batch allows."""
+    least = Admission.min_version
+
+    def mutated(self: Admission, in_force: VersionInForce) -> int:
+        return max(0, least(self, in_force) - 1)
+
+    with changed(Admission, "min_version", mutated):
+        yield
+
+
 def partition_of_the_rollout() -> Iterator[None]:
     advance = FeederStep.advance
 
@@ -505,57 +531,70 @@ def chain_not_asked() -> Iterator[None]:
 
 
 MUTANTS: Mapping[str, Mutant] = {
-    "positions-before-records": Mutant("commit before publish", positions_before_records),
-    "refused-work-dropped": Mutant("no seek-back after an abort", refused_work_dropped),
-    "refused-positions-kept": Mutant("positions of a refused transaction go with the next", refused_positions_kept,
-                                     WORKERS),
-    "read-uncommitted": Mutant("readers see what is open and what was aborted", read_uncommitted),
-    "unstable-positions": Mutant("positions are taken while a commit of them is pending", unstable_positions, WORKERS),
-    "lost-work-published": Mutant("ownership is not checked before publishing", lost_work_published, WORKERS),
-    "pieces-left": Mutant("a finished rollout leaves its pieces", piece_mutants.pieces_left),
+    "positions-before-records": Mutant("lost", "commit before publish", positions_before_records),
+    "refused-work-dropped": Mutant("lost", "no seek-back after an abort", refused_work_dropped),
+    "refused-positions-kept": Mutant(
+        "lost", "positions of a refused transaction go with the next", refused_positions_kept, WORKERS
+    ),
+    "read-uncommitted": Mutant("twice", "readers see what is open and what was aborted", read_uncommitted),
+    "unstable-positions": Mutant(
+        "twice", "positions are taken while a commit of them is pending", unstable_positions, WORKERS
+    ),
+    "lost-work-published": Mutant("twice", "ownership is not checked before publishing", lost_work_published, WORKERS),
+    "pieces-left": Mutant("bounded", "a finished rollout leaves its pieces", piece_mutants.pieces_left),
     "pieces-of-anybody": Mutant(
-        "pieces are saved without a look at whose the partition is", piece_mutants.pieces_of_anybody, SAVERS
+        "fencing", "pieces are saved without a look at whose the partition is", piece_mutants.pieces_of_anybody, SAVERS
     ),
     "pieces-read-too-early": Mutant(
-        "pieces are read before their end is certain", piece_mutants.pieces_read_too_early, SAVERS
+        "lost", "pieces are read before their end is certain", piece_mutants.pieces_read_too_early, SAVERS
     ),
     "pieces-saved-again": Mutant(
-        "what may have been saved is saved again", piece_mutants.pieces_saved_again, SAVERS
+        "twice", "what may have been saved is saved again", piece_mutants.pieces_saved_again, SAVERS
     ),
     "states-of-anybody": Mutant(
-        "orphans go without a proof of whose the partition is", piece_mutants.states_of_anybody, SAVERS
+        "lost", "orphans go without a proof of whose the partition is", piece_mutants.states_of_anybody, SAVERS
     ),
-    "passes-forgotten": Mutant("a restart begins the passes through demonstrations anew", passes_forgotten),
-    "stages-ignored": Mutant("groups are admitted for stages that take none", stages_ignored),
-    "half-decided-kept": Mutant("a role whose question failed in the middle of its work goes on", half_decided_kept,
-                                Faults(share=0.2, roles=("buffer",), silences=30)),
-    "claim-read-before-start": Mutant("control is read before the producer's start", claim_read_before_start, SINGLES),
-    "claims-hidden": Mutant("a claim behind an open transaction is overlooked", claims_hidden, SINGLES),
-    "epochs-ignored": Mutant("no epoch check", epochs_ignored, SINGLES),
-    "ids-drawn": Mutant("ids are drawn", ids_drawn),
-    "partition-of-the-rollout": Mutant("a group's partition is chosen per rollout", partition_of_the_rollout),
-    "filtered-held": Mutant("filtered outcomes wait for a batch", filtered_held),
-    "checkpoint-without-positions": Mutant("the checkpoint has no positions", checkpoint_without_positions, TRAINERS),
+    "passes-forgotten": Mutant("order", "a restart begins the passes through demonstrations anew", passes_forgotten),
+    "stages-ignored": Mutant("staleness", "groups are admitted for stages that take none", stages_ignored),
+    "half-decided-kept": Mutant(
+        "lost", "a role whose question failed in the middle of its work goes on", half_decided_kept,
+        Faults(share=0.2, roles=("buffer",), silences=30),
+    ),
+    "claim-read-before-start": Mutant(
+        "fencing", "control is read before the producer's start", claim_read_before_start, SINGLES
+    ),
+    "claims-hidden": Mutant("fencing", "a claim behind an open transaction is overlooked", claims_hidden, SINGLES),
+    "epochs-ignored": Mutant("fencing", "no epoch check", epochs_ignored, SINGLES),
+    "ids-drawn": Mutant("derived", "ids are drawn", ids_drawn),
+    "partition-of-the-rollout": Mutant(
+        "derived", "a group's partition is chosen per rollout", partition_of_the_rollout
+    ),
+    "unscorable-as-zero": Mutant("unscorable", "what cannot be scored has the reward 0", unscorable_as_zero),
+    "stale-tasks": Mutant("staleness", "tasks name a version that is too old for their batch", stale_tasks),
+    "filtered-held": Mutant("never-waits", "filtered outcomes wait for a batch", filtered_held),
+    "checkpoint-without-positions": Mutant(
+        "replay", "the checkpoint has no positions", checkpoint_without_positions, TRAINERS
+    ),
     "checkpoint-of-the-next": Mutant(
-        "training goes on before the state of a checkpoint is saved", checkpoint_of_the_next, TRAINERS
+        "replay", "training goes on before the state of a checkpoint is saved", checkpoint_of_the_next, TRAINERS
     ),
-    "chains-broken": Mutant("a kept version's parents go", chains_broken),
-    "nothing-durable": Mutant("checkpoints and deletions count on what a loss of power takes", nothing_durable,
+    "chains-broken": Mutant("lineage", "a kept version's parents go", chains_broken),
+    "nothing-durable": Mutant("lost", "checkpoints and deletions count on what a loss of power takes", nothing_durable,
                               power_after_steps),
-    "claims-volatile": Mutant("a claim may be lost with the power", claims_volatile, power_after_steps),
-    "deletions-given-up": Mutant("what could not be deleted at once is not tried again", deletions_given_up,
+    "claims-volatile": Mutant("fencing", "a claim may be lost with the power", claims_volatile, power_after_steps),
+    "deletions-given-up": Mutant("bounded", "what could not be deleted at once is not tried again", deletions_given_up,
                                  Faults(share=0.12, roles=("feeder", "trainer", "evaluator"), silences=2000)),
-    "strangers-believed": Mutant("records count whoever wrote them", strangers_believed, STRANGERS),
-    "chain-not-asked": Mutant("a foreign record on batches is taken for damage", chain_not_asked, STRANGERS),
-    "any-checkpoint": Mutant("a checkpoint that is not in force is taken", any_checkpoint,
+    "strangers-believed": Mutant("fencing", "records count whoever wrote them", strangers_believed, STRANGERS),
+    "chain-not-asked": Mutant("fencing", "a foreign record on batches is taken for damage", chain_not_asked, STRANGERS),
+    "any-checkpoint": Mutant("lineage", "a checkpoint that is not in force is taken", any_checkpoint,
                              zombie_with_a_checkpoint),
-    **{name: Mutant(what, change, agents=True) for name, (what, change) in agent_mutants.RULES.items()},
-    **{name: Mutant(what, change, pipelines=True) for name, (what, change) in pipeline_mutants.RULES.items()},
+    **{name: Mutant(law, what, change, agents=True) for name, (law, what, change) in agent_mutants.RULES.items()},
+    **{name: Mutant(law, what, change, pipelines=True) for name, (law, what, change) in pipeline_mutants.RULES.items()},
     **{
-        name: Mutant(what, change, SINGLES if name in reuse_mutants.AT_RESTARTS else None, pipelines=True)
-        for name, (what, change) in reuse_mutants.RULES.items()
+        name: Mutant(law, what, change, SINGLES if name in reuse_mutants.AT_RESTARTS else None, pipelines=True)
+        for name, (law, what, change) in reuse_mutants.RULES.items()
     },
-    **{name: Mutant(what, change, people=True) for name, (what, change) in people_mutants.RULES.items()},
+    **{name: Mutant(law, what, change, people=True) for name, (law, what, change) in people_mutants.RULES.items()},
 }  # fmt: skip
 
 

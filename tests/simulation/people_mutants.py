@@ -118,17 +118,17 @@ def gold_judged() -> Iterator[None]:
         yield
 
 
-RULES: dict[str, tuple[str, Callable[[], Iterator[None]]]] = {
-    "one-person-a-quorum": ("one person twice is a quorum", one_person_a_quorum),
-    "older-revisions-counted": ("duplicates and older revisions count", older_revisions_counted),
-    "expiry-ignored": ("questions never expire", expiry_ignored),
-    "judged-again": ("a restart judges all votes once more", judged_again_after_a_restart),
-    "votes-forgotten": ("a restart forgets who has voted", votes_forgotten_at_a_restart),
-    "asked-again": ("a group is asked about whenever it is looked at", asked_again_after_a_restart),
-    "nobody-waits": ("no group waits for answers", nobody_waits),
-    "bodies-as-scored": ("batches have the scorer's rewards", bodies_as_scored),
-    "flags-ignored": ("flagged rollouts are trained on", flags_ignored),
-    "gold-judged": ("answers to gold questions count", gold_judged),
-    "history-changes": ("late votes are said to change the batch", history_changes),
+RULES: dict[str, tuple[str, str, Callable[[], Iterator[None]]]] = {
+    "one-person-a-quorum": ("twice", "one person twice is a quorum", one_person_a_quorum),
+    "older-revisions-counted": ("twice", "duplicates and older revisions count", older_revisions_counted),
+    "expiry-ignored": ("order", "questions never expire", expiry_ignored),
+    "judged-again": ("twice", "a restart judges all votes once more", judged_again_after_a_restart),
+    "votes-forgotten": ("lost", "a restart forgets who has voted", votes_forgotten_at_a_restart),
+    "asked-again": ("twice", "a group is asked about whenever it is looked at", asked_again_after_a_restart),
+    "nobody-waits": ("order", "no group waits for answers", nobody_waits),
+    "bodies-as-scored": ("lineage", "batches have the scorer's rewards", bodies_as_scored),
+    "flags-ignored": ("conservation", "flagged rollouts are trained on", flags_ignored),
+    "gold-judged": ("conservation", "answers to gold questions count", gold_judged),
+    "history-changes": ("order", "late votes are said to change the batch", history_changes),
 }
-"""Name -> what is left out, and the change."""
+"""Name -> the law that it breaks, what is left out, and the change."""

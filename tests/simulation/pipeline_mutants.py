@@ -68,10 +68,10 @@ def seeds_of_the_clock() -> Iterator[None]:
         yield
 
 
-RULES: dict[str, tuple[str, Callable[[], Iterator[None]]]] = {
-    "facts-past-seen": ("operators decide by later facts than the log says", facts_past_seen),
-    "skips-counted-twice": ("a skip counts twice", skips_counted_twice),
-    "late-ones-unseen": ("late siblings are no part of the facts' number", late_ones_unseen),
-    "seeds-of-the-clock": ("operators get seeds that nobody can derive again", seeds_of_the_clock),
+RULES: dict[str, tuple[str, str, Callable[[], Iterator[None]]]] = {
+    "facts-past-seen": ("derived", "operators decide by later facts than the log says", facts_past_seen),
+    "skips-counted-twice": ("conservation", "a skip counts twice", skips_counted_twice),
+    "late-ones-unseen": ("derived", "late siblings are no part of the facts' number", late_ones_unseen),
+    "seeds-of-the-clock": ("derived", "operators get seeds that nobody can derive again", seeds_of_the_clock),
 }
-"""Name -> what is left out, and the change."""
+"""Name -> the law that it breaks, what is left out, and the change."""

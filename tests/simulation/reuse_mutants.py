@@ -113,16 +113,20 @@ def bodies_without_operators() -> Iterator[None]:
         yield
 
 
-RULES: dict[str, tuple[str, Callable[[], Iterator[None]]]] = {
-    "uses-forgotten": ("a restart forgets which groups were used", uses_forgotten),
-    "uses-untold": ("a batch has groups once more without a word", uses_untold),
-    "uses-counted-as-new": ("a group that is used once more counts as a new one", uses_counted_as_new),
-    "any-age": ("a group of any age is used once more", any_age),
-    "reusable-deleted": ("retention deletes what a batch may use once more", reusable_deleted),
-    "luck-of-the-clock": ("which groups are used nobody can derive again", luck_of_the_clock),
-    "bodies-without-operators": ("masks and terms are forgotten at the second use", bodies_without_operators),
+RULES: dict[str, tuple[str, str, Callable[[], Iterator[None]]]] = {
+    "uses-forgotten": ("twice", "a restart forgets which groups were used", uses_forgotten),
+    "uses-untold": ("conservation", "a batch has groups once more without a word", uses_untold),
+    "uses-counted-as-new": ("conservation", "a group that is used once more counts as a new one", uses_counted_as_new),
+    "any-age": ("staleness", "a group of any age is used once more", any_age),
+    "reusable-deleted": ("lost", "retention deletes what a batch may use once more", reusable_deleted),
+    "luck-of-the-clock": ("derived", "which groups are used nobody can derive again", luck_of_the_clock),
+    "bodies-without-operators": (
+        "lineage",
+        "the second use forgets masks and terms",
+        bodies_without_operators,
+    ),
 }
-"""Name -> what is left out, and the change."""
+"""Name -> the law that it breaks, what is left out, and the change."""
 
 AT_RESTARTS = frozenset({"uses-forgotten"})
 """Those that only a restart of the buffer shows."""

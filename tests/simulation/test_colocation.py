@@ -18,10 +18,9 @@ from rftstream.roles.trainer.step import TrainerStep
 from rftstream.testing import Simulation
 from rftstream.testing.devices import MemoryLock
 from tests.simulation.changes import changed
-from tests.simulation.grid import MAX_TICKS_OF_PIPELINES, SLOW, draw_config, draw_faults, judge_by, user_loads
+from tests.simulation.grid import MAX_TICKS_OF_PIPELINES, SLOW, draw_config, draw_faults, is_short, judge_by, user_loads
 from tests.simulation.laws import Laws
-
-NUM_SEEDS, SEEDS_A_TEST = 12, 6
+from tests.simulation.seeds import seeds
 
 
 def on_device(simulation: Simulation) -> tuple[list[str], list[str]]:
@@ -90,13 +89,12 @@ def lasting(simulation: Simulation, random: Random) -> Callable[..., Any]:
 
 
 @pytest.mark.law("lost", "twice", "conservation", "never-waits")
-@pytest.mark.parametrize("first", range(0, NUM_SEEDS, SEEDS_A_TEST))
-def test_whatever_goes_wrong_one_of_them_has_the_device(tmp_path: Path, first: int) -> None:
-    for seed in range(first, first + SEEDS_A_TEST):
-        simulation = play(seed, tmp_path / str(seed))
-        assert simulation.device.num_taken > 1
-        assert simulation.device.sharing == set()
-        assert simulation.device.asking is None
+@seeds(2, range(50), fits=is_short)
+def test_whatever_goes_wrong_one_of_them_has_the_device(tmp_path: Path, seed: int) -> None:
+    simulation = play(seed, tmp_path)
+    assert simulation.device.num_taken > 0
+    assert simulation.device.sharing == set()
+    assert simulation.device.asking is None
 
 
 def take_at_once(self: MemoryLock) -> bool:

@@ -16,6 +16,7 @@ from rftstream.contracts.versions import StepRecord
 from rftstream.runs.load_demonstrations import load_demonstrations
 from rftstream.testing import Faults, Simulation
 from tests.simulation.laws import Laws
+from tests.simulation.seeds import seeds
 from tests.simulation.test_simulation import EVERYTHING
 
 pytestmark = pytest.mark.law("lost", "twice", "order", "conservation", "replay")
@@ -47,7 +48,7 @@ def play(folder: Path, config: RunConfig, seed: int, faults: Faults = Faults()) 
     return laws
 
 
-@pytest.mark.parametrize("seed", range(4))
+@seeds(1, range(20))
 def test_demonstrations_alone(tmp_path: Path, seed: int) -> None:
     """Two passes over 20 of 25, in fives of batches: ten steps, and the run ends by itself; what goes wrong changes
     neither batches nor weights."""

@@ -14,6 +14,7 @@ from rftstream.contracts.versions import StepRecord
 from rftstream.testing import Faults, Simulation
 from tests.simulation.grid import UNSCORABLE, judge_by
 from tests.simulation.laws import Laws
+from tests.simulation.seeds import seeds
 from tests.simulation.test_simulation import EVERYTHING
 
 pytestmark = pytest.mark.law("lost", "twice", "order", "conservation", "unscorable")
@@ -42,13 +43,19 @@ def play(folder: Path, seed: int, faults: Faults) -> Laws:
     return laws
 
 
-@pytest.mark.parametrize("seed", range(2))
+@seeds(1, range(20))
 def test_laws_hold_for_groups_with_a_greedy_sibling(tmp_path: Path, seed: int) -> None:
     """Who was killed changes nothing of who is greedy, and nothing of the batches."""
     calm = play(tmp_path / "calm", seed, Faults())
     laws = play(tmp_path / "much", seed, EVERYTHING)
     laws.compare(calm)
-    messages = laws.simulation.messages
+    for one in laws.simulation.messages("tasks"):
+        assert isinstance(one, Task)
+        assert one.sampling.temperature == (0.0 if one.ids.sibling == 0 else 0.7)
+
+
+def test_who_is_greedy_is_said_on_the_whole_way_and_groups_without_it_are_counted(tmp_path: Path) -> None:
+    messages = play(tmp_path, 0, EVERYTHING).simulation.messages
     found = [one for topic in ("tasks", "rollouts", "batches") for one in messages(topic)
              if isinstance(one, (Task, Rollout, Experience))]  # fmt: skip
     assert {type(one) for one in found} == {Task, Rollout, Experience}

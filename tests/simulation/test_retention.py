@@ -15,6 +15,7 @@ from rftstream.runs.roll_back import roll_back
 from rftstream.service.control_view import read_control
 from rftstream.testing import Faults, Simulation
 from tests.simulation.laws import Laws
+from tests.simulation.seeds import seeds
 
 FAULTS = Faults(share=0.05, kills=12, pauses=4, restarts=2, takeovers=4, aborts=3, unknowns=4, silences=4, retries=3)
 
@@ -53,7 +54,7 @@ def simulated(folder: Path, seed: int, faults: Faults, **settings: object) -> Si
 
 
 @pytest.mark.law("lost", "twice", "conservation", "bounded")
-@pytest.mark.parametrize("seed", range(3))
+@seeds(1, range(20), stored=(0,))
 def test_laws_hold_and_an_index_made_before_a_deletion_says_the_same_after_it(tmp_path: Path, seed: int) -> None:
     simulation = simulated(tmp_path, seed, FAULTS)
     (tmp_path / "index").mkdir()
@@ -75,9 +76,10 @@ def test_laws_hold_and_an_index_made_before_a_deletion_says_the_same_after_it(tm
         counts.append(report.deleted_groups)
     simulation.run()
     laws_of(simulation).check_end()
-    assert laws_of(simulation).deletions.num_deleted > 50
-    assert counts[-1] > 0
-    assert simulation.plan.happened.total() > 15
+    if seed == 0:  # else there may be little of it
+        assert laws_of(simulation).deletions.num_deleted > 50
+        assert counts[-1] > 0
+        assert simulation.plan.happened.total() > 15
 
 
 KEPT = {"trainer__keep_checkpoints": 3, "trainer__checkpoint_every": 2, "retention": {"checkpoints": 3},

@@ -18,10 +18,13 @@ from rftstream.contracts.outcomes import GroupResult
 from rftstream.contracts.versions import EvalResult, StepRecord
 from rftstream.service.role import Log
 from rftstream.testing import Faults, Simulation
-from tests.simulation.grid import check_seed, draw_config, draw_faults, is_deterministic, simulate
+from tests.simulation.grid import check_seed, draw_config, draw_faults, is_deterministic, is_short, simulate
 from tests.simulation.laws import Laws
+from tests.simulation.seeds import seeds
 
-NUM_SEEDS, SEEDS_A_TEST = 150, 15
+FOUND = (121, 14723)
+"""By these a buffer was found that was killed while its claim was open and hid what others committed from then on, and
+a version that was never announced, for which an evaluator waited for ever."""
 KINDS = [name for name in Faults.__slots__ if name not in ("share", "roles")]
 EVERYTHING = Faults(share=0.03, kills=4, pauses=3, restarts=2, takeovers=2, joins=1, aborts=2, unknowns=2,
                     silences=2, user_pauses=1)  # fmt: skip
@@ -84,10 +87,9 @@ def test_the_same_seed_gives_the_same_log_record_for_record(tmp_path: Path) -> N
 @pytest.mark.law(
     "lost", "twice", "derived", "order", "fencing", "conservation", "lineage", "replay", "unscorable", "staleness"
 )
-@pytest.mark.parametrize("first", range(0, NUM_SEEDS, SEEDS_A_TEST))
-def test_whatever_goes_wrong(tmp_path: Path, first: int) -> None:
-    for seed in range(first, first + SEEDS_A_TEST):
-        check_seed(seed, tmp_path / str(seed))
+@seeds(12, range(400), stored=FOUND, fits=is_short)
+def test_whatever_goes_wrong(tmp_path: Path, seed: int) -> None:
+    check_seed(seed, tmp_path)
 
 
 def test_the_grid_has_all_that_may_matter() -> None:

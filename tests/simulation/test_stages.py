@@ -18,6 +18,7 @@ from rftstream.contracts.versions import StepRecord
 from rftstream.runs.load_demonstrations import load_demonstrations
 from rftstream.testing import Faults, Simulation
 from tests.simulation.laws import Laws
+from tests.simulation.seeds import seeds
 from tests.simulation.staged import PAIRS
 from tests.simulation.test_simulation import EVERYTHING
 
@@ -91,7 +92,7 @@ def test_each_batch_is_made_of_what_its_stage_takes(tmp_path: Path) -> None:
 
 
 @pytest.mark.law("lost", "twice", "order", "conservation", "replay")
-@pytest.mark.parametrize("seed", range(4))
+@seeds(1, range(20))
 def test_whatever_goes_wrong_changes_neither_batches_nor_weights(tmp_path: Path, seed: int) -> None:
     config = make_config(tmp_path)
     calm = play(config, tmp_path / "calm", seed)
@@ -100,7 +101,7 @@ def test_whatever_goes_wrong_changes_neither_batches_nor_weights(tmp_path: Path,
     for laws in (much, died):
         laws.compare(calm)
         assert laws.digests == calm.digests
-        assert sum("kill" in line for line in laws.simulation.story) > 1
+    assert sum("kill" in line for line in died.simulation.story) > 1
 
 
 def test_without_tasksets_nobody_samples(tmp_path: Path) -> None:

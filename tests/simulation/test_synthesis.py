@@ -14,6 +14,7 @@ from rftstream.contracts.problems import NewProblem, RejectedProblem
 from rftstream.contracts.tasks import Task
 from rftstream.testing import Faults, Simulation
 from tests.simulation.laws import Laws
+from tests.simulation.seeds import seeds
 from tests.simulation.test_simulation import EVERYTHING
 
 pytestmark = pytest.mark.law("lost", "twice", "derived", "conservation")
@@ -46,7 +47,7 @@ def test_what_the_policy_makes_joins_and_is_drawn(tmp_path: Path) -> None:
     assert any(task.ids.taskset == "more" for task in simulation.messages("tasks") if isinstance(task, Task))
 
 
-@pytest.mark.parametrize("seed", range(6))
+@seeds(2, range(20))
 def test_a_taskset_grows_while_everything_goes_wrong(tmp_path: Path, seed: int) -> None:
     simulation = play(tmp_path, seed, EVERYTHING)
     told = [one for one in simulation.messages("problems") if isinstance(one, NewProblem | RejectedProblem)]

@@ -303,12 +303,11 @@ class OpenRollout:
     def num_unsaved(self, so_far: Completion | None) -> int:
         """Return how many sampled tokens a successor would not find."""
         first = self._mark.segment
-        rest = [
-            segment.from_token(self._mark.num_in_segment if number == first else 0)
+        return sum(
+            sum(segment.mask[self._mark.num_in_segment if number == first else 0 :])
             for number, segment in enumerate(self._with(so_far))
             if number >= first
-        ]
-        return sum(sum(segment.mask) for segment in rest)
+        )
 
     def increment(self, so_far: Completion | None) -> Increment | None:
         """Return what is new; it counts as saved from now on. None if nothing is new, if the state of the environment
