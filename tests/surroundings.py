@@ -22,6 +22,7 @@ TOOLS = ("bwrap", "chromium", "gcc", "git", "go", "java", "mvn", "node", "promet
 
 KEPT = (
     "TMPDIR", "JAVA_HOME", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "HISTORIES", "HISTORIES_SEED",
+    "SIMULATION_SEED", "MUTANT",
     "RFTSTREAM_DATA_JUICER", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO",
     "NODE_EXTRA_CA_CERTS", "http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "GOENV",
     "GOFLAGS", "GOPROXY", "GOSUMDB", "GOTOOLCHAIN",
