@@ -43,7 +43,7 @@ mean_tokens = 10.0
 partitions = 4
 """
 
-READERS_FIRST = ("trainer", "buffer", "verifier", "explorer", "feeder")
+READERS_FIRST: Sequence[str] = ("trainer", "buffer", "verifier", "explorer", "feeder")
 """Against the flow. So the later release is read by itself alone, unless it goes back in this order, too: then all
 that it wrote is read by the release before."""
 
@@ -79,13 +79,13 @@ class RollingUpgrade:
         """A command of the later release."""
         return self._place.call(*arguments, env=self._later)
 
-    def play(self, *passes: tuple[bool, Sequence[str]]) -> None:
+    def play(self, *passes: tuple[bool, Sequence[str | Sequence[str]]]) -> None:
         """Begin with this release in all roles; in each pass replace all by a release (whether it is the later one), in
-        this order. At the end drain the run."""
+        this order, some at the same time. At the end drain the run."""
         self.begin()
-        for later, roles in passes:
-            for role in roles:
-                self._replace(role, later=later)
+        for later, steps in passes:
+            for roles in steps:
+                self._replace((roles,) if isinstance(roles, str) else roles, later=later)
         self.end()
 
     def begin(self) -> None:
@@ -102,20 +102,24 @@ class RollingUpgrade:
         assert set(ended.values()) == {0}, self._place.report()
         self._place.assert_nobody_left()
 
-    def _replace(self, role: str, *, later: bool) -> None:
-        """Tell the worker to leave, start the other, and wait until that one has written and the run goes on."""
-        before, written = self.workers[role], self._written(role, later=later)
-        psutil.Process(before.pid).terminate()
-        now = self.start(role, later=later)
-        assert before.finish().code in (0, 5), self._place.report()
+    def _replace(self, roles: Sequence[str], *, later: bool) -> None:
+        """Tell the workers to leave, start the others, and wait until those have written and the run goes on."""
+        before = {role: (self.workers[role], self._written(role, later=later)) for role in roles}
+        for role, (worker, _) in before.items():
+            psutil.Process(worker.pid).terminate()
+            self.start(role, later=later)
+        for worker, _ in before.values():
+            assert worker.finish().code in (0, 5), self._place.report()
         version = self._version()
 
         def goes_on() -> bool:
-            assert now.alive, f"the {role} has ended\n{now.err}"
-            return self._version() > version and self._is_in_force(role, now)
+            for role in roles:
+                assert self.workers[role].alive, f"the {role} has ended\n{self.workers[role].err}"
+            return self._version() > version and all(self._is_in_force(role, self.workers[role]) for role in roles)
 
-        self._await(goes_on, f"a version with another {role}")
-        self._await(lambda: self._written(role, later=later) > written, f"records of the {role}")
+        self._await(goes_on, f"a version with another {' and '.join(roles)}")
+        for role, (_, written) in before.items():
+            self._await(lambda: self._written(role, later=later) > written, f"records of the {role}")  # noqa: B023
 
     def _await(self, condition: Callable[[], bool], what: str) -> None:
         """Look less often than a workplace does: a look reads whole topics."""
