@@ -86,6 +86,8 @@ class RollingUpgrade:
         for later, steps in passes:
             for roles in steps:
                 self._replace((roles,) if isinstance(roles, str) else roles, later=later)
+            if later:  # what goes back from here on meets what the later release wrote
+                self._await(lambda: any(note == NOTE for _, note in self.notes("batches")), "a batch with its field")
         self.end()
 
     def begin(self) -> None:
