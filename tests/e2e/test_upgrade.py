@@ -38,7 +38,7 @@ def test_a_run_goes_to_a_later_release_and_back(place: Workplace) -> None:
 def test_what_may_not_be_skipped_ends_the_verifiers_of_the_release_before(place: Workplace) -> None:
     """The wrong order: the explorer is the later one first, although its rollouts have a field to be understood."""
     upgrade = RollingUpgrade(place, "refused", skippable=False)
-    for role in ("trainer", "feeder", "verifier"):
+    for role in ("trainer", "buffer", "verifier", "feeder"):
         upgrade.start(role, later=False)
     upgrade.start("explorer", later=True)
     refused = upgrade.workers["verifier"].finish()
