@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
+from random import randrange
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
@@ -36,19 +37,15 @@ sigma = 0.4
 )
 
 
-def two_free_ports() -> int:
-    """The first of two in a row."""
+def free_port(count: int = 1) -> int:
+    """Return the first of so many free ports in a row. They are below those that the system gives to whoever asks for
+    any, so nobody gets them before the explorer does, and while it starts again."""
     while True:
-        port = free_port()
-        with socket.socket() as probe, contextlib.suppress(OSError, OverflowError):
-            probe.bind(("127.0.0.1", port + 1))
+        port = randrange(12_000, 32_000)
+        with contextlib.ExitStack() as probes, contextlib.suppress(OSError):
+            for number in range(count):
+                probes.enter_context(socket.create_server(("127.0.0.1", port + number)))
             return port
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Agents:
@@ -192,7 +189,7 @@ class Seekers(Agents):
 @pytest.mark.timeout(600)
 def test_agents_find_the_explorer_that_has_rollouts(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two explorers share one fixed port as the setting; all agents know the first one alone."""
-    port = two_free_ports()
+    port = free_port(2)
     place.write("tiny.toml", RUN.replace("PORT", str(port)).replace("[explorer]", "[explorer]\ncount = 2"))
     run = place.start("run", "tiny.toml", "--json", env={SECRET_VARIABLE: SECRET})
     place.view("runs/tiny")

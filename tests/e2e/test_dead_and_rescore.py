@@ -138,12 +138,13 @@ def test_programs_that_no_server_ran_are_put_back_when_it_is_there(place: Workpl
     functions = [{"prompt": f"def f{number}(x):\n    return ", "test": f"assert f{number}(1) < 5",
                   "entry_point": f"f{number}"} for number in range(num_problems)]  # fmt: skip
     place.write_lines("functions.jsonl", functions)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
     code = FAKE.replace('source = "arithmetic"', 'source = "jsonl:functions.jsonl"\nreward = "code"\npasses = 1')
-    place.write("tiny.toml", f'{code}\n[rewards.code]\nsandbox_url = "http://127.0.0.1:{port}"\n')
-    ended = place.call("run", "tiny.toml", "--json", *sets("verifier.tries=1"))
-    print(ended)
+    with socket.socket() as taken:  # nobody listens there, and nobody else can until the server starts
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        place.write("tiny.toml", f'{code}\n[rewards.code]\nsandbox_url = "http://127.0.0.1:{port}"\n')
+        ended = place.call("run", "tiny.toml", "--json", *sets("verifier.tries=1"))
+    assert (ended.code, ended.result["reason"]) == (0, "taskset"), ended.err
     view = place.view("runs/tiny")
     before = view.assert_nothing_lost()
     assert (before.groups.trained, before.groups.dead) == (0, num_problems)

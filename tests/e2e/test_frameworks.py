@@ -9,7 +9,9 @@ import shutil
 import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
+from random import choice
 from typing import Any
 
 import pytest
@@ -79,6 +81,7 @@ __all__ = ["SumTaskset"]
 '''
 
 OVERLAY = """
+run.steps = 2
 explorer.policy = "scripted:Scripted"
 tasksets.smolagents.environment.target = "noted:smolagents"
 tasksets.openai-chat.environment.target = "noted:openai"
@@ -201,68 +204,61 @@ async def streamed(problem, base_url, api_key, seed, options):
     return found
 """
 
-OTHER_WAYS = """
+WAYS_RUN = """
 [run]
 name = "ways"
 steps = 4
 [model]
 path = "fake"
-[tasksets.code]
-source = "arithmetic"
-environment = { name = "hosted_agent", target = "ways:code" }
-reward = "environment"
-[tasksets.stream]
-source = "arithmetic"
-environment = { name = "hosted_agent", target = "ways:stream" }
-reward = "environment"
-[tasksets.streamed-chat]
-source = "arithmetic"
-environment = { name = "hosted_agent", target = "ways:streamed", python = "OPENAI", options.api = "chat" }
-reward = "environment"
-[tasksets.streamed-responses]
-source = "arithmetic"
-environment = { name = "hosted_agent", target = "ways:streamed", python = "OPENAI", options.api = "responses" }
-reward = "environment"
-[tasksets.cut-smolagents]
-source = "arithmetic"
-environment = { name = "hosted_agent", target = "my_smolagents:solve" }
-sampling.max_tokens = 60
-reward = "exact"
-[tasksets.cut-responses]
-source = "arithmetic"
-environment = { name = "hosted_agent", target = "my_openai_agents:solve", python = "OPENAI", options.api = "responses" }
-sampling.max_tokens = 60
-reward = "exact"
 [environments.hosted_agent]
 python = "venvs/smolagents/bin/python"
 [sampling]
 max_tokens = 2000
 [feeder]
-groups_per_batch = 6
+groups_per_batch = NUM_WAYS
 group_size = 2
 [explorer]
 policy = "scripted:Scripted"
 [trainer]
 backend = "fake"
-""".replace("OPENAI", "venvs/openai-agents/bin/python")
+"""
+
+OPENAI = 'python = "venvs/openai-agents/bin/python", options.api'
+OTHER_WAYS = {
+    "code": ('target = "ways:code"', 'reward = "environment"'),
+    "stream": ('target = "ways:stream"', 'reward = "environment"'),
+    "streamed-chat": (f'target = "ways:streamed", {OPENAI} = "chat"', 'reward = "environment"'),
+    "streamed-responses": (f'target = "ways:streamed", {OPENAI} = "responses"', 'reward = "environment"'),
+    "cut-smolagents": ('target = "my_smolagents:solve"', 'sampling.max_tokens = 60\nreward = "exact"'),
+    "cut-responses": (
+        f'target = "my_openai_agents:solve", {OPENAI} = "responses"', 'sampling.max_tokens = 60\nreward = "exact"'
+    ),
+}  # fmt: skip
+"""Taskset -> its agent, and its settings beside that."""
 
 
-def test_other_ways_of_the_frameworks_and_rollouts_that_are_cut_off(frameworks: Workplace) -> None:
-    place = frameworks
+def check_other_ways(place: Workplace, names: Sequence[str]) -> None:
+    """Run agents of these tasksets, and compare what they report with the log."""
+    tasksets = [
+        f'[tasksets.{name}]\nsource = "arithmetic"\nenvironment = {{ name = "hosted_agent", {agent} }}\n{more}\n'
+        for name, (agent, more) in OTHER_WAYS.items()
+        if name in names
+    ]
     place.write("noted.py", NOTED)
     place.write("ways.py", WAYS)
-    place.write("ways.toml", OTHER_WAYS)
+    place.write("ways.toml", WAYS_RUN.replace("NUM_WAYS", str(len(names))) + "".join(tasksets))
     done = place.call("run", "ways.toml", "--json")
     assert done.code == 0, done.err
     view = place.view("runs/ways")
     view.assert_nothing_lost()
     seeds = {task.ids.rollout_id: task.seed for task in view.messages("tasks") if hasattr(task, "seed")}
-    notes = {one["seed"]: one for one in map(json.loads, (place.folder / "notes.jsonl").read_text().splitlines())}
+    noted = place.folder / "notes.jsonl"
+    notes = {one["seed"]: one for one in map(json.loads, noted.read_text().splitlines() if noted.exists() else ())}
     found: dict[str, list[Rollout]] = defaultdict(list)
     for rollout in view.rollouts():
         if rollout.status is not RolloutStatus.skipped:
             found[rollout.ids.taskset].append(rollout)
-    assert len(found) == 6
+    assert found.keys() == set(names)
     for name, rollouts in found.items():
         for rollout in rollouts:
             if not name.startswith("cut-"):
@@ -272,6 +268,18 @@ def test_other_ways_of_the_frameworks_and_rollouts_that_are_cut_off(frameworks: 
                 assert rollout.status is RolloutStatus.truncated, (name, rollout.error)
                 assert rollout.num_tokens == 60 and "and then the agent failed: " in str(rollout.error)
         assert any(one.status is RolloutStatus.truncated for one in rollouts) == name.startswith("cut-")
+
+
+def test_another_way_of_the_frameworks_and_rollouts_that_are_cut_off(frameworks: Workplace) -> None:
+    """Two of the tasksets, which are others each time."""
+    names = [choice([name for name in OTHER_WAYS if name.startswith("cut-") is cut]) for cut in (False, True)]
+    print(names)
+    check_other_ways(frameworks, names)
+
+
+@pytest.mark.long
+def test_all_other_ways_of_the_frameworks(frameworks: Workplace) -> None:
+    check_other_ways(frameworks, tuple(OTHER_WAYS))
 
 
 def is_of(note: dict[str, Any], rollout: Rollout, seed: int) -> bool:
