@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pty
 import select
 import shutil
 import signal
 import sys
-import time
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -18,15 +16,15 @@ import pytest
 
 from rftstream.contracts.topics import TOPICS
 from rftstream.weights.snapshot import decode_snapshot, state_digest
-from tests.e2e.workplace import EXAMPLES, FAKE, Finished, RunView, Workplace, sets
+from tests.e2e.workplace import EXAMPLES, FAKE, Workplace, sets
 from tests.flow.test_replay import change_a_byte
 
 SETTLED = {"run_dir", "steps", "version", "reward_first", "reward_last", "wall_s", "reason"}
 """Keys of `run --json` that scripts rely on."""
 
 SHORT = (
-    "run.steps=30", "feeder.groups_per_batch=4", "feeder.group_size=4", "evaluations.sums.every=15",
-    "evaluations.sums.num_tasks=5", "trainer.checkpoint_every=10",
+    "run.steps=8", "feeder.groups_per_batch=4", "feeder.group_size=4", "evaluations.sums.every=4",
+    "evaluations.sums.num_tasks=5", "trainer.checkpoint_every=3",
 )  # fmt: skip
 
 
@@ -42,20 +40,20 @@ def test_the_arithmetic_example_from_start_to_end(place: Workplace) -> None:
     result = done.result
     assert set(result) >= SETTLED
     assert result["run_dir"] == str(place.folder / "arithmetic")
-    assert (result["steps"], result["version"], result["reason"]) == (30, 30, "steps")
+    assert (result["steps"], result["version"], result["reason"]) == (8, 8, "steps")
     assert 0 <= result["reward_first"] <= 1
     assert 0 <= result["reward_last"] <= 1
     assert result["wall_s"] > 0
-    assert "step 30/30" in done.err, "plain lines, where stdout is for the result"
+    assert "step 8/8" in done.err, "plain lines, where stdout is for the result"
     place.assert_nobody_left()
 
     view = place.view("arithmetic")
     steps = view.steps()
-    assert [step.name.version for step in steps] == list(range(1, 31))
-    assert len(view.experiences()) == 30 * 16
+    assert [step.name.version for step in steps] == list(range(1, 9))
+    assert len(view.experiences()) == 8 * 16
     assert {rollout.status for rollout in view.rollouts()} <= {"completed", "truncated"}
     evaluated = [(one.name.version, one.num_tasks, one.num_samples) for one in view.messages("evals")]  # type: ignore[union-attr]
-    assert evaluated == [(0, 5, 4), (15, 5, 4), (30, 5, 4)]
+    assert evaluated == [(0, 5, 4), (4, 5, 4), (8, 5, 4)]
     final = Path(result["final"])
     assert state_digest(decode_snapshot((final / "model.safetensors").read_bytes(), where="final")) == (
         steps[-1].weights_digest
@@ -63,7 +61,7 @@ def test_the_arithmetic_example_from_start_to_end(place: Workplace) -> None:
     check_model_folder(final)
     check_commands(place, "arithmetic")
     check_replay(place, "arithmetic")
-    refused = place.look("resume", "arithmetic", *sets("run.steps=40", "model.make.width=32"))
+    refused = place.look("resume", "arithmetic", *sets("run.steps=10", "model.make.width=32"))
     assert refused.code == 2
     assert "another recipe: width 64 -> 32; take back the change" in refused.err
 
@@ -88,7 +86,7 @@ def check_commands(place: Workplace, run: str) -> None:
     (report,) = audit.lines
     assert report["balanced"] is True
     kinds = {"admitted", "pending", "pending_by_stage", "trained", "expired", "filtered", "dead"}
-    for counted, number in (("groups", 30 * 4), ("rollouts", 30 * 16)):
+    for counted, number in (("groups", 8 * 4), ("rollouts", 8 * 16)):
         assert set(report[counted]) == kinds
         assert report[counted]["trained"] == number
         left = sum(report[counted][kind] for kind in kinds - {"admitted", "pending_by_stage"})
@@ -96,11 +94,10 @@ def check_commands(place: Workplace, run: str) -> None:
     assert report["twins"]
     assert not any(report["twins"].values())
     assert set(report["lengths"]["trained"]) == {"count", "mean", "p50", "p95"}
-    assert report["lengths"]["trained"]["count"] == 480
+    assert report["lengths"]["trained"]["count"] == 128
     assert place.look("audit", run).out.startswith("balanced: admitted = pending + trained")
 
     seen = {topic: place.look("inspect", run, topic, "--json", "--last", "20").lines for topic in TOPICS}
-    assert place.call("inspect", run, "steps", "--json", "--last", "20").lines == seen["steps"]
     for topic in ("tasks", "rollouts", "verified", "batches", "outcomes", "weights", "steps", "evals", "control"):
         assert seen[topic], topic
         for record in seen[topic]:
@@ -112,13 +109,13 @@ def check_commands(place: Workplace, run: str) -> None:
     assert sum(segment["loss_mask"]["values"]) == rollout["num_tokens"]
     assert all(logprob <= 0 for logprob in segment["behavior_logprobs"]["values"])
 
-    (status,) = place.call("status", run, "--json").lines
-    assert (status["run"], status["state"], status["version"]) == ("arithmetic", "finished", 30)
-    (plots,) = place.call("plot", run, "--json").lines
+    (status,) = place.look("status", run, "--json").lines
+    assert (status["run"], status["state"], status["version"]) == ("arithmetic", "finished", 8)
+    (plots,) = place.look("plot", run, "--json").lines
     for file in plots["files"]:
         assert Path(file).read_bytes().startswith(b"\x89PNG"), file
     (runs,) = place.look("list", "runs", "--folder", ".", "--json").lines
-    assert [(one["run"], one["version"]) for one in runs] == [(run, 30)]
+    assert [(one["run"], one["version"]) for one in runs] == [(run, 8)]
 
 
 def check_replay(place: Workplace, run: str) -> None:
@@ -126,31 +123,29 @@ def check_replay(place: Workplace, run: str) -> None:
     again = place.look("replay", run, "--json")
     assert again.code == 0, again.out
     assert again.result["equal"]
-    assert (again.result["num_batches"], again.result["num_digests"], again.result["not_promised"]) == (30, 31, [])
+    assert (again.result["num_batches"], again.result["num_digests"], again.result["not_promised"]) == (8, 9, [])
     shutil.copytree(place.folder / run, place.folder / "damaged")
-    change_a_byte(place.folder / "damaged" / "log", 17, Random(0))
-    damaged = place.look("replay", "damaged", "--from", "10")
+    change_a_byte(place.folder / "damaged" / "log", 5, Random(0))
+    damaged = place.look("replay", "damaged", "--from", "3")
     assert damaged.code == 1
-    assert "FIRST DIFFERENCE at version 18 (batch 17): batch: recorded trained, replayed batches[0]@" in damaged.out
+    assert "FIRST DIFFERENCE at version 6 (batch 5): batch: recorded trained, replayed batches[0]@" in damaged.out
     shutil.rmtree(place.folder / "damaged")
 
 
 # ------------------------------------------------------------------------------------------------ run files
 
 
-def test_a_second_run_gets_a_folder_of_its_own_and_lines_are_plain(place: Workplace) -> None:
-    first = place.call("run", "tiny.toml")
-    assert first.code == 0, first.err
-    assert "\x1b" not in first.out, "no terminal, no control sequences"
-    lines = first.out.splitlines()
-    assert lines[0].startswith("step 0/6")
+def test_a_second_run_gets_a_folder_of_its_own_and_lines_are_plain(place: Workplace, finished_run: Path) -> None:
+    told = place.call("run", "tiny.toml")
+    assert told.code == 0, told.err
+    assert "\x1b" not in told.out, "no terminal, no control sequences"
+    lines = told.out.splitlines()
+    assert lines[0] == "a new run in runs/tiny-2: those of this name before it have ended"
+    assert lines[1].startswith("step 0/6")
     assert any(line.startswith("step 6/6  reward ") for line in lines)
-    assert "the model is in runs/tiny/final" in first.out
-    second = place.call("run", "tiny.toml", "--json")
-    assert second.code == 0, second.err
-    assert second.result["run_dir"] == str(place.folder / "runs" / "tiny-2")
-    for name in ("tiny", "tiny-2"):
-        assert place.view(f"runs/{name}").assert_nothing_lost().version == 6
+    assert "the model is in runs/tiny-2/final" in told.out
+    for folder in (finished_run, finished_run.with_name("tiny-2")):
+        assert place.view(folder).assert_nothing_lost().version == 6
     assert place.look("status", "tiny.toml").out.startswith("tiny-2"), "a run file means its newest run"
 
 
@@ -193,14 +188,15 @@ def test_overlays_the_environment_and_set_in_their_order(place: Workplace) -> No
     assert "waited 0.2 s for a run of" in worker.err
 
 
-def test_from_python(place: Workplace) -> None:
+def test_from_python_until_the_reward_is_reached(place: Workplace) -> None:
     script = place.write(
         "mine.py",
         """
 import json
 import rftstream
 
-config = rftstream.load_config(["tiny.toml"], sets=["run.steps=3"])
+reward = ["run.steps=4000", "run.stop_reward=0.4", "run.stop_reward_over=3", "backends.fake.start_skill=1"]
+config = rftstream.load_config(["tiny.toml"], sets=reward)
 result = rftstream.run(config, run_dir="mine", progress="none")
 assert result.final is not None and (result.final / "model.safetensors").is_file()
 print(json.dumps(result.to_dict()))
@@ -208,8 +204,11 @@ print(json.dumps(result.to_dict()))
     )
     done = place.call(script, command=[sys.executable])
     assert done.code == 0, done.err
-    assert (done.result["steps"], done.result["reason"], done.result["exit_code"]) == (3, "steps", 0)
-    assert place.view("mine").assert_nothing_lost().version == 3
+    assert (done.result["reason"], done.result["exit_code"]) == ("reward", 0)
+    view = place.view("mine")
+    rewards = view.curve().rewards()
+    assert sum(rewards[-3:]) / 3 >= 0.4
+    assert view.assert_nothing_lost().version == len(rewards) == done.result["steps"] < 4000
     place.assert_nobody_left()
 
 
@@ -218,7 +217,7 @@ print(json.dumps(result.to_dict()))
 
 @pytest.mark.law("lost", "twice")
 def test_ctrl_c_stops_cleanly_and_resume_goes_on_to_the_end(place: Workplace) -> None:
-    slow = sets("policies.fake.tokens_per_s=40", "policies.fake.mean_tokens=6", "run.steps=40")
+    slow = sets("policies.fake.tokens_per_s=40", "policies.fake.mean_tokens=6", "run.steps=100000")
     run = place.start("run", "tiny.toml", "--json", *slow)
     view = place.view("runs/tiny")
     by_hand = place.start("worker", "tiny.toml", "--role", "explorer", "--process", "mine")
@@ -236,8 +235,8 @@ def test_ctrl_c_stops_cleanly_and_resume_goes_on_to_the_end(place: Workplace) ->
     stopped = run.finish()
     assert stopped.code == 0, stopped.err
     assert (stopped.result["reason"], stopped.result["error"]) == ("interrupted", None)
-    assert 3 <= stopped.result["steps"] < 40
-    place.assert_nobody_left(1.0)
+    assert 3 <= stopped.result["steps"] < 100000
+    place.assert_nobody_left()
     for name in ("explorer-0", "verifier-0", "trainer-0"):
         assert "left: stopped" in view.log_of(name)
         assert "a successor does the rest" not in view.log_of(name), "what waits for weights is given back"
@@ -253,7 +252,7 @@ def test_ctrl_c_stops_cleanly_and_resume_goes_on_to_the_end(place: Workplace) ->
     assert after.groups.admitted >= before.groups.admitted, "what was on its way is still there"
     trained = [one.ids.rollout_id for one in view.experiences() if one.batch_sequence < end]
     assert len(trained) == len(set(trained)) == 6 * end
-    nothing = place.call("resume", "runs/tiny")
+    nothing = place.look("resume", "runs/tiny")
     assert nothing.code == 2
     assert f"runs/tiny: is finished with {end} of {end} steps; give more" in nothing.err
 
@@ -261,46 +260,17 @@ def test_ctrl_c_stops_cleanly_and_resume_goes_on_to_the_end(place: Workplace) ->
 # ------------------------------------------------------------------------------------------------ ends
 
 
-def ended(place: Workplace, *assignments: str) -> tuple[Finished, RunView]:
-    done = place.call("run", "tiny.toml", "--json", *sets(*assignments))
-    assert done.code == 0, done.err
-    view = place.view("runs/tiny")
-    view.assert_nothing_lost()
-    assert Path(done.result["final"]).is_dir()
-    return done, view
-
-
-def test_a_run_ends_when_the_reward_is_reached(place: Workplace) -> None:
-    done, view = ended(place, "run.steps=4000", "run.stop_reward=0.4", "run.stop_reward_over=3",
-                       "backends.fake.start_skill=1")  # fmt: skip
-    assert done.result["reason"] == "reward"
-    rewards = view.curve().rewards()
-    assert sum(rewards[-3:]) / 3 >= 0.4
-    assert len(rewards) == done.result["steps"] < 4000
-
-
 def test_a_run_ends_with_its_taskset_and_a_short_batch(place: Workplace) -> None:
+    """By steps and by the reward others end here, after their time in tests/flow/test_trainer.py."""
     place.write("tiny.toml", FAKE.replace("steps = 6\n", ""))
-    done, view = ended(place, "tasksets.sums.passes=1", "tasksets.sums.options.size=7")
+    done = place.call("run", "tiny.toml", "--json", *sets("tasksets.sums.passes=1", "tasksets.sums.options.size=7"))
+    assert done.code == 0, done.err
     assert (done.result["reason"], done.result["steps"]) == ("taskset", 4)
+    assert Path(done.result["final"]).is_dir()
+    view = place.view("runs/tiny")
     assert [manifest.num_groups for manifest in view.manifests()] == [2, 2, 2, 1], "the last batch is short"
     assert [manifest.last for manifest in view.manifests()] == [False, False, False, True]
-    assert view.audit().groups.trained == 7
+    assert view.assert_nothing_lost().groups.trained == 7
     more = place.call("resume", "runs/tiny", "--json", *sets("tasksets.sums.passes=2"))
     assert more.code == 0, more.err
     assert (more.result["reason"], view.assert_nothing_lost().groups.trained) == ("taskset", 14)
-
-
-def test_a_run_ends_after_its_time(place: Workplace) -> None:
-    place.write("tiny.toml", FAKE.replace("steps = 6", "hours = 0.001"))
-    began = time.monotonic()
-    done, view = ended(place, "policies.fake.tokens_per_s=40")
-    assert time.monotonic() - began >= 3.6
-    assert done.result["reason"] == "hours"
-    finished = view.control().finished
-    manifest = view.control().manifest
-    assert finished is not None
-    assert manifest is not None
-    assert finished.finished_at - manifest.created_at == pytest.approx(3.6, abs=30)
-    assert finished.finished_at - manifest.created_at >= 3.6
-    assert json.loads(done.out)["steps"] == view.audit().version
