@@ -64,7 +64,9 @@ def write_job(place: Workplace, *options: str) -> str:
 @pytest.mark.law("lost")
 def test_a_job_goes_on_with_the_run_when_its_time_was_up(place: Workplace, cluster: Cluster) -> None:
     """A trainer that dies is started again meanwhile; each attempt has logs of its own."""
-    place.write("tiny.toml", FAKE.replace("steps = 6", "steps = 100000"))
+    place.write("tiny.toml", FAKE.replace("steps = 6", "steps = 100000").replace(
+        "[trainer]", "[backends.fake]\nstep_s = 0.3\n[trainer]"
+    ))  # fmt: skip
     write_job(place)
     first = cluster.job()
     view = place.view("runs/tiny")
