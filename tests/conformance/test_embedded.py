@@ -42,7 +42,7 @@ class EmbeddedHarness(ConformanceHarness):
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[ProcessPoolExecutor]:
-    with ProcessPoolExecutor(8, mp_context=multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(5, mp_context=multiprocessing.get_context("spawn")) as pool:
         yield pool
 
 

@@ -169,6 +169,7 @@ def test_a_writer_killed_in_the_middle_leaves_nothing_half_done(folder: Path, st
     db.close()
 
 
+@pytest.mark.slow
 def test_a_stopped_holder_of_the_write_lock_is_named(folder: Path, start: Start) -> None:
     transport = EmbeddedTransport(folder, busy_timeout_s=0.2)
     producer = transport.producer("p")
@@ -209,6 +210,7 @@ def test_a_thread_that_holds_the_lock_is_seen_too(folder: Path) -> None:
     second.close()
 
 
+@pytest.mark.slow
 @pytest.mark.law("lost")
 @pytest.mark.parametrize("max_bytes", [3_000_000, 50_000_000])
 def test_without_room_a_transaction_is_refused_whole(folder: Path, start: Start, max_bytes: int) -> None:
@@ -229,6 +231,7 @@ def test_without_room_a_transaction_is_refused_whole(folder: Path, start: Start,
     transport.close()
 
 
+@pytest.mark.slow
 def test_the_pipe_of_a_killed_reader_is_taken_away(folder: Path, start: Start) -> None:
     pipes = folder / "bells" / "topic-a"
     waiter, pipe = start(wait_for_ever, folder)
@@ -242,6 +245,7 @@ def test_the_pipe_of_a_killed_reader_is_taken_away(folder: Path, start: Start) -
     transport.close()
 
 
+@pytest.mark.slow
 @pytest.mark.law("lost")
 def test_a_killed_member_is_replaced_before_its_session_runs_out(folder: Path, start: Start) -> None:
     transport = EmbeddedTransport(folder)
@@ -262,6 +266,7 @@ def test_a_killed_member_is_replaced_before_its_session_runs_out(folder: Path, s
     assert list((folder / "bells" / "group-g").iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.law("lost")
 def test_who_comes_in_the_place_of_a_killed_member_gets_its_partitions_at_once(folder: Path, start: Start) -> None:
     other, pipe = start(be_member, folder)

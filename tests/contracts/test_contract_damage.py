@@ -350,6 +350,7 @@ def test_records_over_the_limit_are_not_even_looked_at() -> None:
         decode(b"\x80" + bytes(MAX_DEAD_BYTES), "run_state")
 
 
+@pytest.mark.slow
 @pytest.mark.law("bounded")
 def test_many_small_things_are_counted_together() -> None:
     """Lists of empty lists: eight times the length of the longest list, each of it allowed."""

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     import anthropic
     import openai
 
+pytestmark = pytest.mark.slow  # the clients take seconds to import
+
 WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 
 
