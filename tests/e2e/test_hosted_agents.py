@@ -15,7 +15,7 @@ import pytest
 from rftstream.contracts.rollouts import PartialRollout, Rollout, RolloutStatus
 from rftstream.contracts.verdicts import UnscorableReason
 from rftstream.contracts.versions import EvalResult
-from tests.e2e.workplace import FAKE, Workplace
+from tests.e2e.workplace import FAKE, RunView, Workplace
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -56,6 +56,17 @@ async def ask(base_url, api_key, messages, seed, options):
         log.write(json.dumps({"seed": seed, "host": os.getpid(), "call": len(messages) // 2, "body": body}) + "\\n")
     return json.loads(body)["choices"][0]["message"]
 '''
+
+HELD_OUT = """
+[evaluations.held-out]
+source = "arithmetic"
+options = { size = 3 }
+environment = { name = "hosted_agent", options = OPTIONS }
+reward = "environment"
+n = 2
+k = [1, 2]
+every = 2
+"""
 
 
 def write_run(place: Workplace, *, ways: int, restless: bool = False, gate: str = "", **settings: Any) -> Path:
@@ -102,7 +113,10 @@ def by_seed(place: Workplace) -> dict[int, Rollout]:
 
 
 def test_how_agents_end(place: Workplace) -> None:
+    """The evaluator runs agents as explorers do; here all of its agents end well."""
     log = write_run(place, ways=7)
+    options = f'{{ ways = 1, restless = false, gate = "", log = {json.dumps(str(log))} }}'
+    place.write("tiny.toml", (place.folder / "tiny.toml").read_text() + HELD_OUT.replace("OPTIONS", options))
     done = place.call("run", "tiny.toml", "--json")
     assert done.code == 0, done.err
     view = place.view("runs/tiny")
@@ -110,6 +124,7 @@ def test_how_agents_end(place: Workplace) -> None:
     rollouts = by_seed(place)
     verdicts = {one.ids.rollout_id: one for one in view.verified()}
     assert {seed % 7 for seed in rollouts} >= {1, 2}
+    check_evaluations(view)
     for seed, rollout in rollouts.items():
         verified = verdicts.get(rollout.ids.rollout_id)
         if seed % 7 == 1:
@@ -131,7 +146,8 @@ def test_how_agents_end(place: Workplace) -> None:
 @pytest.mark.law("lost", "twice")
 @pytest.mark.parametrize("on_restart", ["replay", "anew"])
 def test_host_and_explorer_are_killed_in_the_middle(place: Workplace, on_restart: str) -> None:
-    """All agents wait behind their first call, first in a host that is killed, then in an explorer that is."""
+    """All agents wait behind their first call: in a host that is killed, in an explorer that is, in a run that is
+    stopped."""
     gate, anew = place.folder / "gate", on_restart == "anew"
     log = write_run(place, ways=1, restless=anew, gate=str(gate), on_restart=on_restart)
     run = place.start("run", "tiny.toml", "--json")
@@ -154,11 +170,17 @@ def test_host_and_explorer_are_killed_in_the_middle(place: Workplace, on_restart
     place.kill_worker("explorer-0")
     place.wait_for(lambda: all(len(first_calls()[seed]) >= count + 1 for seed in begun), "another explorer")
     num_pieces = Counter(one.ids.rollout_id for one in view.messages("partials") if isinstance(one, PartialRollout))
+    if not anew:  # who leaves cancels its agents before they are refused, so none of them fails of it
+        run.send(signal.SIGINT)
+        run.finish()
+        assert_nobody_left(place, log)
+        run = place.start("resume", "runs/tiny", "--json")
     gate.touch()
     done = run.finish()
     assert done.code == 0, done.err
     view.assert_nothing_lost()
     rollouts = by_seed(place)
+    assert {one.status for one in rollouts.values()} == {RolloutStatus.completed}
     assert begun <= rollouts.keys()
     bodies: dict[int, set[str]] = defaultdict(set)
     for line in told(log):
@@ -172,52 +194,15 @@ def test_host_and_explorer_are_killed_in_the_middle(place: Workplace, on_restart
         if anew:
             assert num_pieces[rollout.ids.rollout_id] == 2
         else:
-            assert len(bodies[seed]) == 1, "a recorded call is answered with the same bytes"
             assert num_pieces[rollout.ids.rollout_id] == 1
-    assert_nobody_left(place, log)
-
-
-@pytest.mark.law("lost")
-def test_a_run_that_is_stopped_goes_on_where_its_agents_were(place: Workplace) -> None:
-    """An explorer that leaves cancels its agents before they are refused, so none of them fails of it."""
-    gate = place.folder / "gate"
-    log = write_run(place, ways=1, gate=str(gate))
-    run = place.start("run", "tiny.toml", "--json")
-    place.wait_for(lambda: len(told(log)) >= 4, "first calls")
-    run.send(signal.SIGINT)
-    run.finish()
-    assert_nobody_left(place, log)
-    gate.touch()
-    done = place.call("resume", "runs/tiny", "--json")
-    assert done.code == 0, done.err
-    place.view("runs/tiny").assert_nothing_lost()
-    rollouts = by_seed(place)
-    bodies: dict[int, set[str]] = defaultdict(set)
-    for line in told(log):
-        bodies[line["seed"]] |= {line["body"]} if line["call"] == 0 else set()
-    assert all(len(found) == 1 for found in bodies.values())
-    assert {one.status for one in rollouts.values()} == {RolloutStatus.completed}
+    if not anew:
+        assert all(len(found) == 1 for found in bodies.values()), "a recorded call is answered with the same bytes"
     assert all(len(one.calls) == 2 for one in rollouts.values())
     assert_nobody_left(place, log)
 
 
-def test_evaluations_of_agents(place: Workplace) -> None:
-    """The evaluator runs agents as explorers do: two calls each, with rewards, parts and metrics."""
-    log = write_run(place, ways=1)
-    held_out = """
-[evaluations.held-out]
-source = "arithmetic"
-options = { size = 3 }
-environment = "hosted_agent"
-reward = "environment"
-n = 2
-k = [1, 2]
-every = 2
-"""
-    place.write("tiny.toml", (place.folder / "tiny.toml").read_text() + held_out)
-    done = place.call("run", "tiny.toml", "--json")
-    assert done.code == 0, done.err
-    view = place.view("runs/tiny")
+def check_evaluations(view: RunView) -> None:
+    """Two calls each, with rewards, parts and metrics."""
     results = [one for one in view.messages("evals") if isinstance(one, EvalResult)]
     assert [one.name.version for one in results] == [0, 2, 4]
     for result in results:
@@ -226,8 +211,6 @@ every = 2
         assert result.metrics["environment_reward"] == result.metrics["mean"] > 0.0
         text = (view.folder.path / "weights" / str(result.generations)).read_text()
         assert [len(json.loads(line)["completion"]) for line in text.splitlines()] == [3] * 6
-    view.assert_nothing_lost()
-    assert_nobody_left(place, log)
 
 
 def test_an_agent_that_is_not_there_ends_the_run(place: Workplace) -> None:
