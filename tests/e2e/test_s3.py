@@ -59,7 +59,7 @@ def test_a_run_on_s3_is_resumed_from_there_and_tells_nobody_its_keys(place: Work
     assert [step.name.version for step in run.steps()] == list(range(1, 10))
     run.assert_nothing_lost()
 
-    second = place.call("run", "tiny.toml", *settings, env=s3.environment)
+    second = place.call("run", "tiny.toml", *settings, *sets("run.steps=1"), env=s3.environment)
     assert second.code == 0, "another run of the file has a place of its own"
     assert objects(place, s3, "tiny-2")
     for key in KEYS.values():
@@ -69,7 +69,7 @@ def test_a_run_on_s3_is_resumed_from_there_and_tells_nobody_its_keys(place: Work
 @pytest.mark.law("lineage")
 def test_what_was_not_wholly_there_was_never_announced(place: Workplace, s3: S3Server) -> None:
     """The server stops answering, the trainer is killed while it writes; its successor has names of its own."""
-    settings = sets(f"weights.store={store(place)}", "weights.keep=1000", "run.steps=12")
+    settings = sets(f"weights.store={store(place)}", "weights.keep=1000", "run.steps=100000")
     process = place.start("run", "tiny.toml", *settings, env=s3.environment)
     run = place.view("runs/tiny")
     place.wait_for(lambda: run.curve().version >= 3, "some steps")
@@ -79,13 +79,17 @@ def test_what_was_not_wholly_there_was_never_announced(place: Workplace, s3: S3S
         place.kill_worker("trainer-0")
     finally:
         s3.process.send_signal(signal.SIGCONT)
+    version = run.curve().version
+    place.wait_for(lambda: run.curve().version > version + 2, "steps of another trainer")
+    assert place.look("drain", "runs/tiny").code == 0
     done = process.finish()
     assert done.code == 0, done.err + place.report()
-    assert run.curve().version == 12
     run.assert_nothing_lost()
     stored, said = objects(place, s3, "tiny"), announced(run)
     assert {one.name.trainer_epoch for one in said} == {1, 2}
     given_up = {name for one in said for name in one.gone}
     for one in said:
         assert digest(stored[one.object]) == one.digest if one.object in stored else one.name in given_up
-    assert {one.name.version for one in said if one.name.trainer_epoch == 2 and one.object in stored} >= {12}
+    assert run.curve().version in {
+        one.name.version for one in said if one.name.trainer_epoch == 2 and one.object in stored
+    }
