@@ -43,6 +43,7 @@ def test_unknown_parts_are_refused_before_they_are_used(config: RunConfig, tmp_p
     assert plan(wrong, Purpose.join).looked == (), "it was looked at when the run was made"
 
 
+@pytest.mark.slow
 def test_what_only_workers_need_is_looked_at_where_they_start(config: RunConfig, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     wrong = loader.replace(config, weights__store=f"{tmp_path}/file/store", trainer__device="cuda:99")

@@ -104,6 +104,7 @@ def test_no_two_lines_of_the_evaluations_look_the_same(names: tuple[str, ...]) -
     assert one != other and one_dash != other_dash
 
 
+@pytest.mark.slow
 def test_parts_of_the_staleness_stand_upon_each_other() -> None:
     """Of the first the area ends where that of the second begins; the lines lie upon no area's whole."""
     metrics = {"staleness_in_flight": 0.25, "staleness_in_queue": 0.75, "staleness_mean": 1.0, "staleness_max": 1.0}
@@ -180,6 +181,7 @@ def test_what_is_rarely_not_0_is_in_view() -> None:
     assert plot.view([panels.Line(x=np.arange(500.0), y=rare, label="")]) is None
 
 
+@pytest.mark.slow
 def test_an_evaluation_that_lacks_a_number_here_and_there_is_drawn(tmp_path: Path) -> None:
     """Another k from version 30 on, and none with a reward at version 50."""
     results = [evaluation(v, **{"mean": 0.5, "pass@4" if v < 30 else "pass@8": 0.75} if v != 50 else {"length_mean": 1})
@@ -235,6 +237,7 @@ def test_long_names_lose_their_middle() -> None:
     assert [plot.shorten("abcdefgh", length) for length in (8, 6, 5)] == ["abcdefgh", "abc…gh", "ab…gh"]
 
 
+@pytest.mark.slow
 def test_a_picture_that_cannot_be_written_leaves_the_one_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,6 +255,7 @@ def test_a_picture_that_cannot_be_written_leaves_the_one_before(
     assert sorted(file.name for file in tmp_path.iterdir()) == ["by_step.png", "by_time.png"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_steps", [0, 1, 60])
 def test_pictures(tmp_path: Path, num_steps: int) -> None:
     names = ("reward", "loss", "grad_norm", "entropy", "staleness_mean", "staleness_max", "length_mean",
@@ -335,6 +339,7 @@ def page_of(found: History, folder: Path, run: str = "demo") -> Page:
     return Page(file.read_text(encoding="utf-8"))
 
 
+@pytest.mark.slow
 def test_the_page_has_every_panel_twice_and_fetches_nothing(tmp_path: Path) -> None:
     steps = [step(v, reward=v / 60, loss=1.0, **{"reward/a": 0.1, "reward/b": 0.2}) for v in range(1, 61)]
     found = history(*steps, evaluations=(evaluation(0, mean=0.125), evaluation(50, mean=0.5), evaluation(50, "other")))
@@ -350,6 +355,7 @@ def test_the_page_has_every_panel_twice_and_fetches_nothing(tmp_path: Path) -> N
     assert page.cells == ["0", "0.125", "-", "50", "0.500", "-"]
 
 
+@pytest.mark.slow
 def test_names_are_text_on_the_page(tmp_path: Path) -> None:
     evil = "</script><script>alert(1)</script>"
     found = history(step(1, **{"reward": 1.0, f"reward/{evil}": 1.0, "reward/b": 1.0}),
@@ -367,6 +373,7 @@ def test_long_lines_become_means_of_equal_parts() -> None:
     assert plot_page.thinned(thin) is thin
 
 
+@pytest.mark.slow
 def test_the_page_has_samples_and_settings(tmp_path: Path) -> None:
     sample = page_facts.ShownSample(
         rollout_id="sums/0/1/0/2", version=7, reward="reward 1",
@@ -392,6 +399,7 @@ def test_settings_that_are_as_by_default_are_not_shown() -> None:
     assert "trainer.minibatches" not in found and "base" not in found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_steps", [0, 1])
 def test_a_page_of_little(tmp_path: Path, num_steps: int) -> None:
     page = page_of(history(*[step(v, reward=0.5) for v in range(num_steps)]), tmp_path)
