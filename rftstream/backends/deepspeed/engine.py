@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
 import sys
 import warnings
@@ -78,6 +80,20 @@ def import_deepspeed(device: str) -> Any:
         if mlflow is not None:
             sys.modules["mlflow"] = mlflow
     warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)  # DeepSpeed calls them
+    _import_muon()
     # It would be compiled first, and whoever waits in it for a process that died waits without end; gloo doesn't.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     return deepspeed
+
+
+def _import_muon() -> None:
+    """Import an optimizer that ZeRO looks at, though another one is used. Its functions stay uncompiled: for them alone
+    each process would import torch's compiler, which takes longer than DeepSpeed itself."""
+    from deepspeed.runtime import compiler
+
+    compiled, compiler.compile = compiler.compile, lambda: lambda function: function
+    try:
+        with contextlib.suppress(ImportError):
+            importlib.import_module("deepspeed.runtime.zero.muon.original_muon")
+    finally:
+        compiler.compile = compiled

@@ -157,9 +157,11 @@ class Rank:
         for trained in self.trained.values():
             trained.close()
         torch.nn.functional.linear = self._linear
+        opened = self._model is not None
         self._model = self._critic_model = self.reference = self.renewed = self._group = None
         self.trained, self._parameters = {}, {}
-        gc.collect()
+        if opened:  # it is closed twice, and looking through all objects takes long
+            gc.collect()
         if torch.distributed.is_initialized():
             import deepspeed
 
