@@ -112,6 +112,9 @@ class Ranks:
     """The other ranks as rank 0 sees them. `DeepSpeedBackend` makes it, calls it from one thread at a time, and ends
     it with `end`."""
 
+    module = "rftstream.backends.deepspeed.rank"
+    """What the processes run that it starts."""
+
     def __init__(self, processes: int, *, threads: int, timeout_s: float) -> None:
         """`processes` is the number of ranks on this host. If a launcher started them, its number counts instead."""
         self._timeout_s = timeout_s
@@ -152,7 +155,7 @@ class Ranks:
             "OMP_NUM_THREADS": str(threads),
             "TOKENIZERS_PARALLELISM": "false",
         }
-        command = [sys.executable, "-m", "rftstream.backends.deepspeed.rank"]
+        command = [sys.executable, "-m", self.module]
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, env=environment)
 
     def within(self, prefix: str) -> Any:

@@ -7,11 +7,16 @@ import pytest
 import torch
 
 from rftstream.backends.deepspeed.rank_processes import Ranks
-from tests.unit.backends.kept_ranks import TIMEOUT_S, KeptRanks
+from tests.unit.backends.kept_ranks import TIMEOUT_S, KeptRanks, import_for_good
+
+
+@pytest.fixture(scope="session")
+def imported():
+    import_for_good()
 
 
 @pytest.fixture
-def open_alone():
+def open_alone(imported):
     """Opens a backend and closes the one before: DeepSpeed is there once in a process."""
     opened = []
 
@@ -49,8 +54,8 @@ def no_room(monkeypatch):
     return full_at
 
 
-@pytest.fixture(scope="module")
-def kept():
+@pytest.fixture(scope="session")
+def kept(imported):
     """Processes by number, two unless another is asked for; others, if a test has brought them to their end."""
     started = {}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import numpy as np
 import pytest
@@ -13,18 +14,16 @@ from rftstream.algorithms.grpo import Grpo
 from rftstream.backends.base import OptimizerSettings
 from rftstream.backends.deepspeed import backend as deepspeed_backend
 from rftstream.backends.deepspeed.backend import DeepSpeedBackend
-from rftstream.backends.deepspeed.rank_processes import Ranks
 from rftstream.backends.deepspeed.wire import image_bytes, pack, row_in, row_out, unpack
 from rftstream.backends.torch.backend import TorchBackend
 from rftstream.config.sections import LoraSection
 from rftstream.errors import BackendError, ConfigError
 from tests.unit import tiny
-from tests.unit.backends.kept_ranks import KeptRanks
+from tests.unit.backends.kept_ranks import TIMEOUT_S
 from tests.unit.backends.test_images import make_rows
 
 KL = Grpo(Grpo.Config(kl_coef=0.1, correction="none"))
 LR = 1e-3
-TIMEOUT_S = 250.0
 
 
 @pytest.fixture(scope="module")
@@ -35,14 +34,6 @@ def spec(tmp_path_factory):
 @pytest.fixture(scope="module")
 def rows(spec):
     return make_rows(spec)
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    """Two processes for one backend after another, since a process takes seconds to start."""
-    kept = KeptRanks(2, threads=1, timeout_s=TIMEOUT_S)
-    yield kept
-    Ranks.end(kept)
 
 
 def opened(cls, spec, **config):
@@ -83,6 +74,39 @@ def agree(ours, theirs):
     assert any(np.abs(ours[2]["optimizer"][name]).max() > 0 for name in seen)
 
 
+@pytest.fixture(scope="module")
+def expected(spec, rows, tmp_path_factory):
+    """What the torch backend makes of a model, by whether it has adapters."""
+    return functools.cache(
+        lambda adapters: trained(
+            opened(TorchBackend, adapted(spec, adapters)), rows, tmp_path_factory.mktemp("expected") / "files"
+        )
+    )
+
+
+def adapted(spec, adapters):
+    if not adapters:
+        return spec
+    pytest.importorskip("peft")
+    return dataclasses.replace(spec, lora=LoraSection(rank=4, alpha=8.0))
+
+
+@pytest.fixture
+def opened_twice(kept, monkeypatch):
+    """Opens a backend in the kept two processes, and closes it."""
+    backends = []
+
+    def make(spec, **config):
+        with monkeypatch.context() as patch:
+            patch.setattr(deepspeed_backend, "Ranks", lambda *args, **settings: kept())
+            backends.append(opened(DeepSpeedBackend, spec, timeout_s=TIMEOUT_S, processes=2, **config))
+        return backends[-1]
+
+    yield make
+    for backend in backends:
+        backend.close()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("adapters", "config"), [
     (False, {"stage": 0}),
@@ -91,34 +115,26 @@ def agree(ours, theirs):
     (True, {"stage": 2}),
     (True, {"stage": 3}),
 ])  # fmt: skip
-def test_images_are_trained_on_as_the_torch_backend_does(spec, rows, ranks, config, adapters, tmp_path, monkeypatch):
+def test_images_are_trained_on_as_the_torch_backend_does(
+    spec, rows, opened_twice, expected, config, adapters, tmp_path
+):  # fmt: skip
     """Though a rank has no image in some passes."""
     linear = torch.nn.functional.linear
-    if adapters:
-        pytest.importorskip("peft")
-        spec = dataclasses.replace(spec, lora=LoraSection(rank=4, alpha=8.0))
-    expected = trained(opened(TorchBackend, spec), rows, tmp_path / "expected")
-    monkeypatch.setattr(deepspeed_backend, "Ranks", lambda *args, **settings: ranks)
-    backend = opened(DeepSpeedBackend, spec, timeout_s=TIMEOUT_S, processes=2, **config)
-    try:
-        agree(trained(backend, rows, tmp_path / "found"), expected)
-    finally:
-        backend.close()
+    backend = opened_twice(adapted(spec, adapters), **config)
+    agree(trained(backend, rows, tmp_path / "found"), expected(adapters))
+    backend.close()
     assert torch.nn.functional.linear is linear, "ZeRO 3 puts its own in its place"
 
 
 @pytest.mark.slow
-def test_ranks_whose_passes_have_their_gradients_in_another_order_are_noticed(spec, rows, monkeypatch):
+def test_ranks_whose_passes_have_their_gradients_in_another_order_are_noticed(spec, rows, opened_twice, monkeypatch):
     """As they had when one of them alone had computed with ZeRO 3 before, which replaces `linear` in its process."""
     from deepspeed.runtime.zero.linear import zero3_linear_wrap
 
     monkeypatch.setattr(torch.nn.functional, "linear", zero3_linear_wrap)
-    backend = opened(DeepSpeedBackend, spec, timeout_s=TIMEOUT_S, processes=2, stage=2, packing=False)
-    try:
-        with pytest.raises(BackendError, match=r"different orders.*set backends.deepspeed.stage to 0 or 3"):
-            backend.update(rows, KL, tiny.plan(lr=LR, tokens_per_microbatch=70))
-    finally:
-        backend.close()
+    backend = opened_twice(spec, stage=2, packing=False)
+    with pytest.raises(BackendError, match=r"different orders.*set backends.deepspeed.stage to 0 or 3"):
+        backend.update(rows, KL, tiny.plan(lr=LR, tokens_per_microbatch=70))
 
 
 def test_rows_and_the_bytes_of_their_images_travel(spec, rows):
