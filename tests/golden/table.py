@@ -149,13 +149,11 @@ def step(
 
 def token_logprobs(logits_PTV: torch.Tensor, rows: Sequence[TrainingRow]) -> torch.Tensor:
     """Of each row's tokens [B, T], 0 for the problem and padding."""
-    logprobs_PTV, table = logits_PTV.log_softmax(-1), []
-    longest = max(len(row.token_ids) for row in rows)
-    for row in rows:
-        tokens = torch.tensor(row.token_ids[1:].tolist())
-        found = logprobs_PTV[int(row.token_ids[0])][torch.arange(len(tokens)), tokens]
-        table.append(torch.nn.functional.pad(found, (1, longest - 1 - len(tokens))))
-    return torch.stack(table)
+    problems_B = [int(row.token_ids[0]) for row in rows]
+    tokens_BT = torch.from_numpy(pad_rows([row.token_ids[1:] for row in rows], fill=-1).astype(np.int64))
+    logprobs_BTV = logits_PTV.log_softmax(-1)[problems_B, : tokens_BT.shape[1]]
+    found_BT = logprobs_BTV.gather(2, tokens_BT.clamp(min=0)[..., None])[..., 0]
+    return torch.nn.functional.pad(torch.where(tokens_BT >= 0, found_BT, 0.0), (1, 0))
 
 
 def row_logprobs(logits_PTV: torch.Tensor, rows: Sequence[TrainingRow]) -> list[np.ndarray]:

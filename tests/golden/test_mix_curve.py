@@ -19,6 +19,8 @@ from tests.golden import arithmetic
 from tests.unit import tiny
 
 STEPS, GROUPS, SIBLINGS = 60, 8, 8
+ALONE = 12
+"""Steps of GRPO alone. It changes nothing in them, so that more would show no more than that."""
 SAMPLING = Sampling(max_tokens=7)
 SHOWN = [(a, b) for a in range(5) for b in range(5) if (a + 2 * b) % 2 == 0]
 
@@ -67,16 +69,17 @@ def rollouts(policy, renderer, version):
 @pytest.mark.slow
 def test_mix_learns_where_grpo_alone_finds_nothing(tmp_path):
     spec = tiny.make(tmp_path, width=64, seed=1, characters="0123456789+=<>")
-    renderer, rewards = open_renderer(spec), {}
-    for algorithm in (Grpo(Grpo.Config()), Mix(Mix.Config(mu=0.2))):
+    renderer, rewards, before = open_renderer(spec), {}, tiny.state(tiny.backend(spec))
+    for algorithm, steps in ((Grpo(Grpo.Config()), ALONE), (Mix(Mix.Config(mu=0.2)), STEPS)):
         policy, backend = tiny.policy(spec), tiny.backend(spec)
         curve = []
-        for version in range(STEPS):
+        for version in range(steps):
             policy.load(backend.served_tensors(), VersionName(trainer_epoch=1, version=version))
             batch = rollouts(policy, renderer, version)
             if isinstance(algorithm, Mix):
                 batch += demonstrations(renderer, version)
             curve.append(arithmetic.train(backend, algorithm, batch, lr=3e-3).reward)
         rewards[type(algorithm)] = curve
+        assert (tiny.state(backend) == before) == isinstance(algorithm, Grpo)
     assert max(rewards[Grpo]) == 0
     assert np.mean(rewards[Mix][-10:]) > 0.05 > max(rewards[Mix][:5])
