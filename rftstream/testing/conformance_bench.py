@@ -136,8 +136,9 @@ class Bench:
         return group
 
     def producer(self, transport: Transport | None = None, name: str | None = None) -> Producer:
-        """Return a producer that is started, under a name of its own unless one is given."""
-        producer = (transport or self.transport).producer(name or self.name("producer"))
+        """Return a producer that is started, under a name of its own unless one is given. Its transactions may take as
+        long as a busy machine needs for a large one."""
+        producer = (transport or self.transport).producer(name or self.name("producer"), timeout_s=PATIENCE_S)
         producer.start()
         return producer
 

@@ -1,31 +1,29 @@
-"""A real broker for all tests of a session, made when the first one asks; where it can't be had, they fail.
+"""Two real brokers for all tests of a run of pytest, made when the first one asks; where they can't be had, they fail.
 
-Workers of xdist share it. Tests keep apart by run ids, which prefix all their topics, groups and producers.
+Workers of xdist share them. Tests keep apart by run ids, which prefix all their topics, groups and producers.
 """
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import itertools
 import json
 import os
-import shutil
-import subprocess
-import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
-from kafka import KafkaAdminClient
-from kafka.errors import KafkaError
 
+from tests.broker.guarded import Guarded, start_guarded
+from tests.broker.starting import WARM_S, owner, start_broker, warm_up
 from tests.e2e.workplace import Workplace
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "kafka"
-WARM_S = 900.0
+Made = Callable[[str, Callable[[Path], None]], Path]
 _numbers = itertools.count()
 
 
@@ -46,76 +44,69 @@ def collected() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def broker_folder(made: Callable[[str, Callable[[Path], None]], Path]) -> Path:
-    """The folder of the broker. The broker ends with the run of pytest, and takes its files along."""
-    owner = os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
-
-    def make(folder: Path) -> None:
-        started = start_broker(folder / "kafka", owner, "--secure")
-        warm_up(started)
-        (folder / "address").write_text(started)
-
-    return made("broker", make)
+def guarded(made: Made) -> Guarded:
+    """The broker of all tests that stop none. Clients that come to it in the open may do everything, all others only
+    what rights allow. It ends with the run of pytest, and takes its files along."""
+    return Guarded.load(made("broker", lambda folder: start_guarded(folder, owner()).save()))
 
 
 @pytest.fixture(scope="session")
-def servers(broker_folder: Path) -> str:
-    """The address of the broker."""
-    return (broker_folder / "address").read_text()
+def servers(made: Made) -> str:
+    """The address of that broker, for those who may do everything. Tests of other folders import this fixture."""
+    return Guarded.load(made("broker", lambda folder: start_guarded(folder, owner()).save())).open
 
 
 @pytest.fixture(scope="session")
-def secure(broker_folder: Path) -> dict[str, str]:
+def secure(guarded: Guarded) -> Mapping[str, str]:
     """The other ways to the broker: security protocol -> address; options of clients."""
-    found: dict[str, str] = json.loads((broker_folder / "kafka" / "secure.json").read_text())
-    return found
+    return guarded.secure
 
 
-def start_broker(folder: Path, owner: int, *options: str) -> str:
-    run = subprocess.run(
-        [sys.executable, str(SCRIPT), "start", "--dir", str(folder), "--owner", str(owner), *options],
-        capture_output=True,
-        text=True,
-        timeout=700,
-    )
-    assert run.returncode == 0, f"no broker for the tests: {run.stderr}"
-    return run.stdout.splitlines()[-1]
+@dataclass(frozen=True)
+class OwnBroker:
+    """A broker that a test may kill. It has no rights: everybody may do everything."""
+
+    folder: Path
+    address: str
+
+    def kill(self) -> None:
+        """Kill it, and wait until it can be started again."""
+        self.kill_nodes()
+        self.await_end()
+
+    def kill_nodes(self) -> None:
+        """Kill it."""
+        for pid in json.loads((self.folder / "nodes.json").read_text()):
+            psutil.Process(pid).kill()
+
+    def await_end(self) -> None:
+        """Wait until its keeper has noticed."""
+        deadline = time.monotonic() + WARM_S
+        while (self.folder / "keeper.pid").exists():
+            assert time.monotonic() < deadline, f"{self.folder}: the keeper of a killed broker does not end"
+            time.sleep(0.05)
+
+    def start(self) -> None:
+        """Start it, at the same address."""
+        assert start_broker(self.folder, owner(), "--port", self.address.rpartition(":")[2]) == self.address
 
 
 @pytest.fixture
-def own_broker(tmp_path: Path) -> Iterator[tuple[Path, str]]:
-    """One that a test may kill: its folder and address."""
-    folder = tmp_path / "kafka"
-    yield folder, start_broker(folder, os.getpid())
-    subprocess.run([sys.executable, str(SCRIPT), "stop", "--dir", str(folder)], check=True, capture_output=True)
-    shutil.rmtree(folder)
+def own_broker(made: Made) -> Iterator[OwnBroker]:
+    """One for all such tests, for one at a time. What one of them has killed the next one starts again, with what
+    stands on it."""
 
+    def make(folder: Path) -> None:
+        address = start_broker(folder / "kafka", owner())
+        warm_up(address)
+        (folder / "address").write_text(address)
 
-def kill_broker(folder: Path) -> None:
-    """Kill all nodes of a broker, and wait until it can be started again."""
-    for pid in json.loads((folder / "nodes.json").read_text()):
-        psutil.Process(pid).kill()
-    deadline = time.monotonic() + WARM_S
-    while (folder / "keeper.pid").exists():
-        assert time.monotonic() < deadline, f"{folder}: the keeper of a killed broker does not end"
-        time.sleep(0.05)
-
-
-def warm_up(servers: str) -> None:
-    """A new broker makes its topic of positions when it is asked for one, which takes longer than a run waits."""
-    client = KafkaAdminClient(bootstrap_servers=servers.split(","))
-    deadline = time.monotonic() + WARM_S
-    try:
-        while True:
-            try:
-                client.list_group_offsets({"nobody": None})
-                return
-            except KafkaError:
-                client._manager.cluster._coordinators.clear()
-                assert time.monotonic() < deadline, f"{servers} does not give positions of groups"
-                time.sleep(0.2)
-    finally:
-        client.close()
+    base = made("own-broker", make)
+    with (base / "in-use").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        broker = OwnBroker(base / "kafka", (base / "address").read_text())
+        broker.start()
+        yield broker
 
 
 @pytest.fixture

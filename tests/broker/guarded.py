@@ -1,24 +1,33 @@
-"""A broker that allows nothing without an ACL. Users have passwords (SCRAM) or certificates."""
+"""A broker that allows nothing without an ACL, but for those who come in the open, as its owner. The users of runs have
+passwords (SCRAM) or certificates; one more has a password of the mechanism PLAIN."""
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from kafka import KafkaAdminClient
-from kafka.admin import ScramMechanism, UserScramCredentialUpsertion
+from kafka.admin import (
+    ACL,
+    ACLOperation,
+    ACLPermissionType,
+    ACLResourcePatternType,
+    ResourcePattern,
+    ResourceType,
+    ScramMechanism,
+    UserScramCredentialUpsertion,
+)
 
 from rftstream.config.log_users import ADMIN
 from rftstream.config.sections import TransportSection
 from rftstream.runs.access import user_kinds
 from rftstream.transport.kafka.compat import StableAdminClient
 from rftstream.transport.kafka.connection import KafkaClientFactory
-from tests.broker.conftest import start_broker, warm_up
+from tests.broker.starting import start_broker, warm_up
 from tests.e2e.workplace import FAKE
 
 TEAMS = ("a-", "b-")
@@ -26,6 +35,11 @@ TEAMS = ("a-", "b-")
 
 PASSWORD = "the-password-of-"
 """And the name of the user."""
+
+DESCRIPTION = "guarded.json"
+
+OF_TESTS = "test-"
+"""How the names of runs begin with which the user of the mechanism PLAIN may do everything."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +55,15 @@ class Guarded:
     """Who signed the broker's certificate."""
     secure: Mapping[str, str]
     """As `scripts/kafka` describes the ways to the broker."""
+
+    def save(self) -> None:
+        """Write it into its folder, for other processes."""
+        (self.folder / DESCRIPTION).write_text(json.dumps({**asdict(self), "folder": str(self.folder)}))
+
+    @classmethod
+    def load(cls, folder: Path) -> Guarded:
+        """Return what was saved there."""
+        return cls(**{**json.loads((folder / DESCRIPTION).read_text()), "folder": folder})
 
     def options(self, team: str) -> str:
         """The part of a run file that is the same for all users of a run."""
@@ -83,7 +106,8 @@ class Guarded:
             yield client
 
 
-def start_guarded(folder: Path, *, nodes: int = 1) -> Guarded:
+def start_guarded(folder: Path, owner: int, *, nodes: int = 1) -> Guarded:
+    """Start a broker, which ends when the process `owner` does."""
     certify(folder / "clients", *user_kinds(), ADMIN)
     settings = (
         "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer",
@@ -92,7 +116,7 @@ def start_guarded(folder: Path, *, nodes: int = 1) -> Guarded:
     )
     ca = folder / "clients" / "ca.pem"
     address = start_broker(
-        folder / "kafka", os.getpid(), "--secure", f"--client-ca={ca}", f"--nodes={nodes}",
+        folder / "kafka", owner, "--secure", f"--client-ca={ca}", f"--nodes={nodes}",
         *(f"--set={one}" for one in settings),
     )  # fmt: skip
     warm_up(address)
@@ -106,7 +130,16 @@ def start_guarded(folder: Path, *, nodes: int = 1) -> Guarded:
         secure={**secure, "PLAINTEXT": address},
     )
     _make_users(guarded, [f"{team}{kind}" for team in TEAMS for kind in (*user_kinds(), ADMIN, "nobody")])
+    for kind in (ResourceType.TOPIC, ResourceType.GROUP, ResourceType.TRANSACTIONAL_ID):
+        allow(guarded, kind, OF_TESTS, ACLOperation.ALL)
     return guarded
+
+
+def allow(guarded: Guarded, kind: ResourceType, prefix: str, *operations: ACLOperation) -> None:
+    """Let the user of the mechanism PLAIN do this with what has such a name."""
+    pattern = ResourcePattern(kind, prefix, ACLResourcePatternType.PREFIXED)
+    with closing(KafkaAdminClient(bootstrap_servers=guarded.open)) as client:
+        client.create_acls([ACL("User:user", "*", one, ACLPermissionType.ALLOW, pattern) for one in operations])
 
 
 def _make_users(guarded: Guarded, users: list[str]) -> None:
@@ -121,7 +154,7 @@ def _make_users(guarded: Guarded, users: list[str]) -> None:
 
 def certify(folder: Path, *names: str) -> None:
     """A certificate and its key, NAME.pem, for each; all signed by ca.pem."""
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "3650"]
 
     def openssl(*arguments: str) -> None:

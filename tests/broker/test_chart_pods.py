@@ -17,7 +17,7 @@ import pytest
 from tests.deploy.chart import pods, render
 from tests.e2e.workplace import FAKE, Process, Workplace
 
-pytestmark = [pytest.mark.broker, pytest.mark.slow]
+pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.law("lost", "twice", "conservation")]
 
 
 class Pods:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,13 +32,16 @@ from rftstream.contracts.records import TopicPartition
 from rftstream.contracts.topics import TOPICS
 from rftstream.errors import ConfigError, TransportError
 from rftstream.runs.access import rights_of, user_kinds
-from rftstream.testing.conformance_bench import await_true, new
+from rftstream.testing.conformance_bench import PATIENCE_S, await_true, new
 from rftstream.transport.access import Operation, Resource
 from rftstream.transport.base import TopicSettings
 from rftstream.transport.kafka.admin import KafkaAdmin
 from rftstream.transport.kafka.connection import KafkaClientFactory
-from tests.broker.guarded import PASSWORD, TEAMS, Guarded, start_guarded
+from rftstream.transport.kafka.transport import KafkaTransport
+from tests.broker.conftest import Made, OwnBroker
+from tests.broker.guarded import PASSWORD, TEAMS, Guarded, allow
 from tests.broker.test_kafka_own import connect_securely, started
+from tests.commands import PARTITIONS, call, write_run_file
 from tests.docs.reading import ROOT, read
 from tests.e2e.workplace import Workplace
 
@@ -47,14 +50,14 @@ pytestmark = pytest.mark.broker
 A, B = "run-a", "run-b"
 
 
-@pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Guarded:
-    return start_guarded(tmp_path_factory.mktemp("guarded"))
-
-
-@pytest.fixture(scope="module")
-def runs(guarded: Guarded) -> Guarded:
+@pytest.fixture(scope="session")
+def runs(guarded: Guarded, made: Made) -> Guarded:
     """Two runs, of two teams, whose users have what they need."""
+    made("rights", lambda folder: give_rights(guarded))
+    return guarded
+
+
+def give_rights(guarded: Guarded) -> None:
     for team, name in zip(TEAMS, (A, B), strict=True):
         file = guarded.folder / f"{name}.toml"
         file.write_text(guarded.run_file(name, guarded.options(team)))
@@ -63,11 +66,13 @@ def runs(guarded: Guarded) -> Guarded:
         assert not before["fine"] and before["missing"]
         done = called(environment, "topics", "acls", file, "--apply", "--json")
         assert done["missing"] == before["missing"]
-        await_true(
-            "the rights hold", lambda file=file, env=environment: called(env, "topics", "acls", file, "--dry-run"), 30.0
-        )
+        await_true("the rights hold", lambda file=file, env=environment: holds(env, file), PATIENCE_S)
         assert called(environment, "topics", "apply", file, "--json")["made"] == list(TOPICS), "by the operator"
-    return guarded
+
+
+def holds(env: dict[str, str], file: Path) -> bool:
+    """Whether the broker knows by now what it was told."""
+    return CliRunner(env=env).invoke(cli, ["topics", "acls", str(file), "--dry-run"]).exit_code == 0
 
 
 def called(env: dict[str, str], *arguments: object, code: int = 0) -> dict[str, object]:
@@ -232,11 +237,13 @@ def test_the_docs_have_what_is_tried_here() -> None:
 # ------------------------------------------------------------------------------------------------ what is said
 
 
-def allow(guarded: Guarded, kind: ResourceType, *operations: ACLOperation) -> None:
-    admin = KafkaAdminClient(bootstrap_servers=guarded.open)
-    pattern = ResourcePattern(kind, "secured.", ACLResourcePatternType.PREFIXED)
-    admin.create_acls([ACL("User:user", "*", one, ACLPermissionType.ALLOW, pattern) for one in operations])
-    admin.close()
+def made_topics(transport: KafkaTransport, topics: dict[str, TopicSettings]) -> bool:
+    """A broker needs a moment for what it was told to allow."""
+    try:
+        transport.admin.ensure_topics(topics)
+    except ConfigError:
+        return False
+    return True
 
 
 def test_a_missing_acl_is_one_line_that_says_what_to_grant(guarded: Guarded) -> None:
@@ -259,15 +266,15 @@ def test_a_missing_acl_is_one_line_that_says_what_to_grant(guarded: Guarded) -> 
     )
     assert told.endswith("--operation Delete --topic secured. --resource-pattern-type prefixed")
     of_topics = (ACLOperation.CREATE, ACLOperation.DESCRIBE, ACLOperation.DESCRIBE_CONFIGS)
-    allow(guarded, ResourceType.TOPIC, *of_topics)
-    transport.admin.ensure_topics(topics)
+    allow(guarded, ResourceType.TOPIC, "secured.", *of_topics)
+    await_true("made", lambda: made_topics(transport, topics), PATIENCE_S)
     assert "Read, Describe and Delete on the consumer groups" in refused(lambda: transport.admin.committed("g"))
     producer = transport.producer("p")
     told = refused(producer.start)
     assert told.startswith("producer secured.p: could not start: ")
     assert "Write and Describe on the transactional ids" in told
-    allow(guarded, ResourceType.TRANSACTIONAL_ID, ACLOperation.WRITE, ACLOperation.DESCRIBE)
-    await_true("started", lambda: started(producer), 30.0)
+    allow(guarded, ResourceType.TRANSACTIONAL_ID, "secured.", ACLOperation.WRITE, ACLOperation.DESCRIBE)
+    await_true("started", lambda: started(producer), PATIENCE_S)
     told = refused(lambda: producer.commit([new("a", 0, "not mine to write")]))
     assert told.startswith("producer secured.p: commit: ")
     assert "on the topics whose names begin with 'secured.'" in told
@@ -287,7 +294,7 @@ def test_a_difference_is_shown_and_mended(runs: Guarded) -> None:
     def differs(*more: str) -> dict[str, object]:
         return called(admin, "topics", "acls", file, *more, "--json")
 
-    await_true("it is shown", lambda: len(differs("--dry-run")["superfluous"]) == 1, 30.0)
+    await_true("it is shown", lambda: len(differs("--dry-run")["superfluous"]) == 1, PATIENCE_S)
     found = differs("--apply")
     assert found["superfluous"] == [
         {"principal": user, "resource": "topic", "name": f"{B}.verified", "pattern": "literal", "operation": "Write"}
@@ -295,14 +302,14 @@ def test_a_difference_is_shown_and_mended(runs: Guarded) -> None:
     assert found["others"] == [f"{user} may Write on the topic prefixed run"]
     assert not found["removed"]
     assert differs("--apply", "--prune")["removed"]
-    await_true("it is gone", lambda: not differs("--dry-run")["superfluous"], 30.0)
+    await_true("it is gone", lambda: not differs("--dry-run")["superfluous"], PATIENCE_S)
     assert differs("--dry-run")["others"] == found["others"], "it holds for more than this run"
     with closing(KafkaAdminClient(bootstrap_servers=runs.open)) as client:
         wider = ResourcePatternFilter(ResourceType.TOPIC, "run", ACLResourcePatternType.PREFIXED)
         client.delete_acls([ACLFilter(user, "*", ACLOperation.WRITE, ACLPermissionType.ALLOW, wider)])
 
 
-def test_who_may_not_set_rights_is_told_so(runs: Guarded, servers: str) -> None:
+def test_who_may_not_set_rights_is_told_so(runs: Guarded) -> None:
     file = runs.folder / f"{A}.toml"
     as_explorer = {"KAFKA_PASSWORD_admin": f"{PASSWORD}{TEAMS[0]}explorer"}
     name = "RFTSTREAM__TRANSPORT__OPTIONS__SASL_PLAIN_USERNAME"
@@ -311,9 +318,11 @@ def test_who_may_not_set_rights_is_told_so(runs: Guarded, servers: str) -> None:
     )
     assert (done.exit_code, done.stdout) == (2, "")
     assert "describe ACLs: this user may not; do it as a user with Describe and Alter on the cluster" in done.stderr
-    open_to_all = runs.folder / "open.toml"
-    open_to_all.write_text(runs.run_file("open", 'security_protocol = "PLAINTEXT"\n').replace(runs.passwords, servers))
-    done = CliRunner().invoke(cli, ["topics", "acls", str(open_to_all), "--dry-run"])
+
+
+def test_brokers_that_know_no_rights_say_so(tmp_path: Path, own_broker: OwnBroker, run_id: Callable[[], str]) -> None:
+    file = write_run_file(tmp_path, f'{PARTITIONS}kind = "kafka"\nservers = "{own_broker.address}"\n', name=run_id())
+    done = call("topics", "acls", file, "--dry-run")
     assert done.exit_code == 2
     assert "these brokers have no authorizer, so everybody may do everything" in done.stderr
 
@@ -353,15 +362,6 @@ every = 2
 [retention]
 """
 """An evaluator, and a trainer that deletes."""
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Workplace]:
-    workplace = Workplace(tmp_path / "place")
-    try:
-        yield workplace
-    finally:
-        workplace.end()
 
 
 @pytest.mark.long

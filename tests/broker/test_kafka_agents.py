@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from secrets import randbelow
 
 import pytest
 
@@ -32,16 +33,27 @@ def play(servers: str, run_id: Callable[[], str], tmp_path: Path) -> Play:
     return played
 
 
-@pytest.mark.law("lost", "twice")
-def test_explorers_and_hosts_die_at_every_call(play: Play) -> None:
-    all_at_once(play, [(kill_under_agents, ROUNDS[0]), (kill_under_hosted, ROUNDS[0]), (kill_under_hosted, ())])
+PLAYS: list[tuple[Kill, Sequence[str]]] = [
+    *((kill, told) for told in ROUNDS for kill in (kill_under_agents, kill_under_hosted)), (kill_under_hosted, ())
+]  # fmt: skip
+"""Explorers die at every call, at one of its points in each round; with nothing told it is hosts that die."""
 
 
+@pytest.mark.heavy("an explorer that starts five times, and sessions that run out")
 @pytest.mark.law("lost", "twice")
+def test_explorers_or_hosts_die_at_every_call(play: Play) -> None:
+    """One of the plays, another one each time."""
+    number = randbelow(len(PLAYS))
+    print(f"PLAYS[{number}]")
+    play(*PLAYS[number])
+
+
 @pytest.mark.long
-def test_explorers_die_at_every_other_point(play: Play) -> None:
-    kills: list[Kill] = [kill_under_agents, kill_under_hosted]
-    all_at_once(play, [(kill, told) for told in ROUNDS[1:] for kill in kills])
+@pytest.mark.law("lost", "twice")
+def test_explorers_and_hosts_die_at_every_call_and_point(play: Play) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        for played in [pool.submit(play, *one) for one in PLAYS]:
+            played.result()
 
 
 @pytest.mark.long
@@ -54,9 +66,3 @@ def test_calls_that_take_longer_than_a_session(play: Play) -> None:
         assert log.count(" partitions (0 lost,") == log.count(" partitions (") == 1
 
     play(kill, ())
-
-
-def all_at_once(play: Play, plays: Sequence[tuple[Kill, Sequence[str]]]) -> None:
-    with ThreadPoolExecutor(3) as pool:
-        for played in [pool.submit(play, *one) for one in plays]:
-            played.result()

@@ -24,6 +24,7 @@ def main() -> int:
     parser.add_argument("--duration-s", type=float, default=600.0, help="after so long no schedule is begun")
     parser.add_argument("--secured", action="store_true", help="brokers with TLS and ACLs, an exporter beside each run")
     parser.add_argument("--schedules", type=int, help="at most so many")
+    parser.add_argument("--short", action="store_true", help="those of `make test`: shorter runs, without agents")
     parser.add_argument("--jobs", type=int, default=3, help="so many at once")
     parser.add_argument("--load", type=int, default=0, metavar="N", help="beside N processes that compute all the time")
     parser.add_argument("--json", type=Path, metavar="FILE", help="all of it, for scripts")
@@ -32,7 +33,7 @@ def main() -> int:
     if given.secured and given.log != "kafka":
         parser.error("--secured is for --log kafka: the embedded log has no users")
     count = given.schedules or (1 if given.draw else sys.maxsize)
-    schedules = (draw(given.log, seed) for seed in range(given.seed, given.seed + count))
+    schedules = (draw(given.log, seed, short=given.short) for seed in range(given.seed, given.seed + count))
     if given.draw:
         print(*schedules, sep="\n\n")
         return 0

@@ -14,9 +14,10 @@ import time
 from pathlib import Path
 
 import psutil
+from kafka import KafkaAdminClient
 
-from tests.broker.conftest import SCRIPT, start_broker, warm_up
 from tests.broker.guarded import start_guarded
+from tests.broker.starting import SCRIPT, start_broker, warm_up
 
 HEALTHY_S = 900.0
 NODES = 3
@@ -26,7 +27,7 @@ class Cluster:
     def __init__(self, folder: Path, *, secured: bool = False) -> None:
         self.secured = secured
         if secured:
-            guarded = start_guarded(folder, nodes=NODES)
+            guarded = start_guarded(folder, os.getpid(), nodes=NODES)
             self._folder, self._open = folder / "kafka", guarded.open
             self.servers, options = guarded.certificates, guarded.by_certificate()
         else:
@@ -52,6 +53,15 @@ class Cluster:
             found = json.loads(state.read_text())
             votes.append((found["leaderEpoch"], found["leaderId"]))
         return max(1, max(votes)[1])
+
+    def coordinator(self, group: str) -> int:
+        """Number of the one that keeps the positions of a group."""
+        client = KafkaAdminClient(bootstrap_servers=self._open.split(","))
+        try:
+            client.list_group_offsets({group: None})
+            return int(client._manager.cluster.get_coordinator(group))
+        finally:
+            client.close()
 
     def start_again(self, number: int) -> None:
         done = subprocess.run(

@@ -8,27 +8,32 @@ import os
 import resource
 import shutil
 import signal
+import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 import psutil
 
 from rftstream import faults
+from rftstream.config import loader
 from rftstream.errors import TransportError
 from rftstream.gateway.keys import SECRET_VARIABLE
+from rftstream.testing import Simulation
+from rftstream.transport.base import Transport
 from tests.agents_elsewhere import SECRET
 from tests.e2e.workplace import Process, RunView, Workplace
 from tests.faults.agents import RigAgents, hosts_of, write_agents
 from tests.faults.cluster import Cluster
 from tests.faults.exporter import RigExporter
 from tests.faults.laws import Facts, check_the_end, compare
-from tests.faults.schedule import AWAY_S, Event, Schedule
+from tests.faults.schedule import AWAY_S, CALM, NUM_TASKS, Event, Schedule
 
 Asked = TypeVar("Asked")
 
@@ -43,7 +48,7 @@ path = "fake"
 source = "arithmetic"
 reward = "odd:score"
 passes = 1
-options = {{ size = 88 }}
+options = {{ skip = {skip}, size = {size} }}
 [sampling]
 max_tokens = 90
 [feeder]
@@ -71,8 +76,8 @@ answer_depends_on = "task"
 [transport]
 partitions = 6
 """
-"""About 20 steps, long-tailed, saved all along; some rollouts fail and some have no reward, upon which some groups
-die."""
+"""About 20 steps for 88 tasks, 9 for the last 36, long-tailed, saved all along; some rollouts fail and some have no
+reward, upon which some groups die."""
 
 REWARD = """
 import zlib
@@ -118,33 +123,45 @@ class Rig:
     def __init__(self, folder: Path, cluster: Cluster | None = None) -> None:
         self.folder = folder
         self.cluster = cluster
-        self._calm: dict[bool, Future[Facts]] = {}
+        self._calm: dict[tuple[bool, bool], Future[Facts]] = {}
         self._lock = threading.Lock()
 
-    def calm_run(self, *, agents: bool) -> Future[Facts]:
+    def calm_run(self, schedule: Schedule) -> Future[Facts]:
         """Begins to play the run without faults, once, beside the schedules that are compared with it."""
+        kind = (schedule.agents, schedule.short)
         with self._lock:
-            if agents not in self._calm:
+            if kind not in self._calm:
                 pool = ThreadPoolExecutor(1)
-                self._calm[agents] = pool.submit(self._play_calm, agents=agents)
+                play = self._play_agents if schedule.agents else self._simulate
+                self._calm[kind] = pool.submit(play, schedule)
                 pool.shutdown(wait=False)
-            return self._calm[agents]
+            return self._calm[kind]
 
-    def _play_calm(self, *, agents: bool) -> Facts:
-        """On a log of this machine: which log it is must not matter."""
-        name = "calm-agents" if agents else "calm"
-        place = Workplace(self.folder / name)
+    def _play_agents(self, schedule: Schedule) -> Facts:
+        """On a log of this machine, with processes, which agents need: which log it is must not matter."""
+        place = Workplace(self.folder / "calm-agents")
         try:
-            calm = _Play(place, name, Schedule("embedded", 0, (), (), agents=agents), None, Counter()).to_the_end()
-            assert calm.report.groups.dead > 0, "some groups have to die"
-            return calm
+            return _with_deaths(_Play(place, "calm-agents", replace(CALM, agents=True), None, Counter()).to_the_end())
         finally:
             place.end()
+
+    def _simulate(self, schedule: Schedule) -> Facts:
+        """In this process, on a log in memory: what a run does must not depend on where it runs."""
+        place = Workplace(self.folder / f"calm-{schedule.num_tasks}")
+        _write(place, "calm", None, replace(schedule, retention=False))
+        module = ModuleType("odd")
+        exec(REWARD, module.__dict__)
+        sys.modules["odd"] = module
+        config = loader.load([place.folder / "run.toml"], sets=["policies.fake.tokens_per_s=0"], env={})
+        run = Simulation(config, folder=place.folder)
+        run.run(max_ticks=1_000_000)
+        assert run.failed is None, run.to_text()
+        return _with_deaths(check_the_end(_SimulatedView(run.transport())))
 
     def play(self, schedule: Schedule) -> Played:
         """Never raises for what it finds: see `error`."""
         began = time.monotonic()
-        calm = self.calm_run(agents=schedule.agents)
+        calm = self.calm_run(schedule)
         played = Played(schedule)
         name = f"f{schedule.seed}-{os.getpid()}-{next(_numbers)}"
         place = Workplace(self.folder / name)
@@ -193,10 +210,27 @@ class Rig:
         return played
 
 
-def _write(place: Workplace, name: str, cluster: Cluster | None, *, retention: bool, agents: bool) -> None:
+def run_file(name: str, size: int = NUM_TASKS) -> str:
+    """Return the file of a run of this name, with the last `size` of its tasks."""
+    return RUN_FILE.format(name=name, skip=NUM_TASKS - size, size=size)
+
+
+class _SimulatedView(RunView):
+    """A run in memory, looked at as one of processes is."""
+
+    def __init__(self, transport: Transport) -> None:
+        self.transport = transport
+
+
+def _with_deaths(calm: Facts) -> Facts:
+    assert calm.report.groups.dead > 0, "some groups have to die"
+    return calm
+
+
+def _write(place: Workplace, name: str, cluster: Cluster | None, schedule: Schedule) -> None:
     more = cluster.settings if cluster is not None else ""
-    more += "[retention]\n" if retention else ""
-    text = write_agents(place, name) if agents else RUN_FILE.format(name=name)
+    more += "[retention]\n" if schedule.retention else ""
+    text = write_agents(place, name) if schedule.agents else run_file(name, schedule.num_tasks)
     place.write("run.toml", text + more)
     place.write("odd.py", REWARD)
 
@@ -235,7 +269,7 @@ class _Play:
         self._cluster = cluster
         self._happened = happened
         self._hands: list[Process] = []
-        _write(place, name, cluster, retention=schedule.retention, agents=schedule.agents)
+        _write(place, name, cluster, schedule)
         self._secret = {SECRET_VARIABLE: SECRET} if schedule.agents else {}
         self._env = {faults.VARIABLE: ",".join(map(str, schedule.points)), **self._secret}
         # Who begins a run is told at once that a broker does not answer; these are to begin.

@@ -28,8 +28,11 @@ AWAY_S = 13.0
 CALL_POINTS = ("call_received", "call_sampled", "call_committed", "call_answered")
 AGENTS_SHARE = 0.3
 
-LAST_VERSION = 12
-"""Nothing begins at a later one."""
+LAST_VERSION, LAST_SHORT = 12, 5
+"""Nothing begins at a later one: in a whole schedule, in a short one."""
+
+NUM_TASKS, NUM_SHORT = 88, 36
+"""Groups of a run that a schedule befalls: in a whole one, in a short one."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -75,22 +78,36 @@ class Schedule:
     """Whether the run deletes from its log meanwhile."""
     agents: bool = False
     """Whether most rollouts are made by agents, elsewhere and in hosts."""
+    short: bool = False
+    """Whether it befalls a run of half the length, without agents."""
 
     @property
     def again(self) -> str:
         """The command."""
+        if self.short:
+            return f"python -m tests.faults --log {self.log} --seed {self.seed} --schedules 1 --short"
         return f"make faults LOG={self.log} SEED={self.seed} SCHEDULES=1"
 
+    @property
+    def num_tasks(self) -> int:
+        """Groups of the run."""
+        return NUM_SHORT if self.short else NUM_TASKS
+
     def __str__(self) -> str:
-        kept = ", with agents" * self.agents + ", with retention" * self.retention
+        kept = ", short" * self.short + ", with agents" * self.agents + ", with retention" * self.retention
         return "\n".join([f"schedule {self.seed} on {self.log}{kept}", *map(str, self.points), *map(str, self.events),
                           f"again: {self.again}"])  # fmt: skip
 
 
-def draw(log: str, seed: int) -> Schedule:
+CALM = Schedule("embedded", 0, (), ())
+"""Nothing goes wrong."""
+
+
+def draw(log: str, seed: int, *, short: bool = False) -> Schedule:
     random = Random(f"faults {log} {seed}")
+    last = LAST_SHORT if short else LAST_VERSION
     large = LARGE[log][seed % len(LARGE[log])]
-    version = random.randint(1, 4)
+    version = random.randint(1, 4 if not short else 2)
     event, own = _large(large, version, random)
     roles = [*SINGLES, *SHARED]
     points = {point.name: point for point in own}
@@ -100,20 +117,20 @@ def draw(log: str, seed: int) -> Schedule:
     events = [event] if event is not None else []
     for role in random.sample(roles, random.randint(1, 3)):
         number = random.randrange(COUNTS.get(role, 1))
-        events.append(_event("kill", f"{role}-{number}", random))
+        events.append(_event("kill", f"{role}-{number}", random, last))
     if random.random() < 0.5:
-        events.append(_event("join", random.choice(SHARED), random))
+        events.append(_event("join", random.choice(SHARED), random, last))
     if random.random() < 0.5:
-        events.append(_event("leave", f"{random.choice(SHARED)}-0", random))
+        events.append(_event("leave", f"{random.choice(SHARED)}-0", random, last))
     retention = random.random() < 0.3
     own = Random(f"agents {log} {seed}")  # so that schedules without them stay what they were
-    has_agents = own.random() < AGENTS_SHARE
+    has_agents = own.random() < AGENTS_SHARE and not short
     if has_agents:
         for _ in range(own.randint(1, 3)):
             point = Point("explorer", own.choice(CALL_POINTS), own.randint(1, 4))
             points[point.name] = point
-        events += [_event("kill host", f"explorer-{own.randrange(2)}", own) for _ in range(own.randint(0, 2))]
-    return Schedule(log, seed, tuple(points.values()), tuple(sorted(events)), retention, has_agents)
+        events += [_event("kill host", f"explorer-{own.randrange(2)}", own, last) for _ in range(own.randint(0, 2))]
+    return Schedule(log, seed, tuple(points.values()), tuple(sorted(events)), retention, has_agents, short)
 
 
 def _point(role: str, random: Random) -> Point:
@@ -122,8 +139,8 @@ def _point(role: str, random: Random) -> Point:
     return Point(role, point, random.randint(1, most))
 
 
-def _event(what: str, target: str, random: Random) -> Event:
-    return Event(random.randint(1, LAST_VERSION), round(random.random(), 2), what, target)
+def _event(what: str, target: str, random: Random, last: int) -> Event:
+    return Event(random.randint(1, last), round(random.random(), 2), what, target)
 
 
 def _large(what: str, version: int, random: Random) -> tuple[Event | None, list[Point]]:

@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 
 from tests.faults.rig import Played, Rig, counted
+from tests.faults.schedule import CALM
 from tests.hosts.network import is_possible
 from tests.hosts.ranks import train_on_two_hosts
 from tests.hosts.rig import Hosts, made, to_text
@@ -44,7 +45,7 @@ def main() -> int:
 
 def _play(hosts: Hosts, folder: Path, seeds: range) -> list[Played]:
     """Play schedules until one fails."""
-    calm = Rig(folder).calm_run(agents=False).result()
+    calm = Rig(folder).calm_run(CALM).result()
     played: list[Played] = []
     for seed in seeds:
         played.append(hosts.play(seed, calm))

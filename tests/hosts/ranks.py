@@ -19,7 +19,7 @@ from rftstream.errors import TransportError
 from rftstream.models.folder import prepare_model
 from tests.e2e.workplace import COMMAND, RunView
 from tests.faults.laws import Facts, check_the_end
-from tests.faults.rig import RUN_FILE
+from tests.faults.rig import run_file
 from tests.hosts.network import Output
 from tests.hosts.rig import END_S, WORKERS, Hosts
 
@@ -66,7 +66,7 @@ class RankFacts:
 def train_on_two_hosts(hosts: Hosts, name: str) -> RankFacts:
     """Train until a host dies, go on with another one, and return what came of it when the run has ended."""
     network = hosts.network
-    text = RUN_FILE.format(name=name).replace('path = "fake"', 'path = "model"')
+    text = run_file(name).replace('path = "fake"', 'path = "model"')
     text = text.replace('backend = "fake"', 'backend = "deepspeed"').replace("[transport]", f"{DEEPSPEED}[transport]")
     model = _make_model(network["alpha"].folder / "made")
     for each in WORKERS:

@@ -19,7 +19,7 @@ from typing import Any
 from rftstream.errors import TransportError
 from tests.e2e.workplace import COMMAND, RunView
 from tests.faults.laws import Facts, check_the_end, compare
-from tests.faults.rig import REWARD, RUN_FILE, Played
+from tests.faults.rig import REWARD, Played, run_file
 from tests.faults.schedule import Schedule
 from tests.hosts.network import Host, Network, Output
 from tests.s3 import BUCKET, KEYS, MAKE_BUCKET
@@ -162,7 +162,7 @@ class _Play:
         """Programs that may be taken over: their successors work elsewhere."""
         self._home = self._network["spare"]
         """Where the run is made and looked at; it is never taken away."""
-        hosts.make_run(name, RUN_FILE.format(name=name), home="spare")
+        hosts.make_run(name, run_file(name), home="spare")
         with self._home.inside():
             self._view = RunView(self._home.folder / "runs" / name)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.rig import Rig, counted
+from tests.faults.schedule import CALM
 from tests.hosts.network import is_possible
 from tests.hosts.ranks import KILLED_AT, WITHIN_S, train_on_two_hosts
 from tests.hosts.rig import CUT_S, draw, made
@@ -28,7 +29,7 @@ def test_a_seed_is_a_schedule() -> None:
 def test_nothing_is_lost_between_hosts(tmp_path: Path) -> None:
     if not is_possible():
         pytest.fail("hosts with networks of their own need the superuser and /dev/net/tun")
-    calm = Rig(tmp_path / "calm").calm_run(agents=False).result()
+    calm = Rig(tmp_path / "calm").calm_run(CALM).result()
     with made(tmp_path / "hosts") as hosts:
         played = [hosts.play(seed, calm) for seed in SEEDS]
     failed = "\n\n".join(one.error for one in played if one.error)
