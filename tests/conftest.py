@@ -3,6 +3,7 @@ busy the machine was while they ran, in the last lines."""
 
 from __future__ import annotations
 
+import gc
 import logging
 import signal
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests import surroundings
 from tests.load import LoadReport
 from tests.made import made_once, shared_folder
 from tests.s3 import S3Server
@@ -25,6 +27,7 @@ SLOW = ("e2e", "simulation", "parity")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    surroundings.enter()  # before test modules import what reads variables: torch, transformers, matplotlib
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as `make test &` in a script has it, for all that it starts
         signal.signal(signal.SIGINT, signal.default_int_handler)
     # how long an example takes says more of the machine than of the code
@@ -36,6 +39,12 @@ def pytest_configure(config: pytest.Config) -> None:
     if not is_worker:  # it prints
         config.pluginmanager.register(LoadReport(), "load report")
         config.pluginmanager.register(StoreyReport(config), "storey report")
+
+
+def pytest_collection_finish() -> None:
+    """Take what was imported out of what the garbage collector looks through, which takes half a second each time."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

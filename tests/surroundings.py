@@ -12,6 +12,8 @@ import shutil
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
+from rftstream.threads import thread_limits
+
 ROOT = Path(__file__).parents[1]
 OWN = ROOT / ".cache" / "surroundings"
 
@@ -22,7 +24,7 @@ TOOLS = ("bwrap", "chromium", "gcc", "git", "go", "java", "mvn", "node", "promet
 
 KEPT = (
     "TMPDIR", "JAVA_HOME", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "HISTORIES", "HISTORIES_SEED",
-    "SIMULATION_SEED", "MUTANT",
+    "SIMULATION_SEED", "MUTANT", "RFTSTREAM_TEST_FAILED",
     "RFTSTREAM_DATA_JUICER", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO",
     "NODE_EXTRA_CA_CERTS", "http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "GOENV",
     "GOFLAGS", "GOPROXY", "GOSUMDB", "GOTOOLCHAIN",
@@ -31,6 +33,7 @@ KEPT_BEGINNINGS = ("PYTEST_", "HYPOTHESIS_", "COVERAGE_", "UV_", "PIP_")
 """Variables of the test run itself, and of how this machine fetches packages."""
 
 SET = {
+    **thread_limits(1),  # torch's threads would spin, with models as small as those of tests
     "LANG": "C.UTF-8",
     "TERM": "dumb",
     "COLUMNS": "80",
