@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 
 from tests.e2e.test_resume import PATIENCE_S, digests
-from tests.e2e.workplace import Workplace, sets
+from tests.e2e.workplace import RunView, Workplace, sets
 
 pytestmark = [pytest.mark.slow, pytest.mark.law("replay")]
 
@@ -55,18 +59,32 @@ partitions = 2
 """
 
 
-@pytest.mark.timeout(6 * PATIENCE_S)
-def test_sft_then_dpo(place: Workplace) -> None:
-    place.write("sft.toml", SFT)
-    place.write("dpo.toml", DPO)
-    place.write_lines("sums.jsonl", [{"prompt": f"{a}+{b}=", "completion": str(a + b)}
-                                     for a in range(4) for b in range(5)])  # fmt: skip
-    place.write_lines("pairs.jsonl", [{"prompt": f"{a}+1=", "chosen": str(a + 1), "rejected": "0"} for a in range(8)])
+def run_sft(folder: Path) -> None:
+    """Run SFT to its end with real processes."""
+    place = Workplace(folder)
+    try:
+        place.write("sft.toml", SFT)
+        place.write_lines("sums.jsonl", [{"prompt": f"{a}+{b}=", "completion": str(a + b)}
+                                         for a in range(4) for b in range(5)])  # fmt: skip
+        done = place.call("run", "sft.toml", "--json", timeout_s=PATIENCE_S)
+        assert done.code == 0, f"{done.err}\n{place.report()}"
+        assert (done.result["reason"], done.result["version"]) == ("experts", 4)  # 16 of 20, twice, in eights
+    finally:
+        place.end()
 
-    done = place.call("run", "sft.toml", "--json", timeout_s=PATIENCE_S)
-    assert done.code == 0, done.err
-    assert (done.result["reason"], done.result["version"]) == ("experts", 4)  # 16 of 20, twice, in eights
-    view = place.view("runs/sft")
+
+@pytest.fixture
+def sft_run(place: Workplace, made: Callable[[str, Callable[[Path], None]], Path]) -> RunView:
+    """A copy of a run of SFT that is made once."""
+    folder = made("sft-run", run_sft)
+    shutil.copy(folder / "sums.jsonl", place.folder)
+    shutil.copytree(folder / "runs" / "sft", place.folder / "runs" / "sft")
+    return place.view("runs/sft")
+
+
+@pytest.mark.timeout(6 * PATIENCE_S)
+def test_demonstrations_are_learned_and_replayed(place: Workplace, sft_run: RunView) -> None:
+    view = sft_run
     steps = {one.name.version: one.metrics for one in view.steps()}
     assert steps[4]["loss"] < steps[1]["loss"]
     assert {version for version, metrics in steps.items() if "held_out_loss" in metrics} == {4}
@@ -84,6 +102,11 @@ def test_sft_then_dpo(place: Workplace) -> None:
     assert digests(place.view("runs/same")) == digests(view)
     assert place.view("runs/same").audit().fine
 
+
+@pytest.mark.timeout(3 * PATIENCE_S)
+def test_dpo_goes_on_from_what_was_learned(place: Workplace, sft_run: RunView) -> None:
+    place.write("dpo.toml", DPO)
+    place.write_lines("pairs.jsonl", [{"prompt": f"{a}+1=", "chosen": str(a + 1), "rejected": "0"} for a in range(8)])
     preferred = place.call("run", "dpo.toml", "--json", timeout_s=PATIENCE_S)
     assert preferred.code == 0, preferred.err
     assert (preferred.result["reason"], preferred.result["version"]) == ("experts", 18)  # 6 of 8, 12 times, in fours
