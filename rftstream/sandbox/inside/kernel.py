@@ -40,9 +40,12 @@ def fork_into(namespaces: int) -> int:
     """Fork into fresh namespaces. Like os.fork; this process must have no other thread."""
     number = _SYS_CLONE[machine()]
     arguments = [ctypes.c_ulong(namespaces | _SIGCHLD), *[ctypes.c_ulong(0)] * 4]
+    ctypes.pythonapi.PyOS_BeforeFork()  # takes the locks that either of the others gives back
     pid = int(_libc.syscall(ctypes.c_long(number), *arguments))
     if pid == 0:
         ctypes.pythonapi.PyOS_AfterFork_Child()
+    else:
+        ctypes.pythonapi.PyOS_AfterFork_Parent()
     return _checked(pid, "clone")
 
 
