@@ -23,10 +23,9 @@ from zlib import crc32
 
 from rftstream.config.stages import Stages
 from rftstream.contracts import ids
-from rftstream.contracts.control import Claim
 from rftstream.contracts.records import Record, TopicPartition
 from rftstream.contracts.tasks import Task
-from rftstream.contracts.versions import StepRecord, VersionName
+from rftstream.contracts.versions import StepRecord
 from rftstream.errors import AssignmentLost, RftError
 from rftstream.rewards.base import Score, ScoreReply
 from rftstream.roles.buffer.demonstrations import Cursor, DemonstrationQueue
@@ -34,12 +33,7 @@ from rftstream.roles.buffer.step import BufferStep
 from rftstream.roles.feeder import draws as draws_module
 from rftstream.roles.feeder.admission import Admission, VersionInForce
 from rftstream.roles.feeder.step import FeederStep
-from rftstream.roles.trainer import versions as versions_module
 from rftstream.roles.trainer.assembly import CommittedBatches
-from rftstream.roles.trainer.checkpoint_cycle import CheckpointCycle
-from rftstream.roles.trainer.checkpoint_retention import CheckpointRetention
-from rftstream.roles.trainer.progress import TrainerProgress
-from rftstream.roles.trainer.trimmed_deletions import TrimmedDeletions
 from rftstream.roles.verifier.step import VerifierStep
 from rftstream.service.concurrent import ConcurrentService
 from rftstream.service.in_force import RecordsInForce
@@ -49,17 +43,25 @@ from rftstream.service.role_claim import RoleClaim
 from rftstream.service.single import SingleService
 from rftstream.service.single_reader import SingleReader
 from rftstream.testing import Faults
-from rftstream.testing.faults import AFTER_COMMIT, BEFORE_COMMIT, BETWEEN, FaultScript
+from rftstream.testing.faults import FaultScript
 from rftstream.transport.base import Position, Snapshot
 from rftstream.transport.cursors import PartitionBatch
 from rftstream.transport.memory import clients
 from rftstream.transport.memory.clients import MemoryMember, MemoryProducer
 from rftstream.transport.memory.log import MemoryTransaction
 from rftstream.transport.memory.transactions import Coordinator
-from rftstream.transport.memory.transport import MemoryAdmin, MemoryTransport
-from rftstream.weights import retention
+from rftstream.transport.memory.transport import MemoryTransport
 from rftstream.weights.lineage import Lineage
-from tests.simulation import agent_mutants, people_mutants, piece_mutants, pipeline_mutants, reuse_mutants
+from tests.simulation import (
+    agent_mutants,
+    people_mutants,
+    piece_mutants,
+    pipeline_mutants,
+    reuse_mutants,
+)
+from tests.simulation import (
+    trainer_mutants as trainers,
+)
 from tests.simulation.agent_runs import play_agents
 from tests.simulation.annotators import play_people
 from tests.simulation.changes import changed
@@ -387,59 +389,7 @@ def filtered_held() -> Iterator[None]:
         yield
 
 
-def checkpoint_without_positions() -> Iterator[None]:
-    """The trainer goes on reading where the newest step had read, whatever weights it begins with."""
-    newest = CheckpointRetention.newest
-
-    def mutated(self: CheckpointRetention, *arguments: Any) -> tuple[VersionName, TrainerProgress] | None:
-        found = newest(self, *arguments)
-        if found is not None:
-            *_, last = [one.message for one in self._log.messages("steps")]
-            assert isinstance(last, StepRecord)
-            found[1].positions = last.positions
-        return found
-
-    with changed(CheckpointRetention, "newest", mutated):
-        yield
-
-
-def any_checkpoint() -> Iterator[None]:
-    newest = CheckpointRetention.newest
-
-    def mutated(
-        self: CheckpointRetention, in_force: Any, *arguments: Any
-    ) -> tuple[VersionName, TrainerProgress] | None:
-        return newest(self, lambda name: True, *arguments)
-
-    with changed(CheckpointRetention, "newest", mutated):
-        yield
-
-
-def checkpoint_of_the_next() -> Iterator[None]:
-    """The state is saved when the step is on the log, and the next update has begun."""
-    stage, begin_write = CheckpointCycle.stage, CheckpointCycle.begin_write
-
-    def mutated(self: CheckpointCycle, epoch: int, progress: TrainerProgress) -> None:
-        if self.is_due(progress.version):
-            stage(self)
-        begin_write(self, epoch, progress)
-
-    with changed(CheckpointCycle, "stage", lambda self: None), changed(CheckpointCycle, "begin_write", mutated):
-        yield
-
-
 TRAINERS = Faults(share=0.12, roles=("trainer",), kills=20, pauses=12, takeovers=6, unknowns=4)
-
-
-def zombie_with_a_checkpoint() -> FaultScript:
-    """A trainer stands still in the middle of a checkpoint; its successor begins with an older one and stands still;
-    the first one completes its checkpoint, dies, and is started again."""
-    return FaultScript(
-        ("before_checkpoints", "trainer", "pauses", 5),
-        *[(BETWEEN, None, "takeovers", 0)] * 6,
-        (AFTER_COMMIT, "trainer", "pauses", 1),
-        (BEFORE_COMMIT, "trainer", "kills", 0),
-    )
 
 
 SINGLES = Faults(share=0.12, roles=("feeder", "buffer", "trainer"), kills=12, pauses=12, takeovers=10, unknowns=4)
@@ -447,45 +397,6 @@ WORKERS = Faults(share=0.12, roles=("explorer", "verifier"), kills=8, pauses=16,
                  unknowns=8, silences=4)  # fmt: skip
 
 SAVERS = Faults(share=0.12, roles=("explorer",), kills=8, pauses=20, joins=10, restarts=6, aborts=4, unknowns=8)
-
-
-def chains_broken() -> Iterator[None]:
-    def to_delete(objects: Any, *, parents: Any = None, **needs: Any) -> list[VersionName]:
-        return retention.to_delete(objects, parents=dict.fromkeys(parents or (), None), **needs)
-
-    with changed(versions_module, "to_delete", to_delete):
-        yield
-
-
-def power_after_steps() -> FaultScript:
-    """Again and again, when a trainer has just published a few versions."""
-    return FaultScript(*[(AFTER_COMMIT, "trainer", "power_losses", number) for number in (4, 3, 5, 4, 3, 5)])
-
-
-def nothing_durable() -> Iterator[None]:
-    with changed(MemoryAdmin, "make_durable", lambda self: None):
-        yield
-
-
-def claims_volatile() -> Iterator[None]:
-    take = RoleClaim.take
-
-    def mutated(self: RoleClaim, write: Callable[[Claim], None]) -> Claim:
-        with changed(MemoryAdmin, "make_durable", lambda self: None):
-            return take(self, write)
-
-    with changed(RoleClaim, "take", mutated):
-        yield
-
-
-def deletions_given_up() -> Iterator[None]:
-    """What cannot be deleted at once waits for the next checkpoint, which may never come."""
-    with (
-        changed(TrimmedDeletions, "owes", False),
-        changed(TrimmedDeletions, "delete_owed", lambda self: None),
-        changed(TrimmedDeletions, "after_the_end", lambda self, log_: True),
-    ):
-        yield
 
 
 def stages_ignored() -> Iterator[None]:
@@ -573,21 +484,22 @@ MUTANTS: Mapping[str, Mutant] = {
     "stale-tasks": Mutant("staleness", "tasks name a version that is too old for their batch", stale_tasks),
     "filtered-held": Mutant("never-waits", "filtered outcomes wait for a batch", filtered_held),
     "checkpoint-without-positions": Mutant(
-        "replay", "the checkpoint has no positions", checkpoint_without_positions, TRAINERS
+        "replay", "the checkpoint has no positions", trainers.checkpoint_without_positions, TRAINERS
     ),
-    "checkpoint-of-the-next": Mutant(
-        "replay", "training goes on before the state of a checkpoint is saved", checkpoint_of_the_next, TRAINERS
-    ),
-    "chains-broken": Mutant("lineage", "a kept version's parents go", chains_broken),
-    "nothing-durable": Mutant("lost", "checkpoints and deletions count on what a loss of power takes", nothing_durable,
-                              power_after_steps),
-    "claims-volatile": Mutant("fencing", "a claim may be lost with the power", claims_volatile, power_after_steps),
-    "deletions-given-up": Mutant("bounded", "what could not be deleted at once is not tried again", deletions_given_up,
+    "checkpoint-of-the-next": Mutant("replay", "training goes on before the state of a checkpoint is saved",
+                                     trainers.checkpoint_of_the_next, TRAINERS),
+    "chains-broken": Mutant("lineage", "a kept version's parents go", trainers.chains_broken),
+    "nothing-durable": Mutant("lost", "checkpoints and deletions count on what a loss of power takes",
+                              trainers.nothing_durable, trainers.power_after_steps),
+    "claims-volatile": Mutant("fencing", "a claim may be lost with the power", trainers.claims_volatile,
+                              trainers.power_after_steps),
+    "deletions-given-up": Mutant("bounded", "what could not be deleted at once is not tried again",
+                                 trainers.deletions_given_up,
                                  Faults(share=0.12, roles=("feeder", "trainer", "evaluator"), silences=2000)),
     "strangers-believed": Mutant("fencing", "records count whoever wrote them", strangers_believed, STRANGERS),
     "chain-not-asked": Mutant("fencing", "a foreign record on batches is taken for damage", chain_not_asked, STRANGERS),
-    "any-checkpoint": Mutant("lineage", "a checkpoint that is not in force is taken", any_checkpoint,
-                             zombie_with_a_checkpoint),
+    "any-checkpoint": Mutant("lineage", "a checkpoint that is not in force is taken", trainers.any_checkpoint,
+                             trainers.zombie_with_a_checkpoint),
     **{name: Mutant(law, what, change, agents=True) for name, (law, what, change) in agent_mutants.RULES.items()},
     **{name: Mutant(law, what, change, pipelines=True) for name, (law, what, change) in pipeline_mutants.RULES.items()},
     **{
