@@ -77,9 +77,8 @@ ready: .venv/.developer  ## before a commit: form and generated files are writte
 	$(QUICK_TESTS)
 	$(BIN)/python -m scripts.affected --since $(or $(SINCE),HEAD) --minutes $(or $(MINUTES),1) --jobs $(JOBS)
 
-check: lint  ## what takes two minutes: form, generated files, links, types
-	$(QUICK_TESTS)
-	@$(MAKE) --no-print-directory types
+check: lint  ## what takes two minutes: form, generated files, links and, beside these, types
+	@$(MAKE) --no-print-directory types & $(QUICK_TESTS); tests=$$?; wait $$! && exit $$tests
 
 lint: .venv/.checks  ## ruff: errors and form
 	$(BIN)/ruff check .
