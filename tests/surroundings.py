@@ -53,9 +53,16 @@ def surroundings(variables: Mapping[str, str], own: Path = OWN) -> dict[str, str
         if shutil.which(tool, path=os.pathsep.join(SYSTEM_PATH)) is None:
             link_to(shutil.which(tool, path=variables.get("PATH")), tools / tool)
     kept = {name: value for name, value in variables.items() if name in KEPT or name.startswith(KEPT_BEGINNINGS)}
-    if "GOENV" not in kept and (file := Path(variables.get("HOME", "/nonexistent"), ".config", "go", "env")).exists():
+    if "GOENV" not in kept and (file := home_of(variables) / ".config" / "go" / "env").exists():
         kept["GOENV"] = str(file)
+    # What was fetched already is there for those who ask without a network.
+    kept.setdefault("UV_CACHE_DIR", str(Path(variables.get("XDG_CACHE_HOME") or home_of(variables) / ".cache", "uv")))
     return {**kept, **SET, "HOME": str(home), "PATH": os.pathsep.join([str(tools), *SYSTEM_PATH])}
+
+
+def home_of(variables: Mapping[str, str]) -> Path:
+    """Return the home of whoever started the tests."""
+    return Path(variables.get("HOME", "/nonexistent"))
 
 
 def link_to(program: str | None, link: Path) -> None:

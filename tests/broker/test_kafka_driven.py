@@ -72,6 +72,7 @@ def recorded(made: Made, servers: str) -> Path:
     return made("kafka-run", make) / "runs" / "test-recorded"
 
 
+@pytest.mark.heavy("a whole run on a real broker, whose transactions wait for one another")
 @pytest.mark.law("replay")
 def test_batches_are_trained_again_from_a_broker(place: Workplace, recorded: Path, run_id: Callable[[], str]) -> None:
     """Compared, and into a new run, there and on this machine."""
@@ -108,6 +109,7 @@ def test_commands_that_read_a_run(place: Workplace, recorded: Path) -> None:
 # ------------------------------------------------------------------------------------------------ runs of their own
 
 
+@pytest.mark.heavy("a whole run on a real broker, whose transactions wait for one another")
 @pytest.mark.law("lost", "twice", "unscorable")
 def test_the_dead_are_put_back_after_the_mend_and_scored_once_more(
     place: Workplace, make: Make, monkeypatch: pytest.MonkeyPatch, run_id: Callable[[], str]
@@ -151,6 +153,7 @@ def test_the_dead_are_put_back_after_the_mend_and_scored_once_more(
     assert {one.ids.rollout_id for one in again.view.rollouts()} == names
 
 
+@pytest.mark.heavy("a whole run on a real broker, whose transactions wait for one another")
 @pytest.mark.law("fencing")
 def test_strays_in_a_live_run(make: Make) -> None:
     """Anybody may write to a broker, and records of a transaction do not stand next to each other there."""

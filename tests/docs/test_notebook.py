@@ -33,6 +33,7 @@ def test_it_is_kept_without_outputs() -> None:
     assert not [cell for cell in code if cell["outputs"] or cell["execution_count"] is not None]
 
 
+@pytest.mark.heavy("a kernel of its own trains a real model")
 @pytest.mark.process
 @pytest.mark.slow
 def test_it_runs_as_it_is_save_for_fewer_steps(tmp_path: Path) -> None:

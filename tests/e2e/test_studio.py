@@ -78,6 +78,7 @@ def pages_of(place: Workplace, run: Path) -> list[str]:
     return [f"/runs/{name}{part}" for part in parts]
 
 
+@pytest.mark.heavy("a browser opens every page, in two colours and two widths")
 def test_every_page_of_a_finished_run(place: Workplace, browser: Browser, people: Path) -> None:
     studio = StudioProcess(place, people)
     wait_until_read(place, studio, people)
@@ -161,6 +162,7 @@ def without_scripts(browser: Browser, address: str) -> None:
     tab.close()
 
 
+@pytest.mark.heavy("a browser follows a run of processes, which are killed then")
 def test_a_page_follows_a_run_that_goes_on(place: Workplace, browser: Browser) -> None:
     run = place.folder / "live"
     running = place.start("run", "tiny.toml", "--run-dir", run, *sets(*ENDLESS))
@@ -203,6 +205,7 @@ def kill_and_go_on(place: Workplace, studio: StudioProcess, run: Path) -> None:
     again.stop()
 
 
+@pytest.mark.heavy("a browser goes through pages by its keyboard")
 def test_people_judge_by_keyboard_alone(place: Workplace, browser: Browser, people: Path) -> None:
     run = people
     studio = StudioProcess(place, run, more=("--local-role", "operator", "--local-name", "ada"))

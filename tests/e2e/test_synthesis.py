@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 GROWING = """
 [run]
 name = "growing"
-steps = 24
+steps = 100000
 [model]
 path = "fake"
 [tasksets.seeds]
@@ -135,6 +135,8 @@ def test_what_a_model_makes_of_seeds_is_all_that_is_learned_from(place: Workplac
             place.wait_for(lambda count=count: len(made(view)) >= count, f"{count} problems")
             place.wait_for(lambda: place.worker("synthesiser-0"), "a synthesiser")
             place.kill_worker("synthesiser-0")
+        place.wait_for(lambda: view.curve().version >= 24, "24 steps")
+        assert place.look("drain", "runs/growing").code == 0
         done = process.finish()
         assert done.code == 0, done.err
 

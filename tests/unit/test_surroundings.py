@@ -23,6 +23,7 @@ def test_nothing_of_the_user_is_left(tmp_path: Path) -> None:
         "HOME": str(tmp_path / "home"), "PATH": os.pathsep.join([str(tmp_path / "bin"), *SYSTEM_PATH]),
         "LANG": "C.UTF-8", "TERM": "dumb", "COLUMNS": "80", "LINES": "24", "TZ": "UTC", "https_proxy": "http://proxy:3128",
         "no_proxy": "127.0.0.1,localhost,::1", "NO_PROXY": "127.0.0.1,localhost,::1", **thread_limits(1),
+        "UV_CACHE_DIR": "/x/uv",
     }  # fmt: skip
     assert list((tmp_path / "home").iterdir()) == []
 

@@ -162,6 +162,7 @@ def test_a_nan_leaves_both_as_they_were(opened, stage, processes, odd, tmp_path)
     assert not trained(backend, 3).skipped
 
 
+@pytest.mark.heavy("each death is followed by ranks that import DeepSpeed anew")
 def test_killed_ranks_are_followed_by_others_that_go_on(spec, folder, opened, kept, expected, tmp_path):
     """As a run does: a checkpoint, kill -9 of a rank in the next batch, and then the same batch from the checkpoint."""
     *_, place, (then, files_then) = expected

@@ -241,6 +241,7 @@ def test_recomputing_in_the_backward_pass_changes_nothing(spec, grpo):
         assert tiny.backend(spec, **config).update(tiny.rows(), grpo, tiny.plan()).metrics == pytest.approx(plain)
 
 
+@pytest.mark.heavy("PyTorch compiles layers")
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # the compiler warns of its own doings
 def test_compiled_layers_compute_the_same(spec, grpo, monkeypatch):
