@@ -45,7 +45,7 @@ test-vllm: .venv/.developer  ## the engine vLLM, in a build for CPUs that it ins
 	$(BIN)/python -m pytest -m "vllm and not gpu" $(ARGS)
 
 test-fast: .venv/.developer  ## the tests that take no more than seconds
-	$(SUITE) -m "not slow and not broker and not gpu and not long and not vllm" $(ARGS)
+	$(SUITE) -n 2 -m "not slow and not broker and not gpu and not long and not vllm" $(ARGS)
 
 faults: .venv/.developer  ## whole runs with processes killed and stopped, from a seed (DURATION_S=, SEED=, LOG=kafka, SECURED=1 with TLS and ACLs, SCHEDULES=, LOAD= busy processes beside)
 	$(BIN)/python -m tests.faults --log $(LOG) --seed $(SEED) --duration-s $(DURATION_S) --load $(LOAD) \

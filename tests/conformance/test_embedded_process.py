@@ -295,6 +295,7 @@ def test_records_without_a_wake_up_are_found_soon(folder: Path) -> None:
     other.close()
 
 
+@pytest.mark.slow
 def test_who_waits_looks_now_and_then(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     transport = EmbeddedTransport(folder)
     member = transport.member("g", ["a"], name="idle")

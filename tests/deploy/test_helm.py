@@ -77,6 +77,7 @@ def test_kubeconform_accepts_what_is_made(version: str) -> None:
     assert [one for one in found if one.refused] == []
 
 
+@pytest.mark.slow
 def test_kubeconform_accepts_a_run_with_a_synthesiser(synthesis: Path) -> None:
     version = kubernetes_versions()[-1]
     found = kubeconform(render(*KAFKA, run_file=synthesis), version)
@@ -156,6 +157,7 @@ BY_HELM: dict[str, tuple[tuple[str, ...], str]] = {
 """Arguments of helm -> what it says."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mistake", BY_HELM)
 def test_helm_refuses(mistake: str) -> None:
     arguments, said = BY_HELM[mistake]
@@ -264,6 +266,7 @@ def conformed(chart: tuple[list[str], list[str]]) -> dict[str, str]:
     return {mistake: judged[f"mistake-{number}"] for number, mistake in enumerate(BY_KUBECONFORM)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mistake", BY_KUBECONFORM)
 def test_kubeconform_refuses(mistake: str, conformed: dict[str, str]) -> None:
     assert BY_KUBECONFORM[mistake][2] in conformed[mistake]

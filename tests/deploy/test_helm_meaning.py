@@ -139,6 +139,7 @@ def test_pods_have_no_rights_that_they_do_not_need(strimzi: str) -> None:
             assert mounts <= {volume["name"] for volume in spec["volumes"]}
 
 
+@pytest.mark.slow
 def test_names_of_jobs_change_with_their_pods_and_with_nothing_else() -> None:
     def names(*arguments: str) -> list[str]:
         made = documents(render(*KAFKA, *arguments))
@@ -200,6 +201,7 @@ def test_the_environment_makes_settings_that_reach_kafka(
     assert seen >= {"operator", "reader", "feeder", "trainer", "explorer"}
 
 
+@pytest.mark.slow
 def test_no_secret_stands_in_what_is_made() -> None:
     for values in ("kafka", "strimzi", "gpu"):
         for template in pods(render("--values", str(EXAMPLES / f"{values}.yaml"), *KAFKA)).values():

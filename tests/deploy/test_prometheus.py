@@ -31,6 +31,7 @@ def test_prometheus_takes_its_config_and_the_alerts() -> None:
     promtool("check", "rules", "alerts.yml")
 
 
+@pytest.mark.slow
 def test_alerts_fire_when_they_must_and_only_then() -> None:
     promtool("test", "rules", "alerts_test.yml")
 

@@ -77,6 +77,7 @@ def test_hf_under_an_update_every_two_seconds(tmp_path, setting):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("updates", "setting"), [(1, "keep"), (4, "keep"), (4, "recompute")])
 def test_stamps_of_hf_are_right_token_by_token(tmp_path, updates, setting):
     spec = tiny.make(tmp_path, seed=3, context=128)

@@ -272,6 +272,7 @@ def test_a_poison_message_on_each_partition_stops_none(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------------- all together
 
 
+@pytest.mark.slow
 @pytest.mark.law("lost", "unscorable")
 def test_after_a_reward_was_mended_all_that_died_of_it_is_trained(tmp_path: Path) -> None:
     """Everything dies and the verifier stops by its own rule; after the mend, each dead group comes to a batch."""

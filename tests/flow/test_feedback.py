@@ -427,6 +427,7 @@ def undisturbed(tmp_path: Path) -> Any:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.law("lost", "twice", "order")
 @pytest.mark.parametrize("every", [1, 3])
 def test_a_restart_changes_nothing(tmp_path: Path, undisturbed: Any, every: int) -> None:

@@ -37,6 +37,7 @@ def scene_of(folder: Path, settings: dict[str, Any], **more: Any) -> Scene:
     return scene
 
 
+@pytest.mark.slow
 @pytest.mark.law("replay")
 @pytest.mark.parametrize("settings", [PPO, RENEWED], ids=["critic", "reference"])
 def test_killed_and_replayed_it_is_the_same_run(tmp_path: Path, settings: dict[str, Any]) -> None:

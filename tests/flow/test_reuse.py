@@ -395,6 +395,7 @@ def test_a_filtered_group_teaches_what_it_reached(tmp_path: Path) -> None:
     check_again(scene)
 
 
+@pytest.mark.slow
 @pytest.mark.law("order")
 @pytest.mark.parametrize("point", ["before_commit", "after_commit"])
 def test_a_kill_changes_no_demonstration(tmp_path: Path, point: str) -> None:

@@ -81,6 +81,7 @@ def scene_of(tmp_path: Path, batches: int, **settings: Any) -> tuple[Scene, Role
     return scene, RoleDriver(scene, "trainer", build=in_a_thread)
 
 
+@pytest.mark.slow
 @pytest.mark.law("never-waits")
 def test_a_version_is_announced_while_the_next_one_is_computed(tmp_path: Path, gate: Gate) -> None:
     scene, trainer = scene_of(tmp_path, 3, feeder__max_staleness=2)
@@ -102,6 +103,7 @@ def test_a_version_is_announced_while_the_next_one_is_computed(tmp_path: Path, g
     trainer.stop()
 
 
+@pytest.mark.slow
 def test_it_looks_at_the_log_while_it_computes(tmp_path: Path, gate: Gate) -> None:
     scene, trainer = scene_of(tmp_path, 3)
     until(trainer, lambda: len(gate.begun) == 1)
@@ -255,6 +257,7 @@ def checkpoints(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldChe
     made.let(100)
 
 
+@pytest.mark.slow
 @pytest.mark.law("never-waits")
 def test_versions_are_trained_and_announced_while_a_checkpoint_is_written(
     tmp_path: Path, checkpoints: HeldCheckpoints

@@ -225,6 +225,7 @@ def test_after_a_lost_producer_nothing_is_kept_of_what_was_not_committed(tmp_pat
     assert {version: digests_of(scene)[version] for version in calm} == calm
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("point", "fault"), [
     ("before_commit", Kill), ("after_commit", Kill), ("before_commit", ProducerLost), ("after_commit", ProducerLost),
     ("before_commit", TransactionAborted), ("before_versions", Kill), ("after_versions", Kill),
@@ -273,6 +274,7 @@ CHARACTERS = "".join(chr(0x4E00 + number) for number in range(220))
 """As many tokens as the scene's segments name."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kl_in", ["loss", "reward"])
 def test_the_reference_is_version_0_after_a_restart_too(tmp_path: Path, kl_in: str) -> None:
     kept: list[dict[int, set[str]]] = []

@@ -83,6 +83,7 @@ def test_a_rollout_and_a_group_are_left_out(first: Simulation, tmp_path: Path) -
     del some
 
 
+@pytest.mark.slow
 @pytest.mark.law("lost", "twice")
 @pytest.mark.parametrize("every", [1, 3])
 def test_killed_at_any_commit_it_goes_on(

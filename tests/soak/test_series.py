@@ -46,6 +46,7 @@ def test_a_slope_is_that_of_an_hour() -> None:
     assert not line.grows, "without a limit nothing is judged"
 
 
+@pytest.mark.slow
 def test_what_was_there_for_a_moment_is_not_judged(tmp_path: Path) -> None:
     series = soaked(lambda hours: 50.0)
     for second in range(3000, 3200, 10):

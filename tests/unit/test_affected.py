@@ -87,6 +87,7 @@ def test_durations_are_those_of_functions_that_are_still_there(sources: Sources,
     assert not sources.has("tests/unit/test_open.py::test_three")
 
 
+@pytest.mark.slow
 def test_every_room_of_the_package_is_seen_by_some_test() -> None:
     sources = Sources(ROOT)
     for room in sorted(path.parent for path in (ROOT / "rftstream").glob("*/__init__.py")):

@@ -49,6 +49,7 @@ def test_busy_processes_are_ended() -> None:
     assert not any(one.is_running() for one in mine)
 
 
+@pytest.mark.slow
 def test_busy_processes_end_with_whoever_started_them() -> None:
     code = (
         "import os, signal\nfrom tests.load import busy\nimport psutil\n"

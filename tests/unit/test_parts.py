@@ -145,6 +145,7 @@ def found_uses() -> list[tuple[str, int, str]]:
     return found
 
 
+@pytest.mark.slow
 def test_no_part_is_asked_for_by_its_name() -> None:
     """What others must know of a part stands in its record (rftstream/config/part_specs.py)."""
     wrong = [f"{file}:{line} {name!r}" for file, line, name in found_uses() if (file, name) not in EXCEPTIONS]

@@ -144,6 +144,7 @@ def test_order_of_rows_does_not_matter(setting):
     torch.testing.assert_close(rows.loss(algorithm, some=order), (loss, metrics))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", [one for one in SETTINGS if not STOPS & {one[0], *one[1].values()}], ids=name_of)
 def test_gradient_is_that_of_the_formula(setting):
     rows, algorithm = Rows(seed=1), build(setting)

@@ -135,6 +135,7 @@ def mean_is_whole(algorithm: Any, rows: Any, minibatches: int, count: int) -> No
     assert passes.num_tokens == once.num_tokens == sum(row.loss_mask.sum() for row in rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
 @pytest.mark.parametrize(
     ("groups", "experts", "minibatches"),

@@ -100,6 +100,7 @@ def test_the_expected_gradient_is_that_of_the_divergence():
     torch.testing.assert_close(logits_V.grad, divergence_V, rtol=1e-5, atol=1e-6)  # advantages are float32
 
 
+@pytest.mark.slow
 def test_a_table_becomes_its_teacher():
     """The rewards are never looked at: probabilities of right tokens go where the teacher has them, not to 1."""
     steps = list(table.play(Opd(Opd.Config()), steps=150))

@@ -177,6 +177,7 @@ def trained(spec, *, steps=3, lr=3e-3, count=32, **config):
     return backend, metrics
 
 
+@pytest.mark.slow
 def test_it_begins_at_log_2_and_learns_a_planted_preference(spec):
     backend, metrics = trained(spec, steps=60)
     assert metrics[0]["loss"] == pytest.approx(math.log(2), abs=1e-6)

@@ -76,6 +76,7 @@ def test_it_begins_by_saying_nothing(spec, ppo):
     assert not any(one.any() for one in values)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokens", [False, True])
 def test_a_reward_model_says_what_it_said_before(spec, ppo, tmp_path, tokens):
     """Of a row it says at each place what the model gives for the tokens so far."""
@@ -90,6 +91,7 @@ def test_a_reward_model_says_what_it_said_before(spec, ppo, tmp_path, tokens):
         assert not said[row.loss_mask == 0].any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packing", [True, False])
 def test_no_budget_and_no_layout_changes_values_and_gradients(spec, ppo, tmp_path, packing, monkeypatch):
     """Up to float32's rounding."""
@@ -113,6 +115,7 @@ def critic_gradients(backend, monkeypatch):
     return gradients(backend._critic, monkeypatch)
 
 
+@pytest.mark.slow
 def test_it_learns_what_comes(spec, ppo):
     """The same batch again and again: it comes to know its returns, with a learning rate of its own."""
     backend = opened(spec, ppo)
@@ -171,6 +174,7 @@ def test_a_nan_leaves_both_as_they_were(spec, ppo, tmp_path, changes, odd):
     assert not trained(backend, ppo, seed=3).skipped
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", CHANGES)
 @pytest.mark.parametrize("config", [{}, {"offload_optimizer": True}])
 def test_save_and_load_go_on_bit_for_bit(spec, ppo, tmp_path, changes, config):
@@ -233,6 +237,7 @@ def test_what_is_no_critic_is_refused(spec, ppo, tmp_path, settings, message):
         opened(spec, ppo, tmp_path)
 
 
+@pytest.mark.slow
 def test_beside_adapters_it_is_a_whole_model(spec, ppo, tmp_path):
     pytest.importorskip("peft")
     backend = opened(dataclasses.replace(spec, lora=LoraSection(rank=2)), ppo)

@@ -48,6 +48,7 @@ def wait_for(condition):
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_a_rank_is_silent_once_it_was_heard_and_is_no_longer():
     store = Store()
     heart = Heartbeat(store, 0, [1, 2], silence_s=3 * BEAT_S)
@@ -64,6 +65,7 @@ def test_a_rank_is_silent_once_it_was_heard_and_is_no_longer():
     heart.stop()
 
 
+@pytest.mark.slow
 def test_a_heartbeat_ends_with_the_store():
     class Gone(Store):
         def add(self, key, number):

@@ -48,6 +48,7 @@ def trained(spec, folder, **config):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", CONFIGS)
 def test_steps_with_and_without_give_the_same_bits(spec, tmp_path, config):
     (tmp_path / "plain").mkdir()
@@ -56,6 +57,7 @@ def test_steps_with_and_without_give_the_same_bits(spec, tmp_path, config):
     assert trained(spec, tmp_path / "offloaded", offload_parameters=True, **config) == plain
 
 
+@pytest.mark.slow
 def test_adapters_do_too(spec, tmp_path):
     pytest.importorskip("peft")
     (tmp_path / "plain").mkdir()

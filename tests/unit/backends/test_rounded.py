@@ -54,6 +54,7 @@ def test_parameters_in_bfloat16_are_rounded_from_float32_masters(spec, grpo, tmp
         np.testing.assert_array_equal(found, here)
 
 
+@pytest.mark.slow
 def test_gradients_of_rounded_parameters_are_added_up_in_float32(spec, grpo):
     """Of many micro-batches as of one, where sums in bfloat16 would lose most digits."""
     norms = []

@@ -250,6 +250,7 @@ def test_compiled_layers_compute_the_same(spec, grpo, monkeypatch):
     assert metrics == pytest.approx(updated(spec, grpo, tiny.rows())[1].metrics, rel=1e-4, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_batches_are_profiled_on_demand(spec, grpo, tmp_path):
     backend = tiny.backend(spec, profile=(1,), profile_folder=str(tmp_path / "traces"))
     for seed in range(3):
@@ -351,6 +352,7 @@ def test_without_kl_no_reference_is_held(spec, grpo):
     assert "kl" not in update.metrics
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("estimator", ["k2", "k3"])
 def test_a_huge_coefficient_keeps_the_policy_at_the_reference(spec, estimator):
     distances = {}
@@ -363,6 +365,7 @@ def test_a_huge_coefficient_keeps_the_policy_at_the_reference(spec, estimator):
     assert distances[1e4] < distances[0.0] / 1000
 
 
+@pytest.mark.slow
 @pytest.mark.law("replay")
 @pytest.mark.parametrize("changes", [{}, {"minibatches": 2, "updates_per_batch": 2, "tokens_per_microbatch": 30}])
 def test_with_a_reference_a_restart_changes_no_bit(spec, tmp_path, changes):

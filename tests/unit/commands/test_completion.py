@@ -82,6 +82,7 @@ TYPED = (
 )
 
 
+@pytest.mark.slow
 def test_in_bash(here: Path) -> None:
     """By bash's own variables: it splits words at `=`, and wants what follows."""
     (here / "mine.toml").write_text('[tasksets.sums]\nsource = "arithmetic"\n')

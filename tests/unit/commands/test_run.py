@@ -183,6 +183,7 @@ def test_what_the_system_refuses_under_the_lock_names_the_run(here: Path) -> Non
     assert refused.value.filename == str(folder.path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "unbuffered"), [("--help", False), ("--version", True), ("run --help", False), ("list rewards", True)]
 )
@@ -193,6 +194,7 @@ def test_a_full_disk_under_the_output_is_one_line(arguments: str, unbuffered: bo
     assert error.startswith("rftstream: No space left on device; ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("arguments", "unbuffered"), [("--help", True), ("list rewards", False)])
 def test_a_reader_that_has_left_hears_nothing(arguments: str, unbuffered: bool) -> None:
     read, write = os.pipe()

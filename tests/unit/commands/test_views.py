@@ -116,6 +116,7 @@ def test_usage_errors_exit_2(run: Path, arguments: tuple[str, ...], text: str) -
     assert text in result.stderr
 
 
+@pytest.mark.slow
 def test_plot_writes_into_the_run_folder(run: Path, tmp_path: Path) -> None:
     names = ["by_step.png", "by_time.png", "index.html"]
     *pictures, page = [str(run / "plots" / name) for name in names]

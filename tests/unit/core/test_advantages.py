@@ -102,6 +102,7 @@ def test_rare_successes_weigh_most():
         compute_likelihood_advantages(np.asarray([1.0, -0.5]), np.zeros(2, int))
 
 
+@pytest.mark.slow
 @given(REWARDS, st.floats(0.01, 100))
 def test_the_soft_baseline_is_between_mean_and_best(rewards, tau):
     rewards_N = np.asarray(rewards)

@@ -133,6 +133,7 @@ def test_a_row_that_is_none_is_named(tmp_path: Path, row: Any, problem: str) -> 
         read(path)
 
 
+@pytest.mark.slow
 def test_parquet_and_saved_datasets(tmp_path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -251,6 +251,7 @@ def test_without_datasets_it_says_what_to_install(tmp_path: Path, monkeypatch: p
     assert "pip install 'rftstream[data]'" in refusal(f"hf:{tmp_path}")
 
 
+@pytest.mark.slow
 @settings(deadline=None)  # the first one imports datasets
 @given(names=st.lists(st.text("train-est/0._of", min_size=1, max_size=12).map(lambda name: name + ".csv"), unique=True),
        card=st.text("-\n :[]configs_ame*{", max_size=40))  # fmt: skip
@@ -355,6 +356,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Hub]]:
     server.server_close()
 
 
+@pytest.mark.slow
 def test_a_name_on_the_hub(hub: type[Hub]) -> None:
     source, options = "hf:someone/sums", {"subset": "main"}
     assert asked(source, options=options) == ["question 0", "question 1", "question 2"]
@@ -366,6 +368,7 @@ def test_a_name_on_the_hub(hub: type[Hub]) -> None:
     assert "give the folder" in refusal("hf:nobody/nothing")
 
 
+@pytest.mark.slow
 def test_without_a_network_what_is_in_the_cache_serves(hub: type[Hub], monkeypatch: pytest.MonkeyPatch) -> None:
     source, options = "hf:someone/sums", {"subset": "main"}
     digest = open_source(source, options=options).digest

@@ -261,6 +261,7 @@ def test_digest_is_of_contents_columns_and_choice(tmp_path: Path) -> None:
     assert len({digests[0], *(open_source(one, **change).digest for change in changes)}) == 5
 
 
+@pytest.mark.slow
 def test_a_million_rows_in_one_row_group_take_little_memory(tmp_path: Path) -> None:
     """Measured in a process of its own: 300,000 rows of 1 kB, which as one table are 300 MB."""
     text = pa.array([f"{number:06d}" + "x" * 1_000 for number in range(1_000)])
@@ -411,6 +412,7 @@ def test_any_path_into_any_row_is_found_or_not(row: dict[str, Any], path: str) -
         assert (found, value) == (True, row[path])
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(row=st.dictionaries(st.text(max_size=5), VALUES, max_size=4))
 def test_any_row_becomes_a_problem_that_a_record_holds_or_is_refused(row: dict[str, Any]) -> None:

@@ -59,6 +59,7 @@ def test_what_is_told_of_errors(code: str, begin: str, end: str) -> None:
     assert end in said.splitlines()[-1], said[-300:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "code", "reason"),
     [

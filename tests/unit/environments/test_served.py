@@ -127,6 +127,7 @@ def test_a_game(games: GameServer, monkeypatch: pytest.MonkeyPatch) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_many_at_once(games: GameServer) -> None:
     async def many() -> list[list[str]]:
         return await asyncio.gather(*(play(environment(games, seed=4)) for _ in range(50)))
@@ -170,6 +171,7 @@ def test_a_server_that_lost_the_session(games: GameServer) -> None:
     asyncio.run(lose())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("troubles", "error", "expected"),
     [

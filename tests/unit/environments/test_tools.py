@@ -185,6 +185,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.sampled_from(["width", "height", "unit", "", "ä"]), JSON, max_size=4))
 def test_any_arguments_are_taken_or_refused(arguments: dict[str, Any]) -> None:
     signature = Signature(sample_tools.area, where="area")

@@ -156,6 +156,7 @@ MESSAGE = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @ANY_SPEED
 @given(body=st.dictionaries(NAMES, JSON | st.lists(MESSAGE, max_size=3), max_size=5))
 def test_whatever_is_sent_is_a_call_or_a_refusal(body: dict[str, Any]) -> None:

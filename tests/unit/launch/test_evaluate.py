@@ -115,6 +115,7 @@ def test_what_is_due_on_a_finished_run_is_made_up_for(scene: Scene) -> None:
     assert scene.evaluated() == found
 
 
+@pytest.mark.slow
 def test_a_version_that_was_asked_for(scene: Scene) -> None:
     (one,) = results(scene, "--evaluation", "more", "--versions", 1)
     assert (one["evaluation"], one["version"], one["num_tasks"], one["num_samples"]) == ("more", 1, 6, 2)
@@ -221,6 +222,7 @@ def test_a_living_evaluator_is_asked(scene: Scene) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_one_that_does_not_answer(scene: Scene) -> None:
     scene.claim()
     result = call(scene, "--timeout", "0.2")

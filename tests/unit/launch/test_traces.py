@@ -80,6 +80,7 @@ def export(run: Path, *arguments: str, code: int = 0) -> str:
     return done.stdout if code == 0 else done.output
 
 
+@pytest.mark.slow
 def test_a_whole_run_twice_with_the_same_ids(run: Path, collector: FakeCollector) -> None:
     collector.before = [(503, b"busy"), (429, b"")]
     told = json.loads(export(run, "--otlp", collector.url, "--json"))

@@ -106,6 +106,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "v3"
 
 
+@pytest.mark.slow
 def test_a_folder_goes_up_whole(fake_hub: Hub, folder: Path) -> None:
     url = hub.upload(folder, HubPlace("me/sums", None), private=True, message="version 3 of sums")
     assert url == f"{fake_hub.url}/me/sums/commit/{'0' * 40}"
@@ -117,6 +118,7 @@ def test_a_folder_goes_up_whole(fake_hub: Hub, folder: Path) -> None:
     assert set(fake_hub.branches) == {"me/sums@main", "me/sums@v4"}
 
 
+@pytest.mark.slow
 def test_a_hub_that_refuses(fake_hub: Hub, folder: Path) -> None:
     fake_hub.refuses = "You have no rights to write to me."
     with pytest.raises(WeightsError) as error:
@@ -129,6 +131,7 @@ def test_a_hub_that_refuses(fake_hub: Hub, folder: Path) -> None:
         hub.upload(folder, HubPlace("me/sums", "v4"), private=True, message="m")
 
 
+@pytest.mark.slow
 def test_a_hub_that_is_away(fake_hub: Hub, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "HfApi", lambda **more: HfApi(endpoint="http://127.0.0.1:9", **more))
     with pytest.raises(WeightsError, match=r"127\.0\.0\.1:9: ConnectError: .* is complete; send it again with"):

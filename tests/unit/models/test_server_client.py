@@ -166,6 +166,7 @@ def test_an_odd_wish_of_a_server_is_no_wish(server, said):
     assert busy.value.after_s == 0.0
 
 
+@pytest.mark.slow
 def test_a_wait_is_no_longer_than_an_answer_may_take(server):
     server.answers.append((429, {}, {"Retry-After": "86400"}))
     began = time.monotonic()

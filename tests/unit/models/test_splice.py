@@ -39,6 +39,7 @@ def played(name: str, renderer: HfRenderer, seeds: range) -> Counter[str]:
     return total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STYLES)
 def test_random_histories(renderers: dict[str, HfRenderer], name: str) -> None:
     found = played(name, renderers[name], range(25))

@@ -36,6 +36,7 @@ FORMS = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 @given(arguments=st.dictionaries(st.text("abü", max_size=3), VALUES, max_size=4))
 def test_arguments_keep_their_types(form: str, arguments: dict[str, Any]) -> None:

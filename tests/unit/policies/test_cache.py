@@ -31,6 +31,7 @@ def states_of(lengths, longest, random):
             for _ in range(LAYERS)]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seed", "small"), [(0, SMALL), (1, SMALL), (2, SMALL), (0, 0)])
 def test_rows_come_grow_and_go(monkeypatch, seed, small):
     monkeypatch.setattr(rftstream.policies.cache, "SMALL", small)
@@ -271,6 +272,7 @@ def turns_of(policy, *, num_rollouts=9, num_turns=4, waits=0):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "waits"),
     [

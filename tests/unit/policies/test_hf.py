@@ -132,6 +132,7 @@ GOING_ON = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.law("lost")
 @pytest.mark.parametrize("name", GOING_ON)
 def test_a_rollout_that_goes_on_elsewhere_is_what_it_would_have_been(spec, backend, policy, name):
@@ -167,6 +168,7 @@ def test_only_what_is_being_sampled_can_be_asked_for(policy):
     assert policy.so_far("r0") is None
 
 
+@pytest.mark.slow
 def test_frequencies_are_those_of_the_distribution(policy, backend):
     request = tiny.request(0, max_tokens=1)
     first = []

@@ -104,6 +104,7 @@ def test_ids_are_those_of_transformers_own_processor(spec):
         assert list(prompted(spec, 0, images=images, text=text).token_ids) == list(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_sampled_logprobs_are_those_of_trainer_and_transformers(spec, trained, temperature):
     policy = tiny.policy(spec, trained.served_tensors(), batch_size=8)
@@ -126,6 +127,7 @@ def test_sampled_logprobs_are_those_of_trainer_and_transformers(spec, trained, t
             np.testing.assert_allclose(completion.behavior_logprobs, theirs, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_sampled_logprobs_are_those_of_the_trainer_with_adapters(spec):
     pytest.importorskip("peft")
     adapted = dataclasses.replace(spec, lora=LoraSection(rank=4, alpha=8.0))
@@ -179,6 +181,7 @@ def test_what_images_are_leaves_the_device_and_comes_back(spec, trained):
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_flight", ["keep", "recompute", "finish"])
 def test_new_weights_see_the_same_images(spec, trained, in_flight):
     fresh = tiny.backend(spec)
@@ -251,6 +254,7 @@ def test_others_are_sampled_while_an_image_is_fetched(spec, trained):
     policy.close()
 
 
+@pytest.mark.slow
 def test_placeholders_are_never_sampled(spec, trained):
     token = open_renderer(spec).images.token_id
     policy = tiny.policy(spec, trained.served_tensors(), batch_size=64)

@@ -44,6 +44,7 @@ def columns(model, length=70):
     return cache
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "config", "settings"), [
     (LlamaForCausalLM, LlamaConfig, {}),
     (LlamaForCausalLM, LlamaConfig, {"num_key_value_heads": 4, "tie_word_embeddings": True, "vocab_size": 40}),

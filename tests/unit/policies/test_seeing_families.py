@@ -96,6 +96,7 @@ def plain_logprobs(spec, model, processor, row):
     return torch.cat([torch.zeros(1), logits[:-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0]])
 
 
+@pytest.mark.slow
 def test_ids_are_those_of_transformers_own_processor(spec):
     processor = OwnProcessor(spec.folder)._processor
     renderer = open_renderer(spec)
@@ -113,6 +114,7 @@ def test_ids_are_those_of_transformers_own_processor(spec):
         assert {place for place, one in enumerate(ids) if one == renderer.images.token_id} <= inside
 
 
+@pytest.mark.slow
 def test_sampled_logprobs_are_those_of_trainer_and_transformers(spec, opened):
     policy = tiny.policy(spec, opened.served_tensors(), batch_size=4, prefill_tokens=300)
     model, processor = plainly(spec, opened)
@@ -139,6 +141,7 @@ def test_images_matter(spec, opened):
     assert len(set(said)) == len(PICTURES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packing", [True, False])
 def test_loss_and_gradients_are_those_of_transformers(spec, packing, monkeypatch):
     backend = tiny.backend(spec, packing=packing)
@@ -189,6 +192,7 @@ def test_a_further_turn_may_show_another_image(spec, opened):
     np.testing.assert_allclose(done.behavior_logprobs, expected[len(third.token_ids) :], atol=2e-5)
 
 
+@pytest.mark.slow
 def test_further_turns_go_on_beside_others(spec, opened):
     """Three turns of rollouts that are decoded together: an image, then words alone or another image, then words. What
     goes on from a turn is computed at the positions behind its images, whether its slot was needed meanwhile or not."""
@@ -222,6 +226,7 @@ def test_further_turns_go_on_beside_others(spec, opened):
     assert len(gone_on) == 10 - 2 * looks_ahead, "all further turns, but those whose new image looks ahead"
 
 
+@pytest.mark.slow
 def test_new_weights_compute_running_requests_anew(spec, opened):
     later = tiny.backend(dataclasses.replace(spec))
     rows = [row_of(one, [50, 51, 0]) for one in some_requests(spec)]
@@ -248,6 +253,7 @@ def test_a_text_that_writes_a_placeholder_itself_is_refused(spec):
             renderer.render([ChatMessage(role="user", content=f"1{mark}{mark}", media=(PICTURES[0],))])
 
 
+@pytest.mark.slow
 def test_an_update_is_the_same_to_the_bit(spec):
     states = []
     for _ in range(2):

@@ -280,6 +280,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 def test_the_engine_ends_with_its_client():
     client = subprocess.Popen(["sleep", "600"])
     engine = subprocess.Popen(

@@ -363,6 +363,7 @@ def test_a_reward_of_trl_over_messages_that_would_get_texts(write: Write, tmp_pa
         assert "signature of TRL" not in "\n".join(fine(config).warnings)
 
 
+@pytest.mark.slow
 def test_a_reward_of_an_evaluation_of_another_kind(write: Write) -> None:
     text = errors(write(evaluations__e={"source": "arithmetic", "reward": "reasoning_gym"}))
     assert "evaluations.e.reward: reasoning_gym: the problem has no 'dataset'; its taskset must be" in text
@@ -409,6 +410,7 @@ def test_a_late_long_prompt_is_found_without_rendering_all(write: Write) -> None
 # --------------------------------------------------------------------------------------------- warnings
 
 
+@pytest.mark.slow
 def test_a_long_template_hides_no_late_long_prompt(write: Write) -> None:
     """Whose text alone would fit, with what templates usually add to it."""
     made = {"make": {"characters": "0123456789+=", "layers": 1, "width": 16, "heads": 2}, "context": 100,

@@ -100,6 +100,7 @@ OWN_PATHS = (PLAN, "rftstream.rewards.child", "rftstream.commands.run_file")
 beside which modules of one's own could lie."""
 
 
+@pytest.mark.slow
 def test_only_the_plan_prepares_a_run() -> None:
     wrong = []
     for source in sources("rftstream", "workers"):

@@ -152,6 +152,7 @@ def test_s3_without_its_package(config: RunConfig, monkeypatch: pytest.MonkeyPat
     refused_by_all(loader.replace(config, weights__store="s3://bucket/{run}"), "needs a package that is not installed")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_keys")
 def test_s3_without_keys(config: RunConfig) -> None:
     config = loader.replace(config, weights__store="s3://bucket/{run}")
@@ -161,6 +162,7 @@ def test_s3_without_keys(config: RunConfig) -> None:
     assert "NoCredentialsError" in check(config).to_text().splitlines()[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("nowhere")
 def test_s3_that_does_not_answer(config: RunConfig) -> None:
     config = loader.replace(config, weights__store="s3://bucket/{run}", weights__patience_s=0.5)
@@ -178,6 +180,7 @@ def test_all_that_is_wrong_is_told_at_once(config: RunConfig) -> None:
         assert str(caught.value).count(said) == 1
 
 
+@pytest.mark.slow
 def test_settings_are_read_without_torch(tmp_path: Path) -> None:
     """A look at a run file that trains a model on a CPU imports neither torch nor transformers."""
     (tmp_path / "run.toml").write_text(

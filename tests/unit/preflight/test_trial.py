@@ -76,6 +76,7 @@ def test_it_leaves_nothing_behind(run_file: Path) -> None:
     assert sorted(after) == before
 
 
+@pytest.mark.slow
 def test_the_seed_decides(run_file: Path) -> None:
     def ids(seed: int) -> list[str]:
         return [one["rollout_id"] for one in tried(run_file, "--num", 3, "--seed", seed)["rollouts"]]
@@ -95,6 +96,7 @@ def test_text_to_be_read_and_a_reward_that_fails(run_file: Path) -> None:
     assert "1 without a reward (error)" in result.stdout
 
 
+@pytest.mark.slow
 def test_exit_1_when_nothing_can_be_scored_and_fewer_tasks_than_asked_for(run_file: Path) -> None:
     (run_file.parent / "own.jsonl").write_text(json.dumps(ROWS[1]) + "\n")
     more = ("--taskset", "own", "--set", "tasksets.own.passes=1", "--set", "verifier.tries=1")

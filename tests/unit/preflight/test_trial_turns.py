@@ -74,6 +74,7 @@ def run_file(folder: Path, environment: str, reward: str) -> Path:
     )
 
 
+@pytest.mark.slow
 def test_tool_calls_and_what_the_tool_answers(folder: Path) -> None:
     file = run_file(folder, "tools", "exact")
     policy = (
@@ -102,6 +103,7 @@ def test_tool_calls_and_what_the_tool_answers(folder: Path) -> None:
     assert sum(run["num_tokens"] for run in runs if run["sampled"]) == shown["num_tokens"]
 
 
+@pytest.mark.slow
 def test_rewards_of_turns_and_a_new_segment(folder: Path) -> None:
     file = run_file(folder, "my_trial_turns:Forgetful", "environment")
     text = commands.call("try", file, "--taskset", "turns").stdout

@@ -462,6 +462,7 @@ class RandomRun:
             self.log.step(self.version, epoch=self.epoch, resumed=True)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(st.integers(0, 2**32), st.integers(0, 60), st.integers(0, 8))
 def test_any_flow_balances_at_any_moment(seed: int, num_before: int, num_between: int) -> None:

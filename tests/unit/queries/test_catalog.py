@@ -69,6 +69,7 @@ def counts_of(updater: CatalogUpdater, moment: Moment) -> CatalogCounts:
         return count_fates(catalog, moment)
 
 
+@pytest.mark.slow
 @pytest.mark.law("conservation")
 @pytest.mark.parametrize("seed", range(4))
 def test_it_counts_what_the_audit_counts_now_and_at_every_moment(tmp_path: Path, seed: int) -> None:

@@ -28,6 +28,7 @@ steps = 2
 """
 
 
+@pytest.mark.slow
 def test_every_section_and_every_part_is_in_the_catalogue() -> None:
     sections = {section.key.partition(".")[0] for section in settings.run_file_sections()}
     tables = {settings.plural_of(kind) for kind in registry.KINDS}

@@ -110,6 +110,7 @@ def _damage(random: Random, folder: Path) -> None:
     path.write_bytes(content)
 
 
+@pytest.mark.slow
 @pytest.mark.law("conservation")
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**32))

@@ -130,6 +130,7 @@ def test_wrong_values_are_counted_as_such() -> None:
     assert (found.reward, found.metrics["failed_wrong"], found.metrics["failed_crash"]) == (0.0, 1.0, 0.0)
 
 
+@pytest.mark.slow
 def test_a_program_may_write_what_is_expected_however_long() -> None:
     tests = {"fn_name": "f", "inputs": [[1]], "outputs": [[0.5] * 600_000]}
     assert score("def f(x): return [0.5] * 600_000", {"tests": tests}).reward == 1.0
@@ -157,6 +158,7 @@ def test_a_sandbox_that_fails_gives_no_reward() -> None:
         score(PLUS_ONE, {"tests": PLAIN}, sandbox_url="http://127.0.0.1:9")
 
 
+@pytest.mark.slow
 def test_a_program_that_hangs_longer_than_a_reward_may_is_wrong() -> None:
     taskset = {"source": "arithmetic", "reward": "code"}
     config = from_dict(

@@ -62,6 +62,7 @@ def scorer_class(request: pytest.FixtureRequest) -> Any:
     return request.param
 
 
+@pytest.mark.slow
 def test_it_is_what_the_environment_gave(scorer_class: Any, tmp_path: Path) -> None:
     replies = replies_of(
         scorer_class,

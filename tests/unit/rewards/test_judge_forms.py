@@ -352,6 +352,7 @@ def test_siblings_that_say_the_same_at_once_are_judged_once(server: Any) -> None
     assert len(server.requests) == 2
 
 
+@pytest.mark.slow
 def test_many_at_once(server: Any) -> None:
     outcomes = judge(server, rubric=RUBRIC, max_concurrent=8).score_all([item(str(number)) for number in range(40)])
     assert all(isinstance(one, Score) and one.parts["correct"] == 0.8 for one in outcomes)

@@ -551,6 +551,8 @@ EVALUATING = """
 import ctypes
 from rftstream.rewards.evaluating import evaluating_answer
 
+pytestmark = pytest.mark.slow
+
 def score(completion, answer):
     if completion == "not yet":
         while True:

@@ -85,6 +85,7 @@ def test_the_assignment_is_the_best_of_all(rows: int, columns: int, random: Any)
     assert sum(weights[row][column] for row, column in pairs) == pytest.approx(best)
 
 
+@pytest.mark.slow
 @given(integer_boxes, integer_boxes, st.randoms(use_true_random=False))
 def test_the_order_of_boxes_changes_nothing(gold: Any, found: Any, random: Any) -> None:
     for give in ("mean", "f1", "all"):
@@ -234,6 +235,7 @@ def test_answers_without_boxes_or_with_too_many_are_wrong() -> None:
     assert (score.reward, score.metrics["over_limit"]) == (0.0, 1.0)
 
 
+@pytest.mark.slow
 def test_long_texts_take_no_long_time() -> None:
     began = time.process_time()
     for text in ("[1,[" * 9000, "(1,2)" * 9000, " " * 60_000, "```json\n" * 9000, "<answer>" * 9000, '{"a":' * 9000):

@@ -363,6 +363,7 @@ def test_exit_codes() -> None:
     assert [report().exit_code, report(1).exit_code, report(1, 3).exit_code] == [0, 1, 3]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_broker_that_does_not_answer_is_exit_3(run_file: Path) -> None:
     with socket.socket() as taken:

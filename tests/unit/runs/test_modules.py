@@ -51,7 +51,10 @@ def warnings_of(config: RunConfig) -> list[str]:
     return [module.warning for module in find_modules(config) if module.warning is not None]
 
 
-def test_what_is_named_is_found_with_what_it_imports_and_nothing_is_imported(place: Path) -> None:
+def test_what_is_named_is_found_with_what_it_imports_and_nothing_is_imported(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "own_rewards", raising=False)  # another test may have imported its own
     found = {one.name: one.file for one in find_modules(config(place))}
     assert found == {
         "own_rewards": place / "own_rewards.py",

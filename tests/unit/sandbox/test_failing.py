@@ -147,6 +147,7 @@ def test_a_server_that_is_down_is_no_verdict() -> None:
         assert_no_verdict(f"http://127.0.0.1:{taken.getsockname()[1]}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("broken", ["silent"], indirect=True)
 def test_a_server_that_says_nothing_is_no_verdict(broken: str) -> None:
     assert_no_verdict(broken)

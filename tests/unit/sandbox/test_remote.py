@@ -34,6 +34,7 @@ def server() -> Iterator[SandboxServer]:
     made.close()
 
 
+@pytest.mark.slow
 def test_a_server_runs_what_this_machine_runs(server: SandboxServer) -> None:
     backend = RemoteBackend(server.url, token="secret-word")
     assert run_program("print(int(input()) + 1)", stdin="41", expected="42", backend=backend).passed
@@ -137,6 +138,7 @@ def test_without_bubblewrap_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> Non
         layers.find_layers.cache_clear()
 
 
+@pytest.mark.slow
 def test_an_interpreter_that_dies_is_started_again() -> None:
     backend = LocalBackend(slots=1)
     try:
@@ -204,6 +206,7 @@ def test_an_owner_that_dies_after_its_bubblewrap_leaves_nothing() -> None:
     assert not any(folder.exists() for folder in folders)
 
 
+@pytest.mark.slow
 def test_a_server_on_ipv6() -> None:
     if not socket.has_ipv6:
         pytest.skip("this machine has no IPv6")

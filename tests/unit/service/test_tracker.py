@@ -33,6 +33,7 @@ def test_damaged_metadata_is_named() -> None:
         decode_finished(Position(0, "1,?"))
 
 
+@pytest.mark.slow
 def test_results_that_do_not_fit_are_held() -> None:
     tracker = PartitionTracker(Position(0))
     for offset in range(40_000):

@@ -99,6 +99,7 @@ def test_gold_is_asked_like_the_others_and_counted_per_annotator(scene: GoldScen
     assert scene.watched.people().effects == {"gold": 6 + len(gold), "counted": 1}
 
 
+@pytest.mark.slow
 def test_the_right_answer_is_never_shown(scene: GoldScene) -> None:
     """Looks at all that shows something of questions, votes or their rollouts, as each role, before and after votes."""
     operator, annotator = StudioRole.operator, StudioRole.annotator

@@ -60,6 +60,7 @@ def addresses(simulation: Simulation) -> list[str]:
     return [f"/runs/demo{parts.get(path, path)}" for path in ROUTES]
 
 
+@pytest.mark.slow
 def test_every_page_now_and_as_it_was(finished: tuple[Simulation, WatchedRun, TestClient]) -> None:
     simulation, _, browser = finished
     for address in addresses(simulation):

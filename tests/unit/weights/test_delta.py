@@ -85,6 +85,7 @@ def pairs(draw: st.DrawFn) -> tuple[str, np.ndarray, np.ndarray]:
     return dtype, np.array(old, form), np.array(new, form)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(pairs(), st.integers(1, 50))
 def test_any_bit_patterns_come_back(pair: tuple[str, np.ndarray, np.ndarray], span_elements: int) -> None:
@@ -173,6 +174,7 @@ def test_any_truncation_is_refused() -> None:
     assert plain(state.tensors) == plain(stored(OLD))
 
 
+@pytest.mark.slow
 def test_any_flipped_bit_is_refused() -> None:
     """Also without the digest of the object, which is compared before."""
     data = DELTA.read_bytes()

@@ -112,6 +112,7 @@ def narrow(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["BF16", "F16"])
 @pytest.mark.parametrize("share", [0.0, 0.003, 0.05, 0.6])
 def test_blocks_are_the_same_as_element_by_element(

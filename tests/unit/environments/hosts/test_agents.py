@@ -106,6 +106,7 @@ def test_wrong_forms_of_a_result() -> None:
         result_from_plain({"metrics": 5})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["given up", "too slow"])
 def test_an_agent_that_nobody_waits_for_is_cancelled(foreign: Path, how: str) -> None:
     mark = foreign.parent / "mark"

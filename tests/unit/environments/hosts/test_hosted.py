@@ -152,6 +152,7 @@ def test_rewards_that_are_not_finite_pass(make: Made) -> None:
     assert replies[2].parts == {"a": 1.0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
@@ -212,6 +213,7 @@ def test_code_that_meddles_with_the_pipes_loses_its_host(make: Made, words: str)
     run(play())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", ["hung", "hung_with_the_lock"])
 def test_a_call_that_hangs(make: Made, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pools, "STUCK_S", 0.05)

@@ -62,6 +62,7 @@ def end_of(path: Path, name: str, **settings: Any) -> RolloutEnd:
         launched.launcher.close()
 
 
+@pytest.mark.slow
 def test_ends(foreign: Path) -> None:
     assert end_of(foreign, "blocking") == RolloutEnd(reward=5.0)
     assert end_of(foreign, "silent") == RolloutEnd()

@@ -9,6 +9,7 @@ from rftstream.rewards.answers.boxes import find_answers
 SIZE = 1 << 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("piece", "last"),
     [

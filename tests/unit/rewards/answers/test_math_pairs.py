@@ -26,6 +26,7 @@ def reward() -> MathReward:
     return MathReward(MathReward.Config(second_share=0.0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("category", list(Counter(pair.category for pair in PAIRS)))
 def test_a_category_is_judged_as_labelled(category: str, reward: MathReward) -> None:
     wrong: list[tuple[Pair, float]] = []
