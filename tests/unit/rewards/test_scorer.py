@@ -23,6 +23,8 @@ from rftstream.rewards.base import RewardInput, Score, ScoreReply, ScoreRequest
 from rftstream.rewards.process import BatchSizes
 from rftstream.rewards.scorer import InlineScorer, ProcessScorer
 
+pytestmark = pytest.mark.slow
+
 USER_REWARDS = """
 import ctypes, os, re, subprocess, sys, time
 
@@ -550,8 +552,6 @@ def test_a_reward_that_loops_over_its_list_is_not_killed_for_it(tmp_path: Path) 
 EVALUATING = """
 import ctypes
 from rftstream.rewards.evaluating import evaluating_answer
-
-pytestmark = pytest.mark.slow
 
 def score(completion, answer):
     if completion == "not yet":
