@@ -1,7 +1,7 @@
 """Things that are dear to make (models, trained runs, virtual environments) are made once for all tests that ask.
 
 Several processes of pytest-xdist may ask at the same time: the first one makes it, the others wait. What could not be
-made leaves nothing behind, and the next one who asks tries again.
+made is removed by the next one who asks, and made anew.
 """
 
 from __future__ import annotations
