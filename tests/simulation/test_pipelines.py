@@ -23,7 +23,8 @@ def test_operators_decide_as_the_log_says_whatever_goes_wrong(tmp_path: Path, se
     simulation = check_seed(seed, tmp_path, pipelines=True)
     found = simulation.recompute()
     assert found.fine, found.to_text()
-    assert found.num_draws or not simulation.records("tasks")
+    decides = any(place.side == "task" for place in operator_places(simulation.config))
+    assert found.num_draws or not decides or not simulation.records("tasks")
 
 
 def test_the_pipelines_have_all_that_may_matter() -> None:

@@ -1,7 +1,8 @@
 """Which storey of the suite a test belongs to (docs/development.md), and what each storey and file took.
 
 A test that takes more than MOST_S without saying why (`@pytest.mark.heavy("why")`) fails the collection of the next
-run, until its file is changed. What counts is processor time, and time by the clock where no crowd explains it.
+run of the same marks, until its file is changed. What counts is processor time, and time by the clock where no crowd
+explains it.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ import pytest
 ROOT = Path(__file__).parents[2]
 MOST_S = 20.0
 """Seconds that a test may take on a quiet machine."""
-CROWD = 2.0
-"""Processes for each core from which on the clock says nothing of a test."""
+CROWD = 1.0
+"""Processes for each core from which on tests wait for one, and the clock says nothing of a test."""
 FAILED_FILE = "RFTSTREAM_TEST_FAILED"
 """Variable that names the file in which a run leaves the tests that failed, with what they said."""
 CACHED = "suite/unmarked"
-"""Where pytest's cache has the tests that took longer: id -> [seconds, digest of the file]."""
+"""Where pytest's cache has the tests that took longer: id -> [seconds, digest of the file, marks selected (-m)]."""
 DURATIONS = "suite/durations"
 """Where it has the seconds of every test that was run: id -> seconds. scripts/affected.py reads them."""
 
@@ -77,7 +78,9 @@ class StoreyMarks:
     def _complaint(self, item: pytest.Item) -> str:
         if item.nodeid not in self._too_long or any(map(item.get_closest_marker, ALLOWED)):
             return ""
-        seconds, digest = self._too_long[item.nodeid]
+        seconds, digest, marks = self._too_long[item.nodeid]
+        if marks != item.config.option.markexpr:
+            return ""  # a run of other tests (make test-vllm) is to go on
         if self._digests.setdefault(item.path, digest_of(item.path)) != digest:
             return ""
         return (
@@ -115,7 +118,8 @@ class StoreyReport:
         if os.getloadavg()[0] < CROWD * (os.cpu_count() or 1):
             taken.quiet_s += report.duration
         if report.failed:
-            taken.failed, taken.output = True, taken.output + report.longreprtext
+            taken.failed = True
+            taken.output += f"{report.longreprtext}\n{report.capstdout}"  # the seed that was drawn is in the second
         taken.told.update(dict(report.user_properties).get("suite", {}))
 
     def pytest_sessionfinish(self) -> None:
@@ -126,7 +130,8 @@ class StoreyReport:
         cache = _cache_of(self._config)
         known: dict[str, Any] = cache.get(CACHED, {})
         known = {test: row for test, row in known.items() if test not in self._taken}
-        known.update({test: [taken.longest_s, digest_of(_file_of(test))] for test, taken in self._too_long()})
+        marks = self._config.option.markexpr
+        known.update({test: [taken.longest_s, digest_of(_file_of(test)), marks] for test, taken in self._too_long()})
         cache.set(CACHED, known)
         took = {test: round(taken.wall_s, 2) for test, taken in self._taken.items()}
         cache.set(DURATIONS, cache.get(DURATIONS, {}) | took)

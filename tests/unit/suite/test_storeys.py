@@ -65,10 +65,13 @@ def test_a_run_ends_with_storeys_and_files(suite: Path, workers: str) -> None:
 def test_a_test_that_took_too_long_is_not_collected_again_before_it_is_changed(suite: Path, workers: str) -> None:
     row = suite / "cache" / "v" / CACHED
     row.parent.mkdir(parents=True)
-    row.write_text(json.dumps({"test_good.py::test_good": [31.0, digest_of(suite / "test_good.py")]}))
+    row.write_text(json.dumps({"test_good.py::test_good": [31.0, digest_of(suite / "test_good.py"), ""]}))
     refused = run(suite, "-n", workers)
     assert refused.returncode != 0
     assert "test_good.py::test_good: took 31 s in the last run, expected at most 20" in refused.stdout
+
+    others = run(suite, "-n", workers, "-m", "not long", "-W", "ignore", "--deselect", "test_bad.py")
+    assert others.returncode == 0, "a run of other marks goes on"
 
     (suite / "test_good.py").write_text("import pytest\n@pytest.mark.heavy('why')\ndef test_good(): pass\n")
     assert run(suite, "-n", workers, "-W", "ignore", "--deselect", "test_bad.py").returncode == 0
