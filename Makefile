@@ -42,7 +42,7 @@ test-long: .venv/.developer  ## tests left out of make test: every mutant, and w
 
 test-vllm: .venv/.developer  ## the engine vLLM, in a build for CPUs that it installs (1 GB, minutes to start)
 	scripts/setup vllm
-	$(BIN)/python -m pytest -m "vllm and not gpu" $(ARGS)
+	$(BIN)/python -m tests.suite -m "vllm and not gpu" $(ARGS)
 
 test-fast: .venv/.developer  ## the tests that take no more than seconds
 	$(SUITE) -n 2 -m "not slow and not broker and not gpu and not long and not vllm" $(ARGS)
