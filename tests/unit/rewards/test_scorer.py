@@ -22,6 +22,7 @@ from rftstream.errors import ConfigError, RewardError
 from rftstream.rewards.base import RewardInput, Score, ScoreReply, ScoreRequest
 from rftstream.rewards.process import BatchSizes
 from rftstream.rewards.scorer import InlineScorer, ProcessScorer
+from rftstream.testing.conformance_bench import await_true
 
 pytestmark = pytest.mark.slow
 
@@ -346,8 +347,9 @@ def test_a_child_killed_while_idle_is_replaced(make: Make) -> None:
     scorer = make("exact")
     scorer.submit(request("1", "7"))
     drain(scorer)
-    os.kill(scoring_child().pid, signal.SIGKILL)
-    time.sleep(0.1)
+    child = scoring_child()
+    child.kill()
+    await_true("the child has died", lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, 120.0)
     scorer.submit(request("2", "7"))
     assert drain(scorer)["2"].score
 
