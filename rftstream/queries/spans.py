@@ -1,9 +1,9 @@
 """A run as spans of a tracing system, made from its log: live or weeks later, and nothing has to be built into roles.
 
 Each group is a trace: admitted until decided, with its rollouts, their model calls, and the way to their verdicts.
-Each batch is a trace: closed until trained, with the steps that trained it, the weights and the evaluations of their
-versions; evaluations of version 0 are a trace of their own. Links lead from a group to its batch, from a batch to its
-groups, and from a rollout to the steps whose versions sampled it.
+Each batch is a trace: closed until trained, with the steps that trained it, the trainers that started with its
+version, the weights and the evaluations of their versions; evaluations of version 0 are a trace of their own. Links
+lead from a group to its batch, from a batch to its groups, and from a rollout to the steps whose versions sampled it.
 
 Ids are digests of the run's id and of what a span is about, so the same span has the same id whenever and by whomever
 it is made. Times are those of the records, in seconds since 1970. A span is made once all of it is on the log.
@@ -108,7 +108,8 @@ class SpanReader:
         return self._key(f"batch {sequence}", span)
 
     def _of_version(self, name: VersionName) -> SpanKey:
-        """Name the step that made a version. The step after batch k makes version k + 1."""
+        """Name the step that made a version, or the start of the trainer that took it over. The step after batch k
+        makes version k + 1."""
         return self._of_batch(name.version - 1, f"step {name.version}/{name.trainer_epoch}")
 
     def _spans(self, record: Record, message: Message) -> Iterator[Span]:
@@ -123,6 +124,8 @@ class SpanReader:
                 self._close(record, message)
             case StepRecord() if message.batch_sequence is not None:
                 yield from self._step(record, message, message.batch_sequence)
+            case StepRecord() if message.name.version > 0:
+                yield self._start(record, message)
             case WeightsAnnounced() if message.name.version > 0 and not message.resumed:
                 yield self._weights(record, message)
             case EvalResult():
@@ -247,6 +250,20 @@ class SpanReader:
             start_s=start,
             end_s=end,
             attributes={**self._version_facts(step.name), "rftstream.skipped": step.skipped, **metrics},
+        )
+
+    def _start(self, record: Record, step: StepRecord) -> Span:
+        """Span of no length for a trainer that started with a version. From then on the version is called by that
+        trainer's epoch, so what follows from it hangs here and not at the step that made it."""
+        end, sequence = step.recorded_at or record.timestamp_s, step.name.version - 1
+        self._trained[step.name] = end
+        return Span(
+            key=self._of_version(step.name),
+            name="start",
+            parent=self._of_batch(sequence) if sequence <= self._newest_batch else None,
+            start_s=end,
+            end_s=end,
+            attributes=self._version_facts(step.name),
         )
 
     def _weights(self, record: Record, weights: WeightsAnnounced) -> Span:
