@@ -27,6 +27,7 @@ from rftstream.frames import FrameReader
 from rftstream.rewards.base import RewardInput, Score
 from rftstream.rewards.breaker import is_slow
 from rftstream.rewards.evaluating import watch_allowances, watch_evaluations
+from rftstream.rewards.event_loop import caught
 from rftstream.rewards.frames import (
     IDLE,
     MAX_FRAME_BYTES,
@@ -88,12 +89,18 @@ def score_items(
     if isinstance(reward, MissingChecker):
         return [_reply(reward)] * len(items)
     begin(0, len(items))
-    outcomes = reward.score_all(items, over_limit=over_limit)
+    outcomes = _scored(reward, items, over_limit=over_limit)
     for place, outcome in enumerate(outcomes):
         if isinstance(outcome, BatchFailed) and len(items) > 1:
             begin(place, 1)
-            outcomes[place] = reward.score_all([items[place]])[0]
+            outcomes[place] = _scored(reward, [items[place]])[0]
     return [_reply(outcome) for outcome in outcomes]
+
+
+def _scored(reward: Any, items: Sequence[RewardInput], **more: Any) -> list[Score | BaseException]:
+    """Return the outcome of each item. Whatever leaves the reward is one, so that it does not end the child."""
+    outcomes = caught(reward.score_all, items, **more)
+    return [outcomes] * len(items) if isinstance(outcomes, BaseException) else outcomes
 
 
 def _reply(outcome: Score | BaseException) -> tuple[Score | None, str | None, str]:

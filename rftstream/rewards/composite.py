@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from rftstream.contracts.arrays import Array
 from rftstream.errors import RewardError
 from rftstream.rewards.base import Reward, RewardInput, Score
 from rftstream.rewards.evaluating import begin_part
+from rftstream.rewards.event_loop import caught
 from rftstream.rewards.functions import BatchFailed, Outcome, to_score
 
 OVER_LIMIT = Score(reward=0.0, metrics={"over_limit": 1.0})
@@ -180,25 +181,11 @@ def _outcomes(part: RewardPart, items: Sequence[RewardInput]) -> list[Outcome]:
     if not items:
         return []
     if not getattr(reward, "batched", False):
-        outcomes: list[Outcome] = []
-        for item in items:
-            try:
-                outcomes.append(to_score(reward(item), where=part.name))
-            except (Exception, SystemExit) as error:
-                outcomes.append(error)
-        return outcomes
-    try:
-        values = list(reward.score_all(items))
-        if len(values) != len(items):
-            raise RewardError(f"{part.name}: score_all returned {len(values)} values for {len(items)} rollouts")
-    except (Exception, SystemExit) as error:
-        return [error if len(items) == 1 else BatchFailed(f"{part.name}: {error!r}")] * len(items)
+        return [caught(lambda one: to_score(reward(one), where=part.name), item) for item in items]
+    values = caught(lambda: list(reward.score_all(items)))
+    if not isinstance(values, BaseException) and len(values) != len(items):
+        values = RewardError(f"{part.name}: score_all returned {len(values)} values for {len(items)} rollouts")
+    if isinstance(values, BaseException):
+        return [values if len(items) == 1 else BatchFailed(f"{part.name}: {values!r}")] * len(items)
     known = (type(None), Score, BaseException)
-    return [one if isinstance(one, known) else _caught(lambda v: to_score(v, where=part.name), one) for one in values]
-
-
-def _caught(function: Callable[[Any], Score], value: Any) -> Outcome:
-    try:
-        return function(value)
-    except (Exception, SystemExit) as error:
-        return error
+    return [one if isinstance(one, known) else caught(to_score, one, where=part.name) for one in values]

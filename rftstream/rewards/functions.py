@@ -11,7 +11,8 @@ The names of the parameters say which signature a function has:
                 a list for each column
 
 The settings in `[rewards."module:function"]` are passed as further keyword arguments (verl's `reward_kwargs`). Any
-function may be `async`. The calls of an async function for single rollouts run at the same time.
+function may be `async`. The calls of an async function for single rollouts run at the same time. All calls of a process
+run in one event loop, so a session of aiohttp or httpx that a module keeps goes on working (rewards/event_loop.py).
 
 A function returns a number; a dict with `reward` or `score`, whose other numbers become metrics; a pair of a number and
 such a dict; or a Score. A function over lists returns a list of these. TRL's list may hold None where the reward does
@@ -24,11 +25,10 @@ reward function".
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import math
 import numbers
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -38,6 +38,7 @@ from rftstream.contracts.arrays import Array
 from rftstream.errors import ConfigError, RewardError
 from rftstream.rewards.arguments import OF_TRL_ALONE, RewardArguments, find_convention, is_conversation
 from rftstream.rewards.base import RewardInput, Score
+from rftstream.rewards.event_loop import caught, run_together
 from rftstream.rewards.version import source_version
 
 MAX_NUMBERS = 200
@@ -131,14 +132,11 @@ class FunctionReward:
     # ------------------------------------------------------------------------------------------ for one rollout
 
     def _one_by_one(self, items: Sequence[RewardInput]) -> list[Outcome]:
-        values: list[Any] = []
-        for item in items:
-            try:
-                values.append(self._call(item))
-            except (Exception, SystemExit) as error:
-                values.append(error)
+        values: list[Any] = [caught(self._call, item) for item in items]
         if any(map(inspect.isawaitable, values)):
-            values = asyncio.run(_await_all(values))
+            if isinstance(together := caught(run_together, values), BaseException):
+                together = self._failed_together(together, len(values))
+            values = together
         return [self._outcome(value) for value in values]
 
     def _call(self, item: RewardInput) -> Any:
@@ -175,16 +173,22 @@ class FunctionReward:
         log = _Log(len(rows))
         if self.convention == "TRL":
             known |= {"log_metric": log.metric, "log_extra": log.extra}
-        try:
-            values = self._apply({**known, **self._options})
-            if inspect.isawaitable(values):
-                values = asyncio.run(_await(values))
-            values = self._list_of(values, len(rows))
-        except (Exception, SystemExit) as error:
-            if self._expects_messages(error, known):
-                error = self._hinted(error)
-            return [error if len(rows) == 1 else BatchFailed(f"{self.name}: {error!r}")] * len(rows)
+        values = caught(self._listed, {**known, **self._options}, len(rows))
+        if isinstance(values, BaseException):
+            error = self._hinted(values) if self._expects_messages(values, known) else values
+            return self._failed_together(error, len(rows))
         return [self._outcome(value, log.metrics(place)) for place, value in enumerate(values)]
+
+    def _listed(self, known: dict[str, Any], count: int) -> list[Any]:
+        values = self._apply(known)
+        if inspect.isawaitable(values):
+            (values,) = run_together([values])
+            if isinstance(values, BaseException):
+                raise values
+        return self._list_of(values, count)
+
+    def _failed_together(self, error: BaseException, count: int) -> list[Outcome]:
+        return [error if count == 1 else BatchFailed(f"{self.name}: {error!r}")] * count
 
     def _expects_messages(self, error: BaseException, known: Mapping[str, Any]) -> bool:
         """Return whether the function may have failed because it got texts."""
@@ -285,22 +289,6 @@ class _Log:
     def metrics(self, place: int) -> dict[str, Any]:
         means = {name: sum(values) / len(values) for name, values in self._scalars.items()}
         return {**means, **self._columns[place]}
-
-
-async def _await(value: Awaitable[Any]) -> Any:
-    return await value
-
-
-async def _await_all(values: Sequence[Any]) -> list[Any]:
-    """Await all values at the same time, and return what each gives or raises."""
-
-    async def one(value: Any) -> Any:
-        try:
-            return await value if inspect.isawaitable(value) else value
-        except (Exception, SystemExit) as error:
-            return error
-
-    return await asyncio.gather(*map(one, values))
 
 
 def _numbers_in(values: Mapping[Any, Any]) -> dict[str, Any]:

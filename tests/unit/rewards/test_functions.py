@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import http.server
 import sys
+import threading
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import torch
@@ -20,6 +25,7 @@ from rftstream.errors import ConfigError, RewardError
 from rftstream.rewards.arguments import find_convention
 from rftstream.rewards.base import RewardInput, Score, ScoreRequest, TokenSegment
 from rftstream.rewards.child import score_items
+from rftstream.rewards.event_loop import run_together
 from rftstream.rewards.functions import FunctionReward
 from rftstream.rewards.resolve import build_reward
 from rftstream.rewards.scorer import InlineScorer
@@ -47,7 +53,50 @@ def reward_of(function: Callable[..., Any], options: Mapping[str, Any] | None = 
 
 def verdicts(reward: Any, items: Sequence[RewardInput]) -> list[Any]:
     """Rewards, or the details of what has none."""
-    return [score.reward if score is not None else detail for score, _, detail in score_items(composite(reward), items)]
+    return verdicts_of(composite(reward), items)
+
+
+def verdicts_of(reward: Any, items: Sequence[RewardInput]) -> list[Any]:
+    return [score.reward if score is not None else detail for score, _, detail in score_items(reward, items)]
+
+
+class Unspeakable(Exception):
+    """An error that cannot even be shown."""
+
+    def __repr__(self) -> str:
+        raise ValueError
+
+    __str__ = __repr__
+
+
+class _Echo(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    answers = 0
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+        self.answers += 1
+        self.close_connection = self.answers == 2
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def kept_alive_server() -> Iterator[str]:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Echo)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}/"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
 
 
 def composite(*functions: Any, weights: Sequence[float] = ()) -> Any:
@@ -340,8 +389,6 @@ def test_one_without_the_column_does_not_spoil_the_others() -> None:
 
 
 def test_async_ones_run_together_and_fail_alone() -> None:
-    import asyncio
-
     begun: list[str] = []
 
     async def score(completion):
@@ -352,6 +399,53 @@ def test_async_ones_run_together_and_fail_alone() -> None:
     found = verdicts(score, [item("1"), item("two"), item("3")])
     assert (found[0], found[2]) == (4.0, 6.0)
     assert "could not convert" in found[1]
+
+
+@pytest.mark.parametrize("shape", ["one", "list"])
+def test_sessions_that_async_ones_keep_work_over_waves(shape: str) -> None:
+    """The server closes each connection after its second answer, mostly between two waves."""
+    with kept_alive_server() as url:
+        client = httpx.AsyncClient(trust_env=False, timeout=120)
+
+        async def ask(text: str) -> float:
+            return float((await client.post(url, content=text)).text)
+
+        async def score(completion):
+            return await ask(completion)
+
+        async def score_list(completions):
+            return await asyncio.gather(*map(ask, completions))
+
+        reward = composite(score if shape == "one" else score_list)
+        waves = [verdicts_of(reward, [item(str(number)) for number in range(4)]) for _ in range(3)]
+        run_together([client.aclose()])
+    assert waves == [[0.0, 1.0, 2.0, 3.0]] * 3
+
+
+@pytest.mark.parametrize("shape", ["one", "async", "list", "async list"])
+@pytest.mark.parametrize("raised", [asyncio.CancelledError, GeneratorExit, BaseException, SystemExit, Unspeakable])
+def test_nothing_that_a_reward_raises_ends_the_process(raised: type[BaseException], shape: str) -> None:
+    def judge(text: str) -> float:
+        if text == "x":
+            raise raised
+        return float(text)
+
+    async def cancelled(text: str) -> float:
+        if text == "x" and raised is asyncio.CancelledError:
+            asyncio.current_task().cancel()  # type: ignore[union-attr]
+            await asyncio.sleep(0)
+        return judge(text)
+
+    async def score(completion):
+        return await cancelled(completion)
+
+    async def score_list(completions):
+        return [await cancelled(text) for text in completions]
+
+    functions = {"one": lambda completion: judge(completion), "async": score,
+                 "list": lambda completions: list(map(judge, completions)), "async list": score_list}  # fmt: skip
+    found = verdicts(functions[shape], [item("1"), item("x"), item("3")])
+    assert (found[0], isinstance(found[1], str), found[2]) == (1.0, True, 3.0)
 
 
 @settings(deadline=None, max_examples=40)
