@@ -365,7 +365,7 @@ def _template(value: str | None, base: Path, section: str) -> str | None:
         return value
     where, path = f"{section}.chat_template", base / Path(value).expanduser()
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ConfigError(f"{where}: {path}: {error.strerror or error}; name a Jinja file") from None
     except UnicodeDecodeError as error:
@@ -385,7 +385,7 @@ def _not_a_file(folder: Path) -> str:
 def read_toml(path: Path) -> dict[str, Any]:
     """Return what a file gives, unchecked. ConfigError if it cannot be read or is not TOML."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file; name a run file, or set RFTSTREAM_CONFIG") from None
     except IsADirectoryError:

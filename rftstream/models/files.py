@@ -14,7 +14,7 @@ from rftstream.errors import ConfigError
 def read_json(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file; empty if the file isn't there."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(path.read_text(encoding="utf-8-sig"))
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except (json.JSONDecodeError, UnicodeDecodeError) as error:

@@ -26,6 +26,7 @@ from rftstream.data.tasksets.columns import (
     MAX_PROBLEM_BYTES,
     Plain,
     look_up,
+    plain_value,
     read_chat,
     read_tools,
     with_system,
@@ -149,7 +150,7 @@ class DemonstrationColumns:
         for path in self._paths[ours]:
             found, value, _ = look_up(row, path)
             if found and value is not None:
-                return value
+                return plain_value(row, value)
         return None
 
     def _chat(self, row: Mapping[str, Any], where: str) -> Chat:

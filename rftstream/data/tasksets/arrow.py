@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rftstream.data.tasksets.columns import TableRow
 from rftstream.data.tasksets.rows import RowReader
 from rftstream.errors import ConfigError, importing
 
@@ -209,9 +210,9 @@ def _arrow_batches(path: Path) -> Iterator[pa.RecordBatch]:
         yield from stream
 
 
-def _row(batch: pa.RecordBatch, index: int) -> dict[str, Any]:
+def _row(batch: pa.RecordBatch, index: int) -> TableRow:
     (row,) = batch.slice(index, 1).to_pylist(maps_as_pydicts="lossy")
-    return dict(row)
+    return TableRow(row)
 
 
 def _digest(path: Path) -> str:

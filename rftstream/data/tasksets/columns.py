@@ -36,6 +36,10 @@ MAX_PROBLEM_BYTES = MAX_RECORD_BYTES // 2
 """The most bytes of a problem; its rollouts need the rest of a record."""
 
 
+class TableRow(dict[str, Any]):
+    """A row of a table with a fixed schema."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TableConfig:
     """Settings of every source with columns."""
@@ -173,7 +177,7 @@ class Columns:
     def _messages(self, row: Mapping[str, Any], where: str) -> tuple[ChatMessage, ...]:
         chat: Any = None
         for name in self._chats:
-            if (chat := self._value(row, name, where)) is not None:
+            if (chat := plain_value(row, self._value(row, name, where))) is not None:
                 break
         else:
             if not any(look_up(row, self._paths[name])[0] for name in self._chats):
@@ -195,7 +199,7 @@ class Columns:
         return text.rpartition(marker)[2].strip()
 
     def _tools(self, row: Mapping[str, Any], where: str) -> tuple[dict[str, Any], ...]:
-        return read_tools(self._value(row, "tools", where), where)
+        return read_tools(plain_value(row, self._value(row, "tools", where)), where)
 
 
 def look_up(row: Mapping[str, Any], path: str) -> tuple[bool, Any, Sequence[str]]:
@@ -264,13 +268,13 @@ def read_tools(tools: Any, where: str) -> tuple[dict[str, Any], ...]:
         if not isinstance(tool, dict):
             raise ConfigError(f"{where}: tool {place} is {a_kind(tool)}, expected an object with its JSON schema")
     plain = Plain(where)
-    return tuple(plain(without_nulls(tool), 1) for tool in tools)
+    return tuple(plain(tool, 1) for tool in tools)
 
 
 def _message(message: Any, where: str, *, images: bool) -> ChatMessage:
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise ConfigError(f"{where}, expected {{role, content}} as texts")
-    calls = without_nulls(message.get("tool_calls") or [])
+    calls = message.get("tool_calls") or []
     if isinstance(calls, str):
         calls = _from_json(calls, f"{where}: tool_calls is a text that is not JSON", "a list of calls")
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
@@ -280,7 +284,7 @@ def _message(message: Any, where: str, *, images: bool) -> ChatMessage:
         role=message["role"],
         content=_content(message.get("content"), bool(calls), where, images=images),
         name=_text_or_none(message, "name", where),
-        tool_calls=tuple(plain(call, 1) for call in calls),
+        tool_calls=tuple(plain(_call(call), 1) for call in calls),
         tool_call_id=_text_or_none(message, "tool_call_id", where),
     )
 
@@ -308,9 +312,22 @@ def _text_or_none(message: Mapping[str, Any], key: str, where: str) -> str | Non
     raise ConfigError(f"{where}: {key} is {a_kind(value)}, expected a text")
 
 
+def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a tool call without fields that are null. Nulls among its arguments are what the model said."""
+    found = {name: value for name, value in call.items() if value is not None}
+    if isinstance(function := found.get("function"), Mapping):
+        found["function"] = {name: value for name, value in function.items() if value is not None}
+    return found
+
+
+def plain_value(row: Mapping[str, Any], value: Any) -> Any:
+    """Return a value of a row as its writer gave it. Tables with a fixed schema give every object the fields of all
+    others, as nulls, and templates would print them; JSON has the nulls that somebody wrote."""
+    return without_nulls(value) if isinstance(row, TableRow) else value
+
+
 def without_nulls(value: Any) -> Any:
-    """Return the value without nulls. Tables with a fixed schema give every object the fields of all others, as nulls,
-    and templates would print them."""
+    """Return the value without nulls."""
     if isinstance(value, dict):
         return {name: without_nulls(one) for name, one in value.items() if one is not None}
     return [without_nulls(one) for one in value] if isinstance(value, list) else value

@@ -10,6 +10,7 @@ import hashlib
 import os
 from array import array
 from bisect import bisect_right
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
@@ -110,6 +111,8 @@ class JsonLines(_PlacedRows):
         names = None
         for number, line in enumerate(file, start=1):
             sha256.update(line)
+            if number == 1 and line.startswith(BOM_UTF8):
+                offset, line = len(BOM_UTF8), line.removeprefix(BOM_UTF8)
             if line.strip():
                 where = f"{self._path}:{number}"
                 row = _json_object(line, where, "one object a line")
@@ -136,7 +139,7 @@ class JsonList:
         with _open(path, "a JSON file") as file:
             data = file.read()
         try:
-            self._rows = msgspec.json.decode(data, type=list[msgspec.Raw])
+            self._rows = msgspec.json.decode(data.removeprefix(BOM_UTF8), type=list[msgspec.Raw])
         except (msgspec.DecodeError, RecursionError) as error:
             raise ConfigError(f"{path}: not JSON: {error}; expected a list of objects") from None
         if not self._rows:
@@ -262,7 +265,8 @@ class Chain:
 def json_rows(path: Path, columns: RowReader) -> RowSource:
     """Open a `.json` file, which may hold a list or JSON lines."""
     with _open(path, "a JSON file") as file:
-        first = next((line.lstrip()[:1] for line in file if line.strip()), b"")
+        lines = (line.removeprefix(BOM_UTF8).lstrip() for line in file)
+        first = next((line[:1] for line in lines if line), b"")
     return JsonList(path, columns) if first == b"[" else JsonLines(path, columns)
 
 

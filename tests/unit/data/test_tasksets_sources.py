@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rftstream.config.loader import from_dict
+from rftstream.config.loader import from_dict, load
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.tasks import ChatMessage, Problem
 from rftstream.data.tasksets.base import Taskset
@@ -63,6 +63,31 @@ def test_jsonl(tmp_path: Path) -> None:
     assert (user(taskset.problem(1)), taskset.problem(1).answer) == ("ümlaut?", "7")
     assert taskset.problem(2).answer is None
     assert taskset.problem(0) == taskset.problem(0)
+
+
+@pytest.mark.parametrize(("name", "text"), [
+    ("a.jsonl", '{"prompt": "ü"}\n{"prompt": "b"}\n'), ("a.jsonl", '\n{"prompt": "ü"}\n{"prompt": "b"}'),
+    ("a.json", '[{"prompt": "ü"}, {"prompt": "b"}]'), ("a.json", '{"prompt": "ü"}\n{"prompt": "b"}\n'),
+])  # fmt: skip
+def test_a_byte_order_mark_is_not_of_the_text(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text, encoding="utf-8-sig")
+    source = f"jsonl:{tmp_path / name}" if name.endswith("l") else f"hf:{tmp_path}"
+    (tmp_path / "run.toml").write_text(
+        f"[run]\nname = 'n'\nsteps = 1\n[model.make]\n[tasksets.t]\nsource = '{source}'\n", encoding="utf-8-sig"
+    )
+    config = load([tmp_path / "run.toml"], env={})
+    taskset = open_taskset("t", config.tasksets["t"], config)
+    assert [user(taskset.problem(index)) for index in range(len(taskset))] == ["ü", "b"]
+
+
+def test_nulls_that_somebody_wrote_stay(tmp_path: Path) -> None:
+    arguments = {"a": None, "b": [None, {"c": None}]}
+    call = {"id": None, "type": "function", "function": {"name": "f", "arguments": arguments, "description": None}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"default": None}}}}}
+    chat = [{"role": "user", "content": "u"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    problem = open_source(write(tmp_path / "a.jsonl", {"messages": chat, "tools": [tool]})).problem(0)
+    assert problem.messages[1].tool_calls == ({"type": "function", "function": {"name": "f", "arguments": arguments}},)
+    assert problem.tools == (tool,)
 
 
 def test_jsonl_chats(tmp_path: Path) -> None:
