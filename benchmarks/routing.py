@@ -22,7 +22,7 @@ from typing import Any
 from rftstream.clock import SystemClock
 from rftstream.contracts.tasks import Sampling
 from rftstream.contracts.versions import VersionName
-from rftstream.models.rendering import FakeRenderer
+from rftstream.models.fake_renderer import FakeRenderer
 from rftstream.models.spec import ModelSpec
 from rftstream.policies.base import SampleRequest
 from rftstream.policies.openai import OpenAiPolicy

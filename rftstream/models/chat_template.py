@@ -41,6 +41,17 @@ class CallForm:
     """Whether ids have to be nine letters and digits."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Compiled:
+    """One template, ready to render."""
+
+    template: jinja2.Template
+    names: frozenset[str]
+    """Names that it reads and does not set itself."""
+    reasoning_field: str | None
+    """Field of a message in which it reads reasoning; None if it takes it from the content, or not at all."""
+
+
 class ChatTemplate:
     """A model's chat template, compiled. A renderer makes one and calls `render`."""
 
@@ -51,16 +62,22 @@ class ChatTemplate:
         model: str,
         special: Mapping[str, str],
         kwargs: Mapping[str, Any],
+        for_tools: str | None = None,
         show: Callable[[str, Sequence[ChatMessage]], str] | None = None,
     ) -> None:
-        """`show`: puts what stands for each image of the messages into the text that the template wrote."""
-        self.source, self._show = source, show
+        """`for_tools`: another template, for prompts with tools. `show`: puts what stands for each image of the
+        messages into the text that the template wrote."""
+        self.source, self._show = source + (for_tools or ""), show
         self.dated = False
         """Whether a prompt rendered so far has the date in it."""
         self._model = model
-        self._template, self.names = _compile(source, where=f"model {model}: chat template", now=self._now)
+        self._plain = _compile(source, where=f"model {model}: chat template", now=self._now)
+        self._for_tools = self._plain
+        if for_tools is not None:
+            self._for_tools = _compile(for_tools, where=f"model {model}: chat template for tools", now=self._now)
+        self.names = self._plain.names | self._for_tools.names
+        """Names that the template reads and does not set itself."""
         self._values = {**special, **_checked(kwargs)}
-        self._reasoning_field = _reasoning_field(source)
 
     def render(
         self,
@@ -71,7 +88,7 @@ class ChatTemplate:
     ) -> str:
         """Return the text of the conversation. ConfigError if the template refuses it."""
         form = self.call_form if any(message.tool_calls or message.tool_call_id for message in messages) else None
-        text = self._render([self._map_of(one, form) for one in messages], tools, add_generation_prompt)
+        text = self._render(messages, form, tools, add_generation_prompt)
         return text if self._show is None else self._show(text, messages)
 
     @functools.cached_property
@@ -88,17 +105,21 @@ class ChatTemplate:
                 ChatMessage(role="tool", content="t", name="probe", tool_call_id="call_0_0"),
             ]
             try:
-                text = self._render([self._map_of(message, form) for message in chat], [tool], True)
+                text = self._render(chat, form, [tool], True)
             except ConfigError:
                 continue
             if "marked" in text and "{'" not in text and '\\"marked' not in text:
                 return form
         return None
 
-    def _render(self, messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]], prompt: bool) -> str:
+    def _render(
+        self, messages: Sequence[ChatMessage], form: CallForm | None, tools: Sequence[Mapping[str, Any]], prompt: bool
+    ) -> str:
+        chosen = self._for_tools if tools else self._plain
+        given = [_map_of(message, form, chosen.reasoning_field) for message in messages]
         try:
-            return self._template.render(
-                messages=messages,
+            return chosen.template.render(
+                messages=given,
                 tools=list(tools) or None,
                 documents=None,
                 add_generation_prompt=prompt,
@@ -107,26 +128,27 @@ class ChatTemplate:
         except Exception as error:  # the template is the user's code: it may add a text to a map, too
             raise ConfigError(f"model {self._model}: the chat template refused the messages: {error}") from None
 
-    def _map_of(self, message: ChatMessage, form: CallForm | None) -> dict[str, Any]:
-        """Return the message as this template expects it: keys that do not apply are absent."""
-        values: dict[str, Any] = {"role": message.role, "content": message.content}
-        if message.media:
-            values["content"] = _parts_of(message)
-        if self._reasoning_field is not None and message.role == "assistant":
-            reasoning, content = split_thinking(message.content)
-            if reasoning:
-                values |= {"content": content, self._reasoning_field: reasoning}
-        if message.name is not None:
-            values["name"] = message.name
-        if message.tool_calls:
-            values["tool_calls"] = [_call_for(call, form) for call in message.tool_calls]
-        if message.tool_call_id is not None:
-            values["tool_call_id"] = _id_for(message.tool_call_id, form)
-        return values
-
     def _now(self, form: str) -> str:
         self.dated = True
         return datetime.datetime.now().strftime(form)
+
+
+def _map_of(message: ChatMessage, form: CallForm | None, reasoning_field: str | None) -> dict[str, Any]:
+    """Return the message as this template expects it: keys that do not apply are absent."""
+    values: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.media:
+        values["content"] = _parts_of(message)
+    if reasoning_field is not None and message.role == "assistant":
+        reasoning, content = split_thinking(message.content)
+        if reasoning:
+            values |= {"content": content, reasoning_field: reasoning}
+    if message.name is not None:
+        values["name"] = message.name
+    if message.tool_calls:
+        values["tool_calls"] = [_call_for(call, form) for call in message.tool_calls]
+    if message.tool_call_id is not None:
+        values["tool_call_id"] = _id_for(message.tool_call_id, form)
+    return values
 
 
 def _parts_of(message: ChatMessage) -> list[dict[str, str]]:
@@ -208,8 +230,8 @@ def _checked(kwargs: Mapping[str, Any]) -> dict[str, Any]:
     return dict(kwargs)
 
 
-def _compile(text: str, *, where: str, now: Callable[[str], str]) -> tuple[jinja2.Template, frozenset[str]]:
-    """Return the template, and the names that it reads and does not set itself. ConfigError if it is not valid."""
+def _compile(text: str, *, where: str, now: Callable[[str], str]) -> _Compiled:
+    """Compile a template. ConfigError if it is not valid."""
     import jinja2.meta
     from jinja2.ext import Extension, loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -243,6 +265,8 @@ def _compile(text: str, *, where: str, now: Callable[[str], str]) -> tuple[jinja
     environment.globals["strftime_now"] = now
     try:
         names = jinja2.meta.find_undeclared_variables(environment.parse(text))
-        return environment.from_string(text), frozenset(names)
+        return _Compiled(
+            template=environment.from_string(text), names=frozenset(names), reasoning_field=_reasoning_field(text)
+        )
     except jinja2.TemplateError as error:
         raise ConfigError(f"{where}: {error}; mend the template") from None

@@ -28,6 +28,10 @@ FAKE = "fake"
 """The value of `model.path` that stands for no model at all, for the fake policy and the fake backend."""
 
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".gguf", ".pt", ".pth")
+TEMPLATE_FILE, MORE_TEMPLATES = "chat_template.jinja", "additional_chat_templates"
+"""The file with the chat template, and the folder with further ones, as transformers writes them."""
+DEFAULT_TEMPLATE, TOOLS_TEMPLATE = "default", "tool_use"
+"""Names of templates: the one for prompts without tools, and the one for prompts with them."""
 INITIAL = "initial.json"
 """File in a folder with another run's weights: it says which weights."""
 CONVERTED = {"SmolLM2-135M-Instruct": "smollm2"}
@@ -210,20 +214,30 @@ def initial_of(folder: Path) -> dict[str, Any] | None:
     return read_json(folder / INITIAL) or None
 
 
-def chat_template_text(spec: ModelSpec) -> str | None:
-    """Return the template in effect: the spec's, or the model folder's own; None if there is none."""
+def chat_templates(spec: ModelSpec) -> dict[str, str]:
+    """Return the templates in effect, by name: the spec's, or all that the model folder has. Where it has `tool_use`,
+    that one is for prompts with tools. Files of their own count before entries in tokenizer_config.json."""
     if spec.chat_template is not None:
-        return spec.chat_template
-    file = spec.folder / "chat_template.jinja"
-    if file.is_file():
-        return file.read_text(encoding="utf-8")
-    for name in ("chat_template.json", "tokenizer_config.json"):
+        return {DEFAULT_TEMPLATE: spec.chat_template}
+    found: dict[str, str] = {}
+    for name in ("tokenizer_config.json", "chat_template.json"):
         template = read_json(spec.folder / name).get("chat_template")
-        if isinstance(template, list):  # several, by name
-            template = next((one["template"] for one in template if one["name"] == "default"), None)
-        if template is not None:
-            return str(template)
-    return None
+        if isinstance(template, list):
+            found |= {str(one["name"]): str(one["template"]) for one in template}
+        elif isinstance(template, dict):
+            found |= {str(one): str(text) for one, text in template.items()}
+        elif template is not None:
+            found[DEFAULT_TEMPLATE] = str(template)
+    for file in sorted((spec.folder / MORE_TEMPLATES).glob("*.jinja")):
+        found[file.stem] = file.read_text(encoding="utf-8")
+    if (file := spec.folder / TEMPLATE_FILE).is_file():
+        found[DEFAULT_TEMPLATE] = file.read_text(encoding="utf-8")
+    return found
+
+
+def chat_template_text(spec: ModelSpec) -> str | None:
+    """Return the template in effect where no tools are offered; None if there is none."""
+    return chat_templates(spec).get(DEFAULT_TEMPLATE)
 
 
 def model_digests(spec: ModelSpec, *, weights: bool = True) -> dict[str, str]:
@@ -257,9 +271,13 @@ def copy_companions(spec: ModelSpec, target: Path) -> None:
         weights = path.suffix in WEIGHT_SUFFIXES or path.name.endswith(".index.json")
         if path.is_file() and not weights and path.name not in (RECIPE, INITIAL):
             shutil.copyfile(path, target / path.name)
-    if spec.chat_template is not None or spec.chat_template_kwargs:
-        text = _with_defaults(chat_template_text(spec) or "", spec.chat_template_kwargs)
-        (target / "chat_template.jinja").write_text(text, encoding="utf-8")
+    if spec.chat_template is None and (spec.folder / MORE_TEMPLATES).is_dir():
+        shutil.copytree(spec.folder / MORE_TEMPLATES, target / MORE_TEMPLATES, dirs_exist_ok=True)
+    for name, template in chat_templates(spec).items():
+        if spec.chat_template is not None or spec.chat_template_kwargs:
+            file = target / TEMPLATE_FILE if name == DEFAULT_TEMPLATE else target / MORE_TEMPLATES / f"{name}.jinja"
+            file.parent.mkdir(exist_ok=True)
+            file.write_text(_with_defaults(template, spec.chat_template_kwargs), encoding="utf-8")
     config = read_json(target / "config.json")
     config.pop("torch_dtype", None)
     config["dtype"] = spec.dtype

@@ -7,7 +7,6 @@ import functools
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rftstream.contracts.assistant import AssistantMessage
@@ -17,12 +16,15 @@ from rftstream.errors import ConfigError
 from rftstream.models import folder as model_folder
 from rftstream.models import tool_calls
 from rftstream.models.chat_template import ChatTemplate
+from rftstream.models.fake_renderer import FakeRenderer
 from rftstream.models.families import FamilyParser, open_parser
 from rftstream.models.files import read_json
 from rftstream.models.image_tokens import ImageTokens, images_of, why_no_images
 from rftstream.models.spec import ModelSpec
-from rftstream.models.splice import Continuation, Conversation, Splicer, difference
-from rftstream.models.tokenizer import SPECIAL_NAMES, open_tokenizer, token_text
+from rftstream.models.special_tokens import SPECIAL_NAMES
+from rftstream.models.splice import Continuation, Conversation, Splicer
+from rftstream.models.tokenizer import open_tokenizer
+from rftstream.models.written_turns import said_after
 
 if TYPE_CHECKING:
     from rftstream.config.sections import EvaluationSection, TasksetSection
@@ -191,17 +193,22 @@ class HfRenderer:
     """The tokenizer of a Hugging Face model folder with the chat template in effect, as `Renderer` describes it."""
 
     def __init__(self, spec: ModelSpec) -> None:
-        template = model_folder.chat_template_text(spec)
+        templates = model_folder.chat_templates(spec)
+        template = templates.get(model_folder.DEFAULT_TEMPLATE)
         if template is None:
-            raise ConfigError(f"model: {spec.folder} has no chat template; set model.chat_template to a Jinja file")
-        settings = read_json(spec.folder / "tokenizer_config.json")
+            has = f"the chat templates {', '.join(templates)}, but no default" if templates else "no chat template"
+            raise ConfigError(f"model: {spec.folder} has {has}; set model.chat_template to a Jinja file")
+        for_tools = templates.get(model_folder.TOOLS_TEMPLATE)
         config = read_json(spec.folder / "config.json")
-        self._tokenizer = tokenizer = open_tokenizer(spec, settings)
-        special = {name: text for name in SPECIAL_NAMES if (text := token_text(settings.get(name))) is not None}
+        wanted = {"eos_token", *(name for name in SPECIAL_NAMES if name in template + (for_tools or ""))}
+        self._tokenizer = tokenizer = open_tokenizer(spec, wanted)
+        special = tokenizer.named
         kwargs = dict(spec.chat_template_kwargs)
         self.images, self._folder = ImageTokens.of(spec.folder), spec.folder
         show = None if self.images is None else self._show
-        self._template = ChatTemplate(template, model=spec.name, special=special, kwargs=kwargs, show=show)
+        self._template = ChatTemplate(
+            template, model=spec.name, special=special, kwargs=kwargs, for_tools=for_tools, show=show
+        )
         self._render_texts = functools.lru_cache(PROMPTS_KEPT)(self._render_now)
         self.names = self._template.names
         self._name = spec.name
@@ -217,8 +224,8 @@ class HfRenderer:
             given.append(repr(self.images).encode())
         self.digest = _digest(
             tokenizer.identity,
-            template.encode(),
-            json.dumps(special, sort_keys=True).encode(),
+            self._template.source.encode(),
+            json.dumps(dict(special), sort_keys=True).encode(),
             json.dumps(sorted(self.stop_token_ids)).encode(),
             *given,
         )
@@ -278,16 +285,11 @@ class HfRenderer:
         self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
         self._refuse_images(messages)
-        before, said = self._template.render(messages[:-1], tools), messages[-1].content
-        whole = self._template.render(messages, tools, add_generation_prompt=False)
-        if whole.startswith(before):
-            said = whole[len(before) :]
-        elif messages[-1].tool_calls:
-            raise ConfigError(
-                f"model {self._name}: the chat template writes a message with tool calls otherwise than after its own "
-                "prompt, expected the same beginning; give another model.chat_template"
-            )
-        ids = self.encode(said)
+        before = self._template.render(messages[:-1], tools)
+        try:
+            ids = self.encode(said_after(before, self._template, messages, tools))
+        except ConfigError as error:
+            raise ConfigError(f"model {self._name}: {str(error).removeprefix(f'model {self._name}: ')}") from None
         ends = [place for place, token in enumerate(ids) if token in self.stop_token_ids]
         prompt = self.encode(before)
         self._check_images(prompt, messages[:-1])
@@ -366,66 +368,6 @@ class HfRenderer:
             ("".join(map(known.name_of, run)) if left_out else known.decode(run), left_out)
             for run, left_out in known.runs(token_ids)
         ]
-
-
-class FakeRenderer:
-    """A renderer without a model, as `Renderer` describes it. Ids are the bytes of UTF-8; id 0 ends a completion."""
-
-    images: ImageTokens | None = None
-    vocabulary_size = 256
-    stop_token_ids = frozenset({0})
-    digest = "sha256:" + hashlib.sha256(b"rftstream FakeRenderer 1").hexdigest()
-    names: frozenset[str] = frozenset()
-    dated = False
-
-    def __init__(self, context: int | None = None) -> None:
-        self.context = context
-
-    def render(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
-        if images_of(messages):
-            raise ConfigError("model fake: got images, which it is not shown: it has no model")
-        return self.encode("\n".join(message.content for message in messages))
-
-    def render_turn(
-        self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()
-    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        return self.render(messages[:-1], tools), (*self.encode(messages[-1].content), 0)
-
-    def parse(
-        self,
-        prompt: Sequence[int],
-        completion: Sequence[int],
-        *,
-        tools: Sequence[Mapping[str, Any]],
-        finish_reason: str,
-        turn: int,
-    ) -> AssistantMessage:
-        text = self.decode(completion)
-        in_thought = tool_calls.ends_in_thought(self.decode(prompt[-tool_calls.PROMPT_END :]))
-        return tool_calls.parse_text(
-            text, text=text, tools=tools, finish_reason=finish_reason, turn=turn, in_thought=in_thought
-        )
-
-    def as_chat_message(self, said: AssistantMessage, completion: Sequence[int]) -> ChatMessage:
-        return ChatMessage(role="assistant", content=said.text)
-
-    def continue_prompt(
-        self, known: Sequence[int], num_said: int, before: Conversation, now: Conversation
-    ) -> Continuation:
-        if (reason := difference(before, now)) is not None:
-            return Continuation(break_reason=reason)
-        later = now.messages[len(before.messages) + 1 :]
-        return Continuation(token_ids=self.encode("".join(f"\n{message.content}" for message in later)))
-
-    def encode(self, text: str) -> tuple[int, ...]:
-        return tuple(text.encode())
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        return bytes(filter(None, token_ids)).decode(errors="replace")
-
-    def pieces(self, token_ids: Sequence[int]) -> Pieces:
-        runs = [(left_out, list(run)) for left_out, run in groupby(token_ids, key=lambda token: not token)]
-        return [("<end>" * len(run) if left_out else self.decode(run), left_out) for left_out, run in runs]
 
 
 def _is_first_prompt(messages: Sequence[ChatMessage]) -> bool:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rftstream.models import folder as model_folder
 from rftstream.models.spec import ModelSpec
+from rftstream.models.special_tokens import SpecialTokens, TokenForm, class_defaults, read_special_tokens
 
-SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+if TYPE_CHECKING:
+    import tokenizers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +25,8 @@ class Tokenizer:
     """Return the text without special tokens."""
     ids: Mapping[str, int]
     """Text -> id, at least of the tokens that have a name."""
+    named: Mapping[str, str]
+    """Name that templates use -> text of the token: `eos_token` and the like."""
     special: Mapping[int, str]
     """Id -> text of the tokens that `decode` leaves out."""
     added: Mapping[int, str]
@@ -57,42 +62,55 @@ class Tokenizer:
         )
 
 
-def open_tokenizer(spec: ModelSpec, settings: Mapping[str, Any]) -> Tokenizer:
-    """Return the tokenizer of the model's folder. `settings`: what its tokenizer_config.json says."""
+def open_tokenizer(spec: ModelSpec, wanted: Collection[str] = ("eos_token",)) -> Tokenizer:
+    """Return the tokenizer of the model's folder. `wanted`: names of special tokens that somebody will ask for. If no
+    file has one of them, transformers is asked for it."""
     fast = (spec.folder / "tokenizer.json").is_file()
-    return _fast_tokenizer(spec, settings) if fast else _auto_tokenizer(spec)
+    return _fast_tokenizer(spec, wanted) if fast else _auto_tokenizer(spec)
 
 
-def token_text(value: Any) -> str | None:
-    """Return the text of a token as tokenizer_config.json gives it: plain, or in a map."""
-    return value.get("content") if isinstance(value, dict) else value
-
-
-def _fast_tokenizer(spec: ModelSpec, settings: Mapping[str, Any]) -> Tokenizer:
+def _fast_tokenizer(spec: ModelSpec, wanted: Collection[str]) -> Tokenizer:
     import tokenizers
 
     data = (spec.folder / "tokenizer.json").read_bytes()
     tokenizer = tokenizers.Tokenizer.from_buffer(data)
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    added = settings.get("added_tokens_decoder", {})
-    special = [tokenizers.AddedToken(**{**one, "special": True}) for one in added.values() if one.get("special")]
-    tokenizer.add_special_tokens(special)  # older folders name some there only; a known token stays as it is
+    special = read_special_tokens(spec.folder)
+    if untold := set(wanted) - special.told:
+        defaults = class_defaults(spec.folder, untold).items()
+        known = {name: TokenForm(content=text) for name, text in defaults if tokenizer.token_to_id(text) is not None}
+        special = replace(special, named={**special.named, **known})
+    _add(tokenizer, special)
+    tokenizer.encode_special_tokens = special.is_split
     added_tokens = tokenizer.get_added_tokens_decoder()
-    ids = {token.content: index for index, token in added_tokens.items()}
-    for name in SPECIAL_NAMES:
-        text = token_text(settings.get(name))
-        if text is not None and text not in ids and (index := tokenizer.token_to_id(text)) is not None:
-            ids[text] = index
     return Tokenizer(
         encode=lambda text: tokenizer.encode(text, add_special_tokens=False).ids,
         decode=lambda token_ids: tokenizer.decode(token_ids, skip_special_tokens=True),
-        ids=ids,
+        ids={token.content: index for index, token in added_tokens.items()},
+        named={name: token.content for name, token in special.named.items()},
         special={index: token.content for index, token in added_tokens.items() if token.special},
         added={index: token.content for index, token in added_tokens.items()},
         size=tokenizer.get_vocab_size(),
-        identity=data,
+        identity=data + json.dumps([special.is_split, *map(asdict, special.tokens())]).encode(),
     )
+
+
+def _add(tokenizer: tokenizers.Tokenizer, special: SpecialTokens) -> None:
+    """Add the tokens that tokenizer.json does not have, or has in another form."""
+    import tokenizers
+
+    have = tokenizer.get_added_tokens_decoder().values()
+    forms, texts = {repr(token) for token in have}, {token.content for token in have}
+    named = {token.content for token in special.named.values()}
+    described = {token.content for token in special.added.values()}
+    new: dict[str, tokenizers.AddedToken] = {}
+    for token in special.tokens():
+        made = tokenizers.AddedToken(**asdict(token))
+        if repr(made) not in forms if token.content in described else token.content not in texts:
+            made.special = token.special or token.content in named
+            new.setdefault(token.content, made)
+    tokenizer.add_tokens(list(new.values()))
 
 
 def _auto_tokenizer(spec: ModelSpec) -> Tokenizer:
@@ -105,6 +123,7 @@ def _auto_tokenizer(spec: ModelSpec) -> Tokenizer:
         encode=lambda text: tokenizer.encode(text, add_special_tokens=False),
         decode=lambda token_ids: str(tokenizer.decode(token_ids, skip_special_tokens=True)),
         ids=tokenizer.get_vocab(),
+        named=tokenizer.special_tokens_map,
         special=special,
         added=special | {index: text for text, index in tokenizer.get_added_vocab().items()},
         size=len(tokenizer),

@@ -34,7 +34,7 @@ from rftstream.models.folder import for_section, prepare_model
 from rftstream.models.image_tokens import images_of
 from rftstream.models.rendering import Renderer, joined, open_renderer
 from rftstream.models.spec import ModelSpec
-from rftstream.models.tokenizer import SPECIAL_NAMES
+from rftstream.models.special_tokens import SPECIAL_NAMES
 from rftstream.preflight.advice import find_warnings
 from rftstream.preflight.check_demonstrations import demonstrations_line
 from rftstream.preflight.check_environments import begin_once

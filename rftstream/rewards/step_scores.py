@@ -12,7 +12,6 @@ import numpy as np
 
 from rftstream.errors import RewardError
 from rftstream.models.classifiers import ClassifierFolder
-from rftstream.models.files import read_json
 from rftstream.models.spec import ModelSpec
 from rftstream.models.tokenizer import open_tokenizer
 from rftstream.rewards.base import RewardInput
@@ -28,7 +27,7 @@ class StepScores:
 
     def __init__(self, folder: ClassifierFolder, model: StepClassifier, *, separator: str, limit: int | None) -> None:
         spec = ModelSpec(name=folder.folder.name, folder=folder.folder, dtype="float32", context=None)
-        self._tokenizer = open_tokenizer(spec, read_json(folder.folder / "tokenizer_config.json"))
+        self._tokenizer = open_tokenizer(spec)
         self._model, self._separator, self._limit = model, separator, limit
 
     def of_items(self, items: Sequence[RewardInput]) -> list[list[Marked] | BaseException]:

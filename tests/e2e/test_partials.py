@@ -15,7 +15,7 @@ from rftstream.clock import SystemClock
 from rftstream.contracts.rollouts import PartialRollout
 from rftstream.contracts.tasks import Task
 from rftstream.contracts.versions import VersionName
-from rftstream.models.rendering import FakeRenderer
+from rftstream.models.fake_renderer import FakeRenderer
 from rftstream.models.spec import ModelSpec
 from rftstream.policies.base import Completion, SampleRequest
 from rftstream.policies.fake import FakePolicy

@@ -15,7 +15,7 @@ from rftstream.contracts.rollouts import RolloutStatus, VersionSpan
 from rftstream.contracts.tasks import ChatMessage, Problem, Sampling
 from rftstream.contracts.versions import VersionName
 from rftstream.environments.base import AssistantMessage, Environment
-from rftstream.models.rendering import FakeRenderer
+from rftstream.models.fake_renderer import FakeRenderer
 from rftstream.models.splice import BreakReason, Continuation, Conversation
 from rftstream.policies.base import Completion, SampleRequest
 from rftstream.roles.explorer.attempt import Attempt

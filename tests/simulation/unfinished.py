@@ -12,7 +12,7 @@ from rftstream.contracts.records import Record
 from rftstream.contracts.rollouts import PartialRollout, Rollout, RolloutStatus, Segment, StoredState
 from rftstream.contracts.tasks import Task
 from rftstream.contracts.versions import VersionName
-from rftstream.models.rendering import FakeRenderer
+from rftstream.models.fake_renderer import FakeRenderer
 from rftstream.models.spec import ModelSpec
 from rftstream.policies.base import Completion, SampleRequest
 from rftstream.policies.fake import FakePolicy

@@ -11,7 +11,9 @@ from rftstream.contracts.demonstrations import Demonstration
 from rftstream.contracts.rollouts import Segment
 from rftstream.contracts.tasks import ChatMessage
 from rftstream.errors import ConfigError
-from rftstream.models.rendering import Renderer
+from rftstream.models.rendering import Renderer, joined
+from rftstream.models.tool_calls import PROMPT_END
+from rftstream.models.written_turns import why_not_learned
 
 CHOSEN, REJECTED = "chosen", "rejected"
 Sides = dict[str | None, tuple[Segment, ...]]
@@ -51,10 +53,13 @@ def _segments(
     """Return the segments. Only what the assistant says from message `trained_from` on is trained on. A prompt that
     does not begin with what was said before, as its template writes that, opens another segment."""
     segments: list[tuple[list[int], list[int]]] = []
+    ends = [joined(renderer.pieces([token])) for token in renderer.stop_token_ids]
     for place, message in enumerate(messages):
         if message.role != "assistant" or place < trained_from:
             continue
         prompt, said = renderer.render_turn(messages[: place + 1], tools)
+        if (why := why_not_learned(joined(renderer.pieces(prompt[-PROMPT_END:])), message.content, ends)) is not None:
+            raise ConfigError(f"message {place}, the assistant's: {why}")
         if not segments or list(prompt[: len(segments[-1][0])]) != segments[-1][0]:
             segments.append(([], []))
         token_ids, mask = segments[-1]

@@ -16,8 +16,9 @@ from rftstream.contracts.tasks import ChatMessage
 from rftstream.data.demonstrations.rows import Demonstrations
 from rftstream.data.demonstrations.tokens import tokenise
 from rftstream.errors import ConfigError
+from rftstream.models.fake_renderer import FakeRenderer
 from rftstream.models.folder import prepare_model
-from rftstream.models.rendering import FakeRenderer, HfRenderer
+from rftstream.models.rendering import HfRenderer
 
 CHATML = (
     "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] | trim }}<eos>{% endfor %}"

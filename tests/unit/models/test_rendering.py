@@ -14,7 +14,9 @@ from rftstream.contracts.arrays import Array
 from rftstream.contracts.rollouts import AgentCall, Segment, Turn
 from rftstream.contracts.tasks import ChatMessage
 from rftstream.errors import ConfigError
-from rftstream.models.rendering import FakeRenderer, HfRenderer, joined, open_renderer, pieces_of_turns
+from rftstream.models.fake_renderer import FakeRenderer
+from rftstream.models.folder import copy_companions
+from rftstream.models.rendering import HfRenderer, joined, open_renderer, pieces_of_turns
 from rftstream.models.spec import ModelSpec
 from tests.unit import tiny
 
@@ -30,6 +32,8 @@ CHATS = [
     [ChatMessage(role="user", content="1"), ChatMessage(role="assistant", content="2 "),
      ChatMessage(role="user", content="<eos>3<pad>")],
 ]  # fmt: skip
+
+CHATS_OF_2 = [ChatMessage(role="user", content="2")]
 
 
 @pytest.fixture(scope="module")
@@ -176,16 +180,41 @@ def test_a_character_without_a_token_is_named(tmp_path):
         renderer.render([ChatMessage(role="user", content="1w+?w")])
 
 
-def test_template_in_the_tokenizer_config(spec, tmp_path):
+@pytest.mark.parametrize("place", ["list", "files", "both"])
+def test_named_templates_are_those_of_transformers(spec, tmp_path, place):
+    """Where tools are offered, `tool_use` is taken."""
     folder = shutil.copytree(spec.folder, tmp_path / "copy")
     (folder / "chat_template.jinja").unlink()
     with pytest.raises(ConfigError, match="has no chat template; set model"):
         open_renderer(dataclasses.replace(spec, folder=folder))
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
-    settings["chat_template"] = [{"name": "default", "template": "7"}, {"name": "rag", "template": "8"}]
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    renderer = open_renderer(dataclasses.replace(spec, folder=folder))
-    assert renderer.decode(renderer.render([])) == "7"
+    texts = {"default": "7{{ messages[0].content }}", "rag": "8", "tool_use": "9{{ tools | length }}"}
+    if place != "files":
+        old = texts if place == "list" else dict.fromkeys(texts, "0")
+        settings = json.loads((folder / "tokenizer_config.json").read_text())
+        settings["chat_template"] = [{"name": name, "template": text} for name, text in old.items()]
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    if place != "list":
+        (folder / "chat_template.jinja").write_text(texts.pop("default"))
+        (folder / "additional_chat_templates").mkdir()
+        for name, text in texts.items():
+            (folder / "additional_chat_templates" / f"{name}.jinja").write_text(text)
+    named = dataclasses.replace(spec, folder=folder)
+    (exported := tmp_path / "exported").mkdir()
+    copy_companions(dataclasses.replace(named, chat_template_kwargs={"a": 1}), exported)
+    for one in (named, dataclasses.replace(named, folder=exported)):
+        for tools, text in ((), "72"), (({"type": "function"},), "91"):
+            renderer = open_renderer(one)
+            assert renderer.decode(ids := renderer.render(CHATS_OF_2, tools)) == text
+            assert ids == transformers_ids(one.folder, CHATS_OF_2, tools=list(tools) or None)[1]
+
+
+def test_named_templates_without_a_default(spec, tmp_path):
+    folder = shutil.copytree(spec.folder, tmp_path / "copy")
+    (folder / "chat_template.jinja").unlink()
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "rag.jinja").write_text("8")
+    with pytest.raises(ConfigError, match="has the chat templates rag, but no default; set model"):
+        open_renderer(dataclasses.replace(spec, folder=folder))
 
 
 @pytest.mark.parametrize(

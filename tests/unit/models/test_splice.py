@@ -12,7 +12,8 @@ import pytest
 
 from rftstream.contracts.tasks import ChatMessage
 from rftstream.errors import ConfigError
-from rftstream.models.rendering import FakeRenderer, HfRenderer, Renderer, joined, open_renderer
+from rftstream.models.fake_renderer import FakeRenderer
+from rftstream.models.rendering import HfRenderer, Renderer, joined, open_renderer
 from rftstream.models.splice import MARK, BreakReason, Continuation, Conversation, difference
 from tests.unit import tiny
 from tests.unit.models.styled import TOOLS, History, oracle, renderer_of, smollm2_tokenizer, trained_tokenizer

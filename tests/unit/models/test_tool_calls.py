@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rftstream.contracts.assistant import AssistantMessage
-from rftstream.models.rendering import FakeRenderer
+from rftstream.models.fake_renderer import FakeRenderer
 from rftstream.models.tool_calls import chat_message, parse_text
 
 TOOLS = ({"type": "function", "function": {"name": "f"}},)

@@ -11,7 +11,7 @@ from rftstream.backends.fake import FakeBackend
 from rftstream.contracts.rollouts import VersionSpan
 from rftstream.contracts.tasks import Sampling
 from rftstream.contracts.versions import VersionName
-from rftstream.models.rendering import FakeRenderer
+from rftstream.models.fake_renderer import FakeRenderer
 from rftstream.models.spec import ModelSpec
 from rftstream.policies import fake_model
 from rftstream.policies.base import SampleRequest

@@ -8,7 +8,7 @@ from rftstream.clock import SystemClock
 from rftstream.contracts.rollouts import VersionSpan
 from rftstream.errors import ConfigError, PolicyError
 from rftstream.models import server_client
-from rftstream.models.rendering import FakeRenderer
+from rftstream.models.fake_renderer import FakeRenderer
 from rftstream.policies.openai import OpenAiPolicy
 from tests.unit import tiny
 from tests.unit.served import echo

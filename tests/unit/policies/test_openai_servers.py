@@ -14,7 +14,7 @@ from rftstream.clock import SystemClock
 from rftstream.config import registry
 from rftstream.contracts.tasks import ChatMessage, Problem, Sampling
 from rftstream.errors import ConfigError, PolicyError
-from rftstream.models.rendering import FakeRenderer
+from rftstream.models.fake_renderer import FakeRenderer
 from rftstream.policies import routing
 from rftstream.policies.openai import OpenAiPolicy
 from rftstream.policies.routing import ranked

@@ -14,7 +14,7 @@ from rftstream.config import registry
 from rftstream.config.part_names import check_part_names
 from rftstream.contracts.rollouts import VersionSpan
 from rftstream.errors import ConfigError, PolicyError, WeightsError
-from rftstream.models.rendering import FakeRenderer
+from rftstream.models.fake_renderer import FakeRenderer
 from rftstream.policies import routing
 from rftstream.policies.openai import OpenAiPolicy
 from rftstream.policies.served import served_parameters

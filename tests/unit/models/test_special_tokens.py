@@ -1,0 +1,107 @@
+"""Special tokens wherever a folder keeps them: the same ids as `AutoTokenizer`, and the same token ends a turn."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rftstream.contracts.tasks import ChatMessage
+from rftstream.models.rendering import HfRenderer
+from rftstream.models.spec import ModelSpec
+from tests.unit.models.styled import trained_tokenizer
+
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}{{ '<|im_start|>' ~ m.role ~ '\n' ~ m.content ~ '<|im_end|>\n' }}"
+    "{% endfor %}{{ '<|im_start|>assistant\n' }}{% if image_token %}{{ image_token }}{% endif %}{{ eos_token }}"
+)
+CHAT = [ChatMessage(role="user", content="The <tool_call> 中文 <|im_end|> <s> a</s> <tok><pad> {x}")]
+IM = ("<|im_start|>", "<|im_end|>")
+FAST = "PreTrainedTokenizerFast"
+
+
+def token(text: str, **more: Any) -> dict[str, Any]:
+    return {"content": text, "lstrip": False, "rstrip": False, "normalized": False, "single_word": False, **more}
+
+
+def decoder(base: int, *texts: str, **more: Any) -> dict[str, Any]:
+    return {str(base + place): token(text, special=True, **more) for place, text in enumerate(texts)}
+
+
+MAP_ALONE = "added_tokens.json, and the map says what is special"
+BASE = 700
+"""Number of tokens of the trained tokenizer; the next one that is added gets this id."""
+CASES: dict[str, dict[str, Any]] = {
+    # what tokenizer.json has beside its pieces, and what each file has
+    "all in tokenizer_config": {"config": {"bos_token": "<s>", "eos_token": "</s>"}, "added": ["<s>", "</s>", *IM]},
+    "maps as tokens": {
+        "config": {name: {"__type": "AddedToken", **token(text)} for name, text in
+                   (("bos_token", "<s>"), ("eos_token", "</s>"))}, "added": ["<s>", "</s>"]},
+    "only the special map": {"map": {"bos_token": "<s>", "eos_token": token("</s>")}, "added": ["<s>", "</s>", *IM]},
+    "the map against the settings": {"config": {"bos_token": "<s>", "eos_token": "</s>"},
+                                     "map": {"eos_token": "<|im_end|>"}, "added": ["<s>", "</s>", *IM]},
+    "the map is not read beside a decoder": {
+        "config": {"eos_token": "</s>", "added_tokens_decoder": decoder(BASE, "</s>", *IM)},
+        "map": {"bos_token": "<s>", "eos_token": "<|im_end|>"}, "added": ["</s>", *IM]},
+    "added_tokens.json": {"config": {"eos_token": "<|im_end|>"}, "ids": {"<|im_start|>": BASE, "<|im_end|>": BASE + 1}},
+    MAP_ALONE: {"map": {"eos_token": "<|im_end|>", "additional_special_tokens": [*IM]},
+                "ids": {"<|im_start|>": BASE, "<|im_end|>": BASE + 1, "<tool_call>": BASE + 2}},
+    "a decoder alone": {"config": {"eos_token": "<|im_end|>", "added_tokens_decoder": decoder(BASE, *IM)}},
+    "a decoder with marks that are not special": {
+        "config": {"eos_token": "<|im_end|>", "added_tokens_decoder": {
+            **decoder(BASE, *IM), str(BASE + 2): token("<tool_call>", special=False)}}},
+    "a decoder that makes a token special": {
+        "config": {"eos_token": "<|im_end|>", "added_tokens_decoder": decoder(BASE, *IM)}, "plain": [*IM]},
+    "additional special tokens": {"config": {"eos_token": "<|im_end|>", "additional_special_tokens": [*IM, "<tok>"]}},
+    "extra special tokens": {"config": {"eos_token": "<|im_end|>", "extra_special_tokens": [*IM, "<tok>"]}},
+    "extra before additional": {"config": {"eos_token": "</s>", "extra_special_tokens": ["<tok>"],
+                                           "additional_special_tokens": [*IM]}, "added": ["</s>"]},
+    "extra by name": {"config": {"eos_token": "</s>", "extra_special_tokens": {"image_token": "<tok>"}},
+                      "added": ["</s>"]},
+    "a name of its own": {"config": {"eos_token": "</s>", "image_token": "<tok>"}, "added": ["</s>"]},
+    "a named piece": {"config": {"eos_token": "</s>", "pad_token": "{"}, "added": ["</s>"]},
+    "no bos": {"config": {"bos_token": None, "eos_token": "</s>", "unk_token": None}, "added": ["</s>"]},
+    "a text may not have tokens": {"config": {"eos_token": "</s>", "split_special_tokens": True},
+                                   "added": ["</s>", *IM]},
+    "nothing but the file": {"added": [*IM]},
+    "strips": {"config": {"eos_token": "</s>",
+                          "added_tokens_decoder": decoder(BASE, "</s>", lstrip=True, rstrip=True)}},
+    "the class has an end": {"config": {"tokenizer_class": "GPT2Tokenizer"}, "added": ["<|endoftext|>", *IM],
+                             "type": "gpt2"},
+    "the class of the model": {"config": {"tokenizer_class": None}, "added": ["<|endoftext|>"], "type": "gpt_neox"},
+    "the class, but not its bos": {"config": {"tokenizer_class": "GPT2Tokenizer", "bos_token": None},
+                                   "added": ["<|endoftext|>"], "type": "gpt2"},
+}  # fmt: skip
+
+
+def made(folder: Path, case: dict[str, Any]) -> ModelSpec:
+    from tokenizers import AddedToken, Tokenizer
+
+    tokenizer = Tokenizer.from_str(trained_tokenizer())
+    tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text in case.get("added", ())])
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in case.get("plain", ())])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": FAST, "chat_template": TEMPLATE, **case.get("config", {})}
+    files = {"tokenizer_config.json": {key: one for key, one in settings.items() if key != "tokenizer_class" or one},
+             "config.json": {"model_type": case.get("type", "llama")},
+             "special_tokens_map.json": case.get("map"), "added_tokens.json": case.get("ids")}  # fmt: skip
+    for name, values in files.items():
+        if values is not None:
+            (folder / name).write_text(json.dumps(values))
+    return ModelSpec(name="m", folder=folder, dtype="float32", context=None)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_ids_and_ends_are_those_of_transformers(tmp_path: Path, name: str) -> None:
+    from transformers import AutoTokenizer
+
+    renderer = HfRenderer(made(tmp_path, CASES[name]))
+    known: Any = AutoTokenizer.from_pretrained(tmp_path)
+    plain = [{"role": one.role, "content": one.content} for one in CHAT]
+    expected = tuple(known.apply_chat_template(plain)["input_ids"])
+    assert renderer.render(CHAT) == expected
+    if name != MAP_ALONE:  # there transformers has special tokens that it does not take for special ones
+        assert renderer.decode(expected) == known.decode(expected, skip_special_tokens=True)
+    assert renderer.stop_token_ids == {known.eos_token_id} - {None}
