@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 from rftstream.config import registry
 from rftstream.config.part_specs import EnvironmentSpec, RewardSpec
@@ -11,12 +15,17 @@ from rftstream.config.sections import EvaluationSection, TasksetSection, name_of
 from rftstream.contracts.tasks import Problem
 from rftstream.data.tasksets.base import Taskset
 from rftstream.errors import ConfigError, RewardError
-from rftstream.rewards.base import Reward, problem_input
+from rftstream.rewards.base import Reward, RewardInput, Score, problem_input
 from rftstream.rewards.composite import CompositeReward
+from rftstream.rewards.event_loop import caught
 from rftstream.rewards.functions import FunctionReward
 
 LOOKED_AT = 1_000
 """Number of problems of each taskset that are looked at, from the first on."""
+MAX_REFERENCES = 3
+"""Right answers of a problem that are tried. Some data sets bring hundreds, in several versions of a language."""
+REFERENCES_S = 30.0
+"""Seconds after which no further problem's right answers are scored."""
 
 
 def check_given(place: str, section: TasksetSection | EvaluationSection) -> None:
@@ -39,8 +48,11 @@ def check_columns(place: str, reward: CompositeReward, taskset: Taskset, num_pro
     return [
         sentence
         for one in reward.rewards
-        for sentence in (*_doubts(place, one, problems), *_doubts_about_form(place, one, column))
-    ]
+        for sentence in (
+            *_doubts(place, one, problems), *_doubts_about_form(place, one, column),
+            *_doubts_of_reward(place, one, problems), *_doubts_about_references(place, one, problems),
+        )
+    ]  # fmt: skip
 
 
 def doubts_about_length(place: str, reward: CompositeReward, max_tokens: int) -> list[str]:
@@ -85,6 +97,52 @@ def _doubts(place: str, reward: Reward, problems: Sequence[Problem]) -> Iterator
 
 def _has_answer(problem: Problem) -> bool:
     return problem.answer is not None
+
+
+def _doubts_of_reward(place: str, reward: Reward, problems: Sequence[Problem]) -> Iterator[str]:
+    """Yield what the reward itself finds doubtful in those problems that have what it needs."""
+    if (doubts := getattr(reward, "doubts", None)) is not None:
+        items = [problem_input(one) for one in problems if _lack(reward, one) is None]
+        yield from (f"{place}.reward: {sentence}" for sentence in doubts(items))
+
+
+def _doubts_about_references(place: str, reward: Reward, problems: Sequence[Problem]) -> Iterator[str]:
+    """Yield a doubt if problems bring right answers which the reward does not find right."""
+    if (references := getattr(reward, "references", None)) is None:
+        return
+    items = {index: problem_input(one) for index, one in enumerate(problems) if _lack(reward, one) is None}
+    brought = {index: found for index, item in items.items() if (found := references(item)[:MAX_REFERENCES])}
+    until = time.monotonic() + REFERENCES_S
+
+    def tried(index: int) -> tuple[int, str | None] | None:
+        if time.monotonic() > until:
+            return None
+        return index, _reference_failure(reward, items[index], brought[index])
+
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        ran = [one for one in threads.map(tried, brought) if one is not None]
+    failed = [(index, why) for index, why in ran if why is not None]
+    if failed:
+        index, why = failed[0]
+        yield (
+            f"{place}.reward: the problem's own solution does not pass in {len(failed):,} of {len(ran):,} problems "
+            f"tried; the first is problem {index}: {why}; are its tests, its language and the limits as they should be?"
+        )
+
+
+def _reference_failure(reward: Reward, item: RewardInput, completions: Sequence[str]) -> str | None:
+    """Return why none of the completions has the reward 1, or None if one has."""
+    why = ""
+    for completion in completions:
+        score = caught(reward, replace(item, completion=completion))
+        if isinstance(score, BaseException):
+            why = why or str(score)
+        elif not isinstance(score, Score) or score.reward >= 1:
+            return None
+        else:
+            reasons = [name for name, value in score.metrics.items() if value and name.startswith(("failed_", "no_"))]
+            why = why or f"reward {score.reward:g} ({', '.join(reasons)})"
+    return why
 
 
 def _lack(reward: Reward, problem: Problem) -> str | None:

@@ -146,6 +146,9 @@ class Reward(Protocol):
                       `rftstream check` does not.
     check(item)       Raises RewardError if the problem lacks what the reward needs, whatever the completion will be.
                       `rftstream check` calls it.
+    references(item)  Returns completions that are right, such as the problem's own solutions. `rftstream check` scores
+                      them, and names the problems of which none has the reward 1.
+    doubts(items)     Returns sentences about what is doubtful in these problems. `rftstream check` shows them.
     context           The most tokens of a conversation that the reward reads; longer ones have no score. None for no
                       limit. `rftstream check` compares it with `max_tokens`.
     takes_base = True The constructor also gets `base=`, the folder of the run file.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
@@ -11,21 +10,31 @@ from msgspec import Meta
 
 from rftstream.errors import ConfigError, RewardError
 from rftstream.rewards.base import RewardInput, Score
-from rftstream.rewards.code_tests import CheckTests, FunctionTests, ProblemTests, StdioTests, read_tests
+from rftstream.rewards.code_program import find_program
+from rftstream.rewards.code_tests import (
+    CheckTests,
+    FunctionTests,
+    ProblemTests,
+    StdioTests,
+    holds_decimals,
+    int_keys,
+    read_tests,
+    reference_solutions,
+)
 from rftstream.rewards.evaluating import allow_time
 from rftstream.rewards.version import config_version
 from rftstream.sandbox import cgroups
 from rftstream.sandbox.base import MIB, Isolation, Limits, Outcome, Sandbox, SandboxBackend, SandboxError
 from rftstream.sandbox.compare import same_value
-from rftstream.sandbox.languages import find_language
+from rftstream.sandbox.imports import USUAL_IMPORTS
+from rftstream.sandbox.inside import plain
+from rftstream.sandbox.languages import language_name
 from rftstream.sandbox.layers import weaknesses
 from rftstream.sandbox.local import default_backend
 from rftstream.sandbox.place import START_S
 from rftstream.sandbox.program_run import GRACE_S
 from rftstream.sandbox.remote import RemoteBackend
 from rftstream.sandbox.run import COMPILE_LIMITS, CallEnd, ProgramResult, run_check, run_function, run_tests
-
-_FENCE = re.compile(r"(`{3,}+(?=[^`]*$)|~{3,}+)", re.DOTALL)
 
 _REASONS = ("wrong", "crash", "compile", "wall", "cpu", "memory", "output")
 
@@ -50,6 +59,12 @@ class CodeReward:
         """Most tests of a problem that are run, from the first on. 0: all."""
         tolerance: Annotated[float, Meta(ge=0)] = 0.0
         """How far numbers may differ, relative or absolute."""
+        imports: bool = True
+        """Put the usual imports before a Python program (`from typing import *` and others), as the graders of these
+        data sets do."""
+        solution: str = ""
+        """The column with a right program, or several, which `rftstream check` runs on the tests. Empty: `solution`,
+        `solutions`, `canonical_solution` or `code`."""
         wall_s: Annotated[float, Meta(gt=0)] = 10.0
         """Seconds for each test; for all calls of a function together ten times as many at most."""
         cpu_s: Annotated[float, Meta(gt=0)] = 10.0
@@ -68,9 +83,9 @@ class CodeReward:
         program may take."""
 
     def __init__(self, config: Config) -> None:
-        find_language(config.language)
+        language_name(config.language)
         self._config = config
-        version = config_version("2", replace(config, auth_token="", wait_s=1.0))
+        version = config_version("3", replace(config, auth_token="", wait_s=1.0))
         self.version = "+".join([version, *(() if config.sandbox_url else weaknesses(Isolation(config.isolation)))])
         self._remote = (
             RemoteBackend(config.sandbox_url, token=config.auth_token, wait_s=config.wait_s)
@@ -85,7 +100,7 @@ class CodeReward:
 
     def __call__(self, item: RewardInput) -> Score:
         tests = self._tests(item)
-        source = find_program(item.completion, tests)
+        source = find_program(item.completion, tests, self._language(item))
         if source is None:
             return Score(reward=0.0, metrics={"no_program": 1.0})
         try:
@@ -104,19 +119,39 @@ class CodeReward:
 
     def check(self, item: RewardInput) -> None:
         """Raise RewardError if the problem has no tests that can be read, or a language that is unknown."""
-        if isinstance(self._tests(item), StdioTests):
-            self._language(item)
+        self._tests(item)
+
+    def references(self, item: RewardInput) -> list[str]:
+        """Return completions that are right: those of the problem's own right programs."""
+        return [f"```\n{text}\n```" for text in reference_solutions(item.info, self._config.solution)]
+
+    def doubts(self, items: Sequence[RewardInput]) -> list[str]:
+        """Return a hint at `tolerance` if outputs hold decimals, which right programs print with other digits."""
+        if self._config.tolerance:
+            return []
+        decimal = sum(holds_decimals(self._tests(item)) for item in items)
+        if not decimal:
+            return []
+        return [
+            f"code: the outputs of {decimal:,} of {len(items):,} problems hold decimals, and rewards.code.tolerance "
+            "is 0, so other last digits are wrong (0.3333 for 0.333333); set it, for example to 1e-6"
+        ]
 
     def _language(self, item: RewardInput) -> str:
         language = str(item.info.get("language") or self._config.language)
         try:
-            find_language(language)
+            return language_name(language)
         except ConfigError as error:
             raise RewardError(f"code: {error}") from None
-        return language
 
     def _tests(self, item: RewardInput) -> ProblemTests:
-        return read_tests(item.info, item.answer, item.prompt, column=self._config.tests)
+        tests = read_tests(item.info, item.answer, item.prompt, column=self._config.tests)
+        language = self._language(item)
+        if not isinstance(tests, StdioTests) and language != "python":
+            raise RewardError(
+                f"code: tests that call a function are for Python, and the problem's language is {language}"
+            )
+        return tests
 
     def _backend(self, limits: Limits) -> SandboxBackend:
         start_s = self._config.wait_s if self._remote else 2 * START_S
@@ -130,16 +165,20 @@ class CodeReward:
         most = self._config.max_tests or None
         limits = self._limits(tests, most)
         backend = self._backend(limits)
+        prelude = USUAL_IMPORTS if self._config.imports else ""
         match tests:
             case StdioTests():
                 results = run_tests(
                     source, tests.pairs[:most], language=self._language(item), tolerance=self._config.tolerance,
-                    limits=limits, backend=backend, stop_early=self._config.give == "all", keep_output=False,
+                    prelude=prelude, limits=limits, backend=backend, stop_early=self._config.give == "all",
+                    keep_output=False,
                 )  # fmt: skip
                 return [one.passed for one in results], results
             case FunctionTests():
                 calls, expected = tests.calls[:most], tests.expected[:most]
-                result = run_function(source, tests.function, calls, limits=limits, backend=backend)
+                result = run_function(
+                    source, tests.function, calls, prelude=prelude, limits=limits, backend=backend,
+                )  # fmt: skip
                 ends = result.calls or [CallEnd(passed=False, error="-")] * len(calls)
                 passed = [self._is_right(*pair) for pair in zip(ends, expected, strict=True)]
                 if result.outcome is Outcome.finished and not all(passed):
@@ -147,25 +186,26 @@ class CodeReward:
                 return passed, [result]
             case CheckTests():
                 result = run_check(
-                    source, tests.test, tests.entry_point, context=tests.context, limits=limits, backend=backend,
+                    source, tests.test, tests.entry_point, context=tests.context, prelude=prelude, limits=limits,
+                    backend=backend,
                 )  # fmt: skip
                 return [result.passed], [result]
 
     def _is_right(self, call: CallEnd, expected: object) -> bool:
-        """Return whether a call gave the expected value. Some data sets put it into a list of one."""
+        """Return whether a call gave the expected value. Some data sets put it into a list of one, and JSON makes texts
+        of its keys."""
         if call.error:
             return False
-        wrapped = isinstance(expected, list) and len(expected) == 1
-        return any(
-            same_value(call.value, one, tolerance=self._config.tolerance)
-            for one in ([expected, expected[0]] if wrapped and isinstance(expected, list) else [expected])
-        )
+        meant = [expected, int_keys(expected)]
+        if isinstance(expected, list) and len(expected) == 1:
+            meant += [expected[0], int_keys(expected[0])]
+        return any(same_value(call.value, one, tolerance=self._config.tolerance) for one in meant)
 
     def _limits(self, tests: ProblemTests, most: int | None) -> Limits:
         """Return the limits of one run. A program may write a multiple of what is expected of it."""
         config, times, expected = self._config, 1, 0
         if isinstance(tests, FunctionTests):
-            times, expected = min(10, len(tests.calls[:most])), len(repr(tests.expected[:most]))
+            times, expected = min(10, len(tests.calls[:most])), len(plain.encode(tests.expected[:most]))
         elif isinstance(tests, StdioTests):
             expected = max(len(stdout) for _, stdout in tests.pairs[:most])
         return Limits(
@@ -189,37 +229,3 @@ class _TimedBackend:
     def close(self) -> None:
         """End all that the back end holds."""
         self.backend.close()
-
-
-def find_program(completion: str, tests: ProblemTests) -> str | None:
-    """Return the program in an answer: its last fenced block, or all of it if there is none. None if it is empty.
-
-    If the tests are for a function that the program does not define, the answer goes on where the prompt ends, as with
-    HumanEval's completions.
-    """
-    block = _last_block(completion)
-    source = completion if block is None else block
-    if not source.strip():
-        return None
-    if isinstance(tests, CheckTests) and tests.context:
-        name = tests.entry_point.rpartition(".")[2]
-        if not re.search(rf"\b(def|class)\s+{re.escape(name)}\b|^{re.escape(name)}\s*=", source, re.MULTILINE):
-            return tests.context + source
-    return source
-
-
-def _last_block(text: str) -> str | None:
-    """Return what is in the last fenced block, or None if there is none. It takes linear time, whatever the text is:
-    each fence is looked for once, and one that is not closed is text."""
-    lines = text.split("\n")
-    last_with = {line.strip(): number for number, line in enumerate(lines)}
-    found, number = None, 0
-    while number < len(lines):
-        fence = _FENCE.match(lines[number].strip())
-        if fence is not None and last_with.get(fence[1], -1) > number:
-            begin = number = number + 1
-            while lines[number].strip() != fence[1]:
-                number += 1
-            found = "".join(f"{line}\n" for line in lines[begin:number])
-        number += 1
-    return found

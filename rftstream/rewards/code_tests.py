@@ -1,8 +1,11 @@
 """The tests of a programming problem, read from the columns that data sets have them in.
 
 APPS and TACO: `input_output`, JSON with inputs, outputs and fn_name. LiveCodeBench: `public_test_cases` and
-`private_test_cases` (packed), and fn_name in `metadata`. HumanEval: `test` with `entry_point` and `prompt`. MBPP:
-`test_list` with `test_setup_code`. One's own: `tests`, in any of these forms.
+`private_test_cases` (packed), and the function's name in `metadata` or `starter_code`. DeepCoder: `tests`, in one of
+these forms. HumanEval: `test` with `entry_point` and `prompt`. MBPP: `test_list` with `test_setup_code`. One's own:
+`tests`, in any of these forms.
+
+What cannot be mapped for certain is an error, and the problem is then unscorable. A guess would give right programs 0.
 """
 
 from __future__ import annotations
@@ -10,12 +13,15 @@ from __future__ import annotations
 import ast
 import base64
 import json
+import re
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 from rftstream.errors import RewardError
+from rftstream.rewards.code_asserts import defined_in, find_entry_point
 
 MAX_UNPACKED_BYTES = 256 << 20
 
@@ -43,9 +49,31 @@ class CheckTests:
     test: str
     entry_point: str
     context: str
+    """Text that runs before the test: what the prompt defines, and the setup."""
+    stub: str = ""
+    """The prompt, where it is Python text that the answer may go on with."""
 
 
 ProblemTests = StdioTests | FunctionTests | CheckTests
+
+
+_DECIMAL = re.compile(r"\d\.\d")
+
+
+def holds_decimals(tests: ProblemTests) -> bool:
+    """Return whether an output that is compared holds decimals. A test that asserts compares by itself."""
+    match tests:
+        case StdioTests():
+            return any(_DECIMAL.search(stdout) for _, stdout in tests.pairs)
+        case FunctionTests():
+            return any(_has_fraction(value) for value in tests.expected)
+    return False
+
+
+def _has_fraction(value: Any) -> bool:
+    if isinstance(value, list | tuple | dict):
+        return any(map(_has_fraction, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, float) and not value.is_integer()
 
 
 def read_tests(columns: Mapping[str, Any], answer: str | None, prompt: str, *, column: str = "") -> ProblemTests:
@@ -66,12 +94,14 @@ def _read(name: str, value: Any, columns: Mapping[str, Any], prompt: str) -> Pro
         data = _loaded(value)
         if name == "public_test_cases":
             data = [*data, *_unpacked(columns.get("private_test_cases") or [])]
-        if isinstance(data, Mapping) and "inputs" in data:
-            return _pairs(data["inputs"], data["outputs"], data.get("fn_name") or None)
+        if isinstance(data, Mapping):
+            plural = "inputs" in data
+            inputs, outputs = data["inputs" if plural else "input"], data["outputs" if plural else "output"]
+            return _pairs(_list(inputs), _list(outputs), data.get("fn_name") or None, columns)
         if isinstance(data, list) and data and all(isinstance(one, Mapping) for one in data):
-            return _cases(data, _loaded(columns.get("metadata") or {}))
+            return _cases(data, columns)
         if isinstance(data, list) and data and all(isinstance(one, str) for one in data):
-            return _asserts("\n".join(data), columns)
+            return _asserts("\n".join(data), columns, prompt)
         if isinstance(data, str) and data.strip():
             return _asserts(data, columns, prompt)
     except (ValueError, TypeError, LookupError, SyntaxError, zlib.error, RecursionError) as error:
@@ -84,57 +114,175 @@ def _loaded(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value)
+        return _json(value)
     except ValueError:
         return value
 
 
-def _pairs(inputs: Sequence[Any], outputs: Sequence[Any], function: str | None) -> ProblemTests:
+def _json(text: str) -> Any:
+    """Return the value of JSON text. Its numbers may have more digits than Python reads at once."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        raise
+    except ValueError:
+        return json.loads(text, parse_int=lambda digits: int(Decimal(digits)))
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"inputs and outputs are lists, got {type(value).__name__}")
+    return list(value)
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    loaded = _loaded(value)
+    return loaded if isinstance(loaded, Mapping) else {}
+
+
+# ---------------------------------------------------------------------------------------- pairs of input and output
+
+
+def _pairs(
+    inputs: Sequence[Any], outputs: Sequence[Any], function: str | None, columns: Mapping[str, Any]
+) -> ProblemTests:
     if not inputs or len(inputs) != len(outputs):
         raise ValueError(f"{len(inputs)} inputs and {len(outputs)} outputs")
+    pairs = list(zip(inputs, outputs, strict=True))
     if function is None:
-        return StdioTests(pairs=tuple((_text(one), _text(two)) for one, two in zip(inputs, outputs, strict=True)))
-    return FunctionTests(function=function, calls=tuple(list(one) for one in inputs), expected=tuple(outputs))
+        return StdioTests(pairs=tuple((_text(one), _text(two)) for one, two in pairs))
+    _check_plain(columns)
+    called = [_call(one, two) for one, two in pairs]
+    return FunctionTests(
+        function=function, calls=tuple(call for call, _ in called), expected=tuple(value for _, value in called)
+    )
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else "\n".join(map(str, value)) if isinstance(value, list) else str(value)
+    """Return what a program reads or prints: a text, or its lines."""
+    lines = value if isinstance(value, list) else [value]
+    if not all(isinstance(line, str | int | float) for line in lines):
+        raise ValueError(f"text or lines are expected of a program that reads and prints, got {str(value)[:80]!r}")
+    return "\n".join(map(str, lines))
 
 
-def _cases(cases: Sequence[Mapping[str, Any]], metadata: Any) -> ProblemTests:
-    function = (metadata or {}).get("func_name") or (metadata or {}).get("fn_name")
-    if function and all(one.get("testtype", "functional") == "functional" for one in cases):
-        calls = tuple([json.loads(line) for line in one["input"].split("\n") if line.strip()] for one in cases)
-        return FunctionTests(function=function, calls=calls, expected=tuple(json.loads(one["output"]) for one in cases))
-    return StdioTests(pairs=tuple((_text(one["input"]), _text(one["output"])) for one in cases))
+def _call(arguments: Any, expected: Any) -> tuple[list[Any], Any]:
+    """Return the arguments of a call and the expected value. APPS and TACO have them as they are, LiveCodeBench as
+    lines of JSON."""
+    if isinstance(arguments, str):
+        call = [_value(line) for line in arguments.split("\n") if line.strip()]
+        return call, _value(expected) if isinstance(expected, str) else expected
+    return [int_keys(one) for one in _list(arguments)], expected
+
+
+def _value(text: str) -> Any:
+    """Return the value of a line: JSON, or a literal of Python."""
+    try:
+        return _json(text)
+    except ValueError:
+        return ast.literal_eval(text.strip())
+
+
+def int_keys(value: Any) -> Any:
+    """Return a map of JSON with its keys as numbers where all of them are, as the graders of APPS do."""
+    if not isinstance(value, dict) or not value or not all(re.fullmatch(r"-?\d{1,18}", str(key)) for key in value):
+        return value
+    return {int(key): item for key, item in value.items()}
+
+
+def _cases(cases: Sequence[Mapping[str, Any]], columns: Mapping[str, Any]) -> ProblemTests:
+    """Read a list of tests that each say whether they call a function: DeepCoder's, LiveCodeBench's, SYNTHETIC-1's."""
+    kinds = {str(case.get("testtype") or case.get("type") or "") for case in cases}
+    names = {name for case in cases if (name := _function_name(case))}
+    shared = _function_name({"metadata": columns.get("metadata")})
+    calls = kinds & {"functional", "function_call"} or (not kinds - {""} and (names or shared))
+    if not calls:
+        kinds = kinds - {"", "stdin", "stdin_stdout"}
+    elif len(kinds) == 1:
+        kinds = set()
+    if kinds or len(names) > 1:
+        raise ValueError(f"tests of several or unknown kinds: {', '.join(sorted(kinds | names))}")
+    function = None
+    if calls:
+        function = next(iter(names), "") or shared or _last_function(columns.get("starter_code"))
+        if not function:
+            raise ValueError("they call a function, whose name stands neither in metadata nor in starter_code")
+    return _pairs([one["input"] for one in cases], [one["output"] for one in cases], function, columns)
+
+
+def _function_name(case: Mapping[str, Any]) -> str:
+    metadata = _mapping(case.get("metadata") or {})
+    return str(case.get("fn_name") or metadata.get("func_name") or metadata.get("fn_name") or "")
+
+
+def _last_function(starter: Any) -> str:
+    """Return the function of a LeetCode stub, which has no body yet."""
+    found = re.findall(r"^\s*def\s+(\w+)", starter, re.MULTILINE) if isinstance(starter, str) else []
+    return found[-1] if found else ""
+
+
+def _check_plain(columns: Mapping[str, Any]) -> None:
+    """Raise ValueError if a function takes or gives what JSON cannot hold: linked lists and trees of LeetCode."""
+    starter = columns.get("starter_code")
+    if isinstance(starter, str) and (found := re.search(r"\b(ListNode|TreeNode|Node)\b", starter)):
+        raise ValueError(f"the function is about {found[1]}, and only plain values can be handed over")
+
+
+# ---------------------------------------------------------------------------------------- tests that assert
 
 
 def _asserts(test: str, columns: Mapping[str, Any], prompt: str = "") -> CheckTests:
-    entry_point = columns.get("entry_point") or _called(test)
-    context = _as_context(columns.get("prompt")) or columns.get("test_setup_code") or _as_context(prompt)
+    told = next((text for text in (columns.get("prompt"), prompt) if _as_context(text)), "")
+    context = _as_context(told)
+    setup = str(columns.get("test_setup_code") or "")
     imports = columns.get("test_imports") or []
-    return CheckTests(test="\n".join([*imports, test]), entry_point=entry_point, context=str(context))
+    whole = "\n".join([*([imports] if isinstance(imports, str) else imports), test])
+    entry_point = str(columns.get("entry_point") or "").rpartition(".")[2]
+    if not entry_point:
+        known = {name for text in reference_solutions(columns) for name in defined_in(text)} | defined_in(context)
+        listed = columns.get("test_list")
+        listed = "\n".join(listed) if isinstance(listed, list) else ""
+        entry_point = find_entry_point(whole, f"{setup}\n{context}", known=known, also=listed)
+    return CheckTests(
+        test=whole, entry_point=entry_point, context="\n".join(filter(None, (context, setup))), stub=str(told)
+    )
 
 
 def _as_context(prompt: Any) -> str:
-    """Return a prompt that is Python text, and nothing for any other. A lone word, which Python reads, is not."""
-    try:
-        statements = ast.parse(prompt).body if isinstance(prompt, str) else []
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    """Return a prompt that is Python text, and nothing for any other. A lone word, which Python reads, is not.
+    A function without a body gets one."""
+    if not isinstance(prompt, str):
         return ""
-    return str(prompt) if any(not isinstance(one, ast.Expr) for one in statements) else ""
+    for text in (prompt, f"{prompt.rstrip()}\n    pass\n"):
+        try:
+            statements = ast.parse(text).body
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            continue
+        return text if any(not isinstance(one, ast.Expr) for one in statements) else ""
+    return ""
 
 
-def _called(test: str) -> str:
-    """Return the first function that an assertion calls and that is not built in. ValueError if there is none."""
-    tree = ast.parse(test)
-    known = set(dir(__builtins__)) if not isinstance(__builtins__, dict) else set(__builtins__)
-    for statement in ast.walk(tree):
-        if isinstance(statement, ast.Assert):
-            for node in ast.walk(statement.test):
-                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id not in known:
-                    return node.func.id
-    raise ValueError("no entry_point, and no assertion that calls a function")
+SOLUTION_COLUMNS = (
+    "canonical_solution",
+    "solutions",
+    "solution",
+    "code",
+    "reference_solution",
+    "gold_standard_solution",
+)
+"""Columns that data sets have right programs in, in the order in which they are looked for."""
+
+
+def reference_solutions(columns: Mapping[str, Any], column: str = "") -> list[str]:
+    """Return the right programs that a problem brings, in the order of its columns. Empty: it has none."""
+    for name in (column,) if column else SOLUTION_COLUMNS:
+        found = columns.get(name)
+        if isinstance(found, str) and found.lstrip().startswith("["):
+            found = _loaded(found)
+        texts = [found] if isinstance(found, str) else found if isinstance(found, list) else []
+        if texts := [text for text in texts if isinstance(text, str) and text.strip()]:
+            return texts
+    return []
 
 
 def _unpacked(value: Any) -> list[Any]:
@@ -144,7 +292,7 @@ def _unpacked(value: Any) -> list[Any]:
         return loaded
     unpacker = zlib.decompressobj()
     data = unpacker.decompress(base64.b64decode(loaded), MAX_UNPACKED_BYTES)
-    cases: list[Any] = json.loads(_pickled_text(data))
+    cases: list[Any] = _json(_pickled_text(data))
     return cases
 
 

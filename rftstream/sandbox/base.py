@@ -93,6 +93,9 @@ class Job:
     """For calls: the arguments of each call, a list in the form of `inside.plain`."""
     test: str = ""
     context: str = ""
+    prelude: str = ""
+    """Trusted text that runs before a Python program, in its module, and before a test. What it raises does not
+    matter, and it does not define `function`."""
     limits: Limits = Limits()
     bounds_addresses: bool = True
     """Whether the limit of memory also bounds addresses. Java and Node.js reserve more than they use."""

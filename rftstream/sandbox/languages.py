@@ -57,12 +57,22 @@ LANGUAGES = {
 }
 """Name -> language."""
 
-ALIASES = {"py": "python", "python3": "python", "c++": "cpp", "node": "javascript", "js": "javascript", "sh": "bash"}
+ALIASES = {
+    "py": "python", "python3": "python", "py3": "python", "pypy": "python", "pypy3": "python", "c++": "cpp",
+    "cc": "cpp", "cxx": "cpp", "c++17": "cpp", "c++20": "cpp", "cpp17": "cpp", "node": "javascript", "js": "javascript",
+    "sh": "bash", "shell": "bash",
+}  # fmt: skip
 
 
 def find_language(name: str) -> Language:
     """Return a language by its name. ConfigError if it is unknown."""
-    name = ALIASES.get(name.lower(), name.lower())
-    if name not in LANGUAGES:
+    return LANGUAGES[language_name(name)]
+
+
+def language_name(name: str) -> str:
+    """Return the one name of a language that may have several. ConfigError if it is unknown."""
+    lower = name.strip().lower()
+    found = ALIASES.get(lower, lower)
+    if found not in LANGUAGES:
         raise ConfigError(f"language: unknown {name!r}; known: {', '.join(sorted(LANGUAGES))}")
-    return LANGUAGES[name]
+    return found

@@ -33,6 +33,8 @@ class ProgramRun:
     ) -> None:
         self._place, self._channel, self._pidfd, self._job, self._partner = place, channel, pidfd, job, partner
         self._is_test = job.mode == "check"
+        self._judged = {"frames"} if job.mode == "calls" or self._is_test or partner is not None else {"stdout"}
+        """What is compared. Of anything else that the program writes, what is too much is dropped."""
         self._outputs: dict[int, bytearray] = {}
         self._names: dict[int, str] = {}
         self._stopped: Stopped | None = None
@@ -137,7 +139,7 @@ class ProgramRun:
         kept = self._outputs[descriptor]
         room = self._job.limits.output_bytes - len(kept)
         kept += data[:room]
-        if len(data) > room:
+        if len(data) > room and self._names[descriptor] in self._judged:
             self.stop("output")
 
     def _ended(self, answer: dict[str, Any]) -> JobEnd:
@@ -185,7 +187,7 @@ def _head(job: Job, polls: bool, has_partner: bool) -> dict[str, Any]:
         "do": "run", "mode": mode, "limits": limits, "polls": polls, "source": job.source if mode != "check" else "",
         "argv": job.argv, "environment": dict(job.environment), "function": job.function, "calls": job.calls,
         "test": job.test if mode == "check" else "", "context": job.context if mode == "check" else "",
-        "call_s": job.limits.call_s,
+        "call_s": job.limits.call_s, "prelude": job.prelude,
     }  # fmt: skip
 
 

@@ -107,12 +107,14 @@ def run_tests(
     language: str = "python",
     arguments: Sequence[str] = (),
     tolerance: float = 0.0,
+    prelude: str = "",
     limits: Limits | None = None,
     backend: SandboxBackend | None = None,
     stop_early: bool = False,
     keep_output: bool = True,
 ) -> list[ProgramResult]:
     """Run a program on each pair of stdin and expected stdout, each time in a fresh sandbox. It is compiled once. With
+    `prelude` is trusted text that runs before a Python program in its module, such as imports. With
     `stop_early` the list ends with the first test that is not passed. Without `keep_output` the results have none, so
     that many tests need no more memory than one."""
     spoken, limits = find_language(language), limits or Limits()
@@ -126,7 +128,7 @@ def run_tests(
     results: list[ProgramResult] = []
     for stdin, expected in tests:
         data = stdin.encode("utf-8", "surrogatepass") if isinstance(stdin, str) else stdin
-        job = _program(source, spoken, arguments, data, limits)
+        job = replace(_program(source, spoken, arguments, data, limits), prelude=prelude)
         result = _tried(
             partial(_run, backend, job, files),
             partial(_judged, expected=expected, tolerance=tolerance, limits=limits),
@@ -144,6 +146,7 @@ def run_function(
     *,
     expected: Sequence[Any] | None = None,
     tolerance: float = 0.0,
+    prelude: str = "",
     limits: Limits | None = None,
     backend: SandboxBackend | None = None,
 ) -> ProgramResult:
@@ -164,7 +167,7 @@ def run_function(
         backend = backend or default_backend()
     except SandboxError as error:
         return _unscorable("sandbox", str(error))
-    job = Job(mode="calls", source=source, function=function, calls=encoded, limits=limits)
+    job = Job(mode="calls", source=source, function=function, calls=encoded, prelude=prelude, limits=limits)
     return _tried(
         lambda: _run(backend, job, ()), lambda end: _judged_calls(end, len(calls), expected, tolerance, limits)
     )
@@ -176,6 +179,7 @@ def run_check(
     entry_point: str,
     *,
     context: str = "",
+    prelude: str = "",
     limits: Limits | None = None,
     backend: SandboxBackend | None = None,
 ) -> ProgramResult:
@@ -183,15 +187,18 @@ def run_check(
 
     The test runs in a sandbox of its own. There `candidate` and the name of the entry point stand for the function,
     which gets and returns plain data only. If the test defines `check`, it is called with the candidate. `context` is
-    trusted text that runs before the test, such as the prompt, for names that the test uses. It passes if the test
-    raises nothing. If the context raises, or the test is no Python, nothing is known of the program.
+    trusted text that runs before the test, such as the prompt, for names that the test uses. `prelude` runs before the
+    program and before the context. It passes if the test raises nothing. If the context raises, if the test is no
+    Python, lacks a name or a module, or never calls the function, nothing is known of the program.
     """
     limits = limits or Limits()
     try:
         backend = backend or default_backend()
     except SandboxError as error:
         return _unscorable("sandbox", str(error))
-    job = Job(mode="check", source=source, function=entry_point, test=test, context=context, limits=limits)
+    job = Job(
+        mode="check", source=source, function=entry_point, test=test, context=context, prelude=prelude, limits=limits
+    )
     return _tried(lambda: _run(backend, job, ()), lambda end: _judged_check(end, limits))
 
 

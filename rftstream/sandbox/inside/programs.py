@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import atexit
 import builtins
+import contextlib
 import io
 import json
 import os
@@ -88,7 +89,9 @@ def _open_streams() -> None:
 
 
 def _set_aside() -> None:
-    """Leave an interpreter as a program expects it: its own folder on the path, and nothing of ours among modules."""
+    """Leave an interpreter as a program expects it: its own folder on the path, nothing of ours among modules, and
+    numbers of as many digits as it has time for."""
+    sys.set_int_max_str_digits(0)
     sys.path[:] = [HOME, *(one for one in sys.path if one != "/sandbox")]
     for name in [one for one in sys.modules if one.partition(".")[0] == "rftstream"]:
         del sys.modules[name]
@@ -130,15 +133,24 @@ def _flush_stderr() -> None:
         sys.stderr.flush()
 
 
-def _load(source: str, name: str, globals_: dict[str, Any]) -> None:
+def _load(job: dict[str, Any], name: str) -> None:
+    """Run a program's text in a module of this name, after what is put before it."""
+    source = job["source"]
     module = types.ModuleType(name)
-    module.__dict__.update(globals_)
     module.__dict__["__file__"] = f"{HOME}/program.py"
     globals_ = module.__dict__
     sys.modules[name] = module
     with open(f"{HOME}/program.py", "w", encoding="utf-8", errors="surrogatepass") as file:
         file.write(source)  # tracebacks, `inspect` and child processes read it
+    _prelude(job, globals_)
     exec(compile(source.removeprefix("\ufeff"), "program.py", "exec", dont_inherit=True), globals_)
+
+
+def _prelude(job: dict[str, Any], globals_: dict[str, Any]) -> None:
+    """Run what is put before a program or a test. The function that is asked for is the program's own to define."""
+    with contextlib.suppress(BaseException):
+        exec(compile(job["prelude"], "prelude.py", "exec", dont_inherit=True), globals_)
+    globals_.pop(job["function"].rpartition(".")[2], None)
 
 
 # ------------------------------------------------------------------------------------------------ a whole program
@@ -146,7 +158,7 @@ def _load(source: str, name: str, globals_: dict[str, Any]) -> None:
 
 def _script(job: dict[str, Any]) -> int:
     sys.argv = ["program.py", *job["argv"]]
-    _load(job["source"], "__main__", {})
+    _load(job, "__main__")
     return 0
 
 
@@ -155,7 +167,7 @@ def _script(job: dict[str, Any]) -> int:
 
 def _calls(job: dict[str, Any]) -> int:
     answer = _FunctionServer(job["call_s"])
-    if (found := answer.load(job["source"])) is None:
+    if (found := answer.load(job)) is None:
         return 1
     for arguments in job["calls"]:
         answer.call(found, job["function"], tuple(plain.decode(arguments.encode())), {})
@@ -164,7 +176,7 @@ def _calls(job: dict[str, Any]) -> int:
 
 def _serve(job: dict[str, Any]) -> int:
     answer = _FunctionServer(job["call_s"])
-    if (found := answer.load(job["source"])) is None:
+    if (found := answer.load(job)) is None:
         return 1
     while (body := _read_frame(CHANNEL)) is not None:
         name, arguments, keywords = plain.decode(body[1:])
@@ -178,10 +190,10 @@ class _FunctionServer:
     def __init__(self, call_s: float) -> None:
         self._call_s = call_s
 
-    def load(self, source: str) -> types.ModuleType | None:
+    def load(self, job: dict[str, Any]) -> types.ModuleType | None:
         """Run the program's text. Return its module, or None if that failed, which is said."""
         try:
-            _load(source, "program", {})
+            _load(job, "program")
         except BaseException as error:
             _write_frame(CHANNEL, b"L" + _described(error))
             return None
@@ -236,6 +248,7 @@ def _check(job: dict[str, Any]) -> int:
     """Run a test whose candidate is in another sandbox. The verdict goes to the judge."""
     candidate = Candidate(job["function"])
     globals_: dict[str, Any] = {"__name__": "__test__", "__builtins__": builtins}
+    _prelude(job, globals_)
     try:
         exec(compile(job["context"], "context.py", "exec", dont_inherit=True), globals_)
         test = compile(job["test"], "test.py", "exec", dont_inherit=True)
@@ -251,11 +264,18 @@ def _check(job: dict[str, Any]) -> int:
     except CandidateGone as error:
         body = b"F" + f"the program has ended before its test: {error}".encode()
     except BaseException as error:
-        body = b"F" + _last_lines(error)
+        own = not candidate.was_called or (isinstance(error, NameError | ImportError) and not _came_through(error))
+        body = (b"B" if own else b"F") + _last_lines(error)
     else:
-        body = b"P"
+        body = b"P" if candidate.was_called else b"B" + b"it does not call the function"
     _write_frame(VERDICT, body)
     return 0
+
+
+def _came_through(error: BaseException) -> bool:
+    """Return whether an error came from a call of the candidate."""
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(frame.f_code is Candidate.__call__.__code__ for frame, _ in frames)
 
 
 def _last_lines(error: BaseException) -> bytes:
@@ -265,11 +285,14 @@ def _last_lines(error: BaseException) -> bytes:
 class Candidate:
     """Stands for a function in another sandbox. Only plain values pass, so nothing hostile comes here."""
 
+    was_called = False
+
     def __init__(self, name: str) -> None:
         self.__name__ = self.__qualname__ = name
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         """Call the function. An exception of its is raised here as the nearest built-in one."""
+        self.was_called = True
         try:
             _write_frame(CHANNEL, b"C" + plain.encode((self.__name__, arguments, keywords)))
             body = _read_frame(CHANNEL)

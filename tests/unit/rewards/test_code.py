@@ -7,15 +7,20 @@ import gzip
 import importlib.resources
 import json
 import zlib
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from rftstream.config.loader import from_dict
+from rftstream.contracts.tasks import ChatMessage, Problem
 from rftstream.errors import RewardError
+from rftstream.preflight.check_rewards import check_columns
 from rftstream.rewards.base import RewardInput, Score, ScoreRequest
-from rftstream.rewards.code import CodeReward, find_program
-from rftstream.rewards.code_tests import StdioTests
+from rftstream.rewards.code import CodeReward
+from rftstream.rewards.code_program import find_program
+from rftstream.rewards.code_tests import FunctionTests, StdioTests
+from rftstream.rewards.resolve import build_reward
 from rftstream.rewards.scorer import ProcessScorer
 from rftstream.sandbox.languages import find_language
 
@@ -94,13 +99,29 @@ def test_the_share_of_tests() -> None:
         ("````\n```\na\n```", "a\n"),
         ("````\n```\na\n```\n````", "```\na\n```\n"),
         ("```a```\n```python\nb\n```", "b\n"),
+        ("```python\na\n```\nIt prints\n```\n3\n```", "a\n"),
+        ("```\na = 1\n```\nIt prints\n```\n3\n4 5\n```", "a = 1\n"),
+        ("```Python3\na\n```\n```text\nb = 1\n```\n```bash\npython a.py\n```", "a\n"),
+        ("```python\na\n```\n```c++\nint a;\n```", "a\n"),
+        ("```text\na\n```\n```\n1 2\n```", "1 2\n"),
+        ("<think>\n```python\na\n```\n</think>\n```python\nb\n```", "b\n"),
+        ("```python\na\n```\n</think>\nb", "\nb"),
+        ("<think>\n```python\na\n```\nWait,", None),
         ("```\na\n```\n```python\nb", "a\n"),
         ("```python\na", "```python\na"),
         ("a", "a"),
     ],
 )
-def test_the_last_fenced_block(completion: str, program: str) -> None:
+def test_the_last_fenced_block(completion: str, program: str | None) -> None:
     assert find_program(completion, StdioTests(pairs=())) == program
+
+
+def test_a_block_that_defines_the_function_is_meant() -> None:
+    answer = "```python\ndef f(x): return x\n```\nUsage:\n```python\nprint(f(2))\n```"
+    assert find_program(answer, FunctionTests(function="f", calls=(), expected=())) == "def f(x): return x\n"
+    assert find_program("```\n#include <a>\nint f;\n```\n```\n3 4\n```", StdioTests(pairs=()), "cpp") == (
+        "#include <a>\nint f;\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -135,6 +156,129 @@ def test_a_program_may_write_what_is_expected_however_long() -> None:
     tests = {"fn_name": "f", "inputs": [[1]], "outputs": [[0.5] * 600_000]}
     assert score("def f(x): return [0.5] * 600_000", {"tests": tests}).reward == 1.0
     assert score("print('x' * 5_000_000)", {"tests": {"inputs": [""], "outputs": ["x" * 5_000_000]}}).reward == 1.0
+
+
+FUNCTIONAL = {"input": "4", "output": "8", "testtype": "functional"}
+DOUBLE = "def f(x): return 2 * x"
+MBPP_PLUS = """import math
+def assertion(out, exp):
+    assert out == exp, f"out: {out}"
+inputs, results = [[1], [2]], [2, 4]
+for inp, exp in zip(inputs, results):
+    assertion(f(*inp), exp)
+"""
+CHATTER = "def f(x):\n    print('x' * 2_000_000)\n    return 2 * x"
+AREA = "def area(r): return 3 * r"
+STUB = "class Solution:\n    def f(self, x: List[int]) -> Optional[int]:\n        "
+NUMPY = "import numpy_of_nobody as np\nassert np.all(f(1))"
+
+
+@pytest.mark.parametrize(
+    ("completion", "info"),
+    [
+        # LiveCodeBench and DeepCoder: lines of JSON, names per test, in metadata or in the stub
+        ("def f(a, b): return [*a, b]", {"tests": {"inputs": ["[1]\n2"], "outputs": ["[1, 2]"], "fn_name": "f"}}),
+        (DOUBLE, {"tests": json.dumps([{**FUNCTIONAL, "metadata": {"func_name": "f"}}])}),
+        (DOUBLE, {"tests": [FUNCTIONAL], "metadata": {"func_name": "f"}}),
+        (DOUBLE, {"public_test_cases": [FUNCTIONAL], "metadata": "{}", "starter_code": STUB}),
+        (DOUBLE, {"tests": [{"type": "function_call", "fn_name": "f", "input": [4], "output": 8}]}),
+        ("print(2 * int(input()))", {"tests": [{"type": "stdin_stdout", "input": "4", "output": "8"}]}),
+        ("print(2 * int(input()))", {"tests": {"input": ["4"], "output": ["8"]}}),
+        ("def f(x): return not x", {"tests": {"inputs": ["True", "false"], "outputs": ["False", "true"],
+                                              "fn_name": "f"}}),
+        ("def f(d): return {k: v + d[k] for k, v in d.items() if k > 0}",
+         {"input_output": {"fn_name": "f", "inputs": [[{"1": 2}]], "outputs": [{"1": 4}]}}),
+        # MBPP: helpers around the call are not the function
+        (AREA, {"test_list": ["assert isclose(area(2), 6)"]}),
+        (AREA, {"test_list": ["assert math.isclose(area(2), 6)"], "test_imports": ["import math"]}),
+        ("def f(x): return x", {"test_list": ["assert Counter(f('aab')) == Counter('aba')"]}),
+        ("def gcd(a, b): return math.gcd(a, b)", {"test_list": ["assert gcd(4, 6) == 2"]}),
+        (DOUBLE, {"test": MBPP_PLUS, "test_list": ["assert f(1) == 2"]}),
+        (DOUBLE, {"test_list": ["y = f(3)\nassert y == 6"]}),
+        ("def g(x): return x\ndef f(x): return g(x)",
+         {"test_list": ["assert near(f(1), 1)"], "code": "def f(x): return x",
+          "test_setup_code": "def near(a, b): return abs(a - b) < 1"}),
+        ("class Solution:\n    def f(self, x): return x",
+         {"test": "def check(candidate):\n    assert candidate(x=1) == 1", "entry_point": "Solution().f"}),
+        # right programs as they are written
+        (STUB + "return deque(x)[0] or inf", {"input_output": {"fn_name": "f", "inputs": [[[4]]], "outputs": [4]}}),
+        ("print(reduce(mul, Counter(input()).values()))", {"tests": {"inputs": ["aab"], "outputs": ["2"]}}),
+        ("from __future__ import annotations\nprint(pow(2, 3, 5))", {"tests": {"inputs": [""], "outputs": ["3"]}}),
+        ("def d(n): return n and 1 + d(n - 1)\nprint(d(20_000))", {"tests": {"inputs": [""], "outputs": ["20000"]}}),
+        ("print(10**5000)", {"tests": {"inputs": [""], "outputs": ["1" + "0" * 5000]}}),
+        ("def f(x): return 10**x", {"tests": '{"fn_name": "f", "inputs": [[5000]], "outputs": [1' + "0" * 5000 + "]}"}),
+        (CHATTER, {"tests": {"fn_name": "f", "inputs": [[1], [2], [3]], "outputs": [2, 4, 6]}}),
+        (CHATTER, {"test_list": ["assert f(1) == 2", "assert f(2) == 4", "assert f(3) == 6"]}),
+        ("import sys\nprint(2)\nsys.stderr.write('x' * 6_000_000)", {"tests": {"inputs": [""], "outputs": ["2"]}}),
+    ],
+)  # fmt: skip
+def test_right_programs_pass_in_the_forms_of_data_sets(completion: str, info: dict[str, Any]) -> None:
+    CodeReward(CodeReward.Config()).check(item("", info))
+    assert score(completion, info).reward == 1.0
+
+
+@pytest.mark.law("unscorable")
+@pytest.mark.parametrize(
+    "info",
+    [
+        {"tests": [FUNCTIONAL]},
+        {"tests": [{**FUNCTIONAL, "metadata": {"func_name": "f"}}, {"input": "1", "output": "2", "testtype": "stdin"}]},
+        {"tests": [{"input": "1", "output": "2", "testtype": "interactive"}]},
+        {"tests": {"inputs": ["no json"], "outputs": ["1"], "fn_name": "f"}},
+        {"tests": {"inputs": [4], "outputs": [8], "fn_name": "f"}},
+        {"tests": {"inputs": [[[1, 2]]], "outputs": ["3"]}},
+        {"tests": {"inputs": ["1"], "outputs": [None]}},
+        {"tests": {"inputs": "12", "outputs": "12"}},
+        {"tests": [["1", "2"]]},
+        {"tests": {"fn_name": "f", "inputs": [[1]], "outputs": [2]}, "language": "cpp"},
+        {"tests": {"fn_name": "f", "inputs": [[[1]]], "outputs": [1]}, "starter_code": "def f(x: Optional[ListNode]):"},
+        {"test_list": ["assert g(f(1)) == 2"]},
+        {"test_list": ["assert Stack().push(1) == 2"]},
+        {"test_list": ["s = Stack()\nassert s.push(1) == 2"]},
+        {"test": "from solution import f\n\ndef test_f():\n    assert f(1) == 2"},
+        {"test": "import unittest\nclass T(unittest.TestCase):\n    def test(self): self.assertEqual(f(1), 2)"},
+        {"test": NUMPY},
+        {"test": "assert f(1) == unknown_name", "entry_point": "f"},
+    ],
+)
+def test_what_cannot_be_mapped_is_unscorable(info: dict[str, Any]) -> None:
+    with pytest.raises(RewardError, match="code: "):
+        score("class Stack:\n    pass\ndef f(x): return 2 * x\ndef g(x): return x", info)
+
+
+@pytest.mark.parametrize(
+    ("program", "info"),
+    [
+        ("pass", {"test_list": ["assert gcd(4, 6) == 2"]}),
+        ("def f(x): return undefined", {"test_list": ["assert f(1) == 2"]}),
+        ("import nothing_of_that_name\ndef f(x): return 2", {"test_list": ["assert f(1) == 2"]}),
+        ("print('x' * 6_000_000)", {"tests": {"inputs": [""], "outputs": ["2"]}}),
+    ],
+)  # fmt: skip
+def test_the_programs_own_faults_are_0(program: str, info: dict[str, Any]) -> None:
+    assert score(f"```\n{program}\n```", info).reward == 0.0
+
+
+@pytest.mark.slow
+def test_check_runs_the_reference_solutions_and_hints_at_a_tolerance() -> None:
+    rows: list[dict[str, Any]] = [
+        {"tests": {"inputs": ["1"], "outputs": ["0.5"]}, "solutions": json.dumps(["print 1", "print(0.5)"])},
+        {"tests": {"inputs": ["1"], "outputs": ["2"]}, "solution": "print(3)"},
+        {"tests": {"inputs": ["1"], "outputs": ["2"]}},
+        {"test_list": ["assert f(1) == 2"], "code": "def f(x): return 2"},
+        {"prompt": "def f(x):\n", "test": "def check(c): assert c(1) == 2", "entry_point": "f",
+         "canonical_solution": "    return 2\n"},
+    ]  # fmt: skip
+    problems = [Problem(messages=(ChatMessage(role="user", content="go"),), info=row) for row in rows]
+    config = from_dict(
+        {"run": {"name": "t", "steps": 1}, "model": {"make": {}},
+         "tasksets": {"t": {"source": "arithmetic", "reward": "code"}}}
+    )  # fmt: skip
+    reward = build_reward("code", config)
+    found = check_columns("tasksets.t", reward, SimpleNamespace(problem=problems.__getitem__), len(problems))  # type: ignore[arg-type]
+    assert len(found) == 2
+    assert "the outputs of 1 of 5 problems hold decimals" in found[0]
+    assert "in 1 of 4 problems tried; the first is problem 1: reward 0 (failed_wrong)" in found[1]
 
 
 @pytest.mark.parametrize(
