@@ -3,6 +3,7 @@
     RftError                      exit  retriable
     ├── ConfigError               2     no    the run file, the command line, a resume with other data
     ├── ContractError             4     no    bytes that are not the message they claim to be
+    │   ├── MessageTooLarge       4     no    a message over the limits of records: bytes, or items of lists and maps
     │   └── ForeignRecord         4     no    a record that is not in force: its writer has not claimed its role
     ├── TransportError            3     yes   the log cannot be reached or refuses
     │   ├── TransactionAborted    3     yes   nothing of the transaction is visible; publish again
@@ -91,6 +92,10 @@ class ContractError(RftError):
     def at(self, where: str) -> ContractError:
         """Return the same error with the record that it was found in (`topic[partition]@offset contract`)."""
         return ContractError(self.text, path=self.path, where=where)
+
+
+class MessageTooLarge(ContractError):
+    """A message exceeds the limits of what a record may hold (contracts/limits.py). It is refused where it is made."""
 
 
 class ForeignRecord(ContractError):

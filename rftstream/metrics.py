@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from prometheus_client import (
     CollectorRegistry,
@@ -24,6 +25,19 @@ REGISTRY = CollectorRegistry(auto_describe=True)
 PROCESS = ProcessCollector(registry=REGISTRY)
 """The usual process_* metrics: CPU time, memory, open files, time of the start. They are there only on systems with
 /proc."""
+
+log = logging.getLogger(__name__)
+
+MAX_NAME_CHARACTERS = 200
+"""Longest name of a metric or of a part of a reward; others are cut."""
+MAX_NAMES_OF_ROLLOUT = 1024
+"""The most names of metrics, and of parts, that one rollout may have."""
+MAX_NAMES_OF_RECORD = 4096
+"""The most names of metrics in a record that sums many rollouts up: of a batch, a step, an evaluation."""
+NAMES_LEFT_OUT = "metrics_left_out"
+"""The metric that says how many others a record has no room for."""
+OF_REWARDS = ("part/", "metric/")
+"""What the names begin with that rewards and environments choose."""
 
 MAX_NAMES = 200
 """Series of a metric with names that people choose, such as those of evaluations; more are counted together, or not
@@ -268,6 +282,39 @@ def _has_series(metric: Counter | Gauge, names: tuple[str, ...]) -> bool:
     if names not in known and len(known) < MAX_NAMES:
         known.add(names)
     return names in known
+
+
+def named_by_people(values: Mapping[str, float], *, kept: Mapping[str, float] | None = None) -> dict[str, float]:
+    """Return the metrics or parts of one rollout, on top of those that are `kept` already: at most
+    MAX_NAMES_OF_ROLLOUT, with names that are not too long. Those that come last are left out."""
+    found = dict(kept or {})
+    for name, value in values.items():
+        name = name[:MAX_NAME_CHARACTERS]
+        if name in found or len(found) < MAX_NAMES_OF_ROLLOUT:
+            found[name] = value
+    return found
+
+
+def fit_names(values: Mapping[str, float], counts: Mapping[str, int] | None = None) -> dict[str, float]:
+    """Return the metrics that a record which sums many rollouts up has room for, and how many it has none for, as
+    NAMES_LEFT_OUT. Left out are those that rewards and environments name before all others, and of them first those
+    that the fewest rollouts have. `counts`: metric -> how many rollouts have it."""
+    if len(values) <= MAX_NAMES_OF_RECORD:
+        return dict(values)
+    numbers = counts or {}
+    names = [name for name in values if name != NAMES_LEFT_OUT]
+    ordered = sorted(names, key=lambda name: (name.startswith(OF_REWARDS), -numbers.get(name, 0)))
+    kept = set(ordered[: MAX_NAMES_OF_RECORD - 1])
+    if NAMES_LEFT_OUT not in values:
+        log.warning(
+            "%d names of metrics, expected at most %d in one record; left out are %s, ... (does a reward or an "
+            "environment put ids into the names of its metrics?)",
+            len(names),
+            MAX_NAMES_OF_RECORD,
+            ordered[-1],
+        )
+    left_out = values.get(NAMES_LEFT_OUT, 0.0) + len(names) - len(kept)
+    return {name: values[name] for name in names if name in kept} | {NAMES_LEFT_OUT: left_out}
 
 
 class OfRun(CollectorRegistry):

@@ -20,6 +20,7 @@ from typing import Any
 from rftstream.config import registry, secrets
 from rftstream.config.part_specs import EnvironmentSpec, Location, TasksetSpec
 from rftstream.config.sections import EvaluationSection, RunConfig, TasksetSection
+from rftstream.config.sizes import check_sizes
 from rftstream.config.synthesis import check_synthesiser, growing_tasksets, grows
 from rftstream.config.toml_errors import explain_toml
 from rftstream.contracts.tasks import Sampling
@@ -229,6 +230,7 @@ def _check_whole(config: RunConfig) -> None:
     if config.synthesiser is not None:
         _check_differences(config, config.synthesiser.sampling, where="synthesiser.sampling")
     check_synthesiser(config)
+    check_sizes(config)
 
 
 def _check_stages(config: RunConfig) -> None:

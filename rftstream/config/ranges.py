@@ -15,10 +15,15 @@ NotNegative = Annotated[float, Meta(ge=0)]
 RunName = Annotated[
     str,
     Meta(
-        pattern=r"^[a-z0-9][a-z0-9_-]*$",
-        description="lower case letters, digits, - and _, and a letter or a digit first, e.g. 'words-2'",
+        pattern=r"^[a-z0-9][a-z0-9_-]{0,229}$",
+        description="lower case letters, digits, - and _, at most 230, and a letter or a digit first, e.g. 'words-2'",
     ),
 ]
+"""With what is put before and behind it, Kafka takes 249 characters as the name of a topic, and file systems 255."""
 SectionName = Annotated[
-    str, Meta(pattern=r"^[a-z0-9_-]+$", description="lower case letters, digits, - and _, e.g. 'words-2'")
+    str,
+    Meta(
+        pattern=r"^[a-z0-9_-]{1,230}$",
+        description="lower case letters, digits, - and _, at most 230, e.g. 'words-2'",
+    ),
 ]

@@ -2,8 +2,8 @@
 
 It is put together once for each type, at import, and asked at every encode and decode. From the types it follows that
 every float is finite, except in `metrics`; every value of type Any is plain (None, bool, int, float, str, list, dict
-with string keys), not nested deeper than MAX_DEPTH, and none of its lists and maps is longer than MAX_ITEMS. Types and
-ranges of fields are checked elsewhere: by msgspec, when `codec` converts.
+with string keys), not nested deeper than MAX_DEPTH. Types and ranges of fields are checked elsewhere: by msgspec, when
+`codec` converts. So are sizes: by `limits`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,6 @@ from rftstream.contracts.rules import RULES, Check, Violation, show
 
 MAX_DEPTH = 32
 """The deepest nesting of lists and maps in a value of type Any; the types fix the depth of everything else."""
-
-MAX_ITEMS = 65_536
-"""The most items of one list or map. (Tokens are not lists but bytes.)"""
 
 
 def first_violation(message: object) -> Violation | None:
@@ -127,8 +124,6 @@ def _plain(value: Any, depth: int = 0) -> Violation | None:
         return "", f"got {kind.__name__}, expected a plain value (none, bool, int, float, str, list, map)"
     if depth == MAX_DEPTH:
         return "", f"got more than {MAX_DEPTH} levels of lists and maps, expected at most that"
-    if len(value) > MAX_ITEMS:
-        return "", f"got {len(value)} items, expected at most {MAX_ITEMS}"
     if kind is not dict:
         for i, item in enumerate(value):
             if (found := _plain(item, depth + 1)) is not None:

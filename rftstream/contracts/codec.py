@@ -16,26 +16,27 @@ import functools
 import hashlib
 import re
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 import msgpack  # type: ignore[import-untyped]  # it has no stubs
 import msgspec
 
-from rftstream.contracts.checks import MAX_ITEMS, first_violation
+from rftstream.contracts.checks import first_violation
+from rftstream.contracts.limits import LIMITS, find_excess, largest_part, unpack
 from rftstream.contracts.message_spec import Facts
 from rftstream.contracts.messages import CONTRACTS_ON, MESSAGES, SPEC_OF, Message
 from rftstream.contracts.records import Headers, NewRecord, Record
 from rftstream.contracts.rules import show
 from rftstream.contracts.tasks import ID_HEADERS, RolloutIds
-from rftstream.contracts.topics import MAX_DEAD_BYTES
-from rftstream.errors import ContractError
+from rftstream.contracts.topics import TOPICS
+from rftstream.errors import ContractError, MessageTooLarge
 
-MAX_TOTAL_ITEMS = 1_000_000
-"""The most items that all lists and maps of one message may have together."""
+_LONGEST_RUN = "r" * 249
+"""As long as the name of a run may be."""
 
-_COUNTED_FROM_BYTES = 65_536
-"""A value below this size cannot hold enough to be worth counting."""
+_LONGEST_HEADERS = 65_536
+"""Bytes of key and headers that need not be counted where a value leaves so much room."""
 
 READABLE_SINCE = "readable_since"
 """Header: the oldest version of the contract whose readers may read the record. Absent: its own version."""
@@ -74,20 +75,38 @@ def _decoder_of(cls: type) -> msgspec.msgpack.Decoder[Any]:
 
 
 def encode(message: Message) -> bytes:
-    """Return the record value. ContractError if the message breaks its contract, so that no reader would take it."""
+    """Return the record value. ContractError if the message breaks its contract, so that no reader would take it;
+    MessageTooLarge if it exceeds the limits of readers, or of its topic."""
     cls = type(message)
     spec = SPEC_OF.get(cls)
     if spec is None:
         raise ContractError(f"$: got {cls.__name__}, expected one of the messages")
+    most = TOPICS[spec.topic].max_record_bytes
     try:
         value = _pack(message)
-        _decoder_of(cls).decode(value)
+        if len(value) > most:
+            _refuse_size(len(value), most, message)
+        if LIMITS.holds(len(value)):
+            _decoder_of(cls).decode(value)
+        else:
+            msgspec.convert(unpack(value, LIMITS), cls, builtin_types=_BYTES)
         violation = first_violation(message)
     except _BROKEN as error:
         _refuse(error, _fields_of(message), _label("", spec.contract))
     if violation is not None:
         _refuse_violation(violation, _label("", spec.contract))
+    if len(value) > most - _LONGEST_HEADERS:
+        record = NewRecord(spec.topic, 0, key_of(message), value, headers_of(message, _LONGEST_RUN, 2**31))
+        if record.num_bytes > most:
+            _refuse_size(record.num_bytes, most, message)
     return value
+
+
+def _refuse_size(num_bytes: int, most: int, message: Message) -> NoReturn:
+    """Raise the error for a message that no record of its topic can hold."""
+    path = largest_part(_fields_of(message))
+    text = f"{path}: got {num_bytes} bytes, expected at most {most} with key and headers; most are here"
+    raise MessageTooLarge(text, path=path, where=_label("", SPEC_OF[type(message)].contract))
 
 
 def _fields_of(message: Message) -> Any:
@@ -105,11 +124,11 @@ def decode(value: bytes, contract: str, where: str = "") -> Message:
         known = ", ".join(MESSAGES)
         raise ContractError(f"$: got the unknown contract {show(contract)}, expected one of {known}", where=where)
     decoder = _decoder_of(spec.type)
-    if len(value) < _COUNTED_FROM_BYTES and (good := _decode_own(decoder, value)) is not None:
+    if LIMITS.holds(len(value)) and (good := _decode_own(decoder, value)) is not None:
         return good
     fields: Any = None
     try:
-        fields = _unpack(value)
+        fields = unpack(value, LIMITS)
         message: Message = msgspec.convert(fields, spec.type, builtin_types=_BYTES)
         violation = first_violation(message)
     except _BROKEN as error:
@@ -135,45 +154,6 @@ def digest_of_experiences(encoded: Iterable[bytes]) -> str:
     for value in encoded:
         digest.update(value)
     return f"sha256:{digest.hexdigest()}"
-
-
-def _unpack(value: bytes) -> Any:
-    """Unpack within bounds, which are checked before anything is built: the number of bytes, and each length they
-    announce.
-
-    Depth is bounded by msgpack's own stack (1,024), below that by the types and `checks.MAX_DEPTH`."""
-    num_bytes = len(value)
-    if num_bytes > MAX_DEAD_BYTES:
-        raise ValueError(f"{num_bytes} bytes exceed the limit of {MAX_DEAD_BYTES}")
-    max_items = min(num_bytes, MAX_ITEMS)
-    count = _counter() if num_bytes > _COUNTED_FROM_BYTES else None
-    return msgpack.unpackb(
-        value,
-        raw=False,
-        strict_map_key=True,
-        max_str_len=num_bytes,
-        max_bin_len=num_bytes,
-        max_array_len=max_items,
-        max_map_len=max_items,
-        max_ext_len=0,
-        list_hook=count,
-        object_hook=count,
-    )
-
-
-def _counter() -> Callable[[Any], Any]:
-    """Return a function that counts items. Eight million empty lists fit into a record, and take fifty times its size
-    in memory."""
-    total = 0
-
-    def count(container: Any) -> Any:
-        nonlocal total
-        total += len(container) + 1
-        if total > MAX_TOTAL_ITEMS:
-            raise ValueError(f"the items of all lists and maps exceed the limit of {MAX_TOTAL_ITEMS}")
-        return container
-
-    return count
 
 
 # --------------------------------------------------------------------------------------------- errors
@@ -208,6 +188,8 @@ def _refuse(error: BaseException, fields: Any, where: str) -> NoReturn:
     `fields` is what was to be converted or written, or None if it did not come to that."""
     text = str(error) or type(error).__name__
     path, role = "$", ""
+    if type(error) is ValueError and fields is not None and (excess := find_excess(fields, LIMITS)) is not None:
+        raise MessageTooLarge(f"{excess[0]}: {excess[1]}", path=excess[0], where=where) from None
     if isinstance(error, msgspec.ValidationError):
         if (place := _PLACE.search(text)) is not None:
             path, text = place[2], text[: place.start()]
@@ -322,13 +304,16 @@ def to_record(
     spec = SPEC_OF[type(message)]
     if topic != spec.topic:
         raise ContractError(f"$: got {spec.contract}, which the topic does not take", where=topic)
-    return NewRecord(
+    record = NewRecord(
         topic=topic,
         partition=partition,
         key=key_of(message) if key is None else key,
         value=encode(message) if value is None else value,
         headers=headers_of(message, run, writer_epoch) + extra,
     )
+    if record.num_bytes > (most := TOPICS[topic].max_record_bytes):
+        _refuse_size(record.num_bytes, most, message)
+    return record
 
 
 def from_record(record: Record) -> Message:

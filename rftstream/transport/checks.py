@@ -51,8 +51,7 @@ def check_metadata(place: TopicPartition, position: Position) -> None:
     num_bytes = len(position.metadata.encode())
     if num_bytes > MAX_METADATA_BYTES:
         raise RecordTooLarge(
-            f"{place}: {num_bytes} bytes of metadata beside the position, at most {MAX_METADATA_BYTES} are kept;"
-            f" hold results back until fewer are open"
+            f"{place}: got {num_bytes} bytes of metadata beside the position, expected at most {MAX_METADATA_BYTES}"
         )
 
 

@@ -12,9 +12,9 @@ import msgpack  # type: ignore[import-untyped]  # it has no stubs
 import pytest
 
 from rftstream.contracts.arrays import ITEM_BYTES, Array
-from rftstream.contracts.checks import MAX_ITEMS
 from rftstream.contracts.codec import decode, encode
 from rftstream.contracts.feedback import Feedback
+from rftstream.contracts.limits import LIMITS
 from rftstream.contracts.messages import MESSAGES
 from rftstream.contracts.tasks import Problem, Sampling
 from rftstream.contracts.topics import MAX_DEAD_BYTES
@@ -354,7 +354,7 @@ def test_records_over_the_limit_are_not_even_looked_at() -> None:
 @pytest.mark.law("bounded")
 def test_many_small_things_are_counted_together() -> None:
     """Lists of empty lists: eight times the length of the longest list, each of it allowed."""
-    inner = struct.pack(">BH", 0xDC, MAX_ITEMS - 1) + b"\x90" * (MAX_ITEMS - 1)
+    inner = struct.pack(">BH", 0xDC, LIMITS.items - 1) + b"\x90" * (LIMITS.items - 1)
     value = b"\x83" + b"".join(msgpack.packb(name) for name in ("state", "running", "by", "x", "more"))
     value += struct.pack(">BH", 0xDC, 20) + inner * 20
     with pytest.raises(ContractError, match="items of all lists and maps exceed the limit"):

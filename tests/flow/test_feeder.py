@@ -371,6 +371,17 @@ def test_a_restart_goes_on_exactly(tmp_path: Path, undisturbed: list[Any]) -> No
     assert admitted_by(scene_of(tmp_path, **SETTINGS), lambda feeder: feeder.restart()) == undisturbed
 
 
+@pytest.mark.law("lost", "twice", "bounded")
+@pytest.mark.parametrize("length", [6, 32, 230])
+def test_a_restart_goes_on_exactly_in_each_of_many_tasksets(tmp_path: Path, length: int) -> None:
+    """Their names and numbers need more room than there is beside a position (4,096 bytes), or come near it."""
+    tasksets = {f"{number:03}".ljust(length, "x"): {"source": "arithmetic"} for number in range(120)}
+    settings = {"feeder__groups_per_batch": 40, "tasksets": tasksets}
+    undisturbed = admitted_by(scene_of(tmp_path / "undisturbed", **settings), lambda feeder: None)
+    assert len({ids.taskset for ids, *_ in undisturbed}) == 120
+    assert admitted_by(scene_of(tmp_path, **settings), lambda feeder: feeder.restart()) == undisturbed
+
+
 @pytest.mark.law("lost", "twice")
 @pytest.mark.parametrize(("point", "fault"), [
     ("before_commit", Kill), ("after_commit", Kill), ("before_commit", ProducerLost), ("after_commit", ProducerLost),

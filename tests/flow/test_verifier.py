@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from rftstream.contracts import codec
+from rftstream.contracts.arrays import Array
 from rftstream.contracts.dead import DeadLetter
 from rftstream.contracts.records import NewRecord, TopicPartition
 from rftstream.contracts.rollouts import RolloutStatus
+from rftstream.contracts.topics import MAX_RECORD_BYTES
 from rftstream.contracts.verdicts import UnscorableReason, VerifiedRollout
 from rftstream.errors import ProducerLost, RewardError, StopRule, TransactionAborted
 from rftstream.metrics import REGISTRY
@@ -253,6 +255,31 @@ def test_a_verdict_that_no_record_can_hold(tmp_path: Path) -> None:
     verified = verified_of(scene)
     assert Counter((one.ids.sequence, one.reason) for one in verified.values()) == {(0, "error"): 2, (1, None): 2}
     assert len(letters_of(scene)) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.law("unscorable", "bounded")
+def test_a_verdict_that_leaves_too_little_room_for_key_and_headers(tmp_path: Path) -> None:
+    """One that fills the record is written, and one byte more is unscorable."""
+    scene = Scene(tmp_path, feeder__group_size=1)
+    size = MAX_RECORD_BYTES - 100_000
+
+    def score(item: RewardInput) -> Score:
+        return Score(reward=1.0, additions={"bits": Array(dtype="uint8", shape=(size,), data=bytes(size))})
+
+    driver, _ = stub_verifier(scene, score)
+    for sequence, more in enumerate((0, None, 1)):
+        put_rollouts(scene, sequence)
+        if more is None:
+            (first,) = verified_of(scene).values()
+            headers = codec.headers_of(first, "r" * 249, 2**31)
+            record = NewRecord("verified", 0, codec.key_of(first), codec.encode(first), headers)
+            more = MAX_RECORD_BYTES - record.num_bytes
+        size += more
+        driver.work()
+    assert [one.reason for one in verified_of(scene).values()] == [None, None, "error"]
+    (letter,) = letters_of(scene)
+    assert "bytes, expected at most 8388608 with key and headers" in letter.detail
 
 
 @pytest.mark.law("unscorable")

@@ -17,6 +17,7 @@ from rftstream.contracts.records import TopicPartition
 from rftstream.contracts.rollouts import RolloutStatus
 from rftstream.contracts.verdicts import VerifiedRollout
 from rftstream.data.operators.pipeline import ExperienceResult
+from rftstream.metrics import named_by_people
 from rftstream.roles.explorer.attempt import oldest_version
 
 
@@ -152,8 +153,9 @@ class Group:
         for sibling in self.scored:
             for name, value in sibling.parts.items():
                 values.setdefault(name, []).append(value)
-        means = {name: sum(some) / len(some) for name, some in sorted(values.items())}
-        return {name: mean for name, mean in means.items() if math.isfinite(mean)}
+        most_first = sorted(values.items(), key=lambda pair: (-len(pair[1]), pair[0]))
+        means = named_by_people({name: sum(some) / len(some) for name, some in most_first})
+        return {name: mean for name, mean in sorted(means.items()) if math.isfinite(mean)}
 
     @property
     def oldest_version(self) -> int | None:

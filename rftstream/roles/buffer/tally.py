@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 
+from rftstream import metrics
 from rftstream.contracts.outcomes import GroupResult, RolloutSummary
 from rftstream.contracts.rollouts import RolloutStatus
 from rftstream.contracts.verdicts import VerifiedRollout, spent_amounts
@@ -82,7 +83,7 @@ class Tally:
         decided = sum(self._groups.values())
         for result in GroupResult:
             values[f"{result}_share"] = self._groups[str(result)] / decided if decided else 0.0
-        return {name: value for name, value in values.items() if math.isfinite(value)}
+        return metrics.fit_names({name: one for name, one in values.items() if math.isfinite(one)}, self._counts)
 
     def _std(self, name: str, mean_square: float) -> float:
         mean = self._sums[name] / self._counts[name]

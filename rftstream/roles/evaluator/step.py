@@ -278,6 +278,7 @@ class EvaluatorStep(SingleStepDefaults):
                 extra.setdefault("environment_reward", []).append(posted.reward)
         attempts = [sample.attempt for sample in running.samples.values() if sample.attempt is not None]
         values = {name: sum(column) / len(column) for name, column in extra.items()}
+        values = metrics.fit_names(values, {name: len(column) for name, column in extra.items()})
         values |= summarise_samples(rewards.values(), section.k, pass_reward=section.pass_reward)
         if attempts:
             values["length_mean"] = sum(attempt.num_tokens for attempt in attempts) / len(attempts)

@@ -16,6 +16,7 @@ from typing import Any
 from rftstream import faults
 from rftstream.contracts.rollouts import Posted, RolloutStatus
 from rftstream.contracts.tasks import Task
+from rftstream.metrics import named_by_people
 from rftstream.policies.base import Policy
 from rftstream.roles.explorer.agent_calls import AgentLimits, CallSampler
 from rftstream.roles.explorer.agent_pieces import EncodedPiece, encode_piece
@@ -293,7 +294,7 @@ class AgentLoop:
 
     def _end_by_word(self, session: AgentSession, end: RolloutEnd) -> None:
         gave = end.reward is not None or end.parts
-        posted = Posted(reward=end.reward, parts=dict(end.parts), source="agent") if gave else None
+        posted = Posted(reward=end.reward, parts=named_by_people(end.parts), source="agent") if gave else None
         if end.error is not None and session.rollout.calls and (limit := session.limit_met):
             self._cut_short(session, f"{limit}, and then the agent failed: {end.error}")
         elif end.error is not None:
@@ -359,7 +360,7 @@ class AgentLoop:
             status=status,
             error=error,
             posted=posted,
-            metrics=dict(metrics),
+            metrics=named_by_people(metrics),
             started_at=session.started_at,
         )
         self._ended.append(session.ended)

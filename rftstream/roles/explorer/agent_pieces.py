@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from rftstream.contracts import codec
 from rftstream.contracts.rollouts import AgentCall, PartialRollout, SavedCall, Segment
 from rftstream.contracts.tasks import Task
-from rftstream.errors import ContractError
-from rftstream.roles.explorer.fit_to_record import MAX_BODY_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +46,4 @@ def encode_piece(
         calls=tuple(one.call for one in calls),
         saved_calls=tuple(one.saved for one in calls),
     )
-    value = codec.encode(piece)
-    if len(value) > MAX_BODY_BYTES:
-        raise ContractError(f"{len(value)} bytes, expected at most {MAX_BODY_BYTES}")
-    return EncodedPiece(piece=piece, value=value)
+    return EncodedPiece(piece=piece, value=codec.encode(piece))

@@ -15,6 +15,7 @@ from rftstream.contracts.tasks import ChatMessage
 from rftstream.environments.base import Environment, Reply
 from rftstream.environments.calls import CallLine, CallResult
 from rftstream.error_kinds import last_line
+from rftstream.metrics import named_by_people
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -298,7 +299,7 @@ def add_reply(posted: Posted | None, reply: Reply, turn: int) -> Posted | None:
         if (total := summed(parts.get(name), given, f"part {name!r}")) is not None:
             parts[name] = total
     reached = reply.reached or posted.reached
-    return Posted(reward=reward, parts=parts, source="environment", error=error, reached=reached)
+    return Posted(reward=reward, parts=named_by_people(parts), source="environment", error=error, reached=reached)
 
 
 # ------------------------------------------------------------------------------------------ what may come
@@ -357,7 +358,7 @@ def _numbers(found: Any, what: str) -> dict[str, float]:
         raise TypeError(f"got {what} of type {type(found).__name__}, expected a map from names to numbers")
     if odd := [name for name in found if not isinstance(name, str)]:
         raise TypeError(f"got {odd[0]!r:.100} as a name in {what}, expected a text")
-    return {name: _number(value, f"{name!r:.100} in {what}") for name, value in found.items()}
+    return named_by_people({name: _number(value, f"{name!r:.100} in {what}") for name, value in found.items()})
 
 
 def _number(value: Any, what: str) -> float:

@@ -8,7 +8,7 @@ from rftstream.contracts import codec
 from rftstream.contracts.rollouts import Rollout, RolloutStatus
 from rftstream.contracts.tasks import Problem, RolloutIds, Sampling, Task
 from rftstream.contracts.topics import MAX_RECORD_BYTES
-from rftstream.errors import ContractError
+from rftstream.errors import ContractError, MessageTooLarge
 from rftstream.roles.explorer.attempt import Attempt
 
 MAX_BODY_BYTES = MAX_RECORD_BYTES - 256 * 1024
@@ -19,18 +19,23 @@ def fit_to_record(rollout: Rollout) -> tuple[Rollout, bytes]:
     """Return the rollout and its bytes. If no record can hold it, little more is left than its ids, its length and the
     reason."""
     try:
-        value = codec.encode(rollout)
+        return rollout, _encode(rollout)
+    except MessageTooLarge as error:
+        rollout = _without_content(rollout, RolloutStatus.oversized, str(error))
     except ContractError as error:  # by something that the environment said
         rollout = _without_content(rollout, RolloutStatus.failed, str(error))
-        value = codec.encode(rollout)
-    if len(value) > MAX_BODY_BYTES:
-        why = f"{len(value)} bytes, expected at most {MAX_BODY_BYTES}"
-        rollout = _without_content(rollout, RolloutStatus.oversized, why)
-        value = codec.encode(rollout)
-    if len(value) > MAX_BODY_BYTES:
+    try:
+        return rollout, _encode(rollout)
+    except MessageTooLarge:
         rollout = replace(rollout, problem=Problem(messages=()))
-        value = codec.encode(rollout)
-    return rollout, value
+        return rollout, _encode(rollout)
+
+
+def _encode(rollout: Rollout) -> bytes:
+    value = codec.encode(rollout)
+    if len(value) > MAX_BODY_BYTES:
+        raise MessageTooLarge(f"{len(value)} bytes, expected at most {MAX_BODY_BYTES}")
+    return value
 
 
 def _without_content(rollout: Rollout, status: RolloutStatus, error: str) -> Rollout:

@@ -364,7 +364,7 @@ class TurnLoop:
         said, ids = state.said, state.carried_ids
         assert said is not None
         state.posted = add_reply(state.posted, reply, state.turn)
-        state.metrics.update(reply.metrics)
+        state.metrics = metrics.named_by_people(reply.metrics, kept=state.metrics)
         state.end_turn(reward=reply.reward if reply.reward is not None and math.isfinite(reply.reward) else None)
         truncated = said.finish_reason in CUT_SHORT
         if reply.done or truncated:

@@ -10,7 +10,6 @@ from rftstream.contracts import codec
 from rftstream.contracts.rollouts import PartialRollout, StoredState
 from rftstream.contracts.tasks import Task
 from rftstream.errors import ContractError
-from rftstream.roles.explorer.fit_to_record import MAX_BODY_BYTES
 from rftstream.roles.explorer.open_rollout import Increment
 from rftstream.roles.explorer.partials import TOPIC
 from rftstream.roles.explorer.pieces import SavedRollout
@@ -88,8 +87,6 @@ class RolloutInHand:
         )
         try:
             value = codec.encode(piece)
-            if len(value) > MAX_BODY_BYTES:
-                raise ContractError(f"{len(value)} bytes, expected at most {MAX_BODY_BYTES}")
         except ContractError as error:  # by something that the environment said
             self.may_save = False
             log.warning("%s: cannot be saved: %s", self.task.ids.rollout_id, error)

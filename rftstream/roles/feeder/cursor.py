@@ -16,6 +16,9 @@ MAX_REASONS = 64
 
 OTHER = "other reasons"
 
+MOST = 10**12
+"""More problems than any taskset gives."""
+
 
 @dataclass(slots=True)
 class OperatorCounts:
@@ -102,11 +105,19 @@ class FeederCursor:
     """Growing taskset -> how far the feeder has come in it."""
 
     @classmethod
-    def of_json(cls, text: str, counts: OperatorCounts) -> FeederCursor:
-        """Return what a committed position says, with counts that stand elsewhere."""
+    def of_json(cls, text: str, newest: Drawn | None) -> FeederCursor:
+        """Return what a committed position says, with what stands in the newest Drawn, if there is one."""
         values = json.loads(text)
-        walks = {name: GrowthWalk(**walk) for name, walk in values.pop("walks", {}).items()}
-        return cls(**values, counts=counts, walks=walks)
+        walks = {name: GrowthWalk(**walk) for name, walk in values.get("walks", {}).items()}
+        counts = OperatorCounts() if newest is None else OperatorCounts.of(newest)
+        drawn, left_out = ({}, {}) if newest is None else (newest.drawn, newest.left_out)
+        return cls(
+            values["admitted"],
+            values.get("drawn", dict(drawn)),
+            values.get("left_out", dict(left_out)),
+            counts=counts,
+            walks=walks,
+        )
 
     def copy(self) -> FeederCursor:
         """Return a cursor at the same place that moves on its own."""
@@ -118,9 +129,18 @@ class FeederCursor:
         """Problems taken from all tasksets."""
         return sum(self.drawn.values())
 
-    def to_json(self) -> str:
-        """Return what travels with the position: all but the counts, for which there is no room."""
-        values: dict[str, object] = {"admitted": self.admitted, "drawn": self.drawn, "left_out": self.left_out}
+    def outgrows(self, num_bytes: int) -> bool:
+        """Return whether the numbers of so many tasksets may need more bytes than there are beside a position. They
+        then stand in a Drawn."""
+        names, walks = dict.fromkeys(self.drawn, MOST), dict.fromkeys(self.walks, GrowthWalk(MOST, MOST, MOST, MOST))
+        return len(FeederCursor(MOST, names, names, walks=walks).to_json(whole=True)) > num_bytes
+
+    def to_json(self, *, whole: bool) -> str:
+        """Return what travels with the position: all but the counts, for which there is no room. Unless `whole`, the
+        numbers of the tasksets stand in a Drawn, too."""
+        values: dict[str, object] = {"admitted": self.admitted}
+        if whole:
+            values |= {"drawn": self.drawn, "left_out": self.left_out}
         if self.walks:
             values["walks"] = {name: walk.to_json() for name, walk in self.walks.items()}
         return json.dumps(values, separators=(",", ":"))

@@ -2,7 +2,8 @@
 
 Its cursor (how many groups, how far in each taskset) travels as metadata with its position on `steps`, in the
 transaction that admits the tasks; nothing else is remembered. With operators of the task side, each such transaction
-has a Drawn on `control` as well, which counts what was skipped and why.
+has a Drawn on `control` as well, which counts what was skipped and why. So it has with more tasksets than there is
+room for beside a position: then the Drawn alone says how far the feeder is in each.
 
 All draws of a transaction are decided by the facts that the step has then. `seen` of its tasks says which. A
 transaction ends with a group, and what was skipped after it is drawn again, by newer facts; only where nothing was
@@ -41,7 +42,7 @@ from rftstream.roles.feeder.skip_watch import SkipWatch
 from rftstream.service.problem_records import PROBLEMS, ProblemReader, read_problems
 from rftstream.service.role import Log, Publish, Received, SingleTransaction
 from rftstream.service.step_defaults import SingleStepDefaults
-from rftstream.transport.base import Position
+from rftstream.transport.base import MAX_METADATA_BYTES, Position
 
 log = logging.getLogger(__name__)
 
@@ -131,14 +132,15 @@ class FeederStep(SingleStepDefaults):
         if self._config.demonstrations_alone:
             records = log_.read("experts", bodies=False)
             self._num_demonstrations = sum(not codec.is_foreign(record) for record in records)
+        newest: Drawn | None = None
         for received in log_.messages("control"):
             self._absorb_control(received)
             if isinstance(received.message, Drawn):
-                self._counts = OperatorCounts.of(received.message)  # the newest comes last
+                newest = received.message
         self._check_manifest()
         committed = log_.committed(FEEDER.name)
         if STEPS in committed and committed[STEPS].metadata:
-            self._restore(FeederCursor.of_json(committed[STEPS].metadata, self._counts))
+            self._restore(FeederCursor.of_json(committed[STEPS].metadata, newest))
         positions: dict[TopicPartition, int] = {}
         for topic in ("outcomes", "steps"):
             positions.update(log_.transport.admin.begin_offsets(topic))
@@ -236,10 +238,11 @@ class FeederStep(SingleStepDefaults):
         self._pending = cursor
         outputs = [Publish("tasks", task.ids.sequence % self._partitions, task) for task in tasks]
         outputs += [Publish("control", 0, None, key=key) for key in answered]
-        if self._pipeline:
+        whole = not cursor.outgrows(MAX_METADATA_BYTES)
+        if self._pipeline or not whole:
             drawn = cursor.to_record(self._facts.seen, alone=not tasks, problems_end=self._growing.known_end)
             outputs.append(Publish("control", 0, drawn))
-        return SingleTransaction(tuple(outputs), {STEPS: Position(self._steps_position, cursor.to_json())})
+        return SingleTransaction(tuple(outputs), {STEPS: Position(self._steps_position, cursor.to_json(whole=whole))})
 
     def _retried_group(self, cursor: FeederCursor, answered: list[bytes]) -> list[Task] | None:
         """Return the tasks of the next group that is put back; None if none is asked for. Keys of requests that are

@@ -9,6 +9,7 @@ from typing import cast
 
 import numpy as np
 
+from rftstream import metrics
 from rftstream.algorithms.base import Algorithm, CriticAlgorithm, RefiningAlgorithm, TrainingRow
 from rftstream.algorithms.by_taskset import build_algorithm
 from rftstream.algorithms.requirements import (
@@ -145,7 +146,7 @@ class Training:
         # An algorithm's mean reward is that of the batch, from which filtered groups are missing.
         values = {**values, **update.metrics, **trained, "lr": lr, **batch.manifest.metrics}
         staleness = TrainedStaleness() if update.skipped else TrainedStaleness.of(rows, batch.sequence)
-        return update, {name: float(value) for name, value in values.items()}, staleness
+        return update, metrics.fit_names({name: float(value) for name, value in values.items()}), staleness
 
     def _that_can_be_shown(self, rows: Sequence[TrainingRow]) -> tuple[tuple[TrainingRow, ...], dict[str, float]]:
         """Return the rows, with nothing to train on in those whose images are gone or damaged, and how many these are.

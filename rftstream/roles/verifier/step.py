@@ -25,7 +25,6 @@ from rftstream.contracts.assistant import ToolCall
 from rftstream.contracts.records import Record
 from rftstream.contracts.rollouts import Rollout, RolloutStatus
 from rftstream.contracts.tasks import RolloutIds
-from rftstream.contracts.topics import MAX_RECORD_BYTES
 from rftstream.contracts.verdicts import UnscorableReason, Verdict, VerifiedRollout, spent_amounts
 from rftstream.error_kinds import Kinds, kind_of, last_line
 from rftstream.errors import ContractError, StopRule
@@ -208,17 +207,13 @@ class VerifierStep(ConcurrentStepDefaults):
                 reward=reply.score.reward,
                 scorer=reply.scorer,
                 scorer_version=reply.scorer_version,
-                parts=dict(reply.score.parts),
-                metrics=dict(reply.score.metrics),
+                parts=metrics.named_by_people(reply.score.parts),
+                metrics=metrics.named_by_people(reply.score.metrics),
                 additions=dict(reply.score.additions),
             )
             verified = self._verified(rollout.ids, rollout, verdict, None, None)
             try:
                 value = codec.encode(verified)
-                if len(value) > MAX_RECORD_BYTES:
-                    raise ContractError(
-                        f"rollout and verdict together have {len(value)} bytes, expected at most {MAX_RECORD_BYTES}"
-                    )
             except ContractError as error:  # a name in the verdict that a record cannot hold, or too many bytes
                 reply = replace(reply, score=None, reason="error", detail=str(error))
             else:

@@ -40,6 +40,13 @@ tasksets.sums = { source = "arithmetic", reward = "exact" }
             "run.name=My Run",
             r"^--set run\.name: got 'My Run', expected lower case letters, digits, .* e\.g\. 'words-2'$",
         ),
+        ("run.name=" + "x" * 231, r"^--set run\.name: got 'x+', expected lower case letters, .* at most 230, "),
+        ("tasksets." + "x" * 231 + '.source="arithmetic"', r"got 'x+' as the name of a section, .* at most 230, "),
+        ("feeder.groups_per_batch=65537", r"groups_per_batch: got 65,537, expected at most 65,536; the manifest of a"),
+        (
+            "feeder.group_size=65537",
+            r"group_size: got 65,537, expected at most 25,845; the outcome of a",
+        ),
         ("stages=[{steps=1,name='A B'}]", r"^--set stages\.0\.name: got 'A B', expected lower case letters, digits"),
         (
             'tasksets.Sums.source="arithmetic"',

@@ -11,6 +11,7 @@ from rftstream.contracts.outcomes import GroupResult, RolloutSummary
 from rftstream.contracts.rollouts import RolloutStatus, VersionSpan
 from rftstream.contracts.tasks import RolloutIds
 from rftstream.contracts.verdicts import Verdict, VerifiedRollout
+from rftstream.metrics import MAX_NAMES_OF_RECORD, NAMES_LEFT_OUT, fit_names
 from rftstream.roles.buffer.tally import Tally
 from tests.unit.synthetic import rollout
 
@@ -87,3 +88,21 @@ def test_rewards_too_large_to_square_stop_nobody() -> None:
         values = tally.metrics()
         assert values["batched_share"] == 1.0
         assert all(map(math.isfinite, values.values()))
+
+
+def test_names_with_ids_in_them_leave_room_for_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    """What the most rollouts have stays, and the rest is counted."""
+    tally = Tally()
+    tally.group("sums", GroupResult.batched, [summary(1.0)])
+    for number in range(400):
+        one = verified("sums", **{f"{number}_{i}": 1.0 for i in range(180)}, tone=0.5)
+        one = replace(one, rollout=replace(one.rollout, metrics={f"{number}": 1.0, "turns": 3.0}))  # type: ignore[type-var]
+        tally.rollout(one, 5)
+    values = tally.metrics()
+    assert (values["part/tone"], values["metric/turns"], values["reward"]) == (0.5, 3.0, 1.0)
+    assert len(values) == MAX_NAMES_OF_RECORD
+    assert values[NAMES_LEFT_OUT] > 180 * 400 - MAX_NAMES_OF_RECORD
+    assert "put ids into the names" in caplog.text
+    again = fit_names({**values, "loss": 1.0, "kl": 2.0})
+    assert (again["loss"], len(again)) == (1.0, MAX_NAMES_OF_RECORD)
+    assert again[NAMES_LEFT_OUT] == values[NAMES_LEFT_OUT] + 2, "which are own names"

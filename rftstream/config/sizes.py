@@ -1,0 +1,33 @@
+"""What a run is to write must fit into the records that its readers take: settings that no record has room for are
+refused when the run file is read, and not by the role that first writes such a record."""
+
+from __future__ import annotations
+
+from rftstream.config.sections import RunConfig
+from rftstream.contracts.limits import LIMITS
+from rftstream.contracts.topics import MAX_RECORD_BYTES
+from rftstream.errors import ConfigError
+
+_ID_BYTES = 48
+"""Of the numbers in the id of a group or a rollout, whatever they are, and of its frame."""
+_SIBLING_BYTES = 180
+"""Of what an outcome says of one sibling, beside its id."""
+_OTHER_BYTES = 1 << 20
+"""Of everything else in such a record."""
+
+
+def check_sizes(config: RunConfig) -> None:
+    """Raise ConfigError if the groups of a batch, or the siblings of a group, are more than one record can name.
+
+    A batch's manifest names its groups. A group's outcome names its siblings, those that came late once more."""
+    longest = max(map(len, config.tasksets), default=0) + _ID_BYTES
+    room = MAX_RECORD_BYTES - _OTHER_BYTES
+    for name, value, needed, what in (
+        ("groups_per_batch", config.feeder.groups_per_batch, longest, "manifest of a batch"),
+        ("group_size", config.feeder.group_size, 2 * longest + _SIBLING_BYTES, "outcome of a group"),
+    ):
+        most = min(LIMITS.items, room // needed)
+        if value > most:
+            raise ConfigError(
+                f"feeder.{name}: got {value:,}, expected at most {most:,}; the {what} names them all in one record"
+            )
