@@ -25,7 +25,7 @@ from rftstream.algorithms.scored import NOTHING, ScoredBatch, collect_scored, of
 from rftstream.algorithms.settings import ClippedConfig, CorrectedConfig, PolicyGradientConfig
 from rftstream.contracts.batches import Experience
 from rftstream.contracts.rollouts import Segment
-from rftstream.core.advantages import compute_group_advantages
+from rftstream.core.advantages import center_on_group_mean, compute_group_advantages
 from rftstream.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -86,6 +86,10 @@ class PolicyGradient:
         """Return the same where more has to be known of a rollout than its group."""
         return self.advantages(rewards_N, scored.groups_N)
 
+    def penalised_advantages(self, scored: ScoredBatch, rewards_N: np.ndarray, penalties_N: np.ndarray) -> np.ndarray:
+        """Return the same for rewards from which the divergence is taken, `penalties_N` of each rollout."""
+        return self.rollout_advantages(scored, rewards_N - penalties_N)
+
     def rows(self, scored: ScoredBatch) -> tuple[TrainingRow, ...]:
         """Return a row for each segment, without advantages; its loss mask is empty where there is nothing to train
         on."""
@@ -121,8 +125,8 @@ class PolicyGradient:
         rewards_N: np.ndarray,
         kl_R: Sequence[np.ndarray] | None,
     ) -> list[np.ndarray]:
-        """Return the advantages of each row's tokens, [T]. `rewards_N` is what `advantages_N` were made of. `kl_R` is
-        the divergence at each token; both have it in them already unless `takes_kl_by_token`."""
+        """Return the advantages of each row's tokens, [T]. `rewards_N` are the rewards without the divergence. `kl_R`
+        is the divergence at each token; `advantages_N` have it in them already unless `takes_kl_by_token`."""
         return [
             np.full(len(row.token_ids), advantages_N[owner], dtype=np.float32)
             for row, owner in zip(rows, scored.owners_R, strict=True)
@@ -152,17 +156,17 @@ class PolicyGradient:
         if config.overlong_share:
             penalties_N = config.overlong_penalty * scored.overlong_penalties(config.overlong_share)
             rewards_N, metrics["overlong_penalty"] = rewards_N + penalties_N, float(penalties_N.mean())
-        rows, kl_R = self.rows(scored), None
+        rows, kl_R, penalties_N = self.rows(scored), None, np.zeros_like(rewards_N)
         if reference_logprobs is not None:
             kl_R = self._divergences(rows, reference_logprobs)
             kl_N, tokens = scored.sum_by_rollout(kl_R), float(sum(row.loss_mask.sum() for row in rows))
-            after_N = rewards_N - config.kl_coef * kl_N
-            metrics |= {"kl": float(kl_N.sum()) / max(tokens, 1.0), "reward_after_kl": float(after_N.mean())}
-            rewards_N = rewards_N if self.takes_kl_by_token else after_N
+            after = float((rewards_N - config.kl_coef * kl_N).mean())
+            metrics |= {"kl": float(kl_N.sum()) / max(tokens, 1.0), "reward_after_kl": after}
+            penalties_N = np.zeros_like(kl_N) if self.takes_kl_by_token else config.kl_coef * kl_N
         # the reference is asked for truncated ones, too: their divergence counts in their groups
         if config.mask_truncated and (kl_R is not None or "reference_rewards" not in self.needs):
             rows, metrics["truncated_masked"] = scored.leave_out_truncated(rows)
-        advantages_N = self.rollout_advantages(scored, rewards_N)
+        advantages_N = self.penalised_advantages(scored, rewards_N, penalties_N)
         advantages_R = self.token_advantages(scored, rows, advantages_N, rewards_N, kl_R)
         additions_R = [self.additions(one, segment) for one in scored.experiences for segment in one.segments]
         additions_R = _with_discounts(scored, additions_R)
@@ -334,6 +338,12 @@ class GroupRelative:
     def advantages(self, rewards_N: np.ndarray, groups_N: np.ndarray) -> np.ndarray:
         """Return (R - mean_g) / (std_g + eps) for each rollout."""
         return compute_group_advantages(rewards_N, groups_N, eps=self.config.advantage_eps)
+
+    def penalised_advantages(self, scored: ScoredBatch, rewards_N: np.ndarray, penalties_N: np.ndarray) -> np.ndarray:
+        """Return these less the divergence, which is centred and not divided: else it would come in full size where
+        rewards are equal but for it."""
+        advantages_N = self.advantages(rewards_N, scored.groups_N)
+        return np.asarray(advantages_N - center_on_group_mean(penalties_N, scored.groups_N))
 
 
 class Clipped(CorrectedPolicyGradient):

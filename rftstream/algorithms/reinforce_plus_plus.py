@@ -49,20 +49,27 @@ class ReinforcePlusPlus(Clipped):
         rewards_N: np.ndarray,
         kl_R: Sequence[np.ndarray] | None,
     ) -> list[np.ndarray]:
-        """Take the later divergence from each token's return, and whiten over all trained tokens."""
+        """Take the later divergence from each token's return, and whiten over all trained tokens. Where only the
+        divergence differs, returns are centred and not divided."""
         returns_R = [
             np.full(len(row.token_ids), advantages_N[owner]) for row, owner in zip(rows, scored.owners_R, strict=True)
         ]
+        trained_R = [row.loss_mask > 0 for row in rows]
+        has_signal = bool(whiten(_joined(returns_R, trained_R)).any())
         if kl_R is not None:
             later_R = _later_divergence(scored, kl_R)
             returns_R = [one - self.config.kl_coef * later for one, later in zip(returns_R, later_R, strict=True)]
-        trained_R = [row.loss_mask > 0 for row in rows]
-        white = whiten(np.concatenate([one[trained] for one, trained in zip(returns_R, trained_R, strict=True)]))
+        joined = _joined(returns_R, trained_R)
+        white = whiten(joined) if has_signal else joined - joined.mean() if len(joined) else joined
         parts_R = np.split(white, np.cumsum([int(trained.sum()) for trained in trained_R])[:-1])
         result = [np.zeros(len(row.token_ids)) for row in rows]
         for one_T, trained, part in zip(result, trained_R, parts_R, strict=True):
             one_T[trained] = part
         return result
+
+
+def _joined(values_R: Sequence[np.ndarray], trained_R: Sequence[np.ndarray]) -> np.ndarray:
+    return np.concatenate([one[trained] for one, trained in zip(values_R, trained_R, strict=True)])
 
 
 def _later_divergence(scored: ScoredBatch, kl_R: Sequence[np.ndarray]) -> list[np.ndarray]:

@@ -66,8 +66,8 @@ class ScoredBatch:
         return np.bincount(self.owners_R, weights=sums_R, minlength=len(self.experiences))
 
     def metrics(self, rewards_N: np.ndarray, advantages: np.ndarray, rows: Sequence[TrainingRow]) -> dict[str, float]:
-        """Return the metrics of the step. `rewards_N` are those that the advantages were made of; `advantages` are
-        those of rollouts or tokens, as they are trained on."""
+        """Return the metrics of the step. `rewards_N` are those by which groups are judged, without a
+        divergence; `advantages` are those of rollouts or tokens, as they are trained on."""
         without_signal = count_groups_without_signal(rewards_N, self.groups_N)
         num_groups = int(self.groups_N.max()) + 1
         return {

@@ -28,7 +28,8 @@ class PolicyGradientConfig:
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """How the divergence is estimated from the sampled tokens; k1 is for the reward, or for `kl_unbiased`."""
     kl_in: Literal["loss", "reward"] = "loss"
-    """Added to the loss, per token; or taken from each rollout's reward, summed over its tokens."""
+    """Added to the loss, per token; or taken from each rollout's reward, summed over its tokens, after the division by
+    the group's spread where there is one."""
     staleness_decay: Annotated[float, Meta(gt=0, le=1)] = 1.0
     """Weight of a token's loss for each version between the one that sampled it and the batch's: with 0.9 a token that
     is two versions old counts 0.81. 1: all count alike. Versions of rollouts that were imported from another run say

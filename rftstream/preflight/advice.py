@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
+from rftstream.algorithms.policy_gradient import CORRECTIONS
 from rftstream.config import registry
 from rftstream.config.colocation import is_shared
 from rftstream.config.loader import sampling_for
@@ -60,6 +61,7 @@ def find_warnings(
         *_turns(config),
         *_groups(config),
         *_algorithm(config),
+        *_sampling(config),
         *_rewards(config),
         *_unused_tables(config),
         *_lengths(config, measured, context),
@@ -137,6 +139,37 @@ def _algorithm(config: RunConfig) -> Iterator[str]:
                     f"algorithms.{name}.{setting}: {value}, but sampling.max_tokens is {most}; "
                     "the loss is scaled by their ratio, set both alike"
                 )
+
+
+_CHANGES = {
+    "top_p": 1.0, "top_k": 0, "min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+}  # fmt: skip
+"""Settings of sampling that change the distribution in a way that the trainer does not redo, and what is off."""
+
+
+def _sampling(config: RunConfig) -> Iterator[str]:
+    """Yield a warning where a correction takes what sampling left out for a difference between policies."""
+    for name, section in config.tasksets.items():
+        place = f"tasksets.{name}"
+        where = f"{place}.algorithm" if section.algorithm else "trainer.algorithm"
+        try:
+            correction = getattr(config.build_algorithm(where)[1], "correction", "none")
+        except ConfigError:  # reported elsewhere
+            continue
+        sampling = sampling_for(config, section.sampling, where=f"{place}.sampling")
+        odd = [f"{key} = {getattr(sampling, key):g}" for key, off in _CHANGES.items() if getattr(sampling, key) != off]
+        if not odd or correction == "none":
+            continue
+        cut = [one for one in odd if "penalty" not in one]
+        how = "rho is too small by the share that was left" if cut else "rho is another one at each token"
+        how += f" ({sampling.top_p:g} to 1)" if cut == odd == [f"top_p = {sampling.top_p:g}"] else ""
+        what = "drops tokens by it" if CORRECTIONS[correction][0] == "drop" else "weighs tokens by it"
+        yield (
+            f"{place}: sampled with {', '.join(odd)}, so recorded logprobs are of another distribution than the "
+            f"trainer's: {how}, and correction = {correction!r} {what}, whoever sampled; leave these settings to "
+            'evaluations, or set correction = "none"'
+        )
 
 
 def _rewards(config: RunConfig) -> Iterator[str]:

@@ -9,7 +9,7 @@ import torch
 
 from rftstream.algorithms.base import Denominators, MicroBatch
 from rftstream.algorithms.grpo import Grpo
-from rftstream.config.registry import build_config
+from rftstream.config.registry import build_config, resolve
 from rftstream.contracts.arrays import Array
 from rftstream.contracts.batches import Experience, LossKind
 from rftstream.contracts.rollouts import Segment, VersionSpan
@@ -158,8 +158,8 @@ def test_kl_is_taken_from_the_reward():
     algorithm = Grpo(Grpo.Config(kl_coef=0.4, kl_estimator="k1", kl_in="reward", advantage_eps=1e-9))
     assert algorithm.needs == {"reference_rewards"}
     rows, metrics = algorithm.prepare(batch, reference)
-    shaped = np.asarray([0.8, 1.0, 0.5])
-    expected = (shaped - shaped.mean()) / shaped.std(ddof=1)
+    rewards, penalties = np.asarray([1.0, 1.0, 0.5]), np.asarray([0.2, 0.0, 0.0])
+    expected = (rewards - rewards.mean()) / rewards.std(ddof=1) - (penalties - penalties.mean())
     assert [row.advantages[0] for row in rows] == pytest.approx([expected[0], expected[0], *expected[1:]])
     assert metrics["kl"] == pytest.approx(0.5 / 4)
     assert metrics["reward"] == pytest.approx(2.5 / 3)
@@ -173,7 +173,21 @@ def test_truncated_completions_count_in_the_kl_of_the_reward():
     assert [row.loss_mask.sum() for row in first] == [1, 1]  # the reference is asked for these, too
     rows, metrics = algorithm.prepare(batch, [np.float32([0, -2]), np.float32([0, -1])])
     assert [row.loss_mask.sum() for row in rows] == [0, 1]
-    assert metrics["groups_without_signal"] == 0 and metrics["truncated_masked"] == 1
+    assert metrics["groups_without_signal"] == 1 and metrics["truncated_masked"] == 1
+    assert rows[1].advantages[1] == pytest.approx((math.exp(-1) - 0) / 2)  # k3 of d = -1 is exp(-1)
+
+
+@pytest.mark.parametrize("name", ["grpo", "gigpo", "dapo", "gspo", "reinforce_plus_plus", "rloo", "dr_grpo"])
+def test_a_small_kl_in_the_reward_stays_small_where_rewards_are_equal(name):
+    """Behaviour logprobs are -1. The divergence is 6e-6 in one rollout, and 0 in its siblings."""
+    algorithm_type = resolve("algorithm", name)
+    config = algorithm_type.Config(kl_coef=1.0, kl_estimator="k1", kl_in="reward")
+    batch = [experience("a", 1.0) for _ in range(4)]
+    reference = [np.float32([0, -1 - 6e-6 * (number == 0)]) for number in range(4)]
+    rows, metrics = algorithm_type(config).prepare(batch, reference)
+    largest = max(abs(row.advantages[1]) for row in rows)
+    assert 1e-6 < largest < 1e-5, largest
+    assert metrics["groups_without_signal"] == 1
 
 
 def test_k1_in_the_loss_is_refused():
