@@ -28,7 +28,9 @@ def launch() -> None:
 @click.command()
 @files_argument
 @set_option
-@click.option("--dry-run", is_flag=True, help="Print the batch script, and submit nothing.")
+@click.option(
+    "--dry-run", is_flag=True, help="Print the batch script, make the folder of its logs, and submit nothing."
+)
 @click.option("--nodes", type=click.IntRange(1), default=1, show_default=True, help="More than one needs Kafka.")
 @click.option("--explorers", type=click.IntRange(0), help="How many.  [default: explorer.count]")
 @click.option("--verifiers", type=click.IntRange(0), help="How many.  [default: verifier.count]")
@@ -81,6 +83,7 @@ def slurm(
         ),
         sets=sets,
     )
+    folder.mkdir(parents=True, exist_ok=True)  # SLURM writes no log where there is no folder for it
     if dry_run:
         click.echo(script, nl=False)
         return
@@ -88,7 +91,6 @@ def slurm(
         raise ConfigError(
             "launch slurm: no sbatch here, expected a host of a SLURM cluster; --dry-run prints the script"
         )
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / "job.sh"
     path.write_text(script, encoding="utf-8")
     done = subprocess.run([sbatch, str(path)], capture_output=True, text=True, check=False)

@@ -109,15 +109,18 @@ def job_script(
             "file; write them there"
         )
     steps = plan_steps(config, settings)
-    cpus, gpus = max(one.cpus for one in steps), sum(one.gpus for one in steps)
+    cpus, gpus = (
+        max(sum(getattr(one, what) for one in steps if one.node == node) for node in range(settings.nodes))
+        for what in ("cpus", "gpus")
+    )
     options = [
         f"--job-name=rftstream-{config.run.name}",
         f"--nodes={settings.nodes}",
-        f"--ntasks={len(steps)}",
+        "--ntasks-per-node=1",  # all nodes alike: tasks of one worker each would fill the first node before the next
         f"--cpus-per-task={cpus}",
-        *([f"--gpus={gpus}"] if gpus else []),
+        *([f"--gpus-per-node={gpus}"] if gpus else []),
         f"--time={settings.time}",
-        f"--signal=B:TERM@{WARNING_S}",
+        f"--signal=B:USR2@{WARNING_S}",
         "--requeue",
         "--open-mode=append",
         f"--output={folder}/job-%j.log",
@@ -153,7 +156,7 @@ def _kept(one: WorkerStep, nodes: int) -> list[str]:
     options = ["--ntasks=1", "--nodes=1", "--exact", f"--cpus-per-task={one.cpus}", f"--job-name={one.name}"]
     if nodes > 1:
         options.append(f"--relative={one.node}")
-    options.append(f"--gpus={one.gpus}" if one.gpus else "--gres=none")
+    options.append(f"--gpus-per-node={one.gpus}" if one.gpus else "--gres=none")
     device = ["--device", "cuda:0"] if one.gpus else []
     return ["keep", one.name, *options, "--", "--role", one.role, *device]
 

@@ -6,7 +6,9 @@ attempt=${SLURM_RESTART_COUNT:-0}
 logs=$folder/attempt-$attempt
 mkdir -p "$logs"
 keepers=()
-ended=""  # what ended the job before the run: time, failure
+ended=""  # what ended the job before the run: time, cancel, failure
+# What the job asked for is not to become options of each step.
+unset SLURM_NTASKS SLURM_NPROCS SLURM_NTASKS_PER_NODE SLURM_CPUS_PER_TASK SLURM_GPUS_PER_NODE
 
 say() { printf '%s %s\n' "$(date -Is)" "$*"; }
 
@@ -26,7 +28,21 @@ wait_for() {
   return "$code"
 }
 
-# keep NAME SRUN-OPTION... -- WORKER-ARGUMENT...: one worker, started again when it dies of what may pass.
+# leave NAME PID: tells a worker to leave. srun would kill it at once, so its step is told; PID is that of srun, for a
+# step that is not there yet, or of a pause.
+leave() {
+  local step steps
+  steps=$(squeue --noheader --jobs="$SLURM_JOB_ID" --steps --format='%i %j' 2>/dev/null)
+  step=$(awk -v name="$1" '$2 == name { print $1 }' <<<"$steps")
+  if [ -n "$step" ]; then
+    scancel --signal=TERM "$step" 2>/dev/null
+  elif [ -n "$2" ]; then
+    kill -TERM "$2" 2>/dev/null
+  fi
+}
+
+# keep NAME SRUN-OPTION... -- WORKER-ARGUMENT...: one worker, started again when it dies of what may pass, and when it
+# left though the run goes on.
 keep() {
   local name=$1 options=() child="" stopping="" pause=1 deaths=0 began code
   shift
@@ -35,24 +51,25 @@ keep() {
     shift
   done
   shift
-  trap 'stopping=yes; [ -z "$child" ] || kill -TERM "$child" 2>/dev/null' TERM
+  trap 'stopping=yes; leave "$name" "$child"' USR2
+  trap 'stopping=yes' TERM # SLURM tells the steps, too: a second TERM would end a worker at once
   trap '' USR1
   while :; do
     began=$SECONDS
     srun "${options[@]}" "${rftstream[@]}" worker "${files[@]}" "$@" >>"$logs/$name.log" 2>&1 &
     child=$!
-    [ -z "$stopping" ] || kill -TERM "$child" 2>/dev/null
+    [ -z "$stopping" ] || leave "$name" "$child"
     wait_for "$child"
     code=$?
     child=""
     case $code in
-      0 | 5) return 0 ;;
+      5) return 0 ;;
       2 | 4 | 6)
         say "$name: exit $code, which another try cannot mend; see $logs/$name.log"
         break
         ;;
     esac
-    [ -z "$stopping" ] || return 0
+    if [ -n "$stopping" ] || has_ended; then return 0; fi
     if [ $((SECONDS - began)) -lt 60 ]; then deaths=$((deaths + 1)); else deaths=0 pause=1; fi
     if [ "$deaths" -gt 10 ]; then
       say "$name: died more than ten times in a row, last with exit $code; see $logs/$name.log"
@@ -70,12 +87,14 @@ keep() {
   return "$code"
 }
 
+# end WHY SIGNAL: the job ends, and its keepers with it.
 end() {
   [ -n "$ended" ] || ended=$1
-  [ ${#keepers[@]} -eq 0 ] || kill -TERM "${keepers[@]}" 2>/dev/null
+  [ ${#keepers[@]} -eq 0 ] || kill "-$2" "${keepers[@]}" 2>/dev/null
 }
-trap 'end time' TERM
-trap 'end failure' USR1
+trap 'end time USR2' USR2 # sbatch --signal: the time is nearly up
+trap 'end failure USR2' USR1
+trap 'end cancel TERM' TERM # scancel, or the nodes are taken for others: SLURM puts the job back into the queue, or not
 
 if [ "$attempt" -gt 0 ] && has_ended; then
   say "the run has ended"
@@ -96,6 +115,10 @@ case $ended in
   time)
     say "the time is up; the job is put back into the queue and goes on from where the log says"
     scontrol requeue "$SLURM_JOB_ID"
+    ;;
+  cancel)
+    say "the job was cancelled; the run goes on when the job is submitted once more"
+    exit 1
     ;;
   *)
     say "the run has not ended; mend the cause, then submit the job once more"

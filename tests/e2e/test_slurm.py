@@ -1,10 +1,11 @@
-"""A run as a batch job: the script that `launch slurm` writes, run by bash with an srun that starts processes here."""
+"""A run as a batch job of a real SLURM of two nodes."""
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,125 +15,160 @@ from rftstream.config import loader
 from rftstream.config.sections import RunConfig
 from rftstream.errors import ConfigError
 from rftstream.launch.slurm import JobSettings, job_script, plan_steps
-from tests.e2e.workplace import FAKE, Process, Workplace
+from tests.e2e.workplace import FAKE, Workplace
+from tests.slurm_cluster import SlurmCluster, slurm_cluster
+from tests.warm import MARK
 
-SRUN = """#!/usr/bin/env bash
-while [[ $1 == --* ]]; do
-  printf '%s ' "$1" >>"$TOLD"
-  shift
-done
-echo "$@" >>"$TOLD"
-exec "$@"
+LONG = FAKE.replace("steps = 6", "steps = 100000").replace("[trainer]", "[backends.fake]\nstep_s = 0.3\n[trainer]")
+ROLES = ("feeder", "explorer", "verifier", "buffer", "trainer")
+STANDS_IN = """#!/usr/bin/env bash
+case "$1" in
+  status) echo '{"state": "running"}' ;;
+  worker) echo "$SLURMD_NODENAME"; exec sleep 1000 ;;
+esac
 """
-SCONTROL = '#!/usr/bin/env bash\necho "scontrol $*" >>"$TOLD"\n'
-SBATCH = '#!/usr/bin/env bash\necho "Submitted batch job 7 of $1"\n'
+"""A command in the place of rftstream, for a run that no worker ever ends."""
 
 
-class Cluster:
-    """A folder with the commands of SLURM, and what they were told."""
-
-    def __init__(self, place: Workplace) -> None:
-        self._place = place
-        self.told = place.folder / "told"
-        for name, text in (("srun", SRUN), ("scontrol", SCONTROL), ("sbatch", SBATCH)):
-            place.write(f"bin/{name}", text).chmod(0o755)
-
-    @property
-    def path(self) -> str:
-        """Where commands are looked for: whatever the machine has of SLURM stands behind what is here."""
-        return f"{self._place.folder / 'bin'}:{os.environ['PATH']}"
-
-    def environment(self, attempt: int = 0) -> dict[str, str]:
-        return {"PATH": self.path, "TOLD": str(self.told), "SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": str(attempt)}
-
-    def job(self, attempt: int = 0) -> Process:
-        return self._place.start(self._place.folder / "job.sh", command=("bash",), env=self.environment(attempt))
+@pytest.fixture(scope="module")
+def daemons() -> Iterator[SlurmCluster]:
+    with slurm_cluster() as started:
+        yield started
 
 
 @pytest.fixture
-def cluster(place: Workplace) -> Cluster:
-    return Cluster(place)
+def cluster(place: Workplace, daemons: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmCluster]:
+    """A cluster that the test's commands of SLURM are for, and of which no job is left afterwards."""
+    for name, value in daemons.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv(MARK, str(place.folder))  # by which the workplace knows what comes from here
+    yield daemons
+    daemons.cancel_all()
 
 
-def write_job(place: Workplace, *options: str) -> str:
-    done = place.look("launch", "slurm", "tiny.toml", "--dry-run", *options)
+def submit(place: Workplace, cluster: SlurmCluster, *options: str) -> str:
+    """Submit the run file's job by the command, and return the job's id."""
+    done = place.look("launch", "slurm", "tiny.toml", *options)
     assert done.code == 0, done.err
-    place.write("job.sh", done.out)
-    return done.out
+    job, _, rest = done.out.removeprefix("Submitted batch job ").partition(";")
+    assert rest.startswith(" its logs are in "), done.out
+    return job
+
+
+def output(place: Workplace, job: str) -> str:
+    path = place.folder / "runs" / "slurm" / "tiny" / f"job-{job}.log"
+    return path.read_text(encoding="utf-8") if path.exists() else ""
 
 
 @pytest.mark.law("lost")
-def test_a_job_goes_on_with_the_run_when_its_time_was_up(place: Workplace, cluster: Cluster) -> None:
-    """A trainer that dies is started again meanwhile; each attempt has logs of its own."""
-    place.write("tiny.toml", FAKE.replace("steps = 6", "steps = 100000").replace(
-        "[trainer]", "[backends.fake]\nstep_s = 0.3\n[trainer]"
-    ))  # fmt: skip
-    write_job(place)
-    first = cluster.job()
+def test_a_job_goes_on_with_the_run_when_its_time_was_up(place: Workplace, cluster: SlurmCluster) -> None:
+    """A trainer that dies and an explorer that leaves are started again meanwhile. Each attempt has its own logs."""
+    place.write("tiny.toml", LONG)
+    job = submit(place, cluster)
     view = place.view("runs/tiny")
     place.wait_for(lambda: view.curve().version >= 3, "steps")
-    (trainer,) = [one for one in place.processes("trainer") if one.cmdline()[-1] == "trainer"]
-    trainer.kill()
-    place.wait_for(lambda: view.curve().version >= 6, "steps of the second trainer")
-    first.send(signal.SIGTERM)  # as SLURM does with --signal=B:TERM
-    done = first.finish()
-    assert done.code == 0, done.err
-    assert "trainer-0: exit 137; it is started again in 1 s" in done.out
-    assert "the time is up" in done.out
-    assert cluster.told.read_text().splitlines()[-1] == "scontrol requeue 7"
+    cluster.tell(cluster.steps(job)["trainer-0"], signal.SIGKILL)
+    cluster.tell(cluster.steps(job)["explorer-0"], signal.SIGTERM)
+    for text in ("trainer-0: exit 137; it is started again", "explorer-0: exit 0; it is started again"):
+        place.wait_for(lambda text=text: text in output(place, job), text)  # type: ignore[misc]
+    version = view.curve().version
+    place.wait_for(lambda: view.curve().version >= version + 3, "steps of the second trainer")
+    cluster.call("scancel", "--batch", "--signal=USR2", job)  # as SLURM does with --signal=B:USR2
+    cluster.wait_for_state(job, "PENDING")
+    said = output(place, job)
+    assert "the time is up" in said
+    assert said.count("started again") == 2, "who was told to leave was not killed"
+    logs = place.folder / "runs" / "slurm" / "tiny"
+    for role in ROLES:
+        assert "left: stopped" in (logs / "attempt-0" / f"{role}-0.log").read_text(), role
     place.assert_nobody_left()
     version = view.assert_nothing_lost().version
 
-    job = cluster.job(attempt=1)
+    cluster.call("scontrol", "update", f"JobId={job}", "StartTime=now")  # SLURM would wait for two minutes
     place.wait_for(lambda: view.curve().version > version, "steps of the second attempt")
     assert place.look("drain", "runs/tiny").code == 0
-    second = job.finish()
-    assert second.code == 0, second.out + second.err + place.report()
-    assert "the run has ended" in second.out
+    ended = cluster.wait_for_state(job, "COMPLETED")
+    assert (ended["Restarts"], ended["ExitCode"]) == ("1", "0:0"), output(place, job)
+    assert "the run has ended" in output(place, job)
     place.assert_nobody_left()
     assert view.assert_nothing_lost().version > version
-    assert not (place.folder / "runs" / "tiny-2").exists()
-    logs = place.folder / "runs" / "slurm" / "tiny"
-    names = {"run.log", *(f"{role}-0.log" for role in ("feeder", "explorer", "verifier", "buffer", "trainer"))}
+    names = {"run.log", *(f"{role}-0.log" for role in ROLES)}
     for attempt in (0, 1):
         assert {file.name for file in (logs / f"attempt-{attempt}").iterdir()} == names
-    third = cluster.job(attempt=2).finish()
-    assert (third.code, "the run has ended" in third.out) == (0, True), (
-        "a node that fails at the end begins no other run"
-    )
-    assert not (place.folder / "runs" / "tiny-2").exists()
+    again = cluster.submit(logs / "job.sh", env={"SLURM_RESTART_COUNT": "2"})
+    assert cluster.wait_for_state(again, "COMPLETED", "FAILED")["ExitCode"] == "0:0"
+    assert not (place.folder / "runs" / "tiny-2").exists(), "a node that fails at the end begins no other run"
 
 
-def test_what_another_try_cannot_mend_ends_the_job(place: Workplace, cluster: Cluster) -> None:
-    write_job(place)
-    file = place.folder / "tiny.toml"
-    place.write("bin/srun", SRUN.replace("exec", '[[ "$*" != *verifier* ]] || exit 2\nexec')).chmod(0o755)
-    done = cluster.job().finish()
-    assert done.code == 1, done.out + done.err
-    assert "verifier-0: exit 2, which another try cannot mend" in done.out
-    assert "submit the job once more" in done.out
+@pytest.mark.law("lost")
+def test_a_job_that_is_cancelled_stays_cancelled(place: Workplace, cluster: SlurmCluster) -> None:
+    place.write("tiny.toml", LONG)
+    job = submit(place, cluster)
+    view = place.view("runs/tiny")
+    place.wait_for(lambda: view.curve().version >= 2, "steps")
+    cluster.call("scancel", job)
     place.assert_nobody_left()
-    assert "scontrol" not in cluster.told.read_text()
-    place.write("tiny.toml", file.read_text().replace('backend = "fake"', 'backend = "fake"\nlrr = 1'))
-    broken = cluster.job(attempt=1).finish()
-    assert broken.code == 2
-    assert "trainer.lrr" in broken.out
+    ended = cluster.wait_for_state(job, "CANCELLED")
+    assert ended["Restarts"] == "0"
+    assert "the job was cancelled" in output(place, job)
+    assert view.assert_nothing_lost().version >= 2
 
 
-def test_it_is_submitted(place: Workplace, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_another_try_cannot_mend_ends_the_job(place: Workplace, cluster: SlurmCluster) -> None:
+    place.write("tiny.toml", LONG)
+    call = f'#!/usr/bin/env bash\n[[ "$*" != *verifier* ]] || exit 2\nexec {sys.executable} -m rftstream "$@"\n'
+    command = place.write("refuses", call)
+    command.chmod(0o755)
+    job = submit(place, cluster, "--command", str(command))
+    ended = cluster.wait_for_state(job, "FAILED")
+    said = output(place, job)
+    assert ended["ExitCode"] == "1:0", said
+    assert "verifier-0: exit 2, which another try cannot mend" in said
+    assert "submit the job once more" in said
+    place.assert_nobody_left()
+    place.write("tiny.toml", LONG.replace('backend = "fake"', 'backend = "fake"\nlrr = 1'))
+    again = cluster.submit(place.folder / "runs" / "slurm" / "tiny" / "job.sh")
+    assert cluster.wait_for_state(again, "FAILED")["ExitCode"] == "2:0"
+    assert "trainer.lrr" in output(place, again)
+
+
+def test_workers_start_on_their_nodes_all_at_once(place: Workplace, cluster: SlurmCluster) -> None:
+    """Also where nodes have no more than one of them needs."""
+    kafka = '[transport]\nkind = "kafka"\nservers = "localhost:1"\n'
+    place.write("tiny.toml", FAKE.replace("[transport]\n", kafka).replace("[explorer]", "[explorer]\nthreads = 2"))
+    command = place.write("stands-in", STANDS_IN)
+    command.chmod(0o755)
+    job = submit(place, cluster, "--nodes", "2", "--explorers", "2", "--verifiers", "2", "--command", str(command))
+    started = ("feeder-0", "buffer-0", "trainer-0", "explorer-0", "explorer-1", "verifier-0", "verifier-1")
+    place.wait_for(lambda: set(started) <= cluster.steps(job).keys(), "all steps at once")
+    logs = place.folder / "runs" / "slurm" / "tiny" / "attempt-0"
+    place.wait_for(lambda: all((logs / f"{name}.log").read_text() for name in started), "a line of each")
+    nodes = {name: (logs / f"{name}.log").read_text().strip() for name in started}
+    config = loader.load([place.folder / "tiny.toml"])
+    planned = plan_steps(config, JobSettings(nodes=2, counts=(("explorer", 2), ("verifier", 2))))
+    assert nodes == {step.name: f"n{step.node + 1}" for step in planned}
+
+
+def test_a_script_that_was_printed_can_be_submitted(place: Workplace, cluster: SlurmCluster) -> None:
+    options = ("--sbatch=--partition=all", "--before", "echo loaded")
+    done = place.look("launch", "slurm", "tiny.toml", "--dry-run", *options)
+    assert done.code == 0, done.err
+    lines = done.out.splitlines()
+    assert lines[0] == "#!/usr/bin/env bash"
+    assert "#SBATCH --partition=all" in lines
+    assert lines.index("echo loaded") > max(n for n, line in enumerate(lines) if line.startswith("#SBATCH"))
+    job = cluster.submit(place.write("job.sh", done.out))
+    assert cluster.wait_for_state(job, "COMPLETED")["ExitCode"] == "0:0", output(place, job)
+    assert output(place, job).startswith("loaded")
+    assert place.view("runs/tiny").assert_nothing_lost().version == 6
+    shellcheck = subprocess.run(["shellcheck", "-"], input=done.out, capture_output=True, text=True, check=False)
+    assert shellcheck.returncode == 0, shellcheck.stdout + shellcheck.stderr
+
+
+def test_without_slurm_a_submission_is_refused(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(place.folder / "nothing"))
     refused = place.look("launch", "slurm", "tiny.toml")
     assert (refused.code, "no sbatch here" in refused.err) == (2, True)
-    monkeypatch.undo()
-    monkeypatch.setenv("PATH", cluster.path)
-    done = place.look("launch", "slurm", "tiny.toml", "--sbatch=--partition=gpu", "--before", "module load cuda")
-    assert done.code == 0, done.err
-    script = place.folder / "runs" / "slurm" / "tiny" / "job.sh"
-    assert done.out.startswith(f"Submitted batch job 7 of {script}; its logs are in {script.parent}")
-    lines = script.read_text().splitlines()
-    assert lines[0] == "#!/usr/bin/env bash"
-    assert "#SBATCH --partition=gpu" in lines
-    assert lines.index("module load cuda") > max(n for n, line in enumerate(lines) if line.startswith("#SBATCH"))
 
 
 def make_config(**changed: Any) -> RunConfig:
@@ -158,16 +194,11 @@ def test_roles_are_dealt_to_nodes(tmp_path: Path) -> None:
     assert (steps["trainer-0"].gpus, steps["explorer-2"].gpus, steps["verifier-0"].gpus) == (4, 1, 0)
     assert (steps["explorer-0"].cpus, steps["verifier-0"].cpus) == (4, 7)
     script = job_script(config, [tmp_path / "a b.toml"], tmp_path, settings)
-    assert "#SBATCH --gpus=7" in script
+    assert "#SBATCH --gpus-per-node=5" in script, "as many as the node needs that needs most"
+    assert "#SBATCH --cpus-per-task=11" in script
     assert f"files=('{tmp_path}/a b.toml')" in script
     assert "--relative=2" in script
     with pytest.raises(ConfigError, match=r"--nodes 3: the log of transport\.kind 'embedded' is on one host"):
         plan_steps(make_config(transport={}), settings)
     with pytest.raises(ConfigError, match=r"--set run\.steps=3: .*write them there"):
         job_script(config, [tmp_path / "a.toml"], tmp_path, settings, sets=["run.steps=3"])
-
-
-def test_shellcheck_finds_nothing(place: Workplace) -> None:
-    script = write_job(place, "--explorers", "2")
-    done = subprocess.run(["shellcheck", "-"], input=script, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
