@@ -6,6 +6,7 @@ queries/workers.py asks."""
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -65,7 +66,7 @@ class HealthServer:
     """The thread that answers `/metrics`, `/health`, `/livez` and `/readyz`. A worker makes it, and closes it at its
     end.
 
-    `port` 0 takes any free port. The port in use is written to `file`, for others to find.
+    `port` 0 takes any free port. The port in use and the host are written to `file`, for others to find.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class HealthServer:
         self._file = file
         if file is not None:
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(f"{self.port}\n", encoding="ascii")
+            file.write_text(f"{self.port} {socket.gethostname()}\n", encoding="utf-8")
         threading.Thread(
             target=self._server.serve_forever, args=(_SHUTDOWN_LOOK_S,), name="health", daemon=True
         ).start()

@@ -50,7 +50,8 @@ class Targets:
         if slot.state == "left":
             return None
         with contextlib.suppress(OSError, ValueError):  # not there yet, or not all of it
-            self._ports[slot.process] = int(slot.command.log.with_suffix(".port").read_text(encoding="ascii"))
+            text = slot.command.log.with_suffix(".port").read_text(encoding="utf-8")
+            self._ports[slot.process] = int(text.partition(" ")[0])
         port = self._ports.get(slot.process)
         if port is None:
             return None

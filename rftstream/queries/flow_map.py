@@ -15,7 +15,7 @@ from rftstream.queries.catalog.counts import CatalogCounts, TopicRate
 from rftstream.queries.formatting import duration, plural
 from rftstream.queries.history import History
 from rftstream.queries.status import Status
-from rftstream.queries.worker_status_text import health_sentence
+from rftstream.queries.worker_status_text import worker_sentence
 from rftstream.queries.workers import WorkerStatus
 from rftstream.service.control_view import ControlView
 
@@ -89,7 +89,7 @@ def flow_of(
 
 def _workers(role: str, workers: Sequence[WorkerStatus], now: float) -> tuple[tuple[str, str, bool], ...]:
     own = [one for one in workers if one.process.rpartition("-")[0] == role or one.process == role]
-    return tuple((one.process, health_sentence(one.health, now), one.health is not None) for one in own)
+    return tuple((one.process, worker_sentence(one, now), one.health is not None) for one in own)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +117,7 @@ def what_is_wrong(status: Status | None, *, now: float) -> tuple[Trouble, ...]:
         found.append(Trouble(title="ended early", text=finished.reason, severe=True))
     if status.standstill is not None:
         found.append(Trouble(title="stands still", text=status.standstill.to_text(), severe=True))
-    silent = [worker.process for worker in status.workers if worker.health is None]
+    silent = [worker.process for worker in status.workers if worker.is_here and worker.health is None]
     if silent and status.live:
         found.append(Trouble(title="no answer", text=f"{', '.join(silent)}: no answer on /health", severe=True))
     if status.no_signal is not None:

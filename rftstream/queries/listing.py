@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 from rftstream.config import registry
 from rftstream.errors import ConfigError, RftError
+from rftstream.queries.elsewhere import look_elsewhere
 from rftstream.queries.formatting import columns, moment, number
 from rftstream.queries.history import read_history
 from rftstream.queries.settings import NAMING, OPTIONS, plural_of
@@ -205,13 +207,16 @@ def _run_line(folder: RunFolder) -> RunLine:
         return RunLine(name=folder.run_id, folder=str(folder.path), state="unknown", error=str(error))
     try:
         log = Log(run.transport)
-        control, history, live = read_control(run.transport), read_history(log), folder.is_live()
+        goes_on, control, history = folder.is_live(), read_control(run.transport), read_history(log)
+        if not goes_on and control.finished is None:
+            elsewhere = look_elsewhere(control, run.transport, time.time())
+            goes_on = elsewhere is not None and elsewhere.goes_on
         rewards = history.rewards()
         return RunLine(
             name=folder.run_id,
             folder=str(folder.path),
-            state=state_of(control, live),
-            stopped=ending_of(control, folder, live),
+            state=state_of(control, goes_on),
+            stopped=ending_of(control, folder, goes_on),
             version=history.version,
             steps=config.steps,
             reward=rewards[-1] if rewards else None,

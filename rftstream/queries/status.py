@@ -8,7 +8,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from rftstream.algorithms.learning_signal import NoSignal, find_no_signal
@@ -18,6 +18,7 @@ from rftstream.contracts.outcomes import GroupResult
 from rftstream.contracts.records import TopicPartition
 from rftstream.queries.dead import ErrorKind, error_kinds, read_letters
 from rftstream.queries.disk import DiskRoom, disk_bytes, disk_room
+from rftstream.queries.elsewhere import Elsewhere, look_elsewhere
 from rftstream.queries.formatting import columns, duration, moment, number, plural, size, staleness_text
 from rftstream.queries.growth_report import GrowthReport, read_growth
 from rftstream.queries.history import NUM_SMOOTHED, History, read_history
@@ -25,7 +26,7 @@ from rftstream.queries.operator_totals import OperatorTotals, read_totals
 from rftstream.queries.origin import Origin, origin_of
 from rftstream.queries.reward_watch import RewardSign, find_reward_signs
 from rftstream.queries.standstill import Standstill, find_standstill, look_at_movement
-from rftstream.queries.worker_status_text import health_sentence
+from rftstream.queries.worker_status_text import worker_sentence
 from rftstream.queries.workers import WorkerStatus, ask_workers
 from rftstream.roles.feeder import FEEDER
 from rftstream.roles.synthesiser import SYNTHESISER
@@ -46,9 +47,11 @@ class Status:
     run: str
     folder: str
     state: str
-    """running, paused, draining, finished, or stopped (nobody supervises it)."""
+    """running, paused, draining, finished, or stopped (nobody supervises it here, and no worker elsewhere goes on)."""
     live: bool
     """Whether a `run` or `resume` supervises it here."""
+    elsewhere: Elsewhere | None
+    """Workers that may be alive without a `run` or `resume` here; None if there are none, or one supervises it."""
     stopped: Ending | None
     """What ended the newest session, if the run is neither live nor finished."""
     origin: Origin | None
@@ -123,7 +126,10 @@ def read_status(run: OpenRun, now: float | None = None, known: KnownFacts | None
     }
     lag["batches"] = max(0, newest_batch + 1 - history.version)
     cursor, ended = _feeder_cursor(log), control.ended
-    state, workers = state_of(control, live), ask_workers(run.folder)
+    at = time.time() if now is None else now
+    elsewhere = None if live or control.finished is not None else look_elsewhere(control, run.transport, at)
+    goes_on = live or (elsewhere is not None and elsewhere.goes_on)
+    state, workers = state_of(control, goes_on), ask_workers(run.folder)
     used = disk_bytes(run.folder)
     should_move = state in ("running", "draining") or (state == "stopped" and any(one.health for one in workers))
     movement = (
@@ -133,7 +139,7 @@ def read_status(run: OpenRun, now: float | None = None, known: KnownFacts | None
             steps=history.steps,
             lag=lag,
             workers=workers,
-            now=time.time() if now is None else now,
+            now=at,
         )
         if should_move
         else None
@@ -143,7 +149,8 @@ def read_status(run: OpenRun, now: float | None = None, known: KnownFacts | None
         folder=str(run.folder.path),
         state=state,
         live=live,
-        stopped=ending_of(control, run.folder, live),
+        elsewhere=elsewhere,
+        stopped=ending_of(control, run.folder, goes_on),
         origin=origin_of(run.config, control.manifest),
         control=control,
         history=history,
@@ -187,17 +194,18 @@ def _facts_of(run: OpenRun) -> KnownFacts:
     )
 
 
-def state_of(control: ControlView, live: bool) -> str:
-    """Return running, paused, draining, finished, or stopped."""
+def state_of(control: ControlView, goes_on: bool) -> str:
+    """Return running, paused, draining, finished, or stopped. `goes_on`: somebody supervises it here, or workers have
+    written lately."""
     if control.finished is not None:
         return "finished"
     desired = DesiredState.running if control.state is None else control.state.state
-    return str(desired) if live or desired is not DesiredState.running else "stopped"
+    return str(desired) if goes_on or desired is not DesiredState.running else "stopped"
 
 
-def ending_of(control: ControlView, folder: RunFolder, live: bool) -> Ending | None:
-    """Return what ended the newest session; None if the run is live or finished, or no session was begun here."""
-    return None if live or control.finished is not None else read_ending(folder)
+def ending_of(control: ControlView, folder: RunFolder, goes_on: bool) -> Ending | None:
+    """Return what ended the newest session; None if the run goes on or is finished, or no session was begun here."""
+    return None if goes_on or control.finished is not None else read_ending(folder)
 
 
 def _groups(log: Log) -> tuple[dict[str, int], int]:
@@ -253,6 +261,7 @@ def _json(status: Status) -> dict[str, Any]:
         "run_dir": status.folder,
         "state": status.state,
         "live": status.live,
+        "elsewhere": None if status.elsewhere is None else asdict(status.elsewhere),
         "stopped": None if status.stopped is None else status.stopped.to_json(),
         "desired": {
             "state": "running" if desired is None else str(desired.state),
@@ -310,6 +319,7 @@ def _json(status: Status) -> dict[str, Any]:
             {
                 "process": worker.process,
                 "port": worker.port,
+                "host": worker.host,
                 "reachable": worker.health is not None,
                 **(worker.health or {}),
             }
@@ -391,7 +401,7 @@ def _text(status: Status, now: float) -> list[str]:
             *columns(
                 [
                     ("worker", "port", "at work"),
-                    *((one.process, one.port, health_sentence(one.health, now)) for one in status.workers),
+                    *((one.process, one.port, worker_sentence(one, now)) for one in status.workers),
                 ],
                 left=3,
                 indent="  ",
@@ -409,13 +419,20 @@ def _state_sentence(status: Status) -> str:
     finished, desired = status.control.finished, status.control.state
     if finished is not None:
         return f"finished {moment(finished.finished_at)}: {finished.reason}"
-    who = "supervised here" if status.live else "no `run` or `resume` supervises it here"
+    who, elsewhere = "supervised here" if status.live else "no `run` or `resume` supervises it here", status.elsewhere
     if desired is not None and desired.state is not DesiredState.running:
         why = f" ({desired.reason})" if desired.reason else ""
         return f"{desired.state} since {moment(desired.since)} by {desired.by}{why}; {who}"
-    if not status.live:
+    if status.live:
+        return f"running, {who}"
+    if elsewhere is None:
         return f"stopped: {who}; `rftstream resume {status.folder}` goes on"
-    return f"running, {who}"
+    if elsewhere.goes_on:
+        return f"running by {elsewhere.to_text()}; {who}"
+    return (
+        f"stopped: {who}, and nothing is written by {elsewhere.to_text()}; if they have ended, start them again, or "
+        f"`rftstream resume {status.folder}` goes on here"
+    )
 
 
 def _ending_sentence(ending: Ending) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rftstream.queries.formatting import duration, plural, size
+from rftstream.queries.workers import WorkerStatus
 
 FieldText = Callable[[Any], str]
 
@@ -68,6 +69,11 @@ SHOWN_ELSEWHERE = {"ok", "silent_s", "role", "process", "epoch", "state", "last_
 
 QUIET_S = 30.0
 """Seconds without progress after which a worker is said to have done nothing."""
+
+
+def worker_sentence(worker: WorkerStatus, now: float) -> str:
+    """Return what `health_sentence` says of a worker, or that it is on another host."""
+    return health_sentence(worker.health, now) if worker.is_here else f"on {worker.host}, which is not asked from here"
 
 
 def health_sentence(health: Mapping[str, Any] | None, now: float) -> str:

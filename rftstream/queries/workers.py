@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import socket
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -26,13 +27,20 @@ class WorkerStatus:
 
     process: str
     port: int
+    host: str
+    """Where it runs."""
     health: Mapping[str, Any] | None
-    """What /health says; None if nobody answers."""
+    """What /health says; None if nobody answers, or it is on another host, which is not asked."""
+
+    @property
+    def is_here(self) -> bool:
+        """Return whether it runs on this host, and was asked."""
+        return self.host == socket.gethostname()
 
 
 def ask_workers(folder: RunFolder) -> tuple[WorkerStatus, ...]:
-    """Ask all workers of the run that have a port on this machine, all at once. The call waits for the slowest
-    answer."""
+    """Return all workers of the run that have a port. Those on this host are asked, all at once; the call waits for the
+    slowest answer."""
     files = sorted(folder.logs.glob("*.port")) if folder.logs.is_dir() else []
     if not files:
         return ()
@@ -42,9 +50,12 @@ def ask_workers(folder: RunFolder) -> tuple[WorkerStatus, ...]:
 
 def _ask(file: Path) -> WorkerStatus | None:
     try:
-        port = int(file.read_text(encoding="ascii"))
-    except (OSError, ValueError):
+        words = file.read_text(encoding="utf-8").split()
+        port, host = int(words[0]), words[1] if words[1:] else socket.gethostname()
+    except (OSError, ValueError, IndexError):
         return None
+    if host != socket.gethostname():
+        return WorkerStatus(process=file.stem, port=port, host=host, health=None)
     health: dict[str, Any] | None = None
     with contextlib.suppress(OSError, ValueError, http.client.HTTPException):  # gone, or not one of ours any more
         try:
@@ -54,5 +65,5 @@ def _ask(file: Path) -> WorkerStatus | None:
         with answer:
             health = json.loads(answer.read(1 << 20))
     if isinstance(health, dict) and health.get("process", file.stem) == file.stem:
-        return WorkerStatus(process=file.stem, port=port, health=health)
-    return WorkerStatus(process=file.stem, port=port, health=None)
+        return WorkerStatus(process=file.stem, port=port, host=host, health=health)
+    return WorkerStatus(process=file.stem, port=port, host=host, health=None)

@@ -191,7 +191,9 @@ def is_claimant_alive(claim: Claim) -> bool | None:
     if claim.host != socket.gethostname():
         return None
     try:
-        return bool(psutil.Process(claim.pid).create_time() <= claim.claimed_at + 1.0)  # no later one of the same pid
+        process = psutil.Process(claim.pid)
+        is_the_same = process.create_time() <= claim.claimed_at + 1.0  # no later one of the same pid
+        return bool(is_the_same and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.Error:
         return False
 

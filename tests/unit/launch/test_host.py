@@ -99,7 +99,7 @@ def test_a_worker_waits_for_its_run_works_and_leaves_on_sigterm(run_file: Path, 
         make_run(loader.load([run_file]), folder)
         log = folder.logs / "mine.log"
         wait_for(lambda: log.exists() and "in force" in log.read_text())
-        port = int((folder.logs / "mine.port").read_text())
+        port = int((folder.logs / "mine.port").read_text().partition(" ")[0])
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
             assert b"rftstream_records_out_total" in answer.read()
 

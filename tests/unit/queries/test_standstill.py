@@ -103,7 +103,7 @@ def config(**explorer: Any) -> RunConfig:
 
 
 def worker(role: str, **health: Any) -> WorkerStatus:
-    return WorkerStatus(process=f"{role}-0", port=1, health={"ok": True, "role": role, **health})
+    return WorkerStatus(process=f"{role}-0", port=1, host="here", health={"ok": True, "role": role, **health})
 
 
 def look(log: Log, *workers: WorkerStatus, now: float, **more: Any) -> Movement:
@@ -168,6 +168,6 @@ def test_workers_say_which_version_they_have_and_whether_they_are_stuck(log: Log
     log.trained[1] = 1
     log.step(1, at=950.0)
     found = look(log, worker("explorer", version=1), worker("explorer", version=0, ok=False),
-                 WorkerStatus(process="verifier-0", port=1, health=None), now=1000.0)  # fmt: skip
+                 WorkerStatus(process="verifier-0", port=1, host="here", health=None), now=1000.0)  # fmt: skip
     assert (found.taken, found.alive, found.stuck) == (1, {"explorer": 1}, ("explorer-0",))
     assert found.sampled is None, "the log is not asked while steps come"

@@ -8,6 +8,7 @@ import re
 import shutil
 import socket
 import threading
+import time
 import urllib.request
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +27,7 @@ from rftstream.launch.health import Health, HealthServer
 from rftstream.launch.session import notes_file
 from rftstream.queries.history import read_history
 from rftstream.queries.status import Status, read_status
-from rftstream.queries.worker_status_text import health_sentence
+from rftstream.queries.worker_status_text import health_sentence, worker_sentence
 from rftstream.runs.ending import noting_failure
 from rftstream.runs.folder import OpenRun, RunFolder
 from rftstream.service.role import Log
@@ -254,15 +255,38 @@ def test_workers_are_asked_and_ghosts_are_named(log: SyntheticLog, tmp_path: Pat
     try:
         (logs / "ghost.port").write_text("1\n")
         (logs / "torn.port").write_text("")
+        (logs / "far.port").write_text(f"{server.port} another-host\n")
         (logs / "other.port").write_text(f"{server.port}\n")  # the port is somebody else's by now
         found = {worker.process: worker for worker in status(log, tmp_path).workers}
     finally:
         server.close()
-    assert set(found) == {"explorer-0", "ghost", "other"}
+    assert set(found) == {"explorer-0", "ghost", "other", "far"}
+    assert worker_sentence(found["far"], 0.0) == "on another-host, which is not asked from here"
     assert found["explorer-0"].health is not None
     assert found["explorer-0"].health["state"] == "running"
     assert found["ghost"].health is None
     assert found["other"].health is None
+    assert {name for name, worker in found.items() if not worker.is_here} == {"far"}
+
+
+@pytest.mark.parametrize(
+    ("host", "pid", "later_s", "state", "says"),
+    [
+        ("n1", 7, 4.0, "running", "running by workers on n1 (newest record 4 s ago); no `run` or `resume` supervises"),
+        ("n1", 7, 1800.0, "stopped", "by workers on n1 (newest record 30 min ago); if they have ended, start them"),
+        (socket.gethostname(), os.getpid(), 4.0, "running", "running by workers on "),
+        (socket.gethostname(), 2**22 + 1, 4.0, "stopped", "supervises it here; `rftstream resume "),
+    ],
+)
+def test_a_run_goes_on_by_workers_that_somebody_else_started(
+    log: SyntheticLog, tmp_path: Path, host: str, pid: int, later_s: float, state: str, says: str
+) -> None:
+    log.put("control", Claim(role="trainer", epoch=2, host=host, pid=pid, process="trainer-n1", claimed_at=time.time()))
+    written = max(record.timestamp_s for record in Log(log.transport).read("control"))
+    run = OpenRun(RunFolder(tmp_path), config(), log.transport)
+    found = read_status(run, now=written + later_s)
+    assert found.state == state
+    assert says in found.to_text(now=written + later_s)
 
 
 def test_what_a_worker_is_at_is_told_in_words() -> None:
