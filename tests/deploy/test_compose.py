@@ -88,6 +88,20 @@ def test_every_worker_sees_the_same_and_is_given_time_to_finish(compose: dict[st
         assert "container_name" not in worker and "ports" not in worker, "or it could not be scaled"
 
 
+def test_who_looks_on_begins_no_run(compose: dict[str, Any]) -> None:
+    """`up exporter` after a run's end is to show that run. `create` would begin the next one."""
+    for onlooker in ("exporter", "studio"):
+        assert "create" not in compose["services"][onlooker]["depends_on"]
+        assert not compose["services"][onlooker]["restart"].partition(":")[2], "a run may take long to come"
+
+
+def test_it_starts_on_a_small_and_busy_machine(compose: dict[str, Any]) -> None:
+    """Docker refuses more CPUs than there are. A health check that starts a JVM is late where much else runs."""
+    for service in compose["services"].values():
+        assert "cpus" not in service.get("deploy", {}).get("resources", {}).get("limits", {})
+    assert ".sh" not in str(compose["services"]["kafka"]["healthcheck"])
+
+
 def test_containers_have_no_rights_and_write_to_volumes_alone(compose: dict[str, Any]) -> None:
     for name, service in compose["services"].items():
         assert service["cap_drop"] == ["ALL"], name

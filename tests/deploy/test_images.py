@@ -73,7 +73,7 @@ def test_the_small_image_does_the_work_of_roles(tmp_path: Path) -> None:
 def test_the_image_for_cpus_trains(tmp_path: Path) -> None:
     """PyTorch comes from the cache, in the build that scripts/setup took."""
     stage = STAGES["build-cpu"]
-    steps = [(name, text.replace('--torch-backend "$TORCH_BACKEND"', "")) for name, text in stage.steps]
+    steps = [(name, text.replace('"$TORCH_FROM"', "")) for name, text in stage.steps]
     image = image_of("cpu", tmp_path, {**STAGES, "build-cpu": replace(stage, steps=steps)})
     example = (ROOT / "examples" / "arithmetic.toml").read_text(encoding="utf-8")
     (image.folder("/work") / "arithmetic.toml").write_text(example)
