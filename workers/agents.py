@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rftstream.config import registry
-from rftstream.config.part_specs import EnvironmentSpec, TransportSpec
+from rftstream.config.part_specs import EnvironmentSpec, PolicySpec, TransportSpec
 from rftstream.config.sections import RunConfig, name_of_part
 from rftstream.environments import ENVIRONMENTS
 from rftstream.environments.launched_agents import RunsAgent, agent_of
@@ -47,6 +47,7 @@ def agent_parts(
     loop: TurnLoop,
     spec: ModelSpec,
     *,
+    policy_name: str,
     places: Mapping[str, str],
     address: GatewayAddress,
     ring: Callable[[], object] = lambda: None,
@@ -73,6 +74,7 @@ def agent_parts(
         context=context_length(spec, loop.renderer),
         explorer=context.process,
         now=context.clock.now,
+        constrains=registry.find_spec(PolicySpec, policy_name).constrains,
     )
     keys = None if context.simulated else _keys(context)
     server = None if keys is None else _start_gateway(context, spec, inbox, keys, address)

@@ -24,6 +24,7 @@ def build(context: RoleContext) -> Role:
         policy,
         loop,
         spec,
+        policy_name=policy_name,
         places={name: f"evaluations.{name}.environment" for name in config.evaluations},
         address=GatewayAddress(EVALUATOR.name, settings.gateway_address, settings.gateway_url),
     )

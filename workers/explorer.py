@@ -44,6 +44,7 @@ def build(context: RoleContext) -> Role:
         policy,
         loop,
         spec,
+        policy_name=settings.policy,
         places={name: f"tasksets.{name}.environment" for name in config.tasksets},
         address=GatewayAddress(EXPLORER.name, settings.gateway_address, settings.gateway_url),
         ring=(lambda: None) if pipe is None else pipe.ring,

@@ -77,6 +77,8 @@ class PolicySpec(PartSpec):
     takes_images: bool = False
     """Whether its model may be one that is shown images: its class takes `images`, an ImageCache, and its requests say
     where images stand."""
+    constrains: bool = False
+    """Whether it can constrain tokens to a form, such as a JSON schema: its requests may have a `constraint`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,12 +19,9 @@ from rftstream.roles.explorer.model_calls import (
     CallAnswer,
     CallInbox,
     Delivered,
-    ModelCall,
-    RolloutEnd,
-    SessionWanted,
+    Wanted,
 )
 
-Wanted = ModelCall | RolloutEnd | SessionWanted
 TakesAnswer = Callable[[AgentAnswer], None]
 """Sends an answer to the client."""
 

@@ -161,17 +161,24 @@ class HttpConnection(Outgoing):
 
     # ------------------------------------------------------------------------------------------ the parser's side
 
-    def part_received(self, *, wants_to_know: bool = False) -> None:
-        """Note that the head of a request is whole, or that a piece of its body has come. `wants_to_know`: the client
-        waits to be told to go on."""
+    def part_received(self) -> None:
+        """Note that the head of a request is whole, or that a piece of its body has come."""
         self._num_head_bytes = 0
-        if wants_to_know and not self._is_busy and not self._waiting:
+
+    def go_on(self) -> None:
+        """Tell a client that waits for that to send its body."""
+        if not self._is_busy and not self._waiting:
             self._write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
-    def request_received(self, request: HttpRequest) -> None:
-        """Take a whole request."""
+    def request_received(self, request: HttpRequest, *, is_last: bool = False) -> None:
+        """Take a whole request; `is_last`: what comes after it cannot be told any more."""
         self._num_head_bytes = 0
         self._waiting.append(request)
+        self._is_broken |= is_last
+
+    def refuse_request(self, sentence: str) -> None:
+        """Refuse a request that is none, and all that comes after it."""
+        self._refuse(http.HTTPStatus.BAD_REQUEST, sentence)
 
     # ------------------------------------------------------------------------------------------ the server's side
 
@@ -295,10 +302,13 @@ class _Incoming:
 
     def __init__(self, connection: HttpConnection, max_body_bytes: int) -> None:
         self._connection, self._max_body_bytes = connection, max_body_bytes
+        self._is_refused = False
+        """Whether what has come is answered already, and nothing more is taken."""
         self._clear()
 
     def _clear(self) -> None:
         self._url = b""
+        self._num_hosts = 0
         self._headers: dict[str, str] = {}
         self._body: list[bytes] = []
         self._num_bytes = 0
@@ -312,14 +322,28 @@ class _Incoming:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._has_head:  # what stands behind the body says nothing about the request
-            self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+            lower = name.decode("latin-1").lower()
+            self._num_hosts += lower == "host"
+            self._headers[lower] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
         self._has_head = True
-        wants_to_know = self._headers.get("expect", "").lower() == "100-continue"
-        self._connection.part_received(wants_to_know=wants_to_know)
+        self._connection.part_received()
+        is_new = self._connection.parser.get_http_version() == "1.1"
+        if self._num_hosts > 1 or (is_new and not self._num_hosts):
+            self._is_refused = True
+            self._connection.refuse_request(f"got {self._num_hosts} Host headers, expected one")
+        elif self._headers.get("expect", "").lower() == "100-continue":
+            length = self._headers.get("content-length", "")
+            if length.isdecimal() and int(length) > self._max_body_bytes:
+                self._is_refused = True
+                self._connection.request_received(self._request(is_too_large=True, keeps_alive=False), is_last=True)
+            else:
+                self._connection.go_on()
 
     def on_body(self, data: bytes) -> None:
+        if self._is_refused:
+            return
         self._connection.part_received()
         self._num_bytes += len(data)
         if self._num_bytes > MAX_REFUSED_BYTES:
@@ -330,19 +354,35 @@ class _Incoming:
             self._body.clear()
 
     def on_message_complete(self) -> None:
+        if self._is_refused:
+            return
         parser = self._connection.parser
-        is_new = parser.get_http_version() == "1.1"
-        request = HttpRequest(
-            method=parser.get_method().decode("ascii"),
-            path=self._url.decode("ascii", "replace").partition("?")[0],
-            headers=self._headers,
-            body=b"".join(self._body),
+        request = self._request(
             is_too_large=self._num_bytes > self._max_body_bytes,
-            is_chunkable=is_new,
-            keeps_alive=is_new and parser.should_keep_alive() and not parser.should_upgrade(),
+            keeps_alive=parser.should_keep_alive() and not parser.should_upgrade(),
         )
         self._clear()
         self._connection.request_received(request)
+
+    def _request(self, *, is_too_large: bool, keeps_alive: bool) -> HttpRequest:
+        parser = self._connection.parser
+        is_new = parser.get_http_version() == "1.1"
+        return HttpRequest(
+            method=parser.get_method().decode("ascii"),
+            path=_path_of(self._url.decode("ascii", "replace")),
+            headers=self._headers,
+            body=b"".join(self._body),
+            is_too_large=is_too_large,
+            is_chunkable=is_new,
+            keeps_alive=is_new and keeps_alive,
+        )
+
+
+def _path_of(target: str) -> str:
+    """Return the path of a request's target, which may be a whole URL, as proxies are sent it."""
+    if not target.startswith("/") and "://" in target:
+        target = "/" + target.partition("://")[2].partition("/")[2]
+    return target.partition("?")[0]
 
 
 def _head(request: HttpRequest | None, status: int, content_type: str, others: Mapping[str, str], length: str) -> bytes:

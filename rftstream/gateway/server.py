@@ -6,7 +6,8 @@ sent when the agent loop has it on the log. A stream is sent whole, then, too; u
 | path | key | what |
 |---|---|---|
 | POST /v1/chat/completions, /v1/responses, /v1/messages | the rollout's | a model call |
-| GET /v1/models, /v1/models/NAME | the rollout's or the run's | the one model |
+| POST /v1/messages/count_tokens | the rollout's | how many tokens a prompt would have |
+| GET /v1/models, /v1/models/NAME | the rollout's or the run's | the one model, under its own name and as `policy` |
 | POST /v1/rollouts/end | the rollout's | ends the rollout, with `reward`, `parts`, `metrics` or `error` |
 | POST /v1/sessions | the run's | a rollout for an agent that runs elsewhere |
 """
@@ -24,7 +25,7 @@ from typing import Any, NoReturn
 from rftstream.contracts.role_names import RoleName
 from rftstream.errors import ConfigError
 from rftstream.gateway.addresses import OtherGateways, base_url, parse_address
-from rftstream.gateway.dialects import CHAT, DIALECTS, ServedDialect, read_call
+from rftstream.gateway.dialects import CHAT, DIALECTS, MESSAGES, ServedDialect, read_call
 from rftstream.gateway.dialects.events import Event
 from rftstream.gateway.dialects.fields import RequestRefused, kind, parse_body
 from rftstream.gateway.exchange import AgentExchange
@@ -35,18 +36,23 @@ from rftstream.roles.explorer.model_calls import (
     AgentAnswer,
     CallAnswer,
     CallInbox,
+    CountWanted,
     ModelCall,
     Refusal,
     RolloutEnd,
     RolloutEnded,
     SessionGranted,
     SessionWanted,
+    TokensCounted,
 )
 
 log = logging.getLogger(__name__)
 
 LOOPBACK_OF = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
 """Address that listens everywhere -> where this machine reaches it."""
+
+ALIAS = "policy"
+"""A name of the model in every run."""
 
 MAX_PARTS = 256
 """Most parts or metrics that an agent may post."""
@@ -65,7 +71,7 @@ class GatewaySettings:
     public_url: str = ""
     """The URL up to `/v1` under which agents elsewhere reach it, with the port for `{port}`; empty: made from the
     address."""
-    model: str = "policy"
+    model: str = ALIAS
     """The name of the model in the list of models."""
     max_body_bytes: int = 4 << 20
     """Largest body of a request."""
@@ -96,6 +102,7 @@ class GatewayServer:
         self._server: asyncio.Server | None = None
         self._routes: dict[tuple[str, str], Callable[[HttpRequest, HttpConnection], Any]] = {
             ("GET", "models"): self._models,
+            ("POST", "messages/count_tokens"): self._count,
             ("POST", "rollouts/end"): self._end,
             ("POST", "sessions"): self._session,
         }
@@ -161,7 +168,7 @@ class GatewayServer:
         while path.startswith("v1/"):  # one client adds it to the base URL, the other does not
             path = path.removeprefix("v1/")
         dialect = DIALECTS.get(path)
-        speaks = dialect or (DIALECTS["messages"] if "anthropic-version" in request.headers else CHAT)
+        speaks = dialect or (MESSAGES if "anthropic-version" in request.headers else CHAT)
         try:
             if dialect is not None and request.method == "POST":
                 return self._call(dialect, request, connection)
@@ -175,7 +182,7 @@ class GatewayServer:
                 _refuse(
                     405 if known else 404,
                     f"{request.method} {request.path}: expected POST /v1/chat/completions, /v1/responses, "
-                    "/v1/messages, /v1/rollouts/end, /v1/sessions or GET /v1/models",
+                    "/v1/messages, /v1/messages/count_tokens, /v1/rollouts/end, /v1/sessions or GET /v1/models",
                 )
         except RequestRefused as refused:
             connection.send(_refused(speaks, refused.refusal))
@@ -246,6 +253,20 @@ class GatewayServer:
         connection.end_events()
         return answer
 
+    async def _count(self, request: HttpRequest, connection: HttpConnection) -> None:
+        owner = self._owner(request)
+        self._check_size(request)
+        call = read_call(MESSAGES, request.body, request.headers)
+        answer: AgentAnswer
+        if isinstance(call, Refusal):
+            answer = call
+        else:
+            answer = await self._exchange.answer_to(owner, CountWanted(call=call), connection)
+        if isinstance(answer, TokensCounted):
+            connection.send(_json(200, {"input_tokens": answer.count}))
+        else:
+            connection.send(_refused(MESSAGES, _refusal(answer)))
+
     async def _end(self, request: HttpRequest, connection: HttpConnection) -> None:
         owner = self._owner(request)
         self._check_size(request)
@@ -260,8 +281,8 @@ class GatewayServer:
         if not self._keys.is_session_token(_key_of(request)):
             _refuse(401, "the token is not this run's; sessions need the token of the run, not a rollout's key")
         self._check_size(request)
-        name = request.headers.get("idempotency-key", "")
-        answer = await self._exchange.answer_to(KeyOwner("", ""), SessionWanted(name=name[:256]), connection)
+        wanted = _session_wanted(parse_body(request.body or b"{}"), request.headers.get("idempotency-key", ""))
+        answer = await self._exchange.answer_to(KeyOwner("", ""), wanted, connection)
         if not isinstance(answer, SessionGranted):
             refusal = _refusal(answer)
             gateways = await self._others.addresses() if refusal.status == 503 else ()
@@ -284,8 +305,8 @@ class GatewayServer:
 
     def _model(self, request: HttpRequest, connection: HttpConnection, name: str) -> None:
         self._check_any_key(request)
-        if name != self._settings.model:
-            _refuse(404, f"got the model {name!r}, expected {self._settings.model!r}")
+        if name not in (self._settings.model, ALIAS):
+            _refuse(404, f"got the model {name!r}, expected {self._settings.model!r} or {ALIAS!r}")
         connection.send(_json(200, _model(name)))
 
     # ------------------------------------------------------------------------------------------ parts of it
@@ -314,6 +335,18 @@ def _key_of(request: HttpRequest) -> str:
     if scheme.lower() == "bearer":
         return token.strip()
     return request.headers.get("x-api-key", "")
+
+
+def _session_wanted(body: Mapping[str, Any], name: str) -> SessionWanted:
+    """Return what an agent asks for that has no rollout yet."""
+    for setting in body:
+        if setting != "idle_timeout_s":
+            _refuse(400, f"{setting}: unknown; expected idle_timeout_s, or nothing")
+    given = body.get("idle_timeout_s")
+    idle_timeout_s = None if given is None else _number(given, "idle_timeout_s")
+    if idle_timeout_s is not None and idle_timeout_s <= 0:
+        _refuse(400, f"idle_timeout_s: got {given!r}, expected seconds above 0")
+    return SessionWanted(name=name[:256], idle_timeout_s=idle_timeout_s)
 
 
 def _rollout_end(body: Mapping[str, Any]) -> RolloutEnd:

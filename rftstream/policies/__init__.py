@@ -28,10 +28,15 @@ POLICIES = {
         reads_shared=True,
         sleeps=True,
         takes_images=True,
+        constrains=True,
         preload=("torch", "transformers", ARCHITECTURE),
     ),
     "openai": PolicySpec(
-        "rftstream.policies.openai:OpenAiPolicy", takes_weights=False, takes_images=True, update_setting="update"
+        "rftstream.policies.openai:OpenAiPolicy",
+        takes_weights=False,
+        takes_images=True,
+        constrains=True,
+        update_setting="update",
     ),
     "fake": PolicySpec("rftstream.policies.fake:FakePolicy", sleeps=True),
 }

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rftstream.contracts.rollouts import ImageSpan, VersionSpan
 from rftstream.contracts.tasks import Sampling
@@ -26,6 +26,23 @@ if TYPE_CHECKING:
 
 LOOK_S = 0.05
 """Longest time in seconds that a policy with active requests is left alone; so long a new request waits at most."""
+
+
+CONSTRAINTS = ("json", "json_object", "regex", "choice", "grammar")
+"""Kinds of constraints, by vLLM's names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constraint:
+    """The form that the text of a completion must have. Only a policy that declares `constrains` is given any. Tokens
+    that break it have no probability, and recorded logprobs are those of the rest."""
+
+    kind: str
+    """One of CONSTRAINTS."""
+    value: Any
+    """A JSON schema, True, a regular expression, the texts to choose from, or a grammar in EBNF."""
+    setting: str = ""
+    """The setting that asked for it, for messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +76,8 @@ class SampleRequest:
     may_go_on: bool = False
     """Whether a later request may begin with these tokens and what is sampled, as the next turn of a rollout does. An
     engine may keep what it has computed for that."""
+    constraint: Constraint | None = None
+    """The form that the completion must have; None: any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ def completion_body(
 ) -> dict[str, Any]:
     """Return the body of a request for at most `room` tokens. Settings that are off are left out, since servers refuse
     fields that they do not know. `extra`: further fields, as they are."""
-    sampling = request.sampling
+    sampling, form = request.sampling, request.constraint
     optional = {
         "top_k": (sampling.top_k, 0),
         "min_p": (sampling.min_p, 0.0),
@@ -29,6 +29,7 @@ def completion_body(
         "repetition_penalty": (sampling.repetition_penalty, 1.0),
         "min_tokens": (max(sampling.min_tokens - request.num_sampled, 0), 0),
         "stop": (list(sampling.stop), []),
+        "structured_outputs": ({} if form is None else {form.kind: form.value}, {}),
     }
     return {
         "model": model,

@@ -32,7 +32,7 @@ NEVER = -1e30
 """Added to the logits of tokens that are never sampled: no probability is left in float32. JSON has no infinity."""
 SAMPLING = (
     *("max_tokens", "temperature", "top_p", "seed", "stop_token_ids", "skip_special_tokens", "top_k", "min_p", "stop"),
-    *("presence_penalty", "frequency_penalty", "repetition_penalty", "min_tokens"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty", "min_tokens", "structured_outputs"),
 )
 """Fields of completions that are sampling parameters there."""
 MAX_IMAGES = 64

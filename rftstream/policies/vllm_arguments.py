@@ -158,9 +158,9 @@ def engine_arguments(config: EngineSettings, model: ModelSpec, renderer: Rendere
 def sampling_params(request: SampleRequest, stop_ids: Sequence[int], never_sampled: Sequence[int]) -> Any:
     """Return how a request is sampled, as vLLM's SamplingParams. `never_sampled`: tokens that have no probability."""
     from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
+    from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
-    sampling = request.sampling
+    sampling, form = request.sampling, request.constraint
     return SamplingParams(
         temperature=sampling.temperature,
         top_p=sampling.top_p,
@@ -176,6 +176,7 @@ def sampling_params(request: SampleRequest, stop_ids: Sequence[int], never_sampl
         min_tokens=min(max(sampling.min_tokens - request.num_sampled, 0), request.max_tokens),
         max_tokens=request.max_tokens,
         seed=_seed(request),
+        structured_outputs=None if form is None else StructuredOutputsParams(**{form.kind: form.value}),
         logprobs=0,
         flat_logprobs=True,
         detokenize=bool(sampling.stop),

@@ -237,7 +237,9 @@ def test_an_idempotency_key_gives_the_same_answer_also_after_a_restart(tmp_path:
 def test_calls_after_the_end_are_told_so_and_an_end_may_be_told_twice(tmp_path: Path) -> None:
     scene, _, agent = opened(tmp_path)
     agent.ask(user("1+1="))
-    assert agent.end(reward=1.0).answer == agent.end(reward=0.0).answer
+    assert agent.end(reward=1.0).answer == agent.end(reward=1.0).answer
+    other = agent.end(reward=0.0).refusal
+    assert other.status == 409 and "has ended with another reward" in other.sentence
     assert agent.ask(user("1+1=")).refusal.status == 409
     assert the_rollout(scene).posted == Posted(reward=1.0, source="agent")
 

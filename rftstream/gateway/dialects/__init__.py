@@ -13,6 +13,7 @@ from rftstream.gateway.dialects.anthropic import AnthropicMessages
 from rftstream.gateway.dialects.chat import ChatCompletions
 from rftstream.gateway.dialects.events import Event
 from rftstream.gateway.dialects.responses import Responses
+from rftstream.gateway.dialects.settings import Table
 from rftstream.roles.explorer.model_calls import Dialect, ModelCall, Refusal, digest
 
 MAX_KEY_CHARACTERS = 256
@@ -22,6 +23,10 @@ MAX_KEY_CHARACTERS = 256
 class ServedDialect(Dialect, Protocol):
     """A dialect as the server needs it, too. For each request it asks `read`, then, when the answer is on the log,
     `events` if the request wanted a stream; `error` for whatever is refused."""
+
+    @property
+    def settings(self) -> Table:
+        """What becomes of each setting of a request."""
 
     def read(self, body: Mapping[str, Any], *, digest: str, idempotency_key: str | None, is_retry: bool) -> ModelCall:
         """Return the call that a request asks for; the arguments beside its body are fields of the call. RequestRefused
@@ -34,11 +39,11 @@ class ServedDialect(Dialect, Protocol):
         """Return the body of a refusal."""
 
 
-CHAT = ChatCompletions()
+CHAT, MESSAGES = ChatCompletions(), AnthropicMessages()
 DIALECTS: dict[str, ServedDialect] = {
     "chat/completions": CHAT,
     "responses": Responses(),
-    "messages": AnthropicMessages(),
+    "messages": MESSAGES,
 }
 """Path below `/v1` -> dialect."""
 

@@ -11,47 +11,82 @@ from rftstream.gateway.dialects import fields
 from rftstream.gateway.dialects.events import Event, event
 from rftstream.gateway.dialects.fields import Json, RequestRefused
 from rftstream.gateway.dialects.said import Said, said_of
+from rftstream.gateway.dialects.settings import (
+    CONSTRAINT,
+    CONTEXT,
+    COUNTED,
+    NAMES,
+    NO_BANS,
+    REASONING,
+    SAMPLING,
+    STOP,
+    TOOL_CHOICE,
+    Table,
+    asked_for,
+    check,
+    honoured,
+    recorded,
+    refused,
+    value_of,
+)
 from rftstream.roles.explorer.model_calls import ModelCall, SampledCall
 
-REFUSED = {
-    "container": "the endpoint runs no code; remove it",
-    "mcp_servers": "the endpoint has no tools of its own; call them in the agent",
-    "context_management": "the endpoint does not rewrite the context; do that in the agent",
-    "logit_bias": "tokens are sampled as the task says, and the recorded logprobs are of that; remove it",
-}
-"""Setting -> why it is refused."""
+SETTINGS: Table = {
+    "model": honoured("any name is the policy; the answer repeats it"),
+    "messages": honoured("the conversation; blocks that are no text, thinking or tool use are refused"),
+    "system": honoured("a system message before it"),
+    "tools": honoured("tools with an `input_schema`; others are left out of the prompt, and recorded by their types"),
+    "tool_choice": TOOL_CHOICE,
+    "stream": honoured("the answer as events, once it is on the log"),
+    "max_tokens": honoured("limit of this call, within the rollout's", is_recorded=True),
+    "stop_sequences": STOP,
+    "output_config.format": CONSTRAINT,
+    "output_format": CONSTRAINT,
+    "output_config": recorded("beside `format`: how much the model writes is its own affair"),
+    **dict.fromkeys(("temperature", "top_p", "top_k"), SAMPLING),
+    "thinking": REASONING,
+    "context_management": CONTEXT,
+    **dict.fromkeys(("cache_control", "service_tier", "inference_geo", "speed", "diagnostics"), COUNTED),
+    **dict.fromkeys(("betas", "fallbacks", "fallback_credit_token", "billing_policy", "workspace_id"), COUNTED),
+    **dict.fromkeys(("metadata", "user_profile_id"), NAMES),
+    "container": refused("the endpoint runs no code; remove it"),
+    "mcp_servers": refused("the endpoint has no tools of its own; call them in the agent"),
+    "compaction": refused("the endpoint does not rewrite the context; do that in the agent"),
+    "thread": refused("conversations are not kept; send all messages"),
+    "logit_bias": NO_BANS,
+}  # fmt: skip
 
 ROLES = ("user", "assistant", "system")
 THINKING = ("thinking", "redacted_thinking")
-_READ = ("model", "messages", "system", "tools", "stream", "max_tokens")
 
 
 class AnthropicMessages:
     """The dialect of messages, as `Dialect` describes it; `read` and `events` are the server's."""
 
     name = "anthropic"
+    settings = SETTINGS
 
     def read(self, body: Json, *, digest: str, idempotency_key: str | None, is_retry: bool) -> ModelCall:
         """Return the call that a request asks for. RequestRefused for what cannot be done exactly."""
-        fields.refuse(body, REFUSED)
-        config = body.get("output_config")
-        if body.get("output_format") is not None or (isinstance(config, dict) and config.get("format") is not None):
-            raise RequestRefused("output_config.format: tokens are not constrained; remove it")
+        check(body, SETTINGS)
         choice = body.get("tool_choice")
-        shows_tools = not (isinstance(choice, dict) and choice.get("type") == "none")
-        asked = fields.asked_for(body, _READ)
-        if isinstance(body.get("max_tokens"), int):
-            asked["max_tokens"] = body["max_tokens"]
+        tools, left_out = _tools(body)
+        shown = () if isinstance(choice, dict) and choice.get("type") == "none" else tuple(tools)
+        formats = ("output_config.format", "output_format")
         return ModelCall(
             dialect=self,
             digest=digest,
             idempotency_key=idempotency_key,
             is_retry=is_retry,
             messages=_messages(body),
-            tools=tuple(_tools(body)) if shows_tools else (),
+            tools=shown,
             model=fields.string(body, "model", default=""),
-            max_tokens=fields.limit(body.get("max_tokens"), "max_tokens"),
-            asked=asked,
+            max_tokens=fields.limit(body, "max_tokens"),
+            stop=fields.stops(body, "stop_sequences"),
+            constraint=fields.constraint(
+                bool(shown), *(fields.schema_format(value_of(body, name), name) for name in formats)
+            ),
+            asked=asked_for(body, SETTINGS) | left_out,
             stream=body.get("stream") is True,
         )
 
@@ -60,9 +95,10 @@ class AnthropicMessages:
         said = said_of(result)
         content: list[dict[str, Any]] = []
         if said.reasoning:
-            content.append({"type": "thinking", "thinking": said.reasoning, "signature": ""})
+            # Clients send a thinking block back as such only if it is signed.
+            content.append({"type": "thinking", "thinking": said.reasoning, "signature": result.call_id})
         if said.content or not said.tool_calls:
-            content.append({"type": "text", "text": said.content, "citations": None})
+            content.append({"type": "text", "text": said.content})
         for call in said.tool_calls:
             content.append({"type": "tool_use", "id": call.id, "name": call.name, "input": json.loads(call.arguments)})
         return {
@@ -72,7 +108,7 @@ class AnthropicMessages:
             "model": result.model,
             "content": content,
             "stop_reason": _stop_reason(said),
-            "stop_sequence": None,
+            "stop_sequence": said.stop,
             "usage": {"input_tokens": result.num_prompt_tokens, "output_tokens": result.num_sampled_tokens},
         }
 
@@ -88,7 +124,13 @@ class AnthropicMessages:
             events.append(event({"type": kind, **data}, name=kind))
 
         usage = answer["usage"]
-        begun = {**answer, "content": [], "stop_reason": None, "usage": {**usage, "output_tokens": 0}}
+        begun = {
+            **answer,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": {**usage, "output_tokens": 0},
+        }
         add("message_start", message=begun)
         empty: dict[str, Any]
         for i, block in enumerate(answer["content"]):
@@ -96,13 +138,19 @@ class AnthropicMessages:
                 case "tool_use":
                     empty, delta = {"input": {}}, _delta("input_json", "partial_json", json.dumps(block["input"]))
                 case "thinking":
-                    empty, delta = {"thinking": ""}, _delta("thinking", "thinking", block["thinking"])
+                    empty, delta = (
+                        {"thinking": "", "signature": ""},
+                        _delta("thinking", "thinking", block["thinking"]),
+                    )
                 case _:
                     empty, delta = {"text": ""}, _delta("text", "text", block["text"])
             add("content_block_start", index=i, content_block={**block, **empty})
             add("content_block_delta", index=i, delta=delta)
+            if block["type"] == "thinking":
+                add("content_block_delta", index=i, delta=_delta("signature", "signature", block["signature"]))
             add("content_block_stop", index=i)
-        add("message_delta", delta={"stop_reason": answer["stop_reason"], "stop_sequence": None}, usage=usage)
+        end = {name: answer[name] for name in ("stop_reason", "stop_sequence")}
+        add("message_delta", delta=end, usage=usage)
         add("message_stop")
         return events
 
@@ -118,8 +166,8 @@ def _delta(kind: str, name: str, text: str) -> dict[str, str]:
 
 
 def _stop_reason(said: Said) -> str:
-    if said.is_cut_short:
-        return "max_tokens"
+    if said.is_cut_short or said.stop is not None:
+        return "max_tokens" if said.is_cut_short else "stop_sequence"
     return "tool_use" if said.tool_calls else "end_turn"
 
 
@@ -184,12 +232,13 @@ def _user(message: Json, where: str) -> list[ChatMessage]:
     return results
 
 
-def _tools(body: Json) -> list[dict[str, Any]]:
-    found = []
+def _tools(body: Json) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return the tools that a model is shown, and what is recorded of others: those of the server's, and those whose
+    schema the model would have to know."""
+    found, others = [], []
     for i, tool in enumerate(fields.items(body, "tools")):
         if tool.get("type", "custom") not in ("custom", None):
-            raise RequestRefused(
-                f"tools[{i}]: got the type {tool['type']!r}, expected custom: the endpoint has no tools of its own"
-            )
+            others.append(tool["type"])
+            continue
         found.append(fields.tool(tool.get("name"), tool.get("description"), tool.get("input_schema"), f"tools[{i}]."))
-    return found
+    return found, fields.left_out(others)

@@ -8,10 +8,19 @@ from typing import Any
 import msgspec
 
 from rftstream.contracts.tasks import ChatMessage
-from rftstream.roles.explorer.model_calls import Refusal, canonical
+from rftstream.policies.base import Constraint
+from rftstream.roles.explorer.model_calls import Refusal
 
 MAX_ASKED_BYTES = 1024
 """Largest setting that is recorded as it is, in bytes of JSON."""
+
+FORMS: Mapping[str, tuple[type, ...]] = {
+    "json": (dict, str), "json_object": (bool,), "regex": (str,), "choice": (list,), "grammar": (str,),
+}  # fmt: skip
+"""Kind of constraint -> types of its value."""
+
+MAX_STOPS = 16
+"""Most stop strings of a request."""
 
 MAX_DEPTH = 24
 """Deepest nesting of lists and maps in a request."""
@@ -46,13 +55,6 @@ def kind(value: Any) -> str:
     return names.get(type(value), "a number")
 
 
-def refuse(body: Json, reasons: Mapping[str, str]) -> None:
-    """Refuse a body with any of these settings. One that is null, empty or false counts as absent."""
-    for name, why in reasons.items():
-        if body.get(name) not in (None, False, [], {}, "", 0):
-            raise RequestRefused(f"{name}: {why}")
-
-
 def string(body: Json, name: str, where: str = "", *, default: str | None = None) -> str:
     """Return a field that is a string; `default` if it is absent or null."""
     value = body.get(name)
@@ -77,7 +79,8 @@ def items(body: Json, name: str, where: str = "") -> list[Json]:
 
 
 def text_of(value: Any, where: str, *, text_types: Collection[str], passed_over: Collection[str] = ()) -> str:
-    """Return the text of a content: a string, or a list of parts. Parts of `passed_over` types are left out."""
+    """Return the text of a content: a string, or a list of parts, which stand on lines of their own, as servers join
+    them. Parts of `passed_over` types are left out."""
     if value is None:
         return ""
     if isinstance(value, str):
@@ -91,7 +94,7 @@ def text_of(value: Any, where: str, *, text_types: Collection[str], passed_over:
             raise RequestRefused(
                 f"{where}content[{i}]: got a part of type {part_type!r}, expected text: the model reads text alone"
             )
-    return "".join(texts)
+    return "\n".join(texts)
 
 
 def tool(name: Any, description: Any, parameters: Any, where: str) -> dict[str, Any]:
@@ -108,6 +111,11 @@ def tool(name: Any, description: Any, parameters: Any, where: str) -> dict[str, 
             "parameters": parameters or {"type": "object", "properties": {}},
         },
     }
+
+
+def left_out(types: Collection[Any]) -> dict[str, Any]:
+    """Return what is recorded of tools that the model is not shown: it could not call them."""
+    return {"tools left out": sorted({str(one)[:64] for one in types})[:16]} if types else {}
 
 
 def tool_call(call_id: str, name: str, arguments: Any) -> dict[str, Any]:
@@ -128,25 +136,54 @@ def assistant(content: str, tool_calls: list[dict[str, Any]]) -> ChatMessage:
     return ChatMessage(role="assistant", content=content, tool_calls=tuple(tool_calls))
 
 
-def limit(value: Any, name: str) -> int | None:
-    """Return a limit of tokens; None if there is none."""
-    if value is None:
+def limit(body: Json, *names: str) -> int | None:
+    """Return the limit of tokens that the first of these settings has which is there; None if there is none."""
+    name = next((name for name in names if body.get(name) is not None), None)
+    if name is None:
         return None
+    value = body[name]
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise RequestRefused(f"{name}: got {value!r}, expected a whole number of at least 1")
     return value
 
 
-def asked_for(body: Json, read: Collection[str]) -> dict[str, Any]:
-    """Return the settings of a body that are recorded: all but those that were `read`. A large one is recorded as its
-    size."""
-    found: dict[str, Any] = {}
-    for name in sorted(body.keys() - set(read))[:64]:
-        value = body[name]
-        if value is not None:
-            size = len(canonical(value))
-            found[name[:64]] = value if size <= MAX_ASKED_BYTES else f"({size} bytes)"
-    return found
+def stops(body: Json, name: str) -> tuple[str, ...]:
+    """Return a setting of stop strings: one, or a list of them."""
+    value = body.get(name)
+    found = [value] if isinstance(value, str) else [] if value is None else value
+    if not isinstance(found, list) or not all(isinstance(one, str) for one in found) or len(found) > MAX_STOPS:
+        raise RequestRefused(f"{name}: got {kind(value)}, expected a string, or at most {MAX_STOPS} of them")
+    return tuple(one for one in found if one)
+
+
+def constraint(has_tools: bool, *found: Constraint | None) -> Constraint | None:
+    """Return the one thing that a request says about the form of its answer; None if it says nothing. With tools it is
+    refused: the model could call none."""
+    given = [one for one in found if one is not None]
+    for one in given:
+        if not isinstance(one.value, FORMS[one.kind]):
+            raise RequestRefused(f"{one.setting}: got {kind(one.value)} as {one.kind}, expected another kind of value")
+    if len(given) > 1:
+        raise RequestRefused(f"{given[1].setting}: got it beside {given[0].setting}, expected one of them")
+    if given and has_tools:
+        raise RequestRefused(
+            f"{given[0].setting}: got it together with tools, which a model whose text has this form cannot call; send "
+            "one of the two"
+        )
+    return given[0] if given else None
+
+
+def schema_format(form: Any, setting: str) -> Constraint | None:
+    """Return what a format of OpenAI's or Anthropic's APIs constrains an answer to."""
+    if form is None or (isinstance(form, dict) and form.get("type") == "text"):
+        return None
+    if isinstance(form, dict) and form.get("type") == "json_object":
+        return Constraint(kind="json_object", value=True, setting=setting)
+    inner = form.get("json_schema", form) if isinstance(form, dict) and form.get("type") == "json_schema" else None
+    schema = inner.get("schema") if isinstance(inner, dict) else None
+    if not isinstance(schema, dict):
+        raise RequestRefused(f"{setting}: expected the type text, json_object, or json_schema with a schema")
+    return Constraint(kind="json", value=schema, setting=setting)
 
 
 def _is_deeper(value: Any, levels: int) -> bool:

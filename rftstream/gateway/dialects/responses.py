@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
+
+import msgspec
 
 from rftstream.contracts.tasks import ChatMessage
 from rftstream.gateway.dialects import fields
@@ -11,50 +14,94 @@ from rftstream.gateway.dialects.chat import openai_error
 from rftstream.gateway.dialects.events import Event, event
 from rftstream.gateway.dialects.fields import Json, RequestRefused
 from rftstream.gateway.dialects.said import said_of
-from rftstream.roles.explorer.model_calls import ModelCall, SampledCall
+from rftstream.gateway.dialects.settings import (
+    CONSTRAINT,
+    CONTEXT,
+    COUNTED,
+    FORM,
+    NAMES,
+    NO_BANS,
+    REASONING,
+    SAMPLING,
+    TOOL_CHOICE,
+    Table,
+    asked_for,
+    check,
+    honoured,
+    recorded,
+    refused,
+    value_of,
+)
+from rftstream.roles.explorer.model_calls import AnswerOf, ModelCall, Refusal, SampledCall
 
-REFUSED = {
-    "previous_response_id": "answers are not kept for later requests; send the whole input",
-    "conversation": "conversations are not kept; send the whole input",
-    "prompt": "the endpoint has no stored prompts; send the input itself",
-    "background": "a call is answered on its own connection; remove it",
-    "top_logprobs": "only the sampled token has a logprob, expected no top_logprobs",
-    "logit_bias": "tokens are sampled as the task says, and the recorded logprobs are of that; remove it",
-    "context_management": "the endpoint does not rewrite the context; do that in the agent",
-}
-"""Setting -> why it is refused."""
+SETTINGS: Table = {
+    "model": honoured("any name is the policy; the answer repeats it"),
+    "input": honoured("the conversation; `item_reference` is an item of an earlier answer of the rollout"),
+    "instructions": honoured("a system message before it"),
+    "tools": honoured(
+        "functions, those of a `namespace` as `NAMESPACE.NAME`; tools of other types are left out of the prompt, and "
+        "recorded by their types"
+    ),
+    "tool_choice": TOOL_CHOICE,
+    "stream": honoured("the answer as events, once it is on the log"),
+    "max_output_tokens": honoured("limit of this call, within the rollout's", is_recorded=True),
+    "text.format": CONSTRAINT,
+    "text": recorded("beside `format`: how much the model writes is its own affair"),
+    "stream_options": FORM,
+    **dict.fromkeys(("temperature", "top_p"), SAMPLING),
+    "reasoning": REASONING,
+    "parallel_tool_calls": recorded("a turn may hold several calls in any case"),
+    "max_tool_calls": recorded("the endpoint has no tools of its own"),
+    **dict.fromkeys(("truncation", "context_management"), CONTEXT),
+    "include": recorded("nothing of it is told; with `message.output_text.logprobs` the request is refused"),
+    **dict.fromkeys(("moderation", "image"), FORM),
+    **dict.fromkeys(("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "service_tier"), COUNTED),
+    **dict.fromkeys(("store", "access_programs"), COUNTED),
+    **dict.fromkeys(("user", "safety_identifier", "metadata", "client_metadata"), NAMES),
+    "previous_response_id": refused("answers are not kept for later requests; send the whole input"),
+    "conversation": refused("conversations are not kept; send the whole input"),
+    "prompt": refused("the endpoint has no stored prompts; send the input itself"),
+    "background": refused("a call is answered on its own connection; remove it"),
+    "background_options": refused("a call is answered on its own connection; remove it"),
+    "top_logprobs": refused("only the sampled token has a logprob, expected no top_logprobs"),
+    "logit_bias": NO_BANS,
+}  # fmt: skip
 
 ROLES = ("system", "developer", "user", "assistant")
 TEXT_PARTS = ("input_text", "output_text", "text")
-_READ = ("model", "input", "instructions", "tools", "stream", "stream_options")
+_ITEM_ID = re.compile(r"(?:msg|rs|fc)-(.+/call/\d+)(?:/\d+)?")
+"""The id of an item of an answer; in it is the id of the call."""
 
 
 class Responses:
     """The dialect of responses, as `Dialect` describes it; `read` and `events` are the server's."""
 
     name = "responses"
+    settings = SETTINGS
 
     def read(self, body: Json, *, digest: str, idempotency_key: str | None, is_retry: bool) -> ModelCall:
         """Return the call that a request asks for. RequestRefused for what cannot be done exactly."""
-        fields.refuse(body, REFUSED)
-        text = body.get("text")
-        form = text.get("format") if isinstance(text, dict) else None
-        if form is not None and (not isinstance(form, dict) or form.get("type") != "text"):
-            raise RequestRefused("text.format: tokens are not constrained; expected none, or the type text")
+        check(body, SETTINGS)
         include = body.get("include") or []
         if isinstance(include, list) and "message.output_text.logprobs" in include:
             raise RequestRefused("include: logprobs are not told; the rollout on the log has those of all tokens")
-        shows_tools = body.get("tool_choice") != "none"
+        tools, left_out = _tools(body)
+        shown = tuple(tools) if body.get("tool_choice") != "none" else ()
+        refers = isinstance(body.get("input"), list) and any(map(_refers, fields.items(body, "input")))
         return ModelCall(
             dialect=self,
             digest=digest,
             idempotency_key=idempotency_key,
             is_retry=is_retry,
-            messages=_messages(body),
-            tools=tuple(_tools(body)) if shows_tools else (),
+            messages=() if refers else _messages(body),
+            unresolved=(lambda answer_of: _resolved(body, answer_of)) if refers else None,
+            tools=shown,
             model=fields.string(body, "model", default=""),
-            max_tokens=fields.limit(body.get("max_output_tokens"), "max_output_tokens"),
-            asked=fields.asked_for(body, _READ),
+            max_tokens=fields.limit(body, "max_output_tokens"),
+            constraint=fields.constraint(
+                bool(shown), fields.schema_format(value_of(body, "text.format"), "text.format")
+            ),
+            asked=asked_for(body, SETTINGS) | left_out,
             stream=body.get("stream") is True,
         )
 
@@ -88,7 +135,7 @@ class Responses:
                     "id": f"fc-{result.call_id}/{i}",
                     "type": "function_call",
                     "call_id": call.id,
-                    "name": call.name,
+                    **_names(call.name),
                     "arguments": call.arguments,
                     "status": "completed",
                 }
@@ -204,7 +251,7 @@ def _joined(given: list[Json], name: str) -> list[ChatMessage]:
                 calls.append(
                     fields.tool_call(
                         fields.string(item, "call_id", where),
-                        fields.string(item, "name", where),
+                        _full_name(item.get("namespace"), fields.string(item, "name", where)),
                         fields.string(item, "arguments", where),
                     )
                 )
@@ -236,12 +283,56 @@ def _joined(given: list[Json], name: str) -> list[ChatMessage]:
     return messages
 
 
-def _tools(body: Json) -> list[dict[str, Any]]:
-    found = []
-    for i, tool in enumerate(fields.items(body, "tools")):
-        if tool.get("type") != "function":
-            raise RequestRefused(
-                f"tools[{i}]: got the type {tool.get('type')!r}, expected function: the endpoint has no own tools"
-            )
-        found.append(fields.tool(tool.get("name"), tool.get("description"), tool.get("parameters"), f"tools[{i}]."))
+def _refers(item: Json) -> bool:
+    return item.get("type") == "item_reference"
+
+
+def _resolved(body: Json, answer_of: AnswerOf) -> tuple[ChatMessage, ...] | Refusal:
+    """Return the messages of a body whose input refers to items of earlier answers."""
+    try:
+        given = fields.items(body, "input")
+        items = [_referred(item, f"input[{i}]", answer_of) if _refers(item) else item for i, item in enumerate(given)]
+        return _messages({**body, "input": items})
+    except RequestRefused as refused:
+        return refused.refusal
+
+
+def _referred(item: Json, where: str, answer_of: AnswerOf) -> Json:
+    """Return the item that one refers to."""
+    item_id = fields.string(item, "id", f"{where}.")
+    match = _ITEM_ID.fullmatch(item_id)
+    answer = None if match is None else answer_of(match[1])
+    output = {} if answer is None else msgspec.json.decode(answer)
+    found: Json | None = next((one for one in output.get("output", ()) if one.get("id") == item_id), None)
+    if found is None:
+        raise RequestRefused(
+            f"{where}.id: got {item_id[:256]!r}, expected an item of an earlier answer of this rollout"
+        )
     return found
+
+
+def _tools(body: Json) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return the tools that a model is shown, and what is recorded of others."""
+    found, others = [], []
+    for i, tool in enumerate(fields.items(body, "tools")):
+        is_space = tool.get("type") == "namespace"
+        space = fields.string(tool, "name", f"tools[{i}].") if is_space else None
+        for k, one in enumerate(fields.items(tool, "tools", f"tools[{i}].") if is_space else [tool]):
+            where = f"tools[{i}].tools[{k}]." if is_space else f"tools[{i}]."
+            if one.get("type") == "function":
+                name = _full_name(space, fields.string(one, "name", where))
+                found.append(fields.tool(name, one.get("description"), one.get("parameters"), where))
+            else:
+                others.append(_full_name(space, str(one.get("type"))))
+    return found, fields.left_out(others)
+
+
+def _full_name(namespace: Any, name: str) -> str:
+    """Return the name by which a model is shown a tool. Names of functions have no dots."""
+    return f"{namespace}.{name}" if isinstance(namespace, str) and namespace else name
+
+
+def _names(full_name: str) -> dict[str, str]:
+    """Return the fields of a call that name its tool."""
+    namespace, _, name = full_name.rpartition(".")
+    return {"name": name, "namespace": namespace} if namespace and name else {"name": full_name}

@@ -27,6 +27,8 @@ class Said:
     tool_calls: tuple[SaidCall, ...]
     is_cut_short: bool
     """Whether a limit ended the turn."""
+    stop: str | None
+    """The agent's stop string that ended it; it is not in the text."""
 
 
 def said_of(result: SampledCall) -> Said:
@@ -38,4 +40,6 @@ def said_of(result: SampledCall) -> Said:
             calls.append(SaidCall(call.id, call.name, json.dumps(call.arguments, ensure_ascii=False)))
         else:
             content += call.text
-    return Said(content, said.reasoning, tuple(calls), said.finish_reason != "stop")
+    stops = [(content.index(stop), stop) for stop in result.stop if stop in content]
+    at, stop = min(stops, default=(len(content), None))
+    return Said(content[:at], said.reasoning, tuple(calls), said.finish_reason != "stop" and stop is None, stop)

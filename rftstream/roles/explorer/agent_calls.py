@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -17,7 +17,7 @@ from rftstream.roles.explorer.agent_history import RecordedCall
 from rftstream.roles.explorer.agent_pieces import CallToSave, EncodedPiece, encode_piece
 from rftstream.roles.explorer.agent_session import AgentSession, OpenCall
 from rftstream.roles.explorer.attempt import find_oddity
-from rftstream.roles.explorer.model_calls import RETRY_AFTER_S, AgentRequest, ModelCall, Refusal
+from rftstream.roles.explorer.model_calls import RETRY_AFTER_S, AgentRequest, ModelCall, Refusal, TokensCounted
 from rftstream.roles.explorer.open_rollout import OpenSegment
 
 log = logging.getLogger(__name__)
@@ -49,9 +49,10 @@ class CallSampler:
         context: int | None,
         explorer: str,
         now: Callable[[], float],
+        constrains: bool,
     ) -> None:
-        """`explorer`: name of this process."""
-        self._policy, self._limits = policy, limits
+        """`explorer`: name of this process. `constrains`: whether the policy can constrain tokens."""
+        self._policy, self._limits, self._constrains = policy, limits, constrains
         self._context, self._explorer, self._now = context, explorer, now
 
     def finished(self) -> list[Completion]:
@@ -80,14 +81,27 @@ class CallSampler:
             return refused(f"{session.refused_for}; end it")
         if not call.messages or call.messages[-1].role == "assistant":
             return refused("the last message is the assistant's, expected one that it can answer")
+        if call.constraint is not None and not self._constrains:
+            return refused(
+                f"{call.constraint.setting}: this policy does not constrain tokens (vllm and openai do); remove it"
+            )
         return None
+
+    def count(self, session: AgentSession, call: ModelCall) -> TokensCounted | Refusal:
+        """Return the number of tokens of a call's prompt. Nothing of the call stays."""
+        try:
+            plan = session.rollout.plan(call)
+        except ConfigError as error:
+            return _cannot_render(error)
+        session.rollout.release(plan)
+        return TokensCounted(count=len(plan.prompt))
 
     def begin(self, session: AgentSession, request: AgentRequest, call: ModelCall) -> None:
         """Plan where a new call's tokens go; `sample` has them sampled."""
         try:
             plan = session.rollout.plan(call)
         except ConfigError as error:
-            request.reply(refused(f"the messages cannot be rendered: {error}"))
+            request.reply(_cannot_render(error))
             return
         if self._context is not None and len(plan.prompt) >= self._context:
             session.rollout.release(plan)
@@ -128,7 +142,8 @@ class CallSampler:
             SampleRequest(
                 request_id=open_call.request_id,
                 token_ids=prompt,
-                sampling=sampling,
+                sampling=replace(sampling, stop=(*sampling.stop, *open_call.call.stop)),
+                constraint=open_call.call.constraint,
                 seed=open_call.seed,
                 max_tokens=max(1, min(limit for limit in limits if limit is not None)),
                 group_id=session.rollout.task.ids.group_id,
@@ -211,6 +226,10 @@ class CallSampler:
             if open_call.is_submitted:
                 self._policy.abort(open_call.request_id)
                 open_call.is_submitted = False
+
+
+def _cannot_render(error: ConfigError) -> Refusal:
+    return refused(f"the messages cannot be rendered: {error}")
 
 
 def refused(sentence: str) -> Refusal:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from rftstream import faults
@@ -27,6 +28,7 @@ from rftstream.roles.explorer.model_calls import (
     AgentBegins,
     AgentRequest,
     CallInbox,
+    CountWanted,
     Delivered,
     ModelCall,
     Refusal,
@@ -45,6 +47,15 @@ MAX_REMEMBERED = 100_000
 """Most ended rollouts whose keys are answered with 409."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Past:
+    """A rollout that has ended."""
+
+    status: str
+    word: str | None
+    """Digest of what its agent said at the end; None if somebody else ended it."""
+
+
 class AgentLoop:
     """The rollouts that agents make, over the explorer's policy. The step calls `start` for each task, `step` in each
     slice, `unsaved` and `committed` around each transaction, and `drop` for what it has lost."""
@@ -58,14 +69,18 @@ class AgentLoop:
         context: int | None,
         explorer: str,
         now: Callable[[], float],
+        constrains: bool = False,
     ) -> None:
-        """`policy`: one that this loop alone steps. `explorer`: name of this process."""
+        """`policy`: one that this loop alone steps. `explorer`: name of this process. `constrains`: whether the policy
+        can constrain tokens."""
         self._inbox, self._limits, self._explorer, self._now = inbox, limits, explorer, now
-        self._calls = CallSampler(policy=policy, limits=limits, context=context, explorer=explorer, now=now)
+        self._calls = CallSampler(
+            policy=policy, limits=limits, context=context, explorer=explorer, now=now, constrains=constrains
+        )
         self._sessions: dict[int, AgentSession] = {}
         self._by_id: dict[str, AgentSession] = {}
-        self._past: dict[str, str] = {}
-        """Rollouts that have ended here -> their status, newest last."""
+        self._past: dict[str, _Past] = {}
+        """Rollouts that have ended here, newest last."""
         self._ended: list[EndedAgent] = []
         self._unsaved: dict[int, None] = {}
         """Rollouts that may have something to be saved, in the order in which it came. Most have nothing, so they are
@@ -84,6 +99,7 @@ class AgentLoop:
             rollout=rollout,
             started_at=min((one.call.started_at for one in rollout.calls), default=now),
             last_active=now,
+            idle_timeout_s=self._limits.idle_timeout_s,
             session=session,
             is_session_saved=session is not None,
             num_committed=len(rollout.calls),
@@ -212,27 +228,31 @@ class AgentLoop:
             self._grant(request, request.wanted, is_to_come)
             return
         session = self._by_id.get(request.rollout_id)
-        status = self._past.get(request.rollout_id) if session is None else None
+        past = self._past.get(request.rollout_id)
         if session is not None and session.ended is None and session.is_given_up(request.launch):
             request.reply(Refusal(status=409, sentence=f"the agent of {request.rollout_id} was started again since"))
         elif session is not None and session.ended is None:
             session.last_active = self._now()
             if session.session is None:  # an agent that has the key needs no session
                 session.session, self._late_at = "", 0.0
-            if isinstance(request.wanted, ModelCall):
-                self._call(session, request, request.wanted)
-            else:
+            if isinstance(request.wanted, RolloutEnd):
                 session.ends.append(request)
                 self._end_by_word(session, request.wanted)
-        elif isinstance(request.wanted, RolloutEnd) and (session is not None or status is not None):
-            if session is not None:
-                session.ends.append(request)
             else:
-                request.reply(RolloutEnded(rollout_id=request.rollout_id, status=str(status)))
-        elif session is not None or status is not None:
-            request.reply(Refusal(status=409, sentence=f"the rollout {request.rollout_id} has ended"))
-        else:
+                self._call(session, request, request.wanted)
+        elif past is None:
             request.reply(moving())
+        elif not isinstance(request.wanted, RolloutEnd):
+            request.reply(Refusal(status=409, sentence=f"the rollout {request.rollout_id} has ended"))
+        elif past.word not in (None, digest(asdict(request.wanted))):
+            sentence = (
+                f"the rollout {request.rollout_id} has ended with another reward, metric or error; that one holds"
+            )
+            request.reply(Refusal(status=409, sentence=sentence))
+        elif session is not None:
+            session.ends.append(request)
+        else:
+            request.reply(RolloutEnded(rollout_id=request.rollout_id, status=past.status))
 
     def _grant(self, request: AgentRequest, wanted: SessionWanted, is_to_come: Callable[[str], bool]) -> None:
         """Give a rollout away, once that is on the log; the same one for a request of the same name."""
@@ -260,13 +280,22 @@ class AgentLoop:
         free.last_active = self._now()
         if free.session is None:
             free.session, free.started_at, self._late_at = name, self._now(), 0.0
+        if wanted.idle_timeout_s is not None:
+            free.idle_timeout_s, self._late_at = min(wanted.idle_timeout_s, self._limits.idle_timeout_s), 0.0
         if free.is_session_saved:
             request.reply(_granted(free))
         else:
             free.grants.append(request)
             self._unsaved[free.key] = None
 
-    def _call(self, session: AgentSession, request: AgentRequest, call: ModelCall) -> None:
+    def _call(self, session: AgentSession, request: AgentRequest, wanted: ModelCall | CountWanted) -> None:
+        call = session.resolved(wanted if isinstance(wanted, ModelCall) else wanted.call)
+        if isinstance(call, Refusal):
+            request.reply(call)
+            return
+        if isinstance(wanted, CountWanted):
+            request.reply(self._calls.count(session, call))
+            return
         found = session.answered_before(call) or self._calls.refusal(session, call)
         if isinstance(found, Refusal):
             request.reply(found)
@@ -293,18 +322,19 @@ class AgentLoop:
     # ------------------------------------------------------------------------------------------ the end
 
     def _end_by_word(self, session: AgentSession, end: RolloutEnd) -> None:
+        word = digest(asdict(end))
         gave = end.reward is not None or end.parts
         posted = Posted(reward=end.reward, parts=named_by_people(end.parts), source="agent") if gave else None
         if end.error is not None and session.rollout.calls and (limit := session.limit_met):
-            self._cut_short(session, f"{limit}, and then the agent failed: {end.error}")
+            self._cut_short(session, f"{limit}, and then the agent failed: {end.error}", word)
         elif end.error is not None:
-            self._end(session, RolloutStatus.failed, f"the agent failed: {end.error}", posted, dict(end.metrics))
+            self._end(session, RolloutStatus.failed, f"the agent failed: {end.error}", posted, dict(end.metrics), word)
         elif end.cut_short is not None:
-            self._cut_short(session, end.cut_short)
+            self._cut_short(session, end.cut_short, word)
         elif not session.rollout.calls:
-            self._end(session, RolloutStatus.failed, "the agent ended without a call", None, dict(end.metrics))
+            self._end(session, RolloutStatus.failed, "the agent ended without a call", None, dict(end.metrics), word)
         else:
-            self._end(session, RolloutStatus.completed, None, posted, dict(end.metrics))
+            self._end(session, RolloutStatus.completed, None, posted, dict(end.metrics), word)
 
     def _end_late(self) -> None:
         """End rollouts whose agents are silent, or whose time is up. What is heard of an agent only puts that off, so
@@ -314,29 +344,32 @@ class AgentLoop:
             return
         ends = (self._ends_at(session) for session in self._sessions.values())
         self._late_at = min((at for at in ends if at > now), default=FOREVER)
-        self._late_at = min(self._late_at, now + limits.idle_timeout_s)
+        shortest = min((session.idle_timeout_s for session in self._sessions.values()), default=limits.idle_timeout_s)
+        self._late_at = min(self._late_at, now + shortest)
         for session in self._sessions.values():
             if now < self._ends_at(session):
                 continue
-            silent = now >= session.last_active + limits.idle_timeout_s and not session.has_work
+            silent = now >= session.last_active + session.idle_timeout_s and not session.has_work
+            is_own = session.idle_timeout_s != limits.idle_timeout_s
+            whose = "its session's idle_timeout_s" if is_own else "explorer.idle_timeout_s"
             why = (
-                f"the agent was silent for {limits.idle_timeout_s:g} s (explorer.idle_timeout_s)"
+                f"the agent was silent for {session.idle_timeout_s:g} s ({whose})"
                 if silent
                 else f"the rollout took {limits.rollout_timeout_s:g} s (explorer.rollout_timeout_s)"
             )
             self._cut_short(session, why)
 
-    def _cut_short(self, session: AgentSession, why: str) -> None:
+    def _cut_short(self, session: AgentSession, why: str, word: str | None = None) -> None:
         if session.rollout.calls:
-            self._end(session, RolloutStatus.truncated, why, None, {})
+            self._end(session, RolloutStatus.truncated, why, None, {}, word)
         else:
-            self._end(session, RolloutStatus.failed, f"{why}, and made no call", None, {})
+            self._end(session, RolloutStatus.failed, f"{why}, and made no call", None, {}, word)
 
     def _ends_at(self, session: AgentSession) -> float:
         """Return when a rollout ends if nothing more is heard of it."""
         if session.ended is not None or session.session is None:
             return FOREVER
-        at = FOREVER if session.has_work else session.last_active + self._limits.idle_timeout_s
+        at = FOREVER if session.has_work else session.last_active + session.idle_timeout_s
         if self._limits.rollout_timeout_s:
             at = min(at, session.started_at + self._limits.rollout_timeout_s)
         return at
@@ -348,6 +381,7 @@ class AgentLoop:
         error: str | None,
         posted: Posted | None,
         metrics: Mapping[str, Any],
+        word: str | None = None,
     ) -> None:
         ended = Refusal(status=409, sentence=f"the rollout {session.rollout_id} has ended")
         self._calls.cancel(session, ended)
@@ -364,7 +398,7 @@ class AgentLoop:
             started_at=session.started_at,
         )
         self._ended.append(session.ended)
-        self._past[session.rollout_id] = str(status)
+        self._past[session.rollout_id] = _Past(str(status), word)
         while len(self._past) > MAX_REMEMBERED:
             del self._past[next(iter(self._past))]
 

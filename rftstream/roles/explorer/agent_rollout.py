@@ -147,6 +147,7 @@ class AgentRollout:
             said=said,
             num_prompt_tokens=len(plan.prompt),
             num_sampled_tokens=len(token_ids),
+            stop=call.stop,
         )
 
     def new_call(

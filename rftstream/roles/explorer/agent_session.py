@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rftstream import faults
 from rftstream.contracts.rollouts import Posted, RolloutStatus
@@ -66,6 +66,8 @@ class AgentSession:
     """When the agent was given it, or the task came."""
     last_active: float
     """When the agent was heard of, or given an answer, for the last time."""
+    idle_timeout_s: float
+    """Seconds of silence after which it ends."""
     session: str | None = None
     """Digest of the name of the request that it was given away by; None: nobody has it yet."""
     launch: str = ""
@@ -136,6 +138,19 @@ class AgentSession:
         """Return how many calls there are of this request so far."""
         recorded = len(self.rollout.calls_of(request_digest))
         return recorded + sum(one.call.digest == request_digest for one in self.open_calls.values())
+
+    def answer_of(self, name: str) -> bytes | None:
+        """Return the answer to the call with this id; None if it is not on the log."""
+        rollout_id, _, number = name.rpartition("/call/")
+        is_known = rollout_id == self.rollout_id and number.isdecimal() and int(number) < self.num_committed
+        return self.rollout.calls[int(number)].answer if is_known else None
+
+    def resolved(self, call: ModelCall) -> ModelCall | Refusal:
+        """Return a call with the messages that it refers to."""
+        if call.unresolved is None:
+            return call
+        found = call.unresolved(self.answer_of)
+        return found if isinstance(found, Refusal) else replace(call, messages=found, unresolved=None)
 
     def answered_before(self, call: ModelCall) -> RecordedCall | OpenCall | Refusal | None:
         """Return the call that a request repeats: it gets the same answer. None: it is a new one.

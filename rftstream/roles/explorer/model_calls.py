@@ -16,6 +16,7 @@ import msgspec
 
 from rftstream.contracts.assistant import AssistantMessage
 from rftstream.contracts.tasks import ChatMessage
+from rftstream.policies.base import Constraint
 
 RETRY_AFTER_S = 1.0
 """Seconds after which a client may ask again, for refusals that pass."""
@@ -50,6 +51,8 @@ class SampledCall:
     """Tokens before the sampled ones."""
     num_sampled_tokens: int
     """Tokens that were sampled."""
+    stop: tuple[str, ...] = ()
+    """The agent's stop strings: what it is told ends before the first of them."""
 
 
 class Dialect(Protocol):
@@ -69,6 +72,10 @@ class Dialect(Protocol):
         """Return the assistant's message as `ModelCall.messages` will hold it when an agent sends the answer back."""
 
 
+AnswerOf = Callable[[str], bytes | None]
+"""Id of a call, as SampledCall has it -> the body of its answer; None if the rollout has no such call."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCall:
     """One request for an assistant's turn."""
@@ -76,15 +83,21 @@ class ModelCall:
     dialect: Dialect
     """Turns the result into an answer."""
     messages: tuple[ChatMessage, ...]
-    """The whole conversation."""
+    """The whole conversation; empty while it is `unresolved`."""
+    unresolved: Callable[[AnswerOf], tuple[ChatMessage, ...] | Refusal] | None = None
+    """Returns the conversation of a request that refers to earlier answers; None: `messages` has it."""
     tools: tuple[dict[str, Any], ...] = ()
     """The tools that the model is shown, as chat templates take them."""
     model: str = ""
     """The name that the agent calls the model by."""
     max_tokens: int | None = None
     """The most tokens to sample for this call; None: as many as the rollout has left."""
+    stop: tuple[str, ...] = ()
+    """Strings that end the answer, beside the task's."""
+    constraint: Constraint | None = None
+    """The form that the answer must have; None: any."""
     asked: Mapping[str, Any] = field(default_factory=dict)
-    """Settings that the agent asked for. They are recorded; sampling is the task's."""
+    """Settings that the agent asked for, as they are recorded."""
     digest: str = ""
     """`sha256:<hex>` of the request. Two equal requests have the same."""
     idempotency_key: str | None = None
@@ -95,6 +108,14 @@ class ModelCall:
     """Whether the answer is wanted as events."""
     include_usage: bool = False
     """Whether the events are to tell the usage (chat completions only)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountWanted:
+    """An agent asks how many tokens the prompt of a call would have."""
+
+    call: ModelCall
+    """The call, which is not made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +140,8 @@ class SessionWanted:
 
     name: str = ""
     """The same for all tries of one request, so that a second try gets the same rollout; empty: no name."""
+    idle_timeout_s: float | None = None
+    """Seconds of silence after which the rollout ends, at most the explorer's; None: the explorer's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +152,14 @@ class CallAnswer:
     """The call's number in its rollout."""
     body: bytes
     """The JSON answer. A retry gets the same bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokensCounted:
+    """How long a prompt would be."""
+
+    count: int
+    """Its tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +184,9 @@ class SessionGranted:
     """The task's seed, for what the agent draws itself."""
 
 
-AgentAnswer = CallAnswer | RolloutEnded | SessionGranted | Refusal
+Wanted = ModelCall | CountWanted | RolloutEnd | SessionWanted
+"""What an agent asks for."""
+AgentAnswer = CallAnswer | TokensCounted | RolloutEnded | SessionGranted | Refusal
 """What becomes of a request."""
 
 
@@ -163,7 +196,7 @@ class AgentRequest:
 
     rollout_id: str
     """The rollout that the request's key belongs to; empty for SessionWanted."""
-    wanted: ModelCall | RolloutEnd | SessionWanted
+    wanted: Wanted
     """What is asked for."""
     reply: Callable[[AgentAnswer], None]
     """Takes the answer. It may be called from any thread, and does not block."""

@@ -16,12 +16,15 @@ from rftstream.roles.explorer.model_calls import (
     AgentRequest,
     CallAnswer,
     CallInbox,
+    CountWanted,
     Delivered,
     ModelCall,
     RolloutEnd,
     RolloutEnded,
     SampledCall,
     SessionGranted,
+    SessionWanted,
+    TokensCounted,
 )
 
 ROLLOUT = "sums/0/3/0/1"
@@ -44,6 +47,7 @@ class Answering:
     keys: GatewayKeys
     calls: list[ModelCall] = field(default_factory=list)
     ends: list[RolloutEnd] = field(default_factory=list)
+    sessions: list[SessionWanted] = field(default_factory=list)
     delivered: list[int] = field(default_factory=list)
     answer: Callable[[AgentRequest], AgentAnswer | None] | None = None
     """Answers a request otherwise; None for the ordinary answer."""
@@ -77,10 +81,13 @@ def answering(says: Says, **settings: object) -> Iterator[Answering]:
                     num_sampled_tokens=3,
                 )
                 return CallAnswer(number=number, body=json.dumps(call.dialect.answer(result)).encode())
+            case CountWanted(call=call):
+                return TokensCounted(count=sum(len(message.content) for message in call.messages))
             case RolloutEnd() as end:
                 scene.ends.append(end)
                 return RolloutEnded(rollout_id=request.rollout_id, status="completed")
-            case _:
+            case SessionWanted() as session:
+                scene.sessions.append(session)
                 problem = {"messages": [{"role": "user", "content": "1+1="}], "tools": [], "info": {}}
                 return SessionGranted(rollout_id=ROLLOUT, problem=problem, seed=5)
 

@@ -13,6 +13,7 @@ import pytest
 
 from rftstream.contracts.assistant import AssistantMessage
 from rftstream.contracts.tasks import ChatMessage
+from rftstream.gateway.dialects import DIALECTS
 from rftstream.roles.explorer.model_calls import ModelCall, Refusal
 from tests.unit.gateway.answering import ROLLOUT, Answering, a_call, answering, said
 
@@ -257,14 +258,49 @@ def test_one_conversation_is_the_same_in_every_dialect(
     assert len({call.digest for call in scene.calls}) == 3
 
 
-def test_the_list_of_models(client: openai.OpenAI, claude: anthropic.Anthropic) -> None:
+def test_the_list_of_models() -> None:
+    import anthropic
     import openai
 
-    assert [model.id for model in client.models.list()] == ["policy"]
-    assert client.models.retrieve("policy").owned_by == "rftstream"
-    assert [model.id for model in claude.models.list()] == ["policy"]
-    with pytest.raises(openai.NotFoundError, match="got the model 'gpt'"):
-        client.models.retrieve("gpt")
+    with (
+        answering(says, model="qwen") as scene,
+        openai.OpenAI(base_url=scene.base_url, api_key=scene.key) as client,
+        anthropic.Anthropic(base_url=scene.base_url, api_key=scene.key) as claude,
+    ):
+        assert [model.id for model in client.models.list()] == ["qwen"]
+        assert client.models.retrieve("qwen").owned_by == "rftstream"
+        assert client.models.retrieve("policy").id == "policy"
+        assert [model.id for model in claude.models.list()] == ["qwen"]
+        with pytest.raises(openai.NotFoundError, match="got the model 'gpt', expected 'qwen' or 'policy'"):
+            client.models.retrieve("gpt")
+
+
+def test_every_setting_of_the_clients_has_a_line_in_the_tables() -> None:
+    from anthropic.types import beta, message_create_params
+    from openai.types.chat import completion_create_params
+    from openai.types.responses import response_create_params
+
+    bases = {
+        "chat/completions": [completion_create_params.CompletionCreateParamsBase],
+        "responses": [response_create_params.ResponseCreateParamsBase],
+        "messages": [
+            message_create_params.MessageCreateParamsBase,
+            beta.message_create_params.MessageCreateParamsBase,
+        ],
+    }
+    for path, params in bases.items():
+        known = {name.partition(".")[0] for name in DIALECTS[path].settings}
+        assert {name for base in params for name in base.__annotations__} <= known, path
+
+
+def test_tokens_are_counted_before_a_call(scene: Answering, claude: anthropic.Anthropic) -> None:
+    import anthropic
+
+    messages: list = [{"role": "user", "content": "weather?"}]
+    assert claude.messages.count_tokens(model="m", messages=messages, tools=CLAUDE_TOOLS).input_tokens == 8
+    assert not scene.calls
+    with pytest.raises(anthropic.BadRequestError, match="messages: got none"):
+        claude.messages.count_tokens(model="m", messages=[])
 
 
 def test_refusals_are_the_clients_own_errors(

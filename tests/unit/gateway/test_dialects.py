@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,8 +14,7 @@ from hypothesis import strategies as st
 from rftstream.contracts.assistant import ToolCall
 from rftstream.contracts.tasks import ChatMessage
 from rftstream.gateway.dialects import DIALECTS, read_call
-from rftstream.gateway.dialects.fields import canonical
-from rftstream.roles.explorer.model_calls import ModelCall, Refusal, SampledCall
+from rftstream.roles.explorer.model_calls import ModelCall, Refusal, SampledCall, canonical
 from tests.unit.gateway.answering import said
 
 ANY_SPEED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -23,6 +24,7 @@ HI: dict[str, dict[str, Any]] = {
     "responses": {"input": "hi"},
     "anthropic": {"max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]},
 }
+TOOL = {"type": "function", "function": {"name": "add"}}
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
 
 
@@ -43,14 +45,23 @@ def refusal(dialect: Any, **values: Any) -> str:
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({"n": 5}, "n: got 5, expected 1"),
+        ({"n": 5}, "n: each call is one sample of its rollout; expected 1"),
         ({"logprobs": True}, "logprobs: logprobs are not told"),
         ({"top_logprobs": 3}, "top_logprobs: only the sampled token"),
-        ({"response_format": {"type": "json_object"}}, "response_format: tokens are not constrained"),
+        ({"response_format": {"type": "xml"}}, "response_format: expected the type text, json_object, or json_schema"),
+        (
+            {"response_format": {"type": "json_object"}, "guided_regex": "a"},
+            "guided_regex: got it beside response_form",
+        ),
+        ({"response_format": {"type": "json_object"}, "tools": [TOOL]}, "response_format: got it together with tools"),
+        ({"structured_outputs": {"xml": "a"}}, "structured_outputs.xml: unknown; expected one of json, json_object"),
+        ({"structured_outputs": {"regex": 3}}, "structured_outputs: got a number as regex"),
+        ({"stop": ["a"] * 17}, "stop: got a list, expected a string, or at most 16 of them"),
         ({"logit_bias": {"50256": -100}}, "logit_bias: tokens are sampled as the task says"),
         ({"functions": [{"name": "f"}]}, "functions: got the older form"),
         ({"modalities": ["text", "audio"]}, "modalities: the model writes text alone"),
-        ({"max_tokens": -3}, "max_completion_tokens: got -3"),
+        ({"max_tokens": -3}, "max_tokens: got -3"),
+        ({"max_completion_tokens": 0, "max_tokens": 9}, "max_completion_tokens: got 0"),
         ({"messages": []}, "messages: got none"),
         ({"messages": "hi"}, "messages: got a string, expected a list"),
         ({"messages": [1]}, r"messages[0]: got a number, expected an object"),
@@ -61,7 +72,6 @@ def refusal(dialect: Any, **values: Any) -> str:
         ),
         ({"messages": [{"role": "tool", "content": "1"}]}, "messages[0].tool_call_id: got null, expected a string"),
         ({"messages": [{"role": "assistant", "tool_calls": [{"id": "a"}]}]}, "messages[0].tool_calls[0].function: got"),
-        ({"tools": [{"type": "code_interpreter"}]}, "tools[0]: got the type 'code_interpreter'"),
         ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name: got null"),
     ],
 )
@@ -74,9 +84,9 @@ def test_chat_refuses(values: dict[str, Any], sentence: str) -> None:
     [
         ({"previous_response_id": "resp-1"}, "previous_response_id: answers are not kept"),
         ({"background": True}, "background: a call is answered on its own connection"),
-        ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format: tokens are not constrained"),
+        ({"text": {"format": {"type": "json_schema"}}}, "text.format: expected the type text"),
         ({"include": ["message.output_text.logprobs"]}, "include: logprobs are not told"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0]: got the type 'web_search'"),
+        ({"tools": [{"type": "namespace", "tools": []}]}, "tools[0].name: got null"),
         ({"input": [{"type": "computer_call"}]}, "input[0].type: got 'computer_call'"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
@@ -91,8 +101,7 @@ def test_responses_refuses(values: dict[str, Any], sentence: str) -> None:
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0]: got the type 'bash_20250124'"),
-        ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format: tokens are not constrained"),
+        ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format: expected the type text"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
             "messages[0].content[0]: got a part of type",
@@ -236,6 +245,144 @@ def test_retries_and_names_of_requests_are_read_from_headers() -> None:
     assert not read(CHAT, HI["chat"], x_stainless_retry_count="0").is_retry
     found = read_call(CHAT, json.dumps(HI["chat"]).encode(), {"idempotency-key": "k" * 300})
     assert isinstance(found, Refusal) and found.sentence.startswith("idempotency-key: got 300 characters")
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+CHAT_FORM = {"type": "json_schema", "json_schema": {"name": "a", "strict": True, "schema": SCHEMA}}
+FORM = {"type": "json_schema", "schema": SCHEMA}
+ADD = {"name": "add", "input_schema": {"type": "object", "properties": {}}}
+HONOURED: dict[str, dict[str, tuple[Any, Callable[[ModelCall], Any], Any]]] = {
+    "chat": {
+        "model": ("m", lambda call: call.model, "m"),
+        "messages": ([{"role": "user", "content": "so"}], lambda call: call.messages[0].content, "so"),
+        "tools": ([TOOL], lambda call: [one["function"]["name"] for one in call.tools], ["add"]),
+        "tool_choice": ("none", lambda call: call.tools, ()),
+        "stream": (True, lambda call: call.stream, True),
+        "stream_options": ({"include_usage": True}, lambda call: call.include_usage, True),
+        "max_completion_tokens": (5, lambda call: call.max_tokens, 5),
+        "max_tokens": (6, lambda call: call.max_tokens, 6),
+        "stop": ("END", lambda call: call.stop, ("END",)),
+        "response_format": (CHAT_FORM, lambda call: call.constraint.value, SCHEMA),
+        "structured_outputs": ({"choice": ["a", "b"]}, lambda call: call.constraint.value, ["a", "b"]),
+        "guided_json": (SCHEMA, lambda call: call.constraint.kind, "json"),
+        "guided_regex": ("a+", lambda call: call.constraint.value, "a+"),
+        "guided_choice": (["a"], lambda call: call.constraint.kind, "choice"),
+        "guided_grammar": ('root ::= "a"', lambda call: call.constraint.kind, "grammar"),
+    },
+    "responses": {
+        "model": ("m", lambda call: call.model, "m"),
+        "input": ([{"role": "user", "content": "so"}], lambda call: call.messages[0].content, "so"),
+        "instructions": ("be short", lambda call: call.messages[0].role, "system"),
+        "tools": ([{"type": "function", "name": "add"}], lambda call: len(call.tools), 1),
+        "tool_choice": ("none", lambda call: call.tools, ()),
+        "stream": (True, lambda call: call.stream, True),
+        "max_output_tokens": (5, lambda call: call.max_tokens, 5),
+        "text.format": ({"format": FORM}, lambda call: call.constraint.value, SCHEMA),
+    },
+    "anthropic": {
+        "model": ("m", lambda call: call.model, "m"),
+        "messages": ([{"role": "user", "content": "so"}], lambda call: call.messages[0].content, "so"),
+        "system": ("be short", lambda call: call.messages[0].role, "system"),
+        "tools": ([ADD], lambda call: len(call.tools), 1),
+        "tool_choice": ({"type": "none"}, lambda call: call.tools, ()),
+        "stream": (True, lambda call: call.stream, True),
+        "max_tokens": (5, lambda call: call.max_tokens, 5),
+        "stop_sequences": (["END"], lambda call: call.stop, ("END",)),
+        "output_config.format": ({"format": FORM}, lambda call: call.constraint.value, SCHEMA),
+        "output_format": (FORM, lambda call: call.constraint.value, SCHEMA),
+    },
+}
+"""Dialect -> a setting that is honoured -> a value, and what of the call shows that it is."""
+
+
+@pytest.mark.parametrize("dialect", DIALECTS.values(), ids=lambda dialect: dialect.name)
+def test_each_setting_is_honoured_or_recorded_or_refused_as_its_table_says(dialect: Any) -> None:
+    assert HONOURED[dialect.name].keys() == {name for name, one in dialect.settings.items() if one.fate == "honoured"}
+    plain = read(dialect, HI[dialect.name])
+    for name, setting in dialect.settings.items():
+        top = name.partition(".")[0]
+        if setting.fate == "refused":
+            assert refusal(dialect, **{name: "x"}) == f"{name}: {setting.note}"
+            for value in (None, *setting.passes):
+                read(dialect, {**HI[dialect.name], name: value})
+            continue
+        value, shown, expected = HONOURED[dialect.name].get(name, ("x", None, None))
+        call = read(dialect, {**HI[dialect.name], top: value})
+        assert (top in call.asked) == setting.is_recorded and call.asked.get(top, value) == value
+        if shown is not None:
+            assert shown(call) == expected, name
+        else:
+            assert replace(call, asked={}, digest="") == replace(plain, asked={}, digest=""), name
+    assert read(dialect, {**HI[dialect.name], "new_in_2030": 1}).asked["new_in_2030"] == 1
+
+
+def test_tools_that_the_model_cannot_call_are_left_out_and_recorded() -> None:
+    """Those of a server's own, and those whose form the model would have to know."""
+    spawn = {"type": "function", "name": "spawn", "parameters": {"type": "object"}}
+    space = {"type": "namespace", "name": "agents", "tools": [spawn, {"type": "custom", "name": "c"}]}
+    cases: list[tuple[Any, list[Any], list[str], list[str]]] = [
+        (CHAT, [TOOL, {"type": "custom", "custom": {"name": "c"}}], ["add"], ["custom"]),
+        (RESPONSES, [{"type": "web_search"}, space, spawn], ["agents.spawn", "spawn"], ["agents.custom", "web_search"]),
+        (MESSAGES, [ADD, {"type": "bash_20250124", "name": "bash"}], ["add"], ["bash_20250124"]),
+    ]
+    for dialect, tools, shown, others in cases:
+        call = read(dialect, {**HI[dialect.name], "tools": tools})
+        assert [one["function"]["name"] for one in call.tools] == shown
+        assert call.asked["tools left out"] == others
+    called = ToolCall(id="c", name="agents.spawn", arguments={}, text="")
+    answer = RESPONSES.answer(result_of(said(tool_calls=(called,))))
+    item = answer["output"][0]
+    assert (item["name"], item["namespace"]) == ("spawn", "agents")
+    (message,) = read(RESPONSES, {"input": [item]}).messages
+    assert message == RESPONSES.served(answer) and message.tool_calls[0]["function"]["name"] == "agents.spawn"
+
+
+def test_parts_of_text_stand_on_lines_of_their_own() -> None:
+    texts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    result = {"type": "tool_result", "tool_use_id": "c", "content": texts}
+    for dialect, body, place in (
+        (CHAT, {"messages": [{"role": "user", "content": texts}]}, 0),
+        (RESPONSES, {"input": [{"role": "user", "content": texts}]}, 0),
+        (MESSAGES, {"system": texts, "messages": [{"role": "user", "content": [result]}]}, 0),
+        (MESSAGES, {"messages": [{"role": "user", "content": [result, *texts]}]}, 1),
+    ):
+        assert read(dialect, body).messages[place].content == "a\nb"
+
+
+def test_a_reference_to_an_item_is_the_item() -> None:
+    """Vercel's AI SDK sends no item again that an answer has had."""
+    answer = RESPONSES.answer(
+        result_of(said("so", reasoning="hm", tool_calls=(ToolCall(id="c", name="add", arguments={"a": 1}, text=""),)))
+    )
+    output = {"type": "function_call_output", "call_id": "c", "output": "2"}
+    references = [{"type": "item_reference", "id": item["id"]} for item in answer["output"]]
+    whole = read(RESPONSES, {"instructions": "be short", "input": [*answer["output"], output]})
+    call = read(RESPONSES, {"instructions": "be short", "input": [*references, output]})
+    assert call.messages == () and call.unresolved is not None
+    known = {"a/0/0/0/0/call/2": json.dumps(answer).encode()}
+    assert len(references) == 3 and call.unresolved(known.get) == whole.messages
+    refused = call.unresolved(lambda call_id: None)
+    assert (
+        isinstance(refused, Refusal) and refused.status == 400 and refused.sentence.startswith("input[0].id: got 'rs-")
+    )
+
+
+def test_an_answer_ends_before_the_agents_stop_string() -> None:
+    result = replace(result_of(said("a b END c", finish_reason="stop")), stop=("x", "END", "c"))
+    chat, message = CHAT.answer(result), MESSAGES.answer(result)
+    assert (chat["choices"][0]["message"]["content"], chat["choices"][0]["finish_reason"]) == ("a b ", "stop")
+    assert (message["content"][0]["text"], message["stop_reason"]) == ("a b ", "stop_sequence")
+    assert message["stop_sequence"] == "END"
+    assert b'"stop_sequence":"END"' in b"".join(MESSAGES.events(message, include_usage=True))
+
+
+def test_thinking_is_signed_and_text_has_no_citations() -> None:
+    """Clients take an unsigned block for text of the model's, and a list that is null for a broken answer."""
+    answer = MESSAGES.answer(result_of(said("hi", reasoning="so")))
+    thinking, text = answer["content"]
+    assert thinking["signature"] and set(text) == {"type", "text"}
+    stream = b"".join(MESSAGES.events(answer, include_usage=True))
+    assert b'"type":"signature_delta","signature":"a/0/0/0/0/call/2"' in stream
 
 
 def test_tools_are_hidden_from_a_model_that_may_call_none() -> None:

@@ -124,6 +124,35 @@ def test_an_answer_for_a_connection_that_is_closing_is_not_delivered() -> None:
     driven(scene)
 
 
+HEAD = b"POST / HTTP/1.1\r\nhost: a\r\nexpect: 100-continue\r\ncontent-length: %d\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("data", "answer", "paths", "goes_on"),
+    [
+        (b"GET http://a:8900/v1/models?a=b HTTP/1.1\r\nhost: a\r\n\r\n", b"HTTP/1.1 200 ", ["/v1/models"], True),
+        (b"GET http://a HTTP/1.1\r\nhost: a\r\n\r\n", b"HTTP/1.1 200 ", ["/"], True),
+        (b"GET / HTTP/1.0\r\n\r\n", b"HTTP/1.1 200 ", ["/"], False),
+        (b"GET / HTTP/1.1\r\n\r\n" + GET, b"HTTP/1.1 400 ", [], False),
+        (b"GET / HTTP/1.1\r\nhost: a\r\nHost: b\r\n\r\n" + GET, b"HTTP/1.1 400 ", [], False),
+        (HEAD % 2, b"HTTP/1.1 100 ", [], True),
+        (HEAD % 2 + b"hi", b"HTTP/1.1 100 ", ["/"], True),
+        (HEAD % 101 + b" " * 101 + GET, b"HTTP/1.1 200 ", ["/"], False),
+    ],
+)
+def test_targets_hosts_and_expectations(data: bytes, answer: bytes, paths: list[str], goes_on: bool) -> None:
+    """A body that is too large is refused before its client sends it."""
+
+    async def scene(connection: HttpConnection, line: Line, requests: list[HttpRequest]) -> None:
+        connection.data_received(data)
+        await turns(5)
+        assert line.written.startswith(answer)
+        assert [one.path for one in requests] == paths and line.is_cut == (not goes_on)
+        assert all(one.is_too_large == (b"101" in data) for one in requests)
+
+    driven(scene)
+
+
 def test_headers_behind_a_body_are_passed_over() -> None:
     async def scene(connection: HttpConnection, line: Line, requests: list[HttpRequest]) -> None:
         connection.data_received(CHUNKED + b"2\r\nhi\r\n0\r\nauthorization: Bearer a\r\nhost: b\r\n\r\n")

@@ -258,6 +258,14 @@ def test_a_session_brings_all_that_an_agent_needs(scene: Answering) -> None:
     assert (session["rollout_id"], session["seed"], session["base_url"]) == (ROLLOUT, 5, scene.base_url)
     found = ask(scene, "POST", "/v1/chat/completions", HI, key=session["api_key"])
     assert found[1]["choices"][0]["message"]["content"] == "you said hi"
+    ask(scene, "POST", "/v1/sessions", {"idle_timeout_s": 5}, key=scene.keys.session_token())
+    assert [one.idle_timeout_s for one in scene.sessions] == [None, 5.0]
+    for body, why in (
+        ({"idle_timeout_s": 0}, "idle_timeout_s: got 0"),
+        ({"name": "a"}, "name: unknown; expected idle"),
+    ):
+        found = ask(scene, "POST", "/v1/sessions", body, key=scene.keys.session_token())
+        assert found[0] == 400 and sentence(found).startswith(why)
 
 
 def test_sessions_need_the_token_of_the_run(scene: Answering) -> None:
