@@ -16,7 +16,8 @@ from rftstream.errors import ConfigError
 
 _IS_SECRET = re.compile(r"(password|passwd|secret|api_?key|secret_key|access_key|auth_token|credentials?)$", re.I)
 _IS_SECRET_VARIABLE = re.compile(_IS_SECRET.pattern.replace("auth_token", "token"), re.I)
-_IN_URL = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+_IS_SECRET_FIELD = re.compile(r"(?:^|_)(authorization|" + _IS_SECRET_VARIABLE.pattern[1:], re.I)
+_IN_URL = re.compile(r"(?<=://)[^/@\s\"]+(?=@)")
 _SCHEME = "env:"
 _PREFIX = "RFTSTREAM_SECRET"
 
@@ -48,7 +49,17 @@ def hidden(text: str) -> str:
     secrets = {value for name, value in os.environ.items() if _IS_SECRET_VARIABLE.search(name) and len(value) >= 4}
     for value in sorted(secrets, key=len, reverse=True):
         text = text.replace(value, "***")
+    return without_logins(text)
+
+
+def without_logins(text: str) -> str:
+    """Return the text without the user and password of a URL."""
     return _IN_URL.sub("***", text)
+
+
+def is_secret(name: str) -> bool:
+    """Return whether a field of this name, such as `api_key` or `token`, holds a secret."""
+    return _IS_SECRET_FIELD.search(name) is not None
 
 
 def _revealed(value: Any, where: str) -> Any:

@@ -25,6 +25,8 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import UTC
+from email.utils import parsedate_to_datetime
 from typing import Annotated, Any
 from urllib.parse import SplitResult, urlsplit
 
@@ -208,5 +210,12 @@ def _error_text(answer: Answer) -> str:
 
 
 def _retry_after_s(answer: Answer) -> float:
-    text = answer.headers.get("retry-after", "")
-    return float(text) if text.isdecimal() and len(text) < 6 else 0.0
+    """Return the seconds that the service asks for: a number of them, or the time of a date; 0 if it asks for none."""
+    text = answer.headers.get("retry-after", "").strip()
+    if text.isdecimal():
+        return float(text[:9])
+    try:
+        moment = parsedate_to_datetime(text)
+    except ValueError:
+        return 0.0
+    return max(0.0, moment.replace(tzinfo=moment.tzinfo or UTC).timestamp() - time.time())

@@ -83,6 +83,9 @@ class ServedEnvironment:
         self._address = address
         self._arguments = {"problem": problem_to_plain(problem), "seed": seed, "options": config.options}
         self._connection: http.client.HTTPConnection | None = None
+        """The connection of the last request, for the next one; None while a request has it."""
+        self._on_its_way: asyncio.Future[tuple[int, bytes]] | None = None
+        """A request whose caller may be cancelled. It is waited for before the next one."""
         self._session: Any = None
         self._turn = 0
         self._tools: Sequence[Mapping[str, Any]] = ()
@@ -116,6 +119,12 @@ class ServedEnvironment:
         await self._begin("load", {**self._arguments, "state": json.loads(state)})
 
     async def close(self) -> None:
+        """End the session. A request that was given up may still begin one, so its answer is waited for."""
+        if self._on_its_way is not None:
+            with contextlib.suppress(OSError, http.client.HTTPException, ValueError, HostedCodeError):
+                status, answer = await self._on_its_way
+                if self._session is None and status < 400:
+                    self._session = self._parsed("start", answer).get("session")
         if self._session is not None:
             with contextlib.suppress(HostError, HostedCodeError):
                 await self._ask("close", {"session": self._session}, tries=1)
@@ -147,9 +156,11 @@ class ServedEnvironment:
             if number:
                 await asyncio.sleep(PAUSE_S * 2 ** (number - 1))
             try:
-                status, answer = await loop.run_in_executor(threads, self._post, resource, data)
+                self._on_its_way = loop.run_in_executor(threads, self._post, resource, data)
+                status, answer = await asyncio.shield(self._on_its_way)
+                self._on_its_way = None
             except (OSError, http.client.HTTPException) as error:
-                self._drop_connection()
+                self._on_its_way = None
                 trouble, timed_out = f"{type(error).__name__}: {error}", isinstance(error, TimeoutError)
                 continue
             if status < 400:
@@ -164,19 +175,26 @@ class ServedEnvironment:
 
     def _post(self, resource: str, data: bytes) -> tuple[int, bytes]:
         """Send one request, in a thread. The connection is kept for the next one."""
-        if self._connection is None:
+        connection, self._connection = self._connection, None
+        if connection is None:
             kind = http.client.HTTPSConnection if self._address.scheme == "https" else http.client.HTTPConnection
             assert self._address.hostname
-            self._connection = kind(self._address.hostname, self._address.port, timeout=self._config.timeout_s)
+            connection = kind(self._address.hostname, self._address.port, timeout=self._config.timeout_s)
         headers = {"Content-Type": "application/json"}
         if self._config.api_key is not None:
             revealed = secrets.reveal({"api_key": self._config.api_key}, where="environments.served")
             headers["Authorization"] = f"Bearer {revealed['api_key']}"
-        self._connection.request("POST", f"{self._address.path.rstrip('/')}/{resource}", data, headers)
-        response = self._connection.getresponse()
-        answer = response.read(MAX_ANSWER_BYTES + 1)
-        if len(answer) > MAX_ANSWER_BYTES:
-            self._drop_connection()
+        is_done = False
+        try:
+            connection.request("POST", f"{self._address.path.rstrip('/')}/{resource}", data, headers)
+            response = connection.getresponse()
+            answer = response.read(MAX_ANSWER_BYTES + 1)
+            is_done = len(answer) <= MAX_ANSWER_BYTES
+        finally:
+            if is_done:
+                self._connection = connection
+            else:
+                connection.close()
         return response.status, answer
 
     def _drop_connection(self) -> None:

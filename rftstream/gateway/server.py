@@ -373,7 +373,7 @@ def _numbers(value: Any, name: str) -> dict[str, float]:
 
 def _number(value: Any, name: str) -> float:
     try:
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        if isinstance(value, int | float) and math.isfinite(value):  # true and false are 1 and 0, as in every reward
             return float(value)
     except OverflowError:
         pass

@@ -7,6 +7,7 @@ by uv. What it exports appears in a new folder as a whole, with a report and dig
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -36,6 +37,10 @@ EXPORTED = "data.jsonl"
 """Name of what a recipe exports."""
 
 Say = Callable[[str], None]
+
+
+ASK_S = 120.0
+"""Seconds in which its interpreter has to read a recipe."""
 
 
 class DataJuicerFailed(RftError):
@@ -131,15 +136,17 @@ def make_environment(say: Say, folder: Path | None = None) -> Path:
     was not completed is made anew."""
     folder = folder or Path(DEFAULT_ENVIRONMENT).expanduser()
     python, done = folder / "bin" / "python", folder / ".complete"
-    if done.is_file() and python.exists():
-        return python
-    uv = _uv()
-    say(f"making an environment for Data-Juicer {VERSION} in {folder}; this downloads some 500 MB, once")
-    shutil.rmtree(folder, ignore_errors=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    _call([uv, "venv", "-q", "--python", f"{sys.version_info[0]}.{sys.version_info[1]}", str(folder)], "uv venv")
-    _call([uv, "pip", "install", "-q", "--python", str(python), *PACKAGES], "uv pip install")
-    done.write_text("\n".join(PACKAGES) + "\n")
+    with folder.with_name(f"{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another process may be making it
+        if done.is_file() and python.exists():
+            return python
+        uv = _uv()
+        say(f"making an environment for Data-Juicer {VERSION} in {folder}; this downloads some 500 MB, once")
+        shutil.rmtree(folder, ignore_errors=True)
+        _call([uv, "venv", "-q", "--python", f"{sys.version_info[0]}.{sys.version_info[1]}", str(folder)], "uv venv")
+        _call([uv, "pip", "install", "-q", "--python", str(python), *PACKAGES], "uv pip install")
+        done.write_text("\n".join(PACKAGES) + "\n")
     return python
 
 
@@ -182,10 +189,13 @@ read it."""
 
 
 def _ask(python: Path, program: str, recipe: Path) -> dict[str, Any]:
-    ended = subprocess.run(
-        [str(python), "-I", "-c", program, str(recipe)],
-        capture_output=True, text=True, timeout=120, env=_environment(python, {}), check=False,
-    )  # fmt: skip
+    try:
+        ended = subprocess.run(
+            [str(python), "-I", "-c", program, str(recipe)],
+            capture_output=True, text=True, timeout=ASK_S, env=_environment(python, {}), check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise DataJuicerFailed(f"{python}: has not read {recipe} within {ASK_S:g} s; is the machine busy?") from None
     if ended.returncode:
         last = (ended.stderr.strip().splitlines() or ["no word"])[-1]
         if "PackageNotFoundError" in ended.stderr or "No module named" in ended.stderr:

@@ -326,7 +326,7 @@ def _work(run: OpenRun, reader: Reader, wanted: list[_Wanted] | None, say: Say) 
         service.close()
     while reader.position(EVALS) < run.transport.admin.end_offsets("evals").get(EVALS, evals[EVALS]):
         yield from _news(reader, wanted)
-        run.transport.wait([reader], 0.0)
+        run.transport.wait([reader], LOOK_S)
 
 
 def progress_of(service: Service) -> str:

@@ -3,7 +3,7 @@
     2026-01-31 12:00:00.123 INFO    trainer-0 trained version=3 loss=0.12
 
 Anything given as `extra={"version": 3}` is a field. On request (`[log] format = "json"`) each line is a JSON object.
-Values of fields that are secrets by their name, and passwords inside URLs, are never written.
+Values of fields that are secrets by their name, and users and passwords inside URLs, are never written.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
+from rftstream.config import secrets
 from rftstream.error_kinds import MAX_KINDS, kind_of
 
 _STANDARD = frozenset(vars(logging.LogRecord("", 0, "", 0, "", None, None))) | {"message", "asctime", "taskName"}
-_SECRET = re.compile(r"(?:^|_)(?:password|passwd|secret|secret_key|access_key|api_key|credentials?|authorization)$")
-_URL_PASSWORD = re.compile(r"(\w+://[^\s/:@]*):[^\s/@]+@")
 _TAIL_BYTES = 65_536
 _TEXT_LINE = re.compile(r"^\S+ \S+ (DEBUG|INFO|WARNING|ERROR|CRITICAL) +\S+ (.*)$")
 _ERRORS = ("error", "critical")
@@ -45,8 +44,8 @@ class TextFormatter(logging.Formatter):
         moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
         fields = "".join(f" {name}={_shown(value)}" for name, value in _fields(record))
         line = f"{moment}.{int(record.msecs):03d} {record.levelname:<7} {self._process} {record.getMessage()}{fields}"
-        line = _without_passwords(line)
-        return line + "\n" + self.formatException(record.exc_info) if record.exc_info else line
+        line = line + "\n" + self.formatException(record.exc_info) if record.exc_info else line
+        return secrets.without_logins(line)
 
 
 class JsonFormatter(logging.Formatter):
@@ -62,12 +61,12 @@ class JsonFormatter(logging.Formatter):
             "time": round(record.created, 6),
             "level": record.levelname.lower(),
             "process": self._process,
-            "message": _without_passwords(record.getMessage()),
-            **{name: _without_passwords(value) if isinstance(value, str) else value for name, value in _fields(record)},
+            "message": record.getMessage(),
+            **dict(_fields(record)),
         }
         if record.exc_info:
             values["exception"] = self.formatException(record.exc_info)
-        return json.dumps(values, default=str)
+        return secrets.without_logins(json.dumps(values, default=str))
 
 
 def setup(
@@ -211,7 +210,7 @@ def _tail(file: Path, since: int) -> list[str]:
 def _fields(record: logging.LogRecord) -> Iterator[tuple[str, Any]]:
     for name, value in vars(record).items():
         if name not in _STANDARD and not name.startswith("_"):
-            yield name, "***" if _SECRET.search(name.lower()) else value
+            yield name, "***" if secrets.is_secret(name) else value
 
 
 def _shown(value: Any) -> str:
@@ -219,7 +218,3 @@ def _shown(value: Any) -> str:
         return f"{value:.6g}"
     text = str(value)
     return json.dumps(text) if not text or re.search(r"[\s\"=]", text) else text
-
-
-def _without_passwords(text: str) -> str:
-    return _URL_PASSWORD.sub(r"\1:***@", text)

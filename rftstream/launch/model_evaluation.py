@@ -8,6 +8,7 @@ is known, and what is known of the same model under the same settings is not com
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import hashlib
 import json
 import os
@@ -44,6 +45,8 @@ from rftstream.transport.memory.transport import MemoryLog
 from rftstream.weights.store import ObjectStore
 
 RESULTS = "results.json"
+LOCK = ".results.lock"
+"""Held while a result is added."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,10 +202,14 @@ class _Kept:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"--out {folder}: {error.strerror or error}, expected a folder to write to") from None
-        self._rows: list[dict[str, Any]] = read_json(folder / RESULTS).get("results", [])
+
+    def _rows(self) -> list[dict[str, Any]]:
+        """Read the rows: another evaluation may write into the same folder."""
+        rows: list[dict[str, Any]] = read_json(self._folder / RESULTS).get("results", [])
+        return rows
 
     def find(self, settings: str) -> EvalResult | None:
-        for row in self._rows:
+        for row in self._rows():
             if row.get("settings") == settings:
                 fields = {item.name: row[item.name] for item in dataclasses.fields(EvalResult) if item.name in row}
                 result: EvalResult = registry.convert(
@@ -220,8 +227,10 @@ class _Kept:
         _write(self._folder / file, store.get(one.result.generations))
         result = dataclasses.replace(one.result, generations=file)
         row = {"model": one.model, "settings": one.settings, **result_row(result)}
-        self._rows = [*(other for other in self._rows if other.get("settings") != one.settings), row]
-        _write(self._folder / RESULTS, (json.dumps({"results": self._rows}, indent=1) + "\n").encode())
+        with (self._folder / LOCK).open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            rows = [*(other for other in self._rows() if other.get("settings") != one.settings), row]
+            _write(self._folder / RESULTS, (json.dumps({"results": rows}, indent=1) + "\n").encode())
         return dataclasses.replace(one, result=dataclasses.replace(result, generations=str(self._folder / file)))
 
 

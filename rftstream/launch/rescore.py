@@ -31,13 +31,15 @@ from rftstream.runs.folder import (
 )
 from rftstream.runs.fork import copy_model, derive_config, differences
 from rftstream.runs.imported import RolloutImport, Say, check_whole
-from rftstream.runs.manifest import data_digests, make_manifest
+from rftstream.runs.manifest import changed_settings, data_digests, make_manifest
 from rftstream.runs.services import build_service, role_context
 from rftstream.service.role import Log
 from rftstream.transport.base import Transport
 from rftstream.weights.media import copy_media
 
 SAY_EVERY_S = 5.0
+SCORED_BY = ("tasksets.", "rewards.", "verifier.", "feedback.")
+"""How the names of settings begin that verdicts may depend on."""
 FEEDBACK = "feedback"
 """In the place of a reward's name: what people judged."""
 
@@ -108,7 +110,7 @@ def _config(source: OpenRun, folder: RunFolder, reward: str | None, sets: Sequen
 
 
 def _check_same(config: RunConfig, existing: RunConfig, folder: RunFolder) -> None:
-    """Raise ConfigError if the folder is another run, or was begun with another reward."""
+    """Raise ConfigError if the folder is another run, or was begun with other settings."""
     shown = shown_path(folder.path)
     if existing.run.imported_from != config.run.imported_from:
         raise ConfigError(f"--into {shown}: is another run, expected a new folder or one that this command began")
@@ -118,6 +120,11 @@ def _check_same(config: RunConfig, existing: RunConfig, folder: RunFolder) -> No
                 f"--into {shown}: was begun with the reward {existing.tasksets[name].reward!r} for {name}, got "
                 f"{section.reward!r}; take the same one to go on, or another folder"
             )
+    if lines := [line for line in changed_settings(existing, config) if line.startswith(SCORED_BY)]:
+        raise ConfigError(
+            f"--into {shown}: was begun with other settings: {'; '.join(lines)}; take the same ones to go on, or "
+            "another folder"
+        )
 
 
 def _score(config: RunConfig, folder: RunFolder, transport: Transport, say: Say) -> None:

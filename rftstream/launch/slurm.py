@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rftstream.config import registry
+from rftstream.config.part_specs import BackendSpec
 from rftstream.config.sections import RunConfig
 from rftstream.errors import ConfigError
 from rftstream.roles import role_specs
@@ -95,8 +97,12 @@ def _cpus(config: RunConfig, role: str) -> int:
 def _gpus(config: RunConfig, role: str, device: str) -> int:
     if not device.startswith("cuda"):
         return 0
-    options = config.part_options("backend", config.trainer.backend) if role == TRAINER.name else {}
-    return int(options.get("processes", 1))  # a backend of several takes a GPU for each
+    backend = config.trainer.backend
+    setting = registry.find_spec(BackendSpec, backend).processes_setting if role == TRAINER.name else ""
+    if not setting:
+        return 1
+    _, options = config.build_part("backend", backend)
+    return int(getattr(options, setting))  # a backend of several takes a GPU for each
 
 
 def job_script(

@@ -58,7 +58,7 @@ class Collector:
         self._encode = encode_spans
         whole = None if url else env.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
         base = url or env.get("OTEL_EXPORTER_OTLP_ENDPOINT") or DEFAULT_URL
-        self.url = whole or (base if urlsplit(base).path.rstrip("/").endswith(PATH) else base.rstrip("/") + PATH)
+        self.url = whole or _with_path(base)
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"--otlp {self.url}: expected http://HOST:PORT or https://HOST:PORT")
@@ -94,7 +94,8 @@ class Collector:
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         connection = kind(parts.hostname or "", parts.port, timeout=ANSWER_S)
         try:
-            connection.request("POST", parts.path, body, self._headers)  # an answer that leads elsewhere is refused
+            target = f"{parts.path}?{parts.query}" if parts.query else parts.path
+            connection.request("POST", target, body, self._headers)  # an answer that leads elsewhere is refused
             answer = connection.getresponse()
             return answer.status, answer.read(MAX_ANSWER_BYTES)
         finally:
@@ -110,6 +111,13 @@ class Collector:
             return
         if partial.rejected_spans:
             raise CollectorError(f"{self.url}: {partial.rejected_spans} spans were refused: {partial.error_message}")
+
+
+def _with_path(base: str) -> str:
+    """Return an address with the path for traces; what stands behind `?` stays there."""
+    address, mark, query = base.partition("?")
+    has_path = urlsplit(address).path.rstrip("/").endswith(PATH)
+    return (address if has_path else address.rstrip("/") + PATH) + mark + query
 
 
 def send_new(reader: SpanReader, collector: Collector, run: str, sent: Sent, tell: Callable[[], None]) -> None:

@@ -146,6 +146,8 @@ class Zygote:
             self._process = start_process(theirs, output.fileno())
         self._socket.setblocking(False)
         self._buffer = b""
+        self._unsent = b""
+        """Requests that the zygote has not taken yet: it reads none while it imports."""
         self._number = 0
         self._answers: dict[int, dict[str, Any]] = {}
         self.dead = False
@@ -161,14 +163,13 @@ class Zygote:
             "threads": command.threads,
             "process": command.process,
         }
-        try:
-            self._socket.sendall(json.dumps(request).encode() + b"\n")
-        except OSError:
-            self._lost()
+        self._unsent += json.dumps(request).encode() + b"\n"
+        self._send()
         return self._number
 
     def answer(self, number: int) -> dict[str, Any]:
         """Return all that was said about a number so far."""
+        self._send()
         while not self.dead:
             try:
                 data = self._socket.recv(65536)
@@ -188,6 +189,16 @@ class Zygote:
     def close(self) -> None:
         """End the zygote. The kernel then ends its workers."""
         self._lost()
+
+    def _send(self) -> None:
+        """Send what the zygote can take now; `answer`, which is asked again and again, sends the rest."""
+        try:
+            while self._unsent and not self.dead:
+                self._unsent = self._unsent[self._socket.send(self._unsent) :]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._lost()
 
     def _lost(self) -> None:
         self.dead = True

@@ -2,7 +2,8 @@
 
 A tracker that starts asks the service what it has already (or reads it beside the run), and goes on from there. A
 service that does not answer is asked again, after longer and longer pauses. Meanwhile the log keeps what is to be
-written.
+written. So beside what was there at the start only MAX_WAITING records wait in memory: later ones are left to the next
+start, which reads the log anew.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0
 """Seconds before the second try, and at most before any try."""
 CLOSE_S = 60.0
 """Most seconds to write the rest when the run leaves."""
+
+MAX_WAITING = 10_000
+"""Most records that wait for a service."""
 
 News = StepRecord | EvalResult
 """A record that a tracker shows."""
@@ -62,6 +66,10 @@ class ServedTracker:
         """Start the thread. `say` is called only by `update` and `close`, in the thread that calls these."""
         self._name, self._service, self._say = name, service, say
         self._news: queue.SimpleQueue[Sequence[News] | None] = queue.SimpleQueue()
+        self._num_waiting = self._num_left_out = 0
+        """Records that the thread has to write, and later ones that it is not given."""
+        self._max_waiting = 0
+        self._count_lock = threading.Lock()
         self._troubles: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._leaving = threading.Event()
         self._done = threading.Event()
@@ -71,8 +79,14 @@ class ServedTracker:
 
     def update(self, news: Sequence[News]) -> None:
         """Pass records to the thread, and report what went wrong since the last call. Nothing is waited for."""
-        if news:
-            self._news.put(tuple(news))
+        with self._count_lock:
+            self._max_waiting = self._max_waiting or max(MAX_WAITING, len(news))
+            closed = self._num_left_out or self._done.is_set()  # nothing is written behind a gap
+            taken = tuple(news[: 0 if closed else max(0, self._max_waiting - self._num_waiting)])
+            self._num_waiting += len(taken)
+            self._num_left_out += len(news) - len(taken)
+        if taken:
+            self._news.put(taken)
         self._tell()
 
     def close(self, *, ended: bool) -> None:
@@ -80,8 +94,11 @@ class ServedTracker:
         self._ended = ended
         self._leaving.set()
         self._news.put(None)
-        if not self._done.wait(CLOSE_S):
-            self._troubles.put(f"has not everything yet after {CLOSE_S:g} s; `rftstream resume` writes the rest")
+        self._done.wait(CLOSE_S)
+        with self._count_lock:
+            missing = self._num_waiting + self._num_left_out
+        if missing or not self._done.is_set():
+            self._troubles.put(f"{missing:,} records of the log are missing there; `rftstream resume` writes them")
         self._tell()
 
     def _tell(self) -> None:
@@ -104,6 +121,8 @@ class ServedTracker:
             due = unwritten.take(news)
             if due and not self._insist(lambda due=due: self._service.write(due, unwritten.written)):  # type: ignore[misc]
                 return
+            with self._count_lock:
+                self._num_waiting -= len(news)
 
     def _insist(self, act: Callable[[], object]) -> bool:
         """Do `act`, again until it is done. False if that is hopeless, or if the run leaves meanwhile."""

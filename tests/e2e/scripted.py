@@ -31,6 +31,13 @@ def said(prompt: str, seed: int) -> str:
         if "Observation:" in later:
             return call("final_answer", {"answer": answer})
         return "I do not know." if seed % 5 == 0 else call("add", numbers)
+    if "Work it out with a tool" in prompt:  # coding agents, which have tools of their own
+        if "<tool_call>" in later:
+            return answer
+        what = "echo $(({a} + {b}))".format(**numbers)
+        if "Codex CLI" in prompt:
+            return call("exec_command", {"cmd": what})
+        return call("Bash", {"command": what, "description": "add"}) if "Claude" in prompt else call("add", numbers)
     if "Use the tool add." in prompt and not later.strip() and seed % 5:
         return call("add", numbers)
     return answer

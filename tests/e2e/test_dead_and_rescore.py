@@ -124,6 +124,10 @@ n = 2
     other = place.look("rescore", "runs/tiny", "--reward", "flat_checks:score", "--into", "runs/again")
     assert other.code == 2
     assert "was begun with the reward 'exact'" in other.err
+    bounded = ("rescore", "runs/tiny", "--reward", "exact", "--into", "runs/again", *sets("verifier.timeout_s=5"))
+    other = place.look(*bounded)
+    assert other.code == 2
+    assert "was begun with other settings: verifier.timeout_s 10.0 -> 5.0; take the same ones" in other.err
     nothing = place.call("resume", "runs/again", *sets("run.steps=1000"))
     assert nothing.code == 0, nothing.err
     assert again.audit().groups.pending == 0, "what was pending in the first run was skipped, and is dead here"

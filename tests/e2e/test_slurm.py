@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +172,16 @@ def test_without_slurm_a_submission_is_refused(place: Workplace, monkeypatch: py
     assert (refused.code, "no sbatch here" in refused.err) == (2, True)
 
 
+class OwnBackend:
+    """A backend of somebody's own that trains in several processes, and says by which setting."""
+
+    processes_setting = "ranks"
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        ranks: int = 1
+
+
 def make_config(**changed: Any) -> RunConfig:
     return loader.from_dict({
         "run": {"name": "big", "steps": 1},
@@ -198,6 +209,10 @@ def test_roles_are_dealt_to_nodes(tmp_path: Path) -> None:
     assert "#SBATCH --cpus-per-task=11" in script
     assert f"files=('{tmp_path}/a b.toml')" in script
     assert "--relative=2" in script
+    own = {"device": "cuda:0", "backend": "tests.e2e.test_slurm:OwnBackend"}
+    config = make_config(trainer=own, backends={own["backend"]: {"ranks": 3}})
+    (trainer,) = (one for one in plan_steps(config, JobSettings(nodes=1)) if one.role == "trainer")
+    assert trainer.gpus == 3
     with pytest.raises(ConfigError, match=r"--nodes 3: the log of transport\.kind 'embedded' is on one host"):
         plan_steps(make_config(transport={}), settings)
     with pytest.raises(ConfigError, match=r"--set run\.steps=3: .*write them there"):

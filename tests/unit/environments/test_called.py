@@ -20,6 +20,7 @@ from rftstream.environments.agent import RemoteAgent
 from rftstream.environments.called import CalledAgent, CalledAgentConfig
 from rftstream.environments.hosts.agents import AgentResult
 from rftstream.environments.launched_agents import agent_of
+from rftstream.environments.posting import Answer
 from rftstream.errors import ConfigError, HostedCodeError, HostError, HostTimeout
 from rftstream.roles.explorer.agent_launcher import MAX_STARTS, AgentLauncher, LaunchedAgents
 from rftstream.roles.explorer.model_calls import AgentBegins, AgentRequest, CallInbox, RolloutEnd
@@ -347,3 +348,16 @@ def test_tasks_of_other_tasksets_are_not_called(service: AgentService) -> None:
     assert not launched.launcher.launch(replace(TASK, ids=replace(TASK.ids, taskset="another")))
     launched.launcher.close()
     assert not service.requests
+
+
+@pytest.mark.parametrize(
+    ("text", "low", "high"),
+    [
+        ("", 0.0, 0.0), ("soon", 0.0, 0.0), ("7", 7.0, 7.0), ("0", 0.0, 0.0), ("9" * 40, 9e8, 1e9),
+        ("Wed, 21 Oct 2015 07:28:00 GMT", 0.0, 0.0), ("Tue, 21 Oct 2098 07:28:00 GMT", 1e8, 1e10),
+        ("Tue, 21 Oct 2098 07:28:00 -0000", 1e8, 1e10),
+    ],
+)  # fmt: skip
+def test_when_a_service_wants_to_be_called_again(text: str, low: float, high: float) -> None:
+    """In seconds, or as a date."""
+    assert low <= called._retry_after_s(Answer(status=503, headers={"retry-after": text}, body=b"")) <= high

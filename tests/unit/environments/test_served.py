@@ -200,6 +200,32 @@ def test_servers_that_fail(games: GameServer, troubles: list[Any], error: type[E
         asyncio.run(fail())
 
 
+@pytest.mark.parametrize("begun", [False, True])
+def test_what_is_cancelled_ends_its_session_on_the_server(games: GameServer, begun: bool) -> None:
+    """The request that is on its way has its connection to itself, and may begin a session that nobody knows yet."""
+
+    async def cancelled() -> None:
+        own = environment(games)
+        if begun:
+            await own.start()
+        games.troubles = ["hang"]
+        num_before = len(games.requests)
+        task = asyncio.create_task(own.reply(say("next")) if begun else own.start())
+        while len(games.requests) == num_before:
+            await asyncio.sleep(0.001)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        closing = asyncio.create_task(own.close())
+        await asyncio.sleep(0)
+        games.release.set()
+        await closing
+
+    asyncio.run(cancelled())
+    assert [path.rpartition("/")[2] for path, _, _ in games.requests][-2:] == ["reply" if begun else "start", "close"]
+    assert games.requests[-1][1] == {"session": "s0"}
+
+
 def test_what_the_environment_finds_wrong(games: GameServer) -> None:
     async def wrong() -> None:
         own = environment(games)

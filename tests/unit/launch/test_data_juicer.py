@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import venv
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,28 @@ def test_what_fails_is_told_and_leaves_nothing(
     with pytest.raises(kind, match=said):
         imported(tmp_path, recipe, python)
     assert sorted(os.listdir(tmp_path)) == ["raw.jsonl", "recipe.yaml"]
+
+
+def test_an_interpreter_that_does_not_answer_is_named(
+    tmp_path: Path, python: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data_juicer, "ASK_S", 0.0)
+    with pytest.raises(DataJuicerFailed, match=r"has not read .*recipe\.yaml within 0 s"):
+        imported(tmp_path, write(tmp_path, {"max": 4}), python)
+
+
+def test_two_who_want_the_environment_make_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    uv = tmp_path / "uv"
+    uv.write_text(
+        f'#!/bin/sh\necho "$1" >> {tmp_path}/calls\n[ "$1" = venv ] || exit 0\nfor last; do :; done\n'
+        'mkdir -p "$last/bin" && touch "$last/bin/python"\n'
+    )
+    uv.chmod(0o755)
+    monkeypatch.setattr(data_juicer, "_uv", lambda: str(uv))
+    with ThreadPoolExecutor(2) as pool:
+        made = list(pool.map(lambda _: make_environment(lambda text: None, tmp_path / "env"), range(2)))
+    assert made == [tmp_path / "env" / "bin" / "python"] * 2
+    assert (tmp_path / "calls").read_text().split() == ["venv", "pip"]
 
 
 def test_bad_input_is_named(tmp_path: Path, python: Path, monkeypatch: pytest.MonkeyPatch) -> None:

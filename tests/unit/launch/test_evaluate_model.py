@@ -10,8 +10,11 @@ import pytest
 from click.testing import Result
 
 from rftstream.config.sections import MakeModel, ModelSection
+from rftstream.contracts.versions import EvalResult, VersionName
+from rftstream.launch.model_evaluation import Scored, _Kept
 from rftstream.models.folder import prepare_model
 from rftstream.roles.evaluator.step import EvaluatorStep
+from rftstream.weights.store import ObjectStore
 from tests import commands
 
 RUN_FILE = """
@@ -105,6 +108,19 @@ def test_results_that_are_kept_are_not_computed_again(file: Path, model: Path, t
     assert [one["new"] for one in again] == [True]
     stored = json.loads((out / "results.json").read_text())["results"]
     assert sorted(one["evaluation"] for one in stored) == ["easy", "easy", "more"]
+
+
+def test_two_evaluations_into_one_folder_keep_both_rows(tmp_path: Path) -> None:
+    store = ObjectStore(f"file://{tmp_path}/store", base=tmp_path)
+    store.put("a.jsonl", b"{}\n")
+    kept = [_Kept(tmp_path / "out"), _Kept(tmp_path / "out")]
+    for number, one in enumerate(kept):
+        result = EvalResult(
+            evaluation="easy", name=VersionName(trainer_epoch=1, version=0), num_tasks=1, num_samples=1, num_unscored=0,
+            metrics={"mean": 0.5}, generations="a.jsonl",
+        )  # fmt: skip
+        one.keep(Scored(model="a", result=result, settings=f"sha256:{number}", new=True), store)
+    assert kept[0].find("sha256:1") is not None and kept[1].find("sha256:0") is not None
 
 
 @pytest.mark.slow

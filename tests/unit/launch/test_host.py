@@ -323,18 +323,29 @@ def record(message: str, **fields: object) -> logging.LogRecord:
 
 def test_text_lines_carry_fields_and_no_secrets() -> None:
     line = logs.TextFormatter("trainer-0").format(
-        record("trained at https://me:hunter2@host/x", version=3, loss=0.123456789, path="a b", sasl_password="hunter2")
-    )
+        record(
+            "trained at https://me:hunter2@host/x and s3://hunter2@host",
+            version=3, loss=0.123456789, path="a b", sasl_password="hunter2", token="hunter2", num_tokens=5,
+        )
+    )  # fmt: skip
+    assert "hunter2" not in line
     assert line.endswith(
-        ' ERROR   trainer-0 trained at https://me:***@host/x version=3 loss=0.123457 path="a b" sasl_password=***'
+        " ERROR   trainer-0 trained at https://***@host/x and s3://***@host version=3 loss=0.123457 "
+        'path="a b" sasl_password=*** token=*** num_tokens=5'
     )
 
 
 def test_json_lines_are_objects() -> None:
-    line = json.loads(logs.JsonFormatter("trainer-0").format(record("trained", version=3, api_key="hunter2", tokens=5)))
-    assert line.pop("time") > 0
+    made = record("trained", version=3, api_key="hunter2", auth_token="hunter2", tokens=5, url="http://hunter2@host")
+    try:
+        raise OSError("no http://me:hunter2@host")
+    except OSError:
+        made.exc_info = sys.exc_info()
+    line = json.loads(logs.JsonFormatter("trainer-0").format(made))
+    assert line.pop("time") > 0 and line.pop("exception").endswith("OSError: no http://***@host")
     assert line == {
-        "level": "error", "process": "trainer-0", "message": "trained", "version": 3, "api_key": "***", "tokens": 5
+        "level": "error", "process": "trainer-0", "message": "trained", "version": 3, "api_key": "***",
+        "auth_token": "***", "tokens": 5, "url": "http://***@host",
     }  # fmt: skip
 
 

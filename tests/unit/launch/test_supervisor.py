@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import signal
 import socket
@@ -371,6 +373,41 @@ def test_workers_of_a_dead_zygote_are_dead_and_the_next_ones_get_another(tmp_pat
     second = zygote.spawn(rftstream(tmp_path, "second", "worker", "--role", "feedr"))
     wait_for(lambda: second.poll() is not None)
     assert second.poll() == 2
+
+
+def test_requests_wait_for_a_zygote_that_takes_none_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reads nothing while it imports, and its buffer is full after some hundred requests."""
+    channels: list[socket.socket] = []
+
+    class Importing:
+        pid = 1
+
+        def kill(self) -> None:
+            pass
+
+        def wait(self) -> int:
+            return 0
+
+    def start(channel: socket.socket, log: int) -> Importing:
+        channels.append(channel.dup())
+        return Importing()
+
+    monkeypatch.setattr("rftstream.launch.zygote.start_process", start)
+    spawner = ZygoteSpawner(tmp_path / "zygote.log")
+    children = [spawner.spawn(rftstream(tmp_path, f"w{number}", "x" * 500)) for number in range(2000)]
+    assert children[-1].poll() is None
+    with channels[0] as channel:
+        channel.setblocking(False)
+        taken = b""
+        while taken.count(b"\n") < len(children):
+            with contextlib.suppress(BlockingIOError):
+                taken += channel.recv(1 << 20)
+            assert children[0].poll() is None
+        requests = [json.loads(line) for line in taken.splitlines()]
+        assert [one["process"] for one in requests] == [f"w{number}" for number in range(2000)]
+        channel.sendall(b'{"ended": 2000, "number": 2000, "code": 3}\n')
+        assert children[-1].poll() == 3
+    spawner.close()
 
 
 @pytest.mark.slow

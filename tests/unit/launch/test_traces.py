@@ -31,6 +31,7 @@ class FakeCollector(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.before: list[tuple[int, bytes]] = []
         self.headers: list[dict[str, str]] = []
+        self.queries: list[str] = []
         self.requests: list[ExportTraceServiceRequest] = []
         self.url = f"http://127.0.0.1:{self.server_port}"
 
@@ -45,7 +46,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["content-length"]))
         status, answer = self.server.before.pop(0) if self.server.before else (200, b"")
-        if status == 200 and self.path == "/v1/traces":
+        if status == 200 and self.path.partition("?")[0] == "/v1/traces":
+            self.server.queries.append(self.path.partition("?")[2])
             self.server.requests.append(ExportTraceServiceRequest.FromString(body))
             self.server.headers.append({name.lower(): value for name, value in self.headers.items()})
         self.send_response(status)
@@ -115,6 +117,12 @@ def test_headers_come_from_the_environment(collector: FakeCollector) -> None:
     with pytest.raises(CollectorError, match="HTTP 401 who are you") as refused:
         made.send([])
     assert "hidden" not in str(refused.value)
+
+
+def test_what_stands_behind_the_path_is_sent(collector: FakeCollector) -> None:
+    for address in ("", "/v1/traces"):
+        Collector(f"{collector.url}{address}?tenant=a&b=c", env={}).send([])
+    assert collector.queries == ["tenant=a&b=c"] * 2
 
 
 def test_what_a_collector_refuses_is_told(run: Path, collector: FakeCollector) -> None:

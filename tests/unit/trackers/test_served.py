@@ -106,7 +106,8 @@ def test_a_run_that_leaves_does_not_wait_for_a_service_that_is_away(said: list[s
     tracker.close(ended=False)
     assert store.points == []
     assert store.closed == []
-    assert len(said) == 1
+    assert len(said) == 2
+    assert said[1] == "store: 1 records of the log are missing there; `rftstream resume` writes them"
 
 
 def test_what_cannot_work_is_given_up_with_a_word(said: list[str]) -> None:
@@ -117,7 +118,29 @@ def test_what_cannot_work_is_given_up_with_a_word(said: list[str]) -> None:
     tracker = ServedTracker("store", Closed(), said.append)
     tracker.update([step(1)])
     tracker.close(ended=False)
-    assert said == ["store: trackers.store: no key"]
+    assert said[0] == "store: trackers.store: no key" and "1 records of the log are missing" in said[1]
+
+
+@pytest.mark.law("bounded")
+def test_few_records_wait_for_a_service_and_the_log_keeps_the_others(
+    said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served, "MAX_WAITING", 4)
+    log, store = [step(number) for number in range(1, 9)], Store(failures=10**9)
+    tracker = ServedTracker("store", store, said.append)
+    for one in log:
+        tracker.update([one])
+    assert tracker._news.qsize() <= 4
+    assert store.tried.wait(120.0)
+    store.failures = 0
+    while len(store.points) < 4:
+        store.tried.wait(120.0)
+    tracker.close(ended=False)
+    assert said[-1] == "store: 4 records of the log are missing there; `rftstream resume` writes them"
+    again = ServedTracker("store", store, said.append)
+    again.update(log)
+    again.close(ended=True)
+    assert store.points == [(1, number) for number in range(1, 9)]
 
 
 # ------------------------------------------------------------------------------------------------ MLflow
@@ -256,6 +279,5 @@ def test_wandb_without_a_key_does_not_ask_at_the_terminal(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
     tracked_by_wandb(run_in(tmp_path), [step(1)], said)
-    (text,) = said
-    assert "WANDB_API_KEY is not set" in text
+    assert "WANDB_API_KEY is not set" in said[0]
     assert not (tmp_path / "sums").exists()
