@@ -24,6 +24,7 @@ sys.path[:0] = [str(ROOT / folder) for folder in ("docs", "", "deploy/grafana", 
 import rights  # noqa: E402  after the path to it
 from boards import DASHBOARDS  # noqa: E402
 from pages import (  # noqa: E402
+    agents,
     cli,
     configuration,
     contracts,
@@ -47,11 +48,12 @@ EXAMPLES = ROOT / "tests" / "docs" / "examples"
 
 def example(name: str) -> str:
     """A file of tests/docs/examples, as it is tested."""
-    language = {"py": "python"}.get(name.rpartition(".")[2], name.rpartition(".")[2])
+    language = {"py": "python", "mjs": "javascript"}.get(name.rpartition(".")[2], name.rpartition(".")[2])
     return f"```{language}\n{(EXAMPLES / name).read_text(encoding='utf-8').strip()}\n```"
 
 
 BLOCKS: dict[str, Callable[[], str]] = {
+    "agent settings": agents.settings,
     "sections": configuration.sections,
     "operators": configuration.operators,
     "part settings": configuration.part_settings,
