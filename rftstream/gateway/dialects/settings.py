@@ -29,7 +29,7 @@ class Fate(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class RequestSetting:
     """A line of a table. `honoured`, `recorded` and `refused` make it."""
 
     fate: Fate
@@ -41,23 +41,23 @@ class Setting:
     """Values of a refused setting that are taken."""
 
 
-Table = Mapping[str, Setting]
-"""Setting -> what becomes of it. A name with a dot is a setting within another one."""
+Table = Mapping[str, RequestSetting]
+"""RequestSetting -> what becomes of it. A name with a dot is a setting within another one."""
 
 
-def honoured(note: str, *, is_recorded: bool = False) -> Setting:
+def honoured(note: str, *, is_recorded: bool = False) -> RequestSetting:
     """Return the line of a setting that is done as asked. Not recorded is what stands elsewhere on the log."""
-    return Setting(Fate.honoured, note, is_recorded)
+    return RequestSetting(Fate.honoured, note, is_recorded)
 
 
-def recorded(note: str) -> Setting:
+def recorded(note: str) -> RequestSetting:
     """Return the line of a setting that is recorded with the call, and has no other effect."""
-    return Setting(Fate.recorded, note, True)
+    return RequestSetting(Fate.recorded, note, True)
 
 
-def refused(note: str, *passes: Any) -> Setting:
+def refused(note: str, *passes: Any) -> RequestSetting:
     """Return the line of a setting that is refused, unless it asks for nothing or has one of these values."""
-    return Setting(Fate.refused, note, True, passes)
+    return RequestSetting(Fate.refused, note, True, passes)
 
 
 SAMPLING = recorded("sampling is the task's (`[sampling]`)")
