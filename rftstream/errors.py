@@ -10,6 +10,7 @@
     │   ├── AssignmentLost        3     yes   a partition of the transaction belongs to another member now
     │   ├── ProducerLost          3     no    fenced, timed out or unknown: only the log can tell which
     │   ├── PositionMissing       3     no    a position that must exist does not (or lies outside the log)
+    │   ├── RecordsDeleted        3     no    records are gone that had to be read; `control` does not say so
     │   ├── RecordTooLarge        4     no    a record over the limit of its topic
     │   └── LogFull               3     yes   no room on the disk of the log
     ├── TakenOver                 5     no    another process claimed the role
@@ -126,6 +127,12 @@ class ProducerLost(TransportError):
 
 class PositionMissing(TransportError):
     """A position that must exist does not exist, or lies outside the log."""
+
+    retriable = False
+
+
+class RecordsDeleted(TransportError):
+    """Records that had to be read were deleted from the log, and not by the run itself. What they held is lost."""
 
     retriable = False
 

@@ -77,6 +77,17 @@ LAG = Gauge(
 )
 IN_HAND = Gauge("rftstream_in_hand", "Records taken and not yet committed as finished.", ["role"], registry=REGISTRY)
 DEAD = Counter("rftstream_dead_letters", "Records given up, by reason.", ["role", "reason"], registry=REGISTRY)
+LOST = Counter(
+    "rftstream_lost_offsets",
+    "Offsets that were deleted before this worker had read them, without a word on `control`.",
+    ["role", "topic"],
+    registry=REGISTRY,
+)
+WRONG_TOPICS = Gauge(
+    "rftstream_wrong_topics",
+    "Settings of the run's topics that would lose records or end the run; the run is paused.",
+    registry=REGISTRY,
+)
 REBALANCES = Counter(
     "rftstream_rebalances", "Changes of the partitions that this worker owns.", ["role"], registry=REGISTRY
 )

@@ -50,6 +50,7 @@ TOPICS: dict[str, Topic] = {
             key="rollout_id",
             width=Width.partitions,
             twin=("rollout_id",),
+            writer=RoleName.feeder,
             description="one rollout to do",
         ),
         Topic(
@@ -100,6 +101,7 @@ TOPICS: dict[str, Topic] = {
             key="question_id",
             width=Width.one,
             twin=("id",),
+            writer=RoleName.buffer,
             description="what people are asked about rollouts",
         ),
         Topic(
@@ -107,6 +109,7 @@ TOPICS: dict[str, Topic] = {
             key="partition/offset",
             width=Width.one,
             twin=("id",),
+            writer=RoleName.buffer,
             description="what became of what people said",
         ),
         Topic(
@@ -122,6 +125,7 @@ TOPICS: dict[str, Topic] = {
             key="group_id",
             width=Width.one,
             twin=("id",),
+            writer=RoleName.buffer,
             description="what became of each group",
         ),
         Topic(
@@ -145,6 +149,7 @@ TOPICS: dict[str, Topic] = {
             key="evaluation/version/trainer_epoch",
             width=Width.one,
             twin=None,
+            writer=RoleName.evaluator,
             description="evaluation results",
         ),
         Topic(

@@ -34,7 +34,9 @@ from rftstream.preflight.plan import Purpose, plan
 from rftstream.roles import role_spec
 from rftstream.roles.build import role_builder
 from rftstream.runs.folder import RunFolder, candidates, open_transport, read_config
-from rftstream.service.control_view import read_control
+from rftstream.runs.log_settings import dangers, in_words
+from rftstream.service.control_view import ControlView, read_control
+from rftstream.service.losses import check_beginnings
 from rftstream.service.role_spec import RoleKind
 from rftstream.transport.base import Transport
 
@@ -58,6 +60,8 @@ _LONGEST_LOOK_S = 0.4
 _SAY_S = 5.0
 _HEALTH_S = 1.0
 _MEASURE_S = 5.0
+LOOK_AT_LOG_S = 120.0
+"""Seconds between two looks at the settings of the run's topics, by the role that makes the run."""
 _LAST_RESORT_S = 10.0
 
 
@@ -153,6 +157,8 @@ class _Worker:
     """Whether somebody can ask for /metrics."""
     health_at: float = field(default=0.0, init=False)
     measured_at: float = field(default=-_MEASURE_S, init=False)
+    looked_at: float = field(default_factory=time.monotonic, init=False)
+    """When the settings of the topics were looked at. The run's start has done so."""
 
     def run(self, metrics_port: int | None) -> None:
         server = self._serve_health(metrics_port)
@@ -180,14 +186,16 @@ class _Worker:
         from rftstream.roles.build import role_builder, service_of
         from rftstream.runs.services import role_context
 
+        def control() -> ControlView:
+            check_beginnings(transport, self.folder.run_id, ("control",))
+            return read_control(transport)
+
         if role_spec(self.role).makes_the_run:  # this role compares the whole manifest itself
-            (manifest,) = self._until(lambda: (read_control(transport).manifest,), "the log")
+            (manifest,) = self._until(lambda: (control().manifest,), "the log")
             if manifest is not None:
                 self._prepare(manifest)
         else:
-            self._check(
-                self._until(lambda: read_control(transport).manifest, "the run's first record (is a feeder alive?)")
-            )
+            self._check(self._until(lambda: control().manifest, "the run's first record (is a feeder alive?)"))
         context = role_context(
             config=self.config,
             folder=self.folder,
@@ -264,10 +272,24 @@ class _Worker:
             self.measured_at = now
             with contextlib.suppress(TransportError):  # the loop finds out by itself, and says so
                 service.measure()
+        if role_spec(self.role).makes_the_run and now - self.looked_at >= LOOK_AT_LOG_S:
+            self.looked_at = now
+            with contextlib.suppress(TransportError):
+                look_at_log(service, self.config)
 
     def _until(self, ready: Callable[[], Any], what: str) -> Any:
         """Wait for something, with a line every few seconds. TransportError if it takes too long."""
         return wait_until(ready, what, wait_s=self.wait_s, stop=self.stop, say=log.info, beat=self.health.beat)
+
+
+def look_at_log(service: Service, config: RunConfig) -> None:
+    """Pause the run if a topic has got settings that would lose records, and say why."""
+    found = dangers(service.transport, config, begun=True)
+    metrics.WRONG_TOPICS.set(len(found))
+    if found:
+        why = in_words(service.context.folder.run_id, found)
+        log.error("the run is paused: %s; then `rftstream unpause`", why)
+        service.pause_run(why)
 
 
 def calm_collector() -> None:

@@ -37,11 +37,13 @@ from rftstream.runs.folder import (
 )
 from rftstream.runs.init_from import fetch_initial
 from rftstream.runs.load_demonstrations import load_demonstrations
+from rftstream.runs.log_settings import check_log
 from rftstream.runs.manifest import changed_settings, changes_of_resume, check_same_run, data_digests
 from rftstream.runs.modules import changes_of_modules, write_modules
 from rftstream.runs.observer import Observer
 from rftstream.runs.roll_back import roll_back
 from rftstream.service.control_view import read_control
+from rftstream.service.losses import WHOLE, check_beginnings
 from rftstream.transport.base import Transport
 from rftstream.weights.checkpoints import CheckpointStore
 from rftstream.weights.trimming import delete_trimmed, undeleted
@@ -223,6 +225,7 @@ def reopen(
     """Take back the records that say that the run is over or should stop, and the versions after `back_to`.
 
     ConfigError if there is nothing more to do, or if it would be done with other data."""
+    check_beginnings(transport, folder.run_id, WHOLE)
     observer = Observer(transport)
     try:
         observer.catch_up()
@@ -240,6 +243,7 @@ def reopen(
         make_as_recorded(config.model, folder.model, config.run.seed, control.manifest.digests)
         model = prepare_model(config.model, folder.model, config.run.seed)
         check_same_run(control.manifest, config, data_digests(config, model))
+    check_log(transport, config, folder.run_id, begun=True)
     complete_log(transport, config)
     if config.experts is not None and config.experts.source is not None:
         load_demonstrations(transport, config, folder, config.experts, say=say_aside)

@@ -40,6 +40,7 @@ from rftstream.preflight.check_demonstrations import demonstrations_line
 from rftstream.preflight.check_environments import begin_once
 from rftstream.preflight.check_report import CheckReport, PartLine, Prompt, TasksetLine
 from rftstream.preflight.check_rewards import check_columns, check_given, doubts_about_length
+from rftstream.preflight.check_topics import look_at_topics
 from rftstream.preflight.estimate import DiskEstimate, estimate_disk
 from rftstream.preflight.memory import MemoryEstimate, estimate_memory, longest_row, memory_warnings
 from rftstream.preflight.plan import Purpose, plan
@@ -92,6 +93,10 @@ def check(config: RunConfig) -> CheckReport:
     report.warnings += planned.notes
     report.warnings += memory_warnings(report.memory)
     report.warnings += sandbox_warnings(config)
+    if not any(error.startswith("transport") for error in report.errors):
+        problems, doubts = look_at_topics(config)
+        report.errors += problems
+        report.warnings += doubts
     report.warnings += dict.fromkeys(sentence for line in report.tasksets for sentence in line.advice)
     return report
 

@@ -24,7 +24,9 @@ from rftstream.preflight import readiness
 from rftstream.preflight.plan import Purpose, plan
 from rftstream.queries.formatting import columns, plural, size
 from rftstream.runs.folder import lies_in_folder, open_transport
+from rftstream.runs.log_settings import dangers, in_words
 from rftstream.sandbox.layers import find_layers
+from rftstream.transport.base import Transport
 from rftstream.transport.embedded import system_check
 from rftstream.transport.findings import Finding, Level, ServerLook
 from rftstream.weights import kernels
@@ -235,6 +237,22 @@ def _broker(config: RunConfig) -> Iterator[Finding]:
     try:
         look: ServerLook | None = getattr(transport.admin, "look", None)
         if look is not None:
-            yield from look.broker()
+            findings = look.broker()
+            yield from findings
+            if not any(one.level is Level.problem and one.what == "broker" for one in findings):
+                yield from _topics(config, transport)
     finally:
         transport.close()
+
+
+def _topics(config: RunConfig, transport: Transport) -> Iterator[Finding]:
+    """Yield whether the run's topics, as far as there are any, are what a run needs."""
+    there = transport.admin.topics()
+    found = dangers(transport, config, begun=False)
+    if there or found:
+        run = readiness.folder_of(config).run_id
+        wanted = "settings under which no record is lost"
+        text = plural(len(there), "topic") if not found else "; ".join(found)
+        yield _judged(
+            not found, f"topics of {run}", text, wanted, in_words(run, found).rpartition("; ")[2] if found else ""
+        )

@@ -20,7 +20,14 @@ from rftstream.queries import ledger
 from rftstream.queries.balance import STAGES, AuditReport, Balance, Lengths
 from rftstream.queries.demonstration_counts import count_demonstrations
 from rftstream.queries.feedback import count_feedback, has_feedback
-from rftstream.queries.foreign import announcements_in_force, batches_in_force
+from rftstream.queries.foreign import (
+    announcements_in_force,
+    batches_in_force,
+    outcomes_in_force,
+    records_of,
+    tasks_in_force,
+    without_copies,
+)
 from rftstream.queries.formatting import plural
 from rftstream.queries.index import Index, read_kept_table
 from rftstream.queries.ledger import (
@@ -42,6 +49,7 @@ from rftstream.roles.buffer import BUFFER
 from rftstream.roles.explorer import EXPLORER
 from rftstream.roles.verifier import VERIFIER
 from rftstream.service.control_view import read_control
+from rftstream.service.losses import deleted_unsaid
 from rftstream.service.role import Log
 from rftstream.transport.base import Transport
 from rftstream.weights.trimming import undeleted
@@ -86,23 +94,25 @@ def _audit(transport: Transport, index: Index | None, said: Trimmed) -> AuditRep
     ended = read_control(transport).ended
     operators = read_totals(log)
     steps = ledger.read_steps(log)
-    decided = table("outcomes")
+    decided = outcomes_in_force(log, outcomes_there := table("outcomes"))
     outcomes = ledger.outcomes_of(decided.where(lambda rows: rows["sequence"] >= said.sequence), steps.version)
     through = ledger.outcomes_of(decided.where(lambda rows: rows["sequence"] < said.sequence), steps.version)
     reuse = reuse_of(decided)
     batches_table = table("batches").where(lambda rows: (rows["number"] < 0) | (rows["number"] >= said.version))
-    batches_table = batches_in_force(log, batches_table, said)
+    batches_table = batches_in_force(log, batches_there := batches_table, said)
     batches, shares = ledger.rows_of("batches", batches_table), ledger.shares_of(batches_table)
     uses = ledger.uses_of(batches_table)
     verified = ledger.rows_of("verified", table_in_force("verified"), done_by_buffer)
     rollouts = ledger.rows_of("rollouts", table_in_force("rollouts"), done_by_verifiers)
     partials = ledger.rows_of("partials", table_in_force("partials"))
-    tasks = ledger.rows_of("tasks", table_in_force("tasks"), done_by_explorers)
+    tasks_table = tasks_in_force(log, tasks_there := table_in_force("tasks"))
+    tasks = ledger.rows_of("tasks", tasks_table, done_by_explorers)
     there = transport.admin.topics()
     written = ("questions", "judgements") if has_feedback(log) else ()
     others = [topic for topic in ("problems", *written) if topic in there]
     rest = [ledger.rows_of(topic, table(topic)) for topic in ("experts", *others)]
-    rest.append(ledger.rows_of("weights", announcements_in_force(log, table("weights"))))
+    announced = announcements_in_force(log, announced_there := table("weights"))
+    rest.append(ledger.rows_of("weights", announced))
 
     rows = (tasks, rollouts, verified, batches)
     fates = _fates(tasks, rollouts, verified, outcomes, said, through)
@@ -111,6 +121,14 @@ def _audit(transport: Transport, index: Index | None, said: Trimmed) -> AuditRep
         "outcomes": np.concatenate([through.twins, outcomes.twins, reuse.twins]),
         **{one.topic: one.twins for one in (*rows, partials, *rest)},
     }
+    twins, copies = without_copies(log, twins)
+    foreign = {
+        "tasks": len(tasks_there.rows) - len(tasks_table.rows),
+        "weights": len(announced_there.rows) - len(announced.rows),
+        "batches": len(batches_there.rows) - len(batches_table.rows),
+        "outcomes": records_of(outcomes_there) - records_of(decided),
+    }
+    foreign = {topic: foreign.get(topic, 0) + copies.get(topic, 0) for topic in TOPICS}
     contradictions = [
         *_deleted(transport, said),
         *_counted(said, through),
@@ -146,6 +164,7 @@ def _audit(transport: Transport, index: Index | None, said: Trimmed) -> AuditRep
         earliest_version=said.version,
         undeleted=undeleted(said, transport),
         twins={topic: len(twins[topic]) for topic in TOPICS if topic in twins},
+        foreign={topic: count for topic, count in foreign.items() if count},
         lengths=fates.lengths,
         unreadable={one.topic: one.num_unreadable for one in rows if one.num_unreadable},
         problems=(*contradictions, *_twin_sentences(log, twins)),
@@ -233,17 +252,12 @@ def _lengths(rollouts: RolloutRows, known: Digests, fate: Any, through: Outcomes
 
 def _deleted(transport: Transport, said: Trimmed) -> list[str]:
     """Return a sentence for each topic whose records were deleted without a word on `control`."""
-    sentences = []
-    for topic in ("tasks", "rollouts", "verified", "batches", "outcomes"):
-        begins = transport.admin.begin_offsets(topic)
-        told = dict(enumerate(said.offsets.get(topic, ())))
-        beyond = sum(max(0, begin - told.get(place.partition, 0)) for place, begin in begins.items())
-        if beyond:
-            sentences.append(
-                f"{topic}: {plural(beyond, 'offset')} at the beginning deleted of which `control` says nothing, "
-                "expected all records; what they held cannot be counted"
-            )
-    return sentences
+    topics = ("tasks", "rollouts", "verified", "batches", "outcomes")
+    return [
+        f"{topic}: {plural(count, 'offset')} at the beginning deleted of which `control` says nothing, "
+        "expected all records; what they held cannot be counted"
+        for topic, count in deleted_unsaid(transport, said, topics).items()
+    ]
 
 
 def _counted(said: Trimmed, through: Outcomes) -> list[str]:

@@ -77,6 +77,9 @@ class AuditReport:
     """Topic -> number of records too many."""
     lengths: Mapping[str, Lengths]
     """Completion lengths by outcome, pending included."""
+    foreign: Mapping[str, int] = field(default_factory=dict)
+    """Topic -> records that somebody else wrote: not in force, or a copy of what stands there already. They count for
+    nothing."""
     unreadable: Mapping[str, int] = field(default_factory=dict)
     """Topic -> records without id headers, which belong to nobody."""
     demonstrations: Balance | None = None
@@ -122,6 +125,7 @@ class AuditReport:
             **({"decisions": self.recomputation.to_json()} if self.recomputation is not None else {}),
             "twins": dict(self.twins),
             "lengths": {outcome: lengths.to_json() for outcome, lengths in self.lengths.items()},
+            "foreign": dict(self.foreign),
             "unreadable": dict(self.unreadable),
             "deleted": {
                 "groups": self.deleted_groups,
@@ -181,6 +185,9 @@ def _text(report: AuditReport) -> list[str]:
         lines += ["", report.people.to_text()]
     twins = ", ".join(f"{count:,} on {topic}" for topic, count in report.twins.items() if count)
     lines += ["", f"twins: {twins or 'none'}"]
+    if report.foreign:
+        found = ", ".join(f"{count:,} on {topic}" for topic, count in report.foreign.items())
+        lines.append(f"foreign: {found}; somebody else wrote them, and nobody counts them")
     if report.deleted_groups:
         lines.append(
             f"deleted by retention: {plural(report.deleted_groups, 'group')} with "

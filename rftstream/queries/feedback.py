@@ -4,6 +4,7 @@ yet computed by the fold that the buffer uses.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -227,11 +228,12 @@ def _statuses(log: Log, config: RunConfig, votes: Sequence[Feedback]) -> dict[st
     named: set[str] = set()
     for record in log.read("outcomes"):
         if record.header("group_id") in groups:
-            outcome = codec.from_record(record)
-            if isinstance(outcome, GroupOutcome):
-                named |= {one.rollout_id for one in outcome.rollouts}
-                if not outcome.late:
-                    found[outcome.group_id] = GroupStatus(outcome.result, outcome.batch_sequence)
+            with contextlib.suppress(ContractError):  # whoever only looks passes over what cannot be read
+                outcome = log.rule.decode(record)
+                if isinstance(outcome, GroupOutcome):
+                    named |= {one.rollout_id for one in outcome.rollouts}
+                    if not outcome.late:
+                        found[outcome.group_id] = GroupStatus(outcome.result, outcome.batch_sequence)
     partitions = {(vote.sequence or 0) % config.transport.partitions for vote in votes}
     for record in log.read("verified", bodies=False, partitions=partitions):
         named.add((record.header("rollout_id") or b"").decode("ascii", "backslashreplace"))

@@ -32,7 +32,7 @@ from rftstream.runs.folder import OpenRun
 from rftstream.service.control_view import read_control
 from rftstream.service.role import Log
 
-FORMAT = 4
+FORMAT = 5
 """Version of the files' format and of the rows' meaning."""
 LOCK_WAIT_S = 60.0
 _CHUNK_BYTES = 1 << 24

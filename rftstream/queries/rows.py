@@ -22,6 +22,7 @@ from rftstream.contracts.outcomes import BatchReuse, GroupOutcome, GroupResult, 
 from rftstream.contracts.records import Record, TopicPartition
 from rftstream.contracts.topics import TOPICS
 from rftstream.errors import ContractError
+from rftstream.service.in_force import writer_epoch
 from rftstream.service.reading import read_to_ends
 from rftstream.service.role import Log
 
@@ -46,7 +47,7 @@ ROW = np.dtype(
         ("offset", "<i8"),
         ("sequence", "<i8"),  # of the group, -1 where there is none; total_experts of a manifest
         ("partition", "<i4"),
-        ("share", "<i4"),
+        ("share", "<i4"),  # on batches; elsewhere the epoch of the writer
         ("count", "<i4"),  # on batches; count: as a manifest says; tokens of NAMED ones, -1 if unsampled;
         # the number of the demonstration of a DEMONSTRATION, of the use of a USE
         ("kind", "u1"),
@@ -226,7 +227,7 @@ def _record_encoder(topic: str) -> Callable[[Record], bytes]:
         number = -1 if headers.get("status") in UNSAMPLED else integer(headers.get(number_name))
         place = (record.offset, integer(headers.get("sequence")), record.partition)
         if not has_shares:
-            return _pack(rollout, group, key, number, *place, -1, -1, kind, 0)
+            return _pack(rollout, group, key, number, *place, integer(headers.get("writer_epoch")), -1, kind, 0)
         share, count = integer(headers.get("share")), integer(headers.get("count"))
         if kind == MANIFEST:
             place = (record.offset, max(0, integer(headers.get("total_experts"))), record.partition)
@@ -248,7 +249,8 @@ def _outcome_rows(record: Record, broken: list[tuple[int, str]]) -> bytes:
     except ContractError as error:
         broken.append((record.offset, str(error)))
         return b""
-    place = (record.offset, min(outcome.sequence, 1 << 62), record.partition, -1)
+    epoch = min(writer_epoch(record), (1 << 31) - 1)
+    place = (record.offset, min(outcome.sequence, 1 << 62), record.partition, epoch)
     key = digest(twin_key("outcomes", headers_of(record)) or str(record).encode())
     group = digest(outcome.group_id.encode())
     batch = -1 if outcome.batch_sequence is None else min(outcome.batch_sequence, 1 << 62)

@@ -33,6 +33,7 @@ from rftstream.roles.synthesiser import SYNTHESISER
 from rftstream.runs.ending import Ending, read_ending
 from rftstream.runs.folder import OpenRun, RunFolder, consumer_groups
 from rftstream.service.control_view import ControlView, read_control
+from rftstream.service.outcomes_in_force import DecidedSequences
 from rftstream.service.role import Log
 
 NUM_DEAD_ERRORS = 3
@@ -211,9 +212,11 @@ def ending_of(control: ControlView, folder: RunFolder, goes_on: bool) -> Ending 
 def _groups(log: Log) -> tuple[dict[str, int], int]:
     """Outcomes of groups, and the newest batch sequence (-1: none)."""
     counts: Counter[str] = Counter()
-    newest = -1
+    newest, decided = -1, DecidedSequences()
     for record in log.read("outcomes", bodies=False):
-        if record.header("late") is None:
+        sequence = record.header("sequence") or b""
+        if record.header("late") is None and sequence.isdigit() and int(sequence) not in decided:
+            decided.add(int(sequence))
             counts[(record.header("result") or b"?").decode(errors="replace")] += 1
             batch = record.header("batch_sequence")
             newest = max(newest, int(batch) if batch is not None and batch.isdigit() else -1)

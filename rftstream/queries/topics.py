@@ -9,7 +9,7 @@ from typing import Any
 
 from rftstream.config import loader
 from rftstream.config.sections import RunConfig
-from rftstream.contracts.topics import TOPICS, Width
+from rftstream.contracts.topics import TOPICS
 from rftstream.errors import ConfigError
 from rftstream.queries.formatting import columns, plural
 from rftstream.runs.folder import (
@@ -22,11 +22,9 @@ from rftstream.runs.folder import (
     open_transport,
     wanted_topics,
 )
+from rftstream.runs.log_settings import shape_differences
 from rftstream.transport.base import TopicSettings, Transport
 from rftstream.transport.findings import ServerLook
-
-WHERE = {Width.partitions: "transport.partitions", Width.shares: "trainer.shares"}
-"""Which setting decides how many partitions a topic has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,32 +136,13 @@ def _refuse_others(config: RunConfig, folder: RunFolder, there: dict[str, TopicS
         f"{name}: {text}"
         for name, wanted in wanted_topics(config).items()
         if name in there
-        for text in _differences(name, there[name], wanted)
+        for text in shape_differences(name, there[name], wanted)
     ]
     if wrong:
         raise ConfigError(
             f"{folder.run_id}: {'; '.join(wrong)}; partitions are fixed for a run: use the run file that the topics "
             "were made with, another run.name, or `rftstream delete` the run"
         )
-
-
-COMPACTED_BEFORE = "control"
-"""Runs that were made before its history decided what is in force have it compacted, and go on with it as it is."""
-
-
-def _differences(name: str, found: TopicSettings, wanted: TopicSettings) -> list[str]:
-    texts = []
-    if found.partitions != wanted.partitions:
-        where = WHERE.get(TOPICS[name].width)
-        texts.append(
-            f"has {plural(found.partitions, 'partition')}, expected {wanted.partitions}{f' ({where})' if where else ''}"
-        )
-    if found.compacted != wanted.compacted and not (found.compacted and name == COMPACTED_BEFORE):
-        is_, expected = ("compacted", "not") if found.compacted else ("not compacted", "compacted")
-        texts.append(f"is {is_}, expected {expected}")
-    if found.max_record_bytes != wanted.max_record_bytes:
-        texts.append(f"takes records of {found.max_record_bytes} bytes, expected {wanted.max_record_bytes}")
-    return texts
 
 
 def _report(
@@ -179,7 +158,7 @@ def _report(
     lines = []
     for name, settings in wanted.items():
         found = there.get(name)
-        differences = [] if found is None else [*_differences(name, found, settings), *more.get(name, ())]
+        differences = [] if found is None else [*shape_differences(name, found, settings), *more.get(name, ())]
         lines.append(
             TopicLine(
                 name=name,

@@ -134,8 +134,9 @@ class BatchImport(Import):
         return found | {place: (0, end) for place, end in zip(sorted(self._from.ends("batches")), ends, strict=True)}
 
     def copy(self) -> None:
-        """Copy the records, decide what is undecided, and write the checkpoint, the claims and `end`. What is there is
-        kept."""
+        """Write the claims, copy the records, decide what is undecided, and write the checkpoint and `end`. What is
+        there is kept."""
+        self._claim()
         self.copy_topic("experts", self.as_it_is)
         for topic in FLOW:
             self.copy_topic(topic, self._outcome if topic == "outcomes" else self._of_the_groups)
@@ -145,7 +146,6 @@ class BatchImport(Import):
         if self._extent.first:
             self.copy_topic("steps", lambda record: self._step(record, positions))
             self._checkpoint(positions[self._extent.first])
-        self._claim()
         self._all_is_done()
         self.end()
 
@@ -160,10 +160,12 @@ class BatchImport(Import):
 
     def _outcome(self, record: Record) -> NewRecord | None:
         copied = self._of_the_groups(record)
-        if copied is None or self._left_out is None:
+        try:
+            outcome = self._from.rule.decode(record)
+        except ContractError:  # nobody counts a record that is not in force
+            return None
+        if copied is None or self._left_out is None or not isinstance(outcome, GroupOutcome):
             return copied
-        outcome = codec.from_record(record)
-        assert isinstance(outcome, GroupOutcome)
         changed = self._left_out.outcome(outcome)
         return copied if changed == outcome else self._rewritten(changed, record)
 
@@ -249,7 +251,7 @@ class BatchImport(Import):
         for record in self._into.read("verified"):
             if (record.header("rollout_id") or b"").decode() not in named:
                 outcome = late_outcome(as_verified(record), time.time())
-                yield codec.to_record(outcome, "outcomes", 0, run=self._run_id)
+                yield codec.to_record(outcome, "outcomes", 0, run=self._run_id, writer_epoch=self._buffer_epoch)
 
     # ------------------------------------------------------------------------------------------ the roles' state
 
@@ -279,8 +281,7 @@ class BatchImport(Import):
         and this run's trainers begin above them."""
         if TRAINER.name in read_control(self._target).claims:
             return
-        buffer = read_control(self._source).claims.get(BUFFER.name)
-        newest_epochs = {TRAINER.name: max(self._recorded.anchors), BUFFER.name: buffer.epoch if buffer else 0}
+        newest_epochs = {TRAINER.name: max(self._recorded.anchors), BUFFER.name: self._buffer_epoch}
         claims = [
             new_claim(role, epoch, process="replay", now=time.time())
             for role, newest in newest_epochs.items()
@@ -289,6 +290,12 @@ class BatchImport(Import):
         self._producer.commit(
             [codec.to_record(claim, "control", 0, run=self._run_id, writer_epoch=claim.epoch) for claim in claims]
         )
+
+    @property
+    def _buffer_epoch(self) -> int:
+        """The newest epoch of the other run's buffer; 0 if it had none."""
+        claim = read_control(self._source).claims.get(BUFFER.name)
+        return 0 if claim is None else claim.epoch
 
     def _all_is_done(self) -> None:
         """Commit positions at the end of each topic, so that nobody samples, scores or batches what was copied."""

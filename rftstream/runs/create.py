@@ -15,6 +15,7 @@ from rftstream.config.sections import RunConfig
 from rftstream.errors import ConfigError
 from rftstream.runs.folder import WRITTEN_BY, RunFolder, create_log, naming, sharing_store, shown_path
 from rftstream.runs.load_demonstrations import load_demonstrations
+from rftstream.runs.log_settings import check_log
 from rftstream.runs.modules import write_modules
 from rftstream.transport.base import Transport
 from rftstream.version import __version__
@@ -39,6 +40,7 @@ def begin(
     """Create the log of a new run, load the demonstrations that the run file names, and write config.toml, which makes
     the folder a run. ConfigError if the name or the store belongs to another run."""
     _check_unused(transport, config, folder)
+    check_log(transport, config, folder.run_id, begun=False)
     create_log(transport, config)
     if config.experts is not None and config.experts.source is not None:
         load_demonstrations(transport, config, folder, config.experts, say=say)

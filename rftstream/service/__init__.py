@@ -16,6 +16,7 @@ In the order of reading:
         dead_letters        records that nobody can deal with
     source                  the loop of a role that writes without consuming a topic
     in_force, control_view  which records count, and what the run should do now
+    losses                  what was deleted without a word
 
 To add a role, write no loop: declare a RoleSpec in a folder of `rftstream.roles` (docs/extending.md).
 """

@@ -27,9 +27,9 @@ from typing import cast
 from rftstream import metrics
 from rftstream.contracts import codec
 from rftstream.contracts.records import Record, TopicPartition
-from rftstream.errors import ContractError, StopRule
+from rftstream.errors import ContractError, ForeignRecord, StopRule
 from rftstream.service.commit import TransactionWriter
-from rftstream.service.dead_letters import dead_letter
+from rftstream.service.dead_letters import dead_letter, reason_of
 from rftstream.service.followed import FollowedTopics
 from rftstream.service.owned_partitions import OwnedPartitions
 from rftstream.service.results import InHand, PendingResult, PendingResults, SavedRecords
@@ -146,14 +146,14 @@ class ConcurrentService(Service):
             self._in_hand[number] = work
 
     def _undecodable(self, number: int, record: Record, error: ContractError) -> Done:
-        """Return the outputs for a record that cannot be decoded: a dead letter and, if the record is not foreign and
-        its ids can be read, the step's outputs."""
+        """Return the outputs for a record that cannot be decoded or is not in force: a dead letter and, if the record
+        is not foreign and its ids can be read, the step's outputs."""
         log.error("%s; message sent to dead", error)
-        metrics.DEAD.labels(self.role, "undecodable").inc()
-        letter = dead_letter(
-            record, role=self.role, reason="undecodable", detail=str(error), tries=1, now=self.clock.now()
-        )
-        ids = None if codec.is_foreign(record) else codec.ids_from_headers(record)
+        reason = reason_of(error)
+        metrics.DEAD.labels(self.role, reason).inc()
+        letter = dead_letter(record, role=self.role, reason=reason, detail=str(error), tries=1, now=self.clock.now())
+        is_foreign = codec.is_foreign(record) or isinstance(error, ForeignRecord)
+        ids = None if is_foreign else codec.ids_from_headers(record)
         if ids is None:
             return Done(number, (letter,))
         return Done(number, (*self.step.undecodable(record, ids, error), letter))

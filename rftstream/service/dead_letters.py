@@ -42,6 +42,11 @@ def dead_letter(record: Record, *, role: str, reason: str, detail: str, tries: i
     return Publish("dead", 0, letter)
 
 
+def reason_of(error: ContractError) -> str:
+    """Return the reason of a dead letter for a record that nobody can deal with."""
+    return "foreign" if isinstance(error, ForeignRecord) else "undecodable"
+
+
 class UnsentLetters:
     """Dead letters of a single role that wait for its next transaction.
 
@@ -59,7 +64,7 @@ class UnsentLetters:
 
     def add(self, record: Record, error: ContractError) -> None:
         """Write a letter, unless `dead` has it: after a restart a role reads some records for the second time."""
-        reason = "foreign" if isinstance(error, ForeignRecord) else "undecodable"
+        reason = reason_of(error)
         detail, now = str(error), self._clock.now()
         letter = dead_letter(record, role=self._role, reason=reason, detail=detail, tries=1, now=now)
         if letter.message is not None and codec.key_of(letter.message) in self._on_dead():
@@ -67,6 +72,10 @@ class UnsentLetters:
         log.error("%s; message sent to dead", error)
         metrics.DEAD.labels(self._role, reason).inc()
         self._letters.append(letter)
+
+    def put(self, publish: Publish) -> None:
+        """Let something else go with the next transaction."""
+        self._letters.append(publish)
 
     def take(self) -> tuple[Publish, ...]:
         """Return the letters so far, and forget them."""

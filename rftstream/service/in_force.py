@@ -7,7 +7,10 @@ nothing for anybody, and is passed over.
 - On `control`, claims of a role follow one another by one. The first good manifest is the manifest. What the trainer
   and the feeder say there (`finished`, `trimmed`, `end`) counts under the epoch that is in force at this place, and
   `trimmed` may contradict neither the log's ends nor what was said before, and its checkpoint's version is on `steps`.
-- On `weights` and `steps` each record names a version of its writer's epoch, newer than the one before.
+- On `weights` and `steps` each record names a version of its writer's epoch. On `steps` versions follow one another by
+  one, and a trainer begins with one that stands there. An announcement may pass over versions that stand on `steps`.
+- On `outcomes` each group is decided once (service/outcomes_in_force.py).
+- On `tasks`, `evals`, `questions` and `judgements` the epoch alone decides.
 - On `batches` a record belongs to the chain of batches, which roles/trainer/assembly.py puts together.
 
 A claim is on the log before anything else of its epoch, but a reader may see another topic first. So on an epoch that
@@ -16,6 +19,7 @@ it does not know, it reads `control` to its end, and only then decides.
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
@@ -23,6 +27,7 @@ from typing import TYPE_CHECKING
 from rftstream.contracts import codec
 from rftstream.contracts.control import Claim, Drawn, RunFinished, RunManifest, TasksEnded, Trimmed
 from rftstream.contracts.messages import Message
+from rftstream.contracts.outcomes import BatchReuse, GroupOutcome
 from rftstream.contracts.records import Record, TopicPartition
 from rftstream.contracts.role_names import RoleName
 from rftstream.contracts.rules import show
@@ -30,18 +35,24 @@ from rftstream.contracts.topics import TOPICS
 from rftstream.contracts.versions import StepRecord, VersionName
 from rftstream.contracts.versions import WeightsAnnounced as Announced
 from rftstream.errors import ContractError, ForeignRecord
+from rftstream.service.outcomes_in_force import OutcomesInForce, outcome_of_headers
 from rftstream.service.reading import read_to_ends
 from rftstream.transport.base import Transport
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+log = logging.getLogger(__name__)
+
 CONTROL = TopicPartition("control", 0)
 STEPS = TopicPartition("steps", 0)
 RULED = frozenset(("control", *(name for name, topic in TOPICS.items() if topic.writer is not None)))
 """Topics that the rule is about."""
-PASSED_OVER = frozenset(("control", "weights", "steps"))
-"""Topics on which a record that cannot be decoded is passed over, too: the next record says all that it said."""
+PASSED_OVER = RULED - {"tasks", "batches"}
+"""Topics on which a record that cannot be decoded is passed over, too: its headers, or the records behind it, say what
+is needed of it."""
+FOLLOWING = frozenset(("control", "weights", "steps", "outcomes"))
+"""Topics on which a record has to follow from what stands before it. They have one partition."""
 
 
 class RecordsInForce:
@@ -54,19 +65,22 @@ class RecordsInForce:
         self._transport = transport
         self._claims: dict[str, Claim] = {}
         self._has_manifest = False
+        self._was_imported = False
+        """Whether the tasks are copies of another run's, whose feeder claimed there."""
         self._trimmed: Trimmed | None = None
         self._next_offset = 0
         """The offset on `control` below which everything was judged."""
-        self._newest: dict[tuple[str, str], tuple[VersionName, int]] = {}
-        """The newest version, and the offset of the last record that is not foreign, by topic and model."""
-        self._names: defaultdict[str, set[VersionName]] = defaultdict(set)
-        """The versions that stand on each topic."""
-        self._made: set[tuple[bytes | None, bytes | None]] = set()
-        """Trainer epochs and versions that the headers of `steps` name."""
+        self._versions: defaultdict[tuple[str, str], _VersionsThere] = defaultdict(_VersionsThere)
+        """By topic and model."""
+        self._judged: dict[str, int] = {}
+        """The offset of the last record that was judged, by topic."""
+        self._outcomes = OutcomesInForce()
+        self._made = _VersionsThere()
+        """The versions that the headers of `steps` name."""
         self._steps_end = 0
         """The offset on `steps` below which they were read."""
         self._foreign: dict[tuple[str, int], str] = {}
-        """Why a record is foreign, by topic and offset. These topics have one partition."""
+        """Why a record is foreign, by topic and offset, on topics of FOLLOWING."""
         self._is_compacted: bool | None = None
 
     def check(self, record: Record, message: Message) -> None:
@@ -83,11 +97,24 @@ class RecordsInForce:
         try:
             message = codec.from_record(record)
         except ContractError as error:
-            if record.topic in PASSED_OVER:
-                raise ForeignRecord(error.text, path=error.path, where=error.where) from None
-            raise
+            if record.topic not in PASSED_OVER:
+                raise
+            message = self._by_headers(record, error)
         self.check(record, message)
         return message
+
+    def _by_headers(self, record: Record, error: ContractError) -> Message:
+        """Return what the headers say of an outcome that cannot be decoded. ForeignRecord for all else."""
+        outcome = outcome_of_headers(record) if record.topic == "outcomes" else None
+        if outcome is None:
+            is_new = record.topic == "steps" and record.offset > self._judged.get("steps", -1)
+            if is_new and self._is_claimed(RoleName.trainer, writer_epoch(record)):
+                self._versions["steps", ""].num_unread += 1
+                self._judged["steps"] = record.offset
+            raise ForeignRecord(error.text, path=error.path, where=error.where) from None
+        if record.offset > self._judged.get("outcomes", -1) and self._why_foreign(record, outcome) is None:
+            log.warning("%s; group %s counts as its headers say", error, outcome.group_id)
+        return outcome
 
     def messages(self, records: Iterable[Record]) -> Iterator[tuple[Record, Message | None]]:
         """Yield records with their messages, None for tombstones. Records that are foreign or cannot be decoded are
@@ -141,41 +168,54 @@ class RecordsInForce:
     # ------------------------------------------------------------------------------------------ records
 
     def _why_foreign(self, record: Record, message: Message) -> str | None:
-        match message:
-            case Announced() | StepRecord():
-                return self._of_version(record, message)
-        if record.topic != "control":
-            role, epoch = TOPICS[record.topic].writer or "", writer_epoch(record)
-            return None if self._is_claimed(role, epoch) or self._may_lack_claims() else _unclaimed(role, epoch)
-        place = (record.topic, record.offset)
-        if record.offset >= self._next_offset:
-            if (why := self._of_control(record, message)) is not None:
+        topic, place = record.topic, (record.topic, record.offset)
+        if topic not in FOLLOWING:
+            return self._why_unclaimed(record)
+        if topic == "control":
+            is_new = record.offset >= self._next_offset
+        else:
+            is_new = record.offset > self._judged.get(topic, -1)
+        if is_new:
+            match message:
+                case Announced() | StepRecord():
+                    why = self._of_version(record, message)
+                case GroupOutcome() | BatchReuse():
+                    why = self._of_outcome(record, message)
+                case _:
+                    why = self._of_control(record, message)
+            if why is not None:
                 self._foreign[place] = why
-            self._next_offset = record.offset + 1
+            if topic == "control":
+                self._next_offset = record.offset + 1
+            else:
+                self._judged[topic] = record.offset
         return self._foreign.get(place)
 
+    def _why_unclaimed(self, record: Record) -> str | None:
+        role, epoch = TOPICS[record.topic].writer or "", writer_epoch(record)
+        if self._is_claimed(role, epoch) or self._may_lack_claims():
+            return None
+        return None if self._was_imported and record.topic == "tasks" else _unclaimed(role, epoch)
+
+    def _of_outcome(self, record: Record, message: GroupOutcome | BatchReuse) -> str | None:
+        # Releases up to 0.1 wrote the late outcomes of an import without an epoch.
+        was_imported = isinstance(message, GroupOutcome) and message.late and writer_epoch(record) == 0
+        if not was_imported and (why := self._why_unclaimed(record)) is not None:
+            return why
+        return self._outcomes.why_foreign(message)
+
     def _of_version(self, record: Record, message: Announced | StepRecord) -> str | None:
-        key = (record.topic, message.model if isinstance(message, Announced) else "")
-        newest, offset = self._newest.get(key, (None, -1))
-        place = (record.topic, record.offset)
-        if record.offset <= offset or place in self._foreign:
-            return self._foreign.get(place)
         name, epoch = message.name, writer_epoch(record)
-        why = None
         if epoch != name.trainer_epoch:
-            why = f"a version of trainer epoch {name.trainer_epoch}, written under epoch {epoch}"
-        elif not self._is_claimed(RoleName.trainer, epoch):
-            why = _unclaimed(RoleName.trainer, epoch)
-        elif name in self._names[record.topic]:
-            why = f"version {name.version} of epoch {epoch} stands there already"
-        elif newest is not None and epoch == newest.trainer_epoch and name.version <= newest.version:
-            why = f"version {name.version} does not follow version {newest.version} of the same trainer"
-        if why is not None:
-            self._foreign[place] = why
-        else:
-            self._names[record.topic].add(name)
-            # A replaced trainer may still write versions; by the rule of weights/lineage.py they are out of force.
-            self._newest[key] = (name if newest is None else max(newest, name, key=_in_order)), record.offset
+            return f"a version of trainer epoch {name.trainer_epoch}, written under epoch {epoch}"
+        if not self._is_claimed(RoleName.trainer, epoch):
+            return _unclaimed(RoleName.trainer, epoch)
+        there = self._versions[record.topic, message.model if isinstance(message, Announced) else ""]
+        why = there.why_not(name)
+        if why is not None and there.is_ahead(name) and isinstance(message, Announced) and self._was_made(name):
+            why = None
+        if why is None:
+            there.add(name)
         return why
 
     def _of_control(self, record: Record, message: Message) -> str | None:
@@ -191,6 +231,7 @@ class RecordsInForce:
                 was_imported = message.reason == "imported" and epoch == 0 and RoleName.feeder not in self._claims
                 if not was_imported and not self._rules(RoleName.feeder, epoch):
                     return _not_in_force(RoleName.feeder, epoch, self._claims)
+                self._was_imported = self._was_imported or was_imported
             case Drawn():
                 if not self._rules(RoleName.feeder, epoch):
                     return _not_in_force(RoleName.feeder, epoch, self._claims)
@@ -238,12 +279,11 @@ class RecordsInForce:
 
     def _was_made(self, name: VersionName) -> bool:
         """Return whether the version stands on `steps`, read to its end before the answer is no: a step is there before
-        a checkpoint of it is spoken of."""
-        wanted = (b"%d" % name.trainer_epoch, b"%d" % name.version)
+        a checkpoint of it is spoken of, and before others see its announcement."""
         for settled in (False, True):  # an open transaction may hide it
-            if wanted not in self._made:
+            if name not in self._made.names:
                 self._read_steps(settled=settled)
-        return wanted in self._made
+        return name in self._made.names
 
     def _read_steps(self, *, settled: bool) -> None:
         """Read on where the last look at `steps` ended: a run deletes something after each checkpoint, and each time it
@@ -255,20 +295,62 @@ class RecordsInForce:
         reader = self._transport.reader({STEPS: start}, bodies=False)
         try:
             for records in read_to_ends(self._transport, reader, {STEPS: end}):
-                self._made.update((one.header("trainer_epoch"), one.header("version")) for one in records)
+                for record in records:
+                    name = _name_of_headers(record)
+                    if name is not None and self._made.why_not(name) is None:
+                        self._made.add(name)
         finally:
             reader.close()
         self._steps_end = end
+
+
+class _VersionsThere:
+    """The versions that stand on a topic. RecordsInForce makes one for each topic and model."""
+
+    def __init__(self) -> None:
+        self.names: set[VersionName] = set()
+        self.num_unread = 0
+        """Records of a trainer, since the last version, that cannot be read: each may be a version."""
+        self._newest: dict[int, int] = {}
+        """The newest version of each trainer epoch."""
+        self._highest = 0
+
+    def why_not(self, name: VersionName) -> str | None:
+        """Return why the version cannot be the next one, or None."""
+        newest = self._newest.get(name.trainer_epoch)
+        if name in self.names:
+            return f"version {name.version} of epoch {name.trainer_epoch} stands there already"
+        if newest is not None and name.version <= newest:
+            return f"version {name.version} does not follow version {newest} of the same trainer"
+        if self.is_ahead(name):
+            before = f"version {self._highest}" if newest is None else f"version {newest} of the same trainer"
+            return f"version {name.version} does not follow {before}: versions follow one by one"
+        return None
+
+    def is_ahead(self, name: VersionName) -> bool:
+        """Return whether versions are missing in front of this one. What stands first on a topic follows nothing."""
+        newest = self._newest.get(name.trainer_epoch)
+        limit = self._highest if newest is None else newest + 1
+        return bool(self.names) and name.version > limit + self.num_unread
+
+    def add(self, name: VersionName) -> None:
+        """Take a version that is in force."""
+        self.names.add(name)
+        self._newest[name.trainer_epoch] = name.version
+        self._highest = max(self._highest, name.version)
+        self.num_unread = 0
+
+
+def _name_of_headers(record: Record) -> VersionName | None:
+    epoch, version = record.header("trainer_epoch") or b"", record.header("version") or b""
+    is_name = epoch.isdigit() and version.isdigit() and len(epoch) < 20 and len(version) < 20
+    return VersionName(trainer_epoch=int(epoch), version=int(version)) if is_name else None
 
 
 def writer_epoch(record: Record) -> int:
     """Return the epoch under which a record says it was written; -1 if it says none."""
     text = record.header("writer_epoch") or b""
     return int(text) if text.isdigit() and len(text) < 20 else -1
-
-
-def _in_order(name: VersionName) -> tuple[int, int]:
-    return name.trainer_epoch, name.version
 
 
 def _unclaimed(role: str, epoch: int) -> str:

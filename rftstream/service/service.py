@@ -20,8 +20,9 @@ from rftstream.contracts.records import NewRecord, Record, TopicPartition
 from rftstream.errors import ConfigError, ContractError, ProducerLost, TransportError
 from rftstream.service.control_view import note_claim
 from rftstream.service.in_force import RecordsInForce
+from rftstream.service.losses import check_beginnings, check_jumps
 from rftstream.service.role import Publish, Received, Role, RoleContext, Wakeup
-from rftstream.transport.base import Member, Reader, Transport
+from rftstream.transport.base import Jump, Member, Reader, Transport
 from rftstream.version import __version__
 
 if TYPE_CHECKING:
@@ -70,6 +71,9 @@ class Service:
         self.desired = DesiredState.running
         self.claims: dict[str, Claim] = {}
         self.rule = RecordsInForce(self.transport)
+        self._jumps: list[Jump] = []
+        """Jumps over deleted records that were not looked at yet."""
+        check_beginnings(self.transport, context.folder.run_id, role.spec.reads(context.config))
         self.last_progress_at = self.clock.now()
         self._draining = False
         self._retry_at = 0.0
@@ -85,9 +89,14 @@ class Service:
     # ------------------------------------------------------------------------------------------ for the driver
 
     def tick(self) -> float:
-        """Do one bounded slice of work, and return how many seconds the worker may idle."""
+        """Do one bounded slice of work, and return how many seconds the worker may idle. RecordsDeleted if records
+        are lost that the worker had to read."""
         try:
-            return self.slice()
+            idle_s = self.slice()
+            self._jumps += self.transport.jumps()
+            check_jumps(self.transport, self.context.folder.run_id, self.role, self._jumps)
+            self._jumps.clear()
+            return idle_s
         except TransportError as error:
             # Whatever was asked of the log is asked again: what was begun is certain, or it is looked up there.
             if not error.retriable and not isinstance(error, ProducerLost):
@@ -112,6 +121,9 @@ class Service:
     def drain(self) -> None:
         """Take no new work from now on. `done` becomes true when what is in hand is committed."""
         self._draining = True
+
+    def pause_run(self, reason: str) -> None:
+        """Ask for a pause of the whole run, with the next transaction. Only single roles can; others do nothing."""
 
     def close(self) -> None:
         """Close the step and the clients. Called once, last."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from rftstream.contracts import codec
-from rftstream.contracts.control import Claim, DesiredState
+from rftstream.contracts.control import Claim, DesiredState, RunState
 from rftstream.contracts.ids import derive_seed
 from rftstream.contracts.records import Record, TopicPartition
 from rftstream.errors import ContractError, ForeignRecord, ProducerLost, TransportError
@@ -101,6 +101,12 @@ class SingleService(Service):
         super().drain()
         if not self._leave_if_free():
             self.step.paused(True)  # the step ends what it has begun
+
+    def pause_run(self, reason: str) -> None:
+        """Ask for a pause of the whole run, with the next transaction, unless the run pauses already."""
+        if self._in_force is not None and self.desired is DesiredState.running:
+            state = RunState(state=DesiredState.paused, by=self.role, reason=reason, since=self.clock.now())
+            self._in_force.letters.put(Publish("control", 0, state))
 
     def _leave_if_free(self) -> bool:
         """Leave, unless something was begun from which a transaction will come; return whether it left."""

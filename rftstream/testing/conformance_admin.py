@@ -8,7 +8,7 @@ from rftstream.contracts.records import NewRecord, TopicPartition
 from rftstream.errors import ConfigError, PositionMissing
 from rftstream.testing.conformance_bench import Bench, new, places_of, position_new, take, texts
 from rftstream.testing.conformance_reading import BenchFixtures
-from rftstream.transport.base import Position, TopicSettings
+from rftstream.transport.base import Jump, Position, TopicSettings
 
 
 class AdminConformance(BenchFixtures):
@@ -63,9 +63,13 @@ class AdminConformance(BenchFixtures):
         after = {record.key: record.offset for record in bench.all_records(topic) if record.partition == 0}
         assert after == {key: offset for key, offset in before.items() if int(key or b"") >= 10}
         assert sum(bench.transport.admin.lag(group, topic).values()) == 15
-        # Positions before the first one kept are moved to it.
-        reader = bench.transport.reader({place: 0})
-        assert texts(take(bench.transport, reader, 5)) == ["10", "12", "14", "16", "18"]
+        # Positions before the first one kept are moved to it, and the transport tells of it once.
+        transport = bench.connect()
+        reader = transport.reader({place: 0})
+        assert transport.jumps() == []
+        assert texts(take(transport, reader, 5)) == ["10", "12", "14", "16", "18"]
+        assert transport.jumps() == [Jump(place, 0, before[b"10"])]
+        assert transport.jumps() == []
 
     def test_deleting_goes_on_where_it_was_left_and_never_back(self, bench: Bench) -> None:
         """Deleting up to an earlier offset than before changes nothing."""

@@ -13,9 +13,11 @@ from rftstream.contracts import codec
 from rftstream.contracts.batches import BatchManifest, Experience
 from rftstream.contracts.control import Claim, RunFinished, RunManifest, TasksEnded, Trimmed
 from rftstream.contracts.messages import Message
+from rftstream.contracts.outcomes import GroupOutcome, GroupResult
 from rftstream.contracts.records import NewRecord, Record
 from rftstream.contracts.role_names import RoleName
-from rftstream.contracts.versions import StepRecord, VersionName, WeightsAnnounced, WeightsKind
+from rftstream.contracts.tasks import Task
+from rftstream.contracts.versions import EvalResult, StepRecord, VersionName, WeightsAnnounced, WeightsKind
 from rftstream.service.in_force import writer_epoch
 from rftstream.service.role import Log
 from rftstream.transport.base import Transport
@@ -28,15 +30,18 @@ B = TypeVar("B", BatchManifest, Experience)
 
 
 class ForeignWriter:
-    """Writes foreign records, one at a time, on a topic with one writer. A FaultInjector makes it.
+    """Writes foreign records, one at a time, on any topic. A FaultInjector makes it.
 
-    Each record is made from what stands on the log. No role would write it, under any fault.
+    Each record is made from what stands on the log. No role would write it, under any fault. On topics with several
+    writers it is of no contract, or a copy that has no effect: nothing tells who else may write there.
     """
 
     def __init__(self, transport: Transport, run: str, random: Random) -> None:
         self._transport = transport
         self._run = run
         self._random = random
+        self._num_bytes = 0
+        """Records without headers that were written."""
 
     def write(self) -> str:
         """Write one record, and return what it was."""
@@ -45,6 +50,13 @@ class ForeignWriter:
             self._noise,
             self._copy,
             self._copy,
+            self._bytes,
+            self._bytes,
+            self._task,
+            self._outcome,
+            self._outcome,
+            self._result,
+            self._jump,
             self._claim,
             self._finished,
             self._trimmed,
@@ -82,7 +94,7 @@ class ForeignWriter:
 
     def _noise(self) -> NewRecord | None:
         """Return random bytes under the headers of a record of the topic, or under those of a release to come."""
-        record = self._some_record(["batches", "weights", "steps", "control"])
+        record = self._some_record(["batches", "weights", "steps", "control", "outcomes", "outcomes", "evals"])
         if record is None:
             return None
         noise, headers = self._random.randbytes(40), record.headers
@@ -92,7 +104,15 @@ class ForeignWriter:
 
     def _copy(self) -> NewRecord | None:
         """Return a copy of a record that stands on the log."""
-        return self._some_record(["batches", "batches", "weights", "steps"])
+        return self._some_record(["batches", "batches", "weights", "steps", "outcomes", "outcomes", "verified"])
+
+    def _bytes(self) -> NewRecord | None:
+        """Return random bytes without headers, on one topic of the run after the other."""
+        topics = self._transport.admin.topics()
+        topic = sorted(topics)[self._num_bytes % len(topics)]
+        self._num_bytes += 1
+        partition = self._random.randrange(topics[topic].partitions)
+        return NewRecord(topic, partition, self._random.randbytes(4), self._random.randbytes(20), ())
 
     def _some_record(self, topics: Sequence[str]) -> NewRecord | None:
         """Return a record that stands on one of the topics, to be written again."""
@@ -174,6 +194,51 @@ class ForeignWriter:
             return None
         name = self._strange_name(found[1].name)
         return self._raw(dataclasses.replace(found[1], name=name, trained_groups=1000), "steps", name.trainer_epoch)
+
+    def _jump(self) -> NewRecord | None:
+        """Of the right epoch, and far ahead."""
+        topic = self._random.choice(["weights", "steps"])
+        found = self._some(topic, object)
+        if found is None:
+            return None
+        record, message = found
+        assert isinstance(message, WeightsAnnounced | StepRecord)
+        far = dataclasses.replace(message.name, version=message.name.version + 1000)
+        return self._raw(dataclasses.replace(message, name=far), topic, writer_epoch(record))
+
+    # ------------------------------------------------------------------------------------------ tasks, outcomes, evals
+
+    def _task(self) -> NewRecord | None:
+        """Of a group that nobody admitted."""
+        found = self._some("tasks", Task)
+        if found is None:
+            return None
+        record, task = found
+        rollout = f"no/0/0/0/{task.ids.sibling}"
+        ids = dataclasses.replace(task.ids, group_id="no/0/0/0", taskset="no", rollout_id=rollout, sequence=10**6)
+        return self._raw(dataclasses.replace(task, ids=ids), "tasks", self._strange_epoch(), record.partition)
+
+    def _outcome(self) -> NewRecord | None:
+        """Of a group that has none, under an epoch that nobody claimed; or another one of a group that has one."""
+        found = self._some("outcomes", GroupOutcome)
+        if found is None:
+            return None
+        record, outcome = found
+        changed = dataclasses.replace(outcome, result=GroupResult.dead, batch_sequence=None, late=False)
+        if self._random.random() < 0.5 and not outcome.late:
+            return self._raw(changed, "outcomes", writer_epoch(record))
+        group = dataclasses.replace(
+            changed, group_id="no/0/0/0", taskset="no", sequence=outcome.sequence + self._random.randint(0, 9)
+        )
+        return self._raw(group, "outcomes", self._strange_epoch() or 1000)
+
+    def _result(self) -> NewRecord | None:
+        """Of an evaluation that nobody made."""
+        found = self._some("evals", EvalResult)
+        if found is None:
+            return None
+        changed = dataclasses.replace(found[1], metrics={"mean": 1e9}, best=True)
+        return self._raw(changed, "evals", self._strange_epoch())
 
     # ------------------------------------------------------------------------------------------ batches
 

@@ -55,6 +55,16 @@ class TopicSettings:
     """Largest record in bytes: key + value + headers (NewRecord.num_bytes)."""
 
 
+class Jump(NamedTuple):
+    """Offsets of a partition that were deleted before a reader or member came to them."""
+
+    place: TopicPartition
+    start: int
+    """The next offset to read, before."""
+    end: int
+    """The first offset that is kept, and the next to read now."""
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """What a member owned at one moment; a transaction that commits positions of a group carries a snapshot.
@@ -97,7 +107,8 @@ class Reader(Protocol):
         """Make `offset` the next one to read. The loop calls it to read again what a step could not take.
 
         The partition must be one that the reader was made for. An offset before the first one kept is moved to that
-        one. For an offset beyond the end, the next `poll` raises PositionMissing."""
+        one at the next `poll`, and `Transport.jumps` tells of it. For an offset beyond the end, the next `poll` raises
+        PositionMissing."""
 
     def position(self, partition: TopicPartition) -> int:
         """Return the next offset to look at. Single roles commit it; tools compare it with `Admin.end_offsets`.
@@ -292,6 +303,11 @@ class Transport(Protocol):
 
     admin: Admin
     """Topics, offsets and positions of this run."""
+
+    def jumps(self) -> list[Jump]:
+        """Return, each once, the jumps that its readers and members have made over deleted records.
+
+        The service loop asks in each round: what was deleted without a word on `control` is lost."""
 
     def reader(self, positions: Mapping[TopicPartition, int], *, bodies: bool = True) -> Reader:
         """Make a reader of these partitions, each from its offset on.

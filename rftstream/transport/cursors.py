@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 
 from rftstream.contracts.records import Record, TopicPartition
 from rftstream.errors import ConfigError, PositionMissing
+from rftstream.transport.base import Jump
 from rftstream.transport.checks import check_owned
 
 
@@ -34,6 +35,9 @@ class PartitionLog(Protocol):
     ) -> PartitionBatch:
         """Return at most `max_records` records from `offset` up to `end`. Their sizes add up to at most `max_bytes`,
         except that the first record may have `first_bytes` (None: any size)."""
+
+    def jumped(self, jump: Jump) -> None:
+        """Take note that deleted records were passed over, for `Transport.jumps`."""
 
 
 class Cursors:
@@ -127,6 +131,7 @@ class Cursors:
                     f" is of another log: take an earlier position"
                 )
             if offset < begin:
+                log.jumped(Jump(place, offset, begin))
                 self._positions[place] = offset = begin
             if offset < end:
                 waiting.append((place, end))

@@ -72,7 +72,8 @@ def test_topics_with_the_right_settings(run_file: Path) -> None:
     assert "tasks: has 2 partitions, expected 3 (transport.partitions)" in refused.stderr
 
 
-def test_a_setting_that_was_changed_is_shown(run_file: Path) -> None:
+def test_a_setting_that_would_delete_unread_records_is_shown_and_refused(run_file: Path) -> None:
+    """As on a Kafka whose topics are made by others, with the company's retention."""
     called("topics", "apply", run_file)
     run = opened(run_file)
     assert isinstance(run.transport, KafkaTransport)
@@ -85,6 +86,16 @@ def test_a_setting_that_was_changed_is_shown(run_file: Path) -> None:
     run.transport.close()
     steps = next(one for one in called("topics", "list", run_file, code=1)["topics"] if one["topic"] == "steps")
     assert steps["differences"] == ["retention.ms is 1000, expected -1"]
+    sentence = (
+        f"{run.run_id}: steps: retention.ms is 1000, expected -1; brokers would delete records that nobody has read"
+    )
+    for command, options in (("check", ()), ("run", ("--progress", "none"))):
+        refused = call(command, run_file, *options)
+        assert refused.exit_code == 2
+        assert sentence in refused.stdout + refused.stderr
+    found = {one["what"]: one for one in called("doctor", run_file, code=1)["findings"]}
+    assert found[f"topics of {run.run_id}"]["found"] == "steps: retention.ms is 1000, expected -1"
+    assert "kafka-configs.sh" in found[f"topics of {run.run_id}"]["todo"]
 
 
 def test_delete_takes_topics_and_groups_and_refuses_while_a_member_is_there(run_file: Path) -> None:

@@ -70,6 +70,7 @@ def test_it_waits_for_the_last_version_that_the_run_names(tmp_path: Path) -> Non
     finish(scene, 2)
     driver.work()
     assert not driver.done
+    scene.announce(1)
     scene.announce(2)
     driver.work()
     assert driver.done

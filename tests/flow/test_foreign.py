@@ -12,9 +12,11 @@ import pytest
 from rftstream.contracts import codec
 from rftstream.contracts.batches import BatchManifest, Experience
 from rftstream.contracts.dead import DeadLetter
+from rftstream.contracts.outcomes import GroupOutcome
 from rftstream.contracts.records import NewRecord, Record
 from rftstream.contracts.versions import StepRecord, VersionName
 from rftstream.errors import ContractError
+from rftstream.service.role import Log
 from rftstream.testing import RoleDriver
 from tests.flow.scene import Scene
 
@@ -174,3 +176,132 @@ def test_an_announcement_that_nobody_claimed_stops_no_explorer(tmp_path: Path) -
     explorer.work()
     assert explorer.service.health()["version"] == 1
     assert explorer.service.health()["weights_refused"] == 0
+
+
+def outcome_record(scene: Scene, place: int = -1) -> Record:
+    return scene.records("outcomes")[place]
+
+
+def rewritten(record: Record, value: bytes | None = None, **headers: bytes) -> NewRecord:
+    """A record that stands on the log, written again with another value or other headers."""
+    changed = tuple((name, headers.get(name, text)) for name, text in record.headers)
+    return NewRecord(record.topic, record.partition, record.key, record.value if value is None else value, changed)
+
+
+def of_another_epoch(scene: Scene) -> NewRecord:
+    """Of a group that has no outcome yet."""
+    siblings = scene.siblings(1)
+    outcome = dataclasses.replace(codec.from_record(outcome_record(scene)), group_id=siblings[0].group_id, sequence=1)  # type: ignore[type-var]
+    return codec.to_record(outcome, "outcomes", 0, run=scene.folder.run_id, writer_epoch=2**40)
+
+
+FOREIGN_OUTCOMES: dict[str, Callable[[Scene], NewRecord]] = {
+    "noise": lambda scene: rewritten(outcome_record(scene), b"\x80"),
+    "noise of a release to come": lambda scene: rewritten(outcome_record(scene), b"\x80", contract_version=b"99"),
+    "a copy": lambda scene: rewritten(outcome_record(scene)),
+    "bytes": lambda scene: NewRecord("outcomes", 0, None, b"\xc1", ()),
+    "unclaimed": of_another_epoch,
+}
+
+
+@pytest.mark.parametrize("kind", FOREIGN_OUTCOMES)
+def test_foreign_outcomes_change_nothing(tmp_path: Path, kind: str) -> None:
+    """Neither for those who are there, nor for those who start afterwards."""
+    scene = Scene(tmp_path, manifest=False)
+    scene.step(0, resumed=True)
+    scene.announce(0)
+    feeder, buffer, explorer = (RoleDriver(scene, role) for role in ("feeder", "buffer", "explorer"))
+    feeder.work()
+    buffer.work()
+    scene.verify(0, (None, None))
+    buffer.work()
+    feeder.work()
+    before = feeder.service.health()
+    assert (before["admitted"], before["rejected"]) == (5, 1)
+    scene.put_raw(FOREIGN_OUTCOMES[kind](scene))
+    for driver in (feeder, buffer, explorer):
+        driver.work()
+    feeder, buffer = RoleDriver(scene, "feeder", process="f2"), RoleDriver(scene, "buffer", process="b2")
+    feeder.work()
+    assert (feeder.service.health()["admitted"], feeder.service.health()["rejected"]) == (5, 1)
+    scene.verify(1)
+    scene.verify(2)
+    buffer.work()
+    assert len([one for one in scene.messages("batches") if isinstance(one, BatchManifest)]) == 1
+    assert buffer.service.health()["decided_groups"] == 3
+
+
+def test_an_outcome_of_a_later_release_counts_by_its_headers(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, manifest=False)
+    scene.step(0, resumed=True)
+    for role in ("feeder", "buffer"):
+        RoleDriver(scene, role).work()
+    scene.verify(0, (None, None))
+    RoleDriver(scene, "buffer", process="b1").work()
+    records = scene.log.partitions[outcome_record(scene).place].records
+    later = rewritten(outcome_record(scene), b"\x80", contract_version=b"99")
+    records[-1] = msgspec.structs.replace(records[-1], value=later.value, headers=later.headers)
+    feeder, buffer = RoleDriver(scene, "feeder", process="f2"), RoleDriver(scene, "buffer", process="b2")
+    feeder.work()
+    assert (feeder.service.health()["admitted"], feeder.service.health()["rejected"]) == (5, 1)
+    buffer.work()
+    assert buffer.service.health()["decided_groups"] == 1
+
+
+def test_copies_of_what_the_buffer_has_decided_are_no_latecomers(tmp_path: Path) -> None:
+    """A group that was closed early has latecomers, each once."""
+    scene = Scene(tmp_path, manifest=False, buffer__group_deadline_s=5.0, feeder__group_size=3)
+    RoleDriver(scene, "feeder").work()
+    buffer = RoleDriver(scene, "buffer")
+    scene.verify(0, (None, None, None))
+    scene.verify(1, (0.0,), only=[0])
+    buffer.work()
+    scene.clock.advance(6.0)
+    buffer.work()
+    for process in ("buffer", "b2"):
+        scene.verify(1, (0.0,), only=[0])
+        scene.verify(1, (0.0,), only=[2])
+        scene.verify(0, (None,), only=[1])
+        buffer = RoleDriver(scene, "buffer", process=process)
+        buffer.work()
+    outcomes = [one for one in scene.messages("outcomes") if isinstance(one, GroupOutcome)]
+    assert [(one.sequence, one.late, len(one.rollouts)) for one in outcomes] == [
+        (0, False, 3), (1, False, 1), (1, True, 1),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("topic", ["steps", "weights"])
+def test_versions_follow_one_by_one(tmp_path: Path, topic: str) -> None:
+    """A forged one of the right epoch that jumps ahead is not believed, the true ones behind it are."""
+    scene = Scene(tmp_path)
+    put = scene.step if topic == "steps" else scene.announce
+    put(0, resumed=True)
+    put(1)
+    put(1001)
+    put(2)
+    put(2, epoch=2, resumed=True)
+    put(3, epoch=2)
+    put(1003, epoch=2)
+    found = [(one.name.trainer_epoch, one.name.version) for _, one in Log(scene.transport()).in_force(topic)]  # type: ignore[union-attr]
+    assert found == [(1, 0), (1, 1), (1, 2), (2, 2), (2, 3)]
+
+
+def test_an_announcement_may_pass_over_versions_that_were_trained(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    for version in range(5):
+        scene.step(version, resumed=not version)
+    for version in (0, 4, 1004):
+        scene.announce(version)
+    found = [one.name.version for _, one in Log(scene.transport()).in_force("weights")]  # type: ignore[union-attr]
+    assert found == [0, 4]
+
+
+def test_a_step_of_a_later_release_is_one_of_them(tmp_path: Path) -> None:
+    """It cannot be read, and the next one follows it."""
+    scene = Scene(tmp_path)
+    for version in range(4):
+        scene.step(version, resumed=not version)
+    records = scene.log.partitions[scene.records("steps")[0].place].records
+    records[2] = msgspec.structs.replace(records[2], value=b"\x80")
+    found = [one.name.version for _, one in Log(scene.transport()).in_force("steps")]  # type: ignore[union-attr]
+    assert found == [0, 1, 3]

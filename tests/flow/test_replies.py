@@ -122,7 +122,8 @@ def test_a_reply_that_hangs_is_given_up(tmp_path: Path, environment: str, gate: 
 
 def test_a_reply_that_is_computed_does_not_hold_up_a_trainer_that_went_back(tmp_path: Path) -> None:
     scene = game(tmp_path, reply_s=5.0, turns=2, every_s=0.0)
-    scene.announce(3)
+    for version in (1, 2, 3):
+        scene.announce(version)
     scene.admit(1, environment=GAME, min_version=3)
     driver = RoleDriver(scene, "explorer")
     work_for(scene, driver, seconds=2.0)
@@ -131,7 +132,8 @@ def test_a_reply_that_is_computed_does_not_hold_up_a_trainer_that_went_back(tmp_
     assert driver.service.health()["version"] == 1
     work_for(scene, driver, seconds=20.0)
     assert {one.ids.sequence for one in rollouts_of(scene).values()} == {0}, "the others wait for version 3"
-    scene.announce(3, epoch=2)
+    for version in (2, 3):
+        scene.announce(version, epoch=2)
     finish(scene, driver)
     for rollout in rollouts_of(scene).values():
         versions = [span.version for segment in rollout.segments for span in segment.versions]

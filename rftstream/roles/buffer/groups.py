@@ -1,7 +1,6 @@
 """Groups in the buffer: which siblings are here, what is decided, and which groups make the next batch.
 
-It keeps summaries; bodies.py keeps the bodies. Sequences are the feeder's dense count of groups, so that what is
-decided is a number and a small set.
+It keeps summaries; bodies.py keeps the bodies.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from rftstream.contracts.verdicts import VerifiedRollout
 from rftstream.data.operators.pipeline import ExperienceResult
 from rftstream.metrics import named_by_people
 from rftstream.roles.explorer.attempt import oldest_version
+from rftstream.service.outcomes_in_force import DecidedSequences
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,29 +169,6 @@ def _turn(group: Group, last_chance: int) -> tuple[bool, float, int, int]:
     batch, which are from `last_chance` or an older version; then those that matter more; then older ones."""
     oldest = sys.maxsize if group.oldest_version is None else group.oldest_version
     return oldest > last_chance, -group.priority, oldest, group.sequence
-
-
-class DecidedSequences:
-    """Which groups have an outcome: all below a number, and some above."""
-
-    def __init__(self) -> None:
-        self.below = 0
-        self._above: set[int] = set()
-
-    def add(self, sequence: int) -> None:
-        """Take a group that has an outcome."""
-        if sequence < self.below:
-            return
-        self._above.add(sequence)
-        while self.below in self._above:
-            self._above.remove(self.below)
-            self.below += 1
-
-    def __contains__(self, sequence: int) -> bool:
-        return sequence < self.below or sequence in self._above
-
-    def __len__(self) -> int:
-        return self.below + len(self._above)
 
 
 class OpenGroups:

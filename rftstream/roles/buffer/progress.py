@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from rftstream.contracts.batches import BatchManifest
 from rftstream.contracts.outcomes import GroupOutcome, GroupResult
 from rftstream.contracts.records import TopicPartition
 from rftstream.roles.buffer.demonstrations import Cursor
-from rftstream.roles.buffer.groups import DecidedSequences
 from rftstream.roles.buffer.tally import Tally
+from rftstream.service.outcomes_in_force import DecidedSequences
 from rftstream.transport.base import Position
 
 
@@ -22,6 +22,9 @@ class BufferProgress:
     def __init__(self) -> None:
         self.decided = DecidedSequences()
         """Groups that have an outcome, those of the next transaction included."""
+        self._missing: dict[int, set[int] | None] = {}
+        """Siblings, by number, that had not come when their group was decided; None where the outcome does not say. A
+        group that was decided with all of them is not here."""
         self.tally = Tally()
         """Rewards and lengths of what was decided since the last batch of rollouts."""
         self.filtered: Counter[str] = Counter()
@@ -39,9 +42,12 @@ class BufferProgress:
 
     def recall(self, outcome: GroupOutcome) -> None:
         """Take an outcome that stands on the log."""
+        present = {int(one.rollout_id.rpartition("/")[2]) for one in outcome.rollouts}
         if outcome.late:
+            for sibling in present:
+                self.came_late(outcome.sequence, sibling)
             return
-        self.decided.add(outcome.sequence)
+        self.decide(outcome.sequence, outcome.group_size, present)
         if outcome.result is GroupResult.batched:
             self.total_groups += 1
             if self.next_batch != (outcome.batch_sequence or 0) + 1:
@@ -51,6 +57,28 @@ class BufferProgress:
         if outcome.result is GroupResult.filtered:
             self.filtered[outcome.reason] += 1
         self.tally.group(outcome.taskset, outcome.result, outcome.rollouts)
+
+    def decide(self, sequence: int, size: int, present: Collection[int]) -> None:
+        """Note that a group has an outcome, and which of its siblings were there; `size` 0: it is not known how many
+        there are."""
+        self.decided.add(sequence)
+        if size == 0 or not present:
+            self._missing[sequence] = None
+        elif missing := set(range(size)).difference(present):
+            self._missing[sequence] = missing
+
+    def came_late(self, sequence: int, sibling: int) -> bool:
+        """Note that a sibling of a decided group has come. Return False for a copy: the sibling was there before."""
+        if sequence not in self._missing:
+            return False
+        missing = self._missing[sequence]
+        if missing is None:
+            return True
+        is_new = sibling in missing
+        missing.discard(sibling)
+        if not missing:
+            del self._missing[sequence]
+        return is_new
 
     def restore(self, committed: Mapping[TopicPartition, Position]) -> Cursor:
         """Begin to read at the committed positions. Return where the passes through the demonstrations stand."""

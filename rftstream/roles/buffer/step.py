@@ -176,7 +176,8 @@ class BufferStep(SingleStepDefaults):
         self._progress.read[place] = record.offset + 1
         sibling = sibling_of(verified, place, record.offset)
         if verified.ids.sequence in self._progress.decided:
-            if self._progress.is_new(place, record.offset):
+            is_new = self._progress.is_new(place, record.offset)
+            if is_new and self._progress.came_late(verified.ids.sequence, verified.ids.sibling):
                 self._decisions.add_late(verified)
             return
         group = self._groups.add(verified, sibling, record.timestamp_s)
@@ -207,7 +208,7 @@ class BufferStep(SingleStepDefaults):
     def _decide(self, group: Group, result: GroupResult, reason: str) -> None:
         self._decisions.add(group, result, reason)
         self._groups.remove(group)
-        self._progress.decided.add(group.sequence)
+        self._progress.decide(group.sequence, group.size, group.siblings)
         self._feedback.decided(group, result, self._progress.next_batch)
 
     # ------------------------------------------------------------------------------------------ writing

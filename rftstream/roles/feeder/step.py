@@ -25,13 +25,13 @@ from rftstream.contracts.control import Claim, Drawn, Request, RunManifest, Task
 from rftstream.contracts.ids import derive_seed, rollout_id
 from rftstream.contracts.outcomes import GroupOutcome
 from rftstream.contracts.problems import NewProblem, RejectedProblem
-from rftstream.contracts.records import Record, TopicPartition
+from rftstream.contracts.records import TopicPartition
 from rftstream.contracts.tasks import Problem, RolloutIds, Task
 from rftstream.contracts.versions import StepRecord
 from rftstream.data.demonstrations.split import trained_numbers
 from rftstream.data.operators.base import Draw
 from rftstream.data.operators.pipeline import TaskPipeline
-from rftstream.errors import ConfigError, ContractError
+from rftstream.errors import ConfigError
 from rftstream.roles.feeder import FEEDER
 from rftstream.roles.feeder.admission import Admission, VersionInForce
 from rftstream.roles.feeder.cursor import FeederCursor, OperatorCounts
@@ -182,12 +182,6 @@ class FeederStep(SingleStepDefaults):
                 self._retries.asked(request, received.record.key or b"")
             case None:
                 self._retries.taken_back(received.record.key or b"")
-
-    def undecodable(self, record: Record, error: ContractError) -> None:
-        """Raise the error: without an outcome nobody can say how many groups there are. A problem that cannot be read
-        is none."""
-        if record.topic != PROBLEMS.topic:
-            raise error
 
     def _check_manifest(self) -> None:
         """Make the manifest of a new run; check that a run that goes on is the same."""

@@ -23,6 +23,7 @@ class StoreView:
 
     def __init__(self, store: Store, *, bodies: bool) -> None:
         self.spans = store.spans
+        self.jumped = store.jumps.append
         self._read = partial(store.read_partition, bodies=bodies)
 
     def read(

@@ -20,7 +20,7 @@ import msgspec
 
 from rftstream.contracts.records import Headers, Record, TopicPartition
 from rftstream.errors import ConfigError, ContractError, LogFull, TransactionAborted, TransportError
-from rftstream.transport.base import TopicSettings
+from rftstream.transport.base import Jump, TopicSettings
 from rftstream.transport.cursors import PartitionBatch
 from rftstream.transport.embedded.lock import LockHolder, WriteLock, describe_holder
 from rftstream.transport.embedded.wakeup import WakeupPipes
@@ -116,6 +116,8 @@ class Store:
                 f"{error.filename or folder}: {error.strerror or error}, expected a folder with rights to write, which "
                 "readers of the log need as well; look at a copy of the run folder, or with more rights"
             ) from error
+        self.jumps: list[Jump] = []
+        """Jumps of readers and members of this process that nobody has asked for yet."""
         self._num_writes = 0
         self._num_commits: Counter[str] = Counter()
         """Transactions of this process that changed nothing but the records of some topics, by topic."""

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from rftstream.contracts.records import TopicPartition
 from rftstream.errors import TransportError
-from rftstream.transport.base import Admin, Member, Reader
+from rftstream.transport.base import Admin, Jump, Member, Reader
 from rftstream.transport.checks import own_sources
 from rftstream.transport.embedded.admin import EmbeddedAdmin
 from rftstream.transport.embedded.clients import EmbeddedProducer, EmbeddedReader
@@ -55,6 +55,10 @@ class EmbeddedTransport:
         self.admin: Admin = EmbeddedAdmin(self._store)
         self._members: list[EmbeddedMember] = []
         self._closed = False
+
+    def jumps(self) -> list[Jump]:
+        jumps, self._store.jumps[:] = list(self._store.jumps), []
+        return jumps
 
     def reader(self, positions: Mapping[TopicPartition, int], *, bodies: bool = True) -> EmbeddedReader:
         return EmbeddedReader(self._store, positions, bodies=bodies)

@@ -19,6 +19,7 @@ from kafka.structs import TopicPartition as KafkaPartition
 
 from rftstream.contracts.records import TopicPartition
 from rftstream.errors import ConfigError, RftError, TransportError
+from rftstream.transport.base import Jump
 from rftstream.transport.kafka import compat, selector
 
 OLDEST_BROKER = (3, 0)
@@ -122,6 +123,8 @@ class KafkaClientFactory:
             )
         self.run_id = run_id
         self.servers = section.servers
+        self.jumps: list[Jump] = []
+        """Jumps of this transport's readers and members that nobody has asked for yet."""
         self._connect_s = connect_s
         self._pid: int | None = None
         options = dict(section.options)

@@ -21,6 +21,7 @@ from kafka.structs import TopicPartition as KafkaPartition
 
 from rftstream.contracts.records import Record, TopicPartition
 from rftstream.errors import PositionMissing, RftError
+from rftstream.transport.base import Jump
 from rftstream.transport.kafka import compat_consumer
 from rftstream.transport.kafka.connection import KafkaClientFactory, is_passing
 
@@ -236,7 +237,7 @@ class Feed:
                 self._gate(place)
 
     def _mend_positions(self, error: kafka_errors.OffsetOutOfRangeError) -> None:
-        """Deal with positions outside of the log. One before the first record kept is moved to that record; one beyond
+        """Deal with positions outside of the log. One before the first record kept jumps to that record; one beyond
         the end is an error, since the log is not the one that it was."""
         for partition, offset in dict(error.args[0]).items():
             place = self._clients.place(partition)
@@ -247,6 +248,7 @@ class Feed:
                 self._bear(other)
                 return
             if offset < begin:
+                self._clients.jumps.append(Jump(place, offset, begin))
                 self.consumer.seek(partition, begin)
             elif offset > end:
                 self._failure = PositionMissing(

@@ -23,7 +23,7 @@ import time
 from collections.abc import Collection, Mapping
 
 from rftstream.contracts.records import TopicPartition
-from rftstream.transport.base import Member, Reader
+from rftstream.transport.base import Jump, Member, Reader
 from rftstream.transport.checks import own_sources
 from rftstream.transport.kafka.admin import KafkaAdmin
 from rftstream.transport.kafka.connection import CONNECT_S, KafkaClientFactory, Section
@@ -71,6 +71,10 @@ class KafkaTransport:
             return sorted(name.removesuffix(_MARK) for name in admin.all_topics() if name.endswith(_MARK))
         finally:
             admin.close()
+
+    def jumps(self) -> list[Jump]:
+        jumps = self._clients.jumps
+        return [jumps.pop(0) for _ in range(len(jumps))]
 
     def reader(self, positions: Mapping[TopicPartition, int], *, bodies: bool = True) -> KafkaReader:
         for place in positions:

@@ -14,7 +14,7 @@ from rftstream.errors import (
     TransactionAborted,
     TransportError,
 )
-from rftstream.transport.base import Position, Snapshot
+from rftstream.transport.base import Jump, Position, Snapshot
 from rftstream.transport.checks import check_metadata, choose_positions
 from rftstream.transport.cursors import CursorMember, CursorReader, Cursors, PartitionBatch
 from rftstream.transport.memory.log import MemoryTransaction, Subscriber
@@ -24,9 +24,10 @@ from rftstream.transport.memory.transactions import TransactionalLog
 class _View:
     """The log in the form in which cursors read it."""
 
-    def __init__(self, log: TransactionalLog, *, bodies: bool) -> None:
+    def __init__(self, log: TransactionalLog, jumps: list[Jump], *, bodies: bool) -> None:
         self._log = log
         self._bodies = bodies
+        self.jumped = jumps.append
 
     def spans(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
         self._log.transactions.pass_time()
@@ -55,12 +56,14 @@ class _View:
 class MemoryReader(CursorReader):
     """`Reader` of a log in memory. `MemoryTransport.reader` makes it."""
 
-    def __init__(self, log: TransactionalLog, positions: Mapping[TopicPartition, int], *, bodies: bool) -> None:
+    def __init__(
+        self, log: TransactionalLog, positions: Mapping[TopicPartition, int], jumps: list[Jump], *, bodies: bool
+    ) -> None:
         for place in positions:
             log.check_place(place)
         super().__init__(Cursors(positions))
         self._log = log
-        self._view = _View(log, bodies=bodies)
+        self._view = _View(log, jumps, bodies=bodies)
 
     def poll(self, max_records: int = 1000, max_bytes: int = 16 << 20) -> list[Record]:
         with self._log.changed:
@@ -82,6 +85,7 @@ class MemoryMember(CursorMember):
         *,
         name: str,
         session_timeout_s: float,
+        jumps: list[Jump],
         process: str = "",
     ) -> None:
         for topic in topics:
@@ -91,7 +95,7 @@ class MemoryMember(CursorMember):
         self._process = process
         self._topics = frozenset(topics)
         self._session_timeout_s = session_timeout_s
-        self._view = _View(log, bodies=True)
+        self._view = _View(log, jumps, bodies=True)
         self._generation = -1
         self._closed = False
         with log.changed:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 
 from rftstream.contracts.records import TopicPartition
 from rftstream.errors import ConfigError, PositionMissing
-from rftstream.transport.base import Admin, Member, Position, Reader, TopicSettings
+from rftstream.transport.base import Admin, Jump, Member, Position, Reader, TopicSettings
 from rftstream.transport.checks import check_same_settings
 from rftstream.transport.memory.clients import MemoryMember, MemoryProducer, MemoryReader
 from rftstream.transport.memory.log import MemoryPartition
@@ -148,16 +148,27 @@ class MemoryTransport:
         self._log = log
         self._process = process
         self._members: list[MemoryMember] = []
+        self._jumps: list[Jump] = []
         self.admin: Admin = MemoryAdmin(log, process)
 
+    def jumps(self) -> list[Jump]:
+        jumps, self._jumps[:] = list(self._jumps), []
+        return jumps
+
     def reader(self, positions: Mapping[TopicPartition, int], *, bodies: bool = True) -> MemoryReader:
-        return MemoryReader(self._log, positions, bodies=bodies)
+        return MemoryReader(self._log, positions, self._jumps, bodies=bodies)
 
     def member(
         self, group: str, topics: Collection[str], *, name: str, session_timeout_s: float = 10.0
     ) -> MemoryMember:
         member = MemoryMember(
-            self._log, group, topics, name=name, session_timeout_s=session_timeout_s, process=self._process
+            self._log,
+            group,
+            topics,
+            name=name,
+            session_timeout_s=session_timeout_s,
+            jumps=self._jumps,
+            process=self._process,
         )
         self._members.append(member)
         return member

@@ -158,7 +158,7 @@ def test_a_run_in_the_middle(log: SyntheticLog, tmp_path: Path) -> None:
     assert found["evaluations"]["held-out"]["newest"]["version"] == 1
     assert found["evaluations"]["held-out"]["best"] == {"version": 0, "num_unscored": 0, "mean": 0.5}
     assert [(claim["process"], claim["epoch"]) for claim in found["claims"]] == [
-        ("trainer-1", 2), ("played-buffer", 1),
+        ("trainer-1", 2), ("played-feeder", 1), ("played-buffer", 1), ("played-evaluator", 1),
     ]  # fmt: skip
 
 

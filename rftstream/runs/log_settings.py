@@ -1,0 +1,85 @@
+"""Whether the topics of a run still are what the run needs: made by other hands, changed by them, or gone.
+
+What would delete records that nobody has read, or gives topics another shape, is a danger: a run does not begin with
+it, and one that goes on is paused. Whatever else differs costs speed or safety alone, and `topics list` shows it.
+"""
+
+from __future__ import annotations
+
+from rftstream.config.sections import RunConfig
+from rftstream.contracts.topics import TOPICS, Width
+from rftstream.errors import ConfigError
+from rftstream.runs.folder import wanted_topics
+from rftstream.transport.base import TopicSettings, Transport
+from rftstream.transport.findings import ServerLook
+
+WHERE = {Width.partitions: "transport.partitions", Width.shares: "trainer.shares"}
+"""Which setting decides how many partitions a topic has."""
+
+COMPACTED_BEFORE = "control"
+"""Runs that were made before its history decided what is in force have it compacted, and go on with it as it is."""
+
+DELETES = ("retention.ms", "retention.bytes")
+"""Settings that make brokers delete records, by age or size, whoever has read them."""
+
+
+NEVER_MISSING = ("control", "tasks", "rollouts", "verified", "batches", "outcomes", "weights", "steps")
+"""Topics that every run has since it was made. Others may have come with a later release."""
+
+
+def shape_differences(name: str, found: TopicSettings, wanted: TopicSettings) -> list[str]:
+    """Return how the shape of a topic differs from what is wanted, a sentence each."""
+    texts = []
+    if found.partitions != wanted.partitions:
+        where = WHERE.get(TOPICS[name].width)
+        found_text = "1 partition" if found.partitions == 1 else f"{found.partitions:,} partitions"
+        texts.append(f"has {found_text}, expected {wanted.partitions}{f' ({where})' if where else ''}")
+    if found.compacted != wanted.compacted and not (found.compacted and name == COMPACTED_BEFORE):
+        is_, expected = ("compacted", "not") if found.compacted else ("not compacted", "compacted")
+        texts.append(f"is {is_}, expected {expected}")
+    if found.max_record_bytes != wanted.max_record_bytes:
+        texts.append(f"takes records of {found.max_record_bytes} bytes, expected {wanted.max_record_bytes}")
+    return texts
+
+
+def dangers(transport: Transport, config: RunConfig, *, begun: bool) -> list[str]:
+    """Return what would lose records or end the run, as `topic: sentence`. `begun`: the run is there, so that a topic
+    which is missing was deleted."""
+    wanted, there = wanted_topics(config), transport.admin.topics()
+    look: ServerLook | None = getattr(transport.admin, "look", None)
+    more = {} if look is None else look.topic_differences(wanted)
+    found = [f"{name}: is gone, expected the topic" for name in NEVER_MISSING if begun and name not in there]
+    for name, settings in wanted.items():
+        if name in there:
+            deletes = [text for text in more.get(name, ()) if text.startswith(DELETES)]
+            found += [f"{name}: {text}" for text in (*shape_differences(name, there[name], settings), *deletes)]
+    return found
+
+
+def check_log(transport: Transport, config: RunConfig, run: str, *, begun: bool) -> None:
+    """Raise ConfigError if a topic has settings that would lose records or end the run."""
+    if found := dangers(transport, config, begun=begun):
+        raise ConfigError(in_words(run, found))
+
+
+def in_words(run: str, found: list[str]) -> str:
+    """Return the dangers and what to do about them, as a sentence."""
+    shown = "; ".join(found[:6]) + (f"; and {len(found) - 6} more (`rftstream topics list`)" if len(found) > 6 else "")
+    todo = []
+    if any("retention." in text for text in found):
+        todo.append(
+            "brokers would delete records that nobody has read: set retention.ms=-1 and retention.bytes=-1 on these "
+            "topics (kafka-configs.sh --alter --entity-type topics --add-config ...)"
+        )
+    if any("is compacted" in text for text in found):
+        todo.append("compaction would delete records that nobody has read: set cleanup.policy=delete")
+    if any(" partition" in text for text in found):
+        todo.append(
+            "partitions are fixed for a run, and nobody can take some away: begin a new run under another name, from "
+            f'what was trained, with model.init_from = "{run}"'
+        )
+    if any("is gone" in text for text in found):
+        todo.append(f'what it held is lost: begin a new run under another name, with model.init_from = "{run}"')
+    if any("takes records" in text for text in found):
+        todo.append("set max.message.bytes to 1048576 more than the largest record")
+    return f"{run}: {shown}; {'; '.join(todo)}"

@@ -1,0 +1,82 @@
+"""What was deleted from the log without a word: records that nobody has read, and the beginnings of topics.
+
+A run deletes records itself, and says so on `control` before it does (`trimmed`). What is gone beyond that was deleted
+by somebody else: by the retention of a topic that another hand made or changed, or by a person. What it held is lost,
+and a run that went on would wait for it for ever, or take a log for whole that has no beginning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from rftstream import metrics
+from rftstream.contracts.control import Trimmed
+from rftstream.errors import RecordsDeleted
+from rftstream.service.control_view import read_control
+from rftstream.transport.base import Jump, Transport
+
+WHOLE = ("control", "outcomes", "steps", "weights", "evals", "judgements", "questions")
+"""Topics from which a run deletes nothing: roles read them from the beginning."""
+
+
+def deleted_unsaid(transport: Transport, said: Trimmed, topics: Collection[str]) -> dict[str, int]:
+    """Return topic -> number of offsets at the beginning that are gone and of which `said` does not tell. Topics
+    without any, and those that are not there, are left out."""
+    found = {}
+    there = transport.admin.topics()
+    for topic in topics:
+        if topic not in there or there[topic].compacted:
+            continue
+        begins = transport.admin.begin_offsets(topic)
+        told = dict(enumerate(said.offsets.get(topic, ())))
+        if count := sum(max(0, begin - told.get(place.partition, 0)) for place, begin in begins.items()):
+            found[topic] = count
+    return found
+
+
+def check_beginnings(transport: Transport, run: str, topics: Iterable[str]) -> None:
+    """RecordsDeleted if a topic that has to be whole, one of `topics`, has lost its beginning."""
+    there = transport.admin.topics()
+    whole = [topic for topic in WHOLE if topic in topics and topic in there and not there[topic].compacted]
+    gone = {topic: count for topic in whole if (count := sum(transport.admin.begin_offsets(topic).values()))}
+    if gone:
+        found = ", ".join(f"{count:,} of {topic}" for topic, count in gone.items())
+        raise RecordsDeleted(
+            f"{run}: the log has lost its beginning (offsets {found}), expected these topics to be whole: the run "
+            f"cannot be read any more; {_what_to_do(run)}"
+        )
+
+
+def check_jumps(transport: Transport, run: str, role: str, jumps: Collection[Jump]) -> None:
+    """RecordsDeleted if `control` does not say that the records were deleted over which these jumps went."""
+    if not jumps:
+        return
+    there, said = transport.admin.topics(), read_control(transport).deleted
+    lost = [
+        (jump, start)
+        for jump in jumps
+        if jump.place.topic in there
+        and not there[jump.place.topic].compacted
+        and (start := max(jump.start, _told(said, jump))) < jump.end
+    ]
+    for jump, start in lost:
+        metrics.LOST.labels(role, jump.place.topic).inc(jump.end - start)
+    if lost:
+        found = ", ".join(f"{jump.place} from {start} to {jump.end - 1}" for jump, start in lost[:4])
+        more = f" and {len(lost) - 4} partitions more" if len(lost) > 4 else ""
+        raise RecordsDeleted(
+            f"{run}: offsets were deleted that the {role} had not read: {found}{more}; what they held is lost, and "
+            f"without it the run would wait for ever; {_what_to_do(run)}"
+        )
+
+
+def _told(said: Trimmed, jump: Jump) -> int:
+    offsets = said.offsets.get(jump.place.topic, ())
+    return offsets[jump.place.partition] if jump.place.partition < len(offsets) else 0
+
+
+def _what_to_do(run: str) -> str:
+    return (
+        "look for the retention of the topics (`rftstream topics list`) or for who deleted them, then begin a new run "
+        f'from what was trained, with model.init_from = "{run}"'
+    )

@@ -1,0 +1,148 @@
+"""Records that somebody else deletes before they were read: told at once, with a way on, and never a standstill."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rftstream.contracts.control import DesiredState, RunState, Trimmed
+from rftstream.contracts.outcomes import GroupResult
+from rftstream.contracts.records import TopicPartition
+from rftstream.contracts.versions import EvalResult, VersionName
+from rftstream.errors import ConfigError, RecordsDeleted
+from rftstream.metrics import LOST
+from rftstream.runs.folder import wanted_topics
+from rftstream.runs.log_settings import check_log, dangers
+from rftstream.service.losses import deleted_unsaid
+from rftstream.testing import RoleDriver
+from rftstream.transport.base import TopicSettings
+from rftstream.transport.memory.transport import MemoryLog
+from tests.flow.scene import Scene, make_config
+
+pytestmark = pytest.mark.law("lost")
+
+
+def delete(scene: Scene, topic: str, *, partition: int = 0, upto: int | None = None) -> int:
+    """As the retention of a topic does, which asks nobody. Return up to where."""
+    place = TopicPartition(topic, partition)
+    end = scene.transport().admin.end_offsets(topic)[place] if upto is None else upto
+    scene.transport().admin.delete_before({place: end})
+    return end
+
+
+def admit(scene: Scene) -> None:
+    scene.announce(0)
+    scene.admit(0, 3, 6)
+
+
+def sample(scene: Scene) -> None:
+    admit(scene)
+    for sequence in (0, 3, 6):
+        scene.put("rollouts", *(scene.rollout(one) for one in scene.siblings(sequence)))
+
+
+def verify(scene: Scene) -> None:
+    for sequence in (0, 3, 6):
+        scene.verify(sequence)
+
+
+READERS: list[tuple[str, str, Callable[[Scene], None]]] = [
+    ("explorer", "tasks", admit), ("verifier", "rollouts", sample), ("buffer", "verified", verify),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("role", "topic", "write"), READERS)
+@pytest.mark.parametrize("while_running", [True, False])
+def test_what_nobody_has_read_is_missed_at_once(
+    tmp_path: Path, role: str, topic: str, write: Callable[[Scene], None], while_running: bool
+) -> None:
+    scene = Scene(tmp_path)
+    driver = RoleDriver(scene, role)
+    driver.work()
+    if not while_running:
+        driver.service.close()
+    write(scene)
+    delete(scene, topic, upto=4)
+    before = LOST.labels(role, topic)._value.get()
+    with pytest.raises(RecordsDeleted) as lost:
+        (driver if while_running else RoleDriver(scene, role, process="after")).work()
+    assert lost.value.exit_code == 3
+    assert f"{topic}[0] from 0 to 3" in str(lost.value)
+    assert 'model.init_from = "flow"' in str(lost.value)
+    assert LOST.labels(role, topic)._value.get() == before + 4
+
+
+def test_what_the_run_itself_deletes_is_no_loss(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    verify(scene)
+    ends = [end for _, end in sorted(scene.transport().admin.end_offsets("verified").items())]
+    name = VersionName(trainer_epoch=1, version=0)
+    scene.put("control", Trimmed(name=name, checkpoints=(), offsets={"verified": (4, *ends[1:])}))
+    delete(scene, "verified", upto=4)
+    driver = RoleDriver(scene, "buffer")
+    driver.work()
+    assert driver.service.health()["open_groups"] + driver.service.health()["decided_groups"] == 1  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("topic", "role"),
+    [("outcomes", "feeder"), ("outcomes", "buffer"), ("steps", "trainer"), ("steps", "explorer"),
+     ("weights", "explorer"), ("weights", "trainer"), ("control", "verifier"), ("evals", "trainer")],
+)  # fmt: skip
+def test_a_log_without_its_beginning_is_named(tmp_path: Path, topic: str, role: str) -> None:
+    scene = Scene(tmp_path)
+    scene.step(0, resumed=True)
+    scene.announce(0)
+    if topic == "outcomes":
+        scene.decide(0, GroupResult.dead)
+    if topic == "evals":
+        scene.put("evals", EvalResult(evaluation="e", name=VersionName(trainer_epoch=1, version=0), num_tasks=1,
+                                      num_samples=1, num_unscored=0, metrics={}, generations=None))  # fmt: skip
+    upto = delete(scene, topic, upto=1)
+    with pytest.raises(RecordsDeleted, match=f"has lost its beginning .offsets {upto} of {topic}"):
+        RoleDriver(scene, role, process="after").work()
+    said = Trimmed(name=VersionName(trainer_epoch=0, version=0), checkpoints=())
+    assert deleted_unsaid(scene.transport(), said, ["tasks", topic]) == {topic: 1}
+
+
+def test_a_danger_pauses_the_run_with_the_cause(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, manifest=False)
+    feeder = RoleDriver(scene, "feeder")
+    feeder.work()
+    admitted = feeder.service.health()["admitted"]
+    for _ in range(2):  # it is said once as long as it lasts
+        feeder.service.pause_run("flow: tasks: retention.ms is 604800000, expected -1")
+        feeder.work()
+    states = [one for one in scene.messages("control") if isinstance(one, RunState)]
+    assert [(one.state, one.by, one.reason[:12]) for one in states] == [(DesiredState.paused, "feeder", "flow: tasks:")]
+    scene.decide(0, GroupResult.dead)
+    feeder.work()
+    assert feeder.service.health()["admitted"] == admitted
+    scene.ask(DesiredState.running)
+    feeder.work()
+    assert feeder.service.health()["admitted"] == admitted + 1  # type: ignore[operator]
+
+
+CHANGES: dict[str, tuple[Callable[[TopicSettings], TopicSettings], str]] = {
+    "partitions": (lambda one: replace(one, partitions=one.partitions + 2), "tasks: has 5 partitions, expected 3 "),
+    "compacted": (lambda one: replace(one, compacted=True), "tasks: is compacted, expected not"),
+    "size": (lambda one: replace(one, max_record_bytes=1000), "tasks: takes records of 1000 bytes, expected 8388608"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_topics_of_another_shape_are_refused_with_a_way_on(change: str) -> None:
+    config = make_config()
+    changed, sentence = CHANGES[change]
+    topics = {name: changed(one) if name == "tasks" else one for name, one in wanted_topics(config).items()}
+    transport = MemoryLog(lambda: 0.0).connect()
+    transport.admin.ensure_topics(topics)
+    with pytest.raises(ConfigError, match=f"^flow: {sentence}") as refused:
+        check_log(transport, config, "flow", begun=True)
+    assert str(refused.value).count("; ") >= 1, "it says what to do"
+    transport.admin.delete_topics(["tasks"])
+    assert dangers(transport, config, begun=True) == ["tasks: is gone, expected the topic"]
+    assert dangers(transport, config, begun=False) == []
