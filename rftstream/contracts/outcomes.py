@@ -263,3 +263,27 @@ BATCH_REUSE = MessageSpec(
     key=lambda reuse: f"reuse/{reuse.batch_sequence}",
     headers=lambda reuse: {"batch_sequence": reuse.batch_sequence, "num_uses": len(reuse.uses)},
 )
+
+
+class DecidedSequences:
+    """Which groups have an outcome: all below a number, and some above. A reader of `outcomes` calls `add` for each
+    outcome."""
+
+    def __init__(self) -> None:
+        self.below = 0
+        self._above: set[int] = set()
+
+    def add(self, sequence: int) -> None:
+        """Take a group that has an outcome."""
+        if sequence < self.below:
+            return
+        self._above.add(sequence)
+        while self.below in self._above:
+            self._above.remove(self.below)
+            self.below += 1
+
+    def __contains__(self, sequence: int) -> bool:
+        return sequence < self.below or sequence in self._above
+
+    def __len__(self) -> int:
+        return self.below + len(self._above)

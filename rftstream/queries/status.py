@@ -14,7 +14,7 @@ from typing import Any
 from rftstream.algorithms.learning_signal import NoSignal, find_no_signal
 from rftstream.config.stages import stage_line
 from rftstream.contracts.control import DesiredState
-from rftstream.contracts.outcomes import GroupResult
+from rftstream.contracts.outcomes import DecidedSequences, GroupResult
 from rftstream.contracts.records import TopicPartition
 from rftstream.queries.dead import ErrorKind, error_kinds, read_letters
 from rftstream.queries.disk import DiskRoom, disk_bytes, disk_room
@@ -33,7 +33,6 @@ from rftstream.roles.synthesiser import SYNTHESISER
 from rftstream.runs.ending import Ending, read_ending
 from rftstream.runs.folder import OpenRun, RunFolder, consumer_groups
 from rftstream.service.control_view import ControlView, read_control
-from rftstream.service.outcomes_in_force import DecidedSequences
 from rftstream.service.role import Log
 
 NUM_DEAD_ERRORS = 3

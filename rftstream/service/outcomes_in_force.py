@@ -14,31 +14,8 @@ from hashlib import blake2b
 import msgspec
 
 from rftstream.contracts.checks import first_violation
-from rftstream.contracts.outcomes import BatchReuse, GroupOutcome
+from rftstream.contracts.outcomes import BatchReuse, DecidedSequences, GroupOutcome
 from rftstream.contracts.records import Record
-
-
-class DecidedSequences:
-    """Which groups have an outcome: all below a number, and some above."""
-
-    def __init__(self) -> None:
-        self.below = 0
-        self._above: set[int] = set()
-
-    def add(self, sequence: int) -> None:
-        """Take a group that has an outcome."""
-        if sequence < self.below:
-            return
-        self._above.add(sequence)
-        while self.below in self._above:
-            self._above.remove(self.below)
-            self.below += 1
-
-    def __contains__(self, sequence: int) -> bool:
-        return sequence < self.below or sequence in self._above
-
-    def __len__(self) -> int:
-        return self.below + len(self._above)
 
 
 class OutcomesInForce:

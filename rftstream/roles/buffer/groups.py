@@ -11,14 +11,13 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from rftstream.contracts.outcomes import GroupOutcome, GroupResult, RolloutSummary
+from rftstream.contracts.outcomes import DecidedSequences, GroupOutcome, GroupResult, RolloutSummary
 from rftstream.contracts.records import TopicPartition
 from rftstream.contracts.rollouts import RolloutStatus
 from rftstream.contracts.verdicts import VerifiedRollout
 from rftstream.data.operators.pipeline import ExperienceResult
 from rftstream.metrics import named_by_people
 from rftstream.roles.explorer.attempt import oldest_version
-from rftstream.service.outcomes_in_force import DecidedSequences
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,10 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 
 from rftstream.contracts.batches import BatchManifest
-from rftstream.contracts.outcomes import GroupOutcome, GroupResult
+from rftstream.contracts.outcomes import DecidedSequences, GroupOutcome, GroupResult
 from rftstream.contracts.records import TopicPartition
 from rftstream.roles.buffer.demonstrations import Cursor
 from rftstream.roles.buffer.tally import Tally
-from rftstream.service.outcomes_in_force import DecidedSequences
 from rftstream.transport.base import Position
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from rftstream.config.sections import TransportSection
 from rftstream.contracts.records import NewRecord, TopicPartition
 from rftstream.errors import ConfigError
-from rftstream.transport.base import Admin, Member, Position, Producer, Reader, Snapshot
+from rftstream.transport.base import Admin, Jump, Member, Position, Producer, Reader, Snapshot
 from rftstream.transport.embedded.transport import EmbeddedTransport
 
 
@@ -23,6 +23,9 @@ class SlowTransport:
         self._log = EmbeddedTransport(Path(folder) / run)
         self._commit_s = float(section.options.get("commit_s", 0.02))
         self.admin: Admin = self._log.admin
+
+    def jumps(self) -> list[Jump]:
+        return self._log.jumps()
 
     def reader(self, positions: Mapping[TopicPartition, int], *, bodies: bool = True) -> Reader:
         return self._log.reader(positions, bodies=bodies)
