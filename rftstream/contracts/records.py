@@ -52,6 +52,16 @@ class Record(msgspec.Struct, frozen=True, gc=False):
                 return value
         return None
 
+    def number(self, name: str) -> int | None:
+        """Return the number that a header says, or None if it is missing or says none. Anybody may write a record, so a
+        header may be anything."""
+        text = self.header(name) or b""
+        return int(text) if text.isdigit() and len(text) < 20 else None
+
+    def text(self, name: str) -> str:
+        """Return the text of a header, "" if it is missing. Bytes that are no text are written as escapes."""
+        return (self.header(name) or b"").decode("utf-8", "backslashreplace")
+
     def __str__(self) -> str:
         return f"{self.topic}[{self.partition}]@{self.offset}"
 

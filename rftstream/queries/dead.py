@@ -319,9 +319,9 @@ def stored_rollouts(log: Log, groups: Collection[str]) -> dict[str, list[str | N
     places: dict[str, dict[int, str]] = {group: {} for group in groups}
     for record in log.read("rollouts", bodies=False):
         group = record.header("group_id")
-        if group in chosen and record.header("status") in _SCORABLE:
-            sibling = int(record.header("sibling") or b"0")
-            places[group.decode()].setdefault(sibling, str(record))
+        sibling = record.number("sibling")
+        if group in chosen and sibling is not None and record.header("status") in _SCORABLE:
+            places[record.text("group_id")].setdefault(sibling, str(record))
     return {group: [found.get(i) for i in range(max(found, default=-1) + 1)] for group, found in places.items()}
 
 

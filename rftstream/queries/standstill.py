@@ -212,9 +212,9 @@ def look_at_movement(
     if now - max(moved, default=-math.inf) >= STILL_AFTER_S:
         newest = newest_records(transport)
         moved += [record.timestamp_s for record in newest.values()]
-        batch = newest["batches"].header("batch_sequence") if "batches" in newest else None
-        if batch is not None and batch.isdigit():
-            waiting["batches"] = max(0, int(batch) + 1 - (steps[-1].name.version if steps else 0))
+        batch = newest["batches"].number("batch_sequence") if "batches" in newest else None
+        if batch is not None:
+            waiting["batches"] = max(0, batch + 1 - (steps[-1].name.version if steps else 0))
         if not versions and (rollout := newest.get("rollouts")) is not None:
             sampled = _sampled_by(transport, rollout)
     return Movement(

@@ -217,8 +217,8 @@ def _groups(log: Log) -> tuple[dict[str, int], int]:
         if record.header("late") is None and sequence.isdigit() and int(sequence) not in decided:
             decided.add(int(sequence))
             counts[(record.header("result") or b"?").decode(errors="replace")] += 1
-            batch = record.header("batch_sequence")
-            newest = max(newest, int(batch) if batch is not None and batch.isdigit() else -1)
+            batch = record.number("batch_sequence")
+            newest = max(newest, -1 if batch is None else batch)
     return {str(result): counts[result] for result in GroupResult}, newest
 
 

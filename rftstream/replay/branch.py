@@ -152,11 +152,11 @@ class BatchImport(Import):
     # ------------------------------------------------------------------------------------------ records
 
     def _of_the_groups(self, record: Record) -> NewRecord | None:
-        group = record.header("group_id")
         if record.header("contract") == b"batch_reuse":
-            is_trained = 0 <= int(record.header("batch_sequence") or -1) < self._extent.last
+            sequence = record.number("batch_sequence")
+            is_trained = sequence is not None and sequence < self._extent.last
             return self.as_it_is(record) if is_trained else None
-        return self.as_it_is(record) if group is not None and group.decode() in self._extent.groups else None
+        return self.as_it_is(record) if record.text("group_id") in self._extent.groups else None
 
     def _outcome(self, record: Record) -> NewRecord | None:
         copied = self._of_the_groups(record)
@@ -175,8 +175,8 @@ class BatchImport(Import):
 
     def _of_the_batches(self, record: Record) -> NewRecord | None:
         """Return the record of a batch that is trained. The manifests of the last batch are marked as last."""
-        sequence = int(record.header("batch_sequence") or -1)
-        if not 0 <= sequence < self._extent.last or (record.place, record.offset) in self._extent.foreign:
+        sequence = record.number("batch_sequence")
+        if sequence is None or sequence >= self._extent.last or (record.place, record.offset) in self._extent.foreign:
             return None
         if record.header("contract") != b"batch_manifest":
             return self._experience(record, sequence)
@@ -249,7 +249,7 @@ class BatchImport(Import):
         if not {one.decode() for one in there} - named:
             return
         for record in self._into.read("verified"):
-            if (record.header("rollout_id") or b"").decode() not in named:
+            if record.text("rollout_id") not in named:
                 outcome = late_outcome(as_verified(record), time.time())
                 yield codec.to_record(outcome, "outcomes", 0, run=self._run_id, writer_epoch=self._buffer_epoch)
 
@@ -305,7 +305,7 @@ class BatchImport(Import):
 
 
 def _epoch(record: Record) -> int:
-    return int(record.header("writer_epoch") or 0)
+    return record.number("writer_epoch") or 0
 
 
 def as_verified(record: Record) -> VerifiedRollout:

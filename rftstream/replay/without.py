@@ -104,14 +104,12 @@ def find_left_out(
     batch_of: dict[str, int] = {}
     num_groups: Counter[int] = Counter()
     for record in log.read("batches", bodies=False):
-        batch = int(record.header("batch_sequence") or -1)
-        group, rollout = (record.header(name) for name in ("group_id", "rollout_id"))
-        if (record.place, record.offset) in foreign or not 0 <= batch < last or group is None or rollout is None:
+        batch, group_id, rollout = record.number("batch_sequence"), record.text("group_id"), record.text("rollout_id")
+        if (record.place, record.offset) in foreign or batch is None or batch >= last or not group_id or not rollout:
             continue
-        group_id = group.decode()
         if group_id not in batch_of:
             num_groups[batch] += 1
-        siblings[group_id].append(rollout.decode())
+        siblings[group_id].append(rollout)
         batch_of[group_id] = batch
     dropped = _dropped(names, siblings, last)
     whole = {

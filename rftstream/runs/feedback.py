@@ -233,7 +233,7 @@ def _check_known(log: Log, votes: list[Vote], sequences: Mapping[str, int], part
     there: set[str] = set()
     if places:
         for record in log.read("verified", bodies=False, partitions=places):
-            name = (record.header("rollout_id") or b"").decode("ascii", "backslashreplace")
+            name = record.text("rollout_id")
             if name in wanted:
                 there.add(name)
     deleted = any(log.transport.admin.begin_offsets("verified").values())

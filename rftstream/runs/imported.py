@@ -186,7 +186,7 @@ class RolloutImport(Import):
 
     def _put_back(self) -> set[str]:
         """Groups that have a newer attempt: their rollouts may stand there once more."""
-        groups = {(record.header("group_id") or b"").decode() for record in self._into.read("tasks", bodies=False)}
+        groups = {record.text("group_id") for record in self._into.read("tasks", bodies=False)}
         return {group for group in groups if next_attempt(group) in groups}
 
 

@@ -179,6 +179,13 @@ def retried_tasks(scene: Scene, min_version: int) -> list[Task]:
     return again
 
 
+def test_headers_of_somebody_else_name_no_stored_rollout(scene: Scene) -> None:
+    for sibling in (b"\xff", b"", b"-1"):
+        headers = (("group_id", b"g"), ("sibling", sibling), ("status", b"completed"))
+        scene.put_raw(NewRecord("rollouts", 0, b"?", b"?", headers))
+    assert stored_rollouts(Log(scene.transport()), ["g"]) == {"g": []}
+
+
 def rollouts_of(scene: Scene) -> dict[str, Rollout]:
     return {one.ids.rollout_id: one for one in scene.messages("rollouts") if isinstance(one, Rollout)}
 

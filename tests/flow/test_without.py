@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rftstream.contracts.batches import BatchManifest, Experience
+from rftstream.contracts.records import NewRecord
 from rftstream.errors import ConfigError
 from rftstream.replay.branch import BatchImport, measure
 from rftstream.replay.recorded import read_recorded
@@ -120,3 +121,12 @@ def test_what_cannot_be_left_out(first: Simulation) -> None:
         left_out_of(first, "sums/9/9/0/1")
     with pytest.raises(ConfigError, match="nothing would be left of batch 1"):
         left_out_of(first, *in_batch(first, 1))
+
+
+def test_headers_of_somebody_else_stop_nobody(tmp_path: Path) -> None:
+    run = MemoryRun(make_config(), folder=tmp_path)
+    for number in (b"\xffone", b"-1", b"", b"9" * 30):
+        headers = (("batch_sequence", number), ("group_id", b"\xff"), ("rollout_id", b"\xff"), ("writer_epoch", b"?"))
+        run.put_raw(NewRecord("batches", 0, b"?", b"?", headers))
+    with pytest.raises(ConfigError, match="mine"):
+        find_left_out(Log(run.transport()), ["mine"], last=STEPS, min_siblings=2)

@@ -100,7 +100,7 @@ class FeedbackFold:
         name was scored in this run."""
         effect = self._effect_of(record, vote, status)
         if vote is None:
-            feedback_id = (record.header("id") or b"").decode("ascii", "backslashreplace")
+            feedback_id = record.text("id")
             return Judgement(
                 judgement_id=judgement_id_of(record), feedback_id=feedback_id, effect=effect, decided_at=now
             )

@@ -190,7 +190,7 @@ class FeedbackIntake:
         partitions = {record.partition for record, _ in votes}
         places = {place: offset for place, offset in progress.read.items() if place.partition in partitions}
         for record in log_.read("verified", start=places, bodies=False, partitions=partitions):
-            name = (record.header("rollout_id") or b"").decode("ascii", "backslashreplace")
+            name = record.text("rollout_id")
             if name in wanted and not codec.is_foreign(record):
                 self._coming.add(name)
         for record, vote in votes:

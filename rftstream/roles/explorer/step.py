@@ -354,8 +354,7 @@ def finish_work(work: RolloutInHand, rollout: Rollout, num_sampled: int = 0) -> 
 
 
 def _num_tokens(piece: Record) -> int:
-    text = piece.header("num_tokens") or b""
-    return int(text) if text.isdigit() else 0
+    return piece.number("num_tokens") or 0
 
 
 def may_begin(task: Task, policy: Policy, behind: bool) -> bool:

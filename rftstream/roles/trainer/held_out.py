@@ -99,8 +99,8 @@ class HeldOut:
     def _count(self, log_: Log) -> int:
         """Note where each demonstration stands; return how many there are."""
         for record in log_.read(DEMONSTRATIONS, bodies=False):
-            if not codec.is_foreign(record):
-                self._offsets[int(record.header("number") or 0)] = record.place, record.offset
+            if not codec.is_foreign(record) and (number := record.number("number")) is not None:
+                self._offsets[number] = record.place, record.offset
         return next(number for number in itertools.count() if number not in self._offsets)
 
     def _records(self, log_: Log, numbers: Sequence[int]) -> list[tuple[int, Record]]:

@@ -71,7 +71,8 @@ class RecordedBatches:
         self.foreign.update(places)
 
     def _is_committed(self, record: Record) -> bool:
-        return self._committed.is_committed(int(record.header("batch_sequence") or 0))
+        sequence = record.number("batch_sequence")
+        return sequence is not None and self._committed.is_committed(sequence)
 
     def close(self) -> None:
         """Close the readers."""
