@@ -378,15 +378,14 @@ def _begin(run: OpenRun, recorded: Recorded, backends: _RecordedBackends, first:
     def usable(name: VersionName) -> bool:
         return name.version <= first and recorded.in_force(name)
 
-    found = checkpoints.newest(usable)
-    if found is None or _deleted(TrainerProgress.from_state(found[1]).positions, begins):
-        if any(begins):
-            raise ConfigError(_earliest(run, recorded, checkpoints, begins, first))
-        return _Again(run, recorded, backends, backends.use(1), TrainerProgress(positions=tuple(begins)), None)
-    name, state = found
-    in_use = backends.use(name.version + 1)
     with tempfile.TemporaryDirectory(prefix="rftstream-") as scratch:
-        checkpoints.read(name, Path(scratch))
+        found = checkpoints.newest(usable, folder=Path(scratch))
+        if found is None or _deleted(TrainerProgress.from_state(found[1]).positions, begins):
+            if any(begins):
+                raise ConfigError(_earliest(run, recorded, checkpoints, begins, first))
+            return _Again(run, recorded, backends, backends.use(1), TrainerProgress(positions=tuple(begins)), None)
+        name, state = found
+        in_use = backends.use(name.version + 1)
         in_use.training.backend.load(Path(scratch))
     return _Again(run, recorded, backends, in_use, TrainerProgress.from_state(state), name)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -21,10 +22,6 @@ from rftstream.weights.store import CHUNK_BYTES, ObjectStore
 logger = logging.getLogger(__name__)
 
 FORMAT = 1
-
-
-def _always(name: VersionName) -> bool:
-    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,15 +94,26 @@ class CheckpointStore:
         manifests = [name for name in self._store.list("checkpoints/") if name.endswith("/manifest.json")]
         return sorted(filter(None, map(_parse, manifests)), key=_age)
 
-    def newest(self, in_force: Callable[[VersionName], bool] = _always) -> tuple[VersionName, dict[str, Any]] | None:
-        """Return the newest undamaged checkpoint in force, and its state. Damaged ones are skipped with a warning."""
+    def newest(
+        self,
+        in_force: Callable[[VersionName], bool] = lambda name: True,
+        fits: Callable[[VersionName, dict[str, Any]], bool] = lambda name, state: True,
+        *,
+        folder: Path | None = None,
+    ) -> tuple[VersionName, dict[str, Any]] | None:
+        """Return the newest undamaged checkpoint in force whose state `fits`, and that state. Its files are read once:
+        they are verified and, with an empty `folder`, copied there. Damaged ones are skipped with a warning."""
         for name in reversed(self.names()):
             if not in_force(name):
                 continue
             try:
-                return name, self.verify(name)
+                if not fits(name, self.state(name)):
+                    continue
+                return name, self.verify(name) if folder is None else self.read(name, folder)
             except WeightsError as error:
                 logger.warning("checkpoint skipped, the one before is taken: %s", error)
+                if folder is not None:
+                    _empty(folder)
         return None
 
     def verify(self, name: VersionName) -> dict[str, Any]:
@@ -175,6 +183,15 @@ def is_gone(name: VersionName, said: Trimmed | None) -> bool:
 
     `said` is the newest record of what was deleted, or None."""
     return said is not None and name not in said.checkpoints and _age(name) < _age(said.name)
+
+
+def _empty(folder: Path) -> None:
+    """Remove what a checkpoint that turned out to be damaged left in a folder."""
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def _folder(name: VersionName) -> str:

@@ -46,10 +46,8 @@ class CheckpointCycle:
     def load(self, begins: tuple[int, ...], ends: tuple[int, ...]) -> TrainerProgress | None:
         """Load the newest good checkpoint that is in force by `steps`, and whose positions lie between `begins` and
         `ends` of `batches`. Return its progress, or None if training begins with version 0."""
-        found = self.retention.newest(self.versions.in_force, begins, ends)
-        if found is not None:
-            name, progress = found
-            self.retention.read(name, self.backend.load)
+        progress = self.retention.load_newest(self.versions.in_force, begins, ends, self.backend.load)
+        if progress is not None:
             return progress
         if self.versions.any_recorded:
             log.warning("no usable checkpoint; training all recorded batches again from version 0")

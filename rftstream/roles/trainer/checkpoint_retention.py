@@ -60,33 +60,36 @@ class CheckpointRetention:
         """The checkpoints that are kept, oldest first."""
         return [name for name in self._names if not is_gone(name, self._deletions.said)]
 
-    def newest(
-        self, in_force: InForce, begins: tuple[int, ...], ends: tuple[int, ...]
-    ) -> tuple[VersionName, TrainerProgress] | None:
-        """Return the newest good checkpoint in force after which the log has all batches, `begins` to `ends` of each
-        share. None if there is no such; ConfigError if training cannot begin without one, either."""
+    def load_newest(
+        self, in_force: InForce, begins: tuple[int, ...], ends: tuple[int, ...], load: Callable[[Path], None]
+    ) -> TrainerProgress | None:
+        """Hand the files of the newest good checkpoint in force after which the log has all batches, `begins` to `ends`
+        of each share, to `load`, in a temporary folder. Return its progress; None if there is no such; ConfigError if
+        training cannot begin without one, either."""
         said = self._deletions.said
         begins = at_least(said.offsets.get("batches", ()) if said is not None else (), begins)
-        refused: set[VersionName] = set()
 
-        def usable(name: VersionName) -> bool:
-            return in_force(name) and name not in refused and not is_gone(name, said)
-
-        while (found := self._checkpoints.newest(usable)) is not None:
-            name, progress = found[0], TrainerProgress.from_state(found[1])
-            if all(
-                begin <= position <= end for begin, position, end in zip(begins, progress.positions, ends, strict=True)
-            ):
-                return name, progress
+        def fits(name: VersionName, state: dict[str, Any]) -> bool:
+            positions = TrainerProgress.from_state(state).positions
+            if all(begin <= position <= end for begin, position, end in zip(begins, positions, ends, strict=True)):
+                return True
             log.warning(
                 "checkpoint %d/%d: positions %s lie outside the log (%s to %s); the one before is taken",
                 name.trainer_epoch,
                 name.version,
-                progress.positions,
+                positions,
                 begins,
                 ends,
             )
-            refused.add(name)
+            return False
+
+        with self._store.scratch() as folder:
+            found = self._checkpoints.newest(
+                lambda name: in_force(name) and not is_gone(name, said), fits, folder=folder
+            )
+            if found is not None:
+                load(folder)
+                return TrainerProgress.from_state(found[1])
         if any(begins):
             since = f" of version {said.version} or above" if said is not None else ""
             raise ConfigError(
@@ -94,12 +97,6 @@ class CheckpointRetention:
                 f"{since} to begin with; put a copy of one back, or begin a new run with model.init_from"
             )
         return None
-
-    def read(self, name: VersionName, load: Callable[[Path], None]) -> None:
-        """Fetch the files of a checkpoint into a temporary folder for `load`."""
-        with self._store.scratch() as folder:
-            self._checkpoints.read(name, folder)
-            load(folder)
 
     def stage(self, save: Callable[[Path], None]) -> StagedCheckpoint:
         """Have the files of a checkpoint saved into a temporary folder, and return them."""

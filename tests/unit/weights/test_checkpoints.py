@@ -157,3 +157,30 @@ def test_a_state_that_is_no_json_is_refused(store: ObjectStore) -> None:
     with pytest.raises(ValueError, match="JSON"):
         CheckpointStore(store).write(name(1, 1), fill, {"loss": float("nan")})
     assert CheckpointStore(store).names() == []
+
+
+def test_the_newest_is_read_once_and_a_damaged_one_leaves_nothing(
+    store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints = CheckpointStore(store)
+    for version in (10, 20, 30, 40):
+        checkpoints.write(name(1, version), fill, {"version": version})
+    damaged = "checkpoints/000001-00000030/files/rank-0/rng.json"
+    store.delete(damaged)
+    store.put(damaged, b"other")
+    opened: list[str] = []
+    original = store.open
+    monkeypatch.setattr(store, "open", lambda where: opened.append(where) or original(where))
+    folder = tmp_path / "restored"
+    folder.mkdir()
+    found = checkpoints.newest(lambda one: True, lambda one, state: state["version"] != 40, folder=folder)
+    assert found == (name(1, 20), {"version": 20})
+    assert {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} == {
+        "masters.safetensors",
+        "rank-0/rng.json",
+        "empty",
+    }
+    assert (folder / "rank-0" / "rng.json").read_text() == "{}"
+    files = [where for where in opened if "/files/" in where]
+    assert len(files) == len(set(files)), "each once"
+    assert not any("00000040" in where for where in files)
