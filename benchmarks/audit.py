@@ -75,9 +75,9 @@ def _measured(arguments: list[str]) -> tuple[float, float, float, str]:
     """Seconds, seconds of CPU, peak MiB, and what it printed."""
     began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     code = (
-        "import resource, sys; from rftstream.commands import cli\n"
-        f"try: cli({arguments!r})\n"
-        "finally: print('peak', resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=sys.stderr)"
+        "import re, sys; from rftstream.commands import cli\n"
+        f"try: cli({arguments!r})\n"  # ru_maxrss would hold the peak of this process, too, of which it is a fork
+        "finally: print('peak', re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1], file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     took_s, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Executor
 
@@ -104,7 +104,7 @@ class ExplorerStep(ConcurrentStepDefaults):
         self._clock = clock
         self._in_hand = RolloutsInHand(loop, renderers=renderers, truncate=truncate, states=states)
         self._done: list[Done] = []
-        self._decided: dict[str, None] = {}
+        self._decided: OrderedDict[str, None] = OrderedDict()  # a dict walks over what was deleted to find its first
         """Groups with an outcome, newest last, as many as could still have tasks on the way."""
         self._weights = WeightsUpdate(policy, follower, fetching, clock)
         self._look_at = 0.0
@@ -127,7 +127,7 @@ class ExplorerStep(ConcurrentStepDefaults):
             case GroupOutcome() as outcome if not outcome.late:
                 self._decided[outcome.group_id] = None
                 while len(self._decided) > 100_000:
-                    del self._decided[next(iter(self._decided))]
+                    self._decided.popitem(last=False)
 
     def start(self, item: Item) -> None:
         """Take a task in hand. It waits, unless its rollout stands on the log already."""
