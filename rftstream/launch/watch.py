@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from rftstream.config.sections import RunConfig
 from rftstream.contracts import codec
 from rftstream.contracts.control import DesiredState
+from rftstream.contracts.records import Record
 from rftstream.contracts.verdicts import VerifiedRollout
 from rftstream.contracts.versions import EvalResult, StepRecord
 from rftstream.errors import ContractError, TransportError
@@ -21,6 +22,7 @@ from rftstream.roles.explorer import EXPLORER
 from rftstream.roles.verifier import VERIFIER
 from rftstream.runs.folder import RunFolder
 from rftstream.runs.observer import Observer
+from rftstream.service.reading import read_records
 from rftstream.transport.base import Transport
 
 LAG_EVERY_S = 2.0
@@ -169,25 +171,24 @@ class Watch:
             return None
         self._partition += 1
         place = sorted(ends)[self._partition % len(ends)]
-        reader = self._transport.reader({place: max(0, ends[place] - 3)})  # some offsets may be gaps
+        newest = range(max(0, ends[place] - 3), ends[place])  # some offsets may be gaps
         try:
-            for record in reversed(reader.poll(3)):
-                message = codec.from_record(record) if record.value is not None else None
-                if isinstance(message, VerifiedRollout) and message.rollout is not None and message.rollout.problem:
-                    rollout = message.rollout
-                    shown = pieces_of_turns(self._renderer, rollout.turns, rollout.segments, rollout.calls)
-                    said = [
-                        joined(pieces)
-                        for pieces, turn in zip(shown, rollout.turns, strict=True)
-                        if turn.role == "assistant"
-                    ]
-                    return Sample(
-                        prompt=message.rollout.problem.messages[-1].content,
-                        completion="\n".join(said),
-                        reward=message.verdict.reward if message.verdict else None,
-                    )
+            for _, record in sorted(read_records(self._transport, place, newest).items(), reverse=True):
+                if (sample := self._sample_of(record)) is not None:
+                    return sample
         except ContractError:
             pass
-        finally:
-            reader.close()
         return None
+
+    def _sample_of(self, record: Record) -> Sample | None:
+        """Return the completion in a record; None if there is none in it."""
+        message = codec.from_record(record) if record.value is not None else None
+        if not isinstance(message, VerifiedRollout) or (rollout := message.rollout) is None or rollout.problem is None:
+            return None
+        shown = pieces_of_turns(self._renderer, rollout.turns, rollout.segments, rollout.calls)
+        said = [joined(pieces) for pieces, turn in zip(shown, rollout.turns, strict=True) if turn.role == "assistant"]
+        return Sample(
+            prompt=rollout.problem.messages[-1].content,
+            completion="\n".join(said),
+            reward=None if message.verdict is None else message.verdict.reward,
+        )

@@ -6,6 +6,7 @@ import pytest
 
 from rftstream.contracts.records import NewRecord, Record, TopicPartition
 from rftstream.errors import PositionMissing, RecordTooLarge
+from rftstream.service.reading import read_records
 from rftstream.testing.conformance_bench import (
     Bench,
     ConformanceHarness,
@@ -195,6 +196,21 @@ class ReadingConformance(BenchFixtures):
         bench.write([NewRecord(topic, number % 8, b"%d" % number, b"v") for number in range(20_000)])
         found = bench.all_records(topic)
         assert sorted(int(record.key or b"") for record in found) == list(range(20_000))
+
+    def test_records_at_offsets_that_are_known(self, bench: Bench) -> None:
+        """A fresh reader finds each record at its offset, also the newest, and leaves out what is not there: a mark of
+        a transaction, what was deleted, and what lies beyond the end."""
+        topic = bench.topic(2)
+        producer = bench.producer()
+        for number in range(10):
+            producer.commit([new(topic, 1, f"{number}"), new(topic, 0, "other")])
+        records = by_place(bench.all_records(topic))[place := TopicPartition(topic, 1)]
+        for record in records[::-3]:
+            assert read_records(bench.transport, place, [record.offset]) == {record.offset: record}
+        everywhere = range(records[-1].offset + 100)
+        assert list(read_records(bench.transport, place, everywhere).values()) == records
+        bench.transport.admin.delete_before({place: records[4].offset})
+        assert list(read_records(bench.transport, place, everywhere).values()) == records[4:]
 
     def test_a_large_record(self, bench: Bench) -> None:
         topic = bench.topic()

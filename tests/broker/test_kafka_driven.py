@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from random import Random
 from secrets import randbelow
@@ -20,10 +21,12 @@ from rftstream.errors import RftError, TransportError
 from rftstream.launch.exporter import FollowedRun
 from rftstream.launch.health import Health
 from rftstream.launch.replay_into import Replay
+from rftstream.launch.watch import Watch
 from rftstream.queries.exported import Figures
 from rftstream.roles.explorer.partials import parse_key
 from rftstream.roles.verifier import step as verifier_step
 from rftstream.runs.folder import open_run
+from rftstream.runs.observer import Observer
 from rftstream.studio.access import StudioRole
 from rftstream.studio.watched_run import WatchedRun
 from rftstream.testing.foreign import ForeignWriter
@@ -306,6 +309,24 @@ def test_pages_and_votes_of_the_studio(place: Workplace, make: Make) -> None:
         watched.follow_once()
         assert get(f"/api/v1/runs/{name}")["version"] == 6
     watched.stop()
+
+
+@pytest.mark.law("bounded", "conservation")
+def test_open_groups_are_read_again_from_the_log_once_their_bodies_are_too_many(make: Make) -> None:
+    """The buffer holds no body at all. Whoever looks on sees completions, too."""
+    run = make("buffer.max_body_bytes=1")
+    with closing(open_run(run.folder.path).transport) as transport:
+        watch = Watch(run.config, transport, Observer(transport), (), folder=run.folder)
+
+        def is_shown() -> bool:
+            watch.look()
+            return watch.sample is not None
+
+        run.start_all()
+        run.play(is_shown)
+        run.play()
+        run.close()
+    assert run.view.assert_nothing_lost().version == 6
 
 
 BACKLOG = 12

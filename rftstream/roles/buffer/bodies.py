@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
+from collections.abc import Collection
 
 from rftstream.contracts import codec
 from rftstream.contracts.records import TopicPartition
 from rftstream.contracts.verdicts import VerifiedRollout
 from rftstream.errors import PositionMissing
+from rftstream.service.reading import read_records
 from rftstream.transport.base import Transport
 
 
 class Bodies:
     """The bodies of rollouts that are in open groups. The step makes it at each recovery. It calls `hold` for each body
-    that it reads, `get` when a batch needs it, and `forget` once its group has an outcome on the log."""
+    that it reads, `get` or `get_all` when a batch needs it, and `forget` once its group has an outcome on the log."""
 
     def __init__(self, transport: Transport, max_bytes: int) -> None:
         self._transport = transport
@@ -30,22 +32,29 @@ class Bodies:
 
     def get(self, place: TopicPartition, offset: int) -> VerifiedRollout:
         """Return what stands there. PositionMissing if it is gone from the log."""
-        held = self._held.get((place, offset))
-        if held is not None:
-            return held[0]
-        reader = self._transport.reader({place: offset})
-        try:
-            records = reader.poll(max_records=1)
-        finally:
-            reader.close()
-        if not records or records[0].offset != offset:
-            raise PositionMissing(
-                f"{place}@{offset}: the record of an open group is gone from the log; "
-                "retention deleted what was still needed"
-            )
-        message = codec.from_record(records[0])
-        assert isinstance(message, VerifiedRollout)
-        return message
+        return self.get_all([(place, offset)])[place, offset]
+
+    def get_all(
+        self, places: Collection[tuple[TopicPartition, int]]
+    ) -> dict[tuple[TopicPartition, int], VerifiedRollout]:
+        """Return what stands at these places. PositionMissing if something is gone from the log."""
+        found = {place: self._held[place][0] for place in places if place in self._held}
+        offsets: dict[TopicPartition, list[int]] = defaultdict(list)
+        for partition, offset in places:
+            if (partition, offset) not in found:
+                offsets[partition].append(offset)
+        for partition, wanted in sorted(offsets.items()):
+            records = read_records(self._transport, partition, wanted)
+            for offset in wanted:
+                if offset not in records:
+                    raise PositionMissing(
+                        f"{partition}@{offset}: the record of an open group is gone from the log; "
+                        "retention deleted what was still needed"
+                    )
+                message = codec.from_record(records[offset])
+                assert isinstance(message, VerifiedRollout)
+                found[partition, offset] = message
+        return found
 
     def forget(self, place: TopicPartition, offset: int) -> None:
         """Drop a body that nobody needs any more."""

@@ -6,6 +6,7 @@ part `human`: operators, outcomes and experiences see it.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from rftstream.config.role_sections import FeedbackSection
@@ -112,6 +113,8 @@ class JudgedBodies(Bodies):
         super().__init__(transport, max_bytes)
         self._judged = rewards
 
-    def get(self, place: TopicPartition, offset: int) -> VerifiedRollout:
-        """Return what stands there, with its reward as it is judged now."""
-        return self._judged.changed(super().get(place, offset))
+    def get_all(
+        self, places: Collection[tuple[TopicPartition, int]]
+    ) -> dict[tuple[TopicPartition, int], VerifiedRollout]:
+        """Return what stands at these places, with rewards as they are judged now."""
+        return {place: self._judged.changed(verified) for place, verified in super().get_all(places).items()}

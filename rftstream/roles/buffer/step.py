@@ -289,9 +289,7 @@ class BufferStep(SingleStepDefaults):
         """Return the next batch, made of these groups and of demonstrations, with all outcomes that are due."""
         progress, stage, batch = self._progress, self._stage, self._progress.next_batch
         # All that is read from the log, first: what fails for now is asked again, as if nothing had been begun.
-        bodies = {
-            sibling.place_offset: self._bodies.get(*sibling.place_offset) for group in groups for sibling in group.kept
-        }
+        bodies = self._bodies.get_all([sibling.place_offset for group in groups for sibling in group.kept])
         again = self._reuse.choose(
             batch,
             [group.sequence for group in groups],
