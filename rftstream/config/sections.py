@@ -249,8 +249,9 @@ class TransportSection:
     """So long a worker tries again when the log refuses or is gone (a full disk, no broker); then it ends with exit 3,
     and the run with it, to be resumed."""
     session_timeout_s: Annotated[float, Meta(ge=1)] = 10.0
-    """An explorer or verifier that gives no sign for so long is declared dead, and its work goes to others. Brokers
-    take no less than 6."""
+    """An explorer or verifier that gives no sign for so long is declared dead, and its work goes to others: its process
+    was killed or stopped, or cannot reach the log. One that is busy lives on, however long that takes. Brokers take 6
+    to 1,800, or what their `group.max.session.timeout.ms` says."""
     options: dict[str, Any] = field(default_factory=dict)
     """`kafka`: settings of kafka-python's clients, as they are: security_protocol, sasl_mechanism, sasl_plain_username,
     sasl_plain_password = "env:NAME", ssl_cafile, ...; and replication_factor of the topics. `{role}` in a value becomes

@@ -88,8 +88,10 @@ class ConcurrentService(Service):
             return MAX_IDLE_S
         if self._partitions is None:
             self._partitions = self._join()
-        partitions = self._partitions
+        with self._partitions.working():
+            return self._work(self._partitions, followed=followed)
 
+    def _work(self, partitions: OwnedPartitions, *, followed: bool) -> float:
         stops = self._draining or self._stop is not None
         taken = partitions.poll(0 if stops else max(0, self.step.room), self._drop)
         for record, assignment in partitions.records():

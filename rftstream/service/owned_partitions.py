@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import cast
 
 from rftstream import metrics
@@ -46,6 +47,10 @@ class OwnedPartitions:
         if self._restore is not None and self._restore.reader is not None:
             sources.append(self._restore.reader)
         return sources
+
+    def working(self) -> AbstractContextManager[None]:
+        """Return a context in which the membership lives on, however long the work in it takes."""
+        return self._member.working()
 
     # ------------------------------------------------------------------------------------------ records
 

@@ -39,6 +39,9 @@ class ConformanceHarness(ABC):
     """Seconds, of the quickest of some calls, from a record to another process's answer and back. A busy machine holds
     up many of them, and a log that only looks now and then holds up all."""
 
+    lives_on_while_working: bool = True
+    """Whether members live on while they are `working`. False for a log whose clock is the test's."""
+
     @abstractmethod
     def connect(self) -> Transport:
         """Return a new connection, as another process would have it."""

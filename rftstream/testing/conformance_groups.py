@@ -198,6 +198,36 @@ class GroupConformance(BenchFixtures):
             assert old.assignment.get(place) != number
         assert bench.all_records(target) == []
 
+    def test_a_member_that_works_lives_on_however_long_that_takes(self, bench: Bench) -> None:
+        """It keeps what it owns, and what it has done is committed. Who joins meanwhile does not wait for it."""
+        if not bench.harness.lives_on_while_working:
+            return
+        topic, target = bench.topic(4), bench.topic()
+        group = bench.group(topic)
+        timeout_s = bench.harness.session_timeout_s
+        busy = bench.join(group, topic, session_timeout_s=timeout_s)
+        bench.settle([busy], topic)
+        alive = bench.join(group, topic, session_timeout_s=timeout_s)
+        bench.settle([busy, alive], topic)
+        old = busy[1].snapshot()
+        place = next(iter(old.assignment))
+        with busy[1].working():
+            bench.harness.expire([alive])
+            bench.harness.expire([alive])
+            bench.producer(busy[0]).commit([new(target, 0, "done")], positions={place: Position(0)}, snapshot=old)
+            third = bench.join(group, topic, session_timeout_s=timeout_s)
+
+            def third_has_some() -> bool:
+                for transport, member in (alive, third):
+                    transport.wait([member], 0.01)
+                return bool(third[1].assignment())
+
+            bench.await_true("who joins has something to do", third_has_some)
+        bench.settle([busy, alive, third], topic)
+        kept = set(busy[1].assignment().items()) & set(old.assignment.items())
+        assert kept, "none of its work begins anew, but what went to the third"
+        assert texts(bench.all_records(target)) == ["done"]
+
     def test_workers_that_come_and_go_carry_everything_once(self, bench: Bench) -> None:
         source, target = bench.topic(6), bench.topic(6)
         group = bench.group(source)

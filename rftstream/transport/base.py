@@ -27,6 +27,7 @@ one. Nothing here is thread-safe: one thread uses a transport and what it made.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -132,9 +133,12 @@ class Member(Protocol):
     """A member of a group. The members of a group share the partitions of some topics.
 
     `Transport.member` makes it, and the concurrent loop uses it. The transport keeps it alive through `poll` and
-    `wait`; a member that calls neither for the session time-out loses its partitions to the others. A round:
+    `wait`, and while it is `working`; a member that does none of it for the session time-out loses its partitions to
+    the others. A round:
 
         transport.wait([member], 1.0)
+        with member.working():
+            ...
         records = member.poll()
         for place in new_in(member.assignment()):
             member.seek(place, member.committed([place])[place].offset)
@@ -184,6 +188,12 @@ class Member(Protocol):
 
     def snapshot(self) -> Snapshot:
         """Return what is owned now, for a later `Producer.commit`. Taken before results are collected (promise 5)."""
+
+    def working(self) -> AbstractContextManager[None]:
+        """Return a context in which the member lives on though nobody calls it, for as long as its process does.
+
+        The loop works in it: a step may take longer than the session time-out. Others may join meanwhile, and get their
+        share: the next `poll` tells what is owned then."""
 
     def close(self) -> None:
         """Leave the group at once, so that the others get the partitions without waiting for the session time-out."""

@@ -329,6 +329,20 @@ def test_open_groups_are_read_again_from_the_log_once_their_bodies_are_too_many(
     assert run.view.assert_nothing_lost().version == 6
 
 
+@pytest.mark.law("lost", "never-waits")
+def test_a_step_that_takes_longer_than_a_session_is_not_begun_anew(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Six rollouts of 100,000 tokens are finished in one step, which takes seconds."""
+    caplog.set_level(logging.WARNING, "rftstream.transport.kafka.member")
+    run = make(
+        "run.steps=1", "transport.session_timeout_s=1", "feeder.max_staleness=0", "sampling.max_tokens=4000000",
+        "policies.fake.mean_tokens=100000", "policies.fake.sigma=0",
+    )  # fmt: skip
+    assert run.to_the_end().version == 1
+    assert "explorer-1 was put out of the group" not in caplog.text
+
+
 BACKLOG = 12
 """Rollouts of (1 + max_staleness) batches: so many are admitted while nobody trains."""
 

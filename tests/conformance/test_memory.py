@@ -20,6 +20,7 @@ PLACE = TopicPartition("a", 0)
 
 class MemoryHarness(ConformanceHarness):
     session_timeout_s = 0.3
+    lives_on_while_working = False
 
     def __init__(self, *, marks: bool) -> None:
         self._log = MemoryLog(marks=marks)

@@ -2,24 +2,69 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 
 from rftstream.contracts.records import Record, TopicPartition
-from rftstream.errors import TransportError
+from rftstream.errors import RftError, TransportError
 from rftstream.transport.base import Position, Snapshot
-from rftstream.transport.checks import choose_positions
+from rftstream.transport.checks import PUT_OUT, choose_positions
 from rftstream.transport.cursors import CursorMember
 from rftstream.transport.embedded import groups
 from rftstream.transport.embedded.clients import LogCursors, all_positions
 from rftstream.transport.embedded.store import Mark, Store
 from rftstream.transport.embedded.wakeup import is_dead
 
+log = logging.getLogger(__name__)
+
 _BEATS_PER_SESSION = 5
 _TRIES_PER_BEAT = 4
 _LOOK_AT_PEERS_S = 0.5
 _LONGEST_TURN_S = 0.25
 """Longest wait of a heartbeat for its turn to write, in seconds; `poll` must not block."""
+
+
+class Heart:
+    """Writes the heartbeats of a member while its worker is busy, in a thread and by a connection of its own.
+
+    The member makes it, and closes it. The thread begins when there is something to do for the first time."""
+
+    def __init__(self, member: EmbeddedMember) -> None:
+        self._member = member
+        self._works = False
+        self._ends = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Let the member live on inside of this context."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._beat, name="heartbeats", daemon=True)
+            self._thread.start()
+        self._works = True
+        try:
+            yield
+        finally:
+            self._works = False
+
+    def _beat(self) -> None:
+        store: Store | None = None
+        while not self._ends.wait(self._member.beat_every_s):
+            if self._works:
+                with suppress(RftError):  # the next one may get through
+                    store = store or self._member.store.opened_again()
+                    self._member.beat_by(store)
+        if store is not None:
+            store.close()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._ends.set()
+        if self._thread is not None:
+            self._thread.join()
 
 
 class EmbeddedMember(CursorMember):
@@ -36,10 +81,11 @@ class EmbeddedMember(CursorMember):
         for topic in topics:
             store.topic(topic)
         super().__init__(LogCursors(store, {}, topics=frozenset(topics)), group=group, name=name)
-        self._store = store
+        self.store = store
         self._session_timeout_s = session_timeout_s
         self.topics = frozenset(topics)
         self._closed = False
+        self._heart = Heart(self)
         self._join()
 
     def poll(self, max_records: int = 1000, max_bytes: int = 16 << 20) -> list[Record]:
@@ -47,7 +93,7 @@ class EmbeddedMember(CursorMember):
         return self._cursors.fetch(max_records, max_bytes)
 
     def committed(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Position]:
-        return choose_positions(all_positions(self._store, self._group), partitions, group=self._group)
+        return choose_positions(all_positions(self.store, self._group), partitions, group=self._group)
 
     def snapshot(self) -> Snapshot:
         return Snapshot(self._group, dict(self._assignment), self._member)
@@ -56,11 +102,26 @@ class EmbeddedMember(CursorMember):
         if self._closed:
             return
         self._closed = True
+        self._heart.close()
         try:
-            groups.leave(self._store, self._group, self._member)
+            groups.leave(self.store, self._group, self._member)
         finally:
             if self.pipe is not None:
                 self.pipe.close()
+
+    def working(self) -> AbstractContextManager[None]:
+        return self._heart.working()
+
+    @property
+    def beat_every_s(self) -> float:
+        """Seconds between two heartbeats."""
+        return self._session_timeout_s / _BEATS_PER_SESSION
+
+    def beat_by(self, store: Store) -> None:
+        """Write a heartbeat if one is due, by another connection than the member's own. It is called in another thread,
+        while the member's own is busy."""
+        if store.clock() - self._last_beat_s >= self.beat_every_s:
+            groups.beat(store, self._group, self._member, timeout_s=self.beat_every_s)
 
     def has_data(self) -> bool:
         """Return whether `wait` should end: the assignment has changed, or there are records."""
@@ -80,10 +141,10 @@ class EmbeddedMember(CursorMember):
             pass
 
     def _join(self) -> None:
-        self.pipe = self._store.wakeup_pipes.of_member(self._group)
+        self.pipe = self.store.wakeup_pipes.of_member(self._group)
         try:
             self._member = groups.join(
-                self._store,
+                self.store,
                 group=self._group,
                 name=self.name,
                 topics=self.topics,
@@ -95,8 +156,8 @@ class EmbeddedMember(CursorMember):
                 self.pipe.close()
                 self.pipe = None
             raise
-        self._next_beat_s = self._store.clock() + self._session_timeout_s / _BEATS_PER_SESSION
-        self._last_beat_s = self._store.clock()
+        self._next_beat_s = self.store.clock() + self.beat_every_s
+        self._last_beat_s = self.store.clock()
         self._next_look_s = time.monotonic() + _LOOK_AT_PEERS_S
         self._seen_mark: Mark | None = None
         self._generation = -1
@@ -106,19 +167,20 @@ class EmbeddedMember(CursorMember):
     def _join_again(self) -> None:
         """Join as a new member, with new assignment numbers. Called when this member was away too long and was put
         out."""
+        log.warning(PUT_OUT, self.name, self._group, self._session_timeout_s)
         if self.pipe is not None:
             self.pipe.close()
         self._join()
 
     def _beat_if_due(self) -> None:
-        now_s = self._store.clock()
+        now_s = self.store.clock()
         if self._last_beat_s <= now_s < self._next_beat_s:
             return
         # A clock that was set back makes a beat due as well. The next one is due soon, in case this try fails.
-        every_s = self._session_timeout_s / _BEATS_PER_SESSION
+        every_s = self.beat_every_s
         self._last_beat_s = now_s
         self._next_beat_s = now_s + every_s / _TRIES_PER_BEAT
-        if not groups.beat(self._store, self._group, self._member, timeout_s=min(_LONGEST_TURN_S, every_s)):
+        if not groups.beat(self.store, self._group, self._member, timeout_s=min(_LONGEST_TURN_S, every_s)):
             self._join_again()
         else:
             self._next_beat_s = now_s + every_s
@@ -129,14 +191,14 @@ class EmbeddedMember(CursorMember):
         self._next_look_s = time.monotonic() + _LOOK_AT_PEERS_S
         dead = [peer for peer, pipe in self._peers.items() if peer != self._member and pipe and is_dead(pipe)]
         if dead:
-            groups.put_out(self._store, self._group, dead, timeout_s=_LONGEST_TURN_S)
+            groups.put_out(self.store, self._group, dead, timeout_s=_LONGEST_TURN_S)
 
     def _refresh(self) -> None:
-        mark = self._store.mark()
+        mark = self.store.mark()
         if mark == self._seen_mark:
             return
-        if groups.generation(self._store, self._group) != self._generation:
-            state = groups.group_state(self._store, self._group, self._member)
+        if groups.generation(self.store, self._group) != self._generation:
+            state = groups.group_state(self.store, self._group, self._member)
             self._generation = state.generation
             self._peers = state.peer_pipes
             if self._member not in state.peer_pipes:

@@ -7,13 +7,19 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from kafka import KafkaConsumer
 from kafka import errors as kafka_errors
 from kafka.consumer.fetcher import Fetcher
 from kafka.structs import TopicPartition as KafkaPartition
+
+SILENT_BEATS = 2
+"""Heartbeats that a worker may be busy before its member joins again by itself. A worker that comes back sooner joins
+as it polls: less of what it has just finished is refused for an older generation."""
 
 
 class BackgroundJoin:
@@ -26,19 +32,54 @@ class BackgroundJoin:
         self._manager = consumer._manager
         self._coordinator = consumer._coordinator
         self._under_way: Any = None
+        self._one_joins = threading.Lock()
+        self._polled_at = time.monotonic()
         self._coordinator.poll = self.poll
+        heartbeat = self._coordinator.heartbeat
+        self._heartbeat, self._is_late = heartbeat, heartbeat.poll_timeout_expired
+        heartbeat.poll_timeout_expired = self._is_silent
+        self._works = False
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Let the member live on, and join again when it has to, though nobody polls inside of this context."""
+        self._works = True
+        try:
+            yield
+        finally:
+            self._heartbeat.poll()
+            self._works = False
+
+    def _is_silent(self) -> bool:
+        """Return whether the member is to leave since nobody polled for too long. The client's thread asks this before
+        each heartbeat.
+
+        For 3.0.12: by itself the client leaves the group in the middle of a step that takes long, and joins only while
+        somebody polls."""
+        if not self._works:
+            return bool(self._is_late())
+        self._heartbeat.poll()
+        if time.monotonic() - self._polled_at > SILENT_BEATS * self._heartbeat.config["heartbeat_interval_ms"] / 1000:
+            with self._one_joins:
+                if self._under_way is not None and self._under_way.is_done and not self._under_way.failed():
+                    self._under_way = None
+                if self._under_way is None and self._coordinator.need_rejoin():
+                    self._under_way = self._manager.call_soon(self._coordinator.ensure_active_group_async)
+        return False
 
     def poll(self, timeout_ms: float | None = None) -> bool:
         """Return whether records can be fetched now; the consumer's `poll` asks this first."""
-        if self._under_way is not None:
-            if not self._under_way.is_done:
+        self._polled_at = time.monotonic()
+        with self._one_joins:
+            if self._under_way is not None:
+                if not self._under_way.is_done:
+                    return False
+                done, self._under_way = self._under_way, None
+                if done.failed():
+                    raise done.exception
+            if self._coordinator.need_rejoin():
+                self._under_way = self._manager.call_soon(self._coordinator.ensure_active_group_async)
                 return False
-            done, self._under_way = self._under_way, None
-            if done.failed():
-                raise done.exception
-        if self._coordinator.need_rejoin():
-            self._under_way = self._manager.call_soon(self._coordinator.ensure_active_group_async)
-            return False
         self._coordinator.poll_heartbeat()
         return True
 

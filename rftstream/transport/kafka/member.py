@@ -8,6 +8,7 @@ listener there is noted, and acted on in the next `poll` or `wait`.
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Mapping
@@ -23,16 +24,18 @@ from kafka.structs import TopicPartition as KafkaPartition
 from rftstream.contracts.records import Record, TopicPartition
 from rftstream.errors import PositionMissing
 from rftstream.transport.base import Position, Snapshot
-from rftstream.transport.checks import check_owned, choose_positions
+from rftstream.transport.checks import PUT_OUT, check_owned, choose_positions
 from rftstream.transport.kafka.compat_consumer import BackgroundJoin
 from rftstream.transport.kafka.connection import KafkaClientFactory
 from rftstream.transport.kafka.feed import Feed
 from rftstream.transport.sharing import share_out
 
+log = logging.getLogger(__name__)
+
 MIN_SESSION_S = 6.0
 """Shortest session time-out that brokers take, in seconds.
 
-A member that is alive but does not poll is put out by its own client, after any time."""
+A member that is alive, but neither polls nor works, is put out by its own client, after any time."""
 
 HEARTBEATS = 20
 """Heartbeats in a session time-out. Members learn by them of a rebalance: at 10 s within half a second."""
@@ -118,9 +121,9 @@ class KafkaMember:
             session_timeout_ms=int(session_ms),
             heartbeat_interval_ms=int(session_ms / HEARTBEATS),
         )
-        BackgroundJoin(self._consumer)
+        self._join = BackgroundJoin(self._consumer)
         self._feed = Feed(clients, self._consumer, bodies=True)
-        self._notes = _Notes(self._consumer)
+        self._notes = _Notes(self._consumer, lambda: log.warning(PUT_OUT, name, group, session_timeout_s))
         self._assignment: Mapping[TopicPartition, int] = {}
         self._num_assignments = 0
         names = [clients.name(topic) for topic in topics]
@@ -184,6 +187,9 @@ class KafkaMember:
         }
         return Snapshot(self._group, owned, token)
 
+    def working(self) -> contextlib.AbstractContextManager[None]:
+        return self._join.working()
+
     def close(self) -> None:
         self._feed.close()
 
@@ -227,8 +233,9 @@ class KafkaMember:
 class _Notes(ConsumerRebalanceListener):  # type: ignore[misc]
     """Notes which partitions come and go. The client calls it in its own thread; KafkaMember takes the notes."""
 
-    def __init__(self, consumer: KafkaConsumer) -> None:
+    def __init__(self, consumer: KafkaConsumer, when_lost: Callable[[], None]) -> None:
         self._consumer = consumer
+        self._when_lost = when_lost
         self.noted: deque[tuple[bool, Collection[KafkaPartition]]] = deque()
 
     def on_partitions_assigned(self, assigned: Collection[KafkaPartition]) -> None:
@@ -242,6 +249,8 @@ class _Notes(ConsumerRebalanceListener):  # type: ignore[misc]
         self.noted.append((False, revoked))
 
     def on_partitions_lost(self, lost: Collection[KafkaPartition]) -> None:
+        if lost:
+            self._when_lost()
         self.noted.append((False, lost))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 from rftstream.contracts.records import NewRecord, Record, TopicPartition
 from rftstream.errors import (
@@ -127,6 +128,10 @@ class MemoryMember(CursorMember):
                 if group.owners.get(place) == self._member and group.numbers[place] == number
             }
             return Snapshot(self._group, owned, (self._member, group.generation))
+
+    def working(self) -> AbstractContextManager[None]:
+        """Return a context that does nothing: a process that stands still here stands still as a whole."""
+        return nullcontext()
 
     def close(self) -> None:
         if not self._closed:

@@ -1,4 +1,4 @@
-"""What is on the log is read by functions that wait for it: on Kafka the first poll of a fresh reader brings nothing."""
+"""What is on the log is read by functions that wait: on Kafka the first poll of a fresh reader brings nothing."""
 
 from __future__ import annotations
 
