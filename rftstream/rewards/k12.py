@@ -19,25 +19,31 @@ from rftstream.rewards.answers.boxes import find_answers
 from rftstream.rewards.answers.choices import choice_text, same_words
 from rftstream.rewards.answers.clean import bare_words
 from rftstream.rewards.answers.compare import AnswerComparison, Equality
-from rftstream.rewards.answers.guards import TooCostly
-from rftstream.rewards.answers.nodes import Reading, Value
+from rftstream.rewards.answers.guards import TooCostly, check_size
+from rftstream.rewards.answers.nodes import AnswerGroup, Form, Reading, Value, Words
 from rftstream.rewards.answers.reading import read_answer
 from rftstream.rewards.answers.school import (
     blanks_of,
+    codes_in_order,
+    enumerated,
     is_order,
     letters_of,
+    lone_number,
     options_of,
     order_of,
     pairs_of,
     same_pairs,
-    truth_of,
+    same_symbols,
 )
 from rftstream.rewards.answers.units import load_pint
+from rftstream.rewards.answers.verdicts import truth_of
 from rftstream.rewards.base import RewardInput, Score, needed_answer
 from rftstream.rewards.evaluating import evaluating_answer
 from rftstream.rewards.version import config_version
 
 KINDS = ("choice", "truth", "number", "blank", "order", "match")
+_IN_SENTENCES = ("blank", "number")
+"""Kinds whose answers may stand in a sentence: one that is not right as a whole is looked at again from its verb on."""
 _KNOWN_AS = {
     "multiple_choice": "choice", "multiple choice": "choice", "mcq": "choice", "single_choice": "choice",
     "选择题": "choice", "单选题": "choice", "多选题": "choice", "true_false": "truth", "true/false": "truth",
@@ -89,7 +95,7 @@ class SchoolReward:
         self._config = config
         self._comparison = AnswerComparison(places=6, tolerance=config.tolerance)
         self._read = functools.lru_cache(maxsize=512)(read_answer)
-        self.version = config_version("1", config, "pint", "mpmath")
+        self.version = config_version("2", config, "pint", "mpmath")
 
     def open(self) -> None:
         """Load the units, which takes seconds."""
@@ -102,8 +108,9 @@ class SchoolReward:
         with evaluating_answer():
             try:
                 for answer in find_answers(item.completion, boxed_only=self._config.boxed_only):
-                    share = self._share(problem, answer.text)
-                    if share is not None:
+                    found = self._share(problem, answer.text)
+                    share = found if share is None else max(share, found or 0.0)
+                    if share is not None and not (problem.kind in _IN_SENTENCES and answer.how in ("stated", "whole")):
                         break
             except (TooCostly, MemoryError, RecursionError):
                 too_costly = True
@@ -143,7 +150,7 @@ class SchoolReward:
             return "choice"
         if truth_of(answer) is not None and len(answer) < 12:
             return "truth"
-        return "number" if self._is_answer("number", answer) and not re.search(r"[;|]", answer) else "blank"
+        return "number" if self._is_answer("number", answer) and not re.search(r"[;；|]", answer) else "blank"
 
     def _gold_letters(self, answer: str, options: dict[str, str]) -> frozenset[str] | None:
         """Return the letters of the right options: they are given, or the text of an option is. None: neither."""
@@ -181,6 +188,7 @@ class SchoolReward:
 
     def _share(self, problem: _SchoolProblem, answer: str) -> float | None:
         """Return how much of an answer is right, or None if it is no answer of that kind."""
+        check_size(answer)
         match problem.kind:
             case "choice":
                 return self._choice_share(problem, answer)
@@ -188,9 +196,9 @@ class SchoolReward:
                 said = truth_of(answer)
                 return None if said is None else float(said == truth_of(problem.answer))
             case "order":
-                return _order_share(order_of(problem.answer) or [], order_of(answer))
+                return _order_share(order_of(problem.answer) or [], answer)
             case "match":
-                gold, found = pairs_of(problem.answer) or {}, pairs_of(answer)
+                gold, found = pairs_of(problem.answer) or {}, pairs_of(answer, loose=True)
                 return None if found is None else same_pairs(gold, found)
             case "number":
                 return self._number_share(problem.answer, answer)
@@ -198,7 +206,10 @@ class SchoolReward:
 
     def _choice_share(self, problem: _SchoolProblem, answer: str) -> float | None:
         gold = letters_of(problem.answer) or frozenset()
-        letters = letters_of(answer)
+        named = [
+            letter for letter, text in problem.options.items() if len(text.strip()) > 1 and same_words(text, answer)
+        ]
+        letters = frozenset(named) if len(named) == 1 else letters_of(answer)
         if letters is None:
             letters = frozenset(
                 letter for letter, text in problem.options.items() if text.strip() and self._same(text, answer)
@@ -214,7 +225,12 @@ class SchoolReward:
         return len(letters) / len(gold)
 
     def _number_share(self, gold_text: str, answer: str) -> float | None:
+        if same_symbols(gold_text, answer):
+            return 1.0
         gold, found = self._read(gold_text), read_answer(answer)
+        if not _has_value(found):
+            lone = lone_number(answer)
+            found = found if lone is None else read_answer(lone)
         if not _has_value(found):
             return None
         if self._config.need_unit and _units(gold) and not _units(found):
@@ -229,7 +245,7 @@ class SchoolReward:
         return sum(right) / len(blanks) if bare_words(answer) else None
 
     def _same(self, gold: str, answer: str) -> bool:
-        if same_words(gold, answer):
+        if same_words(gold, answer) or same_words(gold, _ASIDE.sub("", answer)) or same_symbols(gold, answer):
             return True
         return self._comparison.readings(self._read(gold), read_answer(answer)) == Equality.EQUAL
 
@@ -239,15 +255,26 @@ def _kind_name(name: str) -> str | None:
     return name if name in KINDS else _KNOWN_AS.get(name)
 
 
+_ASIDE = re.compile(r"(?<=\w)\s*[(（][^()（）]*[^\W\d_][^()（）]*[)）]\s*\.?$")
+
+
 def _has_value(reading: Reading) -> bool:
-    return reading.whole
+    """Return whether more than words was read: not a list of words either."""
+    return any(not _is_words(form) for form in reading.forms)
+
+
+def _is_words(form: Form) -> bool:
+    return isinstance(form, Words) or (isinstance(form, AnswerGroup) and all(map(_is_words, form.items)))
 
 
 def _units(reading: Reading) -> bool:
     return any(isinstance(form, Value) and form.unit for form in reading.forms)
 
 
-def _order_share(gold: Sequence[str], found: Sequence[str] | None) -> float | None:
+def _order_share(gold: Sequence[str], answer: str) -> float | None:
+    found = order_of(answer)
+    if found is None or set(found) != set(gold):
+        found = codes_in_order(answer, gold) or found
     if found is None:
         return None
     if len(found) != len(gold):
@@ -257,7 +284,9 @@ def _order_share(gold: Sequence[str], found: Sequence[str] | None) -> float | No
 
 def _parts(answer: str, count: int) -> list[str]:
     """Return the parts of an answer to several blanks, at the first separator that gives so many."""
-    for separator in (r"\s*[;；\n]\s*", r"\s*[,，、]\s*", r"\s*(?:[,，、]|\band\b|和)\s*", r"\s+"):
+    if (numbered := enumerated(answer.strip())) is not None and len(numbered) == count:
+        return numbered
+    for separator in (r"\s*[;；\n]\s*", r"\s+/\s+", r"\s*[,，、]\s*", r"\s*(?:[,，、]|\band\b|和)\s*", r"\s+"):
         parts = [part for part in re.split(separator, answer.strip().strip("$")) if part.strip()]
         if len(parts) == count:
             return parts

@@ -15,28 +15,37 @@ from typing import Any
 
 from rftstream.errors import RewardError
 from rftstream.rewards.answers.boxes import FoundAnswer, find_answers, last_boxes
-from rftstream.rewards.answers.choices import chosen_letters, lone_letter
+from rftstream.rewards.answers.choices import chosen_letters, listed_letters, lone_letter
 from rftstream.rewards.answers.clean import bare_words, is_formula
 from rftstream.rewards.answers.compare import AnswerComparison, Equality
 from rftstream.rewards.answers.guards import TooCostly, check_size, check_text
 from rftstream.rewards.answers.nodes import AnswerGroup, Form, Reading, Value, symbols_of
 from rftstream.rewards.answers.reading import read_answer
 from rftstream.rewards.answers.second import SecondChecker
+from rftstream.rewards.answers.thoughts import final_part
 from rftstream.rewards.answers.values import constant
+from rftstream.rewards.answers.verdicts import verdict_word
 from rftstream.rewards.base import RewardInput, Score, needed_answer
 from rftstream.rewards.evaluating import apart_from_answer, evaluating_answer
 from rftstream.rewards.version import config_version
 
 MAX_PLAIN_GOLD = 300
 """Characters above which a problem's answer is taken for a solution, in which the answer stands somewhere."""
+MAX_VERDICT = 20
+"""Characters of a problem's answer that may be no more than yes, no, true or false."""
 MAX_SECOND_CHARS = 400
 """Longest answer that is also given to math-verify although our readers decided."""
 
 
-_LETTERS = re.compile(r"[A-H]{2,8}")
 _PROSE = re.compile(
     r"(?<![\\a-zA-Z{])(?:so|then|thus|hence|therefore|we|the)\s|(?<![\\a-zA-Z{])[a-zA-Z]{2,}\s+(?:[^\s]+\s+)?[a-zA-Z]{2,}"
 )
+
+
+_WORD = re.compile(
+    r"(?<![\\a-zA-Z{])(?!(?:sin|cos|tan|cot|sec|csc|log|ln|lg|exp|arc\w+|sqrt|and|or|pi)\b)(?:[a-zA-Z]{2,}|I(?=[ ']))"
+)
+"""A word, with which a short completion is a sentence. Read as an expression it would be a product of letters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +55,10 @@ class _Gold:
     text: str
     reading: Reading
     letter: str | None
+    letters: frozenset[str] | None
+    """The letters of a choice of several."""
+    verdict: str | None
+    """yes, no, true or false."""
     second: Callable[[], list[Any]]
     """Returns what math-verify reads of it. It is asked when that is needed, since it takes long."""
     too_costly: str
@@ -87,7 +100,7 @@ class MathReward:
         self._second = SecondChecker(places=config.float_rounding, strict=config.strict, boxed_only=config.boxed_only)
         self._comparison = AnswerComparison(places=config.float_rounding, strict=config.strict)
         self._gold = functools.lru_cache(maxsize=256)(self._read_gold)  # siblings share a problem
-        self.version = config_version("2", config, "math-verify", "sympy", "latex2sympy2_extended", "mpmath")
+        self.version = config_version("3", config, "math-verify", "sympy", "latex2sympy2_extended", "mpmath")
 
     def __call__(self, item: RewardInput) -> Score:
         gold = self._readable_gold(item)
@@ -142,12 +155,16 @@ class MathReward:
                 second = functools.cache(lambda: self._read_second(text))
             except TooCostly as error:
                 too_costly = "" if reading.whole else str(error)
-        if not bare_words(text) and not reading.whole:
+        if not bare_words(text) and not reading.forms:
             return None
         unread = not reading.whole and is_formula(reading.text) and not too_costly
         if unread and all(isinstance(one, str) for one in second()):
             return None
-        return _Gold(text=text, reading=reading, letter=lone_letter(text), second=second, too_costly=too_costly)
+        verdict = verdict_word(text) if len(text) < MAX_VERDICT else None
+        return _Gold(
+            text=text, reading=reading, letter=lone_letter(text), letters=listed_letters(text), verdict=verdict,
+            second=second, too_costly=too_costly,
+        )  # fmt: skip
 
     def _read_second(self, text: str) -> list[Any]:
         """Return how math-verify reads a problem's answer. A limit that this exceeds is not the policy's fault."""
@@ -165,10 +182,11 @@ class MathReward:
             judgement = self._judge_answer(gold, answer)
             if judgement is not None:
                 return judgement
-        if not answers and ("\\boxed" in completion or self._config.boxed_only or not completion.strip()):
+        text = final_part(completion)
+        if not answers and ("\\boxed" in text or self._config.boxed_only or not text):
             return _Judgement(equal=False, parsed=False)
-        boxed = bool(answers) and answers[0].how == "box"
-        return self._ask_second(gold, answers[0].text if boxed else completion, boxed=boxed)
+        boxed = bool(answers) and answers[-1].how == "box"
+        return self._ask_second(gold, answers[-1].text if boxed else text, boxed=boxed)
 
     def _judge_answer(self, gold: _Gold, answer: FoundAnswer) -> _Judgement | None:
         """Return what our own readers say of an answer, or None if they cannot tell."""
@@ -176,8 +194,10 @@ class MathReward:
             return _Judgement(equal=True, parsed=True)
         if gold.letter is not None and (letters := chosen_letters(answer.text)) is not None:
             return _Judgement(equal=letters == {gold.letter}, parsed=True)
-        if _LETTERS.fullmatch(gold.text) and chosen_letters(answer.text) == frozenset(gold.text):
+        if gold.letters is not None and chosen_letters(answer.text) == gold.letters:
             return _Judgement(equal=True, parsed=True)
+        if gold.verdict is not None and (said := verdict_word(answer.text)) is not None:
+            return _Judgement(equal=said == gold.verdict, parsed=True)
         check_size(answer.text)
         found = read_answer(answer.text)
         verdict = self._comparison.readings(gold.reading, found)
@@ -193,8 +213,12 @@ class MathReward:
 
     def _is_decisive(self, gold: _Gold, answer: FoundAnswer, found: Reading) -> bool:
         """Return whether a wrong answer that stands in no box is the completion's answer; it may stand elsewhere."""
+        if answer.how == "stated":
+            return False  # the box itself decides
         if answer.how in ("tail", "formula"):
             return _has_variables(found)
+        if answer.how == "whole" and _WORD.search(answer.text):
+            return False
         return _PROSE.search(answer.text) is None and (found.whole or not gold.reading.whole)
 
     def _ask_second(self, gold: _Gold, text: str, *, boxed: bool) -> _Judgement:

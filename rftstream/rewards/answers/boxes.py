@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from rftstream.rewards.answers.thoughts import after_thoughts, final_part
+
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)(?![a-zA-Z])\s*")
 _UNBRACED = re.compile(r"[^\s$]+")
 _JOINT = re.compile(
@@ -15,6 +17,7 @@ _JOINT = re.compile(
 )
 _WORDS_BETWEEN = re.compile(r"(?:and|or|和|或|\\quad|\\text)", re.IGNORECASE)
 
+_COPULA = r"(?:ist|lautet|est|es|é|è|is|are|adalah|là|は|が|은|는|이|هو|هي|—|–|-|=|:|：)"
 _MARKS = (
     re.compile(
         r"(?:(?:final|correct|the)\s+answers?|answers?|correct\s+(?:choice|option)s?|solutions?)\b"
@@ -23,6 +26,19 @@ _MARKS = (
     ),
     re.compile(r"(?:最终|正确|因此|所以|故)?(?:的)?(?:答案|结果|选项)(?:应该|应当)?(?:是|为|选|:|：)+\s*"),
     re.compile(r"(?:故选|应选|因此选|所以选|我选|选择|選)[:：]?\s*"),
+    re.compile(
+        r"\b(?:antwort|ergebnis|l(?:ö|oe)sung|r[ée]ponse|r[ée]sultat|respuesta|soluci[óo]n|resultado|resposta|risposta"
+        r"|risultato|antwoord|svar|cevap|jawabannya|jawaban|odpowied[źz]|odpov[eě]ď|đáp án|kết quả|ответ|результат)\b"
+        r"[^\n.:：=]{0,40}?"
+        rf"(?<![^\W_]){_COPULA}(?![^\W_])\s*",
+        re.IGNORECASE,
+    ),
+    re.compile(rf"(?:答え|解答|正解|정답|답|الجواب|الإجابة|उत्तर)(?:[^\n.。:：]{{0,20}}?{_COPULA})?\s*"),
+    re.compile(
+        r"(?:(?:the\s+)?(?:correct|right|proper)?\s*(?:order|sequence|matching|matches|pairs)\s*"
+        r"(?:is|are|(?:should|must|would)\s+be|:)|(?:顺序|排序|排列)(?:应该|应)?(?:是|为|:|：)+)\s*",
+        re.IGNORECASE,
+    ),
 )
 _SENTENCE_END = re.compile(r"\n|。|(?<=[^\d\s.])\.(?=\s|$)|(?<=\d)\.(?=\s|$)|\.\s*$|[!?！？](?=\s|$)|<\|")
 _HOPE = re.compile(r"I hope it is correct", re.IGNORECASE)
@@ -30,14 +46,31 @@ _FORMULA_BEGIN = re.compile(r"\$\$|\\\[|\\\(|(?<![\\$])\$")
 _FORMULA_END = {"$$": "$$", r"\[": r"\]", r"\(": r"\)"}
 _INLINE = re.compile(r"\$((?:\\\$|[^$\n])+?)\$(?!\d)")
 _BRACES = re.compile(r"\\[\s\S]|[{}]")
-_THINKING = re.compile(r"^.*</think(?:ing)?>", re.DOTALL)
+_SAID_AFTER = re.compile(
+    r"(?:です|でした|となります|になります|になる|である|だ|입니다|이다|है|हैं)\s*[。.]?$"
+    r"|\s+(?:is|are|was)\s+(?:the\s+)?(?:correct\s+|right\s+|final\s+)?answers?[.!]?$",
+    re.IGNORECASE,
+)
+_REASON = re.compile(r",?\s+(?:because|since|given\s+that|due\s+to)\b.*$", re.IGNORECASE | re.DOTALL)
+_STATEMENT = re.compile(
+    r"^(?P<words>[^\d\\$=<>|^_+*/]{0,80}?)(?::|(?<![a-z])(?:is|are|was|be|equals?|gets?|gives?|has|have|so|thus|hence"
+    r"|therefore|find|obtain|need)(?![a-z])|是|为|有)\s*(?P<rest>\S.*)$",
+    re.IGNORECASE | re.DOTALL,
+)
+_UNSURE = re.compile(
+    r"\b(?:not|no|never|nor|least|most|more|less|fewer|about|if|or|either|minus|than)\b|n't", re.IGNORECASE
+)
+_OPENED = re.compile(r"\\(?:text|mathrm|textbf|mbox|textit)\s*\{([^{}]*)\}")
 _TAIL = re.compile(
-    r"(?:\b(?:is|are|equals|gives|at|be|was|get|have|it's)\b|[:：]|等于|得到|得|共有|共|有|是|为)\s*", re.IGNORECASE
+    r"(?:\b(?:is|are|equals|gives|at|be|was|get|have|it's|called|named|known\s+as|means)\b|叫做?|称为|[:：]|等于|得到|得|共有|共|有|是|为)\s*",
+    re.IGNORECASE,
 )
 MAX_MARKS = 50
 """Of so many marks, the last ones, the first that something follows is taken."""
 MAX_MARKED = 4000
 """Characters after a mark in which the answer ends."""
+MAX_JOINED = 20
+"""Boxes with nothing but commas between them that make one answer. Of more, the last one is the answer."""
 MAX_WHOLE = 200
 """Characters up to which a completion may be an answer as it is."""
 
@@ -48,28 +81,53 @@ class FoundAnswer:
 
     text: str
     how: str
-    """`box`, `mark` (it follows "the answer is"), `whole` (the whole completion), `tail` (it follows the last "is") or
-    `formula` (the last one)."""
+    """`box`, `stated` (it follows words in a box), `mark` (it follows "the answer is"), `whole` (the whole completion),
+    `tail` (it follows the last "is", or is the last line) or `formula` (the last one)."""
 
 
 def find_answers(completion: str, *, boxed_only: bool = False) -> list[FoundAnswer]:
     """Return what may be the answer, the best first. If there is a box, nothing else counts."""
-    boxed = last_boxes(completion)
+    text = final_part(completion)
+    boxed = last_boxes(text)
+    if boxed is None and boxed_only:
+        boxed = last_boxes(after_thoughts(completion))
     if boxed is not None:
-        return [FoundAnswer(text=boxed, how="box")] if boxed.strip() else []
+        stated = _stated(boxed)
+        found = [] if stated is None else [FoundAnswer(text=stated, how="stated")]
+        return [*found, FoundAnswer(text=boxed, how="box")] if boxed.strip() else []
     if boxed_only:
         return []
-    text = _THINKING.sub("", completion).strip()
     found = []
     if (marked := _after_mark(text)) is not None:
         found.append(FoundAnswer(text=marked, how="mark"))
     if text and len(text) <= MAX_WHOLE:
         found.append(FoundAnswer(text=text, how="whole"))
+        if (said := _SAID_AFTER.sub("", text)) != text:
+            found.append(FoundAnswer(text=said, how="tail"))
     if (tail := _tail(text)) is not None:
         found.append(FoundAnswer(text=tail, how="tail"))
     if (formula := _last_formula(text)) is not None:
         found.append(FoundAnswer(text=formula, how="formula"))
+    last = text.rpartition("\n")[2].strip()
+    if last != text and 0 < len(last) <= MAX_WHOLE:
+        found.append(FoundAnswer(text=last, how="tail"))
     return found
+
+
+def _stated(boxed: str) -> str | None:
+    """Return what follows words such as "the area is" in a box, or None if it does not begin with such words."""
+    if len(boxed) > MAX_WHOLE or not re.search(r"[a-z]{2}", boxed):
+        return None
+    text = _OPENED.sub(r" \1 ", boxed).replace("~", " ").strip()
+    match = _STATEMENT.match(text)
+    if match is None:
+        said = _SAID_AFTER.sub("", text)
+        return said if said != text else None
+    rest = match["rest"].strip(" :,.")
+    again = _STATEMENT.match(rest)
+    if again is not None and not _UNSURE.search(again["words"]):
+        rest = again["rest"].strip(" :,.")
+    return None if _UNSURE.search(match["words"]) or not rest else rest
 
 
 def last_boxes(text: str) -> str | None:
@@ -95,12 +153,16 @@ def last_boxes(text: str) -> str | None:
     if not boxes:
         return None
     contents = [boxes[-1][2]]
+    count = 1
     for before, after in zip(reversed(boxes[:-1]), reversed(boxes), strict=False):
         between = text[before[1] : after[0]]
         if len(between) > 40 or not (_JOINT.fullmatch(between) or _is_joint(between)):
             break
         if "\n" in between.strip(" "):
             break
+        count += 1
+        if count > MAX_JOINED:
+            return boxes[-1][2]
         if before[2].strip() != contents[-1].strip():
             contents.append(before[2])
     return ", ".join(reversed(contents))
@@ -137,7 +199,7 @@ def _after_mark(text: str) -> str | None:
             rest = _without_hope(text[match.end() : match.end() + MAX_MARKED])
             rest = rest.lstrip("*_ \n:：")
             end = _end_of_sentence(rest)
-            answer = rest[:end].strip().strip("*").strip()
+            answer = _SAID_AFTER.sub("", _REASON.sub("", rest[:end]).strip().strip("*").strip())
             if answer:
                 return answer
     return None

@@ -65,6 +65,9 @@ _COMMANDS = (
                 r"|text ?|textbf|textit|operatorname\*?)\s*\{"), r"\\text{"),
 )  # fmt: skip
 
+_HIDDEN = re.compile("[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ufe00-\ufe0f\ufeff]")
+_OPENED = re.compile(r"\\(?:text|textbf|textrm|mathrm|mathbf|textit)\s*\{([^{}]*)\}|[$*]")
+_LONE_DOLLAR = re.compile(r"(?<!\\)\$(?=\s*\d)")
 _DOLLAR_AMOUNT = re.compile(r"\\\$")
 _TRAILING = re.compile(r"(?:[\s.,;:!?]|\\\\)+$")
 _BRACED_COMMA = re.compile(r"\{\s*,\s*\}")
@@ -76,7 +79,9 @@ _COLOUR = re.compile(r"\\(?:text)?color\s*(?:\[[^\]]*\])?\{[^{}]*\}")
 
 def clean(text: str) -> str:
     """Return a text in one spelling: NFKC, plain commands, no decoration, no dollar signs around formulas."""
-    text = plain_characters(text)
+    text = plain_characters(without_hidden(text))
+    if text.count("$") == 1:  # it marks no formula
+        text = _LONE_DOLLAR.sub(r"\\$", text)
     text = _MARKDOWN.sub(lambda match: match.group(1) or match.group(2), text)
     text = _COLOUR.sub("", text)
     text = _BRACED_COMMA.sub("{,}", text)
@@ -90,6 +95,17 @@ def clean(text: str) -> str:
     while (inner := _unwrapped(text)) is not None:
         text = strip_end(inner.strip())
     return text
+
+
+def without_hidden(text: str) -> str:
+    """Return a text without characters that nobody sees: of no width, marks of direction, soft hyphens."""
+    return _HIDDEN.sub("", text)
+
+
+def opened_text(text: str) -> str:
+    r"""Return a text in NFKC with `\text{}` opened, and without formulas' marks."""
+    text = _OPENED.sub(lambda match: match.group(1) or "", text)
+    return unicodedata.normalize("NFKC", without_hidden(text))
 
 
 def plain_characters(text: str) -> str:

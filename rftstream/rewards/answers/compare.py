@@ -135,6 +135,8 @@ class AnswerComparison:
             return Equality.UNKNOWN
         if {gold.unit, found.unit} <= {"degree", "degC", "degF"} and "degree" in (gold.unit, found.unit):
             return self._trees(gold.node, found.node)
+        if {gold.unit, found.unit} == {"pound_sterling", "lb"}:  # `pounds` are either
+            return self._trees(gold.node, found.node)
         rounded = is_rounded(gold.node) or is_rounded(found.node)
         try:
             if not same_kind(gold.unit, found.unit):
@@ -292,6 +294,8 @@ class AnswerComparison:
         left, last = relation.sides[0], relation.sides[-1]
         if assigned_name(relation) or _is_names(left) or all(_is_constant(side) for side in relation.sides):
             return self.forms(last, other)
+        if assigned_name(Relation(sides=relation.sides[::-1], operators=relation.operators)):
+            return self.forms(left, other)  # 3 = x
         if lenient and isinstance(left, Value) and _is_plain_sum(left.node):
             zero = isinstance(last, Value) and last.node == number(0)
             return Equality.DIFFERENT if zero else self.forms(last, other)

@@ -34,6 +34,7 @@ _CHINESE_UNIT = re.compile(r"([\u4e00-\u9fffℎ]+(?:\s*[/每]\s*[\u4e00-\u9fff]+
 _DEGREE_UNIT = re.compile(r"\^\s*\{?\s*\\circ\s*\}?\s*(?:\\text\{\s*([CF])\s*\}|([CF]))?\s*$")
 _ORDINAL = re.compile(r"^(\d+)\s*(?:\^\s*\{?\s*)?(?:\\text\{\s*)?(?:st|nd|rd|th)(?:\s*\})?(?:\s*\})?$")
 _MODULO = re.compile(r"\s*(?:\(\s*)?\\pmod\s*(?:\{[^{}]*\}|\d+)(?:\s*\))?\s*$|\s*\(\s*(?:\\text\{)?\s*mod[^()]*\)\s*$")
+_MINUS = re.compile(r"^(?:minus|negative)\s+(?=[\d.])", re.IGNORECASE)
 _ASIDE = re.compile(r"(?<=\d)\s*\([a-z][a-z \-]{2,}\)$")
 _FORBIDDEN = frozenset(
     [
@@ -92,7 +93,7 @@ def read_value(text: str) -> list[Form]:
         text = text[match.end() :].strip()
     if (match := _ORDINAL.match(text)) is not None:
         return [Value(node=number(int(match.group(1))))]
-    text = _MODULO.sub("", text).strip()
+    text = _MINUS.sub("-", _MODULO.sub("", text)).strip()
     if not text:
         return []
     if (value := number_in_words(bare_words(text))) is not None:

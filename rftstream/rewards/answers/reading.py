@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 
 from rftstream.rewards.answers.clean import bare_words, clean, is_formula
+from rftstream.rewards.answers.compounds import read_compound
 from rftstream.rewards.answers.expressions import FUNCTIONS
 from rftstream.rewards.answers.guards import check_size
 from rftstream.rewards.answers.nodes import (
@@ -102,6 +103,8 @@ def read_forms(text: str, depth: int = 0) -> list[Form]:
         return special
     if depth == 0 and not is_balanced(text) and not _PAIR_OF_BRACKETS.match(text):
         return []
+    if depth == 0 and (compound := read_compound(text)):
+        return compound if isinstance(compound[0], Value) else [*compound, *_values(text)]
     if re.search(r"[a-z]{3}", text) and (value := number_in_words(bare_words(text))) is not None:
         return [Value(node=number(value))]
     for reader in (_matrix, _reals_without, _union, _listed, _related, _bracketed):
@@ -111,7 +114,7 @@ def read_forms(text: str, depth: int = 0) -> list[Form]:
 
 
 def _special(text: str) -> list[Form]:
-    words = bare_words(text.replace("\\", " ").replace("_", " "))
+    words = bare_words(text.replace("\\", " ").replace("_", " ")) if r"\{" not in text else ""
     if words in _EMPTY or text in (r"\{\}", r"\{ \}"):
         return [Words(text=_SAME_WORDS.get(words, words or "empty set"))]
     if words.lstrip("+") in ("infinity", "positive infinity", "infty", "正无穷", "无穷大", "inf"):

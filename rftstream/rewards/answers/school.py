@@ -1,7 +1,8 @@
-"""Reads what school problems ask for: options, true or false, an order, pairs that belong together, blanks to fill."""
+"""Reads what school problems ask for: options, an order, pairs that belong together, blanks to fill."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import unicodedata
@@ -9,64 +10,41 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rftstream.rewards.answers.choices import chosen_letters
+from rftstream.rewards.answers.clean import without_hidden
+from rftstream.rewards.answers.words import number_in_words
 
 LETTERS = "ABCDEFGHIJ"
-_TRUE = frozenset(["true", "t", "yes", "y", "right", "correct", "对", "對", "正确", "正確", "是", "√", "✓", "✔", "真"])
-_FALSE = frozenset(
-    [
-        "false",
-        "f",
-        "no",
-        "n",
-        "wrong",
-        "incorrect",
-        "错",
-        "錯",
-        "错误",
-        "錯誤",
-        "不对",
-        "不是",
-        "否",
-        "×",
-        "✗",
-        "✘",
-        "x",
-        "假",
-        "不正确",
-    ]
+_OPTION = re.compile(r"(?:^|(?<=\s))[(（]?([A-J])[).）、:：．]\s*(.+?)(?=\s+[(（]?[A-J][).）、:：．]\s|\n|$)")
+_ARROW = re.compile(
+    r"\\(?:to|implies|iff|(?:long)?(?:left)?rightarrow|(?:Long)?(?:left)?[Rr]ightarrow|Longrightarrow|Leftrightarrow"
+    r"|xrightarrow\{[^{}]*\}|longleftrightarrow|mapsto)(?![a-zA-Z])\s?"
+    r"|[-=—–]+>|<[-=]+>|[→⇒⟶⟹↔⇔⟷➔➜➡]",
 )
-_TRUTH_IN_TEXT = re.compile(
-    r"\b(?:statement|claim|sentence|it|this|answer)\s+is\s+(not\s+)?(true|false|right|correct|wrong|incorrect)\b"
-    r"|(?:说法|命题|判断|答案)(?:是)?(?:为)?(不正确|正确|错误|不对|对|错)",
+_THING = r"[(（]?\s*([^\W_]+(?:[\s'’][^\W\d_]+)*)\s*[)）]?"
+_PAIR = re.compile(rf"{_THING}\s*(?:→|-+|=+|—+|–|:|：|~)\s*{_THING}")
+_BELONGS = re.compile(
+    r"(?<=[^\W_]|[)）])\s*(?:\b(?:is\s+|are\s+)?(?:match|go|pair|belong|correspond|connect|link|join|fit)(?:e?s|ed)?\s+(?:up\s+)?"
+    r"(?:(?:with|to|in)\s+)?|\b(?:is|are)\s+(?:(?:in|of|from)\s+)?(?:an?\s+|the\s+)?|\b(?:with|to)\s+"
+    r"|对应着?|匹配|搭配|配对?|连接?|是|属于)\s*(?=[^\W_]|[(（])",
     re.IGNORECASE,
 )
-_OPTION = re.compile(r"(?:^|(?<=\s))[(（]?([A-J])[).）、:：．]\s*(.+?)(?=\s+[(（]?[A-J][).）、:：．]\s|\n|$)")
-_PAIR = re.compile(
-    r"[(（]?\s*([^\W_]+(?:\s[^\W\d_]+)*)\s*[)）]?\s*(?:-+>?|=+>?|—+|–|→|:|：|\\to|\\rightarrow|\\leftrightarrow)\s*"
-    r"[(（]?\s*([^\W_]+(?:\s[^\W\d_]+)*)\s*[)）]?"
-)
-_PAIR_SEPARATOR = re.compile(r"\s*[,;，；、\n]\s*|\s+and\s+")
+_AND = re.compile(r"(?<=[^\W_])\s+and\s+(?=[^\W_])", re.IGNORECASE)
+_PAIR_SEPARATOR = re.compile(r"\s*(?:[;；\n]|[,，、]\s*(?:and\b)?)\s*|\s+and\s+")
+_BRACKETED_PAIR = re.compile(r"[(（\[]\s*([^\W_]+(?:\s[^\W\d_]+)*)\s*[,，]\s*([^\W_]+(?:\s[^\W\d_]+)*)\s*[)）\]]")
+_NUMBERED_PAIRS = re.compile(r"(?:[(（]?\d{1,2}\s*[.)）、．]?\s*[A-Ja-j](?![^\W\d_])[\s,;，；、.]*)+")
 _TIGHT_PAIRS = re.compile(r"(?:(?:\d[A-Ja-j]|[A-Ja-j]\d)[\s,;，；、]*)+")
-_ORDER_SEPARATOR = re.compile(r"\s*(?:[,;，；、]|->|-+>|→|>|<|\\to|\\rightarrow|\\rightarrow|\bthen\b|-|—|–)\s*|\s+")
-_TAGS = re.compile(r"\\text\{([^{}]*)\}|[$*]")
+_ORDER_SEPARATOR = re.compile(
+    r"\s*(?:[,;，；、\n]|→|>|<|-|—|–|\b(?:first|firstly|then|next|finally|lastly|last|and|after\s+that|followed\s+by)\b"
+    r"|首先|然后|接着|最后|再|先)\s*|\s+",
+    re.IGNORECASE,
+)
+_WORD_ORDER_SEPARATOR = re.compile(_ORDER_SEPARATOR.pattern.removesuffix(r"|\s+"), re.IGNORECASE)
+_CODE = re.compile(r"(?<![A-Za-z0-9])(\d{1,2}|[A-J])(?![A-Za-z0-9])")
+_DENIAL = re.compile(r"\b(?:not|never|no|wrong)\b|n't|不|错")
+_FENCE = re.compile(r"^\s*```\w*\s*|\s*```\s*$")
+_TAGS = re.compile(r"\\(?:text|mathrm|textbf)\{([^{}]*)\}|[$*]|\\(?:[ ,;:!]|q?quad(?![a-zA-Z]))")
 _BLANKS = re.compile(r"\s*[;；\n]\s*")
 _ALTERNATIVES = re.compile(r"\s*(?:\||//|\s/\s)\s*")
-
-
-def truth_of(text: str) -> bool | None:
-    """Return whether a text says true or false, in English or Chinese, or None if it says neither."""
-    word = plain(text).casefold().strip(" .。!()[]'\\\"")
-    if word in _TRUE:
-        return True
-    if word in _FALSE:
-        return False
-    found = list(_TRUTH_IN_TEXT.finditer(text))
-    if not found:
-        return None
-    denied, english, chinese = found[-1].groups()
-    if chinese:
-        return chinese in _TRUE
-    return (english.casefold() in _TRUE) != bool(denied)
 
 
 def options_of(column: Any, prompt: str) -> dict[str, str]:
@@ -94,24 +72,51 @@ def _options_in(text: str) -> dict[str, str]:
     return found if len(found) > 1 and "A" in found else {}
 
 
-def pairs_of(text: str) -> dict[str, str] | None:
-    """Return which thing belongs to which, from `1-B, 2-A`, `1B 2A` or a JSON map; None if the text is not that."""
+def pairs_of(text: str, *, loose: bool = False) -> dict[str, str] | None:
+    """Return which thing belongs to which, from `1-B, 2-A`, `1B 2A` or a JSON map; None if the text is not that. If
+    `loose`, numbers and letters that take turns in a sentence are pairs, too."""
     try:
-        value = json.loads(text)
+        value = json.loads(_FENCE.sub("", text))
     except ValueError:
         value = None
     if isinstance(value, Mapping):
         return {_item(str(left)): _item(str(right)) for left, right in value.items()}
-    words = plain(text).strip("{}[] ")
-    if _TIGHT_PAIRS.fullmatch(words):
-        tight = re.findall(r"([\dA-Ja-j])([\dA-Ja-j])", words)
-        return {_item(left): _item(right) for left, right in tight}
-    pieces = [piece.strip().strip("()（） ") for piece in _PAIR_SEPARATOR.split(words.rstrip(".。")) if piece.strip()]
-    found = [_PAIR.fullmatch(piece) for piece in pieces]
-    if len(found) < 2 or not all(found):
+    words = plain(text).strip("{}[] ").rstrip(".。")
+    for form in (_TIGHT_PAIRS, _NUMBERED_PAIRS):
+        if form.fullmatch(words):
+            return _unique(re.findall(r"(\d+|[A-Ja-j])\s*[.)）、．]?\s*(\d+|[A-Ja-j])", words))
+    if (bracketed := _BRACKETED_PAIR.findall(words)) and not _BRACKETED_PAIR.sub("", words).strip(" ,;，；、"):
+        return _unique(bracketed)
+    for joined in (words, _BELONGS.sub(" → ", words), _every_other_and(words)):
+        pieces = [piece.strip() for piece in _PAIR_SEPARATOR.split(joined) if piece.strip()]
+        found = [_PAIR.fullmatch(piece) for piece in pieces]
+        if len(found) >= 2 and all(found):
+            return _unique([match.groups() for match in found if match])
+    codes = _CODE.findall(words) if loose and not _DENIAL.search(words) else []
+    take_turns = all(one.isdigit() != other.isdigit() for one, other in itertools.pairwise(codes))
+    if len(codes) < 4 or len(codes) % 2 or not take_turns:
         return None
-    pairs = [(_item(match.group(1)), _item(match.group(2))) for match in found if match]
-    return dict(pairs) if len({left for left, _ in pairs}) == len(pairs) else None
+    return _unique(list(zip(codes[::2], codes[1::2], strict=True)))
+
+
+def codes_in_order(text: str, codes: Sequence[str]) -> list[str] | None:
+    """Return in what order a sentence names codes such as letters, each once; None if it does not, or says "before"."""
+    words = plain(text)
+    if _DENIAL.search(words) or re.search(r"\b(?:before|after|precedes?)\b|之前|之后", words):
+        return None
+    found = [code.casefold() for code in _CODE.findall(words)]
+    return found if sorted(found) == sorted(codes) else None
+
+
+def _every_other_and(words: str) -> str:
+    """Return `1 and C, 2 and A` with arrows, where commas stand between the pairs."""
+    return _AND.sub(" → ", re.sub(r"([,;])\s*and\s+", r"\1 ", words))
+
+
+def _unique(pairs: Sequence[Sequence[str]]) -> dict[str, str] | None:
+    """Return pairs as a map, or None if they are fewer than two or a left side stands twice."""
+    found = {_item(left): _item(right) for left, right in pairs}
+    return found if len(found) == len(pairs) >= 2 else None
 
 
 def same_pairs(gold: Mapping[str, str], found: Mapping[str, str]) -> float:
@@ -122,12 +127,16 @@ def same_pairs(gold: Mapping[str, str], found: Mapping[str, str]) -> float:
 
 
 def order_of(text: str) -> list[str] | None:
-    """Return the things of an order, from `B, A, C`, `B→A→C`, `③①②`, `3 > 1 > 2` or `BAC`; None if it is none."""
-    words = plain(text).strip("()[]{} .。")
+    """Return the things of an order, from `B, A, C`, `B→A→C`, `③①②`, `3 > 1 > 2`, `BAC`, `first B, then A`; None
+    if it is none."""
+    words = plain(text).strip("()[]{} .。\"'")
     if re.fullmatch(r"[A-J]{2,10}|\d{3,9}", words) and len(set(words)) == len(words):
         return [_item(letter) for letter in words]
+    if (listed := enumerated(words)) is not None:
+        return [_item(part) for part in listed]
     backwards = "<" in words
-    items = [_item(part) for part in _ORDER_SEPARATOR.split(words) if part.strip()]
+    separator = _WORD_ORDER_SEPARATOR if re.search(r"[,;，；、→><]", words) else _ORDER_SEPARATOR
+    items = [_item(part) for part in separator.split(words) if part.strip(" .,;:")]
     if len(items) < 2 or len(set(items)) != len(items) or len(items) > 50:
         return None
     return items[::-1] if backwards else items
@@ -138,14 +147,39 @@ def is_order(text: str) -> bool:
     items = order_of(text)
     if items is None or len(items) < 3:
         return False
-    if re.search(r"->|→|\\\\to|\\\\rightarrow", text) or re.search("[①-⑳]", text):
+    if "→" in plain(text) or re.search("[①-⑳]", text):
         return True
     simple = all(re.fullmatch(r"[a-j]", item) for item in items)
     return simple and items != sorted(items)
 
 
+_ENUMERATOR = re.compile(
+    r"(?:[(（](\d{1,2})[)）]|(?:^|(?<=[\s,;，；.。]))(?:(\d{1,2})\s?[.)）、．:：](?!\d)|第([一二三四五六七八九十])(?:个)?空?(?:是|为)?[:：]?"
+    r"|(first|second|third|fourth|fifth)\s*(?:blank)?\s*[:：]))\s*",
+    re.IGNORECASE,
+)
+_PLACES = {
+    **{str(number): number for number in range(1, 21)},
+    **{word: number for number, word in enumerate("一二三四五六七八九十", 1)},
+    **{word: number for number, word in enumerate(("first", "second", "third", "fourth", "fifth"), 1)},
+}
+
+
+def enumerated(text: str) -> list[str] | None:
+    """Return the parts of `1. x 2. y`, `(1) x (2) y`, `第一空x，第二空y`; None if it is not numbered from 1 on."""
+    text = re.sub("[①-⑳]", lambda match: f"({unicodedata.normalize('NFKC', match[0])}) ", text)
+    found = list(_ENUMERATOR.finditer(text))
+    numbers = [_PLACES.get(next(filter(None, match.groups())).lower()) for match in found]
+    if len(found) < 2 or numbers != list(range(1, len(found) + 1)) or text[: found[0].start()].strip():
+        return None
+    ends = [*(match.start() for match in found[1:]), len(text)]
+    return [text[match.end() : end].strip(" ,;，；.。\n") for match, end in zip(found, ends, strict=True)]
+
+
 def blanks_of(text: str) -> list[list[str]]:
     """Return the blanks of a problem's answer, `;` between them, each with its alternatives, `|` between those."""
+    if (numbered := enumerated(text.strip())) is not None:
+        text = ";".join(numbered)
     blanks = [_ALTERNATIVES.split(blank.strip()) for blank in _BLANKS.split(text.strip()) if blank.strip()]
     return [[one for one in blank if one.strip()] for blank in blanks]
 
@@ -156,10 +190,46 @@ def letters_of(text: str) -> frozenset[str] | None:
 
 
 def plain(text: str) -> str:
-    """Return a text without formulas' marks, in NFKC."""
+    """Return a text without formulas' marks, in NFKC, with one sign for every arrow."""
     text = _TAGS.sub(lambda match: match.group(1) or "", re.sub("([①-⑳])", r"\1 ", text))
-    return unicodedata.normalize("NFKC", text.replace("→", " → ").replace("×", "×")).strip()
+    return unicodedata.normalize("NFKC", _ARROW.sub(" → ", without_hidden(text))).strip()
 
 
 def _item(text: str) -> str:
-    return text.strip().strip("()（） ").casefold()
+    return re.sub(r"^(?:the|an?)\s+(?=[^\W\d_]{2})", "", text.strip().strip("()（）.:： ").casefold())
+
+
+_NUMBER = re.compile(r"(?<![\w.])[-−]?\$?\d[\d,]*(?:\.\d+)?(?:\s*/\s*\d+|%)?(?:\s+[^\W\d_]+)?")
+
+
+def lone_number(text: str) -> str | None:
+    """Return the only number of a sentence, with the word after it, or None if there is none or more than one. A number
+    in words counts if there is no other."""
+    if re.search(r"[\\=<>^]", text):
+        return None
+    found = _NUMBER.findall(text)
+    if found:
+        return (
+            found[0].replace("$", r"\$")
+            if len(found) == 1 and len(re.findall(r"\d+(?:[.,/]\d+)*", text)) == 1
+            else None
+        )
+    words = re.findall(r"[a-z]+(?:-[a-z]+)*", text.casefold())
+    runs = [
+        word for word in words if word not in ("one", "a", "an", "half", "second") and number_in_words(word) is not None
+    ]
+    return runs[0] if len(runs) == 1 else None
+
+
+_SYMBOLS = re.compile(r"(?:[A-Z][a-z]?|[\d()\[\]+\-=·→]|\s)+")
+
+
+def same_symbols(left: str, right: str) -> bool:
+    """Return whether two texts are the same formula of elements, such as H₂O and `H_2O`. Capitals matter."""
+    one, other = _symbols(left), _symbols(right)
+    return one == other and _SYMBOLS.fullmatch(one) is not None and re.search("[A-Z]", one) is not None
+
+
+def _symbols(text: str) -> str:
+    text = re.sub(r"\\ce\s*|(?<=[A-Za-z)])_|\^(?=\{?\d*[+-])", "", plain(text))
+    return re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", re.sub("[{}]", "", text)).strip(".")

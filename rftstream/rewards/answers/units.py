@@ -52,6 +52,7 @@ _SINGLE = {"m", "g", "s", "h", "L", "l", "t", "N", "J", "W", "V", "A", "K", "C",
 """Symbols of one letter, which might also be variables."""
 _CURRENCY = {"€": "euro", "£": "pound_sterling", "¥": "yuan", "₹": "rupee", "dollar": "dollar"}
 _INCH = Fraction(254, 10000)
+_OUNCE = Fraction("0.028349523125")
 _SIMPLE = {
     "m": (Fraction(1), "length"), "km": (Fraction(1000), "length"), "cm": (Fraction(1, 100), "length"),
     "dm": (Fraction(1, 10), "length"), "mm": (Fraction(1, 1000), "length"), "inch": (_INCH, "length"),
@@ -60,13 +61,15 @@ _SIMPLE = {
     "day": (Fraction(86400), "time"), "week": (Fraction(604800), "time"), "kg": (Fraction(1), "mass"),
     "g": (Fraction(1, 1000), "mass"), "mg": (Fraction(1, 10**6), "mass"), "t": (Fraction(1000), "mass"),
     "dollar": (Fraction(100), "money"), "cent": (Fraction(1), "money"), "yuan": (Fraction(10), "renminbi"),
-    "jiao": (Fraction(1), "renminbi"), "euro": (Fraction(1), "euros"), "pound_sterling": (Fraction(1), "sterling"),
+    "jiao": (Fraction(1), "renminbi"), "fen": (Fraction(1, 10), "renminbi"), "lb": (16 * _OUNCE, "mass"),
+    "oz": (_OUNCE, "mass"), "euro": (Fraction(1), "euros"), "pound_sterling": (Fraction(1), "sterling"),
     "rupee": (Fraction(1), "rupees"),
 }  # fmt: skip
 """Everyday units: size and dimension. They are converted without pint."""
 _OWN = ("jin = 500 * gram",
         "mu = 2000 / 3 * meter ** 2", "dollar = [money]", "cent = dollar / 100", "yuan = [renminbi]",
-        "jiao = yuan / 10", "euro = [euros]", "pound_sterling = [sterling]", "rupee = [rupees]")  # fmt: skip
+        "jiao = yuan / 10", "fen = yuan / 100",
+        "euro = [euros]", "pound_sterling = [sterling]", "rupee = [rupees]")  # fmt: skip
 
 
 def unit_name(text: str, *, marked: bool) -> str | None:
@@ -142,6 +145,11 @@ def same_kind(left_unit: str, right_unit: str) -> bool:
         return quick[1] == other_quick[1]
     registry = _registry()
     return bool(registry.Quantity(1, left_unit).dimensionality == registry.Quantity(1, right_unit).dimensionality)
+
+
+def everyday_unit(name: str) -> tuple[Fraction, tuple[tuple[str, int], ...]] | None:
+    """Return the size and the dimensions of an everyday unit, by pint's name, or None if it is none."""
+    return _quick(name)
 
 
 def load_pint() -> None:

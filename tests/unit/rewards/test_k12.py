@@ -8,7 +8,8 @@ import pytest
 
 from rftstream.errors import ConfigError, RewardError
 from rftstream.rewards.base import RewardInput
-from rftstream.rewards.k12 import SchoolReward
+from rftstream.rewards.k12 import KINDS, SchoolReward
+from tests.unit.rewards.answers.pairs import school_pairs
 
 OPTIONS = ["oxygen", "hydrogen", "carbon", "iron"]
 
@@ -81,6 +82,20 @@ def school(**settings: Any) -> SchoolReward:
 )
 def test_an_answer_is_judged(right: int, completion: str, answer: str, info: dict[str, Any]) -> None:
     assert school()(item(completion, answer, **info)).reward == right
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kind_is_judged_as_labelled(kind: str) -> None:
+    pairs = [pair for pair in school_pairs() if pair.category == kind]
+    assert sum(pair.equal for pair in pairs) > 90 and sum(not pair.equal for pair in pairs) > 10
+    reward = school()
+    assert [one for one in pairs if reward(item(one.completion, one.gold)).reward != one.equal] == []
+
+
+def test_the_text_of_an_option_goes_before_letters_in_it() -> None:
+    vitamins = {"options": ["vitamin A", "vitamin C", "iron"]}
+    assert school()(item("The answer is vitamin C.", "B", **vitamins)).reward == 1.0
+    assert school()(item("The answer is C.", "B", **vitamins)).reward == 0.0
 
 
 def test_options_are_read_off_the_prompt() -> None:

@@ -16,6 +16,18 @@ class Pair:
     equal: bool
 
 
+def school_pairs() -> list[Pair]:
+    pairs = []
+    category = ""
+    for line in (DATA / "k12_pairs.txt").read_text(encoding="utf-8").splitlines():
+        if line.startswith("## "):
+            category = line[3:]
+        elif line.startswith(("= ", "! ")):
+            gold, _, answer = line[2:].partition(" || ")
+            pairs.append(Pair(category, gold, answer.replace("⏎", "\n"), line.startswith("= ")))
+    return pairs
+
+
 def math_pairs() -> list[Pair]:
     pairs = []
     category = ""

@@ -9,6 +9,11 @@ from rftstream.rewards.answers.boxes import find_answers
 SIZE = 1 << 20
 
 
+def test_the_last_of_many_boxes_is_the_answer() -> None:
+    boxes = " and ".join(f"\\boxed{{{number}}}" for number in range(20_000))
+    assert [answer.text for answer in find_answers(boxes)] == ["19999"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("piece", "last"),
@@ -16,6 +21,12 @@ SIZE = 1 << 20
         ("\\boxed{", None),
         ("\\boxed{\n", None),
         ("\\boxed{1} and ", "1"),
+        ("\\boxed{1}, ", "1"),
+        ("<think>", None),
+        ("</think>\n", None),
+        ("<answer>", None),
+        ("答え", None),
+        ("\n", None),
         ("\\fbox{{", None),
         ("$$ ", None),
         ("$a ", "a"),
