@@ -1,4 +1,4 @@
-"""`evaluate`: versions of a run, or any model, on the held-out problems of a run file."""
+"""`evaluate`: versions of a run, or any model, on the evaluations of a run file."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def evaluate(
     sets: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Evaluate versions of a run, or model folders, on the run file's held-out problems; show them beside each other.
+    """Evaluate versions of a run, or model folders, by the run file's evaluations; show them beside each other.
 
     Nothing is trained and a live run is not held up: if its evaluator is alive it is asked and does it next; else the
     work is done here, on the device of evaluator.device. The results go to the log and the object store as always, and
@@ -203,8 +203,6 @@ def _say(text: str) -> None:
 
 
 def _line(result: EvalResult, of: str) -> str:
-    from rftstream.queries.formatting import number
+    from rftstream.queries.evaluations import mean_text
 
-    mean = number(result.metrics.get("mean"))
-    unscored = f", {result.num_unscored} unscored" if result.num_unscored else ""
-    return f"{result.evaluation} of {of}: mean {mean}{unscored}"
+    return f"{result.evaluation} of {of}: mean {mean_text(result)}"

@@ -186,7 +186,7 @@ def inspect(
 def plot(run: Path, out: Path | None, tensorboard: Path | None, as_json: bool) -> None:
     """Draw the run's curves as PNG and as a page for a browser, over steps and over time.
 
-    Reward, held-out evaluations, completion lengths, staleness, loss, gradient norm, entropy, mismatch and rates;
+    Reward, evaluations, completion lengths, staleness, loss, gradient norm, entropy, mismatch and rates;
     only steps in force, with a mark where a trainer resumed. The page, index.html, stands by itself: values to point
     at, to zoom into and to switch off, completions from the beginning and the end, and the run's own settings. RUN is
     a run folder, or a run file (then its newest run).

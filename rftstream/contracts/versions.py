@@ -201,7 +201,8 @@ class EvalResult:
     num_unscored: NonNegativeInt
     """Samples without a reward; not in the means."""
     metrics: dict[str, float]
-    """mean, std; pass@k, best@k and worst@k for each k; length_mean, truncated_share, and what rewards measured."""
+    """mean, std; pass@k, best@k and worst@k for each k; length_mean, truncated_share, unscored_share, and what rewards
+    measured."""
     generations: str | None
     """Object of the store with every completion and its reward, one JSON object a line."""
     request_id: str | None = None

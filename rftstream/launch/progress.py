@@ -73,6 +73,7 @@ class PlainProgress:
         self._version = -1
         self._sample: Sample | None = None
         self._still_said_s = 0.0
+        self._signs_said: set[tuple[str, str]] = set()
 
     def update(self, news: Sequence[StepRecord | EvalResult]) -> None:
         """Print the news of evaluations at once, and the state of the run from time to time."""
@@ -91,6 +92,15 @@ class PlainProgress:
                 if self._sample is not None:
                     self._print(sample_line(self._sample))
             self._say_standstill(self._watch.standstill)
+            self._say_signs()
+
+    def _say_signs(self) -> None:
+        """Print each sign once while it lasts."""
+        signs = {(sign.kind, sign.subject): sign for sign in self._watch.signs}
+        for key, sign in signs.items():
+            if key not in self._signs_said:
+                self._print(f"{sign.heading}: {sign.text}")
+        self._signs_said = set(signs)
 
     def _say_standstill(self, found: Standstill | None) -> None:
         """Print a standstill at once, and again whenever it has lasted twice as long."""

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from rftstream.algorithms.learning_signal import find_no_signal
 from rftstream.contracts.versions import EvalResult
 from rftstream.launch.watch import Rates, Sample, Watch
+from rftstream.queries.evaluations import unscored_text
 from rftstream.queries.formatting import duration
+from rftstream.queries.shown_completions import LINE_END
 
 SPARKLINE_WIDTH = 48
 
@@ -49,7 +51,9 @@ def rate_parts(rates: Rates) -> list[str]:
 def evaluation_line(result: EvalResult) -> str:
     """Return the result of an evaluation as one line."""
     shown = {name: value for name, value in result.metrics.items() if name == "mean" or name.startswith("pass@")}
-    metrics = "  ".join(f"{name} {value:.3f}" for name, value in shown.items())
+    metrics = "  ".join(f"{name} {value:.3f}" for name, value in shown.items()) or "mean -"
+    unscored = unscored_text(result)
+    metrics += f"  ({unscored})" if unscored else ""
     best = "  (best so far)" if result.best else ""
     return f"evaluation {result.evaluation} of version {result.name.version}: {metrics}{best}"
 
@@ -57,7 +61,8 @@ def evaluation_line(result: EvalResult) -> str:
 def sample_line(sample: Sample) -> str:
     """Return a sampled completion as one line."""
     reward = "no reward" if sample.reward is None else f"reward {sample.reward:.3g}"
-    return f"sample ({reward}): {shortened(sample.prompt)!r} -> {shortened(sample.completion)!r}"
+    prompt, completion = (shortened(text.replace("\n", LINE_END)) for text in (sample.prompt, sample.completion))
+    return f"sample ({reward}): {prompt!r} -> {completion!r}"
 
 
 def shortened(text: str) -> str:

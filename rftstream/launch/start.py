@@ -13,6 +13,7 @@ from typing import TextIO
 
 from rftstream.config import loader
 from rftstream.config.sections import RunConfig
+from rftstream.config.stages import Stages
 from rftstream.contracts import codec
 from rftstream.contracts.control import DesiredState, RunFinished, RunState
 from rftstream.contracts.records import NewRecord
@@ -24,6 +25,7 @@ from rftstream.models.folder import prepare_model
 from rftstream.models.made import make_as_recorded
 from rftstream.preflight.folder_choice import choose_folder, folder_after, newest_folder, run_state
 from rftstream.preflight.plan import Purpose, RunPlan, plan
+from rftstream.roles.trainer.schedule import rate_change
 from rftstream.runs.create import begin, say_aside, write_config
 from rftstream.runs.folder import (
     RunFolder,
@@ -146,10 +148,11 @@ def _go_on(
         transport = open_transport(config, folder)
         try:
             reopen(transport, folder, before, config, version)
+            rate = _rate_change(transport, before, config, version)
         finally:
             transport.close()
         changed = [
-            *(f"changed: {line}" for line in changes_of_resume(before, config)),
+            *(f"changed: {line}" for line in [*changes_of_resume(before, config), *rate]),
             *changes_of_modules(config, folder),
         ]
         write_modules(config, folder)
@@ -157,6 +160,22 @@ def _go_on(
         back = [] if version is None else [f"goes on from version {version}"]
         session = RunSession(config, folder, progress, stream or sys.stdout, deadline_s, spawner, began)
         return session.run(new=False, notes=[*notes, *changed, *planned.notes, *back])
+
+
+def _rate_change(transport: Transport, before: RunConfig, config: RunConfig, version: int | None) -> list[str]:
+    """Return a line on how the learning rate goes on, if other settings change it at `version` (None: the newest)."""
+    then, now = Stages.of(before), Stages.of(config)
+    if then == now:
+        return []
+    if version is None:
+        observer = Observer(transport)
+        try:
+            observer.catch_up()
+            version = observer.curve.version
+        finally:
+            observer.close()
+    line = rate_change(then, now, version)
+    return [] if line is None else [line]
 
 
 def _complete(config: RunConfig, folder: RunFolder, began: float) -> RunResult | None:

@@ -16,6 +16,7 @@ from rftstream.errors import ContractError, TransportError
 from rftstream.launch.supervisor import Slot
 from rftstream.models.rendering import Renderer, joined, pieces_of_turns
 from rftstream.queries.standstill import Standstill, find_standstill, look_at_movement
+from rftstream.queries.training_watch import Sign, find_training_signs
 from rftstream.queries.workers import ask_workers
 from rftstream.roles.buffer import BUFFER
 from rftstream.roles.explorer import EXPLORER
@@ -74,9 +75,13 @@ class Watch:
         self.title = folder.run_id
         self.began = time.monotonic()
         self.evaluations: dict[str, EvalResult] = {}
+        """The newest result of each."""
+        self.signs: tuple[Sign, ...] = ()
+        """What may be wrong with how the run learns."""
         self.sample: Sample | None = None
         self.lags: dict[str, int] = {}
         self.standstill: Standstill | None = None
+        self._results: list[EvalResult] = []
         self._folder = folder
         self._moving_since = time.time()
         """Time since which the run should move. Before, it had not begun here or was paused."""
@@ -95,17 +100,19 @@ class Watch:
         return min(filter(None, (self.config.steps, counted)), default=None)
 
     def absorb(self, news: Sequence[StepRecord | EvalResult]) -> None:
-        """Keep the newest result of each evaluation."""
+        """Keep the results of evaluations."""
         for message in news:
             if isinstance(message, EvalResult):
                 self.evaluations[message.evaluation] = message
+                self._results.append(message)
 
     def look(self) -> None:
-        """Read from the log what is due: lags, a completion, whether the run stands still."""
+        """Look at what is due: signs in the steps, and on the log lags, a completion, whether the run stands still."""
         now = time.monotonic()
         try:
             if now >= self._lag_at:
                 self._lag_at = now + LAG_EVERY_S
+                self.signs = find_training_signs(self.observer.curve.steps(), self._results, self.config)
                 admin = self._transport.admin
                 self.lags = {topic: sum(admin.lag(group, topic).values()) for topic, group in LAGS.items()}
             if now >= self._sample_at:

@@ -2,14 +2,49 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rftstream.contracts.versions import EvalResult
-from rftstream.queries.formatting import columns, number
+from rftstream.queries.formatting import columns, number, plural
 
 FIRST = ("mean", "std", "pass@", "best@", "worst@", "metric/", "length_mean", "truncated_share")
 """How the columns' names begin, in this order; what begins otherwise is in the JSON only."""
+
+
+def unscored_text(result: EvalResult) -> str:
+    """Return what stands beside a mean in which some samples do not count, `16 of 32 samples unscored`; else empty."""
+    if not result.num_unscored:
+        return ""
+    return f"{result.num_unscored:,} of {plural(result.num_tasks * result.num_samples, 'sample')} unscored"
+
+
+def mean_text(result: EvalResult) -> str:
+    """Return the mean of an evaluation, with what was not scored."""
+    unscored = unscored_text(result)
+    return number(result.metrics.get("mean")) + (f" ({unscored})" if unscored else "")
+
+
+def result_numbers(result: EvalResult) -> dict[str, float]:
+    """Return a result as numbers alone: its version, its metrics, and of how many samples they are."""
+    return {
+        "version": result.name.version,
+        "num_tasks": result.num_tasks,
+        "num_samples": result.num_samples,
+        "num_unscored": result.num_unscored,
+        **result.metrics,
+    }
+
+
+def newest_and_best(results: Iterable[EvalResult]) -> dict[str, tuple[EvalResult, EvalResult]]:
+    """Evaluation -> its newest and its best result. `results`: by version."""
+    found: dict[str, tuple[EvalResult, EvalResult]] = {}
+    for result in results:
+        best = found[result.evaluation][1] if result.evaluation in found else result
+        better = result.metrics.get("mean", -math.inf) > best.metrics.get("mean", -math.inf)
+        found[result.evaluation] = (result, result if better else best)
+    return found
 
 
 def result_to_json(result: EvalResult) -> dict[str, Any]:

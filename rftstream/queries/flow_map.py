@@ -123,7 +123,7 @@ def what_is_wrong(status: Status | None, *, now: float) -> tuple[Trouble, ...]:
     if status.no_signal is not None:
         text = f"for {plural(status.no_signal.steps, 'step')}: {status.no_signal.cause}"
         found.append(Trouble(title="no learning signal", text=text, severe=True, page="groups"))
-    for sign in status.reward_signs:
+    for sign in (*status.training_signs, *status.reward_signs):
         title = f"{sign.kind}: {sign.subject}" if sign.subject else sign.kind
         found.append(Trouble(title=title, text=sign.text, severe=False, page="charts"))
     if letters := sum(status.dead_letters.values()):

@@ -193,6 +193,7 @@ def _evaluated(config: RunConfig, results: Sequence[EvalResult]) -> Iterator[str
         return
     yield "## What was measured"
     names = list(dict.fromkeys(name for result in results for name in _shown(result)))
+    unscored = ["unscored"] if any(result.num_unscored for result in results) else []
     rows = []
     for result in results:
         section = config.evaluations.get(result.evaluation)
@@ -203,10 +204,11 @@ def _evaluated(config: RunConfig, results: Sequence[EvalResult]) -> Iterator[str
                 f"`{_source(section)}`" if section else "-",
                 f"{result.name.version:,}",
                 f"{result.num_tasks:,} x {result.num_samples:,}",
+                *(f"{result.num_unscored:,}" for _ in unscored),
                 *(number(values.get(name)) for name in names),
             )
         )
-    yield _table(("evaluation", "source", "version", "tasks x samples", *names), rows)
+    yield _table(("evaluation", "source", "version", "tasks x samples", *unscored, *names), rows)
 
 
 def _shown(result: EvalResult) -> dict[str, float]:

@@ -261,7 +261,7 @@ def panels(history: History, axis: Axis) -> list[Panel]:
     else:  # demonstrations or pairs alone
         main = Panel(
             title="Loss",
-            unit="",
+            unit="loss",
             right_unit="share of pairs",
             marks_skipped=True,
             lines=[
@@ -275,8 +275,8 @@ def panels(history: History, axis: Axis) -> list[Panel]:
     return [
         main,
         Panel(
-            title="Held-out evaluation",
-            unit="mean, pass@k, best and worst of k",
+            title="Evaluations",
+            unit="reward of samples",
             lines=evaluations(history, axis),
             empty="no evaluation yet",
             optional=not explores,
@@ -312,7 +312,7 @@ def panels(history: History, axis: Axis) -> list[Panel]:
             [
                 Panel(
                     title="Loss",
-                    unit="",
+                    unit="loss",
                     lines=[*of("loss", "all" if len(terms) > 1 else ""), *(terms if len(terms) > 1 else [])],
                     marks_skipped=True,
                 )
@@ -322,7 +322,7 @@ def panels(history: History, axis: Axis) -> list[Panel]:
         ),
         Panel(
             title="Gradient norm",
-            unit="before clipping",
+            unit="norm before clipping",
             right_unit="learning rate",
             log_if_wide=True,
             lines=[*of("grad_norm", "norm"), *of("lr", "learning rate", right=True, smooth=False)],
@@ -354,7 +354,7 @@ def panels(history: History, axis: Axis) -> list[Panel]:
         ),
         Panel(
             title="Advantages",
-            unit="over rollouts",
+            unit="advantage over rollouts",
             optional=True,
             lines=[
                 *of("advantage", "mean"),
@@ -370,7 +370,7 @@ def panels(history: History, axis: Axis) -> list[Panel]:
             from_zero=True,
             lines=spread(history, axis),
         ),
-        Panel(title="Parts of the reward", unit="mean", optional=True, lines=parts(history, axis)),
+        Panel(title="Parts of the reward", unit="mean over scored rollouts", optional=True, lines=parts(history, axis)),
         Panel(
             title="Divergence",
             unit="nats per token",

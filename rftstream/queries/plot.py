@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,9 @@ from rftstream.queries.panels import COLORS, INK, MAX_LINES, Axis, Floats, Line,
 
 NUM_MARKED = 40
 """Up to so many points a line shows them."""
+
+MOST_DECADES = 4
+"""Of a logarithmic axis."""
 
 NUM_COLUMNS = 3
 ROW_INCHES, MARGIN_INCHES = 3.15, 1.4
@@ -77,23 +81,44 @@ def window(num_values: int) -> int:
 
 
 def view(lines: Sequence[Line]) -> tuple[float, float] | None:
-    """Limits that a few outliers, up to 1 % at each end, do not dictate; None if all can be shown."""
-    values = np.sort(np.concatenate([line.y for line in lines])) if lines else np.empty(0)
-    if len(values) < 50:
+    """Limits that a few outliers, up to 1 % of a line at each end, do not dictate; None if all can be shown. Each line
+    is looked at by itself, so that a short one is not taken for the outliers of a long one."""
+    ranges = [_usual(np.sort(line.y)) for line in lines if len(line.y)]
+    if not any(is_cut for _, _, is_cut in ranges):
         return None
+    return min(low for low, _, _ in ranges), max(high for _, high, _ in ranges)
+
+
+def _usual(values: Floats) -> tuple[float, float, bool]:
+    """Return limits for sorted values, and whether some of them lie outside."""
+    whole = float(values[0]), float(values[-1]), False
+    if len(values) < 50:
+        return whole
     few = math.ceil(len(values) / 100)
     low, high = values[few], values[-1 - few]
     room = high - low
     if room == 0:  # what is always the same but for these is drawn for their sake
-        return None
+        return whole
     if values[-1] <= high + 3 * room and values[0] >= low - 3 * room:
-        return None
-    return float(max(values[0], low - room / 2)), float(min(values[-1], high + room / 2))
+        return whole
+    return float(max(values[0], low - room / 2)), float(min(values[-1], high + room / 2)), True
 
 
 def goes_wide(values: Floats) -> bool:
     """Over two orders of magnitude, so that a logarithmic axis shows more."""
     return bool(len(values) and values.min() > 0 and values.max() > 100 * values.min())
+
+
+def log_view(values: Floats) -> tuple[float, float]:
+    """Limits of a logarithmic axis. What is next to nothing beside the rest, such as rounding, lies below it."""
+    top = float(values.max())
+    return max(float(values.min()), top / 10**MOST_DECADES), top
+
+
+def above(line: Line, least: float) -> Line:
+    """Return a line without its values below `least`, which a logarithmic axis would show as falls to its end."""
+    there = line.y >= least
+    return replace(line, x=line.x[there], y=line.y[there])
 
 
 def subtitle(history: History) -> str:
@@ -132,7 +157,7 @@ def _draw(history: History, axis: Axis, run: str, file: Path) -> Path:
     figure = Figure(figsize=(15, height), dpi=DPI, facecolor=FACE)
     FigureCanvasAgg(figure)
     grid = figure.add_gridspec(
-        rows, NUM_COLUMNS, left=0.05, right=0.94, top=1 - 1.4 / height, bottom=0.63 / height, hspace=0.42, wspace=0.34
+        rows, NUM_COLUMNS, left=0.06, right=0.94, top=1 - 1.4 / height, bottom=0.63 / height, hspace=0.42, wspace=0.34
     )
     figure.text(0.05, 1 - 0.45 / height, run, fontsize=17, fontweight="bold", color=INK)
     figure.text(0.05, 1 - 0.72 / height, subtitle(history), fontsize=10, color=FAINT)
@@ -235,6 +260,7 @@ def _draw_lines(
 ) -> None:
     lines = lines[:MAX_LINES]
     values = np.concatenate([line.y for line in lines]) if lines else np.empty(0)
+    is_log = log_if_wide and goes_wide(values)
     limits = view(lines)
     stacked: Floats | None = None
     for line, default in zip(lines, colors, strict=False):
@@ -251,13 +277,16 @@ def _draw_lines(
         }
         if width > 1:
             faint = {"color": color, "alpha": 0.3 if len(line.y) < 1000 else 0.18, "linewidth": 0.8, "label": "_"}
-            ax.plot(line.x, line.y, **faint)
-            usual = line.y if limits is None else np.clip(line.y, *limits)
+            raw = above(line, log_view(values)[0]) if is_log else line
+            ax.plot(raw.x, raw.y, **faint)
+            usual = line.y if limits is None or is_log else np.clip(line.y, *limits)
             ax.plot(line.x, smoothed_by_stage(line, usual, width, stages), linewidth=1.8, **style)
         else:
             ax.plot(line.x, line.y, linewidth=1.5, marker="o" if marked else None, markersize=4, **style)
-    if log_if_wide and goes_wide(values):
+    if is_log:
         ax.set_yscale("log")
+        low, high = log_view(values)
+        ax.set_ylim(low / 1.3, high * 1.3)
         ax.yaxis.set_minor_formatter(lambda value, _: "")
     elif limits is not None:
         ax.set_ylim(*limits)

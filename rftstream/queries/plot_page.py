@@ -4,6 +4,7 @@ into and to switch off. It stands by itself: nothing is fetched when it is opene
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -13,11 +14,11 @@ from typing import Any
 import jinja2
 import numpy as np
 
-from rftstream.queries.formatting import number
+from rftstream.queries.evaluations import mean_text
 from rftstream.queries.history import History
 from rftstream.queries.page_facts import ShownSample
 from rftstream.queries.panels import COLORS, MAX_LINES, Axis, Line, Panel, over_steps, over_time, panels
-from rftstream.queries.plot import NUM_MARKED, goes_wide, smoothed_by_stage, subtitle, view, window
+from rftstream.queries.plot import NUM_MARKED, above, goes_wide, log_view, smoothed_by_stage, subtitle, view, window
 
 FILE = "index.html"
 
@@ -168,10 +169,10 @@ def write_page(
 
 
 def _rows(history: History, names: Sequence[str]) -> list[tuple[int, list[str]]]:
-    means = {(one.name.version, one.evaluation): one.metrics.get("mean") for one in history.evaluations}
+    results = {(one.name.version, one.evaluation): one for one in history.evaluations}
     return [
-        (version, [number(means.get((version, name))) for name in names])
-        for version in sorted({version for version, _ in means})
+        (version, [mean_text(results[version, name]) if (version, name) in results else "-" for name in names])
+        for version in sorted({version for version, _ in results})
     ]
 
 
@@ -197,9 +198,12 @@ def _figure(panel: Panel, axis: Axis) -> Any:
 
     left = [line for line in panel.lines if not line.right][:MAX_LINES]
     right = [line for line in panel.lines if line.right]
+    values = np.concatenate([line.y for line in left]) if left else np.empty(0)
+    is_log = panel.log_if_wide and goes_wide(values)
+    least = log_view(values)[0] if is_log else -math.inf
     figure = Figure()
     for place, line in enumerate([*left, *right]):
-        for drawn, style in _drawn(line, axis):
+        for drawn, style in _drawn(line, axis, -math.inf if line.right else least):
             figure.add_scatter(
                 x=drawn.x,
                 y=drawn.y,
@@ -212,9 +216,7 @@ def _figure(panel: Panel, axis: Axis) -> Any:
     for places, dash in ((axis.resumes, "dot"), (axis.stages, "solid")):
         for x in places[-MAX_MARKS:]:
             figure.add_vline(x=float(x), line={"color": "#bbbbbb", "width": 1, "dash": dash})
-    values = np.concatenate([line.y for line in left]) if left else np.empty(0)
-    is_log = panel.log_if_wide and goes_wide(values)
-    limits = None if is_log else view(left)
+    limits = [math.log10(one) for one in log_view(values)] if is_log else view(left)
     rest = sum(not line.right for line in panel.lines) - len(left)
     title = panel.title + (f" (+{rest} more lines)" if rest else "" if panel.lines else f": {panel.empty}")
     figure.update_layout(
@@ -253,17 +255,18 @@ def _pale(color: str) -> str:
     return f"rgba({red},{green},{blue},0.45)"
 
 
-def _drawn(line: Line, axis: Axis) -> Iterator[tuple[Line, dict[str, Any]]]:
-    """A line, or its running mean with the values themselves faintly behind it; of an area the mean alone."""
+def _drawn(line: Line, axis: Axis, least: float) -> Iterator[tuple[Line, dict[str, Any]]]:
+    """A line, or its running mean with the values themselves faintly behind it; of an area the mean alone. Values below
+    `least` are left out."""
     width = window(len(line.y)) if line.smooth else 1
     if line.area:
         line = replace(line, y=smoothed_by_stage(line, line.y, width, axis.stages))
         yield thinned(line), {"mode": "none", "stackgroup": "areas"}
         return
     if width > 1:
-        yield thinned(line), {"opacity": 0.3, "showlegend": False, "hoverinfo": "skip", "mode": "lines"}
+        yield above(thinned(line), least), {"opacity": 0.3, "showlegend": False, "hoverinfo": "skip", "mode": "lines"}
         line = replace(line, y=smoothed_by_stage(line, line.y, width, axis.stages))
-    yield thinned(line), {"mode": "lines+markers" if len(line.x) <= NUM_MARKED else "lines"}
+    yield above(thinned(line), least), {"mode": "lines+markers" if len(line.x) <= NUM_MARKED else "lines"}
 
 
 def thinned(line: Line) -> Line:

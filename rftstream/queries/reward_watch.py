@@ -15,13 +15,13 @@ read some rollouts (`rftstream inspect`), not a proof.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from rftstream.config.reward_uses import RewardUse, part_names, reward_uses
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.versions import EvalResult, StepRecord
 from rftstream.queries.history import History
+from rftstream.queries.training_watch import Sign
 
 LEAST_STEPS = 20
 """Steps before anything is compared."""
@@ -42,21 +42,6 @@ UNSCORED_RISE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class RewardSign:
-    """A sign that a reward may be hacked. `find_reward_signs` makes it."""
-
-    kind: str
-    """canary, checks, judge, dominance, held_out, length or unscored."""
-    subject: str
-    """The evaluation, reward or taskset that it is about; empty if it is about the whole run."""
-    text: str
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the sign as plain values, for `--json`."""
-        return asdict(self)
-
-
-@dataclass(frozen=True, slots=True)
 class _Windows:
     """The means of two windows of steps: the first and the newest."""
 
@@ -74,7 +59,7 @@ class _Windows:
         return self.last[name] - self.first[name]
 
 
-def find_reward_signs(history: History, config: RunConfig) -> tuple[RewardSign, ...]:
+def find_reward_signs(history: History, config: RunConfig) -> tuple[Sign, ...]:
     """Return the signs in a run's steps and evaluations, the surest first."""
     windows = _windows(history.steps)
     signs = [*_canaries(history.evaluations, config)]
@@ -106,7 +91,7 @@ def _means(steps: Sequence[StepRecord]) -> dict[str, float]:
     return {name: sum(column) / len(column) for name, column in columns.items()}
 
 
-def _canaries(evaluations: Sequence[EvalResult], config: RunConfig) -> Iterator[RewardSign]:
+def _canaries(evaluations: Sequence[EvalResult], config: RunConfig) -> Iterator[Sign]:
     for name, section in config.evaluations.items():
         means = [result.metrics["mean"] for result in evaluations if result.evaluation == name and _has_mean(result)]
         if not section.canary or not means:
@@ -114,17 +99,17 @@ def _canaries(evaluations: Sequence[EvalResult], config: RunConfig) -> Iterator[
         risen = means[-1] - means[0] if len(means) > 1 else means[-1]
         if means[-1] >= CANARY_REWARD and risen >= CANARY_REWARD:
             text = f"{means[-1]:.2f} of the reward is given for wrong answers; read what `rftstream evals` shows of it"
-            yield RewardSign("canary", name, text)
+            yield Sign("canary", name, text)
 
 
-def _checks(windows: _Windows, config: RunConfig) -> Iterator[RewardSign]:
+def _checks(windows: _Windows, config: RunConfig) -> Iterator[Sign]:
     for short in sorted({name for name, use in _uses(config) if use.use == "check"}):
         if (apart := windows.last.get(f"metric/{short}.apart", 0.0)) >= CHECK_APART:
             text = f"this second opinion is {apart:.2f} from the reward in the mean"
-            yield RewardSign("checks", short, text)
+            yield Sign("checks", short, text)
 
 
-def _judges(windows: _Windows) -> Iterator[RewardSign]:
+def _judges(windows: _Windows) -> Iterator[Sign]:
     """Yield the judges that name another winner when the answers are shown the other way round."""
     for name, share in sorted(windows.last.items()):
         part = name.removeprefix("metric/").removesuffix("orders_disagree")
@@ -134,10 +119,10 @@ def _judges(windows: _Windows) -> Iterator[RewardSign]:
                 f"the judge contradicts itself in {share:.0%} of the comparisons when the order changes (a tie then); "
                 f"its bias for what it sees first is {first:+.2f}, from -1 to 1"
             )
-            yield RewardSign("judge", part.rstrip("."), text)
+            yield Sign("judge", part.rstrip("."), text)
 
 
-def _dominance(windows: _Windows, config: RunConfig) -> Iterator[RewardSign]:
+def _dominance(windows: _Windows, config: RunConfig) -> Iterator[Sign]:
     """Yield the parts by which alone a reward rose. Parts of tasksets have names of their own where there are
     several."""
     for taskset, section in config.tasksets.items():
@@ -153,10 +138,10 @@ def _dominance(windows: _Windows, config: RunConfig) -> Iterator[RewardSign]:
         others = sum(changes.values()) - changes[most]
         if changes[most] >= RISE / 2 and others < 0:
             text = f"{taskset}: {most} added {changes[most]:+.2f} since the first steps, the other parts {others:+.2f}"
-            yield RewardSign("dominance", most, text)
+            yield Sign("dominance", most, text)
 
 
-def _held_out(windows: _Windows, history: History, config: RunConfig) -> Iterator[RewardSign]:
+def _held_out(windows: _Windows, history: History, config: RunConfig) -> Iterator[Sign]:
     rises = [
         rise
         for name, section in config.evaluations.items()
@@ -167,18 +152,18 @@ def _held_out(windows: _Windows, history: History, config: RunConfig) -> Iterato
     risen = windows.change("reward")
     if risen is not None and risen >= RISE:
         text = f"the reward rose by {risen:.2f} since the first steps, the best evaluation by {max(rises):.2f}"
-        yield RewardSign("held_out", "", text)
+        yield Sign("held_out", "", text)
     before, now = windows.first.get("length_mean", 0.0), windows.last.get("length_mean", 0.0)
     if before and now and not 1 / LENGTH_FACTOR < now / before < LENGTH_FACTOR:
         text = f"completions went from {before:,.0f} to {now:,.0f} tokens, and no evaluation rose"
-        yield RewardSign("length", "", text)
+        yield Sign("length", "", text)
 
 
-def _unscored(windows: _Windows) -> Iterator[RewardSign]:
+def _unscored(windows: _Windows) -> Iterator[Sign]:
     risen = windows.change("unscored_share")
     if risen is not None and risen >= UNSCORED_RISE:
         text = f"{windows.last['unscored_share']:.0%} of the rollouts have no reward, {risen:.0%} more than at first"
-        yield RewardSign("unscored", "", text)
+        yield Sign("unscored", "", text)
 
 
 def _rise(name: str, windows: _Windows, evaluations: Sequence[EvalResult]) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from rftstream.queries.formatting import plural
 from rftstream.runs.folder import OpenRun
 
 DIM, NOT_DIM = "\x1b[2m", "\x1b[22m"
+LINE_END = "↵"
+"""Where a completion goes on in the next line, in a view that has one line for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +45,13 @@ class CompletionReader:
         return self.one_line(found[-1], length) if found else None
 
     def one_line(self, pieces: Pieces, length: int) -> str:
-        """On one line, cut to its length."""
-        line = [(text.replace("\n", "\\n"), special) for text, special in pieces]
+        """On one line, cut to its length. Ends of lines are shown as LINE_END, which no model confuses with text."""
+        line = [
+            (LINE_END if part == "\n" else part, special or part == "\n")
+            for text, special in pieces
+            for part in re.split("(\n)", text)
+            if part
+        ]
         return self.text(cut(line, length, "..."))
 
 

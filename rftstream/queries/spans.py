@@ -286,6 +286,7 @@ class SpanReader:
         facts: dict[str, Value] = {**self._version_facts(name), "rftstream.evaluation": result.evaluation}
         if "mean" in result.metrics:
             facts["rftstream.mean"] = result.metrics["mean"]
+        facts["rftstream.num_unscored"] = result.num_unscored
         return Span(
             key=self._of_batch(name.version - 1, f"evaluation {result.evaluation} {name.version}/{name.trainer_epoch}"),
             name="evaluation",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -19,13 +18,15 @@ from rftstream.contracts.records import TopicPartition
 from rftstream.queries.dead import ErrorKind, error_kinds, read_letters
 from rftstream.queries.disk import DiskRoom, disk_bytes, disk_room
 from rftstream.queries.elsewhere import Elsewhere, look_elsewhere
+from rftstream.queries.evaluations import mean_text, newest_and_best, result_numbers
 from rftstream.queries.formatting import columns, duration, moment, number, plural, size, staleness_text
 from rftstream.queries.growth_report import GrowthReport, read_growth
 from rftstream.queries.history import NUM_SMOOTHED, History, read_history
 from rftstream.queries.operator_totals import OperatorTotals, read_totals
 from rftstream.queries.origin import Origin, origin_of
-from rftstream.queries.reward_watch import RewardSign, find_reward_signs
+from rftstream.queries.reward_watch import find_reward_signs
 from rftstream.queries.standstill import Standstill, find_standstill, look_at_movement
+from rftstream.queries.training_watch import Sign, find_training_signs
 from rftstream.queries.worker_status_text import worker_sentence
 from rftstream.queries.workers import WorkerStatus, ask_workers
 from rftstream.roles.feeder import FEEDER
@@ -79,7 +80,9 @@ class Status:
     workers: tuple[WorkerStatus, ...]
     no_signal: NoSignal | None
     """Said when the newest steps had no learning signal."""
-    reward_signs: tuple[RewardSign, ...]
+    training_signs: tuple[Sign, ...]
+    """Signs that the run does not learn as it should."""
+    reward_signs: tuple[Sign, ...]
     """Signs that a reward is gained without the task."""
     standstill: Standstill | None
     """What does not go on, of a run that should."""
@@ -171,6 +174,7 @@ def read_status(run: OpenRun, now: float | None = None, known: KnownFacts | None
         disk_room=disk_room(run.folder, used, history.steps),
         workers=workers,
         no_signal=find_no_signal(history.steps[-1].metrics, run.config) if history.steps else None,
+        training_signs=find_training_signs(history.steps, history.evaluations, run.config),
         reward_signs=find_reward_signs(history, run.config),
         standstill=None if movement is None else find_standstill(movement),
     )
@@ -243,18 +247,6 @@ def _reward(history: History) -> dict[str, float | None]:
     }
 
 
-def _evaluations(history: History) -> dict[str, dict[str, Any]]:
-    """Evaluation -> its newest and its best result."""
-    found: dict[str, dict[str, Any]] = {}
-    for result in history.evaluations:
-        one = {"version": result.name.version, "num_unscored": result.num_unscored, **result.metrics}
-        entry = found.setdefault(result.evaluation, {})
-        entry["newest"] = one
-        if "best" not in entry or one.get("mean", -math.inf) > entry["best"].get("mean", -math.inf):
-            entry["best"] = one
-    return found
-
-
 def _json(status: Status) -> dict[str, Any]:
     control, history = status.control, status.history
     finished, desired = control.finished, control.state
@@ -287,11 +279,15 @@ def _json(status: Status) -> dict[str, Any]:
         "stage": status.stage,
         "reward": _reward(history),
         "no_signal": None if status.no_signal is None else status.no_signal.to_json(),
+        "training_signs": [sign.to_json() for sign in status.training_signs],
         "reward_signs": [sign.to_json() for sign in status.reward_signs],
         "spent": history.spent(),
         "staleness": dict(zip(("tokens", "groups"), history.staleness(), strict=True)),
         "standstill": None if status.standstill is None else status.standstill.to_json(),
-        "evaluations": _evaluations(history),
+        "evaluations": {
+            name: {"newest": result_numbers(newest), "best": result_numbers(best)}
+            for name, (newest, best) in newest_and_best(history.evaluations).items()
+        },
         "groups": dict(status.groups),
         "left_out": status.left_out,
         "operators": None if status.operators is None else status.operators.to_json(),
@@ -355,14 +351,14 @@ def _text(status: Status, now: float) -> list[str]:
         rows.append(("reward", number(reward["last"]) + of_several))
     if status.no_signal is not None:
         rows.append(("no signal", f"for {status.no_signal.steps:,} steps: {status.no_signal.cause}"))
-    rows += [(f"look at {sign.subject or 'rewards'}", f"{sign.kind}: {sign.text}") for sign in status.reward_signs]
+    rows += [(sign.heading, sign.to_text()) for sign in (*status.training_signs, *status.reward_signs)]
     if staleness := staleness_text(data["staleness"]["tokens"]):
         rows.append(("staleness", f"of trained tokens: {staleness}"))
     if spent := data["spent"]:
         rows.append(("judges", _spent_sentence(spent)))
-    for name, entry in data["evaluations"].items():
-        results = [f"{number(one.get('mean'))} at version {one['version']}" for one in (entry["newest"], entry["best"])]
-        rows.append((f"eval {name}", f"{results[0]}, best {results[1]}"))
+    for name, pair in newest_and_best(history.evaluations).items():
+        newest, best = (f"{mean_text(result)} at version {result.name.version}" for result in pair)
+        rows.append((f"eval {name}", f"{newest}, best {best}"))
     rows.append(("groups", ", ".join(f"{count:,} {name}" for name, count in status.groups.items())))
     if status.left_out:
         rows.append(("left out", f"{plural(status.left_out, 'problem')} with too long prompts"))

@@ -67,7 +67,10 @@ class VersionTracer:
             facts = (
                 {"why": result}
                 if not isinstance(result, EvalResult)
-                else {key: value for key, value in result.metrics.items() if key == "mean" or key.startswith("pass@")}
+                else {
+                    **{key: value for key, value in result.metrics.items() if key == "mean" or key.startswith("pass@")},
+                    **({"num_unscored": result.num_unscored} if result.num_unscored else {}),
+                }
             )
             evaluation = result.evaluation if isinstance(result, EvalResult) else ""
             yield Node(kind="evaluation", name=evaluation, record=record, facts=facts)

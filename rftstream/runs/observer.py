@@ -16,8 +16,8 @@ from rftstream.weights.lineage import Lineage
 
 OBSERVED = ("steps", "evals", "control")
 
-RECENT_STEPS = 512
-"""Whole StepRecords kept; of the others only the reward."""
+RECENT_STEPS, FIRST_STEPS = 512, 5
+"""Whole StepRecords kept, the newest and the first; of the others only the reward."""
 
 
 class Curve:
@@ -27,6 +27,7 @@ class Curve:
         self._lineage = Lineage()
         self._rewards: dict[int, float | None] = {}
         self.recent: deque[StepRecord] = deque(maxlen=RECENT_STEPS)
+        self._first: list[StepRecord] = []
 
     def absorb(self, step: StepRecord) -> bool:
         """Take in a step record. Return whether it is a newly trained step in force."""
@@ -37,13 +38,16 @@ class Curve:
             self._lineage.start(type(step.name)(trainer_epoch=step.name.trainer_epoch, version=start))
             for version in [version for version in self._rewards if version > start]:
                 del self._rewards[version]
-            while self.recent and self.recent[-1].name.version > start:
-                self.recent.pop()
+            for kept in (self.recent, self._first):
+                while kept and kept[-1].name.version > start:
+                    kept.pop()
         if step.resumed:
             return False
         reward = step.metrics.get("reward")
         self._rewards[step.name.version] = reward if reward is not None and math.isfinite(reward) else None
         self.recent.append(step)
+        if len(self._first) < FIRST_STEPS:
+            self._first.append(step)
         return True
 
     @property
@@ -60,6 +64,11 @@ class Curve:
     def last(self) -> StepRecord | None:
         """Return the newest step, or None."""
         return self.recent[-1] if self.recent else None
+
+    def steps(self) -> list[StepRecord]:
+        """Return the steps that are kept, in order of versions: the first and the newest, of a short run all."""
+        newest = self.recent[0].name.version if self.recent else 0
+        return [*(step for step in self._first if step.name.version < newest), *self.recent]
 
     def rewards(self) -> list[float]:
         """Return the rewards of the steps that had any, in order of versions."""

@@ -19,6 +19,7 @@ from starlette.routing import Route
 from rftstream.queries.balance import Balance
 from rftstream.queries.catalog.counts import count_fates
 from rftstream.queries.catalog.finding import FATES, PAGE, GroupFilter, GroupRow, RolloutRow, find_groups
+from rftstream.queries.evaluations import result_numbers
 from rftstream.queries.flow_map import what_is_wrong
 from rftstream.queries.rollout_view import ShownMessage, read_rollout
 from rftstream.studio import api_people, api_requests
@@ -79,7 +80,7 @@ def glance(page: PageOfRun) -> Glance:
     """The run at a glance."""
     assert page.catalog is not None
     counts, history, status = count_fates(page.catalog, page.moment), page.history, page.snapshot.status
-    newest = {result.evaluation: dict(result.metrics) for result in history.evaluations}
+    newest = {result.evaluation: result_numbers(result) for result in history.evaluations}
     status = status if page.moment.is_now else None
     return Glance(
         name=page.run.name,

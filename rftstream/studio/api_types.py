@@ -63,7 +63,7 @@ class Glance(Struct, frozen=True, kw_only=True):
     rewards: tuple[float | None, ...]
     """Mean reward of the newest batches, oldest first; at most 100."""
     evaluations: Mapping[str, Mapping[str, float]]
-    """Evaluation -> metrics of its newest result."""
+    """Evaluation -> its newest result: version, metrics, num_tasks, num_samples of each, num_unscored of all."""
     wrong: tuple[Wrong, ...]
     """What looks wrong; of now alone."""
     status: Mapping[str, Any] | None

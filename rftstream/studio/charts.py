@@ -12,12 +12,12 @@ import numpy as np
 from rftstream.queries.formatting import number
 from rftstream.queries.history import History
 from rftstream.queries.panels import COLORS, MAX_LINES, Axis, Line, Panel, over_steps, over_time, panels
-from rftstream.queries.plot import goes_wide, smoothed_by_stage, view, window
+from rftstream.queries.plot import goes_wide, log_view, smoothed_by_stage, view, window
 from rftstream.queries.plot_page import thinned
 
 WIDTH, HEIGHT, MARGIN = 640, 200, 8
 """Of a picture, in the units of its view box."""
-FIRST_PANELS = ("Reward", "Loss", "Held-out evaluation", "Completion length", "Staleness")
+FIRST_PANELS = ("Reward", "Loss", "Evaluations", "Completion length", "Staleness")
 """Titles of the panels of a run at a glance, as far as it has them."""
 NUM_FIRST = 4
 
@@ -91,6 +91,7 @@ def make_chart(panel: Panel, axis: Axis) -> Chart:
     lines = [thinned(_area_smoothed(line, axis)) for line in (*left, *right)]
     values = np.concatenate([line.y for line in left]) if left else np.empty(0)
     is_log = bool(panel.log_if_wide and goes_wide(values))
+    least = log_view(values)[0] if is_log else -math.inf
     box = _Box.of(lines[: len(left)], panel, axis, is_log=is_log)
     drawn = [(line, i, _smooth(line, axis)) for i, line in enumerate(lines)]
     return Chart(
@@ -114,7 +115,7 @@ def make_chart(panel: Panel, axis: Axis) -> Chart:
             "rightUnit": panel.right_unit if right else "",
             "log": is_log,
             "fromZero": panel.from_zero,
-            "range": None if is_log else view(left),
+            "range": log_view(values) if is_log else view(left),
             "marks": [float(x) for x in (*axis.resumes[-100:], *axis.stages[-100:])],
             "lines": [
                 {
@@ -123,7 +124,7 @@ def make_chart(panel: Panel, axis: Axis) -> Chart:
                     "dash": line.dash,
                     "right": i >= len(left),
                     "x": _numbers(line.x),
-                    "y": _numbers(line.y),
+                    "y": _numbers(line.y, -math.inf if i >= len(left) else least),
                     "mean": _numbers(mean) if mean is not line.y else None,
                 }
                 for line, i, mean in drawn
@@ -148,8 +149,9 @@ def _smooth(line: Line, axis: Axis) -> Any:
     return smoothed_by_stage(line, line.y, width, axis.stages) if width > 1 else line.y
 
 
-def _numbers(values: Any) -> list[float]:
-    return [float(f"{value:.6g}") for value in values]
+def _numbers(values: Any, least: float = -math.inf) -> list[float | None]:
+    """Return values with as many digits as are seen; None, where nothing is drawn, for those below `least`."""
+    return [float(f"{value:.6g}") if value >= least else None for value in values]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +168,7 @@ class _Box:
     def of(lines: Sequence[Line], panel: Panel, axis: Axis, *, is_log: bool) -> _Box:
         x = np.concatenate([line.x for line in lines]) if lines else np.empty(0)
         y = np.concatenate([line.y for line in lines]) if lines else np.empty(0)
-        limits = None if is_log else view(lines)
+        limits = log_view(y) if is_log else view(lines)
         low, high = limits or (float(y.min(initial=math.inf)), float(y.max(initial=-math.inf)))
         if not len(y):
             low, high = 0.0, 1.0
@@ -193,7 +195,9 @@ MAX_DRAWN = 400
 def _curves(line: Line, mean: Any, color: int, box: _Box) -> list[DrawnCurve]:
     def drawn(y: Any, *, faint: bool) -> DrawnCurve:
         part = slice(None, None, max(1, len(y) // MAX_DRAWN))
-        points = " ".join(box.point(float(a), float(b)) for a, b in zip(line.x[part], y[part], strict=True))
+        least = box.low if box.is_log else -math.inf
+        places = [(float(a), float(b)) for a, b in zip(line.x[part], y[part], strict=True) if b >= least]
+        points = " ".join(box.point(a, b) for a, b in places)
         return DrawnCurve(label=line.label, points=points, color=color, dash=line.dash, faint=faint)
 
     raw = [] if mean is line.y else [drawn(line.y, faint=True)]

@@ -16,7 +16,7 @@ from rftstream.studio.page import viewer_of
 from rftstream.studio.rendering import render
 from rftstream.studio.watched_run import WatchedRun
 
-COMPARED = ("Reward", "Held-out evaluation", "Completion length", "Staleness", "Entropy", "Rates")
+COMPARED = ("Reward", "Evaluations", "Completion length", "Staleness", "Entropy", "Rates")
 MAX_COMPARED = 6
 
 

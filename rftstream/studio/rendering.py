@@ -11,6 +11,7 @@ from urllib.parse import quote, urlencode
 
 import jinja2
 
+from rftstream.queries.evaluations import unscored_text
 from rftstream.queries.formatting import duration, number, size, staleness_text
 
 SIGNS = {"trained": "✓", "batched": "▸", "pending": "…", "filtered": "∅", "expired": "⌛", "dead": "✕"}
@@ -37,6 +38,7 @@ def environment() -> jinja2.Environment:
         "iso": iso,
         "percent": percent,
         "json_text": json_text,
+        "unscored": unscored_text,
     }
     found.globals |= {"signs": SIGNS, "address": address, "shade": shade}
     return found

@@ -30,7 +30,7 @@ from rftstream.queries.catalog.finding import (
     list_tasksets,
 )
 from rftstream.queries.dead import find_letters
-from rftstream.queries.evaluations import shown_metrics
+from rftstream.queries.evaluations import newest_and_best, shown_metrics
 from rftstream.queries.flow_map import flow_of, what_is_wrong
 from rftstream.queries.group_view import read_problem
 from rftstream.queries.inspect import record_to_text
@@ -72,19 +72,8 @@ def glance(page: PageOfRun) -> Response:
         charts=run_charts(history, only_first=True),
         fates=("trained", "pending", "filtered", "expired", "dead"),
         newest=find_groups(page.catalog, moment, GroupFilter(), limit=6),
-        best=_best(history.evaluations),
+        best=newest_and_best(history.evaluations),
     )
-
-
-def _best(results: Sequence[EvalResult]) -> dict[str, tuple[EvalResult, EvalResult]]:
-    """Return, by evaluation, the newest result and the best one."""
-    found: dict[str, tuple[EvalResult, EvalResult]] = {}
-    for result in results:
-        best = found[result.evaluation][1] if result.evaluation in found else result
-        if result.metrics.get("mean", float("-inf")) > best.metrics.get("mean", float("-inf")):
-            best = result
-        found[result.evaluation] = (result, best)
-    return found
 
 
 def charts(page: PageOfRun) -> Response:
@@ -255,15 +244,15 @@ def evaluations(page: PageOfRun) -> Response:
         name: (shown_metrics([one.metrics for one in results]), list(reversed(results))[:MAX_EVALUATIONS])
         for name, results in sorted(found.items())
     }
-    chart = runs_chart("Held-out evaluation", {page.run.name: page.history})
-    whole = [one for one in run_charts(page.history) if one.title == "Held-out evaluation"]
+    chart = runs_chart("Evaluations", {page.run.name: page.history})
+    whole = [one for one in run_charts(page.history) if one.title == "Evaluations"]
     return page.answer(
         "evaluations.html",
         "evaluations",
         "Evaluations",
         tables=tables,
         charts=whole or [chart],
-        best=_best(page.history.evaluations),
+        best=newest_and_best(page.history.evaluations),
     )
 
 

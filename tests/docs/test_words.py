@@ -1,4 +1,4 @@
-"""Commands, settings, topics, metrics and keys that the docs name exist, and those that exist are named."""
+"""Commands, topics, metrics and keys that the docs name exist, and those that exist are named."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pages import configuration
 
 from rftstream.commands import COMMANDS
 from rftstream.config.loader import load
-from rftstream.config.sections import RunConfig
 from rftstream.contracts.messages import MESSAGES
 from rftstream.contracts.topics import TOPICS
 from rftstream.contracts.versions import StepRecord
@@ -25,8 +23,6 @@ from rftstream.testing import MemoryRun, Simulation
 from tests.docs.reading import PAGES, ROOT, blocks, code, read, shown
 
 OPERATIONS = read(ROOT / "docs" / "operations.md")
-FILES = (".py", ".json", ".toml", ".lock", ".log")
-SECTIONS = {item.name for item in dataclasses.fields(RunConfig)} - {"base"}
 
 
 def commands(text: str) -> Iterator[str]:
@@ -57,22 +53,6 @@ def test_nothing_is_left_to_be_filled_in(page: Path) -> None:
     """A word like TURNS_FIGURES in a sentence, where a figure was to come."""
     prose = re.sub(r"```.*?```|`[^`]*`", "", read(page), flags=re.DOTALL)
     assert not re.findall(r"\b[A-Z]+_FIGURES\b|\bTODO\b|\bTBD\b", prose)
-
-
-@pytest.mark.parametrize("page", PAGES, ids=shown)
-def test_settings_exist(page: Path) -> None:
-    """`trainer.lr` in backticks, with or without a value."""
-    known = configuration.keys()
-    for text in code(page):
-        key = re.match(r"(\w+)\.(\w+(?:\.\w+)?)\b", text)
-        if key is None or key[1] not in SECTIONS or text.endswith(FILES) or "(" in text:
-            continue
-        name = key[0].split(".")
-        if name[0] in ("policies", "backends", "algorithms", "rewards", "environments"):
-            continue
-        if name[0] in ("tasksets", "evaluations", "stages"):
-            name[1] = "N" if name[0] == "stages" else "NAME"
-        assert ".".join(name) in known, f"{text}: no such setting"
 
 
 def test_topics_and_contracts_are_told() -> None:

@@ -21,7 +21,7 @@ from rftstream.weights.follower import WeightsFollower
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """A held-out set and how it is asked."""
+    """A set of problems and how it is asked."""
 
     name: str
     section: EvaluationSection

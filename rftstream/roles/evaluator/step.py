@@ -71,7 +71,7 @@ class _Running:
 
 
 class EvaluatorStep(SingleStepDefaults):
-    """The step of the evaluator: it samples held-out tasks with announced weights, one evaluation of one version at a
+    """The step of the evaluator: it samples tasks with announced weights, one evaluation of one version at a
     time. `workers/evaluator.py` makes it; SingleService calls it, in this order:
 
     - `recover` reads `control` and `evals` (what has a result), and has `weights` read from the beginning.
@@ -285,6 +285,8 @@ class EvaluatorStep(SingleStepDefaults):
             values["truncated_share"] = sum(attempt.status is RolloutStatus.truncated for attempt in attempts) / len(
                 attempts
             )
+        num_unscored = len(running.samples) - sum(map(len, rewards.values()))
+        values["unscored_share"] = num_unscored / max(1, len(running.samples))
         if section.canary and "mean" in values:
             values["canary"] = values["mean"]
         values["seconds"] = self._clock.now() - running.started_at
@@ -296,7 +298,7 @@ class EvaluatorStep(SingleStepDefaults):
             name=due.announced.name,
             num_tasks=due.evaluation.num_tasks,
             num_samples=section.n,
-            num_unscored=len(running.samples) - sum(map(len, rewards.values())),
+            num_unscored=num_unscored,
             metrics=values,
             generations=self._store_generations(running),
             request_id=due.request_id,

@@ -14,6 +14,21 @@ def rate_at(stages: Stages, version: int) -> float:
     return learning_rate(stage.trainer, version - stage.first, stage.steps)
 
 
+def rate_change(before: Stages, after: Stages, version: int) -> str | None:
+    """Return how the learning rate goes on at `version` under another schedule, for people; None if as it would have.
+    At the first version there is nothing that it could go on from."""
+    planned, new = rate_at(before, version), rate_at(after, version)
+    if version == 0 or math.isclose(planned, new, rel_tol=1e-6, abs_tol=1e-12):
+        return None
+    last, stage = rate_at(before, version - 1), after.at(version)
+    end = "" if stage.end is None else f", to version {stage.end:,}"
+    return (
+        f"learning rate {last:.3g} at the last step, {new:.3g} at the next (trainer.lr_schedule "
+        f"'{stage.trainer.lr_schedule}' from {stage.trainer.lr:.3g}{end})"
+        + ("; it rises: a trainer.lr that is lower by as much goes on where it was" if new > last else "")
+    )
+
+
 def learning_rate(settings: TrainerSection, version: int, steps: int | None) -> float:
     """Return the learning rate at `version` of a schedule. Without an end (`steps`) each is constant after warm-up."""
     if version < settings.warmup_steps:

@@ -10,6 +10,13 @@
     if (size !== 0 && (size < 0.001 || size >= 1e6)) return value.toExponential(1);
     return Number.isInteger(value) ? value.toLocaleString("en") : value.toFixed(size >= 100 ? 0 : 3);
   };
+  const tick = (value) => { // of an axis: as many digits as it has, not three
+    if (value === null || value === undefined) return "";
+    const exact = Number(value.toPrecision(10)), size = Math.abs(exact);
+    if (size !== 0 && (size < 0.001 || size >= 1e7)) return exact.toExponential().replace("e+", "e");
+    return size >= 1e4 ? exact.toLocaleString("en") : String(exact);
+  };
+  const decades = (_, splits) => splits.map((value) => (value > 0 && Math.abs(Math.log10(value) - Math.round(Math.log10(value))) < 1e-9 ? value : null));
   const drawn = new Map(); // figure -> its plot, what it shows, and its size
 
   // ------------------------------------------------------------------------------------------------ curves
@@ -30,7 +37,11 @@
   }
 
   function axisOf(more) {
-    return { stroke: color("--faint"), grid: { stroke: color("--rule"), width: 1 }, ticks: { show: false }, font: "12px system-ui", size: 46, ...more };
+    const { log, grid, ...rest } = more, filter = log ? { filter: decades } : {};
+    return {
+      stroke: color("--faint"), ticks: { show: false }, font: "12px system-ui", labelFont: "11px system-ui", labelSize: 16, labelGap: 0, size: 46,
+      values: (_, splits) => splits.map(tick), grid: { stroke: color("--rule"), width: 1, ...filter, ...grid }, ...filter, ...rest,
+    };
   }
 
   function draw(figure, panel) {
@@ -62,17 +73,21 @@
       }
       ctx.restore();
     };
-    const fit = (_, low, high) => {
+    const fit = (range) => (_, low, high) => {
       if (low === null || high === null) return [0, 1];
-      if (panel.range) [low, high] = panel.range;
+      if (range()) [low, high] = range();
       const room = (high - low || Math.abs(high) || 1) * 0.06;
       return [panel.fromZero ? Math.min(0, low) : low - room, high + room];
     };
+    const wide = () => [panel.range[0] / 1.3, panel.range[1] * 1.3];
     const hasRight = series.some((one) => one.scale === "right");
     const plot = new uPlot({
-      width: Math.max(120, figure.clientWidth - 28), height: 215, series, legend: { show: false }, padding: [6, hasRight ? 0 : 18, 0, 0],
-      scales: { x: { time: false }, y: panel.log ? { distr: 3 } : { range: fit }, right: { range: fit } },
-      axes: [axisOf({ size: 26 }), axisOf({ scale: "y" }), ...(hasRight ? [axisOf({ scale: "right", side: 1, grid: { show: false } })] : [])],
+      width: Math.max(120, figure.clientWidth - 28), height: 235, series, legend: { show: false }, padding: [6, hasRight ? 0 : 18, 0, 0],
+      scales: { x: { time: false }, y: panel.log ? { distr: 3, range: wide } : { range: fit(() => panel.range) }, right: { range: fit(() => null) } },
+      axes: [
+        axisOf({ size: 26, label: panel.xLabel }), axisOf({ scale: "y", label: panel.unit, log: panel.log }),
+        ...(hasRight ? [axisOf({ scale: "right", side: 1, label: panel.rightUnit, grid: { show: false } })] : []),
+      ],
       cursor: { sync: { key: "curves" }, y: false, points: { size: 6 } },
       hooks: { setCursor: [say], draw: [marks] },
     }, data, holder);

@@ -18,7 +18,7 @@ from rftstream.launch.start import nothing_more
 from rftstream.preflight.check_report import CheckReport
 from rftstream.preflight.trial_run import trial_config
 from rftstream.roles.feeder.admission import Admission, VersionInForce
-from rftstream.roles.trainer.schedule import rate_at
+from rftstream.roles.trainer.schedule import rate_at, rate_change
 from rftstream.runs.load_demonstrations import check_demonstrations
 from rftstream.runs.manifest import changed_settings, check_same_run, make_manifest
 
@@ -117,6 +117,25 @@ def test_each_stage_has_its_schedule_to_itself() -> None:
     assert rates == pytest.approx([0.1, 0.1 * 2 / 3, 0.1 / 3, 0.01, 0.01, 0.01, 0.01, 0.005, 0.01])
     plain = make([], experts=None, run={"name": "x", "steps": 4}, trainer={"lr": 1.0, "lr_schedule": "linear"})
     assert [rate_at(Stages.of(plain), version) for version in range(4)] == [1.0, 0.75, 0.5, 0.25]
+
+
+@pytest.mark.parametrize(
+    ("steps", "lr", "version", "said"),
+    [
+        (4, 1.0, 3, None),
+        (12, 1.0, 0, None),
+        (12, 1.0, 3, "learning rate 0.5 at the last step, 0.75 at the next (trainer.lr_schedule 'linear' from 1, to "
+         "version 12); it rises: a trainer.lr that is lower by as much goes on where it was"),
+        (4, 0.5, 3, "learning rate 0.5 at the last step, 0.125 at the next (trainer.lr_schedule 'linear' from 0.5, to "
+         "version 4)"),
+    ],
+)  # fmt: skip
+def test_another_schedule_says_the_old_and_the_new_rate(steps: int, lr: float, version: int, said: str | None) -> None:
+    def of(steps: int, lr: float) -> Stages:
+        trainer = {"lr": lr, "lr_schedule": "linear"}
+        return Stages.of(make([], experts=None, run={"name": "x", "steps": steps}, trainer=trainer))
+
+    assert rate_change(of(4, 1.0), of(steps, lr), version) == said
 
 
 @pytest.mark.parametrize(

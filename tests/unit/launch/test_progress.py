@@ -45,9 +45,10 @@ def step(version: int, reward: float | None = None, *, epoch: int = 1, resumed: 
     )  # fmt: skip
 
 
-def evaluation(mean: float) -> EvalResult:
+def evaluation(mean: float, num_unscored: int = 0) -> EvalResult:
     return EvalResult(
-        evaluation="held", name=VersionName(trainer_epoch=1, version=2), num_tasks=4, num_samples=1, num_unscored=0,
+        evaluation="held", name=VersionName(trainer_epoch=1, version=2), num_tasks=4, num_samples=1,
+        num_unscored=num_unscored,
         metrics={"mean": mean, "pass@1": mean, "length_mean": 3.0}, generations=None, best=True,
     )  # fmt: skip
 
@@ -59,7 +60,7 @@ def verified() -> VerifiedRollout:
     rollout = Rollout(
         ids=ids, status=RolloutStatus.completed, num_tokens=0, segments=(), sampling=Sampling(),
         problem=Problem(messages=(ChatMessage(role="user", content="1+1="),)),
-        turns=(Turn(role="assistant", content="[bold]2"),),
+        turns=(Turn(role="assistant", content="[bold]2\nis it"),),
     )  # fmt: skip
     return VerifiedRollout(ids=ids, rollout=rollout, verdict=Verdict(reward=1.0, scorer="exact", scorer_version="1"))
 
@@ -144,13 +145,14 @@ def test_plain_lines(scene: Scene) -> None:
     view = progress.PlainProgress(scene.watch, out)
     view.update(scene.observer.poll())
     scene.publish("steps", *(step(version, version / 10) for version in (1, 2, 3)))
-    scene.publish("evals", evaluation(0.25))
+    scene.publish("evals", evaluation(0.25), evaluation(1.0, num_unscored=3))
     view.update(scene.observer.poll())
     view.note("trainer-0 ended")
     view.close()
     assert out.getvalue().splitlines() == [
         "step 0/10  waiting for the first batch",
         "evaluation held of version 2: mean 0.250  pass@1 0.250  (best so far)",
+        "evaluation held of version 2: mean 1.000  pass@1 1.000  (3 of 4 samples unscored)  (best so far)",
         "trainer-0 ended",
         "step 3/10  reward 0.300  staleness 1.5  loss 0.2500  8 rollouts/s  64 tokens/s  60.0 steps/min  7 s left",
     ]
@@ -162,6 +164,19 @@ def test_steps_without_signal_are_said(scene: Scene) -> None:
     scene.watch.absorb(scene.observer.poll())
     assert "reward 0.000  no signal for 12 steps" in status_line(scene.watch)
     assert "no signal for 12 steps: every reward is 0. Likely causes" in live_text(scene)
+
+
+def test_signs_are_said_once_and_shown(scene: Scene) -> None:
+    out = io.StringIO()
+    view = progress.PlainProgress(scene.watch, out)
+    for version in (1, 2):
+        cut = {"reward": 0.1, "truncated_share": 0.83}
+        scene.publish("steps", replace(step(version), metrics=cut))
+        scene.watch._lag_at = view._next_at = 0.0
+        view.update(scene.observer.poll())
+    said = "83% of the newest completions are cut off by sampling.max_tokens or model.context"
+    assert [line for line in out.getvalue().splitlines() if said in line] == [f"look at completions: {said}"]
+    assert f"completions: {said}" in live_text(scene)
 
 
 def live_text(scene: Scene) -> str:
@@ -212,7 +227,7 @@ def test_the_live_view_shows_everything(scene: Scene) -> None:
     text = capture.get()
     for part in ("step 3 of 10", "7 s left", "0.300 ▁▅█", "staleness 1.5", "8 rollouts/s", "verified 1",
                  "held of version 2: mean 0.250", "trainer-0 to start (2 restarts)",
-                 "(reward 1): '1+1=' -> '[bold]2'"):  # fmt: skip
+                 "(reward 1): '1+1=' -> '[bold]2↵is it'"):  # fmt: skip
         assert part in text
 
 

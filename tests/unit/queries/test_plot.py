@@ -175,6 +175,22 @@ def test_outliers_do_not_dictate_the_view() -> None:
     assert view(few) == pytest.approx((-1, 2), abs=0.1)
 
 
+def test_a_short_run_beside_a_long_one_is_in_view() -> None:
+    long = panels.Line(x=np.arange(500.0), y=np.sin(np.arange(500.0)), label="")
+    short = panels.Line(x=np.arange(4.0), y=np.asarray([90.0, 95.0, 97.0, 99.0]), label="")
+    assert plot.view([long, short]) is None
+    wild = replace(long, y=np.where(long.x == 7, 1e6, long.y))
+    assert plot.view([wild, short]) == pytest.approx((-1, 99), abs=0.1)
+
+
+@pytest.mark.parametrize(("values", "limits"), [([1e-15, 2e-3, 1e-2], (1e-6, 1e-2)), ([0.5, 20.0, 60.0], (0.5, 60.0))])
+def test_rounding_does_not_dictate_a_logarithmic_axis(values: list[float], limits: tuple[float, float]) -> None:
+    line = panels.Line(x=np.arange(3.0), y=np.asarray(values), label="")
+    assert plot.goes_wide(line.y)
+    assert plot.log_view(line.y) == pytest.approx(limits)
+    assert plot.above(line, limits[0]).y.tolist() == [value for value in values if value >= limits[0]]
+
+
 def test_what_is_rarely_not_0_is_in_view() -> None:
     rare = np.zeros(500)
     rare[100] = 5.0

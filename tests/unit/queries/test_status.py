@@ -156,7 +156,9 @@ def test_a_run_in_the_middle(log: SyntheticLog, tmp_path: Path) -> None:
     assert found["lag"] == {"tasks": 8, "rollouts": 6, "verified": 6, "batches": 1}
     assert found["dead_letters"] == {"timeout": 1}
     assert found["evaluations"]["held-out"]["newest"]["version"] == 1
-    assert found["evaluations"]["held-out"]["best"] == {"version": 0, "num_unscored": 0, "mean": 0.5}
+    assert found["evaluations"]["held-out"]["best"] == {
+        "version": 0, "num_tasks": 5, "num_samples": 1, "num_unscored": 0, "mean": 0.5,
+    }  # fmt: skip
     assert [(claim["process"], claim["epoch"]) for claim in found["claims"]] == [
         ("trainer-1", 2), ("played-feeder", 1), ("played-buffer", 1), ("played-evaluator", 1),
     ]  # fmt: skip
@@ -344,6 +346,9 @@ def test_the_best_of_rewards_below_0_is_not_a_version_without_any(log: Synthetic
     unscored = replace(evaluation(0, 0.0), metrics={"length_mean": 3.0}, num_unscored=5)
     log.put("evals", unscored, evaluation(1, -0.5), evaluation(2, -0.75))
     assert "eval held-out  -0.750 at version 2, best -0.500 at version 1" in status(log, tmp_path).to_text()
+    log.put("evals", replace(evaluation(2, 1.0), num_unscored=4))
+    text = status(log, tmp_path).to_text()
+    assert "1 (4 of 5 samples unscored) at version 2, best 1 (4 of 5 samples unscored) at version 2" in text
 
 
 def test_a_folder_that_is_deleted_meanwhile_is_passed_over(
@@ -450,4 +455,7 @@ def test_steps_without_signal_are_told_with_their_likely_causes(log: SyntheticLo
     log.step(2, metrics={"reward": 0.0, "reward_std": 0.0, "truncated_share": 0.9, "steps_without_signal": 12.0})
     found = status(log, tmp_path)
     assert found.to_json()["no_signal"]["steps"] == 12
-    assert "no signal     for 12 steps: every reward is 0. Likely causes: 90% of the completions" in found.to_text()
+    text = " ".join(found.to_text().split())
+    assert "no signal for 12 steps: every reward is 0. Likely causes: 90% of the completions" in text
+    assert [sign.kind for sign in found.training_signs] == ["truncated"]
+    assert "look at completions truncated: 90% of the newest completions" in text

@@ -319,7 +319,7 @@ def test_a_rollout_of_several_turns(scene: Scene) -> None:
     first, last = all_of(found, "assistant")
     assert (first.facts["reward"], first.facts["segment"], first.children[0].name) == (0.5, 0, 'add(a=1, b="two\\n")')
     assert (last.facts["segment"], last.facts["opened"], last.facts["ended by"]) == (1, "rewritten", "length")
-    assert all_of(found, "tool")[0].facts["says"] == "two\\nlines"
+    assert all_of(found, "tool")[0].facts["says"] == "two↵lines"
     assert [node.name for node in all_of(found, "call")] == [f"{ids.rollout_id}/call/{number}" for number in (0, 1)]
     assert "chat, 2 tokens at 3 of segment 1, which it begins (rewritten), ended by length" in found.to_text()
     assert not all_of(scene.trace(ids.group_id), "assistant"), "in a group only how many"

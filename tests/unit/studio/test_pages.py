@@ -102,7 +102,7 @@ def test_charts_hold_the_recorded_values(finished: tuple[Simulation, WatchedRun,
     [line] = panels["Reward"]["lines"]
     assert line["x"] == [step.name.version for step in steps]
     assert line["y"] == pytest.approx([step.metrics["reward"] for step in steps], rel=1e-5)
-    assert panels["Held-out evaluation"]["lines"]
+    assert panels["Evaluations"]["lines"]
     picture = browser.get("/runs/demo/charts").text
     assert picture.count("<polyline") >= 4, "curves are there without scripts, too"
     del simulation

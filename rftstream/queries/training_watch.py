@@ -1,0 +1,167 @@
+"""Whether a run learns as it should: signs in its recorded steps and evaluations, from the first step on.
+
+Each sign is a function of the history alone, as those of `reward_watch` are. A sign is a reason to look, not a proof.
+
+    truncated    a token limit ends most completions, and no fewer than at first
+    no_signal    no step has had a learning signal yet, or none for some steps
+    entropy      the policy says nearly the same each time, though some problems are not solved
+    length       completions became much longer, and no better
+    evaluation   an evaluation fell while the reward rose
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rftstream.algorithms.learning_signal import STEPS_WITHOUT_SIGNAL, WARN_AFTER_STEPS, likely_cause
+from rftstream.config.sections import RunConfig
+from rftstream.contracts.versions import EvalResult, StepRecord
+from rftstream.queries.formatting import number, plural
+
+WINDOW = 5
+"""Steps at either end of the history that are compared."""
+LEAST_STEPS = 2 * WINDOW
+"""Steps before a change is told."""
+MANY_CUT = 0.5
+"""Share of completions that a token limit ended that is told."""
+NOT_FALLING = 0.9
+"""A share of what it was at first from which on something has not fallen."""
+LOW_ENTROPY = 0.1
+"""Share of the first entropy that is told."""
+ALIKE = 0.8
+"""Share of groups with equal rewards from which on siblings count as alike."""
+UNEVEN = 0.25
+"""Standard deviation of the rewards, as a share of their mean, from which on some problems count as unsolved."""
+LENGTH_FACTOR = 2.0
+"""Growth of the mean length that is told."""
+RISE = 0.1
+"""A rise of the reward that pays for longer completions."""
+CUT_RISE = 0.25
+"""A rise of the share of truncated completions that no reward pays for."""
+FALL = 0.05
+"""A fall of an evaluation's mean that is told, if it is more than chance."""
+REWARD_ROSE = 0.02
+"""A rise of the reward against which a fall of an evaluation is told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """A sign that something may be wrong. `find_training_signs` and `find_reward_signs` make it."""
+
+    kind: str
+    """One of the words that the module which found it lists."""
+    subject: str
+    """What it is about, such as an evaluation, a reward or a taskset; empty if it is about all rewards."""
+    text: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the sign as plain values, for `--json`."""
+        return asdict(self)
+
+    @property
+    def heading(self) -> str:
+        """What to look at, in words."""
+        return f"look at {self.subject or 'rewards'}"
+
+    def to_text(self) -> str:
+        """Return the sign as a sentence."""
+        return f"{self.kind}: {self.text}"
+
+
+def find_training_signs(
+    steps: Sequence[StepRecord], evaluations: Sequence[EvalResult], config: RunConfig
+) -> tuple[Sign, ...]:
+    """Return the signs in the steps and evaluations of a run, both by version."""
+    if not steps:
+        return ()
+    return (
+        *_truncated(steps),
+        *_no_signal(steps, config),
+        *_entropy(steps),
+        *_length(steps),
+        *_evaluations(steps, evaluations, config),
+    )
+
+
+def _truncated(steps: Sequence[StepRecord]) -> Iterator[Sign]:
+    first, last = _ends(steps, "truncated_share")
+    if last < MANY_CUT or (len(steps) >= LEAST_STEPS and last < NOT_FALLING * first):
+        return
+    text = f"{last:.0%} of the newest completions are cut off by sampling.max_tokens or model.context"
+    yield Sign("truncated", "completions", text)
+
+
+def _no_signal(steps: Sequence[StepRecord], config: RunConfig) -> Iterator[Sign]:
+    """Yield what is told before `find_no_signal` tells it."""
+    without = int(steps[-1].metrics.get(STEPS_WITHOUT_SIGNAL, 0))
+    if min(len(steps), WINDOW) <= without < WARN_AFTER_STEPS:
+        since = "since the run began" if without >= len(steps) else "until now"
+        yield Sign(
+            "no_signal", "groups", f"{plural(without, 'step')} {since}: {likely_cause(steps[-1].metrics, config)}"
+        )
+
+
+def _entropy(steps: Sequence[StepRecord]) -> Iterator[Sign]:
+    first, last = _ends(steps, "entropy")
+    (_, alike), (_, reward), (_, std) = (_ends(steps, name) for name in ("zero_variance_share", "reward", "reward_std"))
+    fell = len(steps) >= LEAST_STEPS and last <= LOW_ENTROPY * first
+    if fell and alike >= ALIKE and std >= UNEVEN * abs(reward):
+        text = (
+            f"from {number(first)} to {number(last)} nats per token, and {alike:.0%} of the groups have equal rewards, "
+            "though not all problems are solved: what is not found by now will hardly be. A lower trainer.lr, a higher "
+            "entropy_coefficient of the algorithm or a larger feeder.group_size explores longer"
+        )
+        yield Sign("entropy", "the policy", text)
+
+
+def _length(steps: Sequence[StepRecord]) -> Iterator[Sign]:
+    first, last = _ends(steps, "length_mean")
+    if len(steps) < LEAST_STEPS or not first or last < LENGTH_FACTOR * first:
+        return
+    (reward_first, reward_last), (cut_first, cut_last) = (_ends(steps, name) for name in ("reward", "truncated_share"))
+    if reward_last - reward_first < RISE or cut_last - cut_first >= CUT_RISE:
+        text = (
+            f"completions went from {first:,.0f} to {last:,.0f} tokens, the reward from {number(reward_first)} to "
+            f"{number(reward_last)}, those cut off from {cut_first:.0%} to {cut_last:.0%}"
+        )
+        yield Sign("length", "completions", text)
+
+
+def _evaluations(steps: Sequence[StepRecord], evaluations: Sequence[EvalResult], config: RunConfig) -> Iterator[Sign]:
+    """Yield the evaluations that are below their best by more than chance, while the reward is above what it was."""
+    for name, section in config.evaluations.items():
+        results = [one for one in evaluations if one.evaluation == name and "mean" in one.metrics]
+        if section.canary or not results:
+            continue
+        best, newest = max(results, key=lambda one: one.metrics["mean"]), results[-1]
+        fell = best.metrics["mean"] - newest.metrics["mean"]
+        chance = 1 / math.sqrt(max(1, newest.num_tasks * newest.num_samples - newest.num_unscored))
+        then, now = (_reward_at(steps, one.name.version) for one in (best, newest))
+        if fell > max(FALL, chance) and then is not None and now is not None and now >= then + REWARD_ROSE:
+            text = (
+                f"fell from {number(best.metrics['mean'])} at version {best.name.version:,} to "
+                f"{number(newest.metrics['mean'])} at version {newest.name.version:,}, while the reward went from "
+                f"{number(then)} to {number(now)}"
+            )
+            yield Sign("evaluation", name, text)
+
+
+def _reward_at(steps: Sequence[StepRecord], version: int) -> float | None:
+    """Return the mean reward of the steps around a version, or None if there are none with a reward."""
+    rewards = [
+        step.metrics["reward"]
+        for step in steps
+        if "reward" in step.metrics and abs(step.name.version - max(version, WINDOW)) < WINDOW
+    ]
+    return sum(rewards) / len(rewards) if rewards else None
+
+
+def _ends(steps: Sequence[StepRecord], name: str) -> tuple[float, float]:
+    """Return the mean of a metric over the first and over the newest steps; 0 where none has it."""
+    first, last = (
+        [step.metrics[name] for step in some if name in step.metrics] for some in (steps[:WINDOW], steps[-WINDOW:])
+    )
+    return (sum(first) / len(first) if first else 0.0), (sum(last) / len(last) if last else 0.0)

@@ -1,0 +1,104 @@
+"""Signs that a run does not learn as it should, from its first step on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from rftstream.config.loader import from_dict
+from rftstream.contracts.versions import EvalResult, StepRecord, VersionName
+from rftstream.queries.training_watch import Sign, find_training_signs
+
+CONFIG = from_dict({
+    "run": {"name": "test", "steps": 100},
+    "model": {"make": {}},
+    "tasksets": {"sums": {"source": "arithmetic"}},
+    "evaluations": {"held-out": {"source": "arithmetic"}, "swapped": {"source": "arithmetic", "canary": True}},
+})  # fmt: skip
+WELL = {
+    "reward": (0.1, 0.99), "reward_std": (0.3, 0.1), "entropy": (2.5, 0.05), "zero_variance_share": (0.3, 0.95),
+    "truncated_share": (0.9, 0.0), "length_mean": (3.0, 2.0),
+}  # fmt: skip
+DEAD = {"reward": (0.0, 0.0), "reward_std": (0.0, 0.0), "truncated_share": (0.83, 0.83)}
+
+
+def steps(num: int, metrics: Mapping[str, tuple[float, float]], without: int = 0) -> list[StepRecord]:
+    """Metrics that go evenly from their first to their last value; the newest `without` steps have no signal."""
+    return [
+        StepRecord(
+            name=VersionName(trainer_epoch=1, version=version), batch_sequence=version - 1, positions=(0,),
+            trained_groups=version, trained_rollouts=version, weights_digest=None,
+            metrics={
+                **{name: a + (b - a) * (version - 1) / max(1, num - 1) for name, (a, b) in metrics.items()},
+                "steps_without_signal": float(max(0, version - num + without)),
+            },
+        )
+        for version in range(1, num + 1)
+    ]  # fmt: skip
+
+
+def results(name: str, means: Sequence[float], num_tasks: int = 400) -> list[EvalResult]:
+    return [
+        EvalResult(evaluation=name, name=VersionName(trainer_epoch=1, version=20 * number), num_tasks=num_tasks,
+                   num_samples=1, num_unscored=0, metrics={"mean": mean}, generations=None)
+        for number, mean in enumerate(means)
+    ]  # fmt: skip
+
+
+def found(*args: object) -> dict[str, Sign]:
+    return {sign.kind: sign for sign in find_training_signs(*args, CONFIG)}  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("run", "kinds"),
+    [
+        (steps(0, {}), set()),
+        (steps(1, WELL), {"truncated"}),
+        (steps(60, WELL), set()),
+        (steps(1, DEAD, without=1), {"truncated", "no_signal"}),
+        (steps(3, DEAD, without=3), {"truncated", "no_signal"}),
+        (steps(60, DEAD, without=60), {"truncated"}),  # `no_signal` of the status tells it by now
+        (steps(30, WELL, without=4), set()),
+        (steps(30, WELL, without=6), {"no_signal"}),
+        (steps(60, {**WELL, "reward": (0.1, 0.74), "reward_std": (0.3, 0.44)}), {"entropy"}),
+        (steps(60, {**WELL, "reward": (0.1, 0.74), "reward_std": (0.3, 0.44), "entropy": (2.5, 1.0)}), set()),
+        (steps(60, {**WELL, "reward": (0.9, 0.9), "length_mean": (100, 300)}), {"length"}),
+        (steps(60, {**WELL, "length_mean": (100, 300)}), set()),
+        (steps(60, {**WELL, "length_mean": (100, 300), "truncated_share": (0.0, 0.4)}), {"length"}),
+        (steps(60, {**WELL, "truncated_share": (0.1, 0.8)}), {"truncated"}),
+    ],
+)
+def test_signs_of_steps(run: list[StepRecord], kinds: set[str]) -> None:
+    assert found(run, []).keys() == kinds
+
+
+@pytest.mark.parametrize(
+    ("name", "means", "reward", "told"),
+    [
+        ("held-out", [0.3, 0.6, 0.4], (0.1, 0.9), True),
+        ("held-out", [0.6, 0.4], (0.1, 0.9), True),
+        ("held-out", [0.3, 0.6, 0.58], (0.1, 0.9), False),
+        ("held-out", [0.3, 0.6, 0.4], (0.9, 0.1), False),
+        ("swapped", [0.3, 0.6, 0.4], (0.1, 0.9), False),
+    ],
+)
+def test_an_evaluation_that_falls_while_the_reward_rises(
+    name: str, means: list[float], reward: tuple[float, float], told: bool
+) -> None:
+    run = steps(60, {"reward": reward})
+    assert ("evaluation" in found(run, results(name, means))) == told
+    assert "evaluation" not in found(run, results(name, means, num_tasks=4)), "of few samples it may be chance"
+
+
+def test_a_sign_says_what_it_saw() -> None:
+    signs = found(steps(3, DEAD, without=3), [])
+    assert (
+        signs["truncated"].text == "83% of the newest completions are cut off by sampling.max_tokens or model.context"
+    )
+    assert signs["no_signal"].text.startswith("3 steps since the run began: every reward is 0. Likely causes: 83%")
+    fell = found(steps(60, {"reward": (0.1, 0.9)}), results("held-out", [0.3, 0.6, 0.4]))["evaluation"]
+    assert fell.to_text() == (
+        "evaluation: fell from 0.600 at version 20 to 0.400 at version 40, while the reward went from 0.358 to 0.629"
+    )
+    assert fell.heading == "look at held-out"
