@@ -23,6 +23,7 @@ OPEN = {"policies", "backends", "algorithms", "rewards", "environments", "tracke
 """Sections of parts, which may be a user's own, and then have their own settings."""
 FOREIGN = {
     "docs/agents.md": {"output_type"},
+    "docs/algorithms.md": {"group_norm"},
     "docs/coming-from.md": {"TrainingArguments", "ppo_trainer", "sync_offset", "eval_on_startup",
                             "bench_on_latest_checkpoint"},
     "docs/decisions/0017-kafka-python-and-librdkafka.md": {"BufferError", "txn_requires_abort"},
