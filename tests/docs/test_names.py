@@ -24,6 +24,7 @@ OPEN = {"policies", "backends", "algorithms", "rewards", "environments", "tracke
 FOREIGN = {
     "docs/agents.md": {"output_type"},
     "docs/algorithms.md": {"group_norm"},
+    "docs/coding-agents.md": {"web_search"},
     "docs/coming-from.md": {"TrainingArguments", "ppo_trainer", "sync_offset", "eval_on_startup",
                             "bench_on_latest_checkpoint"},
     "docs/decisions/0017-kafka-python-and-librdkafka.md": {"BufferError", "txn_requires_abort"},
