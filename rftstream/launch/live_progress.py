@@ -99,6 +99,7 @@ def _live_rows(watch: Watch, width: int) -> list[tuple[str, Text | str]]:
     rows += [("look at", Text(f"{sign.subject}: {sign.text}", "yellow")) for sign in watch.signs]
     if watch.standstill is not None:
         rows.append(("warning", Text(watch.standstill.to_text(), "yellow")))
+    rows += [("warning", Text(one.to_text(), "yellow")) for one in watch.failing]
     if rates := watch.rates():
         rows.append(("rates", "   ".join(rate_parts(rates))))
     if watch.lags:

@@ -7,9 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TextIO
 
 from rftstream.contracts.versions import EvalResult, StepRecord
+from rftstream.error_kinds import kind_of
 from rftstream.launch.live_progress import LiveProgress
 from rftstream.launch.progress_text import evaluation_line, sample_line, status_line
 from rftstream.launch.watch import Sample, Watch
+from rftstream.queries.failing import FailingTaskset
 from rftstream.queries.standstill import Standstill
 
 PLAIN_EVERY_S = 5.0
@@ -74,6 +76,8 @@ class PlainProgress:
         self._sample: Sample | None = None
         self._still_said_s = 0.0
         self._signs_said: set[tuple[str, str]] = set()
+        self._failing_said: dict[str, str] = {}
+        """Taskset -> the kind of error that was said of it."""
 
     def update(self, news: Sequence[StepRecord | EvalResult]) -> None:
         """Print the news of evaluations at once, and the state of the run from time to time."""
@@ -93,6 +97,7 @@ class PlainProgress:
                     self._print(sample_line(self._sample))
             self._say_standstill(self._watch.standstill)
             self._say_signs()
+            self._say_failing(self._watch.failing)
 
     def _say_signs(self) -> None:
         """Print each sign once while it lasts."""
@@ -101,6 +106,13 @@ class PlainProgress:
             if key not in self._signs_said:
                 self._print(f"{sign.heading}: {sign.text}")
         self._signs_said = set(signs)
+
+    def _say_failing(self, failing: Sequence[FailingTaskset]) -> None:
+        """Print for each taskset that its rollouts fail, and again when they die of something else."""
+        for one in failing:
+            if self._failing_said.get(one.taskset) != kind_of(one.error):
+                self._failing_said[one.taskset] = kind_of(one.error)
+                self._print(one.to_text())
 
     def _say_standstill(self, found: Standstill | None) -> None:
         """Print a standstill at once, and again whenever it has lasted twice as long."""

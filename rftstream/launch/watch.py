@@ -15,6 +15,7 @@ from rftstream.contracts.versions import EvalResult, StepRecord
 from rftstream.errors import ContractError, TransportError
 from rftstream.launch.supervisor import Slot
 from rftstream.models.rendering import Renderer, joined, pieces_of_turns
+from rftstream.queries.failing import FailingTaskset, find_failing
 from rftstream.queries.standstill import Standstill, find_standstill, look_at_movement
 from rftstream.queries.training_watch import Sign, find_training_signs
 from rftstream.queries.workers import ask_workers
@@ -28,7 +29,8 @@ from rftstream.transport.base import Transport
 
 LAG_EVERY_S = 2.0
 SAMPLE_EVERY_S = 20.0
-STANDSTILL_EVERY_S = 30.0
+TROUBLE_EVERY_S = 30.0
+"""Seconds between two looks at whether the run stands still, or its rollouts fail."""
 RATE_OVER_S = 60.0
 LAGS = {topic: spec.name for spec in (EXPLORER, VERIFIER, BUFFER) for topic in spec.consumes}
 """Topic -> the group whose lag is shown; `verified` holds the open groups, too."""
@@ -82,10 +84,11 @@ class Watch:
         self.lags: dict[str, int] = {}
         self.standstill: Standstill | None = None
         self._results: list[EvalResult] = []
+        self.failing: tuple[FailingTaskset, ...] = ()
         self._folder = folder
         self._moving_since = time.time()
         """Time since which the run should move. Before, it had not begun here or was paused."""
-        self._standstill_at = time.monotonic() + STANDSTILL_EVERY_S
+        self._trouble_at = time.monotonic() + TROUBLE_EVERY_S
         self._transport = transport
         self._renderer = renderer
         self._lag_at = 0.0
@@ -118,9 +121,10 @@ class Watch:
             if now >= self._sample_at:
                 self._sample_at = now + SAMPLE_EVERY_S
                 self.sample = self._newest_completion() or self.sample
-            if now >= self._standstill_at:
-                self._standstill_at = now + STANDSTILL_EVERY_S
+            if now >= self._trouble_at:
+                self._trouble_at = now + TROUBLE_EVERY_S
                 self.standstill = self._look_for_standstill()
+                self.failing = find_failing(self._transport)
         except TransportError:
             pass  # the next look may do better; looking on must not end a run
 

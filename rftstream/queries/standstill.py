@@ -237,26 +237,34 @@ def expected_workers(config: RunConfig) -> dict[str, int]:
 
 def newest_records(transport: Transport) -> dict[str, Record]:
     """Topic -> its newest record, without the body, of those of MOVING that have one near the end of a partition."""
+    newest: dict[str, Record] = {}
+    for record in read_tails(transport, MOVING, TAIL):
+        if record.topic not in newest or record.timestamp_s >= newest[record.topic].timestamp_s:
+            newest[record.topic] = record
+    return newest
+
+
+def read_tails(transport: Transport, topics: Iterable[str], num: int) -> list[Record]:
+    """Return the records at the last `num` offsets of each partition of some topics, without their bodies: those that
+    come within PATIENCE_S."""
     positions: dict[TopicPartition, int] = {}
     ends: dict[TopicPartition, int] = {}
-    for topic in MOVING:
+    for topic in topics:
         begins = transport.admin.begin_offsets(topic)
         for place, end in transport.admin.end_offsets(topic).items():
             if end > begins[place]:
-                ends[place], positions[place] = end, max(begins[place], end - TAIL)
-    newest: dict[str, Record] = {}
+                ends[place], positions[place] = end, max(begins[place], end - num)
+    found: list[Record] = []
     reader = transport.reader(positions, bodies=False)
     deadline = time.monotonic() + PATIENCE_S
     try:
         for records in read_to_ends(transport, reader, ends):
-            for record in records:
-                if record.topic not in newest or record.timestamp_s >= newest[record.topic].timestamp_s:
-                    newest[record.topic] = record
+            found += records
             if time.monotonic() >= deadline:
                 break
     finally:
         reader.close()
-    return newest
+    return found
 
 
 def _sampled_by(transport: Transport, newest: Record) -> int | None:

@@ -19,6 +19,7 @@ from rftstream.queries.dead import ErrorKind, error_kinds, read_letters
 from rftstream.queries.disk import DiskRoom, disk_bytes, disk_room
 from rftstream.queries.elsewhere import Elsewhere, look_elsewhere
 from rftstream.queries.evaluations import mean_text, newest_and_best, result_numbers
+from rftstream.queries.failing import FailingTaskset, find_failing
 from rftstream.queries.formatting import columns, duration, moment, number, plural, size, staleness_text
 from rftstream.queries.growth_report import GrowthReport, read_growth
 from rftstream.queries.history import NUM_SMOOTHED, History, read_history
@@ -84,6 +85,8 @@ class Status:
     """Signs that the run does not learn as it should."""
     reward_signs: tuple[Sign, ...]
     """Signs that a reward is gained without the task."""
+    failing: tuple[FailingTaskset, ...]
+    """Tasksets whose newest rollouts fail."""
     standstill: Standstill | None
     """What does not go on, of a run that should."""
 
@@ -176,6 +179,7 @@ def read_status(run: OpenRun, now: float | None = None, known: KnownFacts | None
         no_signal=find_no_signal(history.steps[-1].metrics, run.config) if history.steps else None,
         training_signs=find_training_signs(history.steps, history.evaluations, run.config),
         reward_signs=find_reward_signs(history, run.config),
+        failing=find_failing(run.transport),
         standstill=None if movement is None else find_standstill(movement),
     )
 
@@ -283,6 +287,7 @@ def _json(status: Status) -> dict[str, Any]:
         "reward_signs": [sign.to_json() for sign in status.reward_signs],
         "spent": history.spent(),
         "staleness": dict(zip(("tokens", "groups"), history.staleness(), strict=True)),
+        "failing": [one.to_json() for one in status.failing],
         "standstill": None if status.standstill is None else status.standstill.to_json(),
         "evaluations": {
             name: {"newest": result_numbers(newest), "best": result_numbers(best)}
@@ -333,6 +338,7 @@ def _text(status: Status, now: float) -> list[str]:
         rows.append(("stopped by", _ending_sentence(status.stopped)))
     if status.standstill is not None:
         rows.append(("stands still", status.standstill.to_text()))
+    rows += [("fails", one.to_text()) for one in status.failing]
     if (origin := status.origin) is not None:
         rows.append(("made of", f"{origin.run}: {origin.how}"))
         rows += [("changed", line) for line in origin.changed]

@@ -34,6 +34,7 @@ from rftstream.runs.observer import Curve, Observer
 from rftstream.testing.played import played_records
 from rftstream.transport.base import Transport
 from rftstream.transport.embedded.transport import EmbeddedTransport
+from tests.contracts.samples import ROLLOUT
 
 
 def step(version: int, reward: float | None = None, *, epoch: int = 1, resumed: bool = False) -> StepRecord:
@@ -179,6 +180,18 @@ def test_signs_are_said_once_and_shown(scene: Scene) -> None:
     assert f"completions: {said}" in live_text(scene)
 
 
+def test_a_taskset_whose_rollouts_fail_is_named_once(scene: Scene) -> None:
+    out = io.StringIO()
+    view = progress.PlainProgress(scene.watch, out)
+    for number in range(8):
+        scene.publish("rollouts", replace(ROLLOUT, status=RolloutStatus.failed, error=f"KeyError: {number}"))
+        scene.watch._trouble_at = view._next_at = 0.0
+        view.update(scene.observer.poll())
+    said = f"4 of the newest 4 rollouts of {ROLLOUT.ids.taskset} failed: KeyError: 3"
+    assert [line for line in out.getvalue().splitlines() if "failed" in line] == [said]
+    assert "8 of the newest 8 rollouts" in live_text(scene)
+
+
 def live_text(scene: Scene) -> str:
     console = Console(file=io.StringIO(), width=1000, force_terminal=False)
     with console.capture() as capture:
@@ -195,7 +208,7 @@ def test_a_run_that_stands_still_says_for_what_it_waits(scene: Scene, monkeypatc
     def minutes_later(minutes: float) -> str:
         """What is printed when so much time has passed since the beginning."""
         monkeypatch.setattr(time, "time", lambda: now + 60 * minutes)
-        scene.watch._standstill_at = scene.watch._lag_at = view._next_at = 0.0
+        scene.watch._trouble_at = scene.watch._lag_at = view._next_at = 0.0
         before = len(out.getvalue())
         view.update(scene.observer.poll())
         return out.getvalue()[before:]
