@@ -14,7 +14,8 @@ class ToolCall:
     """One tool call of an assistant turn."""
 
     id: str
-    """Names the call within its rollout: `call_TURN_INDEX`, both from 0."""
+    """Names the call within its turn: as the model wrote it, where its form has ids, else `call_TURN_INDEX`, both from
+    0."""
     name: str
     """Name of the tool; empty where it could not be read."""
     arguments: dict[str, Any] | None

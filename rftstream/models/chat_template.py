@@ -14,7 +14,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rftstream.contracts.tasks import ChatMessage
@@ -39,6 +39,8 @@ class CallForm:
     """Whether the arguments are JSON text; else they are a map."""
     short_ids: bool
     """Whether ids have to be nine letters and digits."""
+    on_lines: bool = False
+    """Whether a text among the arguments stands on lines of its own; the line breaks around it are not of the text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +111,7 @@ class ChatTemplate:
             except ConfigError:
                 continue
             if "marked" in text and "{'" not in text and '\\"marked' not in text:
-                return form
+                return replace(form, on_lines="\nmarked\n" in text)
         return None
 
     def _render(

@@ -1,38 +1,53 @@
 """Model families whose completions the optional package `renderers` parses. Nothing else imports that package.
 
-A family is recognised by what its chat template says, not by the name of a folder. Families whose calls are bare JSON
-(Llama 3) are not among them: `tool_calls` reads these, and says what is wrong with a broken call.
+A family is recognised by what its chat template says, not by the name of a folder.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, ClassVar
 
-from rftstream.contracts.assistant import AssistantMessage, ToolCall
+from rftstream.contracts.assistant import AssistantMessage
+from rftstream.models.call_blocks import Tools, find_blocks
+from rftstream.models.call_reading import EXPECTED, WrittenCall, checked_arguments
 from rftstream.models.chat_template import THINK
 from rftstream.models.tokenizer import Tokenizer
-from rftstream.models.tool_calls import EXPECTED, PROMPT_END, call_id, checked_arguments, ends_in_thought
+from rftstream.models.tool_calls import PROMPT_END, ends_in_thought, tool_calls
 
 log = logging.getLogger(__name__)
 
 HARMONY = "gpt-oss"
 FAMILIES: Mapping[str, tuple[str, ...]] = {
     HARMONY: ("<|channel|>", "<|message|>", "<|call|>"),
+    "inkling": ("<|content_invoke_tool_json|>", "<|message_model|>"),
+    "gemma4": ("<|tool_call>", "<|turn>"),
+    "deepseek-v4": ("｜DSML｜", "parameter"),
+    "hy3": ("tool_sep", "arg_key", "hy_Assistant"),
+    "kimi-k2.5": ("<|tool_calls_section_begin|>", "<|tool_call_argument_begin|>", "<|media_begin|>"),
     "kimi-k2": ("<|tool_calls_section_begin|>", "<|tool_call_argument_begin|>"),
     "deepseek-r1": ("<｜tool▁calls▁begin｜>", "```json", "<think>"),
     "deepseek-v3": ("<｜tool▁calls▁begin｜>", "```json"),
     "glm-4.5": ("<arg_key>", "<arg_value>", "<|observation|>"),
+    "laguna-xs.2": ("<arg_key>", "<arg_value>", "<assistant>"),
     "minimax-m2": ("<minimax:tool_call>", "<invoke name="),
     "qwen3.5": ("<tool_call>", "<function=", "<parameter="),
     "prime-qwen3": ("<tool_call>", "<function=", "<parameter="),
     "qwen3": ("<tool_call>", "<tool_response>", "</think>"),
 }
 """Name of a family as the package has it -> what its templates contain. The first that fits and finds its tokens is
-taken."""
+taken. It finds where reasoning ends and where calls stand; `call_blocks` reads the calls, if it knows their form."""
+SAME: Mapping[str, str] = {
+    "glm-5": "glm-4.5", "glm-5.1": "glm-4.5", "glm-5.3": "glm-4.5", "nemotron-3": "prime-qwen3",
+    "nemotron-3-ultra": "prime-qwen3", "nemotron-3.5": "prime-qwen3", "qwen3-vl": "qwen3", "qwen3.6": "qwen3.5",
+    "qwen3.8": "qwen3.5", "laguna-m.1": "laguna-xs.2", "laguna-s-2.1": "laguna-xs.2", "laguna-xs-2.1": "laguna-xs.2",
+}  # fmt: skip
+"""Name of another family as the package has it -> the one above whose completions have the same form. Those without
+marks around calls (llama-3) are left to `tool_calls`."""
 
 ERRORS = {
     "invalid_json": "The arguments of the tool call are not valid JSON",
@@ -65,17 +80,16 @@ class FamilyParser:
         tools: Sequence[Mapping[str, Any]],
         finish_reason: str,
         turn: int,
+        on_lines: bool | None = None,
     ) -> AssistantMessage | None:
-        """Return the completion taken apart; None if the package fails at it."""
+        """Return the completion taken apart; None if the package fails at it. `on_lines` as in `parse_text`."""
         if ends_in_thought(self._tokenizer.full_text(prompt[-PROMPT_END:])):
             prompt = self._tokenizer.encode(f"{THINK}\n")  # not every prompt has the header that is looked for
         try:
             found = self._renderer.parse_response(
                 list(completion), tools=[dict(tool) for tool in tools] or None, prompt_ids=list(prompt)
             )
-            calls = tuple(
-                self._call(one, call_id(turn, index), completion) for index, one in enumerate(found.tool_calls)
-            )
+            calls = list(self._calls(found.tool_calls, completion, Tools.of(tools, on_lines)))
         except Exception as error:  # whatever the policy wrote, the rollout goes on
             log.debug("renderers cannot parse a completion of %s: %r", self.name, error)
             return None
@@ -84,26 +98,29 @@ class FamilyParser:
         return AssistantMessage(
             content=found.content,
             reasoning=found.reasoning_content or "",
-            tool_calls=calls,
+            tool_calls=tool_calls(calls, turn),
             finish_reason=finish_reason,
             text=text,
         )
 
-    def _call(self, found: Any, name: str, completion: Sequence[int]) -> ToolCall:
-        span = found.token_span
-        written = found.raw if span is None else self._tokenizer.full_text(completion[span[0] : span[1]])
-        status = str(found.status)
-        if status == "invalid_json" and isinstance(found.arguments, dict):
-            status = "ok"  # tags around each argument, and one of them is text though its tool does not ask for text
-        said = ERRORS.get(status)
-        error = f"{said}; {EXPECTED}." if said else checked_arguments(found.arguments)
-        return ToolCall(
-            id=name,
-            name=str(found.name or ""),
-            arguments=found.arguments if error is None else None,
-            text=written,
-            error=error,
-        )
+    def _calls(self, found: Sequence[Any], completion: Sequence[int], tools: Tools) -> Iterator[WrittenCall]:
+        """Yield the calls. Those of one span are read again from its text, since the package takes white space off."""
+        for span, group in groupby(found, lambda call: call.token_span):
+            calls = list(group)
+            written = None if span is None else self._tokenizer.full_text(completion[span[0] : span[1]])
+            again = None if written is None else find_blocks(written, False, tools)
+            read = again[1] if again is not None and len(again[1]) == len(calls) else [None] * len(calls)
+            for call, mine in zip(calls, read, strict=True):
+                yield mine if mine is not None and mine.error is None else _attempt(call, written or call.raw)
+
+
+def _attempt(found: Any, written: str) -> WrittenCall:
+    said = ERRORS.get(str(found.status))
+    error = f"{said}; {EXPECTED}." if said else checked_arguments(found.arguments)
+    arguments = found.arguments if error is None else None
+    return WrittenCall(
+        text=written, name=str(found.name or ""), arguments=arguments, error=error, id=str(found.id or "")
+    )
 
 
 def open_parser(template: str, tokenizer: Tokenizer) -> FamilyParser | None:

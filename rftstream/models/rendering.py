@@ -307,8 +307,12 @@ class HfRenderer:
     ) -> AssistantMessage:
         said = list(map(int, completion))
         text = self.decode(said)
+        form = self._template.call_form if tools else None
+        on_lines = None if form is None else form.on_lines
         if self.family is not None:
-            found = self.family.parse(prompt, said, text=text, tools=tools, finish_reason=finish_reason, turn=turn)
+            found = self.family.parse(
+                prompt, said, text=text, tools=tools, finish_reason=finish_reason, turn=turn, on_lines=on_lines
+            )
             if found is not None:
                 return found
         if said and said[-1] in self.stop_token_ids:
@@ -320,6 +324,7 @@ class HfRenderer:
             finish_reason=finish_reason,
             turn=turn,
             in_thought=tool_calls.ends_in_thought(self._tokenizer.full_text(prompt[-tool_calls.PROMPT_END :])),
+            on_lines=on_lines,
         )
 
     @functools.cached_property

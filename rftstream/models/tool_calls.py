@@ -1,57 +1,54 @@
 """Taking apart what the policy wrote: text, reasoning and tool calls. Nothing here raises.
 
-This is the way for models whose format no library knows (`families` has the others). It reads, in this order:
+It reads, in this order:
 
-    <tool_call>{"name": ..., "arguments": {...}}</tool_call>    Hermes, Qwen, and many that follow them
+    calls between marks                                         `call_blocks` says which
     [TOOL_CALLS][{"name": ..., "arguments": {...}}]             Mistral; also [TOOL_CALLS]name[ARGS]{...}
     <|python_tag|>{"name": ..., "parameters": {...}}            Llama 3; also the bare object as the whole text
+    [name(key=value), ...]                                      Llama 3.2 and 4, as the whole text
     ```json blocks that hold such an object
 
 Calls are looked for only where tools are offered, and never inside of reasoning. A call that cannot be read is a
-`ToolCall` without arguments and with an error, in words for the model.
+`ToolCall` without arguments and with an error, in words for the model. Where calls stand inside of reasoning or
+channels of their own, `families` finds them.
 """
 
 from __future__ import annotations
 
-import json
-import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rftstream.contracts.assistant import AssistantMessage, ToolCall
 from rftstream.contracts.tasks import ChatMessage
+from rftstream.models.call_blocks import BLOCK_MARKS, Tools, find_blocks
+from rftstream.models.call_reading import (
+    FORMLESS,
+    Found,
+    WrittenCall,
+    attempt_of,
+    attempts_of,
+    called,
+    failed,
+    function_of,
+    no_json,
+    read_value,
+)
 from rftstream.models.chat_template import END_THINK, THINK, with_thinking
+from rftstream.models.python_calls import begun_call, python_calls
 
-OPEN_CALL, END_CALL = "<tool_call>", "</tool_call>"
-PYTHON_TAG, CALLS_TAG, ARGS_TAG = "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]"
+PYTHON_TAG, CALLS_TAG, ID_TAG, ARGS_TAG = "<|python_tag|>", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 THOUGHT_MARKS = ((THINK, END_THINK), ("[THINK]", "[/THINK]"))
-MARKS = frozenset({OPEN_CALL, END_CALL, PYTHON_TAG, CALLS_TAG, ARGS_TAG, *sum(THOUGHT_MARKS, ())})
+MARKS = BLOCK_MARKS | {PYTHON_TAG, CALLS_TAG, ID_TAG, ARGS_TAG, *sum(THOUGHT_MARKS, ())}
 """Marks that are read here. They stay in the text that is read, though a tokenizer may have them as special tokens."""
 PROMPT_END = 32
 """Tokens at the end of a prompt in which the mark that opens reasoning is looked for."""
-EXPECTED = 'write one JSON object with "name" and "arguments"'
 
 _FENCE = re.compile(r"```(?:json|tool_call|tool_code)?[ \t]*\n(.*?)(```|\Z)", re.DOTALL)
-_NAMED_CALL = re.compile(r"\s*([\w.-]+)\s*(?:\[CALL_ID\]\w*)?\[ARGS\]")
+_NAMED_CALL = re.compile(r"\s*([\w.-]+)\s*(?:\[CALL_ID\]([^\[\s]*)\s*)?\[ARGS\]")
 _BEGUN_CALL = re.compile(r'\{\s*"(?:type"\s*:\s*"function"\s*,\s*")?(?:name|function)"\s*:')
-_NAME = re.compile(r'"name"\s*:\s*"([^"\\]*)"')
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Attempt:
-    """One call, or what should have been one, before it has an id."""
-
-    text: str
-    """As it was written."""
-    name: str = ""
-    arguments: dict[str, Any] | None = None
-    error: str | None = None
-
-
-_Found = tuple[str, list[_Attempt]]
-"""The text without the calls, and the calls."""
+_Find = Callable[[str, bool, Tools], Found | None]
 
 
 def parse_text(
@@ -62,40 +59,57 @@ def parse_text(
     finish_reason: str,
     turn: int,
     in_thought: bool = False,
+    on_lines: bool | None = None,
 ) -> AssistantMessage:
     """Return what was written, taken apart.
 
     `written` has those special tokens in it that are among MARKS, `text` has none. `in_thought`: whether the prompt
-    ended inside of reasoning."""
+    ended inside of reasoning. `on_lines`: whether the template writes arguments between tags on lines of their own."""
     reasoning, rest, is_closed = split_reasoning(written, in_thought=in_thought)
-    calls: list[_Attempt] = []
+    calls: list[WrittenCall] = []
     if tools and is_closed:
-        was_cut = finish_reason != "stop"
-        for find in (_tagged, _after_calls_tag, _after_python_tag, _bare, _fenced):
-            if (found := find(rest, was_cut)) is not None:
-                rest, calls = found[0].strip(), found[1]
-                break
+        found = _find_calls(rest, finish_reason != "stop", Tools.of(tools, on_lines))
+        rest, calls = (rest, []) if found is None else (found[0].strip(), found[1])
     return AssistantMessage(
         content=rest,
         reasoning=reasoning,
-        tool_calls=tuple(
-            ToolCall(
-                id=call_id(turn, index),
-                name=call.name,
-                arguments=call.arguments,
-                text=call.text,
-                error=call.error,
-            )
-            for index, call in enumerate(calls)
-        ),
+        tool_calls=tool_calls(calls, turn),
         finish_reason=finish_reason,
         text=text,
     )
 
 
-def call_id(turn: int, index: int) -> str:
-    """Return the id of a call of a turn."""
-    return f"call_{turn}_{index}"
+def tool_calls(calls: Sequence[WrittenCall], turn: int) -> tuple[ToolCall, ...]:
+    """Return the calls of a turn. They have the ids that the model gave them; those without one, and those with one
+    that an earlier call of the turn has, get ours."""
+    made: dict[str, ToolCall] = {}
+    for index, call in enumerate(calls):
+        name = call.id if call.id and call.id not in made else f"call_{turn}_{index}"
+        made[name] = ToolCall(id=name, name=call.name, arguments=call.arguments, text=call.text, error=call.error)
+    return tuple(made.values())
+
+
+def _find_calls(rest: str, was_cut: bool, tools: Tools) -> Found | None:
+    """Return the text without its calls, and the calls; None if it has none. A mark inside of a call says nothing, so
+    what a text begins with is looked at before the marks in it."""
+    plain: tuple[_Find, ...] = (_bare_python, _bare, _fenced)
+    begun = plain if rest.lstrip().startswith(("{", "[", "```")) else ()
+    for find in begun:
+        if (found := find(rest, was_cut, tools)) is not None and not any(call.error for call in found[1]):
+            return found
+    found_first = (find(rest, was_cut, tools) for find in (find_blocks, _after_calls_tag, _after_python_tag, *plain))
+    return next((found for found in found_first if found is not None), None)
+
+
+def _bare_python(rest: str, was_cut: bool, tools: Tools) -> Found | None:
+    text = rest.strip()
+    name = begun_call(text) if text.startswith("[") else None
+    if name is None:
+        return None
+    calls, problem = _python(text)
+    if not calls and name in tools.schemas:
+        calls = [failed(text, f"{FORMLESS}: {problem}", was_cut, name)]
+    return ("", calls) if calls else None
 
 
 def chat_message(said: AssistantMessage, *, shows_calls: bool) -> ChatMessage:
@@ -132,172 +146,73 @@ def ends_in_thought(prompt: str) -> bool:
     return prompt.rstrip().endswith(tuple(opening for opening, _ in THOUGHT_MARKS))
 
 
-def checked_arguments(arguments: Any) -> str | None:
-    """Return what is wrong with the arguments of a call, in words for the model; None if they are a JSON object."""
-    if not isinstance(arguments, dict):
-        return f"The arguments of the tool call are {_kind(arguments)}, expected a JSON object; {EXPECTED}."
-    try:
-        json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()
-    except (ValueError, TypeError, RecursionError):
-        return "The arguments of the tool call have a number or a character that JSON does not have."
-    return None
-
-
-def _tagged(rest: str, was_cut: bool) -> _Found | None:
-    if OPEN_CALL not in rest:
-        return None
-    outside, calls, place = "", [], 0
-    while (start := rest.find(OPEN_CALL, place)) >= 0:
-        outside += rest[place:start]
-        inside = start + len(OPEN_CALL)
-        value, end, problem = _read(rest, inside)
-        closing = rest.find(END_CALL, inside if problem else end)
-        place = len(rest) if closing < 0 else closing + len(END_CALL)
-        whole = rest[start:place]
-        if closing < 0:
-            calls.append(_failed(whole, f"The tool call has no end: {END_CALL} is missing", was_cut))
-        elif problem or rest[end:closing].strip():
-            calls.append(_failed(whole, _no_json(problem or "text follows the JSON object"), was_cut=False))
-        else:
-            calls += _attempts(value, whole)
-    return outside + rest[place:], calls
-
-
-def _after_calls_tag(rest: str, was_cut: bool) -> _Found | None:
-    before, tag, _ = rest.partition(CALLS_TAG)
+def _after_calls_tag(rest: str, was_cut: bool, _: Tools) -> Found | None:
+    before, tag, _after = rest.partition(CALLS_TAG)
     if not tag:
         return None
-    calls: list[_Attempt] = []
+    calls: list[WrittenCall] = []
     for part in rest[len(before) :].split(CALLS_TAG)[1:]:
         named = _NAMED_CALL.match(part)
-        value, end, problem = _read(part, named.end() if named else 0)
+        value, end, problem = read_value(part, named.end() if named else 0)
         if problem or part[end:].strip():
             name = named[1] if named else ""
-            calls.append(_failed(tag + part, _no_json(problem or "text follows the JSON"), was_cut, name))
+            calls.append(failed(tag + part, no_json(problem or "text follows the JSON"), was_cut, name))
         elif named:
-            calls.append(_attempt({"name": named[1], "arguments": value}, tag + part))
+            calls.append(called(named[1], value, tag + part, named[2]))
         else:
-            calls += _attempts(value, tag + part)
+            calls += attempts_of(value, tag + part)
     return before, calls
 
 
-def _after_python_tag(rest: str, was_cut: bool) -> _Found | None:
+def _after_python_tag(rest: str, was_cut: bool, _: Tools) -> Found | None:
     before, tag, after = rest.partition(PYTHON_TAG)
     if not tag:
         return None
-    calls, problem = _objects(after)
-    return before, calls if calls else [_failed(tag + after, _no_json(problem), was_cut)]
+    calls, problem = _python(after) if after.lstrip().startswith("[") else _objects(after)
+    return before, calls if calls else [failed(tag + after, no_json(problem), was_cut)]
 
 
-def _bare(rest: str, was_cut: bool) -> _Found | None:
+def _bare(rest: str, was_cut: bool, _: Tools) -> Found | None:
     text = rest.strip()
     if not text.startswith("{"):
         return None
     calls, problem = _objects(text)
     if calls:
         return "", calls
-    return ("", [_failed(text, _no_json(problem), was_cut)]) if problem and _BEGUN_CALL.match(text) else None
+    return ("", [failed(text, no_json(problem), was_cut)]) if problem and _BEGUN_CALL.match(text) else None
 
 
-def _fenced(rest: str, was_cut: bool) -> _Found | None:
+def _fenced(rest: str, was_cut: bool, _: Tools) -> Found | None:
     outside, calls, place = "", [], 0
     for block in _FENCE.finditer(rest):
         found, problem = _objects(block[1])
         if not found and problem and _BEGUN_CALL.match(block[1].strip()):
-            found = [_failed(block[0], _no_json(problem), was_cut and not block[2])]
+            found = [failed(block[0], no_json(problem), was_cut and not block[2])]
         if found:
             outside, place = outside + rest[place : block.start()], block.end()
             calls += found
     return (outside + rest[place:], calls) if calls else None
 
 
-def _objects(text: str) -> tuple[list[_Attempt], str]:
+def _python(text: str) -> tuple[list[WrittenCall], str]:
+    """Return the calls that a text consists of, written as Python. None, and a problem, if it is something else."""
+    calls, problem = python_calls(text)
+    return [called(name, arguments, text.strip()) for name, arguments in calls], problem
+
+
+def _objects(text: str) -> tuple[list[WrittenCall], str]:
     """Return the calls that a text consists of, `;` or white space between them. None, and a problem, if it is not
     JSON; none and no problem if it is something else than calls."""
-    calls: list[_Attempt] = []
+    calls: list[WrittenCall] = []
     place = 0
     while text[place:].strip():
-        value, end, problem = _read(text, place)
+        value, end, problem = read_value(text, place)
         if problem:
             return [], problem
-        if not (isinstance(value, dict) and _function_of(value).keys() & {"arguments", "parameters"}):
+        if not (isinstance(value, dict) and function_of(value).keys() & {"arguments", "parameters"}):
             return [], ""
-        calls.append(_attempt(value, text[place:end].strip()))
+        calls.append(attempt_of(value, text[place:end].strip()))
         place = end
         if text[place:].lstrip().startswith(";"):
             place = text.index(";", place) + 1
     return calls, "" if calls else "nothing is there"
-
-
-def _read(text: str, place: int) -> tuple[Any, int, str]:
-    """Return the JSON value at a place, where it ends, and what is wrong with it, if anything is."""
-    while place < len(text) and text[place].isspace():
-        place += 1
-    try:
-        value, end = _DECODER.raw_decode(text, place)
-    except json.JSONDecodeError as error:
-        return None, place, f"{error.msg} at character {error.pos - place}"
-    except (ValueError, RecursionError) as error:  # a number of a million digits, a million brackets
-        return None, place, str(error).partition(";")[0] or "too deep"
-    return value, end, ""
-
-
-def _attempts(value: Any, text: str) -> Iterator[_Attempt]:
-    yield from (_attempt(one, text) for one in (value if isinstance(value, list) and value else [value]))
-
-
-def _attempt(value: Any, text: str) -> _Attempt:
-    if not isinstance(value, dict):
-        return _Attempt(text=text, error=f"The tool call is {_kind(value)}, expected a JSON object; {EXPECTED}.")
-    function = _function_of(value)
-    name = function.get("name")
-    if not isinstance(name, str) or not name:
-        return _Attempt(text=text, error=f'The tool call has no "name"; {EXPECTED}.')
-    arguments = function.get("arguments", function.get("parameters", {}))
-    error = checked_arguments(arguments)
-    return _Attempt(text=text, name=_clean(name), arguments=arguments if error is None else None, error=error)
-
-
-def _function_of(value: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the map that has name and arguments: itself, or what it has under `function`."""
-    inner = value.get("function")
-    return inner if isinstance(inner, dict) and "name" not in value else value
-
-
-def _failed(text: str, error: str, was_cut: bool, name: str = "") -> _Attempt:
-    if not name and (found := _NAME.search(text)):
-        name = found[1]
-    error = "The tool call was cut off before its end" if was_cut else error
-    return _Attempt(text=text, name=_clean(name), error=f"{error}; {EXPECTED}.")
-
-
-def _no_json(problem: str) -> str:
-    return f"The tool call is not valid JSON: {problem}"
-
-
-def _clean(text: str) -> str:
-    """Return the text without halves of surrogate pairs, which no encoding has."""
-    return text.encode(errors="replace").decode()
-
-
-def _kind(value: Any) -> str:
-    kinds: dict[type, str] = {
-        type(None): "null", bool: "a boolean", int: "a number", float: "a number", str: "a string", list: "a list",
-    }  # fmt: skip
-    return kinds.get(type(value), "something else")
-
-
-def _number(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"the number {text[:20]} is too large")
-    return value
-
-
-def _constant(text: str) -> Any:
-    raise ValueError(f"{text} is no JSON value")
-
-
-_constant_hook: Callable[[str], Any] = _constant
-_DECODER = json.JSONDecoder(strict=False, parse_float=_number, parse_constant=_constant_hook)
-"""Takes line breaks in strings, which models write in code; no numbers that are none."""

@@ -124,6 +124,63 @@ def test_what_is_no_call_is_text(text: str) -> None:
     assert (said.content, said.tool_calls) == (text, ())
 
 
+OPTIONAL = {"anyOf": [{"type": "string"}, {"type": "null"}]}
+
+
+@pytest.mark.parametrize(
+    ("text", "schema", "value"),
+    [
+        ("\n a\n\n", {"type": "string"}, " a\n"), ("\n12\n", {"type": "string"}, "12"), ("", {"type": "string"}, ""),
+        ("\n\n", {"type": "string"}, ""), ("\nnull\n", {"type": "string"}, "null"),
+        ("\n12\n", {"type": "integer"}, 12), ("\n12\n", OPTIONAL, "12"), ("\nnull\n", OPTIONAL, None),
+        ("\nNone\n", OPTIONAL, None), ("\nTrue\n", {"type": "boolean"}, True), ("\nfalse\n", {}, False),
+        ("\n[1]\n", {"type": ["array", "string"]}, [1]), ("\n{x}\n", {"type": "object"}, "{x}"),
+        ("\n\"a\"\n", None, '"a"'), ("\n1 2\n", None, "1 2"), ("\n1e999\n", None, "1e999"),
+        ("\n3\n", {"enum": ["3", "4"]}, "3"), ("\n3\n", {"enum": [3, 4]}, 3),
+    ],
+)  # fmt: skip
+def test_texts_between_tags(text: str, schema: Any, value: Any) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": schema}}}}
+    written = f"<tool_call>\n<function=f>\n<parameter=a>{text}</parameter>\n</function>\n</tool_call>"
+    (call,) = parsed(written, tools=(tool,)).tool_calls
+    assert (call.error, call.arguments) == (None, {"a": value})
+    assert type((call.arguments or {})["a"]) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        ('[f(a="x", b=[1, {"c": true}], c=None)]', [("f", {"a": "x", "b": [1, {"c": True}], "c": None})]),
+        ("[f(), g.h(a=-1.5)]", [("f", {}), ("g.h", {"a": -1.5})]),
+        ("<|python_tag|>[f(a='\\d')]", [("f", {"a": "\\d"})]),
+        ("<|tool_call|>[]", [("", None)]),
+        ("[f(a=", [("f", None)]),
+        ("[f(a=g())]", [("f", None)]),
+        ("[f(1)]", [("f", None)]),
+        ("[f(" + "[" * 100_000, [("f", None)]),
+        ("[g(1)]", []),
+        ("[g(a=", []),
+        ("[a link](f(a=1))", []),
+        ("f(a=1)", []),
+    ],
+)
+def test_calls_as_python(text: str, calls: list[tuple[str, Any]]) -> None:
+    said = parsed(text)
+    assert [(call.name, call.arguments) for call in said.tool_calls] == calls
+    assert said.content == ("" if calls else text)
+
+
+@pytest.mark.parametrize(("ids", "kept"), [
+    (["Xy12ab34c", "functions.f:1"], ["Xy12ab34c", "functions.f:1"]), (["a", "a"], ["a", "call_2_1"]),
+    (["", None], ["call_2_0", "call_2_1"]), ([7, "x" * 129], ["call_2_0", "call_2_1"]),
+])  # fmt: skip
+def test_ids_are_those_that_the_model_wrote(ids: list[Any], kept: list[str]) -> None:
+    calls = [{"name": "f", "arguments": {}, "id": one} for one in ids]
+    said = parsed(f"[TOOL_CALLS]{json.dumps(calls)}")
+    assert [call.id for call in said.tool_calls] == kept
+    assert [call["id"] for call in chat_message(said, shows_calls=True).tool_calls] == kept
+
+
 def test_without_tools_there_are_no_calls() -> None:
     text = f"<tool_call>{body({})}</tool_call>"
     assert (parsed(text, tools=()).content, parsed(text, tools=()).tool_calls) == (text, ())

@@ -1,0 +1,80 @@
+"""A check: whether a tool call comes back. It is rendered by the chat template, as if the policy had said it, and read
+again, as the turn loop reads what was sampled."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rftstream.contracts.assistant import AssistantMessage
+from rftstream.contracts.tasks import ChatMessage
+from rftstream.errors import ConfigError
+from rftstream.models.rendering import Renderer, joined
+
+CALL_ID = "abcdef123"
+SAMPLES: Mapping[str, Any] = {
+    "string": "\n    two words\n\n", "integer": 12, "number": 0.5, "boolean": True, "array": [], "object": {},
+    "null": None,
+}  # fmt: skip
+"""Type of an argument -> what it is given. Readers of calls take white space off where they must not."""
+
+
+def shows_tools(renderer: Renderer, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether the template writes anything of the tools into the prompt."""
+    return renderer.render(messages, tools) != renderer.render(messages)
+
+
+def lost_call(renderer: Renderer, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return in words how a call of the first tool comes back otherwise than it was made; None if it comes back, if
+    the template shows no calls, or if a policy with these tokens could not say it."""
+    function = tools[0].get("function", tools[0])
+    name, arguments = str(function.get("name")), sample_arguments(function)
+    call = {"id": CALL_ID, "type": "function", "function": {"name": name, "arguments": arguments}}
+    asked = [message for message in messages if message.role != "assistant"]
+    try:
+        prompt, said = renderer.render_turn(
+            [*asked, ChatMessage(role="assistant", content="", tool_calls=(call,))], tools
+        )
+    except ConfigError as error:
+        return str(error)
+    written = joined(renderer.pieces(said))
+    if name not in written:
+        return None
+    found = renderer.parse(prompt, said, tools=tools, finish_reason="stop", turn=0)
+    why = _difference(found, name, arguments)
+    return None if why is None else f"{why}; the template writes it as {_short(written)}"
+
+
+def sample_arguments(function: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments for a function, one for each that has a type. Their values are of these types."""
+    parameters = function.get("parameters")
+    properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
+    found: dict[str, Any] = {}
+    for name, schema in (properties if isinstance(properties, Mapping) else {}).items():
+        kind = schema.get("type") if isinstance(schema, Mapping) else None
+        if isinstance(kind, str) and kind in SAMPLES and "enum" not in schema:
+            found[str(name)] = SAMPLES[kind]
+    return found
+
+
+def _difference(found: AssistantMessage, name: str, arguments: Mapping[str, Any]) -> str | None:
+    if not found.tool_calls:
+        return "it is read as an answer"
+    first, *others = found.tool_calls
+    if first.error is not None:
+        return f"it cannot be read: {first.error}"
+    if first.name != name:
+        return f"it is read as a call of {first.name!r}, expected {name!r}"
+    got = first.arguments or {}
+    for key in (*arguments, *got):
+        if key not in got or key not in arguments or json.dumps(got[key]) != json.dumps(arguments[key]):
+            return f"its argument {key!r} is read as {_short(got.get(key))}, expected {_short(arguments.get(key))}"
+    if others or found.content.strip():
+        return f"with it comes {_short(found.content or others[0].text)}"
+    return None
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}..."
