@@ -18,6 +18,7 @@ from rftstream.contracts.records import NewRecord, TopicPartition
 from rftstream.errors import AssignmentLost, ConfigError, PositionMissing, ProducerLost, TransportError
 from rftstream.testing.conformance_bench import PATIENCE_S, await_true, new, read_all, take, texts
 from rftstream.transport.base import Position, Producer, Snapshot, TopicSettings
+from rftstream.transport.findings import Level
 from rftstream.transport.kafka.transport import KafkaTransport
 from tests.broker.conftest import OwnBroker
 from tests.broker.fakebroker import old_broker
@@ -121,6 +122,29 @@ def test_a_member_that_was_put_out_commits_nothing(connect: Connect, transport: 
             producer.commit([new("b", 0, "zombie")], positions={A0: Position(1)}, snapshot=snapshot)
     assert transport.admin.committed("g") == {A0: Position(0)}
     assert read_all(transport, ["b"]) == []
+
+
+def test_a_session_that_the_brokers_do_not_take_is_named(servers: str, run_id: Callable[[], str]) -> None:
+    section = TransportSection(kind="kafka", servers=servers, session_timeout_s=3600.0)
+    transport = KafkaTransport(run_id(), section)
+    try:
+        transport.admin.ensure_topics({"a": TopicSettings(partitions=1)})
+        member = transport.member("g", ["a"], name="one", session_timeout_s=section.session_timeout_s)
+
+        def is_refused() -> bool:
+            transport.wait([member], 0.05)
+            try:
+                member.poll()
+            except ConfigError as error:
+                return "transport.session_timeout_s: got 3600, which" in str(error)
+            return False
+
+        await_true("the refusal", is_refused, PATIENCE_S)
+        findings = {one.what: one for one in transport.admin.look.broker()}  # type: ignore[union-attr]
+        assert findings["group.max.session.timeout.ms"].wanted == "at least 3600000"
+        assert findings["group.max.session.timeout.ms"].level is Level.problem
+    finally:
+        transport.close()
 
 
 def test_a_cluster_known_from_when_a_broker_was_away_is_looked_at_again(transport: KafkaTransport) -> None:

@@ -12,12 +12,11 @@ from rftstream.transport.base import MAX_METADATA_BYTES, TopicSettings
 from rftstream.transport.findings import Finding, Level
 from rftstream.transport.kafka import compat
 from rftstream.transport.kafka.connection import KafkaClientFactory
+from rftstream.transport.kafka.options import MIN_SESSION_S
 
 TESTED = (4, 0)
 """The oldest version that was tried. Older ones, from connection.OLDEST_BROKER on, should work."""
 
-SESSION_MS = 10_000
-"""Session time-out of a member, in milliseconds."""
 TRANSACTION_MS = 60_000
 """Time-out of the longest transactions, those of single roles, in milliseconds."""
 
@@ -46,20 +45,6 @@ _SETTINGS: tuple[tuple[str, _Judge, str, Level, str], ...] = (
         "feeder, buffer, trainer and evaluator could not start; set it in the brokers' properties",
     ),
     (
-        "group.min.session.timeout.ms",
-        lambda ms: ms <= SESSION_MS,
-        f"at most {SESSION_MS}",
-        Level.problem,
-        "explorers and verifiers could not join; set it in the brokers' properties",
-    ),
-    (
-        "group.max.session.timeout.ms",
-        lambda ms: ms >= SESSION_MS,
-        f"at least {SESSION_MS}",
-        Level.problem,
-        "explorers and verifiers could not join; set it in the brokers' properties",
-    ),
-    (
         "offset.metadata.max.bytes",
         lambda size: size >= MAX_METADATA_BYTES,
         f"at least {MAX_METADATA_BYTES}",
@@ -68,6 +53,19 @@ _SETTINGS: tuple[tuple[str, _Judge, str, Level, str], ...] = (
     ),
 )
 """Broker setting, whether its value will do, what is wanted, how bad it is otherwise, and why."""
+
+_Setting = tuple[str, _Judge, str, Level, str]
+
+
+def _of_sessions(session_s: float) -> tuple[_Setting, ...]:
+    """Return what the brokers have to take so that members with this time-out can join."""
+    session_ms = max(session_s, MIN_SESSION_S) * 1000
+    why = "explorers and verifiers could not join; set it in the brokers' properties, or transport.session_timeout_s"
+    return (
+        ("group.min.session.timeout.ms", session_ms.__ge__, f"at most {session_ms:.0f}", Level.problem, why),
+        ("group.max.session.timeout.ms", session_ms.__le__, f"at least {session_ms:.0f}", Level.problem, why),
+    )
+
 
 _REPLICATED = ("offsets.topic.replication.factor", "transaction.state.log.replication.factor")
 
@@ -134,7 +132,7 @@ class KafkaLook:
 
     def _judge(self, settings: Mapping[int, Mapping[str, str]]) -> list[Finding]:
         findings = []
-        for name, will_do, wanted, level, why in _SETTINGS:
+        for name, will_do, wanted, level, why in (*_SETTINGS, *_of_sessions(self._clients.session_timeout_s)):
             values = {node: found[name] for node, found in settings.items() if found.get(name, "").isdigit()}
             if not values:
                 findings.append(

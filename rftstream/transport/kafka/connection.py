@@ -6,7 +6,6 @@ go to the clients and nowhere else.
 
 from __future__ import annotations
 
-import difflib
 import logging
 import os
 import time
@@ -21,6 +20,7 @@ from rftstream.contracts.records import TopicPartition
 from rftstream.errors import ConfigError, RftError, TransportError
 from rftstream.transport.base import Jump
 from rftstream.transport.kafka import compat, selector
+from rftstream.transport.kafka.options import FETCH_WAIT_MS, REQUEST_MS, check_options
 
 OLDEST_BROKER = (3, 0)
 """The first version with stable positions of a whole group in one request, and with fencing by generation."""
@@ -28,39 +28,10 @@ OLDEST_BROKER = (3, 0)
 CONNECT_S = 6.0
 """Seconds to wait for the first answer of a broker."""
 
-REQUEST_S = 8.0
-"""Seconds after which a request without an answer has failed."""
 BACKOFF_MS = 5
 """Milliseconds that a transaction waits for the one before it. This decides their rate.
 
 Measured: 13 transactions a second with 100 ms, 177 with 5 ms."""
-
-_OURS = frozenset(
-    {
-        "acks",
-        "auto_offset_reset",
-        "bootstrap_servers",
-        "enable_auto_commit",
-        "enable_idempotence",
-        "group_id",
-        "isolation_level",
-        "kafka_client",
-        "key_deserializer",
-        "key_serializer",
-        "max_poll_interval_ms",
-        "max_poll_records",
-        "partition_assignment_strategy",
-        "partitioner",
-        "session_timeout_ms",
-        "transaction_timeout_ms",
-        "transactional_id",
-        "value_deserializer",
-        "value_serializer",
-    }
-)
-"""Settings that exactly-once rests on. They cannot be set from outside."""
-
-_OWN_OPTIONS = frozenset({"replication_factor"})
 
 _UNKNOWN_USER = (
     kafka_errors.SaslAuthenticationFailedError,
@@ -108,6 +79,10 @@ class Section(Protocol):
     def options(self) -> dict[str, Any]:
         """Settings of kafka-python, and `replication_factor`."""
 
+    @property
+    def session_timeout_s(self) -> float:
+        """Seconds without a sign after which a member is put out."""
+
 
 class KafkaClientFactory:
     """Makes the clients of one run, with its settings and names.
@@ -135,14 +110,8 @@ class KafkaClientFactory:
                 "they have as their default"
             )
         self.replication_factor = replicas
-        known = {*KafkaConsumer.DEFAULT_CONFIG, *KafkaProducer.DEFAULT_CONFIG, *KafkaAdminClient.DEFAULT_CONFIG}
-        for key in options:
-            if key in _OURS:
-                raise ConfigError(f"transport.options.{key}: is set by rftstream itself; leave it out")
-            if key not in known:
-                near = difflib.get_close_matches(key, sorted(known - _OURS | _OWN_OPTIONS), n=1)
-                hint = f"; did you mean {near[0]!r}?" if near else ""
-                raise ConfigError(f"transport.options.{key}: kafka-python has no such setting{hint}")
+        check_options(options, session_s=section.session_timeout_s)
+        self.session_timeout_s = section.session_timeout_s
         self._options = options
 
     # ------------------------------------------------------------------------------------------ names
@@ -177,7 +146,7 @@ class KafkaClientFactory:
                 "isolation_level": "read_committed",
                 "enable_auto_commit": False,
                 "auto_offset_reset": "none",
-                "fetch_max_wait_ms": 200,
+                "fetch_max_wait_ms": FETCH_WAIT_MS,
                 "fetch_max_bytes": 16 << 20,
                 "max_partition_fetch_bytes": 2 << 20,
                 "retry_backoff_ms": 20,
@@ -216,7 +185,7 @@ class KafkaClientFactory:
             "kafka_client": make_net,
             "bootstrap_servers": [server.strip() for server in self.servers.split(",")],
             "bootstrap_timeout_ms": int(self._connect_s * 1000),
-            "request_timeout_ms": int(REQUEST_S * 1000),
+            "request_timeout_ms": REQUEST_MS,
             "reconnect_backoff_max_ms": 1000,
             "metrics_enabled": False,
             "selector": selector.CONFIGURED,
@@ -235,6 +204,8 @@ class KafkaClientFactory:
                 raise self._not_made(error, reasons) from None
 
     def _not_made(self, error: BaseException, reasons: _Reasons) -> BaseException:
+        if isinstance(error, kafka_errors.KafkaConfigurationError | ValueError | TypeError):
+            return ConfigError(f"transport: kafka-python refuses the settings: {shorten(error)}")
         if not isinstance(error, kafka_errors.KafkaTimeoutError | kafka_errors.KafkaConnectionError | OSError):
             return self.reworded(error, "the connection") if isinstance(error, kafka_errors.KafkaError) else error
         if reasons.refusal is not None:
@@ -269,6 +240,11 @@ class KafkaClientFactory:
             )
         if isinstance(error, kafka_errors.AuthorizationError):
             return self._not_allowed(error, where)
+        if isinstance(error, kafka_errors.InvalidSessionTimeoutError):
+            return ConfigError(
+                f"transport.session_timeout_s: got {self.session_timeout_s:g}, which {self.servers} does not take;"
+                " its group.min.session.timeout.ms and group.max.session.timeout.ms say what it does (6 to 1,800 s)"
+            )
         if isinstance(error, kafka_errors.NodeNotReadyError | kafka_errors.KafkaConnectionError):
             return TransportError(f"{where}: no Kafka broker answers at {self.servers}; look whether it runs")
         text = shorten(error) or type(error).__name__

@@ -28,14 +28,10 @@ from rftstream.transport.checks import PUT_OUT, check_owned, choose_positions
 from rftstream.transport.kafka.compat_consumer import BackgroundJoin
 from rftstream.transport.kafka.connection import KafkaClientFactory
 from rftstream.transport.kafka.feed import Feed
+from rftstream.transport.kafka.options import MIN_SESSION_S
 from rftstream.transport.sharing import share_out
 
 log = logging.getLogger(__name__)
-
-MIN_SESSION_S = 6.0
-"""Shortest session time-out that brokers take, in seconds.
-
-A member that is alive, but neither polls nor works, is put out by its own client, after any time."""
 
 HEARTBEATS = 20
 """Heartbeats in a session time-out. Members learn by them of a rebalance: at 10 s within half a second."""

@@ -27,6 +27,7 @@ from kafka.consumer.fetcher import Fetcher
 from kafka.coordinator.assignors.abstract import AbstractPartitionAssignor
 from kafka.coordinator.base import BaseCoordinator
 from kafka.coordinator.consumer import ConsumerCoordinator
+from kafka.coordinator.heartbeat import Heartbeat
 from kafka.future import Future
 from kafka.net.compat import KafkaNetClient
 from kafka.net.manager import KafkaConnectionManager
@@ -254,12 +255,13 @@ def test_positions_are_asked_for_when_they_are_stable():
 
 
 class _Coordinator:
-    """The four members of the client's coordinator that a join needs."""
+    """The five members of the client's coordinator that a join needs."""
 
     def __init__(self) -> None:
         self.needs_to_join = True
         self.num_beats = 0
         self.poll = None
+        self.heartbeat = Heartbeat(group_id="group", heartbeat_interval_ms=1, max_poll_interval_ms=-1)
 
     def need_rejoin(self) -> bool:
         return self.needs_to_join
@@ -284,6 +286,27 @@ def test_a_join_goes_on_between_polls():
     joins[1].failure(kafka_errors.UnknownMemberIdError())
     with pytest.raises(kafka_errors.UnknownMemberIdError):
         coordinator.poll()
+
+
+def test_a_member_that_works_stays_and_joins_again_though_nobody_polls(monkeypatch):
+    """Only while it works. What the join brought is told by the next poll."""
+    coordinator, joins, now = _Coordinator(), [], [1000.0]
+    monkeypatch.setattr(compat_consumer.time, "monotonic", lambda: now[0])
+    manager = SimpleNamespace(call_soon=lambda join: joins.append(Future()) or joins[-1])
+    join = compat_consumer.BackgroundJoin(SimpleNamespace(_coordinator=coordinator, _manager=manager))
+    assert coordinator.heartbeat.poll_timeout_expired(), "nobody polls, and nobody works"
+    with join.working():
+        assert not coordinator.heartbeat.poll_timeout_expired()
+        assert not joins, "it may poll soon"
+        now[0] += 1.0
+        for _ in range(2):
+            assert not coordinator.heartbeat.poll_timeout_expired()
+            assert len(joins) == 1
+        joins[0].success(True)
+        assert not coordinator.heartbeat.poll_timeout_expired()
+        assert len(joins) == 2, "it has to once more"
+    assert coordinator.heartbeat.poll_timeout_expired()
+    assert coordinator.poll() is False, "the second one is under way"
 
 
 @pytest.fixture
