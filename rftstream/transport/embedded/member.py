@@ -52,10 +52,11 @@ class Heart:
 
     def _beat(self) -> None:
         store: Store | None = None
-        while not self._ends.wait(self._member.beat_every_s):
+        own, every_s = self._member.store, self._member.beat_every_s
+        while not self._ends.wait(every_s):
             if self._works:
                 with suppress(RftError):  # the next one may get through
-                    store = store or self._member.store.opened_again()
+                    store = store or Store(own.folder, clock=own.clock, create=False, busy_timeout_s=every_s)
                     self._member.beat_by(store)
         if store is not None:
             store.close()

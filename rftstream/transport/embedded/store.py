@@ -129,10 +129,6 @@ class Store:
             self._lock.close()
             raise
 
-    def opened_again(self) -> Store:
-        """Return another connection to the same file, for another thread."""
-        return Store(self.folder, clock=self.clock, create=False, busy_timeout_s=self._busy_timeout_s)
-
     def close(self) -> None:
         """Close the file. The last process to close it copies the WAL into the file, so this waits for writers, for at
         most 1 s."""

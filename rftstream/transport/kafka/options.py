@@ -9,7 +9,6 @@ from typing import Any
 
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
 
-from rftstream.contracts.topics import MAX_DEAD_BYTES
 from rftstream.errors import ConfigError
 
 MIN_SESSION_S = 6.0
@@ -19,6 +18,9 @@ A member that is alive, but neither polls nor works, is put out by its own clien
 
 FETCH_WAIT_MS = 200
 """Longest that a broker waits with its answer for records, in milliseconds."""
+
+_RECORD_BYTES = 9 << 20
+"""More than the largest record has."""
 
 REQUEST_MS = 8000
 """Milliseconds after which a request without an answer has failed."""
@@ -59,8 +61,8 @@ _LEAST: dict[str, int] = {
     "max_block_ms": 1000,
     "max_in_flight_requests_per_connection": 1,
     "max_partition_fetch_bytes": 1,
-    "max_request_size": MAX_DEAD_BYTES,
-    "receive_message_max_bytes": MAX_DEAD_BYTES,
+    "max_request_size": _RECORD_BYTES,
+    "receive_message_max_bytes": _RECORD_BYTES,
     "request_timeout_ms": 1000,
 }
 """Setting -> the least that can work. Of the others that are numbers it is 0."""
