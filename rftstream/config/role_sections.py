@@ -91,7 +91,8 @@ class VerifierSection(WorkerSection):
     processes: Positive = 1
     """Children that compute rewards, of each verifier."""
     timeout_s: AboveZero = 10.0
-    """Time limit of one call of a reward. A call for several rollouts that takes longer is made again for each
+    """Time limit of one call of a reward. Time in which it waits for a processor because of others does not count, so
+    a busy machine makes no answer wrong. A call for several rollouts that takes longer is made again for each
     alone. The time that programs run in a sandbox has limits of its own and does not count."""
     max_batch: Positive = 64
     """Rollouts that a reward over lists (TRL's, verl's batch, async) gets at once, at most: what waits for it."""

@@ -39,6 +39,7 @@ from rftstream.rewards.frames import (
     Setup,
     pack,
     read_page,
+    waited_s,
     write_page,
 )
 from rftstream.rewards.functions import BatchFailed
@@ -140,12 +141,12 @@ def _score_all(
             continue
 
         def begin(place: int, count: int, batch: Sequence[ScoreItem] = batch) -> None:
-            write_page(page, At(batch[place].number, count, time.monotonic()))
+            write_page(page, At(batch[place].number, count, time.monotonic(), delay_s=waited_s()))
 
-        began = time.monotonic()
+        began = time.monotonic() - waited_s()
         inputs, over_limit = [item.input for item in batch], batch[0].over_limit
         scores = score_items(rewards[batch[0].reward], inputs, begin, over_limit=over_limit)
-        seconds = time.monotonic() - began
+        seconds = time.monotonic() - waited_s() - began
         if any(score is None and is_slow(reason, seconds, slow_s) for score, reason, _ in scores):
             suspicious.add(batch[0].reward)
         results += [Result(item.number, *score, seconds) for item, score in zip(batch, scores, strict=True)]
@@ -158,7 +159,7 @@ def _note_evaluation(page: mmap.mmap, part: int) -> None:
 
 
 def _note_allowance(page: mmap.mmap, seconds: float) -> None:
-    write_page(page, read_page(page)._replace(since=time.monotonic() + seconds))
+    write_page(page, read_page(page)._replace(since=time.monotonic() + seconds, delay_s=waited_s()))
 
 
 def _batches(items: Sequence[ScoreItem], rewards: Mapping[str, Any]) -> Iterator[Sequence[ScoreItem]]:

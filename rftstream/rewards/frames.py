@@ -7,6 +7,7 @@ the child works on (an At). So the parent knows, without waking the child, which
 from __future__ import annotations
 
 import math
+import os
 import struct
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ PAGE_BYTES = 4096
 IDLE = -1
 """Number on the page while no item is being scored."""
 
-_PAGE = struct.Struct("<dqqdq")
+_PAGE = struct.Struct("<dqqdqd")
 
 
 class Setup(msgspec.Struct, kw_only=True):
@@ -63,7 +64,7 @@ class Result(msgspec.Struct, array_like=True):
     reason: str | None = None
     detail: str = ""
     seconds: float = 0.0
-    """Seconds that the call took, for all items that were scored in it."""
+    """Seconds that the call took, for all items that were scored in it, without what others had of the processor."""
     tried: bool = True
     """False if the item comes back untried, since an item before it was slow and gave no score."""
 
@@ -85,14 +86,30 @@ class At(NamedTuple):
     """Number of the part of the reward, from 1, that evaluates the policy's answer (evaluating.py). 0: none does."""
     cpu_s: float = 0.0
     """Seconds of CPU time that the child had used when that began."""
+    delay_s: float = 0.0
+    """Seconds that the child had waited for a processor, because of others, when the call began."""
 
 
 def write_page(page: Any, at: At) -> None:
     """Write into the shared page what the child works on."""
-    _PAGE.pack_into(page, 0, at.since, at.number, at.num_items, at.cpu_s, at.part)
+    _PAGE.pack_into(page, 0, at.since, at.number, at.num_items, at.cpu_s, at.part, at.delay_s)
 
 
 def read_page(page: Any) -> At:
     """Return what the child works on, from the shared page."""
-    since, number, num_items, cpu_s, part = _PAGE.unpack_from(page, 0)
-    return At(number, num_items, since, part, cpu_s)
+    since, number, num_items, cpu_s, part, delay_s = _PAGE.unpack_from(page, 0)
+    return At(number, num_items, since, part, cpu_s, delay_s)
+
+
+def waited_s(pid: int | str = "self") -> float:
+    """Return the seconds that a process has stood in the run queue while others ran, 0 where nobody says."""
+    try:
+        file = os.open(f"/proc/{pid}/schedstat", os.O_RDONLY)
+    except OSError:
+        return 0.0
+    try:
+        return int(os.read(file, 100).split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
+    finally:
+        os.close(file)

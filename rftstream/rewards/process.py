@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from rftstream.rewards.frames import (
     Result,
     pack,
     read_page,
+    waited_s,
     write_page,
 )
 from rftstream.rewards.queue import Pending
@@ -44,10 +45,10 @@ START_TIMEOUT_S = 600.0
 DYING_S = 0.5
 """Seconds to wait for a child's exit code after the end of its pipe."""
 
-BUSY_S = 5.0
-"""Seconds of CPU time after which an answer that is still being evaluated is at fault, however busy the machine is."""
-PATIENCE = 4
-"""Times the time limit that an answer's evaluation may last while the machine is too busy to run it."""
+BUSY_SHARE = 0.5
+"""Share of the time limit. An answer is at fault if its evaluation used that much CPU time when its time is up."""
+PATIENCE = 60
+"""Times the time limit that a call may last while the machine is too busy to run it."""
 
 _RESULTS = msgspec.msgpack.Decoder(list[Result])
 
@@ -210,17 +211,14 @@ class RewardChild:
         return results, False
 
     def hangs(self, now: float, timeout_s: float) -> bool:
-        """Return whether the child works on one call for longer than `timeout_s`, or takes too long to start.
-
-        While it evaluates a policy's answer on a machine so busy that it hardly runs, it gets PATIENCE times that long:
-        then it is known whether the answer is at fault."""
+        """Return whether the child works on one call for longer than `timeout_s`, or takes too long to start. The time
+        in which it would have run, but others had the processor, does not count."""
         if not self.versions:
             return now - self._started_at > START_TIMEOUT_S
         at = read_page(self._page)
-        if at.number == IDLE or now - at.since <= timeout_s or read_page(self._page) != at:
+        if at.number == IDLE or not is_overdue(at, now, lambda: waited_s(self.pid), timeout_s):
             return False
-        evaluation = self.evaluation(timeout_s)
-        return evaluation is None or evaluation.busy or now - at.since > PATIENCE * timeout_s
+        return read_page(self._page) == at
 
     def evaluation(self, timeout_s: float) -> AnswerEvaluation | None:
         """Return which part of a reward evaluates a policy's answer at this moment, or None if none does."""
@@ -231,7 +229,7 @@ class RewardChild:
             times = psutil.Process(self.pid).cpu_times()
         except psutil.Error:
             return AnswerEvaluation(part=at.part, busy=False)
-        return AnswerEvaluation(part=at.part, busy=times.user + times.system - at.cpu_s >= min(timeout_s / 2, BUSY_S))
+        return AnswerEvaluation(part=at.part, busy=times.user + times.system - at.cpu_s >= BUSY_SHARE * timeout_s)
 
     @property
     def crashed(self) -> bool:
@@ -295,6 +293,14 @@ class RewardChild:
         for result in results:
             self.held.pop(result.number, None)
         return results
+
+
+def is_overdue(at: At, now: float, waited: Callable[[], float], timeout_s: float) -> bool:
+    """Return whether a call has had its time: by the clock, less what the child waited for a processor meanwhile."""
+    lasts_s = now - at.since
+    if lasts_s <= timeout_s:
+        return False
+    return lasts_s > PATIENCE * timeout_s or lasts_s - (waited() - at.delay_s) > timeout_s
 
 
 def _fit(pending: Iterable[Pending]) -> list[Pending]:

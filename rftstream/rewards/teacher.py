@@ -10,6 +10,7 @@ As a reward it is the mean over sampled tokens of logp_teacher - logp_behavior, 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,12 +20,16 @@ import numpy as np
 
 from rftstream.contracts.arrays import Array
 from rftstream.errors import ConfigError, RewardError
+from rftstream.models.files import digest_files
 from rftstream.rewards.base import RewardInput, Score
 from rftstream.rewards.served import UNSEEN, AskedModel, Concurrent, ServedConfig
 from rftstream.rewards.version import config_version
 
 ADDITION = "teacher_logprobs"
 """Name of the addition, float32 [T]: a logprob for each token of all segments in order, 0 where not sampled."""
+
+CHUNK = 256
+"""Tokens whose logits are in float32 at once."""
 
 
 class TeacherReward(Concurrent):
@@ -51,7 +56,7 @@ class TeacherReward(Concurrent):
         else:
             folder = Path(base, config.path).expanduser()
             self._teacher, files = LocalTeacher(folder, config.dtype), _fingerprint(folder)
-        self.version = config_version("1", (replace(config, **UNSEEN), files))  # type: ignore[arg-type]
+        self.version = config_version("2", (replace(config, **UNSEEN), files))  # type: ignore[arg-type]
         super().__init__(1 if config.path else config.max_concurrent)
 
     def open(self) -> None:
@@ -138,18 +143,7 @@ class LocalTeacher:
 
     def open(self) -> None:
         """Load the model. ConfigError if the folder cannot be read as one."""
-        import torch
-        from transformers import AutoModelForCausalLM, logging
-
-        logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-        torch.set_num_threads(1)  # each child has its own work
-        loader: Any = AutoModelForCausalLM
-        wanted = {"dtype": getattr(torch, self._dtype), "local_files_only": True, "use_safetensors": True}
-        try:
-            self._model = loader.from_pretrained(self._folder, **wanted)
-        except (OSError, ValueError, KeyError) as error:
-            raise ConfigError(f"rewards.teacher.path: {self._folder}: cannot be read as a model: {error}") from None
-        self._model.eval()
+        self._model = _load(self._folder.resolve(), self._dtype)
 
     def logprobs(self, token_ids_T: np.ndarray) -> np.ndarray:
         """Compute the logprobs, float32 [T]. RewardError if the model does not know a token."""
@@ -164,12 +158,44 @@ class LocalTeacher:
             )
         ids_T = torch.from_numpy(token_ids_T.astype(np.int64))
         with torch.no_grad():
-            logprobs_TV = self._model(ids_T[None]).logits[0, :-1].float().log_softmax(-1)
-        found = logprobs_TV.gather(1, ids_T[1:, None])[:, 0].numpy()
-        return np.concatenate([np.zeros(1, np.float32), found])
+            logits_TV, next_T = self._model(ids_T[None]).logits[0, :-1], ids_T[1:]
+            starts = range(0, len(next_T), CHUNK)
+            found = [_logprobs(logits_TV[at : at + CHUNK], next_T[at : at + CHUNK]) for at in starts]
+        return np.concatenate([np.zeros(1, np.float32), *found])
+
+
+def _logprobs(logits_CV: Any, ids_C: Any) -> np.ndarray:
+    """Return the logprobs of tokens, float32 [C]. Few rows at a time are in float32."""
+    logits_CV = logits_CV.float()
+    found: np.ndarray = (logits_CV.gather(1, ids_C[:, None])[:, 0] - logits_CV.logsumexp(-1)).numpy()
+    return found
+
+
+@functools.cache
+def _load(folder: Path, dtype: str) -> Any:
+    """Load a teacher, once for all tasksets of a process that ask for it."""
+    import torch
+    from transformers import AutoModelForCausalLM, logging
+
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    torch.set_num_threads(1)  # each child has its own work
+    loader: Any = AutoModelForCausalLM
+    wanted = {"dtype": getattr(torch, dtype), "local_files_only": True, "use_safetensors": True}
+    try:
+        model = loader.from_pretrained(folder, **wanted)
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"rewards.teacher.path: {folder}: cannot be read as a model: {error}") from None
+    return model.eval()
 
 
 def _fingerprint(folder: Path) -> str:
-    """Return a text that changes with the folder's files, so that another teacher is another scorer."""
-    stats = [(path.name, path.stat()) for path in sorted(folder.iterdir())]
-    return ",".join(f"{name}:{stat.st_size}:{stat.st_mtime_ns}" for name, stat in stats)
+    """Return a digest of the folder's files, so that another teacher is another scorer, and the same one on another
+    machine is not."""
+    files = [path for path in sorted(folder.iterdir()) if path.is_file()]
+    return _digest(tuple((path, path.stat().st_size, path.stat().st_mtime_ns) for path in files))
+
+
+@functools.cache
+def _digest(files: tuple[tuple[Path, int, int], ...]) -> str:
+    """Return the digest of files, which are read again if their sizes or times have changed."""
+    return digest_files([path for path, _, _ in files])

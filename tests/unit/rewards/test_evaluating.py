@@ -9,7 +9,9 @@ import pytest
 from rftstream.errors import RewardError
 from rftstream.rewards import evaluating
 from rftstream.rewards.base import RewardInput
+from rftstream.rewards.frames import At
 from rftstream.rewards.math import MathReward
+from rftstream.rewards.process import is_overdue
 
 
 @pytest.fixture
@@ -62,3 +64,20 @@ def test_the_problems_answer_is_read_by_math_verify_apart(noted: list[int], monk
         fresh(math_item(r"\frac{2}{3} + \int_0^1 x dx", r"\boxed{\int_0^1 2x dx}"))
     assert set(reading) <= {0}
     assert noted[-1] == 0
+
+
+@pytest.mark.parametrize(
+    ("lasts_s", "waited_s", "overdue"),
+    [
+        (9, 0, False),
+        (11, 0, True),
+        (11, 2, False),
+        (45, 43.4, False),
+        (60, 49, True),
+        (599, 595, False),
+        (601, 600, True),
+    ],
+)
+def test_time_that_others_had_the_processor_does_not_count(lasts_s: float, waited_s: float, overdue: bool) -> None:
+    at = At(3, 1, since=100.0, delay_s=7.0)
+    assert is_overdue(at, 100.0 + lasts_s, lambda: 7.0 + waited_s, timeout_s=10.0) == overdue

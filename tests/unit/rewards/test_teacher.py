@@ -4,6 +4,7 @@ cannot be compared has no verdict."""
 from __future__ import annotations
 
 import math
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from rftstream.contracts.verdicts import UnscorableReason, VerifiedRollout
 from rftstream.contracts.versions import StepRecord
 from rftstream.errors import ConfigError, RewardError, RewardTimeout
 from rftstream.models import server_client
+from rftstream.rewards import teacher as teacher_module
 from rftstream.rewards.base import RewardInput, Score, ScoreRequest, TokenSegment
 from rftstream.rewards.resolve import build_reward
 from rftstream.rewards.scorer import ProcessScorer
@@ -174,6 +176,24 @@ def test_one_that_is_its_own_teacher_sees_no_gap(tmp_path):
     np.testing.assert_allclose(found[len(prompt) :], done.behavior_logprobs, atol=2e-5)
     with pytest.raises(RewardError, match="got token 5000; another tokenizer"):
         teacher(item(segment([1, 5000], [0, 1])))
+
+
+def test_a_folder_is_loaded_once_in_small_pieces_and_named_by_its_content(tmp_path, monkeypatch):
+    spec = tiny.make(tmp_path)
+    config = TeacherReward.Config(path="tiny")
+    first, second = (TeacherReward(config, base=str(tmp_path)) for _ in range(2))
+    shutil.copytree(spec.folder, tmp_path / "elsewhere" / "tiny", copy_function=shutil.copyfile)  # with new times
+    copied = TeacherReward(config, base=str(tmp_path / "elsewhere"))
+    with (tmp_path / "elsewhere" / "tiny" / "config.json").open("a") as file:
+        file.write("\n")
+    changed = TeacherReward(config, base=str(tmp_path / "elsewhere"))
+    assert first.version == second.version == copied.version != changed.version
+
+    asked = item(segment([1, 5, 3, 7, 2, 6], [0, 1, 1, 1, 1, 1]))
+    whole = first(asked).additions["teacher_logprobs"].numpy()
+    monkeypatch.setattr(teacher_module, "CHUNK", 2)
+    np.testing.assert_allclose(second(asked).additions["teacher_logprobs"].numpy(), whole, atol=1e-6)
+    assert first._teacher._model is second._teacher._model
 
 
 @pytest.mark.law("no-pickle")
