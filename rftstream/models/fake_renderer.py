@@ -21,6 +21,7 @@ class FakeRenderer:
     images: ImageTokens | None = None
     vocabulary_size = 256
     stop_token_ids = frozenset({0})
+    control_texts: frozenset[str] = frozenset()
     digest = "sha256:" + hashlib.sha256(b"rftstream FakeRenderer 1").hexdigest()
     names: frozenset[str] = frozenset()
     dated = False

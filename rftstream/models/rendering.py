@@ -54,6 +54,10 @@ class Renderer(Protocol):
         """The ids that end a completion; any of them does."""
 
     @property
+    def control_texts(self) -> frozenset[str]:
+        """Texts that become special tokens, wherever they stand in a message."""
+
+    @property
     def context(self) -> int | None:
         """Largest number of tokens of prompt and completion together; None for no limit."""
 
@@ -218,6 +222,7 @@ class HfRenderer:
         eos = tokenizer.ids.get(special.get("eos_token", ""))
         self.stop_token_ids = _stop_token_ids(spec, config, eos)
         self._end = (eos,) if eos is not None else tuple(sorted(self.stop_token_ids)[:1])
+        self.control_texts = frozenset() if tokenizer.is_split else frozenset(tokenizer.special.values())
         self._splicer = Splicer(self._template, tokenizer, self.stop_token_ids, encode=self.encode)
         given = [json.dumps(kwargs, sort_keys=True).encode()] if kwargs else []
         if self.images is not None:

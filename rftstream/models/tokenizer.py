@@ -32,6 +32,8 @@ class Tokenizer:
     added: Mapping[int, str]
     """Id -> text of the tokens at which a text is split before anything else; no piece reaches over one of them."""
     size: int
+    is_split: bool = False
+    """Whether a text never becomes a special token."""
     identity: bytes = field(repr=False)
     """Bytes that stand for the whole tokenizer in digests."""
 
@@ -92,6 +94,7 @@ def _fast_tokenizer(spec: ModelSpec, wanted: Collection[str]) -> Tokenizer:
         special={index: token.content for index, token in added_tokens.items() if token.special},
         added={index: token.content for index, token in added_tokens.items()},
         size=tokenizer.get_vocab_size(),
+        is_split=special.is_split,
         identity=data + json.dumps([special.is_split, *map(asdict, special.tokens())]).encode(),
     )
 

@@ -6,6 +6,7 @@ what the run will need. What is found wrong is collected, so that one look shows
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -30,8 +31,9 @@ from rftstream.data.tasksets.open import grows, open_taskset
 from rftstream.errors import ConfigError, RftError
 from rftstream.models.chat_template import GIVEN
 from rftstream.models.classifiers import HeldClassifier
-from rftstream.models.folder import for_section, prepare_model
+from rftstream.models.folder import FAKE, for_section, prepare_model
 from rftstream.models.image_tokens import images_of
+from rftstream.models.images import IMAGE_MARK
 from rftstream.models.rendering import Renderer, joined, open_renderer
 from rftstream.models.spec import ModelSpec
 from rftstream.models.special_tokens import SPECIAL_NAMES
@@ -46,7 +48,9 @@ from rftstream.preflight.memory import MemoryEstimate, estimate_memory, longest_
 from rftstream.preflight.plan import Purpose, plan
 from rftstream.preflight.programs import sandbox_warnings
 from rftstream.preflight.sizes import ModelSizes
+from rftstream.preflight.template_calls import doubts_about_tools
 from rftstream.preflight.template_turns import first_break
+from rftstream.queries.formatting import plural
 from rftstream.rewards.resolve import build_reward
 
 RENDERED_PROMPTS = 1_000
@@ -56,6 +60,11 @@ their bytes, or that bring a new character, which the tokenizer may not know."""
 TEMPLATE_TOKENS = 32
 """A generous number of tokens that a chat template adds per message, beside those that it adds to an empty one. With
 it, a prompt's bytes bound its tokens."""
+
+NO_STOP = (
+    "model: no token ends a turn, since neither its tokenizer nor its generation_config.json names one, so that every "
+    "completion goes on to max_tokens; set eos_token_id in generation_config.json"
+)
 
 
 def check(config: RunConfig) -> CheckReport:
@@ -80,6 +89,8 @@ def check(config: RunConfig) -> CheckReport:
             report.model = prepare_model(config.model, Path(scratch) / "model", config.run.seed)
             rendering = Rendering.of(report.model)
             report.context = rendering.context
+            if not rendering.renderer.stop_token_ids:
+                report.warnings.append(NO_STOP)
         report.tasksets = [_taskset(config, name, section, rendering, collect) for name, section in sections]
         with collect("experts"):
             report.demonstrations = demonstrations_line(
@@ -89,7 +100,9 @@ def check(config: RunConfig) -> CheckReport:
             report.disk = _estimate(config, report)
         with collect("memory"):
             report.memory = _memory(config, report)
-    report.warnings = find_warnings(config, {line.place: line for line in report.tasksets}, report.disk, report.context)
+    report.warnings += find_warnings(
+        config, {line.place: line for line in report.tasksets}, report.disk, report.context
+    )
     report.warnings += planned.notes
     report.warnings += memory_warnings(report.memory)
     report.warnings += sandbox_warnings(config)
@@ -200,11 +213,16 @@ def _taskset(
                 rendering = Rendering.of(own)
             with _problem(line.place, 0):
                 line.first = rendering.prompt(begun.messages, begun.tools)
+                _refuse_empty(line.first.token_ids)
             line.one_turn = begun.has_one_turn
             line.turns = first_break(rendering.renderer, begun.messages, begun.tools)
             line.advice += _template_advice(line, rendering, section)
+            if begun.tools and rendering.spec.name != FAKE:
+                doubts = doubts_about_tools(rendering.renderer, begun.messages, begun.tools)
+                line.advice += [f"{line.place}: {doubt}" for doubt in doubts]
             too_long = section.too_long if isinstance(section, TasksetSection) else "truncate"
             _measure(line, taskset, rendering, begun.tools[len(problem.tools) :], too_long)
+            line.advice += _control_advice(line)
     if reward is not None and line.first_problem is not None:
         with collect(f"{line.place}.reward"):
             line.advice += check_columns(line.place, reward, taskset, line.problems)
@@ -221,6 +239,8 @@ def _measure(
     line.too_long_means = {"skip": "left out", "truncate": "cut from the left"}.get(too_long, "")
     context, added = rendering.context, rendering.added(tools)
     characters: set[str] = set()
+    as_given = None if line.first_problem is None else line.first_problem.messages
+    is_as_given = line.first is not None and line.first.messages == as_given
     for index in range(line.problems):
         problem = taskset.problem(index)
         bound = added + sum(len(message.content.encode()) + TEMPLATE_TOKENS for message in problem.messages)
@@ -228,11 +248,15 @@ def _measure(
             bound += sum(map(tokens.count, images_of(problem.messages)))
         brings_new = rendering.is_closed and _brings_new(characters, problem)
         is_seen = not shown or rendering.renderer.images is not None
-        short = (context is None or bound < context) and is_seen
+        short = (context is None or bound < context) and is_seen and any(one.content for one in problem.messages)
+        if (name := rendering.control_in(problem)) is not None:
+            line.controls.append((index, name))
         if index >= RENDERED_PROMPTS and not problem.tools and short and not brings_new:
             continue
         with _problem(line.place, index):
             token_ids = rendering.renderer.render(problem.messages, (*problem.tools, *tools))
+            if is_as_given:
+                _refuse_empty(token_ids)
         length = len(token_ids)
         line.num_rendered += 1
         if rendering.unknown in token_ids:
@@ -250,6 +274,14 @@ def _measure(
         raise ConfigError(f"{line.place}: every prompt is longer than the context of {context}, so nothing is left")
 
 
+def _refuse_empty(token_ids: Sequence[int]) -> None:
+    if not token_ids:
+        raise ConfigError(
+            "the prompt has no tokens, expected at least one to sample after; leave the row out, or use a chat "
+            "template that writes something around a message"
+        )
+
+
 @contextmanager
 def _problem(place: str, index: int) -> Iterator[None]:
     """Say in errors which problem cannot be rendered."""
@@ -264,6 +296,16 @@ def _brings_new(known: set[str], problem: Problem) -> bool:
     new = [message.content for message in problem.messages if not known.issuperset(message.content)]
     known.update(*new)
     return bool(new)
+
+
+def _control_advice(line: TasksetLine) -> Iterator[str]:
+    if line.controls:
+        index, name = line.controls[0]
+        yield (
+            f"{line.place}: {plural(len(line.controls), 'problem')} with names of special tokens in the text, the "
+            f"first {name!r} in problem {index}; they become these tokens, as in transformers, so that a text may end "
+            "a turn or begin another one; take them out where nobody means them"
+        )
 
 
 def _template_advice(
@@ -304,6 +346,8 @@ class Rendering:
     """The token that stands for all characters without a token."""
     is_closed: bool = False
     """Whether there may be characters that the tokenizer has no token for."""
+    controls: re.Pattern[str] | None = None
+    """What finds names of special tokens in a text; None if there are none."""
 
     @staticmethod
     def of(spec: ModelSpec) -> Rendering:
@@ -320,7 +364,14 @@ class Rendering:
                 unknown = tokenizer.token_to_id(name)
             is_closed = unknown is not None or isinstance(tokenizer.model, tokenizers.models.WordLevel)
         context = spec.context if spec.context is not None else renderer.context
-        return Rendering(spec, renderer, context, unknown, is_closed)
+        names = sorted(renderer.control_texts - {"", IMAGE_MARK}, key=len, reverse=True)
+        controls = re.compile("|".join(map(re.escape, names))) if names else None
+        return Rendering(spec, renderer, context, unknown, is_closed, controls)
+
+    def control_in(self, problem: Problem) -> str | None:
+        """Return the first name of a special token in the problem's messages, or None."""
+        found = (self.controls.search(one.content) for one in problem.messages) if self.controls else ()
+        return next((one[0] for one in found if one is not None), None)
 
     def added(self, tools: Sequence[Mapping[str, Any]]) -> int:
         """Return the number of tokens that the template adds to a message without text, with these tools."""

@@ -61,6 +61,8 @@ class TasksetLine:
     unknown: list[int] = field(default_factory=list)
     """Problems whose rendered prompt has characters that the tokenizer does not know. For each such character the first
     problem at least is here."""
+    controls: list[tuple[int, str]] = field(default_factory=list)
+    """Problems with the name of a special token in their text, each with the first such name."""
     first: Prompt | None = None
     first_problem: Problem | None = None
     tools: tuple[str, ...] = ()

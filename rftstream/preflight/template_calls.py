@@ -4,7 +4,8 @@ again, as the turn loop reads what was sampled."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 from rftstream.contracts.assistant import AssistantMessage
@@ -20,6 +21,22 @@ SAMPLES: Mapping[str, Any] = {
 """Type of an argument -> what it is given. Readers of calls take white space off where they must not."""
 
 
+def doubts_about_tools(
+    renderer: Renderer, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]
+) -> Iterator[str]:
+    """Yield what is wrong with how the chat template treats tools, in sentences."""
+    if not shows_tools(renderer, messages, tools):
+        yield (
+            "the chat template does not show the tools, so the policy is not told of them; give a template that does "
+            "(model.chat_template), or tell of them in the prompt"
+        )
+    elif (why := lost_call(renderer, messages, tools)) is not None:
+        yield (
+            f"a tool call does not come back as it was made: {why}. Such calls reach the environment so; give another "
+            "template (model.chat_template), or pip install 'rftstream[agents]', which reads more forms"
+        )
+
+
 def shows_tools(renderer: Renderer, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> bool:
     """Return whether the template writes anything of the tools into the prompt."""
     return renderer.render(messages, tools) != renderer.render(messages)
@@ -27,17 +44,16 @@ def shows_tools(renderer: Renderer, messages: Sequence[ChatMessage], tools: Sequ
 
 def lost_call(renderer: Renderer, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> str | None:
     """Return in words how a call of the first tool comes back otherwise than it was made; None if it comes back, if
-    the template shows no calls, or if a policy with these tokens could not say it."""
+    the template shows no calls or refuses this one, or if a policy with these tokens could not say it."""
     function = tools[0].get("function", tools[0])
     name, arguments = str(function.get("name")), sample_arguments(function)
     call = {"id": CALL_ID, "type": "function", "function": {"name": name, "arguments": arguments}}
-    asked = [message for message in messages if message.role != "assistant"]
+    asked = takewhile(lambda message: message.role != "assistant", messages)
+    made = ChatMessage(role="assistant", content="", tool_calls=(call,))
     try:
-        prompt, said = renderer.render_turn(
-            [*asked, ChatMessage(role="assistant", content="", tool_calls=(call,))], tools
-        )
-    except ConfigError as error:
-        return str(error)
+        prompt, said = renderer.render_turn([*asked, made], tools)
+    except ConfigError:
+        return None
     written = joined(renderer.pieces(said))
     if name not in written:
         return None

@@ -34,6 +34,7 @@ class ChatRenderer:
     images = None
     stop_token_ids = frozenset({END})
     vocabulary_size = 256
+    control_texts: frozenset[str] = frozenset()
     digest = ""
 
     def __init__(self, context: int | None = None) -> None:
