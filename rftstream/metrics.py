@@ -274,7 +274,8 @@ def begin(role: str, version: str) -> None:
     BUILD.info({"version": version, "python": platform.python_version()})
     for result in ("committed", "aborted", "lost", "refused"):
         TRANSACTIONS.labels(role, result)
-    DEAD.labels(role, "undecodable")
+    for reason in ("undecodable", "foreign"):
+        DEAD.labels(role, reason)
 
 
 def count_named(counter: Counter, *names: str, amount: float = 1.0) -> None:

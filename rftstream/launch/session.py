@@ -134,7 +134,7 @@ class RunSession:
             if not supervisor.all_left:
                 supervisor.kill()
             self._progress.close()
-            targets.close()
+            targets.close(failed=observer.control.finished is None and not self._interrupts)
             self._close_trackers(ended=observer.control.finished is not None)
             observer.close()
         if observer.control.finished is not None:

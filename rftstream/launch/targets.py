@@ -15,7 +15,7 @@ WRITE_EVERY_S = 1.0
 
 
 class Targets:
-    """The file targets.json of a live run. A session makes it and calls `update` often, and `close` at the end.
+    """The file targets.json of a run. A session makes it and calls `update` often, and `close` at the end.
 
     A worker that is being started again keeps its last port, so that Prometheus sees that it is down.
     """
@@ -26,6 +26,8 @@ class Targets:
         self._clock = clock
         self._look_at = 0.0
         self._ports: dict[str, int] = {}
+        self._known: dict[str, dict[str, object]] = {}
+        """What was told last of each process."""
         self._written: str | None = None
 
     def update(self, slots: Sequence[Slot]) -> None:
@@ -33,7 +35,9 @@ class Targets:
         if (now := self._clock()) < self._look_at:
             return
         self._look_at = now + WRITE_EVERY_S
-        groups = [group for slot in slots if (group := self._group(slot)) is not None]
+        self._write([group for slot in slots if (group := self._group(slot)) is not None])
+
+    def _write(self, groups: Sequence[dict[str, object]]) -> None:
         text = json.dumps(groups, indent=1) + "\n"
         if text != self._written:
             partial = self._file.with_suffix(f".{os.getpid()}.partial")
@@ -42,9 +46,14 @@ class Targets:
                 partial.replace(self._file)
                 self._written = text
 
-    def close(self) -> None:
-        """Remove the file, since the ports are gone with the processes."""
-        self._file.unlink(missing_ok=True)
+    def close(self, *, failed: bool) -> None:
+        """Remove the file, since the ports are gone with the processes. After a failure it stays, with all workers that
+        there were: Prometheus then sees that nobody answers any more, and an alert can say so. Whoever goes on with the
+        run writes the file anew."""
+        if failed and self._known:
+            self._write(list(self._known.values()))
+        else:
+            self._file.unlink(missing_ok=True)
 
     def _group(self, slot: Slot) -> dict[str, object] | None:
         if slot.state == "left":
@@ -56,4 +65,5 @@ class Targets:
         if port is None:
             return None
         labels = {"job": slot.role, "instance": slot.process, "run": self._run}
-        return {"targets": [f"127.0.0.1:{port}"], "labels": labels}
+        self._known[slot.process] = {"targets": [f"127.0.0.1:{port}"], "labels": labels}
+        return self._known[slot.process]

@@ -68,6 +68,9 @@ EXPORTED = (
     _gauge("rftstream_run_up", "1 if the exporter could read the run's log at its last look, else 0."),
     _gauge("rftstream_run_read_ratio", "How much of the log the exporter has read. Below 1 the others are too small."),
     _gauge("rftstream_run_state", "1 for the state that the run is in.", "state"),
+    _gauge("rftstream_run_failed", "1 if an error ended the run, or a rule of its own; 0 if it goes on, was stopped by "
+           "somebody or has done all."),
+    _gauge("rftstream_run_lost_offsets", "Offsets that were deleted from the log and not by the run itself.", "topic"),
     _gauge("rftstream_backlog_rollouts", "Pending rollouts, as `audit` counts them, whose next step is this role's.",
            "role"),
     _gauge("rftstream_backlog_batches", "Batches that wait to be trained."),
@@ -110,6 +113,9 @@ def figures_of(config: RunConfig, look: Look, people: FeedbackView, now: float) 
     put("rftstream_run_read_ratio", look.share_read)
     for state in STATES:
         put("rftstream_run_state", state == status.state, state)
+    put("rftstream_run_failed", status.failed)
+    for topic, count in status.lost.items():
+        put("rftstream_run_lost_offsets", count, topic)
     put("rftstream_run_partitions", config.transport.partitions)
     put("rftstream_backlog_batches", status.lag["batches"])
     put("rftstream_run_version", history.version)

@@ -35,10 +35,13 @@ from rftstream.roles.synthesiser import SYNTHESISER
 from rftstream.runs.ending import Ending, read_ending
 from rftstream.runs.folder import OpenRun, RunFolder, consumer_groups
 from rftstream.service.control_view import ControlView, read_control
+from rftstream.service.losses import WHOLE, deleted_unsaid
 from rftstream.service.role import Log
 
 NUM_DEAD_ERRORS = 3
 ERROR_WIDTH = 300
+FLOW = ("tasks", "rollouts", "verified", "batches")
+"""Topics from which a run deletes what is through, if it is told to."""
 """Characters of an error that are shown."""
 
 
@@ -73,6 +76,8 @@ class Status:
     """What joined the tasksets that grow; None if there are none."""
     lag: Mapping[str, int]
     """Topic -> records that wait to be read; `batches`: batches that wait to be trained."""
+    lost: Mapping[str, int]
+    """Topic -> offsets that were deleted, and not by the run itself."""
     dead_letters: Mapping[str, int]
     dead_errors: tuple[ErrorKind, ...]
     """The errors that most dead letters died of."""
@@ -89,6 +94,14 @@ class Status:
     """Tasksets whose newest rollouts fail."""
     standstill: Standstill | None
     """What does not go on, of a run that should."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether an error or a rule of its own ended the run."""
+        finished = self.control.finished
+        if finished is not None:
+            return finished.exit_code != 0
+        return self.stopped is not None and self.stopped.error is not None
 
     def to_json(self) -> dict[str, Any]:
         """Return the status as a dict for JSON."""
@@ -171,6 +184,7 @@ def read_status(run: OpenRun, now: float | None = None, known: KnownFacts | None
         operators=known.operators,
         growing=read_growth(log, run.config, cursor),
         lag=lag,
+        lost=deleted_unsaid(run.transport, control.deleted, (*FLOW, *WHOLE)),
         dead_letters=known.dead_letters,
         dead_errors=known.dead_errors,
         disk_bytes=used,
@@ -303,6 +317,7 @@ def _json(status: Status) -> dict[str, Any]:
             "earliest_version": control.deleted.version,
         },
         "lag": dict(status.lag),
+        "lost": dict(status.lost),
         "dead_letters": dict(status.dead_letters),
         "dead_errors": [{"reason": one.reason, "error": one.error, "count": one.count} for one in status.dead_errors],
         "disk_bytes": {**status.disk_bytes, "total": sum(status.disk_bytes.values())},
@@ -373,6 +388,11 @@ def _text(status: Status, now: float) -> list[str]:
     if status.growing is not None:
         rows += status.growing.status_rows()
     rows.append(("waiting", ", ".join(f"{count:,} on {topic}" for topic, count in status.lag.items())))
+    if status.lost:
+        found = ", ".join(f"{count:,} of {topic}" for topic, count in status.lost.items())
+        rows.append(
+            ("lost", f"offsets {found} were deleted, and not by the run: `rftstream topics list` shows settings")
+        )
     dead = ", ".join(f"{count:,} {reason}" for reason, count in status.dead_letters.items())
     rows.append(("dead letters", dead or "none"))
     rows += [("died of", f"{one.error} ({one.count:,} {one.reason})") for one in status.dead_errors]

@@ -17,6 +17,7 @@ In the order of reading:
     source                  the loop of a role that writes without consuming a topic
     in_force, control_view  which records count, and what the run should do now
     losses                  what was deleted without a word
+    moved_positions         positions that somebody else has set
 
 To add a role, write no loop: declare a RoleSpec in a folder of `rftstream.roles` (docs/extending.md).
 """

@@ -3,7 +3,8 @@
 The committed position is the low-water offset: everything below it is finished. What is finished above it travels
 as metadata: run lengths from the low-water offset on, alternately open and finished (`3,5,1,2`: three open, five
 finished, one open, two finished; everything above is open), in base 36. Offsets that are never delivered
-(transaction markers, compacted records) count as finished.
+(transaction markers, compacted records) count as finished. The metadata is never empty (`0`: none open, none finished),
+so that a position which somebody else has set is known by its lack (moved_positions.py).
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ import string
 
 from rftstream.errors import ContractError
 from rftstream.transport.base import MAX_METADATA_BYTES, Position
+
+NOTHING = "0"
+"""The metadata where nothing is finished above the low-water offset."""
 
 _DIGITS = string.digits + string.ascii_lowercase
 
@@ -87,7 +91,7 @@ def encode_position(still_open: list[int], finished: set[int], next_offset: int)
     end = max(max(finished, default=-1) + 1, next_offset)
     ordered = sorted(still_open) + [offset for offset in range(next_offset, end) if offset not in finished]
     if not ordered:
-        return Position(end)
+        return Position(end, NOTHING)
     lengths: list[int] = []
     run_start = expected = ordered[0]
     for offset in ordered:
@@ -97,7 +101,7 @@ def encode_position(still_open: list[int], finished: set[int], next_offset: int)
         expected = offset + 1
     if end > expected:
         lengths += [expected - run_start, end - expected]
-    return Position(ordered[0], ",".join(map(_base36, lengths)))
+    return Position(ordered[0], ",".join(map(_base36, lengths)) or NOTHING)
 
 
 def decode_finished(position: Position) -> set[int]:

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from rftstream.contracts.batches import Experience
 from rftstream.contracts.control import DesiredState, RunState, Trimmed
-from rftstream.contracts.outcomes import GroupResult
+from rftstream.contracts.outcomes import GroupOutcome, GroupResult
 from rftstream.contracts.records import TopicPartition
 from rftstream.contracts.versions import EvalResult, VersionName
-from rftstream.errors import ConfigError, RecordsDeleted
+from rftstream.errors import ConfigError, PositionMissing, RecordsDeleted
 from rftstream.metrics import LOST
 from rftstream.runs.folder import wanted_topics
 from rftstream.runs.log_settings import check_log, dangers
 from rftstream.service.losses import deleted_unsaid
 from rftstream.testing import RoleDriver
-from rftstream.transport.base import TopicSettings
+from rftstream.transport.base import Position, TopicSettings
 from rftstream.transport.memory.transport import MemoryLog
 from tests.flow.scene import Scene, make_config
 
@@ -146,3 +147,57 @@ def test_topics_of_another_shape_are_refused_with_a_way_on(change: str) -> None:
     transport.admin.delete_topics(["tasks"])
     assert dangers(transport, config, begun=True) == ["tasks: is gone, expected the topic"]
     assert dangers(transport, config, begun=False) == []
+
+
+# --------------------------------------------------------------------------------------------- moved positions
+
+
+def move(scene: Scene, group: str, topic: str, offsets: Sequence[int]) -> None:
+    """As an administrator resets the positions of a group: without the metadata that stood beside them."""
+    producer = scene.transport().producer("an administrator")
+    producer.start()
+    moved = {TopicPartition(topic, partition): Position(offset) for partition, offset in enumerate(offsets)}
+    producer.commit([], positions=moved, group=group)
+
+
+def ends_of(scene: Scene, topic: str) -> list[int]:
+    return [end for _, end in sorted(scene.transport().admin.end_offsets(topic).items())]
+
+
+@pytest.mark.parametrize("to", ["latest", "earliest"])
+@pytest.mark.parametrize(("role", "topic", "write"), READERS)
+def test_positions_that_somebody_has_moved_lose_nothing_and_repeat_nothing(
+    tmp_path: Path, role: str, topic: str, write: Callable[[Scene], None], to: str
+) -> None:
+    scene = Scene(tmp_path)
+    write(scene)
+    if role == "buffer":
+        scene.verify(1)
+    before = RoleDriver(scene, role, process="before")
+    before.work()
+    before.service.close()
+    if role == "explorer":
+        scene.admit(9, 1)
+    elif role == "verifier":
+        scene.put("rollouts", *(scene.rollout(one) for number in (9, 1) for one in scene.siblings(number)))
+    else:
+        scene.verify(9)
+    move(scene, role, topic, ends_of(scene, topic) if to == "latest" else [0, 0, 0])
+    RoleDriver(scene, role, process="after").work()
+    after = {"tasks": "rollouts", "rollouts": "verified", "verified": "outcomes"}[topic]
+    if role == "buffer":
+        scene.verify(2)
+        RoleDriver(scene, role, process="once more").work()
+        assert len([one for one in scene.messages("batches") if isinstance(one, Experience)]) == 2 * 4
+        assert not [one for one in scene.messages("outcomes") if isinstance(one, GroupOutcome) and one.late]
+        return
+    ids = [record.header("rollout_id") for record in scene.records(after)]
+    assert len(ids) == len(set(ids)) == 10, "each has one record, and nobody has two"
+
+
+def test_a_feeder_whose_cursor_is_gone_says_so(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, manifest=False)
+    RoleDriver(scene, "feeder").work()
+    move(scene, "feeder", "steps", [0])
+    with pytest.raises(PositionMissing, match="somebody has reset the positions of the feeder's group"):
+        RoleDriver(scene, "feeder", process="after").work()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Collection, Mapping
 
@@ -11,6 +12,8 @@ from rftstream.contracts.records import TopicPartition
 from rftstream.roles.buffer.demonstrations import Cursor
 from rftstream.roles.buffer.tally import Tally
 from rftstream.transport.base import Position
+
+log = logging.getLogger(__name__)
 
 
 class BufferProgress:
@@ -79,10 +82,20 @@ class BufferProgress:
             del self._missing[sequence]
         return is_new
 
-    def restore(self, committed: Mapping[TopicPartition, Position]) -> Cursor:
-        """Begin to read at the committed positions. Return where the passes through the demonstrations stand."""
+    def restore(self, committed: Mapping[TopicPartition, Position], begins: Mapping[TopicPartition, int]) -> Cursor:
+        """Begin to read at the committed positions. Return where the passes through the demonstrations stand.
+
+        The buffer's positions have metadata. One without any, beyond that of a run's creation, was set by somebody
+        else: that partition is read from its beginning (`begins`), and what is decided there is passed over."""
         passes: tuple[int, ...] = ()
         for place, position in committed.items():
+            if not position.metadata and position.offset > begins.get(place, position.offset):
+                log.warning(
+                    "%s: the buffer's position (%d) was set by somebody else, for it has no metadata; reading from %d, "
+                    "and passing over what is decided",
+                    place, position.offset, begins[place],
+                )  # fmt: skip
+                position = Position(begins[place])
             self.read[place] = position.offset
             read, next_batch, last, *numbers = map(int, (position.metadata or f"{position.offset} 0 0").split())
             self._read_before[place] = read

@@ -121,7 +121,8 @@ class BufferStep(SingleStepDefaults):
             self._operators.learn(received.message)
         for received in log_.messages("control"):
             self._absorb_control(received)
-        cursor = self._progress.restore(log_.committed(BUFFER.name))
+        begins = log_.transport.admin.begin_offsets("verified")
+        cursor = self._progress.restore(log_.committed(BUFFER.name), begins)
         positions = {**self._progress.read, **self._intake.begin(log_, cursor), **self._feedback.begin(log_)}
         if not self._stages.always_explores:
             positions |= log_.transport.admin.begin_offsets("steps")

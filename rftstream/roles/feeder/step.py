@@ -31,7 +31,7 @@ from rftstream.contracts.versions import StepRecord
 from rftstream.data.demonstrations.split import trained_numbers
 from rftstream.data.operators.base import Draw
 from rftstream.data.operators.pipeline import TaskPipeline
-from rftstream.errors import ConfigError
+from rftstream.errors import ConfigError, PositionMissing
 from rftstream.roles.feeder import FEEDER
 from rftstream.roles.feeder.admission import Admission, VersionInForce
 from rftstream.roles.feeder.cursor import FeederCursor, OperatorCounts
@@ -141,6 +141,12 @@ class FeederStep(SingleStepDefaults):
         committed = log_.committed(FEEDER.name)
         if STEPS in committed and committed[STEPS].metadata:
             self._restore(FeederCursor.of_json(committed[STEPS].metadata, newest))
+        elif any(log_.ends("tasks").values()):
+            raise PositionMissing(
+                f"{STEPS}: the feeder's position has no metadata, expected its cursor, since tasks were admitted; "
+                "somebody has reset the positions of the feeder's group, and what was drawn cannot be told any more: "
+                f'begin a new run from what was trained, with model.init_from = "{self._config.run.name}"'
+            )
         positions: dict[TopicPartition, int] = {}
         for topic in ("outcomes", "steps"):
             positions.update(log_.transport.admin.begin_offsets(topic))

@@ -68,5 +68,19 @@ def test_what_has_not_changed_is_not_written_again_and_the_file_ends_with_the_ru
     before = scene.file.stat().st_ino
     scene.told()
     assert scene.file.stat().st_ino == before
-    scene.targets.close()
+    scene.targets.close(failed=False)
     assert list(scene.file.parent.glob("targets*")) == []
+
+
+def test_after_a_failure_all_workers_stay_named_so_that_somebody_sees_them_gone(scene: Scene) -> None:
+    scene.targets.close(failed=True)
+    assert not scene.file.exists(), "nobody was named yet"
+    scene.port(0).write_text("9001\n")
+    scene.port(1).write_text("9002\n")
+    scene.told()
+    for slot in scene.slots:
+        slot.state = "left"
+    assert scene.told() == {}
+    scene.targets.close(failed=True)
+    named = [(group["labels"]["instance"], group["targets"]) for group in json.loads(scene.file.read_text())]
+    assert named == [("feeder-0", ["127.0.0.1:9001"]), ("explorer-0", ["127.0.0.1:9002"])]

@@ -21,7 +21,7 @@ from rftstream.config.sections import RunConfig
 from rftstream.contracts.control import Claim, DesiredState, RunFinished, RunState
 from rftstream.contracts.dead import DeadLetter
 from rftstream.contracts.outcomes import GroupResult
-from rftstream.contracts.records import NewRecord
+from rftstream.contracts.records import NewRecord, TopicPartition
 from rftstream.contracts.versions import EvalResult, VersionName
 from rftstream.launch.health import Health, HealthServer
 from rftstream.launch.session import notes_file
@@ -226,6 +226,7 @@ def test_what_stopped_a_run(log: SyntheticLog, tmp_path: Path, line: str | None,
     noted(tmp_path, *(() if line is None else (f"2026-01-31 12:30:00.000 {line}",)))
     found = status(log, tmp_path)
     assert found.to_json()["stopped"]["by"] == by
+    assert found.failed is (by == "error"), "only that pages somebody"
     assert f"stopped by    {said}" in found.to_text()
     with RunFolder(tmp_path).held():
         assert status(log, tmp_path).stopped is None
@@ -459,3 +460,12 @@ def test_steps_without_signal_are_told_with_their_likely_causes(log: SyntheticLo
     assert "no signal for 12 steps: every reward is 0. Likely causes: 90% of the completions" in text
     assert [sign.kind for sign in found.training_signs] == ["truncated"]
     assert "look at completions truncated: 90% of the newest completions" in text
+
+
+def test_what_others_deleted_is_said(log: SyntheticLog, tmp_path: Path) -> None:
+    assert status(log, tmp_path).lost == {}
+    log.flow(0)
+    log.transport.admin.delete_before({TopicPartition("verified", 0): 2})
+    found = status(log, tmp_path)
+    assert found.to_json()["lost"] == {"verified": 2}
+    assert "lost          offsets 2 of verified were deleted, and not by the run" in found.to_text()

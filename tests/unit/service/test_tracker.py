@@ -25,7 +25,7 @@ def test_nothing_open_commits_the_delivery_position() -> None:
     tracker = PartitionTracker(Position(0))
     for offset in (0, 1, 4):  # 2 and 3 were transaction markers, as is 5
         tracker.deliver(offset)
-    assert tracker.position_after([0, 1, 4], 6) == (Position(6), [])
+    assert tracker.position_after([0, 1, 4], 6) == (Position(6, "0"), [])
 
 
 def test_damaged_metadata_is_named() -> None:

@@ -1,0 +1,49 @@
+"""Positions of a group that somebody else has set: an administrator's reset, to the newest or to the earliest record.
+
+Every position that a worker commits has metadata beside it (tracker.py). One without any is that of a run's creation,
+or was set by others, or by a release before this rule. What is done then stands on the next topic: a record there
+for each that is finished. So nothing is passed over, and nothing is done twice.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from rftstream.contracts.records import TopicPartition
+from rftstream.service.control_view import read_control
+from rftstream.service.role import Log
+from rftstream.service.tracker import encode_position
+from rftstream.transport.base import Position, Transport
+
+log = logging.getLogger(__name__)
+
+NEXT = {"tasks": "rollouts", "rollouts": "verified"}
+"""Topic -> the one on which each of its records has exactly one. They have the same partitions."""
+
+
+def own_position(transport: Transport, place: TopicPartition, position: Position) -> Position:
+    """Return the position of a partition that was just taken over, as far as the log tells it. TransportError while an
+    open transaction hides what is done; the caller asks again."""
+    after = NEXT.get(place.topic)
+    if position.metadata or after is None:
+        return position
+    ends = transport.admin.end_offsets(after, settled=True, partitions=[place.partition])
+    if not any(ends.values()) and position.offset == 0:
+        return position  # of a new run
+    reader, through = Log(transport), read_control(transport).deleted.sequence
+    done = {record.header("rollout_id") for record in reader.read(after, bodies=False, partitions=[place.partition])}
+    still_open, end = [], position.offset
+    for record in reader.read(place.topic, bodies=False, partitions=[place.partition]):
+        end = record.offset + 1
+        rollout, sequence = record.header("rollout_id"), record.header("sequence") or b""
+        is_through = sequence.isdigit() and int(sequence) < through
+        if rollout is not None and rollout not in done and not is_through:
+            still_open.append(record.offset)
+    found = encode_position(still_open, set(), end)
+    if found.offset != position.offset:
+        log.warning(
+            "%s: the position of its readers (%d) was set by somebody else, for it has no metadata; by %s, %d records "
+            "are still to be done, the first at %d",
+            place, position.offset, after, len(still_open), found.offset,
+        )  # fmt: skip
+    return found
