@@ -5,6 +5,7 @@ queries/workers.py asks."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import threading
@@ -108,6 +109,10 @@ class _Handler(BaseHTTPRequestHandler):
     health: Health
     registry: CollectorRegistry | None
     timeout = 10
+
+    def handle(self) -> None:
+        with contextlib.suppress(ConnectionError, TimeoutError):  # who asked has hung up
+            super().handle()
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]

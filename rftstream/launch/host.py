@@ -25,7 +25,7 @@ from rftstream import faults, metrics
 from rftstream.clock import SystemClock
 from rftstream.config import loader
 from rftstream.config.sections import RunConfig
-from rftstream.errors import RftError, TransportError, exit_code_of
+from rftstream.errors import PositionMissing, RftError, TransportError, exit_code_of
 from rftstream.launch import logging as logs
 from rftstream.launch.health import Health, HealthServer
 from rftstream.launch.processes import die_with_parent, is_orphan
@@ -34,7 +34,7 @@ from rftstream.preflight.plan import Purpose, plan
 from rftstream.roles import role_spec
 from rftstream.roles.build import role_builder
 from rftstream.runs.folder import RunFolder, candidates, open_transport, read_config
-from rftstream.runs.log_settings import dangers, in_words
+from rftstream.runs.log_settings import dangers, explained, in_words
 from rftstream.service.control_view import ControlView, read_control
 from rftstream.service.losses import check_beginnings
 from rftstream.service.role_spec import RoleKind
@@ -167,6 +167,8 @@ class _Worker:
             transport = open_transport(self.config, self.folder, user=self.role)
             try:
                 self._run_service(transport)
+            except PositionMissing as error:
+                raise explained(error, transport, self.config, self.folder.run_id) from None
             finally:
                 transport.close()
         finally:

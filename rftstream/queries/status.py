@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -13,14 +11,13 @@ from typing import Any
 from rftstream.algorithms.learning_signal import NoSignal, find_no_signal
 from rftstream.config.stages import stage_line
 from rftstream.contracts.control import DesiredState
-from rftstream.contracts.outcomes import DecidedSequences, GroupResult
-from rftstream.contracts.records import TopicPartition
 from rftstream.queries.dead import ErrorKind, error_kinds, read_letters
 from rftstream.queries.disk import DiskRoom, disk_bytes, disk_room
 from rftstream.queries.elsewhere import Elsewhere, look_elsewhere
 from rftstream.queries.evaluations import mean_text, newest_and_best, result_numbers
 from rftstream.queries.failing import FailingTaskset, find_failing
 from rftstream.queries.formatting import columns, duration, moment, number, plural, size, staleness_text
+from rftstream.queries.group_counts import count_groups, feeder_cursor
 from rftstream.queries.growth_report import GrowthReport, read_growth
 from rftstream.queries.history import NUM_SMOOTHED, History, read_history
 from rftstream.queries.operator_totals import OperatorTotals, read_totals
@@ -30,7 +27,6 @@ from rftstream.queries.standstill import Standstill, find_standstill, look_at_mo
 from rftstream.queries.training_watch import Sign, find_training_signs
 from rftstream.queries.worker_status_text import worker_sentence
 from rftstream.queries.workers import WorkerStatus, ask_workers
-from rftstream.roles.feeder import FEEDER
 from rftstream.roles.synthesiser import SYNTHESISER
 from rftstream.runs.ending import Ending, read_ending
 from rftstream.runs.folder import OpenRun, RunFolder, consumer_groups
@@ -40,9 +36,9 @@ from rftstream.service.role import Log
 
 NUM_DEAD_ERRORS = 3
 ERROR_WIDTH = 300
+"""Characters of an error that are shown."""
 FLOW = ("tasks", "rollouts", "verified", "batches")
 """Topics from which a run deletes what is through, if it is told to."""
-"""Characters of an error that are shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +140,7 @@ def read_status(run: OpenRun, now: float | None = None, known: KnownFacts | None
         if topic not in ("steps", "outcomes")
     }
     lag["batches"] = max(0, newest_batch + 1 - history.version)
-    cursor, ended = _feeder_cursor(log), control.ended
+    cursor, ended = feeder_cursor(log), control.ended
     at = time.time() if now is None else now
     elsewhere = None if live or control.finished is not None else look_elsewhere(control, run.transport, at)
     goes_on = live or (elsewhere is not None and elsewhere.goes_on)
@@ -202,7 +198,7 @@ def _facts_of(run: OpenRun) -> KnownFacts:
     """Read from the log what nobody knows yet."""
     live = run.folder.is_live()  # in this order: see `KnownFacts`
     control, log = read_control(run.transport), Log(run.transport)
-    groups, newest_batch = _groups(log)
+    groups, newest_batch = count_groups(log)
     letters = read_letters(log)
     return KnownFacts(
         live=live,
@@ -228,29 +224,6 @@ def state_of(control: ControlView, goes_on: bool) -> str:
 def ending_of(control: ControlView, folder: RunFolder, goes_on: bool) -> Ending | None:
     """Return what ended the newest session; None if the run goes on or is finished, or no session was begun here."""
     return None if goes_on or control.finished is not None else read_ending(folder)
-
-
-def _groups(log: Log) -> tuple[dict[str, int], int]:
-    """Outcomes of groups, and the newest batch sequence (-1: none)."""
-    counts: Counter[str] = Counter()
-    newest, decided = -1, DecidedSequences()
-    for record in log.read("outcomes", bodies=False):
-        sequence = record.header("sequence") or b""
-        if record.header("late") is None and sequence.isdigit() and int(sequence) not in decided:
-            decided.add(int(sequence))
-            counts[(record.header("result") or b"?").decode(errors="replace")] += 1
-            batch = record.number("batch_sequence")
-            newest = max(newest, -1 if batch is None else batch)
-    return {str(result): counts[result] for result in GroupResult}, newest
-
-
-def _feeder_cursor(log: Log) -> dict[str, Any]:
-    """The feeder keeps how much it admitted beside its position."""
-    position = log.committed(FEEDER.name).get(TopicPartition("steps", 0))
-    with contextlib.suppress(ValueError):
-        cursor = json.loads(position.metadata) if position is not None and position.metadata else {}
-        return cursor if isinstance(cursor, dict) else {}
-    return {}
 
 
 # --------------------------------------------------------------------------------------------- output

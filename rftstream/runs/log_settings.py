@@ -6,9 +6,11 @@ it, and one that goes on is paused. Whatever else differs costs speed or safety 
 
 from __future__ import annotations
 
+import contextlib
+
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.topics import TOPICS, Width
-from rftstream.errors import ConfigError
+from rftstream.errors import ConfigError, PositionMissing, RftError
 from rftstream.runs.folder import wanted_topics
 from rftstream.transport.base import TopicSettings, Transport
 from rftstream.transport.findings import ServerLook
@@ -60,6 +62,14 @@ def check_log(transport: Transport, config: RunConfig, run: str, *, begun: bool)
     """Raise ConfigError if a topic has settings that would lose records or end the run."""
     if found := dangers(transport, config, begun=begun):
         raise ConfigError(in_words(run, found))
+
+
+def explained(error: PositionMissing, transport: Transport, config: RunConfig, run: str) -> PositionMissing:
+    """Return the error of a position that is missing, with what has become of the topics, if that is the cause."""
+    with contextlib.suppress(RftError):
+        if found := dangers(transport, config, begun=True):
+            return PositionMissing(f"{error}; {in_words(run, found)}")
+    return error
 
 
 def in_words(run: str, found: list[str]) -> str:

@@ -127,8 +127,8 @@ class Cursors:
             offset = self._positions[place]
             if offset > end:
                 raise PositionMissing(
-                    f"{place}@{offset}: beyond the end of the log ({end}); the log has lost records or the position"
-                    f" is of another log: take an earlier position"
+                    f"{place}@{offset}: beyond the end of the log ({end}); the log has lost records, or the"
+                    f" topic was deleted and made anew, and the position is of the one before: take an earlier position"
                 )
             if offset < begin:
                 log.jumped(Jump(place, offset, begin))

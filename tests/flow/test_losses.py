@@ -16,7 +16,7 @@ from rftstream.contracts.versions import EvalResult, VersionName
 from rftstream.errors import ConfigError, PositionMissing, RecordsDeleted
 from rftstream.metrics import LOST
 from rftstream.runs.folder import wanted_topics
-from rftstream.runs.log_settings import check_log, dangers
+from rftstream.runs.log_settings import check_log, dangers, explained
 from rftstream.service.losses import deleted_unsaid
 from rftstream.testing import RoleDriver
 from rftstream.transport.base import Position, TopicSettings
@@ -144,6 +144,8 @@ def test_topics_of_another_shape_are_refused_with_a_way_on(change: str) -> None:
     with pytest.raises(ConfigError, match=f"^flow: {sentence}") as refused:
         check_log(transport, config, "flow", begun=True)
     assert str(refused.value).count("; ") >= 1, "it says what to do"
+    missing = explained(PositionMissing("group explorer: no position for tasks[4]"), transport, config, "flow")
+    assert str(missing).startswith(f"group explorer: no position for tasks[4]; flow: {sentence}")
     transport.admin.delete_topics(["tasks"])
     assert dangers(transport, config, begun=True) == ["tasks: is gone, expected the topic"]
     assert dangers(transport, config, begun=False) == []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -267,9 +268,20 @@ class KafkaClientFactory:
         )
 
 
+def in_words(text: str) -> str:
+    """Return a reason of the client for people. It writes to connections that are closed already, and says what Python
+    says then."""
+    return _NO_CONNECTION.sub("the connection was closed", text)
+
+
+_NO_CONNECTION = re.compile(r"""(AttributeError\(")?'NoneType' object has no attribute '\w+'("\))?""")
+    r"(AttributeError\(?[:\"]* ?)?'NoneType' object has no attribute '(write|_?sock\w*|send\w*)'\"?\)?"
+)
+
+
 def shorten(error: BaseException) -> str:
     """Return what an error says, on one line and not longer than about MAX_SAID characters."""
-    text = " ".join(str(error).split())
+    text = in_words(" ".join(str(error).split()))
     return text if len(text) <= MAX_SAID else f"{text[: MAX_SAID // 3]} ... {text[-MAX_SAID // 3 :]}"
 
 
@@ -282,7 +294,7 @@ class _Reasons(logging.Handler):
         self.texts: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.texts.append(record.getMessage())
+        self.texts.append(in_words(record.getMessage()))
         for each in record.args if isinstance(record.args, tuple) else ():
             if isinstance(each, _REFUSED):
                 self.refusal = each
@@ -310,7 +322,7 @@ class _Away(logging.Handler):
         now = time.monotonic()
         if record.msg == compat.CONNECTION_FAILED and now - self._said_at >= AWAY_AGAIN_S:
             self._said_at = now
-            reason = record.getMessage().partition(": ")[2]
+            reason = in_words(record.getMessage().partition(": ")[2])
             log.warning("a Kafka broker cannot be reached (%s); going on trying", reason)
 
 

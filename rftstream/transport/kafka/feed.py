@@ -252,8 +252,8 @@ class Feed:
                 self.consumer.seek(partition, begin)
             elif offset > end:
                 self._failure = PositionMissing(
-                    f"{place}@{offset}: beyond the end of the log ({end}); the log has lost records or the position"
-                    f" is of another log: take an earlier position"
+                    f"{place}@{offset}: beyond the end of the log ({end}); the log has lost records, or the"
+                    f" topic was deleted and made anew, and the position is of the one before: take an earlier position"
                 )
 
     def _bear(self, error: BaseException) -> None:

@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -25,7 +26,7 @@ from rftstream.contracts.versions import VersionName
 from rftstream.errors import ConfigError, TransportError
 from rftstream.launch import host
 from rftstream.launch import logging as logs
-from rftstream.launch.health import Health, HealthServer
+from rftstream.launch.health import Health, HealthServer, _Handler
 from rftstream.models.device_lock import FileLock
 from rftstream.models.folder import prepare_model
 from rftstream.preflight.plan import Purpose, plan
@@ -440,3 +441,13 @@ def test_who_waits_for_a_device_looks_whether_it_is_to_leave(
         waiting.wait_taken()
     for one in (holder, waiting):
         one.close()
+
+
+def test_who_asks_for_metrics_and_hangs_up_leaves_no_traceback() -> None:
+    """A scraper that has no more time, for one."""
+    ours, theirs = socket.socketpair()
+    theirs.sendall(b"GET /health HTTP/1.1\r\n\r\n")
+    theirs.close()
+    handler = type("Handler", (_Handler,), {"health": Health(), "registry": None})
+    handler(ours, ("127.0.0.1", 1), None)  # type: ignore[arg-type]
+    ours.close()

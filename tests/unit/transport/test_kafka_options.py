@@ -8,6 +8,7 @@ import pytest
 
 from rftstream.config.sections import TransportSection
 from rftstream.errors import ConfigError
+from rftstream.transport.kafka.connection import in_words, shorten
 from rftstream.transport.kafka.transport import KafkaTransport
 
 
@@ -51,3 +52,19 @@ def test_what_can_never_work_is_named(options: dict[str, Any], said: str) -> Non
 )  # fmt: skip
 def test_what_may_work_is_taken(options: dict[str, Any]) -> None:
     check(**options)
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ("'NoneType' object has no attribute 'write'", "the connection was closed"),
+        (
+            "broker 1: AttributeError(\"'NoneType' object has no attribute 'write'\")",
+            "broker 1: the connection was closed",
+        ),
+        ("Connection reset by peer", "Connection reset by peer"),
+    ],
+)
+def test_a_lost_connection_is_said_in_words(said: str, expected: str) -> None:
+    assert in_words(said) == expected
+    assert shorten(OSError(said)) == expected
