@@ -275,8 +275,6 @@ def in_words(text: str) -> str:
 
 
 _NO_CONNECTION = re.compile(r"""(AttributeError\(")?'NoneType' object has no attribute '\w+'("\))?""")
-    r"(AttributeError\(?[:\"]* ?)?'NoneType' object has no attribute '(write|_?sock\w*|send\w*)'\"?\)?"
-)
 
 
 def shorten(error: BaseException) -> str:
