@@ -20,7 +20,7 @@ from rftstream.rewards.answers.choices import choice_text, same_words
 from rftstream.rewards.answers.clean import bare_words
 from rftstream.rewards.answers.compare import AnswerComparison, Equality
 from rftstream.rewards.answers.guards import TooCostly, check_size
-from rftstream.rewards.answers.nodes import AnswerGroup, Form, Reading, Value, Words
+from rftstream.rewards.answers.nodes import AnswerGroup, Form, Ratio, Reading, Value, Words
 from rftstream.rewards.answers.reading import read_answer
 from rftstream.rewards.answers.school import (
     blanks_of,
@@ -32,6 +32,7 @@ from rftstream.rewards.answers.school import (
     options_of,
     order_of,
     pairs_of,
+    plain,
     same_pairs,
     same_symbols,
 )
@@ -227,7 +228,10 @@ class SchoolReward:
     def _number_share(self, gold_text: str, answer: str) -> float | None:
         if same_symbols(gold_text, answer):
             return 1.0
-        gold, found = self._read(gold_text), read_answer(answer)
+        gold = self._read(gold_text)
+        if any(isinstance(form, Ratio) for form in gold.forms):
+            answer = re.sub(r"(?<=\d)\s+to\s+(?=\d)", ":", answer)
+        found = read_answer(answer)
         if not _has_value(found):
             lone = lone_number(answer)
             found = found if lone is None else read_answer(lone)
@@ -286,7 +290,8 @@ def _parts(answer: str, count: int) -> list[str]:
     """Return the parts of an answer to several blanks, at the first separator that gives so many."""
     if (numbered := enumerated(answer.strip())) is not None and len(numbered) == count:
         return numbered
-    for separator in (r"\s*[;；\n]\s*", r"\s+/\s+", r"\s*[,，、]\s*", r"\s*(?:[,，、]|\band\b|和)\s*", r"\s+"):
+    answer = plain(answer)
+    for separator in (r"\s*[;；\n]\s*", r"\s+/\s+|\s*\|\s*", r"\s*[,，、]\s*", r"\s*(?:[,，、]|\band\b|和)\s*", r"\s+"):
         parts = [part for part in re.split(separator, answer.strip().strip("$")) if part.strip()]
         if len(parts) == count:
             return parts

@@ -44,6 +44,7 @@ _PROSE = re.compile(
 
 _WORD = re.compile(
     r"(?<![\\a-zA-Z{])(?!(?:sin|cos|tan|cot|sec|csc|log|ln|lg|exp|arc\w+|sqrt|and|or|pi)\b)(?:[a-zA-Z]{2,}|I(?=[ ']))"
+    r"|[\u4e00-\u9fff]{2}"
 )
 """A word, with which a short completion is a sentence. Read as an expression it would be a product of letters."""
 

@@ -25,7 +25,7 @@ _MARKS = (
         re.IGNORECASE,
     ),
     re.compile(r"(?:最终|正确|因此|所以|故)?(?:的)?(?:答案|结果|选项)(?:应该|应当)?(?:是|为|选|:|：)+\s*"),
-    re.compile(r"(?:故选|应选|因此选|所以选|我选|选择|選)[:：]?\s*"),
+    re.compile(r"(?:故选|应选|因此选|所以选|我选|选择|選|(?:应该?|需要?)?填(?:写|入)?)[:：]?\s*"),
     re.compile(
         r"\b(?:antwort|ergebnis|l(?:ö|oe)sung|r[ée]ponse|r[ée]sultat|respuesta|soluci[óo]n|resultado|resposta|risposta"
         r"|risultato|antwoord|svar|cevap|jawabannya|jawaban|odpowied[źz]|odpov[eě]ď|đáp án|kết quả|ответ|результат)\b"
@@ -127,6 +127,7 @@ def _stated(boxed: str) -> str | None:
     again = _STATEMENT.match(rest)
     if again is not None and not _UNSURE.search(again["words"]):
         rest = again["rest"].strip(" :,.")
+    rest = re.sub(r"(?<=\S)\s+(?:at|when)\s.*$", "", rest, flags=re.DOTALL)
     return None if _UNSURE.search(match["words"]) or not rest else rest
 
 

@@ -20,12 +20,14 @@ _LONE = re.compile(
     r"[\s(\[{【「*\"']*([A-Ja-j])[\s)\]}】」*\"']*[.:,]?",
     re.IGNORECASE,
 )
-_LED = re.compile(r"[\s(\[{*]*([A-J])(?:[\s*]*[)\]}]+[\s*]*[.:,]?|[\s*]*[.:、]|\s*[-=]\s)\s*(\S.*)", re.DOTALL)
+_LED = re.compile(
+    r"[\s(\[{*]*([A-J])(?:[\s*]*[)\]}]+[\s*]*[.:,]?|[\s*]*[.:、]|\s*[-=]\s|\s+(?=\())\s*(\S.*)", re.DOTALL
+)
 _CLAUSE_END = re.compile(
     r"[.!?;:。！？；]+(?:\s+|$)|[。！？；\n]"
     r"|,?\s*\b(?:because|since|but|so|therefore|thus|hence|whereas|while|although|which|rather than|instead of|leaving"
     r"|weil|denn|car|parce que|porque|pois)\b"
-    r"|,\s*(?=(?:and\s+)?(?:not|neither|as|it|we|I)\b)|,(?=\s*[\u4e00-\u9fff])|因为|所以|因此|但是?|故(?=选|答|为)",
+    r"|,\s*(?=(?:and\s+)?(?:not|neither|as|it|we|I)\b)|,(?=\s*[\u4e00-\u9fff])|(?<=[\u4e00-\u9fff]),|因为|所以|因此|但是?|故(?=选|答|为)",
     re.IGNORECASE,
 )
 _STANDALONE = re.compile(r"(?<![A-Za-z0-9'_\\])([A-J])(?![A-Za-z0-9'_])")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
@@ -67,8 +68,7 @@ class AnswerComparison:
                 verdicts.add(verdict)
         if not verdicts or Equality.UNKNOWN in verdicts:
             return Equality.UNKNOWN
-        unread = any(not reading.whole and is_formula(reading.text) for reading in (gold, found))
-        return Equality.UNKNOWN if unread else Equality.DIFFERENT
+        return Equality.UNKNOWN if _is_unread(gold) or _is_unread(found) else Equality.DIFFERENT
 
     def forms(self, gold: Form, found: Form) -> Equality:
         """Return whether two forms are equal."""
@@ -333,6 +333,12 @@ class AnswerComparison:
         other = Tree("div", (_renamed(left, names), _renamed(right, names)))
         equal = equal_trees(quotient, other, places=self.places, rounded=is_rounded(quotient))
         return Equality.EQUAL if equal else Equality.UNKNOWN
+
+
+def _is_unread(reading: Reading) -> bool:
+    """Return whether a text is a formula that nobody read. The empty set is read, although it is a word."""
+    is_word = bool(reading.forms) and re.search(r"[\\{}^_]", reading.text) is not None
+    return not reading.whole and not is_word and is_formula(reading.text)
 
 
 def _difference(relation: Relation) -> Tree | None:

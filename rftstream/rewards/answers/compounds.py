@@ -18,7 +18,7 @@ _REMAINDER = re.compile(r"(-?\d+)\s*(?:r\.?|rem\.?|remainder|余|(?:\\ldots\s*)+
 _OPENED = re.compile(r"\\text\{([^{}]*)\}")
 _SHORT = {"h": {"m": "min", "分": "min"}, "yuan": {"分": "fen"}, "jiao": {"分": "fen"}}
 """Name of the first unit -> units that are short for another one after it."""
-_ALONE = {"时": "h", "点": "h"}
+_ALONE = {"时": "h", "点": "h", "分": "min"}
 _MAX_CHARS = 80
 
 

@@ -34,6 +34,7 @@ _CHINESE_UNIT = re.compile(r"([\u4e00-\u9fffℎ]+(?:\s*[/每]\s*[\u4e00-\u9fff]+
 _DEGREE_UNIT = re.compile(r"\^\s*\{?\s*\\circ\s*\}?\s*(?:\\text\{\s*([CF])\s*\}|([CF]))?\s*$")
 _ORDINAL = re.compile(r"^(\d+)\s*(?:\^\s*\{?\s*)?(?:\\text\{\s*)?(?:st|nd|rd|th)(?:\s*\})?(?:\s*\})?$")
 _MODULO = re.compile(r"\s*(?:\(\s*)?\\pmod\s*(?:\{[^{}]*\}|\d+)(?:\s*\))?\s*$|\s*\(\s*(?:\\text\{)?\s*mod[^()]*\)\s*$")
+_OHM = re.compile(r"(?<=[\d\s])(?:Ω|\\Omega)\s*$")
 _MINUS = re.compile(r"^(?:minus|negative)\s+(?=[\d.])", re.IGNORECASE)
 _ASIDE = re.compile(r"(?<=\d)\s*\([a-z][a-z \-]{2,}\)$")
 _FORBIDDEN = frozenset(
@@ -150,7 +151,7 @@ def _with_unit(text: str, currency: str) -> list[Value]:
         node = _number_tree(text[: match.start()])
         letter = match.group(1) or match.group(2) or ""
         return [Value(node=node, unit=f"deg{letter}" if letter else "degree")] if node is not None else []
-    for rest, unit, marked in _splits(text):
+    for rest, unit, marked in _splits(_OHM.sub("ohm", text)):
         node = _number_tree(rest)
         if node is None:
             continue

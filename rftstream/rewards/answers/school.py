@@ -23,8 +23,8 @@ _ARROW = re.compile(
 _THING = r"[(（]?\s*([^\W_]+(?:[\s'’][^\W\d_]+)*)\s*[)）]?"
 _PAIR = re.compile(rf"{_THING}\s*(?:→|-+|=+|—+|–|:|：|~)\s*{_THING}")
 _BELONGS = re.compile(
-    r"(?<=[^\W_]|[)）])\s*(?:\b(?:is\s+|are\s+)?(?:match|go|pair|belong|correspond|connect|link|join|fit)(?:e?s|ed)?\s+(?:up\s+)?"
-    r"(?:(?:with|to|in)\s+)?|\b(?:is|are)\s+(?:(?:in|of|from)\s+)?(?:an?\s+|the\s+)?|\b(?:with|to)\s+"
+    r"(?<=[^\W_]|[)）])\s*(?:\b(?:(?:is|are|(?:should|must|can)\s+be)\s+)?(?:match|go|pair|belong|correspond|connect|link|join|fit)(?:e?s|ed)?\s+(?:up\s+)?"
+    r"(?:(?:with|to|in)\s+)?|\b(?:is|are)\s+(?:(?:in|of|from)\s+)?(?:an?\s+(?!and\b)|the\s+)?|\b(?:stands\s+for|means|represents)\s+|\b(?:with|to)\s+"
     r"|对应着?|匹配|搭配|配对?|连接?|是|属于)\s*(?=[^\W_]|[(（])",
     re.IGNORECASE,
 )
@@ -82,6 +82,8 @@ def pairs_of(text: str, *, loose: bool = False) -> dict[str, str] | None:
     if isinstance(value, Mapping):
         return {_item(str(left)): _item(str(right)) for left, right in value.items()}
     words = plain(text).strip("{}[] ").rstrip(".。")
+    if loose:
+        words = re.sub(r"(?<=[^\W\d_])/(?=[^\W\d_])", " → ", words)
     for form in (_TIGHT_PAIRS, _NUMBERED_PAIRS):
         if form.fullmatch(words):
             return _unique(re.findall(r"(\d+|[A-Ja-j])\s*[.)）、．]?\s*(\d+|[A-Ja-j])", words))
@@ -154,13 +156,15 @@ def is_order(text: str) -> bool:
 
 
 _ENUMERATOR = re.compile(
-    r"(?:[(（](\d{1,2})[)）]|(?:^|(?<=[\s,;，；.。]))(?:(\d{1,2})\s?[.)）、．:：](?!\d)|第([一二三四五六七八九十])(?:个)?空?(?:是|为)?[:：]?"
+    r"(?:[(（](\d{1,2}|[a-e])[)）]|(?:^|(?<=[\s,;，；.。]))(?:(?:(?:blank|step|item|part)\s*)?(\d{1,2}|[a-e](?=\)))"
+    r"\s?[.)）、．:：](?!\d)|第([一二三四五六七八九十]|\d{1,2})(?:个)?[空步]?(?:是|为)?[:：]?"
     r"|(first|second|third|fourth|fifth)\s*(?:blank)?\s*[:：]))\s*",
     re.IGNORECASE,
 )
 _PLACES = {
     **{str(number): number for number in range(1, 21)},
     **{word: number for number, word in enumerate("一二三四五六七八九十", 1)},
+    **{letter: number for number, letter in enumerate("abcde", 1)},
     **{word: number for number, word in enumerate(("first", "second", "third", "fourth", "fifth"), 1)},
 }
 
@@ -199,7 +203,7 @@ def _item(text: str) -> str:
     return re.sub(r"^(?:the|an?)\s+(?=[^\W\d_]{2})", "", text.strip().strip("()（）.:： ").casefold())
 
 
-_NUMBER = re.compile(r"(?<![\w.])[-−]?\$?\d[\d,]*(?:\.\d+)?(?:\s*/\s*\d+|%)?(?:\s+[^\W\d_]+)?")
+_NUMBER = re.compile(r"(?<![A-Za-z0-9.])[-−]?\$?\d[\d,]*(?:\.\d+)?(?:\s*/\s*\d+|%)?(?:\s+[^\W\d_]+)?")
 
 
 def lone_number(text: str) -> str | None:
@@ -209,11 +213,8 @@ def lone_number(text: str) -> str | None:
         return None
     found = _NUMBER.findall(text)
     if found:
-        return (
-            found[0].replace("$", r"\$")
-            if len(found) == 1 and len(re.findall(r"\d+(?:[.,/]\d+)*", text)) == 1
-            else None
-        )
+        is_only = len(found) == 1 and len(re.findall(r"\d+(?:[.,/]\d+)*", text)) == 1
+        return re.sub(r"\s+of$", "", found[0]).replace("$", r"\$") if is_only else None
     words = re.findall(r"[a-z]+(?:-[a-z]+)*", text.casefold())
     runs = [
         word for word in words if word not in ("one", "a", "an", "half", "second") and number_in_words(word) is not None

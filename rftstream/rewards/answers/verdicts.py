@@ -27,6 +27,14 @@ _LEAD = re.compile(
     r"([^\W\d_]+|√|×|✓|✔|✗|✘)\s*(?:[,.;:!，。；—–-]|because\b|since\b|\bas\b|\n)",
     re.IGNORECASE,
 )
+_LAST = re.compile(
+    r"(?:^\W*(?:absolutely|definitely|completely|totally|clearly|obviously|certainly|probably)|\b(?:say|think|believe|it's|is"
+    r"|be|guess|answer))\W+(?:not\s+)?(true|false|right|correct|wrong|incorrect|untrue)\W*$",
+    re.IGNORECASE,
+)
+_DENIED = re.compile(r"\bnot\b|n't\b", re.IGNORECASE)
+MAX_SHORT = 60
+"""Characters of a sentence that ends with its verdict."""
 _VERDICT = re.compile(
     r"(?:so\s*,?\s*|therefore\s*,?\s*)?(yes|no|true|false)(?![\w'-])\s*(?:$|[,.;:!\n—–-]|because\b|since\b)"
 )
@@ -49,6 +57,8 @@ def truth_of(text: str) -> bool | None:
     if english:
         *denied, word = english[-1].groups()
         return (word.casefold() in _TRUE) != (sum(map(bool, denied)) % 2 == 1)
+    if len(text) <= MAX_SHORT and (last := _LAST.search(text)) is not None:
+        return (last[1].casefold() in _TRUE) != (len(_DENIED.findall(text)) % 2 == 1)
     said = None
     for clause in _CHINESE_CLAUSE.split(text):
         bare = _CHINESE_TAIL.sub("", clause.strip())
