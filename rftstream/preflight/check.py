@@ -218,7 +218,8 @@ def _taskset(
             line.turns = first_break(rendering.renderer, begun.messages, begun.tools)
             line.advice += _template_advice(line, rendering, section)
             if begun.tools and rendering.spec.name != FAKE:
-                doubts = doubts_about_tools(rendering.renderer, begun.messages, begun.tools)
+                is_shown = config.experts is not None and config.experts.source is not None
+                doubts = doubts_about_tools(rendering.renderer, begun.messages, begun.tools, is_shown=is_shown)
                 line.advice += [f"{line.place}: {doubt}" for doubt in doubts]
             too_long = section.too_long if isinstance(section, TasksetSection) else "truncate"
             _measure(line, taskset, rendering, begun.tools[len(problem.tools) :], too_long)

@@ -22,15 +22,16 @@ SAMPLES: Mapping[str, Any] = {
 
 
 def doubts_about_tools(
-    renderer: Renderer, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]
+    renderer: Renderer, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]], *, is_shown: bool
 ) -> Iterator[str]:
-    """Yield what is wrong with how the chat template treats tools, in sentences."""
-    if not shows_tools(renderer, messages, tools):
+    """Yield what is wrong with how the chat template treats tools, in sentences. `is_shown`: whether demonstrations
+    show the policy how calls are written, so that it need not be told."""
+    if not is_shown and not shows_tools(renderer, messages, tools):
         yield (
             "the chat template does not show the tools, so the policy is not told of them; give a template that does "
             "(model.chat_template), or tell of them in the prompt"
         )
-    elif (why := lost_call(renderer, messages, tools)) is not None:
+    if (why := lost_call(renderer, messages, tools)) is not None:
         yield (
             f"a tool call does not come back as it was made: {why}. Such calls reach the environment so; give another "
             "template (model.chat_template), or pip install 'rftstream[agents]', which reads more forms"

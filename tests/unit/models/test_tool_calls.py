@@ -51,9 +51,18 @@ def test_arguments_keep_their_types(form: str, arguments: dict[str, Any]) -> Non
     assert said.text == written
 
 
+OTHERS = (
+    "<tool_call><function=f><parameter=a>{}</parameter></function></tool_call>", "<tool_call><function={}",
+    "<tool_call>f<arg_key>{}</arg_key><arg_value>{}</arg_value></tool_call>", "<minimax:tool_call><invoke name=\"{}",
+    "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜>", "[f(a={})]", "[{}(a=1)]", "<|tool_call_start|>[f({})]",
+    "<|tool_call_begin|>{}<|tool_call_argument_begin|>{}<|tool_call_end|>", "<|tools_prefix|>[{{}: {}}]",
+    "[TOOL_CALLS]f[CALL_ID]{}[ARGS]{}",
+)  # fmt: skip
+
+
 @given(st.text(), st.sampled_from(["stop", "length", "repetition"]), st.booleans())
 def test_nothing_raises(text: str, finish_reason: str, in_thought: bool) -> None:
-    for form in ("{}", *FORMS, "<tool_call>{", "<think>{}", '{"name": "f", "arguments": {}}', '{"name": {}'):
+    for form in ("{}", *FORMS, "<tool_call>{", "<think>{}", '{"name": "f", "arguments": {}}', '{"name": {}', *OTHERS):
         said = parsed(form.replace("{}", text), finish_reason=finish_reason, in_thought=in_thought)
         for call in said.tool_calls:
             assert (call.arguments is None) == (call.error is not None)
