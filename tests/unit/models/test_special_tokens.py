@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from rftstream.contracts.tasks import ChatMessage
 from rftstream.models.rendering import HfRenderer
 from rftstream.models.spec import ModelSpec
-from tests.unit.models.styled import trained_tokenizer
+from tests.unit.models.styled import CORPUS, trained_tokenizer
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}{{ '<|im_start|>' ~ m.role ~ '\n' ~ m.content ~ '<|im_end|>\n' }}"
@@ -93,15 +94,63 @@ def made(folder: Path, case: dict[str, Any]) -> ModelSpec:
     return ModelSpec(name="m", folder=folder, dtype="float32", context=None)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_ids_and_ends_are_those_of_transformers(tmp_path: Path, name: str) -> None:
+def agree(spec: ModelSpec) -> tuple[HfRenderer, Any, tuple[int, ...]]:
+    """The renderer and transformers' tokenizer of a folder, and the ids that both give."""
     from transformers import AutoTokenizer
 
-    renderer = HfRenderer(made(tmp_path, CASES[name]))
-    known: Any = AutoTokenizer.from_pretrained(tmp_path)
+    renderer, known = HfRenderer(spec), AutoTokenizer.from_pretrained(spec.folder)
     plain = [{"role": one.role, "content": one.content} for one in CHAT]
-    expected = tuple(known.apply_chat_template(plain)["input_ids"])
+    expected = tuple(known.apply_chat_template(plain)["input_ids"])  # type: ignore[index,arg-type]
     assert renderer.render(CHAT) == expected
+    assert renderer.stop_token_ids == {known.eos_token_id} - {None}
+    return renderer, known, expected
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_ids_and_ends_are_those_of_transformers(tmp_path: Path, name: str) -> None:
+    renderer, known, expected = agree(made(tmp_path, CASES[name]))
     if name != MAP_ALONE:  # there transformers has special tokens that it does not take for special ones
         assert renderer.decode(expected) == known.decode(expected, skip_special_tokens=True)
-    assert renderer.stop_token_ids == {known.eos_token_id} - {None}
+
+
+CLASSES = {
+    # type of the model -> class of its tokenizer, whether its pieces mark spaces (SentencePiece), what it is given
+    "qwen2": ("Qwen2Tokenizer", False, {}),
+    "qwen3": ("Qwen2Tokenizer", False, {"eos_token": "<|im_end|>", "extra_special_tokens": [*IM]}),
+    "llama": ("LlamaTokenizer", True, {}), "mistral": ("LlamaTokenizer", True, {}),
+    "gemma2": ("GemmaTokenizer", True, {}), "cohere": ("CohereTokenizer", False, {}),
+    "gpt2": ("GPT2Tokenizer", False, {}), "gpt_neox": ("GPTNeoXTokenizer", False, {}),
+}  # fmt: skip
+
+
+@functools.cache
+def pieces(with_spaces: bool) -> dict[str, Any]:
+    """Vocabulary and merges, of bytes or of SentencePiece's kind."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    if not with_spaces:
+        model = json.loads(trained_tokenizer())["model"]
+    else:
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+        names = ["<unk>", "<s>", "</s>", "<pad>", "<eos>", "<bos>", "<mask>", *(f"<0x{one:02X}>" for one in range(256))]
+        trainer = trainers.BpeTrainer(vocab_size=500, special_tokens=names, show_progress=False)
+        tokenizer.train_from_iterator([CORPUS], trainer)
+        model = json.loads(tokenizer.to_str())["model"]
+    return {"vocab": model["vocab"], "merges": [tuple(merge) for merge in model["merges"]]}
+
+
+@pytest.mark.parametrize("left_out", ["nothing", "names", "all"])
+@pytest.mark.parametrize("kind", CLASSES)
+def test_folders_that_transformers_saved(tmp_path: Path, kind: str, left_out: str) -> None:
+    """As they are, and with what an older folder leaves to the class of the tokenizer."""
+    import transformers
+
+    name, with_spaces, given = CLASSES[kind]
+    getattr(transformers, name)(**pieces(with_spaces), **given).save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    saved = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    kept = {key: value for key, value in saved.items() if left_out == "nothing" or not key.endswith("_token")}
+    settings = {**({} if left_out == "all" else kept), "chat_template": TEMPLATE}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    agree(ModelSpec(name="m", folder=tmp_path, dtype="float32", context=None))
