@@ -22,7 +22,8 @@ from rftstream.queries.catalog.finding import FATES, PAGE, GroupFilter, GroupRow
 from rftstream.queries.evaluations import result_numbers
 from rftstream.queries.flow_map import what_is_wrong
 from rftstream.queries.rollout_view import ShownMessage, read_rollout
-from rftstream.studio import api_people, api_requests
+from rftstream.queries.source_text import class_docs
+from rftstream.studio import api_people, api_requests, api_types
 from rftstream.studio.access import StudioRole
 from rftstream.studio.api_types import (
     AnnotatorList,
@@ -304,6 +305,12 @@ def description() -> Mapping[str, Any]:
     ]
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     schema_of = dict(zip(map(str, types), schemas, strict=True))
+    for name, schema in components.items():
+        for key, text in class_docs(getattr(api_types, name)).items():
+            if key in schema.get("properties", {}):
+                schema["properties"][key]["description"] = text
+            else:  # a value of an enumeration
+                schema["description"] = f"{schema.get('description', '')}\n{key}: {text}"
     paths: dict[str, dict[str, Any]] = {}
     for one in ENDPOINTS:
         method = "get" if one.takes is None else "post"

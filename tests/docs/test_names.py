@@ -173,3 +173,10 @@ def test_what_looks_like_ours_is_looked_up() -> None:
     )
     assert is_setting("trainer.lr") and is_setting("transport.options.linger_ms")
     assert not is_setting("trainer.learning") and not is_setting("policies.vllm.nothing")
+
+
+def test_the_rooms_of_the_architecture_are_all_there_are() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    table = text.partition("| room | contents |")[2].partition("\n\n")[0]
+    told = {name for row in re.findall(r"^\| (`.+?) \|", table, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)}
+    assert {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file()} <= told

@@ -12,6 +12,8 @@ import pytest
 from rftstream.contracts.feedback import FeedbackKind
 from rftstream.gateway.keys import SECRET_VARIABLE
 from rftstream.queries.audit import audit
+from rftstream.queries.source_text import class_docs
+from rftstream.studio import api_types
 from rftstream.studio.access import StudioRole, TokenFile
 from rftstream.studio.api import ENDPOINTS, ROOT
 from rftstream.studio.app import make_app
@@ -168,6 +170,10 @@ def test_the_description_is_that_of_the_routes(scene: ApiScene) -> None:
         assert f"#/components/schemas/{name}" in text
     vote = found["components"]["schemas"]["VoteBody"]
     assert vote["additionalProperties"] is False and "by" not in vote["properties"]
+    for name, schema in found["components"]["schemas"].items():
+        for key, under_it in class_docs(getattr(api_types, name)).items():
+            told = schema.get("properties", {}).get(key, schema)["description"]
+            assert under_it in told, f"{name}.{key}"
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND"])
