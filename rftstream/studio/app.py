@@ -117,8 +117,8 @@ async def events_of_run(request: Request) -> Response:
         return PlainTextResponse("no such run", 404)
     if events.num_listeners >= MAX_LISTENERS:
         return PlainTextResponse("too many browsers listen", 503, {"retry-after": "30"})
-    last_id = request.headers.get("last-event-id", "")[:20]
-    return StreamingResponse(events.stream(run, last_id), media_type="text/event-stream")
+    last_id = request.headers.get("last-event-id") or request.query_params.get("seen", "")
+    return StreamingResponse(events.stream(run, last_id[:20]), media_type="text/event-stream")
 
 
 class _StaticFiles(StaticFiles):

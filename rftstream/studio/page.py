@@ -60,6 +60,8 @@ class PageOfRun:
     moment: Moment
     catalog: CatalogReader | None
     """None: there is nothing to be asked yet."""
+    revision: int
+    """That of the run before anything on the page was read: browsers ask for what came after it."""
     only_now: bool = False
     """Whether the page has no past: what waits for somebody waits now."""
 
@@ -118,6 +120,7 @@ class PageOfRun:
             run=self.run,
             runs=self.request.app.state.runs,
             snapshot=self.snapshot,
+            revision=self.revision,
             moment_=self.moment,
             href=self.href,
             here=self.request.url.path,
@@ -146,10 +149,11 @@ def page_of_run(request: Request, *, only_now: bool = False) -> Iterator[PageOfR
     if run is None:
         raise HTTPException(404, f"no run {name!r} here; there are {', '.join(request.app.state.runs)}")
     run.touch()
+    revision = run.snapshot.revision
     moment = run.moment("" if only_now else request.query_params.get("as_of", "")[:100])
     catalog = run.catalog()
     try:
-        yield PageOfRun(request=request, run=run, moment=moment, catalog=catalog, only_now=only_now)
+        yield PageOfRun(request=request, run=run, moment=moment, catalog=catalog, revision=revision, only_now=only_now)
     finally:
         if catalog is not None:
             catalog.close()

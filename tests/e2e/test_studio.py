@@ -12,7 +12,7 @@ from pathlib import Path
 from random import SystemRandom
 
 import pytest
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, Route
 
 from tests.e2e.browser import Tab, chromium
 from tests.e2e.workplace import FAKE, Process, Workplace, sets
@@ -171,6 +171,13 @@ def test_a_page_follows_a_run_that_goes_on(place: Workplace, browser: Browser) -
     studio = StudioProcess(place, run)
     wait_until_read(place, studio, run)
     tab = Tab(browser)
+    refused: list[str] = []
+
+    def refuse_once(route: Route) -> None:
+        refused.append(route.request.url)
+        route.fulfill(status=503) if len(refused) == 1 else route.continue_()
+
+    tab.page.route("**/events*", refuse_once)
     page = tab.open(f"{studio.url}/runs/live")
     first = int(page.locator('[data-number="version"]').inner_text().replace(",", ""))
     page.evaluate("document.body.dataset.loaded = 'once'")
@@ -179,6 +186,9 @@ def test_a_page_follows_a_run_that_goes_on(place: Workplace, browser: Browser) -
         f"version {first + 3} on the page",
     )
     assert page.evaluate("document.body.dataset.loaded") == "once", "the page was not loaded anew"
+    assert len(refused) > 1, "a page that was refused at first asks again"
+    assert all("503" in complaint for complaint in tab.complaints)
+    tab.complaints.clear()
     assert page.locator("figure.chart .u-over").count() >= 2, "curves outlive the new numbers"
     assert page.locator(".worker.up").count() >= 5
     for address in SystemRandom().sample(pages_of(place, run), 5):  # all of them: of the run that has ended

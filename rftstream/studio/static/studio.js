@@ -17,6 +17,7 @@
     return size >= 1e4 ? exact.toLocaleString("en") : String(exact);
   };
   const decades = (_, splits) => splits.map((value) => (value > 0 && Math.abs(Math.log10(value) - Math.round(Math.log10(value))) < 1e-9 ? value : null));
+  const HEIGHT = 235;
   const drawn = new Map(); // figure -> its plot, what it shows, and its size
 
   // ------------------------------------------------------------------------------------------------ curves
@@ -82,7 +83,7 @@
     const wide = () => [panel.range[0] / 1.3, panel.range[1] * 1.3];
     const hasRight = series.some((one) => one.scale === "right");
     const plot = new uPlot({
-      width: Math.max(120, figure.clientWidth - 28), height: 235, series, legend: { show: false }, padding: [6, hasRight ? 0 : 18, 0, 0],
+      width: Math.max(120, figure.clientWidth - 28), height: HEIGHT, series, legend: { show: false }, padding: [6, hasRight ? 0 : 18, 0, 0],
       scales: { x: { time: false }, y: panel.log ? { distr: 3, range: wide } : { range: fit(() => panel.range) }, right: { range: fit(() => null) } },
       axes: [
         axisOf({ size: 26, label: panel.xLabel }), axisOf({ scale: "y", label: panel.unit, log: panel.log }),
@@ -218,6 +219,26 @@
     addEventListener("pageshow", () => { for (const form of document.querySelectorAll("form[data-sent]")) delete form.dataset.sent; });
   }
 
+  // ---------------------------------------------------------------------------------------------- changes
+
+  function follow() { // the browser asks again by itself after a connection that broke, but not after a refusal
+    const live = document.getElementById("live");
+    if (!live) return;
+    let source = null, seen = live.dataset.seen, later = null;
+    const close = () => { if (source) source.close(); source = null; clearTimeout(later); };
+    const open = () => {
+      close();
+      source = new EventSource(`${live.dataset.events}?seen=${seen}`);
+      source.addEventListener("changed", (event) => { seen = event.data; live.dispatchEvent(new Event("changed")); });
+      source.addEventListener("error", () => { if (source && source.readyState === EventSource.CLOSED) later = setTimeout(open, 3000); });
+    };
+    live.addEventListener("changed", soon);
+    document.addEventListener("visibilitychange", () => { if (document.hidden) close(); else open(); });
+    addEventListener("pagehide", close);
+    addEventListener("pageshow", (event) => { if (event.persisted) open(); });
+    if (!document.hidden) open();
+  }
+
   document.addEventListener("DOMContentLoaded", () => {
     tokens();
     keys();
@@ -225,8 +246,7 @@
     slider();
     filters();
     drawAll().catch(() => {});
-    const live = document.getElementById("live");
-    if (live) live.addEventListener("changed", soon);
+    follow();
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
     for (const { plot } of drawn.values()) plot.destroy();
@@ -236,7 +256,7 @@
   addEventListener("resize", () => {
     clearTimeout(resizing);
     resizing = setTimeout(() => {
-      for (const [figure, { plot }] of drawn) plot.setSize({ width: Math.max(120, figure.clientWidth - 28), height: 215 });
+      for (const [figure, { plot }] of drawn) plot.setSize({ width: Math.max(120, figure.clientWidth - 28), height: HEIGHT });
     }, 150);
   });
 })();

@@ -85,6 +85,7 @@ def test_numbers_are_those_of_audit_and_status(finished: tuple[Simulation, Watch
     assert shown["version"] == report.version
     status = watched.snapshot.status
     assert status is not None and status.to_json()["version"] == shown["version"]
+    assert f'data-seen="{watched.snapshot.revision}"' in browser.get("/runs/demo").text, "what the page has seen"
     past = numbers(browser.get("/runs/demo?as_of=v3").text)
     assert past["version"] == 3 and past["groups.trained"] == 6
 
