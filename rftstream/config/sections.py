@@ -200,7 +200,8 @@ class DemonstrationsSection:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationSection:
-    """Problems that versions are evaluated on while the run goes on. Nothing is trained on them."""
+    """Problems that versions are evaluated on while the run goes on. Their samples are not trained on. The problems are
+    held out if no taskset has the same ones, which `check` looks up."""
 
     source: str
     """As in a taskset."""

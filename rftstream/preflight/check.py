@@ -92,6 +92,10 @@ def check(config: RunConfig) -> CheckReport:
             if not rendering.renderer.stop_token_ids:
                 report.warnings.append(NO_STOP)
         report.tasksets = [_taskset(config, name, section, rendering, collect) for name, section in sections]
+        trained = {asked for line in report.tasksets if line.kind == "taskset" for asked in line.asked or ()}
+        for line in report.tasksets:
+            if line.kind == "evaluation":
+                line.trained = sum(asked in trained for asked in line.asked or ())
         with collect("experts"):
             report.demonstrations = demonstrations_line(
                 config, report.model, rendering.show if rendering is not None else str
@@ -111,6 +115,12 @@ def check(config: RunConfig) -> CheckReport:
         report.errors += problems
         report.warnings += doubts
     report.warnings += dict.fromkeys(sentence for line in report.tasksets for sentence in line.advice)
+    report.warnings += [
+        f"{line.place}: {line.trained:,} of its {line.problems:,} problems are trained on, too, so it is not held out: "
+        "give it others (options.skip and options.size divide a source), or another name"
+        for line in report.tasksets
+        if line.trained and "held" in line.name
+    ]
     return report
 
 
@@ -190,6 +200,7 @@ def _taskset(
     line = TasksetLine(
         name=name, source=section.source, kind=kind, reward=reward_formula(reward_uses(section.reward, name))
     )
+    line.asked = [] if config.evaluations else None
     reward = None
     with collect(f"{line.place}.reward"):
         check_given(line.place, section)
@@ -244,6 +255,8 @@ def _measure(
     is_as_given = line.first is not None and line.first.messages == as_given
     for index in range(line.problems):
         problem = taskset.problem(index)
+        if line.asked is not None:
+            line.asked.append(hash(tuple((one.role, one.content, one.media) for one in problem.messages)))
         bound = added + sum(len(message.content.encode()) + TEMPLATE_TOKENS for message in problem.messages)
         if (shown := len(images_of(problem.messages))) and (tokens := rendering.renderer.images) is not None:
             bound += sum(map(tokens.count, images_of(problem.messages)))

@@ -48,6 +48,10 @@ class TasksetLine:
     reward: str
     problems: int = 0
     """Number of problems in one pass. For an evaluation, those that are used."""
+    asked: list[int] | None = None
+    """Hashes of what its problems ask, if the run file has evaluations."""
+    trained: int = 0
+    """Of an evaluation: how many of its problems are trained on, too."""
     grows: bool = False
     """Whether problems join it while the run goes on; then there are none to look at before."""
     longest: int = 0
@@ -136,6 +140,7 @@ def _json(report: CheckReport) -> dict[str, Any]:
                 "source": line.source,
                 "reward": line.reward,
                 "problems": line.problems,
+                "trained": line.trained if line.kind == "evaluation" else None,
                 "grows": line.grows,
                 "longest_prompt": line.longest,
                 "num_rendered": line.num_rendered,
@@ -214,6 +219,8 @@ def _stage_row(stage: Stage) -> tuple[str, ...]:
 def _taskset_lines(line: TasksetLine) -> list[str]:
     count = "problems join it while the run goes on" if line.grows else plural(line.problems, "problem")
     head = f"{line.kind} {line.name}: {line.source}, {count}, reward {line.reward}"
+    if line.trained:
+        head += f"; {'all' if line.trained >= line.problems else f'{line.trained:,}'} of them are trained on, too"
     if line.first is None:
         return [head]
     which = "prompt" if line.num_rendered == line.problems else f"of {line.num_rendered:,} rendered prompts"

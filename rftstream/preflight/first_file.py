@@ -23,6 +23,7 @@ from rftstream.errors import ConfigError
 from rftstream.preflight.check import check
 from rftstream.queries.run_file_schema import FILE_NAME as SCHEMA
 from rftstream.queries.run_file_schema import schema_text
+from rftstream.queries.source_text import config_fields
 
 RUN_FILE = "rftstream.toml"
 SAMPLE = "problems.jsonl"
@@ -33,6 +34,8 @@ MOST_LOOKED_AT = 10_000
 """Problems that are looked at for a made model."""
 MOST_CHARACTERS, MOST_CONTEXT = 300, 512
 """More than this a small made model does not learn in minutes."""
+LEAST_DIVIDED, MOST_HELD_OUT = 20, 100
+"""Problems from which on some are held out, and the most that are."""
 COLUMNS = {
     "prompt": ("prompt", "question", "problem", "query", "instruction", "input"),
     "answer": ("answer", "solution", "target", "output", "label", "ground_truth", "response"),
@@ -132,25 +135,41 @@ def run_file_text(wanted: FirstFile) -> str:
         ["# Made by `rftstream init`. `rftstream explain KEY` says what a setting means, e.g. trainer.lr."],
         ["[run]", f"name = {_text(wanted.name)}", f"steps = {steps}"],
         _made_model(problems) if is_made else ["[model]", f"path = {_text(_model_path(wanted))}"],
-        _section(f"tasksets.{name}", source, columns, reward),
     ]
+    if count := _num_held_out(wanted, source, problems):
+        paragraphs += [
+            _section(f"tasksets.{name}", source, columns, reward, options=f"skip = {count}"),
+            [*_section("evaluations.held-out", source, columns, reward, options=f"size = {count}"), "every = 20"],
+        ]
+    else:
+        paragraphs.append(_section(f"tasksets.{name}", source, columns, reward))
     if not wanted.tasks:
-        paragraphs.append(
-            [*_section(f"evaluations.{name}", source, columns, reward), "every = 50", "n = 4", "k = [1, 4]"]
-        )
+        head, *rest = _section(f"evaluations.{name}", source, columns, reward)
+        about = "# the sums that are trained on: so small a model learns each by heart"
+        paragraphs.append([f"{head}  {about}", *rest, "every = 50", "n = 4", "k = [1, 4]"])
     paragraphs += _training(wanted, problems)
     if wanted.servers:
         paragraphs.append(["[transport]", 'kind = "kafka"', f"servers = {_text(wanted.servers)}", "partitions = 8"])
     return "\n\n".join("\n".join(lines) for lines in paragraphs) + "\n"
 
 
-def _section(key: str, source: str, columns: Mapping[str, str], reward: str) -> list[str]:
+def _num_held_out(wanted: FirstFile, source: str, problems: Sequence[Problem]) -> int:
+    """Return how many of the first problems are evaluated and not trained on: a tenth, if the source can be divided and
+    has enough."""
+    spec = registry.table("taskset").get(source.partition(":")[0])
+    names = set() if spec is None else {field.name for field in config_fields(spec.path)}
+    divides = bool(wanted.tasks) and {"skip", "size"} <= names and len(problems) >= LEAST_DIVIDED
+    return min(MOST_HELD_OUT, len(problems) // 10) if divides else 0
+
+
+def _section(key: str, source: str, columns: Mapping[str, str], reward: str, *, options: str = "") -> list[str]:
     given = ", ".join(f"{ours} = {_text(theirs)}" for ours, theirs in columns.items())
     return [
         f"[{key}]",
         f"source = {_text(source)}",
         *([f"columns = {{ {given} }}"] if columns else []),
         f"reward = {_text(reward)}",
+        *([f"options = {{ {options} }}"] if options else []),
     ]
 
 

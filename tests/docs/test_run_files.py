@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ import pytest
 
 from rftstream.config import loader
 from rftstream.config.part_names import check_part_names
+from rftstream.data.tasksets.open import open_taskset
+from rftstream.preflight.first_file import FirstFile, write
 from tests.docs.reading import PAGES, ROOT, Block, blocks, shown
 
 BASE: dict[str, dict[str, Any]] = {
@@ -37,3 +40,33 @@ def test_blocks_load(block: Block) -> None:
 @pytest.mark.parametrize("file", FILES, ids=shown)
 def test_files_load(file: Path) -> None:
     check_part_names(loader.load([file], env={}))
+
+
+HELD_OUT = [
+    file for file in FILES if re.search(r"^\[evaluations\..*held.?out", file.read_text(encoding="utf-8"), re.MULTILINE)
+]
+
+
+@pytest.mark.parametrize("file", HELD_OUT, ids=shown)
+def test_what_is_called_held_out_is_held_out(file: Path) -> None:
+    config = loader.load([file], env={})
+
+    def asked(name: str, section: Any) -> set[tuple[str, ...]]:
+        taskset = open_taskset(name, section, config)
+        return {tuple(one.content for one in taskset.problem(index).messages) for index in range(len(taskset))}
+
+    trained = set[tuple[str, ...]]().union(*(asked(name, one) for name, one in config.tasksets.items()))
+    for name, section in config.evaluations.items():
+        assert not asked(name, section) & trained, name
+
+
+@pytest.mark.parametrize(("rows", "held"), [(0, 0), (19, 0), (20, 2), (3000, 100)])
+def test_what_init_writes_holds_problems_out_if_there_are_enough(tmp_path: Path, rows: int, held: int) -> None:
+    tasks = tmp_path / "mine.jsonl"
+    tasks.write_text("".join(f'{{"question": "{n}+0=", "answer": "{n}"}}\n' for n in range(rows)), encoding="utf-8")
+    write(FirstFile(folder=tmp_path / "run", tasks=str(tasks) if rows else ""))
+    config = loader.load([tmp_path / "run" / "rftstream.toml"], env={})
+    sizes = {name: len(open_taskset(name, section, config)) for name, section in config.evaluations.items()}
+    assert sizes == ({"held-out": held} if held else {} if rows else {"sums": 25})
+    [(name, section)] = config.tasksets.items()
+    assert len(open_taskset(name, section, config)) == (rows or 25) - held

@@ -544,6 +544,21 @@ def test_a_made_model_refuses_what_it_has_no_token_for(write: Write, place: int)
     assert "has no token for 'w', '?'; add what is missing to model.make.characters" in error
 
 
+@pytest.mark.parametrize(
+    ("name", "skip", "size", "trained", "warns"),
+    [("held-out", 0, 2, 0, False), ("held-out", 1, 2, 1, True), ("sums", 2, 3, 3, False)],
+)
+def test_what_is_called_held_out_is_not_trained_on(
+    write: Write, name: str, skip: int, size: int, trained: int, warns: bool
+) -> None:
+    prompts = [f"{number}+1=" for number in range(5)]
+    evaluations = {name: {"source": "jsonl:train.jsonl", "options": {"skip": skip, "size": size}}}
+    report = fine(write(prompts, tasksets__train__options={"skip": 2}, evaluations=evaluations))
+    assert [line.trained for line in report.tasksets] == [0, trained]
+    assert ("so it is not held out" in " ".join(report.warnings)) == warns
+    assert ("are trained on, too" in report.to_text()) == (trained > 0)
+
+
 def test_nothing_to_warn_about(write: Write) -> None:
     assert fine(write(sampling__max_tokens=8)).warnings == []
 
