@@ -61,7 +61,7 @@ _SAY_S = 5.0
 _HEALTH_S = 1.0
 _MEASURE_S = 5.0
 LOOK_AT_LOG_S = 120.0
-"""Seconds between two looks at the settings of the run's topics, by the role that makes the run."""
+"""Seconds between two looks at the settings of the topics that the role reads."""
 _LAST_RESORT_S = 10.0
 
 
@@ -168,7 +168,8 @@ class _Worker:
             try:
                 self._run_service(transport)
             except PositionMissing as error:
-                raise explained(error, transport, self.config, self.folder.run_id) from None
+                reads = role_spec(self.role).reads(self.config)
+                raise explained(error, transport, self.config, self.folder.run_id, reads) from None
             finally:
                 transport.close()
         finally:
@@ -274,7 +275,7 @@ class _Worker:
             self.measured_at = now
             with contextlib.suppress(TransportError):  # the loop finds out by itself, and says so
                 service.measure()
-        if role_spec(self.role).makes_the_run and now - self.looked_at >= LOOK_AT_LOG_S:
+        if now - self.looked_at >= LOOK_AT_LOG_S:
             self.looked_at = now
             with contextlib.suppress(TransportError):
                 look_at_log(service, self.config)
@@ -285,12 +286,13 @@ class _Worker:
 
 
 def look_at_log(service: Service, config: RunConfig) -> None:
-    """Pause the run if a topic has got settings that would lose records, and say why."""
-    found = dangers(service.transport, config, begun=True)
+    """Pause the run if a topic has got settings that would lose records, and say why. A role may see no other topics
+    than those it reads."""
+    found = dangers(service.transport, config, begun=True, topics=service.spec.reads(config))
     metrics.WRONG_TOPICS.set(len(found))
     if found:
         why = in_words(service.context.folder.run_id, found)
-        log.error("the run is paused: %s; then `rftstream unpause`", why)
+        log.error("%s; single roles pause the run for it: then `rftstream unpause`", why)
         service.pause_run(why)
 
 

@@ -7,6 +7,7 @@ it, and one that goes on is paused. Whatever else differs costs speed or safety 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Collection
 
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.topics import TOPICS, Width
@@ -44,13 +45,17 @@ def shape_differences(name: str, found: TopicSettings, wanted: TopicSettings) ->
     return texts
 
 
-def dangers(transport: Transport, config: RunConfig, *, begun: bool) -> list[str]:
+def dangers(
+    transport: Transport, config: RunConfig, *, begun: bool, topics: Collection[str] | None = None
+) -> list[str]:
     """Return what would lose records or end the run, as `topic: sentence`. `begun`: the run is there, so that a topic
-    which is missing was deleted."""
+    which is missing was deleted. `topics`: those that this user may see; by default all."""
     wanted, there = wanted_topics(config), transport.admin.topics()
+    wanted = {name: one for name, one in wanted.items() if topics is None or name in topics}
     look: ServerLook | None = getattr(transport.admin, "look", None)
     more = {} if look is None else look.topic_differences(wanted)
-    found = [f"{name}: is gone, expected the topic" for name in NEVER_MISSING if begun and name not in there]
+    missing = [name for name in NEVER_MISSING if name in wanted and name not in there] if begun else []
+    found = [f"{name}: is gone, expected the topic" for name in missing]
     for name, settings in wanted.items():
         if name in there:
             deletes = [text for text in more.get(name, ()) if text.startswith(DELETES)]
@@ -64,10 +69,13 @@ def check_log(transport: Transport, config: RunConfig, run: str, *, begun: bool)
         raise ConfigError(in_words(run, found))
 
 
-def explained(error: PositionMissing, transport: Transport, config: RunConfig, run: str) -> PositionMissing:
-    """Return the error of a position that is missing, with what has become of the topics, if that is the cause."""
+def explained(
+    error: PositionMissing, transport: Transport, config: RunConfig, run: str, topics: Collection[str] | None = None
+) -> PositionMissing:
+    """Return the error of a position that is missing, with what has become of the topics, if that is the cause.
+    `topics` as for `dangers`."""
     with contextlib.suppress(RftError):
-        if found := dangers(transport, config, begun=True):
+        if found := dangers(transport, config, begun=True, topics=topics):
             return PositionMissing(f"{error}; {in_words(run, found)}")
     return error
 

@@ -14,7 +14,8 @@ from rftstream.contracts.outcomes import GroupOutcome, GroupResult
 from rftstream.contracts.records import TopicPartition
 from rftstream.contracts.versions import EvalResult, VersionName
 from rftstream.errors import ConfigError, PositionMissing, RecordsDeleted
-from rftstream.metrics import LOST
+from rftstream.launch.host import look_at_log
+from rftstream.metrics import LOST, WRONG_TOPICS
 from rftstream.runs.folder import wanted_topics
 from rftstream.runs.log_settings import check_log, dangers, explained
 from rftstream.service.losses import deleted_unsaid
@@ -125,6 +126,22 @@ def test_a_danger_pauses_the_run_with_the_cause(tmp_path: Path) -> None:
     scene.ask(DesiredState.running)
     feeder.work()
     assert feeder.service.health()["admitted"] == admitted + 1  # type: ignore[operator]
+
+
+def test_each_worker_looks_at_the_topics_that_it_reads_and_single_roles_pause(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, manifest=False)
+    feeder, explorer = RoleDriver(scene, "feeder"), RoleDriver(scene, "explorer")
+    feeder.work()
+    scene.log.settings["outcomes"] = replace(scene.log.settings["outcomes"], compacted=True)
+    del scene.log.settings["verified"]  # as if rights hid it from both
+    for driver, paused in ((explorer, 0), (feeder, 1)):
+        look_at_log(driver.service, scene.config)
+        driver.work()
+        assert WRONG_TOPICS._value.get() == 1
+        states = [one for one in scene.messages("control") if isinstance(one, RunState)]
+        assert [one.reason.partition("; ")[0] for one in states] == [
+            "flow: outcomes: is compacted, expected not"
+        ] * paused
 
 
 CHANGES: dict[str, tuple[Callable[[TopicSettings], TopicSettings], str]] = {
