@@ -14,6 +14,7 @@ from rftstream.clock import SystemClock
 from rftstream.contracts.rollouts import VersionSpan
 from rftstream.errors import PolicyError, WeightsError
 from rftstream.models.rendering import open_renderer
+from rftstream.policies.base import Constraint
 from rftstream.policies.vllm import VllmPolicy
 from tests.engines.replay import Replay
 from tests.engines.test_in_flight import PROMPTS, check_stamps, check_under_updates, versions_of
@@ -197,6 +198,25 @@ def test_seeds_limits_and_what_is_refused(policy, backend):
         policy.load(tensors, tiny.name(51))
     assert policy.version == tiny.name(50)
     assert tiny.drain_one(policy, tiny.request(7, max_tokens=20)).token_ids.tolist() == alone[0].token_ids.tolist()
+
+
+def test_constrained_tokens_keep_to_their_form_and_their_logprobs_are_of_what_is_left(policy, backend):
+    trained(backend, policy, 60)
+    constraint = Constraint(kind="choice", value=["12", "345"])
+    asked = dataclasses.replace(tiny.request(7, max_tokens=20), constraint=constraint)
+    drawn = [tiny.drain_one(policy, dataclasses.replace(asked, request_id=f"c{seed}", seed=seed)) for seed in range(12)]
+    stops, decode = policy._renderer.stop_token_ids, policy._renderer.decode
+    texts = {decode([token for token in found.token_ids.tolist() if token not in stops]) for found in drawn}
+    assert texts == {"12", "345"} and {found.finish_reason for found in drawn} == {"stop"}
+    left = [policy._renderer.encode(one)[0] for one in ("1", "3")]
+    for found in drawn:
+        probs_V = logits_of(backend, asked, found)[0].softmax(-1).double().numpy()
+        expected = np.log(probs_V[found.token_ids[0]] / probs_V[left].sum())
+        assert found.behavior_logprobs[0] == pytest.approx(expected, abs=TOLERANCE)
+        assert found.behavior_logprobs[1] == pytest.approx(0.0, abs=TOLERANCE), "nothing else was left"
+    nonsense = dataclasses.replace(tiny.request(8), constraint=Constraint(kind="regex", value="("))
+    assert tiny.drain_one(policy, nonsense).finish_reason == "error"
+    assert len(tiny.drain_one(policy, tiny.request(7, max_tokens=20)).token_ids), "it goes on"
 
 
 def test_zz_an_engine_that_dies_is_a_policy_error(policy, backend):

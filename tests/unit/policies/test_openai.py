@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from rftstream.clock import SystemClock
@@ -9,6 +11,7 @@ from rftstream.contracts.rollouts import VersionSpan
 from rftstream.errors import ConfigError, PolicyError
 from rftstream.models import server_client
 from rftstream.models.fake_renderer import FakeRenderer
+from rftstream.policies.base import Constraint
 from rftstream.policies.openai import OpenAiPolicy
 from tests.unit import tiny
 from tests.unit.served import echo
@@ -46,9 +49,12 @@ def test_what_is_asked_for(server, open_policy):
     policy.load({}, tiny.name(0))
     tiny.drain_one(policy, tiny.request(0, temperature=0.5, top_p=0.9))
     tiny.drain_one(policy, tiny.request(0, top_k=5, stop=("x",), min_tokens=3))
+    for kind, value in (("json", {"type": "object"}), ("choice", ["a", "b"])):
+        tiny.drain_one(policy, replace(tiny.request(0), constraint=Constraint(kind=kind, value=value)))
+        assert server.requests.pop()[1]["structured_outputs"] == {kind: value}
     (_, plain), (_, more) = server.requests
     assert (plain["temperature"], plain["top_p"], plain["priority"]) == (0.5, 0.9, 1)
-    assert not {"top_k", "min_p", "stop", "min_tokens", "presence_penalty"} & plain.keys()
+    assert not {"structured_outputs", "top_k", "min_p", "stop", "min_tokens", "presence_penalty"} & plain.keys()
     assert (more["top_k"], more["stop"], more["min_tokens"]) == (5, ["x"], 3)
     assert plain["seed"] == more["seed"] >= 0
 

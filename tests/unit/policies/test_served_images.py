@@ -13,6 +13,7 @@ from rftstream.clock import SystemClock
 from rftstream.errors import ConfigError, ImageError, PolicyError
 from rftstream.models.images import decode_data_url
 from rftstream.models.rendering import open_renderer
+from rftstream.policies.base import Constraint
 from rftstream.policies.openai import OpenAiPolicy
 from rftstream.policies.served import served_parameters
 from rftstream.policies.served_images import NEVER, RESOURCE, collapsed
@@ -54,6 +55,7 @@ def generate(body, *, prompt=None, said=SAID):
 
 def test_images_are_sent_as_marks_with_their_pixels(server, policy, spec):
     request = prompted(spec, 0, images=PICTURES[:2], temperature=0.5, top_k=4, stop=("x",))
+    request = dataclasses.replace(request, constraint=Constraint(kind="regex", value="a+"))
     completion = tiny.drain_one(policy, request)
     assert completion.token_ids.tolist() == SAID and completion.error is None
     assert completion.behavior_logprobs.tolist() == pytest.approx([-0.3, -0.4, -0.5])
@@ -70,6 +72,7 @@ def test_images_are_sent_as_marks_with_their_pixels(server, policy, spec):
     sampling = body["sampling_params"]
     assert sampling["logit_bias"] == {str(mark): NEVER}
     assert (sampling["temperature"], sampling["top_k"], sampling["stop"]) == (0.5, 4, ["x"])
+    assert sampling["structured_outputs"] == {"regex": "a+"}
     assert body.keys() == {"model", "token_ids", "content_parts", "sampling_params", "return_token_ids"}
 
 
