@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -83,7 +85,7 @@ class HealthServer:
         """`registry`: the metrics, by default those of this process. `option`: what the port was given by."""
         handler = type("Handler", (_Handler,), {"health": health, "registry": registry})
         try:
-            self._server = ThreadingHTTPServer((host, port), handler)
+            self._server = _Server((host, port), handler)
         except OSError as error:
             raise ConfigError(
                 f"{option} {port}: {error.strerror or error}; take another port, or 0 for any free one"
@@ -103,6 +105,16 @@ class HealthServer:
         self._server.server_close()
         if self._file is not None:
             self._file.unlink(missing_ok=True)
+
+
+log = logging.getLogger(__name__)
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of a client that has hung up, which happens, and log anything else."""
+        if not isinstance(sys.exception(), OSError):
+            log.exception("/metrics and /health: a request from %s failed", client_address[0])
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -19,6 +19,7 @@ import ipaddress
 import logging
 import secrets
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -88,6 +89,11 @@ class SandboxServer(ThreadingHTTPServer):
         """Return the address under which it can be reached."""
         host, port = self.server_address[:2]
         return f"http://[{host!s}]:{port}" if self.address_family == socket.AF_INET6 else f"http://{host!s}:{port}"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of a client that has hung up, which happens, and log anything else."""
+        if not isinstance(sys.exception(), OSError):
+            logger.exception("a request from %s failed", client_address[0])
 
     def service_actions(self) -> None:
         """End boxes whose users are gone. `serve_forever` calls it twice a second."""

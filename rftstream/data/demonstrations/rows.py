@@ -107,7 +107,7 @@ class DemonstrationColumns:
                     f"{where}: no column {path!r}; found {', '.join(names)}; set columns = {{ {ours} = ... }}"
                 )
 
-    def check(self, row: Mapping[str, Any], where: str) -> None:
+    def check(self, row: Mapping[str, Any], where: str, num_bytes: int = 0) -> None:
         """Raise ConfigError if the row is no demonstration."""
         self.demonstration(row, where)
 

@@ -10,7 +10,7 @@ import datetime
 import decimal
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from rftstream.config import registry
+from rftstream.contracts.limits import LIMITS, find_excess
 from rftstream.contracts.tasks import ChatMessage, Problem
 from rftstream.contracts.topics import MAX_RECORD_BYTES
 from rftstream.data.tasksets.images import check_images, text_of_part, with_images
@@ -34,6 +35,8 @@ MAX_DEPTH = 24
 """Deepest nesting of lists and objects in a row. A record has further levels around them."""
 MAX_PROBLEM_BYTES = MAX_RECORD_BYTES // 2
 """The most bytes of a problem; its rollouts need the rest of a record."""
+PROBLEM_LIMITS = replace(LIMITS, total_items=LIMITS.total_items // 2)
+"""Of what is in a problem; its rollouts need the rest."""
 
 
 class TableRow(dict[str, Any]):
@@ -116,36 +119,46 @@ class Columns:
             if name not in names:
                 raise ConfigError(f"{where}: no column {name!r} to keep; {_found(name, names)}")
 
-    def check(self, row: Mapping[str, Any], where: str) -> None:
-        """Refuse the rows that `problem` refuses, as far as a quick look can tell."""
+    def check(self, row: Mapping[str, Any], where: str, num_bytes: int = 0) -> None:
+        """Refuse the rows that `problem` refuses, as far as a quick look can tell; of large rows every one."""
         messages = self._messages(row, where)
         if "images" in self._paths:
             check_images(messages, self._value(row, "images", where), self._image_folder, where)
-        self._answer(row, where)
-        self._tools(row, where)
+        if num_bytes >= LIMITS.items:
+            self._problem(row, messages, where)
+        else:
+            self._answer(row, where)
+            self._tools(row, where)
 
     def problem(self, row: Mapping[str, Any], where: str) -> Problem:
         """Return the problem in a row. ConfigError, which names `where`, if there is none."""
-        messages, answer, tools = self._messages(row, where), self._answer(row, where), self._tools(row, where)
+        messages = self._messages(row, where)
         if "images" in self._paths:
             messages = with_images(messages, self._value(row, "images", where), self._image_folder, where)
-        rest = {name: value for name, value in row.items() if self._goes_on(name)}
+        return self._problem(row, messages, where)
+
+    def _problem(self, row: Mapping[str, Any], messages: tuple[ChatMessage, ...], where: str) -> Problem:
         plain = Plain(where)
         problem = Problem(
             messages=messages,
-            answer=answer,
-            tools=tools,
-            info={name: plain(value, 1) for name, value in rest.items()},
+            answer=self._answer(row, where),
+            tools=self._tools(row, where),
+            info={name: plain(value, 1) for name, value in row.items() if self._goes_on(name)},
             data_source=str(self._value(row, "data_source", where) or self._data_source),
         )
-        for text in (answer or "", *(message.content for message in messages)):
-            plain(text, 1)
-        num_bytes = plain.num_bytes
-        if num_bytes > MAX_PROBLEM_BYTES:
+        for message in messages:
+            plain(message.content, 1)
+            plain(message.tool_calls, 1)
+        plain((problem.answer, problem.tools), 0)
+        advice = 'leave columns out with options = { keep = ["..."] }, or the row'
+        if plain.num_bytes > MAX_PROBLEM_BYTES:
             raise ConfigError(
-                f"{where}: a problem of {num_bytes:,} bytes, expected at most {MAX_PROBLEM_BYTES:,}; leave columns out "
-                'with options = { keep = ["..."] }, or the row'
+                f"{where}: a problem of {plain.num_bytes:,} bytes, expected at most {MAX_PROBLEM_BYTES:,}; {advice}"
             )
+        if plain.num_items + len(messages) >= LIMITS.items:
+            excess = find_excess(msgspec.to_builtins(problem), PROBLEM_LIMITS)
+            if excess is not None:
+                raise ConfigError(f"{where}: {excess[0].removeprefix('$.info.')}: {excess[1]}; {advice}")
         return problem
 
     def chat_path(self, names: Sequence[str]) -> str:
@@ -337,14 +350,16 @@ def without_nulls(value: Any) -> Any:
 
 
 class Plain:
-    """Turns values into what messages carry. What has no such form becomes text. The bytes of texts are counted on the
+    """Turns values into what messages carry. What has no such form becomes text. Values and bytes are counted on the
     way."""
 
     def __init__(self, where: str) -> None:
         self._where = where
         self.num_bytes = 0
+        self.num_items = 0
 
     def __call__(self, value: Any, depth: int) -> Any:
+        self.num_items += 1
         if depth > MAX_DEPTH:
             raise ConfigError(f"{self._where}: more than {MAX_DEPTH} levels of lists and objects; flatten them")
         if value is None or isinstance(value, (bool, float)):

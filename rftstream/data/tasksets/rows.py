@@ -33,8 +33,9 @@ class RowReader(Protocol):
     def check_kept(self, names: Sequence[str], where: str) -> None:
         """Check the columns to keep, once for each file. ConfigError if one is missing."""
 
-    def check(self, row: Mapping[str, Any], where: str) -> None:
-        """Look at a row when its file is opened. ConfigError if nothing can be made of it."""
+    def check(self, row: Mapping[str, Any], where: str, num_bytes: int = 0) -> None:
+        """Look at a row when its file is opened. ConfigError if nothing can be made of it. `num_bytes`: its size in the
+        file, if that is known; only a large one may be too large."""
 
     def wanted(self, names: Sequence[str]) -> list[str]:
         """Return the file's columns that have to be read."""
@@ -121,7 +122,7 @@ class JsonLines(_PlacedRows):
                 if row.keys() != names:
                     names = row.keys()
                     columns.check_names(list(row), where)
-                columns.check(row, where)
+                columns.check(row, where, len(line))
                 self._offsets.append(offset)
                 self._lines.append(number)
             offset += len(line)
@@ -149,7 +150,7 @@ class JsonList:
         for index in range(len(self._rows)):
             row = self.row(index)
             columns.check_names(list(row), self.where(index))
-            columns.check(row, self.where(index))
+            columns.check(row, self.where(index), len(bytes(self._rows[index])))
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -185,7 +186,7 @@ class Csv(_PlacedRows):
                 if cells:
                     self._offsets.append(offset)
                     row = self._named(cells, self.where(len(self) - 1))
-                    columns.check(row, self.where(len(self) - 1))
+                    columns.check(row, self.where(len(self) - 1), sum(map(len, cells)))
                 offset = lines.offset
             self._state = _state(file)
         if not self._offsets:

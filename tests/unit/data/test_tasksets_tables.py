@@ -18,9 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rftstream.contracts import codec
+from rftstream.contracts.limits import LIMITS, MessageLimits
 from rftstream.contracts.tasks import ChatMessage, Problem, RolloutIds, Sampling, Task
-from rftstream.data.tasksets import arrow
-from rftstream.data.tasksets.columns import Columns, TableConfig, look_up
+from rftstream.data.tasksets import arrow, columns
+from rftstream.data.tasksets.columns import PROBLEM_LIMITS, Columns, TableConfig, look_up
 from rftstream.errors import ConfigError
 from tests.unit.data.test_tasksets_sources import open_source, user, write
 
@@ -292,14 +293,14 @@ def test_missing_files_and_columns_are_named(tmp_path: Path) -> None:
     assert "x.parquet: no column 'prompt'; found question, extra_info; set columns = { prompt = ... }" in refusal(
         source
     )
-    for columns, text in [
+    for mapped, text in [
         ({"prompt": "questoin"}, "no column 'questoin'; found question, extra_info; did you mean 'question'?; set"),
         ({"prompt": "question", "answer": "extra_info.anwser"},
          "row 0: no column 'extra_info.anwser'; found answer, index; did you mean 'answer'?"),
         ({"prompt": "question", "answer": "question.text"}, "no column 'question.text'; found a text"),
         ({"prompt": "question", "solution": "x"}, "columns.solution: unknown; known: answer, data_source"),
     ]:  # fmt: skip
-        assert text in refusal(source, columns=columns)
+        assert text in refusal(source, columns=mapped)
 
 
 @pytest.mark.parametrize(
@@ -379,6 +380,41 @@ def test_huge_and_deep_cells_are_refused_with_what_to_do(tmp_path: Path) -> None
     deeper = open_source(write(tmp_path / "x.jsonl", {"prompt": "p", "deep": deep}))
     with pytest.raises(ConfigError, match=r"x\.jsonl:1: more than 24 levels"):
         deeper.problem(0)
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"prompt": "p", "numbers": [0] * 201}, r"numbers: got 201 items, expected at most 200; leave columns"),
+        ({"prompt": "p", "tables": [[[]] * 90] * 6}, r"tables: got 1[01]\d\d items in all lists and maps"),
+        ({"messages": [{"role": "user", "content": "p"}] * 201}, r"\$.messages: got 201 items, expected at most 200"),
+    ],
+    ids=["list", "lists", "messages"],
+)
+def test_a_row_of_too_many_items_is_named_when_its_file_is_opened(
+    tmp_path: Path, form: str, row: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever it stands. A row of a Parquet file is named when it is read; and one item less is taken."""
+    assert PROBLEM_LIMITS.items == LIMITS.items == 65_536
+    monkeypatch.setattr(columns, "LIMITS", MessageLimits(items=200))
+    total_items = 5000 if "messages" in row else 1000
+    monkeypatch.setattr(columns, "PROBLEM_LIMITS", MessageLimits(items=200, total_items=total_items))
+    name, value = list(row.items())[-1]
+    rows = [{**row, name: value[:1]}] * 40
+
+    def problems() -> list[Problem]:
+        rows[33] = row
+        path = tmp_path / f"x.{form}"
+        if form == "jsonl":
+            path.write_text("\n".join(map(json.dumps, rows)))
+        taskset = open_source(f"jsonl:{path}" if form == "jsonl" else parquet(path, rows))
+        return [recordable(taskset.problem(index)) for index in range(40)]
+
+    with pytest.raises(ConfigError, match=rf"x\.{form}(:34|: row 33): .*{said}"):
+        problems()
+    row = {**row, name: value[1:]}
+    assert len(problems()) == 40
 
 
 def test_a_file_that_is_written_to_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

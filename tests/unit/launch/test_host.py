@@ -8,8 +8,10 @@ import os
 import re
 import signal
 import socket
+import struct
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -33,7 +35,10 @@ from rftstream.preflight.plan import Purpose, plan
 from rftstream.runs.create import write_config
 from rftstream.runs.folder import RunFolder, create_log, open_transport
 from rftstream.runs.manifest import check_worker, data_digests, digests_for, make_manifest
+from rftstream.sandbox.local import LocalBackend
+from rftstream.sandbox.server import SandboxServer
 from rftstream.testing.played import played_records
+from tests.unit.environments.hosts.scene import wait_until
 
 RUN_FILE = """
 [run]
@@ -293,6 +298,35 @@ def test_health_turns_bad_when_the_loop_hangs(tmp_path: Path) -> None:
             HealthServer(health, port=server.port, host="127.0.0.1")
     finally:
         server.close()
+
+
+@pytest.mark.parametrize("kind", ["health", "sandbox"])
+def test_a_client_that_hangs_up_leaves_no_traceback(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    server: HealthServer | SandboxServer
+    if kind == "health":
+        server = HealthServer(Health(), port=0, host="127.0.0.1")
+        port = server.port
+    else:
+        server = SandboxServer(("127.0.0.1", 0), LocalBackend(slots=1))
+        port = int(server.server_address[1])
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+
+    def num_handlers() -> int:
+        return sum("process_request_thread" in thread.name for thread in threading.enumerate())
+
+    before = num_handlers()
+    client = socket.create_connection(("127.0.0.1", port))
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.sendall(b"GET /heal")
+    wait_until(lambda: num_handlers() > before)
+    client.close()
+    wait_until(lambda: num_handlers() == before)
+    if isinstance(server, SandboxServer):
+        server.shutdown()
+        server.close()
+    else:
+        server.close()
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(("values", "said"), [

@@ -139,7 +139,7 @@ class Counter:
         return {"done": said["content"] == "end", "messages": [str(self.count)], "reward": 0.5}
 
     def save(self):
-        return self.count.to_bytes(8, "big")
+        return self.count.to_bytes(self.config.get("state_bytes", 8), "big")
 
     def load(self, state):
         self.count = int.from_bytes(state, "big")

@@ -18,6 +18,7 @@ import pytest
 
 from rftstream.environments.base import Reply
 from rftstream.environments.hosted import HostedEnvironment
+from rftstream.environments.hosts import host
 from rftstream.environments.hosts import pool as pools
 from rftstream.environments.hosts.pool import pool_of
 from rftstream.errors import ConfigError, HostedCodeError, HostError, HostStartTimeout, HostTimeout
@@ -128,7 +129,20 @@ def test_descriptors_are_not_inherited(make: Made) -> None:
 
 
 @pytest.mark.slow
-def test_large_answers(make: Made) -> None:
+def test_a_large_state(make: Made) -> None:
+    """It goes along with each answer, and is too large for a record: the explorer stores it as an object."""
+    environment = make("Counter", seed=10, options={"state_bytes": 20_000_000})
+    (reply,) = run(ask(environment, "go on"))
+    assert reply.messages[0].content == "11"
+    state = environment.save()
+    assert isinstance(state, bytes)
+    assert len(state) > 20_000_000
+
+
+@pytest.mark.slow
+def test_large_answers(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "MAX_FRAME_BYTES", 16 << 20)
+
     async def play() -> None:
         environment = make()
         await environment.start()
