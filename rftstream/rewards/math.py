@@ -217,7 +217,7 @@ class MathReward:
         if answer.how == "stated":
             return False  # the box itself decides
         if answer.how in ("tail", "formula"):
-            return _has_variables(found)
+            return _has_variables(found) or (_has_unit(gold.reading) and _has_unit(found))
         if answer.how == "whole" and _WORD.search(answer.text):
             return False
         return _PROSE.search(answer.text) is None and (found.whole or not gold.reading.whole)
@@ -240,6 +240,10 @@ class MathReward:
         except TooCostly:
             return None
         return self._second.equal(gold.second(), self._second.read_found(answer.text, boxed=True)) != equal
+
+
+def _has_unit(reading: Reading) -> bool:
+    return any(isinstance(form, Value) and form.unit for form in reading.forms)
 
 
 def _has_variables(reading: Reading) -> bool:

@@ -52,6 +52,11 @@ _SAID_AFTER = re.compile(
     re.IGNORECASE,
 )
 _REASON = re.compile(r",?\s+(?:because|since|given\s+that|due\s+to)\b.*$", re.IGNORECASE | re.DOTALL)
+_LED_BY = re.compile(
+    r"^(?:(?:so|thus|hence|therefore|then|finally|in\s+conclusion|consequently|we\s+(?:get|have|find|obtain)|that\s+is"
+    r"|it\s+follows\s+that)\b[\s,:]*)+(?=\S)",
+    re.IGNORECASE,
+)
 _STATEMENT = re.compile(
     r"^(?P<words>[^\d\\$=<>|^_+*/]{0,80}?)(?::|(?<![a-z])(?:is|are|was|be|equals?|gets?|gives?|has|have|so|thus|hence"
     r"|therefore|find|obtain|need)(?![a-z])|是|为|有)\s*(?P<rest>\S.*)$",
@@ -62,7 +67,7 @@ _UNSURE = re.compile(
 )
 _OPENED = re.compile(r"\\(?:text|mathrm|textbf|mbox|textit)\s*\{([^{}]*)\}")
 _TAIL = re.compile(
-    r"(?:\b(?:is|are|equals|gives|at|be|was|get|have|it's|called|named|known\s+as|means)\b|叫做?|称为|[:：]|等于|得到|得|共有|共|有|是|为)\s*",
+    r"(?:\b(?:is|are|equals|gives|at|be|was|get|have|it's|called|named|known\s+as|means)\b|叫做?|称为|(?<!\d)[:：]|[:：](?!\d)|等于|得到|得|共有|共|有|是|为)\s*",
     re.IGNORECASE,
 )
 MAX_MARKS = 50
@@ -102,7 +107,7 @@ def find_answers(completion: str, *, boxed_only: bool = False) -> list[FoundAnsw
         found.append(FoundAnswer(text=marked, how="mark"))
     if text and len(text) <= MAX_WHOLE:
         found.append(FoundAnswer(text=text, how="whole"))
-        if (said := _SAID_AFTER.sub("", text)) != text:
+        if (said := _bare(text)) != text:
             found.append(FoundAnswer(text=said, how="tail"))
     if (tail := _tail(text)) is not None:
         found.append(FoundAnswer(text=tail, how="tail"))
@@ -110,8 +115,13 @@ def find_answers(completion: str, *, boxed_only: bool = False) -> list[FoundAnsw
         found.append(FoundAnswer(text=formula, how="formula"))
     last = text.rpartition("\n")[2].strip()
     if last != text and 0 < len(last) <= MAX_WHOLE:
-        found.append(FoundAnswer(text=last, how="tail"))
+        found.append(FoundAnswer(text=_bare(last), how="tail"))
     return found
+
+
+def _bare(sentence: str) -> str:
+    """Return a sentence without the words that lead to it, such as "so we get", and those that end it."""
+    return _SAID_AFTER.sub("", _LED_BY.sub("", sentence, count=1))
 
 
 def _stated(boxed: str) -> str | None:
