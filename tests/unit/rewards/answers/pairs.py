@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 WORK = 3 * (
-    "First we set up the equations and let n = 3, so that the sum of 4 and 5 is 9. Then we check the case k = 2, where the "
-    "value is 6. "
+    "First we set up the equations and let n = 3, so that the sum of 4 and 5 is 9. Then we check the case k = 2, where "
+    "the value is 6. "
 )
 """What stands before the answer in a long completion."""
 DATA = Path(__file__).parents[3] / "data"
