@@ -29,7 +29,8 @@ class SlotCache:
     """The keys and values of at most `max_slots` rows. `DecodingBatch` makes it.
 
     `put` takes slots for rows that were computed, `write` says where the next pass writes, and `free` gives slots up.
-    Behind a row's tokens are zeros or stale values, which the attention mask hides."""
+    Behind a row's tokens are zeros or stale values, which the attention mask hides. Of a model that keeps no keys and
+    values there are slots without layers."""
 
     def __init__(self, max_slots: int, max_columns: int | None = None) -> None:
         """`max_columns`: the longest that a row grows; None if nobody knows."""
@@ -66,7 +67,7 @@ class SlotCache:
         self, states: LayerStates, which_R: Sequence[int], lengths_R: Sequence[int], slots_R: Sequence[int]
     ) -> None:
         """Write rows as `put` does, over what stands in these slots."""
-        copies = _rows_to_copy(states, which_R, lengths_R, slots_R)
+        copies = _rows_to_copy(states, which_R, lengths_R, slots_R) if states else []
         for layer, (keys, values) in zip(self._layers, states, strict=True):
             layer.reserve(self._num_used, max(lengths_R), self._max_slots, self._max_columns)
             for length, which, slots in copies:
@@ -75,6 +76,8 @@ class SlotCache:
 
     def write(self, slots_N: np.ndarray, columns_N: np.ndarray) -> None:
         """Have the next pass write the keys and values of token n into column `columns_N[n]` of slot `slots_N[n]`."""
+        if not self._layers:
+            return
         width, device = int(columns_N.max()) + 1, self._layers[0].device
         if (slots_N == slots_N[0]).all():  # one row: its columns follow one another
             target: Any = (int(slots_N[0]), slice(None), slice(int(columns_N[0]), int(columns_N[-1]) + 1))

@@ -35,6 +35,8 @@ from rftstream.weights.adapters import merged_tensors
 from rftstream.weights.snapshot import RawTensor
 
 if TYPE_CHECKING:
+    import torch
+
     from rftstream.models.seeing import ImageFeatures
     from rftstream.policies.prompts import Block, Features, TokenIds
     from rftstream.policies.turns import KeptTurn
@@ -80,14 +82,14 @@ class HfPolicy(SleepsByMoving):
         from rftstream.models.offload import DeviceState
         from rftstream.policies.batch import DecodingBatch, batch_tensors
         from rftstream.policies.cache import SlotCache
-        from rftstream.policies.hf_model import HfModel
         from rftstream.policies.images import PromptImages
+        from rftstream.policies.opening import open_model
         from rftstream.policies.prompts import PromptStore
         from rftstream.policies.turns import TurnStore
 
         self.slots = config.batch_size
         self._config, self._spec, self._renderer = config, model, renderer
-        self._model = HfModel(model)
+        self._model = open_model(model)
         self._images = PromptImages(images, self._model.seeing)
         self._stop_ids = np.asarray(sorted(renderer.stop_token_ids), dtype=np.int64)
         self._versions: list[VersionName] = []
@@ -161,7 +163,7 @@ class HfPolicy(SleepsByMoving):
             else:
                 features |= found
         self._leave()
-        if self._batch.num_rows:
+        if self._batch.num_rows and self._model.keeps_states:
             chunks = _chunks(self._batch.contexts(), self._config.prefill_tokens)
             self._batch.renew(self._model.compute(chunk, features).states for chunk in chunks)
 
@@ -234,14 +236,22 @@ class HfPolicy(SleepsByMoving):
                 self._take_over(*self._next)
             features = self._go_on_from_turns() if self._next is None else {}
             if self._batch.num_rows:  # in the step that samples it, so with the weights of that step
-                token_ids_N, positions, rows = self._batch.next_tokens()
-                cache = self._cache.for_model
-                self._batch.logits_BV = self._model.compute_packed(token_ids_N, positions, rows, cache, features)
+                self._batch.logits_BV = self._next_logits(features)
             if self._next is None:
                 self._let_in()
             if self._batch.num_rows:
                 done.extend(self._sample())
         return done
+
+    def _next_logits(self, features: Features) -> torch.Tensor:
+        """Compute the next tokens of all rows."""
+        import torch
+
+        token_ids_N, positions, rows = self._batch.next_tokens()
+        if self._model.keeps_states:
+            return self._model.compute_packed(token_ids_N, positions, rows, self._cache.for_model, features)
+        chunks = _chunks(self._batch.contexts(), self._config.prefill_tokens)
+        return torch.cat([self._model.compute(chunk, features).logits_UV for chunk in chunks])
 
     def idle_s(self) -> float:
         """Return 0 while there is something to do, else infinity."""

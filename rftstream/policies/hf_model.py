@@ -5,20 +5,18 @@ Shapes: U prompts, L their tokens, B rows of the batch, N their new tokens, P pl
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import DynamicCache, logging
+from transformers import DynamicCache
 
 from rftstream.errors import PolicyError
-from rftstream.models.folder import loading
 from rftstream.models.offload import tensors_of
-from rftstream.models.seeing import ImageFeatures, SeeingModel, model_class
-from rftstream.models.spec import ModelSpec
-from rftstream.policies import attention, linear
+from rftstream.models.seeing import ImageFeatures, SeeingModel
 from rftstream.policies.packed import PackedRows
 from rftstream.policies.prompts import Block, Features, TokenIds, shift_behind
 from rftstream.policies.row import MAX_BATCH, RowDecoder
@@ -27,33 +25,27 @@ from rftstream.weights.snapshot import DTYPES, RawTensor
 
 
 class HfModel:
-    """A causal language model on its device. `HfPolicy` makes it, gives it versions, and asks it for logits."""
+    """A causal language model on its device. `open_model` makes it; `HfPolicy` gives it versions, and asks for logits.
 
-    def __init__(self, spec: ModelSpec) -> None:
-        torch.set_num_threads(spec.threads)
-        logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-        with loading(spec):
-            self._model = model_class(spec.folder).from_pretrained(
-                spec.folder,
-                dtype=getattr(torch, spec.dtype),
-                attn_implementation=attention.register(),
-                use_safetensors=True,
-            )
-        self._model.to(spec.device)
-        self._model.eval()
-        self.device = torch.device(spec.device)
-        if self.device.type == "cpu" and linear.lacks(self._model.dtype):
-            linear.widen(self._model)
-        self.vocabulary_size = int(self._model.config.get_text_config().vocab_size)
-        self._row = RowDecoder.of(self._model, spec.threads) if self.device.type == "cpu" else None
-        self.seeing = SeeingModel.of(self._model, spec.folder)
+    `keeps_states` says how: with keys and values in a `SlotCache`, or with nothing kept, so that all tokens of a row
+    are computed again for each new one."""
+
+    def __init__(
+        self, model: Any, *, keeps_states: bool, seeing: SeeingModel | None = None, row: RowDecoder | None = None
+    ) -> None:
+        """`seeing`: the model as one that is shown images, or None. `row`: decodes few rows, or None."""
+        self._model, self.keeps_states, self._row = model, keeps_states, row
+        self.device: torch.device = model.device
+        self.vocabulary_size = int(model.config.get_text_config().vocab_size)
+        self.seeing = seeing
         """The same model as one that is shown images; None if it is not."""
-        self.parameters = dict(self._model.named_parameters())
+        self.parameters = dict(model.named_parameters())
         self.expected = {
             name: (DTYPES[str(parameter.dtype).removeprefix("torch.")], tuple(parameter.shape))
             for name, parameter in self.parameters.items()
         }
         """Name -> dtype and shape of the tensors that `load` takes."""
+        self._takes_places = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def tensors(self) -> Iterator[Tensor]:
         """Yield all that lies on the device."""
@@ -70,6 +62,9 @@ class HfModel:
     def compute(self, prompts: tuple[TokenIds, ...], features: Features) -> Block:
         """Return keys, values and next logits of these prompts, which are padded on the left. `features`: those of the
         images in them."""
+        if not self.keeps_states:
+            assert not features, "models with images keep states"
+            return Block(prompts, [], self._compute_whole(prompts), np.zeros(len(prompts), dtype=np.int64))
         longest = max(len(prompt) for prompt in prompts)
         starts_U1 = torch.tensor([[longest - len(prompt)] for prompt in prompts], device=self.device)
         token_ids_UL = np.zeros((len(prompts), longest), dtype=np.int64)
@@ -93,6 +88,22 @@ class HfModel:
         logits_UV = self.forward(inputs, columns_1L[0, -1:])[:, 0]
         states = [(layer.keys, layer.values) for layer in cache.layers]
         return Block(prompts=prompts, states=states, logits_UV=logits_UV, shifts_U=shifts_U)
+
+    def _compute_whole(self, prompts: tuple[TokenIds, ...]) -> Tensor:
+        """Return the logits [U, V] behind prompts, those of one length together, without padding and without a
+        cache."""
+        found_UV: dict[int, Tensor] = {}
+        more = {"logits_to_keep": 1} if self._takes_places else {}
+        for length in sorted({len(prompt) for prompt in prompts}):
+            rows = [row for row, prompt in enumerate(prompts) if len(prompt) == length]
+            token_ids_RL = torch.tensor([prompts[row] for row in rows], device=self.device)
+            try:
+                logits_RPV = self._model(input_ids=token_ids_RL, use_cache=False, **more).logits
+            except RuntimeError as error:
+                shape = tuple(token_ids_RL.shape)
+                raise PolicyError(f"policy hf: the model failed at {shape} tokens: {error}") from error
+            found_UV |= zip(rows, logits_RPV[:, -1], strict=True)
+        return torch.stack([found_UV[row] for row in range(len(prompts))])
 
     def extends(self, prompt: TokenIds, turn: KeptTurn) -> bool:
         """Return whether a prompt that begins with a turn may go on from it. A new image whose tokens see each other

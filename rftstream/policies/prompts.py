@@ -27,7 +27,7 @@ class Block:
 
     prompts: tuple[TokenIds, ...]
     states: LayerStates
-    """Keys and values [U, H, L, D] of each layer."""
+    """Keys and values [U, H, L, D] of each layer; empty for a model that keeps none."""
     logits_UV: Tensor
     """Logits of the first token to be sampled after each prompt."""
     shifts_U: np.ndarray
@@ -37,7 +37,7 @@ class Block:
     @property
     def num_tokens(self) -> int:
         """Number of tokens, padding included."""
-        return len(self.prompts) * self.states[0][0].shape[2]
+        return len(self.prompts) * max(map(len, self.prompts))
 
 
 class PromptStore:

@@ -47,6 +47,7 @@ from rftstream.preflight.estimate import DiskEstimate, estimate_disk
 from rftstream.preflight.memory import MemoryEstimate, estimate_memory, longest_row, memory_warnings
 from rftstream.preflight.plan import Purpose, plan
 from rftstream.preflight.programs import sandbox_warnings
+from rftstream.preflight.readiness import check_computed
 from rftstream.preflight.sizes import ModelSizes
 from rftstream.preflight.template_calls import doubts_about_tools
 from rftstream.preflight.template_turns import first_break
@@ -91,6 +92,7 @@ def check(config: RunConfig) -> CheckReport:
             report.context = rendering.context
             if not rendering.renderer.stop_token_ids:
                 report.warnings.append(NO_STOP)
+            check_computed(config, report.model)
         report.tasksets = [_taskset(config, name, section, rendering, collect) for name, section in sections]
         trained = {asked for line in report.tasksets if line.kind == "taskset" for asked in line.asked or ()}
         for line in report.tasksets:

@@ -24,7 +24,7 @@ from rftstream.config.stages import Stages
 from rftstream.data.operators.pipeline import ExperiencePipeline
 from rftstream.errors import ConfigError, RftError
 from rftstream.models.devices import check_device
-from rftstream.models.folder import check_complete, prepare_model
+from rftstream.models.folder import FAKE, check_complete, prepare_model
 from rftstream.models.image_tokens import ImageTokens, check_takes_images
 from rftstream.models.rendering import open_renderer
 from rftstream.models.spec import ModelSpec
@@ -226,6 +226,17 @@ def _images(config: RunConfig, spec: ModelSpec) -> None:
     check_takes_images(spec.folder, "trainer.algorithm: its critic", not has_critic, advice="use one without a critic")
     is_classifier = trained_spec(config, spec).as_classifier
     check_takes_images(spec.folder, "trainer.algorithm: a classifier", not is_classifier, advice="use a model of text")
+
+
+def check_computed(config: RunConfig, spec: ModelSpec) -> None:
+    """Raise ConfigError for a model that the run's parts load and cannot compute, without loading its weights."""
+    trained = registry.find_spec(BackendSpec, config.trainer.backend).loads_model
+    is_known = spec.name == FAKE or config.model.make is not None  # what is made here is a plain decoder
+    if is_known or not loads_model(config) or trained_spec(config, spec).as_classifier:
+        return
+    from rftstream.models.exactness import check_model
+
+    check_model(spec, trained=trained)
 
 
 def loads_model(config: RunConfig) -> bool:

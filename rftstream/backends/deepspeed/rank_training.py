@@ -42,6 +42,7 @@ from rftstream.backends.torch import lora
 from rftstream.backends.torch.critic import ValueNetwork, load_critic
 from rftstream.backends.torch.inputs import Inputs
 from rftstream.backends.torch.network import Network, NetworkSettings, load_model, recompute_activations
+from rftstream.errors import ConfigError
 from rftstream.models.image_inputs import ImageCache
 from rftstream.models.seeing import SeeingModel
 from rftstream.models.spec import ModelSpec
@@ -146,7 +147,12 @@ class Rank:
             self.trained[name] = TrainedNetwork(name, one, parameters[name], self._optimizer, self._settings)
 
     def _split(self, network: Network) -> Network | SplitNetwork:
-        """Return the network as the ranks of a group compute it together."""
+        """Return the network as the ranks of a group compute it together. ConfigError if they would not meet."""
+        if network.computes_alone and self._place.size > 1:
+            raise ConfigError(
+                f"trainer.backend: 'deepspeed' on {self._place.size} devices cannot compute {self._spec.name}, whose "
+                "rows each take a pass of their own; use 'torch', or one device"
+            )
         if self._group is None:
             return network
         exact = NetworkSettings.of(self._settings, self.device).autocast is None

@@ -26,6 +26,7 @@ from rftstream.backends.torch import attention
 from rftstream.backends.torch.critic import ValueNetwork
 from rftstream.backends.torch.inputs import Inputs, make_inputs
 from rftstream.backends.torch.network import Network
+from rftstream.backends.torch.paths import path_of
 from rftstream.errors import ConfigError
 
 NAME = "rftstream_split"
@@ -184,6 +185,8 @@ class SplitNetwork:
                     f"{SETTING}: got {group.size}, expected a divisor of the {number} {what} of the model's attention; "
                     "each rank of a group computes some of them"
                 )
+        if path_of(self.model).attention != attention.NAME:
+            raise ConfigError(self._refused(": what its attention computes is more than ours does"))
         if kinds := _rope_kinds(config) & LENGTH_DEPENDENT:
             raise ConfigError(self._refused(f": its positions ({', '.join(sorted(kinds))}) depend on the longest row"))
         AttentionInterface.register(NAME, torch.compiler.disable(group.attend))  # type: ignore[no-untyped-call]

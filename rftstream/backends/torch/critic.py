@@ -6,7 +6,9 @@ micro-batch, T padded tokens, N unmasked tokens, D width.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,12 +20,13 @@ from rftstream.algorithms.base import Algorithm, CriticAlgorithm, TrainingRow
 from rftstream.algorithms.settings import CriticConfig
 from rftstream.backends.base import OptimizerSettings, UpdatePlan
 from rftstream.backends.passes import Minibatch, Passes, micro_inputs
-from rftstream.backends.torch import attention
 from rftstream.backends.torch.inputs import Inputs
 from rftstream.backends.torch.learner import Learner
 from rftstream.backends.torch.network import Network, NetworkSettings, compile_layers, recompute_activations
 from rftstream.backends.torch.optimizer import Masters
+from rftstream.backends.torch.paths import TrainerPath, load, path_of
 from rftstream.errors import ConfigError
+from rftstream.models import exactness
 from rftstream.models.classifiers import HEADS
 from rftstream.models.files import read_json
 from rftstream.models.offload import tensors_of
@@ -64,6 +67,11 @@ class ValueModel(nn.Module):
         output.logits = self.head(output.last_hidden_state)
         return output
 
+    @property
+    def rftstream_path(self) -> TrainerPath:
+        """How the trunk is computed."""
+        return replace(path_of(self.trunk), has_plain_head=True)
+
     def gradient_checkpointing_enable(self, settings: dict[str, Any]) -> None:
         """Turn gradient checkpointing on in the trunk."""
         self.trunk.gradient_checkpointing_enable(settings)
@@ -72,21 +80,19 @@ class ValueModel(nn.Module):
 def load_critic(folder: Path, device: torch.device, *, vocabulary: int) -> ValueModel:
     """Load a critic in float32, without dropout. `vocabulary` is the policy's.
 
-    ConfigError if it is no critic: it has not one output, has other tokens, or sees what comes later."""
-    trunk, head = _parts_of(folder)
-    model = ValueModel(trunk, head).to(device).eval()
+    ConfigError if it is no critic: it has not one output, has other tokens, or is no decoder."""
+    trunk, head = _parts_of(folder, device)
+    model = ValueModel(trunk, head).eval()
     known = int(trunk.config.get_text_config().vocab_size)
     if known < vocabulary:
         raise ConfigError(
             f"critic: {folder}: knows {known} tokens, expected the {vocabulary} of the policy; give a model with its "
             "tokenizer"
         )
-    if not is_causal(model):
-        raise ConfigError(f"critic: {folder}: sees what comes after a token, expected a decoder; give another model")
     return model
 
 
-def _parts_of(folder: Path) -> tuple[Any, nn.Linear]:
+def _parts_of(folder: Path, device: torch.device) -> tuple[Any, nn.Linear]:
     """Return trunk and head."""
     from transformers import AutoModel, AutoModelForSequenceClassification, AutoModelForTokenClassification
     from transformers import logging as transformers_logging
@@ -98,13 +104,13 @@ def _parts_of(folder: Path) -> tuple[Any, nn.Linear]:
         loader = AutoModelForSequenceClassification
     elif kind.endswith("ForTokenClassification"):
         loader = AutoModelForTokenClassification
-    wanted = {"dtype": torch.float32, "attn_implementation": attention.register()}
+    part = exactness.whole if loader is AutoModel else operator.attrgetter("base_model")
     try:
-        model = loader.from_pretrained(folder, use_safetensors=True, **wanted)
+        model = load(loader, folder, device, part=part)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"critic: {folder}: cannot be read as a model: {error}; give another folder") from None
     if loader is AutoModel:
-        head = nn.Linear(model.config.get_text_config().hidden_size, 1)
+        head = nn.Linear(model.config.get_text_config().hidden_size, 1, device=device)
         nn.init.zeros_(head.weight)
         nn.init.zeros_(head.bias)
         return model, head
@@ -113,15 +119,6 @@ def _parts_of(folder: Path) -> tuple[Any, nn.Linear]:
         outputs = "no linear head" if found is None else f"{found.out_features} outputs"
         raise ConfigError(f"critic: {folder}: a {kind} with {outputs}, expected a reward model with one")
     return model.base_model, found
-
-
-@torch.no_grad()
-def is_causal(model: ValueModel) -> bool:
-    """Return whether no output depends on later tokens, found by trying."""
-    one_BT = torch.tensor([[1, 2, 3, 1]], device=model.device)
-    other_BT = torch.tensor([[1, 2, 3, 2]], device=model.device)
-    states, others = (model.trunk(input_ids=ids, use_cache=False).last_hidden_state for ids in (one_BT, other_BT))
-    return torch.allclose(states[:, :3], others[:, :3], rtol=1e-3, atol=1e-3)
 
 
 class ValueNetwork(Network):

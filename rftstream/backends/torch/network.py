@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,18 +17,17 @@ import torch
 from torch import Tensor, nn
 
 from rftstream.algorithms.base import TrainingRow
-from rftstream.backends.torch import attention
 from rftstream.backends.torch.inputs import Inputs
+from rftstream.backends.torch.paths import Rows, load, packed_inputs, path_of
 from rftstream.contracts.tasks import Media
 from rftstream.core.logprobs import token_logprobs
 from rftstream.errors import ConfigError
+from rftstream.models.exactness import check_names
 from rftstream.models.folder import loading
 from rftstream.models.image_inputs import ImageInputs
 from rftstream.models.image_tokens import ImageTokens
 from rftstream.models.seeing import ImageFeatures, SeeingModel, model_class
 from rftstream.models.spec import ModelSpec
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,14 +100,15 @@ class Network:
         self._settings = settings
         self._device: torch.device = model.device
         self.vocabulary = int(model.config.get_text_config().vocab_size)
-        self._head: nn.Linear | None = model.get_output_embeddings() if _has_plain_head(model) else None
+        path = path_of(model)
+        self._head: nn.Linear | None = model.get_output_embeddings() if path.has_plain_head else None
         self._sizes = _Sizes.of(model)
         self._attention_size = _attention_size(model.config.get_text_config())
         looks_ahead = seeing is not None and seeing.looks_ahead
-        self.packs = settings.packing and not looks_ahead and _keeps_rows_apart(model)
+        self.computes_alone = path.rows is Rows.ALONE
+        """Whether each row takes a pass of its own."""
+        self.packs = settings.packing and not looks_ahead and path.rows is Rows.PACKED
         """Whether inputs may be packed."""
-        if settings.packing and not self.packs:
-            log.warning("%s: rows can't be packed for this model, so they are padded", type(model).__name__)
 
     def logprobs(self, inputs: Inputs, *, entropy_gradient: bool = False) -> tuple[Tensor, Tensor]:
         """Return logprobs and entropies [B, T], 0 at masked positions. The head sees only what predicts unmasked
@@ -163,7 +162,7 @@ class Network:
     def _hidden(self, inputs: Inputs) -> Tensor:
         """Return the states [B, T - 1, D] or [1, P, D]; logits, where the head cannot be taken apart. Padding is on
         the right, where causal attention never looks, so no attention mask is needed."""
-        more = {} if inputs.position_ids is None else _packed(inputs.position_ids, inputs.lengths)
+        more = {} if inputs.position_ids is None else packed_inputs(inputs.position_ids, inputs.lengths)
         if inputs.images:
             read = self._with_images(inputs)
         elif self._always_sees:
@@ -171,9 +170,19 @@ class Network:
         else:
             read = {"input_ids": inputs.token_ids}
         more |= read
+        if not self.computes_alone:
+            return self._states(more)
+        by_row = [
+            self._states({name: _row(name, one, row, length) for name, one in more.items()})[0]
+            for row, length in enumerate(inputs.lengths)
+        ]
+        return nn.utils.rnn.pad_sequence(by_row, batch_first=True)
+
+    def _states(self, inputs: Mapping[str, Any]) -> Tensor:
+        """Return the states of inputs; logits, where the head cannot be taken apart."""
         if self._head is None:
-            return self.model(**more, use_cache=False).logits  # type: ignore[no-any-return]
-        return self.model.base_model(**more, use_cache=False).last_hidden_state  # type: ignore[no-any-return]
+            return self.model(**inputs, use_cache=False).logits  # type: ignore[no-any-return]
+        return self.model.base_model(**inputs, use_cache=False).last_hidden_state  # type: ignore[no-any-return]
 
     def _with_images(self, inputs: Inputs) -> dict[str, Tensor]:
         """Return what the model reads where images stand: the embeddings of tokens and images, and their positions if
@@ -217,27 +226,32 @@ class Network:
         return torch.autocast(self._device.type, dtype=self._settings.autocast)
 
 
+def _row(name: str, inputs: Tensor, row: int, length: int) -> Tensor:
+    """Return one row of inputs [B, T, ...], or of positions [3, B, T], without padding."""
+    if name == "position_ids":
+        return inputs[..., row : row + 1, :length]
+    return inputs[row : row + 1, :length]
+
+
 def _attention_size(config: Any) -> int:
     """Return the number of layers times their width."""
-    num_heads = getattr(config, "num_attention_heads", None) or 1
-    width = getattr(config, "head_dim", None) or getattr(config, "hidden_size", 0) // num_heads
-    return int(getattr(config, "num_hidden_layers", 0) * num_heads * width)
+    num_layers, width = getattr(config, "num_hidden_layers", 0), getattr(config, "hidden_size", 0)
+    with contextlib.suppress(RuntimeError):  # transformers has no one number where heads differ from layer to layer
+        num_heads = getattr(config, "num_attention_heads", None) or 1
+        width = num_heads * (getattr(config, "head_dim", None) or width // num_heads)
+    return int(num_layers * width)
 
 
 def load_model(spec: ModelSpec, device: torch.device) -> Any:
-    """Load a model in float32. ConfigError unless its weights have the names of the checkpoint, under which they
-    travel."""
+    """Load a model in float32. ConfigError unless it is a decoder, and its weights have the names of the checkpoint,
+    under which they travel."""
     from transformers import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     with loading(spec):
-        model = model_class(spec.folder).from_pretrained(
-            spec.folder, dtype=torch.float32, attn_implementation=attention.register(), use_safetensors=True
-        )
-    model.to(device)
-    model.eval()  # samplers have no dropout, so the ratio must not see any either
+        model = load(model_class(spec.folder), spec.folder, device)
     if ImageTokens.of(spec.folder) is None:  # others go to no engine but ours, which calls weights as transformers does
-        _check_names(spec, dict(model.named_parameters()))
+        check_names(spec, model)
     return model
 
 
@@ -299,52 +313,3 @@ class _Embedded(torch.autograd.Function):
         if ctx.padding is not None:
             sums_VD[ctx.padding] = 0
         return sums_VD.to(gradient_BTD.dtype), None, None
-
-
-def _check_names(spec: ModelSpec, parameters: Mapping[str, Any]) -> None:
-    from safetensors import safe_open
-
-    known: set[str] = set()
-    for file in spec.folder.glob("*.safetensors"):
-        with safe_open(file, framework="pt") as opened:
-            known.update(opened.keys())
-    if known and (odd := sorted(parameters.keys() - known)):
-        raise ConfigError(
-            f"model {spec.name}: transformers calls a weight {odd[0]!r}, which its checkpoint does not; models "
-            "that are converted while loading can't be trained by the torch backend yet"
-        )
-
-
-def _states(model: Any, token_ids: Tensor) -> Tensor:
-    return model.base_model(input_ids=token_ids, use_cache=False).last_hidden_state  # type: ignore[no-any-return]
-
-
-def _packed(position_ids: Tensor, lengths: Sequence[int]) -> dict[str, Tensor]:
-    return {"position_ids": position_ids, "attention_mask": attention.row_lengths(lengths)}
-
-
-@torch.no_grad()
-def _has_plain_head(model: Any) -> bool:
-    """Return whether logits are one matrix product. Models that do more to them (soft caps, scales) are found by
-    trying."""
-    head = model.get_output_embeddings()
-    if not isinstance(head, nn.Linear) or model.base_model is model:
-        return False
-    probe_BT = torch.arange(4, device=model.device)[None] % model.config.get_text_config().vocab_size
-    whole = model(input_ids=probe_BT, use_cache=False).logits
-    return torch.allclose(head(_states(model, probe_BT)), whole, rtol=1e-3, atol=1e-3)
-
-
-@torch.no_grad()
-def _keeps_rows_apart(model: Any) -> bool:
-    """Return whether packed rows give what each gives alone, found by trying."""
-    lengths, vocabulary = (5, 3, 4), model.config.get_text_config().vocab_size
-    rows = [torch.arange(7 * length, 8 * length, device=model.device)[None] % vocabulary for length in lengths]
-    position_ids = torch.cat([torch.arange(length, device=model.device) for length in lengths])[None]
-    try:
-        together = model(input_ids=torch.cat(rows, dim=1), use_cache=False, **_packed(position_ids, lengths)).logits
-    except (TypeError, ValueError, RuntimeError, IndexError) as error:  # it may not know one or the other
-        log.info("%s: packed rows were refused: %s", type(model).__name__, error)
-        return False
-    alone = torch.cat([model(input_ids=row, use_cache=False).logits for row in rows], dim=1)
-    return torch.allclose(together, alone, rtol=1e-3, atol=1e-3)

@@ -7,6 +7,7 @@ that what is published and exported is an ordinary classifier. Shapes: B rows, T
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from rftstream.algorithms.base import TrainingRow
-from rftstream.backends.torch import attention
-from rftstream.backends.torch.critic import ValueModel, ValueNetwork, is_causal
+from rftstream.backends.torch.critic import ValueModel, ValueNetwork
 from rftstream.backends.torch.inputs import Inputs
 from rftstream.backends.torch.network import NetworkSettings
+from rftstream.backends.torch.paths import load
 from rftstream.errors import ConfigError
 from rftstream.models.classifiers import HEADS, as_classifier
 from rftstream.models.files import read_json
@@ -39,13 +40,13 @@ def load_scorer(spec: ModelSpec, device: torch.device) -> tuple[ValueModel, Mapp
     loader: Any = AutoModelForSequenceClassification
     wanted = as_classifier(read_json(spec.folder / "config.json"), where=f"model.path: {spec.folder}")
     with loading(spec), _quiet():
-        whole, found = loader.from_pretrained(
+        whole, found = load(
+            loader,
             spec.folder,
+            device,
+            part=operator.attrgetter("base_model"),
             num_labels=1,
             pad_token_id=wanted["pad_token_id"],
-            dtype=torch.float32,
-            attn_implementation=attention.register(),
-            use_safetensors=True,
             output_loading_info=True,
         )
     if type(whole).__name__ != wanted["architectures"][0]:
@@ -62,9 +63,8 @@ def load_scorer(spec: ModelSpec, device: torch.device) -> tuple[ValueModel, Mapp
     if found["missing_keys"]:
         for one in head.parameters():
             nn.init.zeros_(one)
-    whole.to(device).eval()
     model = ValueModel(whole.base_model, head)
-    if not _is_plain(whole, model) or not is_causal(model):
+    if not _is_plain(whole, model):
         raise ConfigError(
             f"model.path: {spec.folder}: a classifier of its kind does more than a linear head on a decoder, expected "
             "no more; use another model"

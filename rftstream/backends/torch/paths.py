@@ -1,0 +1,139 @@
+"""How the trainer computes a model: with which attention, and whether rows are packed. Of all ways that are exact
+(`models.exactness`), the fastest is taken."""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rftstream.backends.torch import attention
+from rftstream.models import exactness
+from rftstream.models.exactness import EAGER, SDPA, Probe
+from rftstream.models.tiny_copy import names_window
+
+log = logging.getLogger(__name__)
+
+
+class Rows(enum.Enum):
+    """How the rows of a micro-batch are put together. Where one way is exact, those below it are, too."""
+
+    PACKED = enum.auto()
+    PADDED = enum.auto()
+    ALONE = enum.auto()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerPath:
+    """How a model is computed. `trainer_path` finds it."""
+
+    attention: str
+    """The name of the attention, for `attn_implementation`."""
+    rows: Rows
+    """PACKED: one after another in one. PADDED: side by side. ALONE: each by itself."""
+    has_plain_head: bool
+    """Whether logits are one matrix product of the states. Models that do more to them have soft caps or scales."""
+
+
+_found: dict[tuple[Any, str], TrainerPath | None] = {}
+"""Class and config of a model -> its path. Whoever is forked from a process has what it found."""
+_SAFE = TrainerPath(attention=EAGER, rows=Rows.ALONE, has_plain_head=False)
+"""How a model is computed of which nothing else is known."""
+
+
+def load(
+    loader: Any, folder: Path, device: torch.device, *, part: Callable[[Any], Any] = exactness.whole, **settings: Any
+) -> Any:
+    """Load a model in float32 and without dropout, as `loader.from_pretrained` does with these settings, with the
+    attention that is exact; `path_of` says then how it is computed.
+
+    `part` returns what is computed of a loaded model. ConfigError if that is no decoder."""
+    outline = part(exactness.outline_of(loader, folder))
+    path = trainer_path(type(outline), outline.config)
+    found = loader.from_pretrained(
+        folder,
+        dtype=torch.float32,
+        attn_implementation=EAGER if path is None else path.attention,
+        use_safetensors=True,
+        **settings,
+    )
+    model = found[0] if isinstance(found, tuple) else found
+    model.to(device).eval()  # samplers have no dropout, so the ratio must not see any either
+    _confirm(part(model), path)
+    return found
+
+
+def path_of(model: Any) -> TrainerPath:
+    """Return how a model is computed that `load` gave."""
+    path: TrainerPath = model.rftstream_path
+    return path
+
+
+def trainer_path(kind: Any, config: Any) -> TrainerPath | None:
+    """Return how a model of this class and config is computed; None if there is no small copy to try it with.
+    ConfigError if it is no decoder."""
+    key = kind, config.to_json_string(use_diff=False)
+    if key not in _found:
+        probe = exactness.of_copy(kind, config)
+        _found[key] = None if probe is None else _find(kind, config, probe)
+    return _found[key]
+
+
+def _confirm(model: Any, path: TrainerPath | None) -> None:
+    """Try a model with its own weights, where it computes, and note how it is computed: by this path, unless they show
+    that it gives something else."""
+    name = type(model).__name__
+    probe = exactness.of_model(model, exactness.LENGTHS if path is None else exactness.SHORT_LENGTHS)
+    if probe is not None and path is None and not names_window(model.config):
+        path = _find(type(model), model.config, probe)
+    elif probe is not None and path is not None:
+        exactness.check_causal(probe, model.config)
+        if not probe.holds(
+            path.attention, {Rows.PACKED: packed, Rows.PADDED: exactness.padded}.get(path.rows, exactness.alone)
+        ):
+            log.warning("%s: its weights give something else than eager attention", name)
+            path = None
+    if path is None:
+        log.warning("%s: it is computed by transformers' eager attention, each row by itself", name)
+        path = _SAFE
+    if model.config._attn_implementation != path.attention:
+        model.set_attn_implementation(path.attention)
+    model.rftstream_path = path
+
+
+def _find(kind: Any, config: Any, probe: Probe) -> TrainerPath:
+    exactness.check_causal(probe, config)
+    has_plain_head = probe.holds(EAGER, exactness.of_head)
+    ours = attention.register() if exactness.takes_other_attention(kind) else None
+    for name in (ours, SDPA, EAGER):
+        if name is None or not probe.holds(name, exactness.padded):
+            continue
+        rows = Rows.PACKED if name == ours and probe.holds(name, packed) else Rows.PADDED
+        if rows is not Rows.PACKED:
+            log.warning(
+                "%s: packed rows would not give what each gives by itself, so they are padded, with %s attention",
+                kind.__name__,
+                "our" if name == ours else f"transformers' {name}",
+            )
+        return TrainerPath(attention=name, rows=rows, has_plain_head=has_plain_head)
+    log.warning("%s: what a row gives depends on those beside it, so each is computed by itself", kind.__name__)
+    return TrainerPath(attention=EAGER, rows=Rows.ALONE, has_plain_head=has_plain_head)
+
+
+def packed(model: Any, probe: Probe) -> Iterator[tuple[Tensor, Tensor]]:
+    """Compute the rows one after another in one."""
+    lengths = [len(row_T) for row_T in probe.rows]
+    position_ids = torch.cat([torch.arange(length, device=model.device) for length in lengths])[None]
+    inputs = {"input_ids": torch.cat(probe.rows)[None], **packed_inputs(position_ids, lengths)}
+    yield from zip(exactness.logits(model, **inputs)[0].split(lengths), probe.true, strict=True)  # type: ignore[no-untyped-call]
+
+
+def packed_inputs(position_ids: Tensor, lengths: Sequence[int]) -> dict[str, Tensor]:
+    """Return what a model is told of packed rows beside their tokens."""
+    return {"position_ids": position_ids, "attention_mask": attention.row_lengths(lengths)}

@@ -1,0 +1,239 @@
+"""Which ways to compute a model give what the model is: found by trying. The truth is transformers' eager attention,
+one row at a time.
+
+Not only our own attention may compute another model: transformers' `sdpa` and its caches differ from `eager` for some
+models as well. A model is tried as a small copy of itself (`models.tiny_copy`) with weights drawn at random, on rows
+longer than its windows, and once more with its own weights on short rows; docs/decisions/0020 says why.
+
+Shapes: T tokens of a row, U rows, L tokens of the longest, V vocabulary, or the outputs of another head.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rftstream.errors import ConfigError, PolicyError
+from rftstream.models.folder import loading
+from rftstream.models.image_tokens import ImageTokens
+from rftstream.models.seeing import model_class
+from rftstream.models.spec import ModelSpec
+from rftstream.models.tiny_copy import VOCABULARY, tiny_config
+
+log = logging.getLogger(__name__)
+
+NEAR = 1e-3
+"""Largest difference of logits that counts as rounding, in their standard deviations. float32 rounds by 1e-5, and what
+computes another model differs by 0.01 and more."""
+ROUNDED_NEAR = 0.5
+"""The same for weights of 16 bits, whose rounding adds up over the layers of a large model."""
+LENGTHS = (40, 3, 17, 9)
+"""Tokens of the rows that a copy is tried with: more and fewer than its windows have."""
+SHORT_LENGTHS = (11, 3, 7)
+"""Tokens of the rows that a model is tried with whose weights are its own."""
+SPREAD = 0.2
+"""Standard deviation of the weights of a copy. Of transformers' own 0.02, attention would hardly show."""
+FAILURES = (ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError, RuntimeError,
+            TypeError, ValueError)  # fmt: skip
+"""What the code of a model raises if it cannot be built, or called in some way."""
+EAGER, SDPA = "eager", "sdpa"
+
+Pairs = Iterable[tuple[Tensor, Tensor]]
+"""Logits that were computed in some way, each with the true ones."""
+
+
+class Probe:
+    """Rows, and the true logits of a model for them. `of_copy` and `of_model` make it."""
+
+    def __init__(self, model: Callable[[str], Any], lengths: Sequence[int], vocabulary: int, device: Any) -> None:
+        """`model`: returns the model with the attention of this name. The model before is not used any more then."""
+        self.model = model
+        random = torch.Generator().manual_seed(len(lengths))
+        self.rows = [torch.randint(vocabulary, (length,), generator=random).to(device) for length in lengths]
+        with torch.no_grad():
+            self.true = [logits(model(EAGER), input_ids=row_T[None])[0] for row_T in self.rows]
+
+    def holds(self, attention: str, compute: Callable[[Any, Probe], Pairs]) -> bool:
+        """Return whether the model with an attention, computed in some way, gives what it is. A failure counts as
+        another result."""
+        try:
+            with torch.no_grad():
+                return all(is_near(found, true) for found, true in compute(self.model(attention), self))
+        except (*FAILURES, PolicyError) as error:
+            log.debug("%s: %s: %s", attention, type(error).__name__, error)
+            return False
+
+    @torch.no_grad()
+    def is_causal(self) -> bool:
+        """Return whether late tokens, another one or none in their place, leave what was said before them as it is."""
+        row_T, true_TV = self.rows[0], self.true[0]
+        place = len(row_T) - 2
+        changed_T = row_T.clone()
+        changed_T[place] = row_T[place] - 1 if row_T[place] else 1
+        model = self.model(EAGER)
+        for other_T, end in ((changed_T, place), (row_T[:place], place), (row_T[: place // 2], place // 2)):
+            if not is_near(logits(model, input_ids=other_T[None])[0, :end], true_TV[:end]):
+                return False
+        return True
+
+
+def logits(model: Any, **inputs: Any) -> Tensor:
+    """Return what a model makes of its inputs without a cache: its logits, or its states if it has no head."""
+    output = model(**inputs, use_cache=False)
+    found: Tensor = output.last_hidden_state if getattr(output, "logits", None) is None else output.logits
+    return found
+
+
+def is_near(found: Tensor, true: Tensor) -> bool:
+    """Return whether logits are equal within rounding."""
+    if found.shape != true.shape:
+        return False
+    largest = (found.float() - true.float()).abs().max()
+    near = NEAR if true.dtype in (torch.float32, torch.float64) else ROUNDED_NEAR
+    return bool(largest <= near * true.float().std())  # False for what is no number
+
+
+def padded(model: Any, probe: Probe) -> Iterator[tuple[Tensor, Tensor]]:
+    """Compute the rows together, with padding on the right."""
+    token_ids_UL = nn.utils.rnn.pad_sequence(probe.rows, batch_first=True)
+    for found_LV, true_TV in zip(logits(model, input_ids=token_ids_UL), probe.true, strict=True):
+        yield found_LV[: len(true_TV)], true_TV
+
+
+def alone(model: Any, probe: Probe) -> Iterator[tuple[Tensor, Tensor]]:
+    """Compute each row by itself."""
+    for row_T, true_TV in zip(probe.rows, probe.true, strict=True):
+        yield logits(model, input_ids=row_T[None])[0], true_TV
+
+
+def of_head(model: Any, probe: Probe) -> Iterator[tuple[Tensor, Tensor]]:
+    """Compute the logits by the head's matrix alone, from the states of the model without it."""
+    head = model.get_output_embeddings()
+    if not isinstance(head, nn.Linear) or model.base_model is model:
+        raise TypeError("the model has no head that is one matrix")
+    for row_T, true_TV in zip(probe.rows, probe.true, strict=True):
+        yield head(logits(model.base_model, input_ids=row_T[None]))[0], true_TV
+
+
+def of_copy(kind: Any, config: Any) -> Probe | None:
+    """Return a probe of the small copy of a model of this class; None if there can be no such copy."""
+    made: dict[str, Any] = {}
+
+    def model(attention: str) -> Any:
+        if attention not in made:
+            with torch.random.fork_rng([]):
+                torch.manual_seed(0)
+                made[attention] = kind._from_config(copy.deepcopy(tiny), attn_implementation=attention).eval().float()
+                if attention == EAGER:
+                    _draw(made[attention])
+                else:
+                    made[attention].load_state_dict(made[EAGER].state_dict())
+        return made[attention]
+
+    try:
+        tiny = tiny_config(config)
+        return Probe(model, LENGTHS, VOCABULARY, "cpu")
+    except FAILURES as error:
+        log.info("%s: cannot be made small: %s: %s", kind.__name__, type(error).__name__, error)
+        return None
+
+
+def of_model(model: Any, lengths: Sequence[int] = SHORT_LENGTHS) -> Probe | None:
+    """Return a probe of a model with its own weights; None if it has another attention than eager, which cannot be
+    exchanged. ConfigError if eager attention fails, too."""
+    before = model.config._attn_implementation
+    may_exchange = model._can_set_attn_implementation()
+    if not may_exchange and before != EAGER:
+        return None
+
+    def with_attention(attention: str) -> Any:
+        if may_exchange:
+            model.set_attn_implementation(attention)
+        return model
+
+    try:
+        return Probe(with_attention, lengths, model.config.get_text_config().vocab_size, model.device)
+    except FAILURES as error:
+        raise ConfigError(
+            f"model.path: {model.config.model_type} does not compute a text by its tokens alone: "
+            f"{type(error).__name__}: {error}; use a causal language model"
+        ) from error
+    finally:
+        with_attention(before)
+
+
+def outline_of(loader: Any, folder: Path) -> Any:
+    """Return a model without weights, as a class of transformers loads it from a folder. ConfigError for one with an
+    encoder."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(folder)
+    if getattr(config, "is_encoder_decoder", False):
+        raise ConfigError(
+            f"model.path: {folder}: {config.model_type} is an encoder with a decoder, expected a decoder alone, which "
+            "predicts a text from its beginning; use a causal language model"
+        )
+    with torch.device("meta"):
+        return loader.from_config(config)
+
+
+def check_model(spec: ModelSpec, *, trained: bool) -> None:
+    """Raise ConfigError for a model that is loaded from its folder and cannot be computed: it is no decoder, or, if it
+    is `trained`, its weights have other names than in its checkpoint. No weights are loaded."""
+    with loading(spec):
+        model = outline_of(model_class(spec.folder), spec.folder)
+    if trained and ImageTokens.of(spec.folder) is None:
+        check_names(spec, model)
+    if (probe := of_copy(type(model), model.config)) is not None:
+        check_causal(probe, model.config)
+
+
+def check_names(spec: ModelSpec, model: Any) -> None:
+    """Raise ConfigError unless a model's weights have the names of the checkpoint, under which they travel."""
+    from safetensors import safe_open
+
+    known: set[str] = set()
+    for file in spec.folder.glob("*.safetensors"):
+        with safe_open(file, framework="pt") as opened:
+            known.update(opened.keys())
+    if known and (odd := sorted({name for name, _ in model.named_parameters()} - known)):
+        raise ConfigError(
+            f"model {spec.name}: transformers calls a weight {odd[0]!r}, which its checkpoint does not; models "
+            "that are converted while loading can't be trained by the torch backend yet"
+        )
+
+
+def whole(model: Any) -> Any:
+    """Return the model itself, for what is computed of it."""
+    return model
+
+
+def takes_other_attention(kind: Any) -> bool:
+    """Return whether transformers says that a model of this class computes with any attention like `sdpa` that is
+    registered: what it hands over beside queries, keys and values is then known."""
+    return bool(kind._supports_sdpa) and bool(kind._can_set_attn_implementation())
+
+
+def check_causal(probe: Probe, config: Any) -> None:
+    """Raise ConfigError for a model that sees what comes after a token."""
+    if not probe.is_causal():
+        raise ConfigError(
+            f"model.path: {config.model_type} sees what comes after a token, expected a decoder, which sees what comes "
+            "before it alone; use a causal language model"
+        )
+
+
+def _draw(model: Any) -> None:
+    """Draw weights that show what is computed: of a size at which attention prefers some tokens to others."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0, SPREAD)
+            else:  # scales, biases, sinks: near to what the model begins with
+                parameter.add_(torch.randn_like(parameter) * SPREAD)

@@ -1,0 +1,190 @@
+"""Every family of causal language models that transformers has: trainer and sampler compute what eager attention
+computes of one row at a time, or refuse the model."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import numpy as np
+import pytest
+import tokenizers
+import torch
+import transformers
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from rftstream.algorithms.base import TrainingRow
+from rftstream.backends.torch import paths
+from rftstream.backends.torch.inputs import make_inputs
+from rftstream.backends.torch.network import Network, NetworkSettings, load_model
+from rftstream.errors import ConfigError
+from rftstream.models.exactness import check_model
+from rftstream.models.spec import ModelSpec
+from rftstream.models.tiny_copy import VOCABULARY, tiny_config
+from rftstream.weights.tensors import raw
+from tests.unit import tiny
+
+CPU = torch.device("cpu")
+LENGTHS = (40, 3, 17, 9, 25)
+CONFIGS = {
+    "deepseek_v2": {"num_experts_per_tok": 6},
+    "dots1": {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2},
+    **{family: {"head_dim": 128} for family in ("hunyuan_v1_dense", "hunyuan_v1_moe", "ministral")},
+    "nemotron": {"num_key_value_heads": 8},
+    "lfm2": {"layer_types": ["conv", "full_attention"] * 16},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 16},
+    "qwen2": {"use_sliding_window": True, "max_window_layers": 2},
+}
+"""What the config of a family needs beside its defaults."""
+
+
+def split(text):
+    return set(text.split())
+
+
+UNMADE = {
+    "blt", "cohere_compass_text", "dbrx", "gemma3n", "gemma4_assistant", "gemma4_unified_assistant", "musicgen",
+    "musicgen_melody", "qwen4_exp", "qwen4_exp_text", "reformer",
+}  # fmt: skip
+"""Families that transformers does not make from the defaults of their config, or not without another package."""
+REFUSED = {
+    **dict.fromkeys((
+        "bert", "bert-generation", "big_bird", "camembert", "cpmant", "data2vec-text", "doge", "electra", "ernie",
+        "megatron-bert", "prophetnet", "rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "xlm",
+        "xlm-roberta", "xlm-roberta-xl", "xlnet",
+    ), "sees what comes after a token"),
+    **dict.fromkeys(("emu3", "mllama"), "transformers cannot load it"),
+    "xmod": "does not compute a text by its tokens alone",
+}  # fmt: skip
+"""Families that nothing computes -> what is said."""
+CONVERTED = split("""
+    afmoe aria_text axk1 axk2 cohere2_moe deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v4 dots1 ernie4_5_moe
+    exaone_moe flex_olmo fuyu gemma3 glm4_moe glm4_moe_lite glm_moe_dsa got_ocr2 gpt_neox granitemoe
+    granitemoehybrid granitemoeshared hrm_text hunyuan_v1_moe hy_v3 hy_v4 jamba kimi_linear laguna lfm2_moe
+    longcat_flash mellum mimo_v2_flash minimax minimax_m2 mixtral nemotron_h olmo_hybrid olmoe phimoe qwen2_moe
+    qwen3_5_moe qwen3_5_moe_text qwen3_moe qwen3_next solar_open
+""")
+"""Families that the trainer refuses for the names of their weights."""
+PACKED = split("""
+    afmoe apertus arcee aria_text axk1 biogpt bitnet cohere cohere2 cohere2_moe ctrl cwm deepseek_v2 deepseek_v3
+    diffllama dots1 ernie4_5 ernie4_5_moe exaone4 exaone_moe flex_olmo fuyu gemma gemma3 gemma3_text
+    gemma3n_text gemma4 gemma4_text gemma4_unified gemma4_unified_text glm glm4 glm4_moe glm4_moe_lite gpt-sw3
+    gpt2 gpt_bigcode gpt_neox granite granitemoe granitemoeshared helium hrm_text hunyuan_v1_dense
+    hunyuan_v1_moe hy_v3 hyperclovax jais2 jetmoe laguna llama longcat_flash mellum minicpm3 minimax_m2
+    minimax_m3_vl_text ministral ministral3 mistral mixtral modernbert-decoder moshi nanochat nemotron olmo
+    olmo2 olmo3 olmoe opt persimmon phi phi3 phi4_multimodal phimoe qwen2 qwen2_moe qwen3 qwen3_moe seed_oss
+    smollm3 solar_open stablelm starcoder2 whisper youtu
+""")
+"""Families whose rows the trainer packs, and that `hf` samples over its own cache. All others are slower."""
+WITHOUT_CACHE = {"gemma4_unified", "whisper"}
+"""Those of them that `hf` samples without a cache."""
+QUICK = ("llama", "bloom", "gpt_oss", "gemma2", "llama4_text", "mamba", "bert")
+"""Families that `make test-fast` has, too: one for each way to fail."""
+
+
+def made(family, folder):
+    """A model folder of a family with random weights, or an error of transformers."""
+    config = tiny_config(transformers.CONFIG_MAPPING[family](**copy.deepcopy(CONFIGS.get(family, {}))))
+    torch.manual_seed(1)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    model.save_pretrained(folder)
+    vocabulary = {f"t{number}": number for number in range(VOCABULARY)}
+    tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary)).save(str(folder / "tokenizer.json"))
+    (folder / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "t1"}))
+    return model, ModelSpec(name=family, folder=folder, dtype="float32", context=100)
+
+
+@torch.no_grad()
+def true_logprobs(model, token_ids):
+    """Logprobs of a row's tokens from the second on, with eager attention and no cache."""
+    logits = model(input_ids=torch.tensor(np.asarray(token_ids)[None]), use_cache=False).logits[0, :-1]
+    return logits.log_softmax(-1).gather(1, torch.tensor(np.asarray(token_ids))[1:, None])[:, 0]
+
+
+def rows():
+    random = np.random.default_rng(0)
+    ids = [random.integers(2, VOCABULARY, length).astype(np.int32) for length in LENGTHS]
+    zeros = [np.zeros(len(one), np.float32) for one in ids]
+    return [
+        TrainingRow(token_ids=one, loss_mask=zero + 1, behavior_logprobs=zero, advantages=zero)
+        for one, zero in zip(ids, zeros, strict=True)
+    ]
+
+
+@torch.no_grad()
+def trained_error(spec, model):
+    """The largest error of the trainer's logprobs, packed and padded, and how it computes."""
+    loaded, errors = paths.load(transformers.AutoModelForCausalLM, spec.folder, CPU), []
+    for packing in (True, False):
+        network = Network(loaded, NetworkSettings(autocast=None, max_logits_bytes=1 << 20, packing=packing))
+        found, _ = network.logprobs(make_inputs(rows(), CPU, packed=network.packs))
+        errors += [
+            float((one[1 : len(row.token_ids)] - true_logprobs(model, row.token_ids)).abs().max())
+            for one, row in zip(found, rows(), strict=True)
+        ]
+    return max(errors), paths.path_of(loaded)
+
+
+def sampled_error(spec, model):
+    """The largest error of the sampler's logprobs, of siblings and rows that join one after another."""
+    policy = tiny.policy(spec, {name: raw(one.detach()) for name, one in model.named_parameters()})
+    prompts = {number: rows()[row].token_ids[:-1].tolist() for number, row in enumerate((1, 0, 3, 0, 2))}
+    done = {}
+    for number, prompt in prompts.items():
+        policy.submit(tiny.request(number, prompt, max_tokens=7))
+        done |= {one.request_id: one for one in policy.step()}
+    done |= tiny.drain(policy)
+    errors = []
+    for number, prompt in prompts.items():
+        one = done[f"r{number}"]
+        assert one.error is None and len(one.token_ids), one.error
+        true = true_logprobs(model, [*prompt, *one.token_ids.tolist()])[len(prompt) - 1 :]
+        errors.append(float(np.abs(one.behavior_logprobs - true.numpy()).max()))
+    return max(errors), policy._model.keeps_states
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(family, marks=() if family in QUICK else pytest.mark.slow)
+        for family in sorted(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - UNMADE)
+    ],
+)
+def test_a_model_is_computed_as_it_is_or_refused(family, tmp_path):
+    """What eager attention gives of one row at a time is what trainer and sampler give."""
+    model, spec = made(family, tmp_path)
+    if family in REFUSED:
+        for compute in (load_model, sampled_error):
+            with pytest.raises(ConfigError, match=REFUSED[family]):
+                compute(spec, CPU if compute is load_model else model)
+        return
+    error, path = trained_error(spec, model)
+    assert error < 1e-3
+    assert (path.rows is paths.Rows.PACKED) == (family in PACKED)
+    error, keeps_states = sampled_error(spec, model)
+    assert error < 1e-3
+    assert keeps_states == (family in PACKED - WITHOUT_CACHE)
+    if family in CONVERTED:
+        with pytest.raises(ConfigError, match="converted while loading"):
+            check_model(spec, trained=True)
+    else:
+        check_model(spec, trained=True)
+
+
+def test_most_families_are_tried():
+    """100 is what was asked for; a new version of transformers may bring more."""
+    assert len(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - UNMADE) >= 150
+
+
+def test_an_encoder_with_a_decoder_is_refused(tmp_path):
+    model, spec = made("bart", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text()) | {"is_encoder_decoder": True}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for compute in (lambda: load_model(spec, CPU), lambda: sampled_error(spec, model),
+                    lambda: check_model(spec, trained=False)):  # fmt: skip
+        with pytest.raises(ConfigError, match="bart is an encoder with a decoder, expected a decoder alone"):
+            compute()
