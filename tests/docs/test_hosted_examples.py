@@ -4,11 +4,13 @@ say, each in a process of its own."""
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import shutil
 import subprocess
 import sys
 import threading
+import tomllib
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -119,3 +121,47 @@ def test_a_run_with_an_agent(tmp_path: Path) -> None:
     ended = [one for one in found if isinstance(one, Rollout) and one.status == "completed"]
     assert ended and all(len(one.calls) == 2 for one in ended)
     assert all(one.posted is not None and one.posted.parts.keys() == {"draft"} for one in ended)
+
+
+STAND_IN = """#!{python}
+import json, os, sys
+with open("{folder}/" + os.path.basename(sys.argv[0]) + ".json", "w") as file:
+    json.dump([sys.argv[1:], dict(os.environ), os.getcwd()], file)
+if "fail" in " ".join(sys.argv):
+    sys.exit("no such model")
+print(42)
+"""
+
+
+def test_coding_agents_are_commands_with_an_address_and_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands that say what they were given stand in for the agents; tests/e2e/test_coding_agents.py has these."""
+    for name in ("claude", "codex", "node"):
+        (tmp_path / name).write_text(STAND_IN.format(python=sys.executable, folder=tmp_path))
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    agents = importlib.import_module("my_coding_agents")
+    problem, url = {"messages": [{"role": "user", "content": "40+2="}], "answer": "42"}, "http://127.0.0.1:9/v1"
+
+    async def called(work: Any, name: str, **more: Any) -> tuple[list[str], dict[str, str], str]:
+        found = await work(problem, url, "rft-key", 1, **more)
+        assert found == {"reward": 1.0, "metrics": {"characters": 3}}
+        arguments, variables, folder = json.loads((tmp_path / f"{name}.json").read_text())
+        assert "rft-key" not in " ".join(arguments), "command lines can be read by others"
+        assert variables["HOME"] == folder and not Path(folder).exists()
+        assert arguments[-1].startswith("What is 40+2=") or arguments[:1] == ["-p"]
+        return arguments, variables, folder
+
+    async def all_of_them() -> None:
+        _, variables, _ = await called(agents.claude_code, "claude")
+        assert (variables["ANTHROPIC_BASE_URL"], variables["ANTHROPIC_AUTH_TOKEN"]) == (url, "rft-key")
+        arguments, variables, _ = await called(agents.codex, "codex")
+        setting = next(one for one in arguments if one.startswith("model_providers"))
+        assert variables["RFT_KEY"] == "rft-key"
+        assert tomllib.loads(setting)["model_providers"]["rftstream"]["base_url"] == url
+        arguments, variables, _ = await called(agents.ai_sdk, "node", options={"api": "chat"})
+        assert arguments[1] == "chat" and (variables["RFT_BASE_URL"], variables["RFT_KEY"]) == (url, "rft-key")
+        with pytest.raises(RuntimeError, match="no such model"):
+            await agents.said_by(["claude", "fail"], {})
+
+    asyncio.run(all_of_them())

@@ -1,8 +1,10 @@
 """Coding agents as they come, each a command in a folder of its own. They need `claude`, `codex` and `node` on PATH."""
 
 import asyncio
+import contextlib
 import json
 import os
+import signal
 import tempfile
 from pathlib import Path
 
@@ -47,13 +49,14 @@ async def said_by(command, variables):
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,  # so that what it starts can be ended with it
         )
         try:
             out, error = await process.communicate()
         finally:  # also when the rollout is over before its agent
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
         if process.returncode:
             raise RuntimeError((error or out).decode(errors="replace")[-1000:])
         return out.decode()
