@@ -137,7 +137,8 @@ def open_parser(template: str, tokenizer: Tokenizer) -> FamilyParser | None:
             made = _Harmony(adapter) if name == HARMONY else create_renderer(adapter, config_from_name(name))
             return FamilyParser(name, made, tokenizer)
         except Exception as error:  # an assertion, for a token that is missing
-            log.debug("renderers cannot parse for a template like %s: %r", name, error)
+            level = logging.WARNING if isinstance(error, ImportError) else logging.DEBUG
+            log.log(level, "the package renderers cannot parse for a template like %s: %r", name, error)
     return None
 
 

@@ -103,7 +103,7 @@ def class_defaults(folder: Path, wanted: Collection[str]) -> dict[str, str]:
     try:
         from transformers import AutoTokenizer
 
-        known = AutoTokenizer.from_pretrained(folder, local_files_only=True).special_tokens_map
+        known = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False).special_tokens_map
     except Exception as error:  # not installed, or a folder that it does not know the class of
         log.debug("transformers cannot say what %s has as %s: %r", folder, ", ".join(sorted(wanted)), error)
         return {}
