@@ -181,3 +181,35 @@ def test_a_broker_that_is_gone_stops_nobody_and_what_dies_with_it_is_resumed(
     assert done.result["reason"] == "steps"
     check_the_laws(place.view(run_dir), steps)
     place.assert_nobody_left()
+
+
+@pytest.mark.heavy("a run whose records are deleted while it is at work")
+def test_a_log_under_other_peoples_hands(place: Workplace, servers: str, run_id: Callable[[], str]) -> None:
+    """Records that a broker deletes before they were read, in a run that goes on; then more partitions."""
+    name = run_id()
+    run_dir = f"runs/{name}"
+    place.write("tiny.toml", run_file(name, servers))
+    run = place.start("run", "tiny.toml", "--json", *sets("verifier.count=0"))
+    view = place.view(run_dir)
+
+    def unread() -> bool:
+        return sum(view.transport.admin.end_offsets("rollouts").values()) > 3 or not run.alive
+
+    place.wait_for(unread, "rollouts that nobody has read")
+    view.transport.admin.delete_before(view.transport.admin.end_offsets("rollouts"))
+    verifier = place.start("worker", f"{run_dir}/config.toml", "--role", "verifier")
+    lost = verifier.finish()
+    assert lost.code == 3, lost.err
+    assert f"{name}: offsets were deleted that the verifier had not read: rollouts[" in lost.err
+    assert f'model.init_from = "{name}"' in lost.err
+    told = place.call("status", run_dir, "--json").result
+    assert told["lost"].keys() == {"rollouts"}
+    run.send(signal.SIGINT)
+    assert run.finish().code == 0
+
+    wider = {f"{name}.tasks": len(view.transport.admin.end_offsets("tasks")) + 2}
+    view.transport.admin.connection.ask("wider", lambda client: client.create_partitions(wider))
+    refused = place.call("resume", run_dir)
+    assert refused.code == 2
+    assert f"{name}: tasks: has {wider[f'{name}.tasks']} partitions, expected " in refused.err
+    assert "begin a new run under another name" in refused.err
