@@ -16,6 +16,9 @@ from rftstream.service.single_reader import SingleReader
 
 log = logging.getLogger(__name__)
 
+MAX_OVERTAKEN = 20
+"""How often a process lets the one that it replaces claim the role again before it gives up."""
+
 
 def new_claim(role: str, epoch: int, *, process: str, now: float) -> Claim:
     """Return a claim of a role by this process, whose name on the log is `process`."""
@@ -39,6 +42,10 @@ class RoleClaim:
         self._known_epoch: int | None = None
         """The epoch of this process's own claim, and before there is one, the newest epoch when it first looked. A
         claim with a higher epoch is another process's."""
+        self._predecessor: Claim | None = None
+        """The claim that stood there when this process first looked: whom it replaces."""
+        self._num_overtaken = 0
+        """How often the predecessor has claimed again before this process's own claim was on the log."""
 
     def look_before_start(self) -> None:
         """Raise TakenOver if another process has taken over: starting a producer would fence it."""
@@ -53,7 +60,7 @@ class RoleClaim:
         self._reader.read_control(settled=True)
         before = self._claims.get(self._role)
         if self._known_epoch is None:
-            self._known_epoch = before.epoch if before else 0
+            self._known_epoch, self._predecessor = before.epoch if before else 0, before
         self.check()
         epoch = before.epoch + 1 if before else 1
         self._tried = claim = new_claim(self._role, epoch, process=self._context.process, now=self._context.clock.now())
@@ -82,9 +89,25 @@ class RoleClaim:
         if newest == self._tried:
             self._known_epoch = newest.epoch
             return
+        if self._is_predecessor_again(newest):
+            self._num_overtaken += 1
+            self._known_epoch = newest.epoch
+            log.info("%s, which is to be replaced, has claimed %s again; trying once more", newest.process, self._role)
+            return
         raise TakenOver(
             f"{self._role}: {newest.process}, process {newest.pid} on {newest.host}, took over with epoch "
             f"{newest.epoch} (this one knew {known}); this process ends"
+        )
+
+    def _is_predecessor_again(self, newest: Claim) -> bool:
+        """Return whether the claim is that of the process which this one set out to replace. It was fenced, found no
+        claim yet, and took the role again: it does not know that it is to go. The newer process wins all the same."""
+        before = self._predecessor
+        return (
+            self.newest is None
+            and before is not None
+            and (before.host, before.pid, before.process) == (newest.host, newest.pid, newest.process)
+            and self._num_overtaken < MAX_OVERTAKEN
         )
 
     @contextmanager

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
+from rftstream.contracts import codec
 from rftstream.contracts.control import Claim
 from rftstream.contracts.records import NewRecord
 from rftstream.errors import ProducerLost, TakenOver, TransactionAborted
@@ -143,6 +145,34 @@ def test_fenced_before_the_claim_while_another_claims(tmp_path: Path, role: str)
     with pytest.raises(TakenOver, match="second"):
         RoleDriver(scene, role, process="first").work()
     assert claims_of(scene, role) == [(1, "second")]
+
+
+@pytest.mark.parametrize("role", SINGLES)
+def test_fenced_before_the_claim_by_the_one_that_is_replaced(tmp_path: Path, role: str) -> None:
+    """It is quicker, twice: it finds no claim yet and takes the role again. The later one wins all the same."""
+    scene = scene_of(tmp_path, role)
+    first = RoleDriver(scene, role, process="first")
+    first.work()
+    overtaken: list[int] = []
+
+    def is_quicker(point: str, process: str) -> None:
+        if point == "before_commit" and process == "second" and len(overtaken) < 2:
+            scene.log.fault = None
+            overtaken.append(len(claims_of(scene, role)))
+            producer = scene.transport("first").producer(f"flow.{role}")
+            producer.start()
+            claim = [one for one in scene.messages("control") if isinstance(one, Claim) and one.role == role][-1]
+            again = dataclasses.replace(claim, epoch=claim.epoch + 1)
+            producer.commit([codec.to_record(again, "control", 0, run="flow", writer_epoch=again.epoch)])
+            scene.log.fault = is_quicker
+
+    scene.log.fault = is_quicker
+    second = RoleDriver(scene, role, process="second")
+    for _ in range(4):
+        scene.clock.advance(max(second.tick(), 0.01))
+    assert [process for _, process in claims_of(scene, role)] == ["first", "first", "first", "second"]
+    with pytest.raises(TakenOver, match="second"):
+        first.work()
 
 
 @pytest.mark.parametrize("role", SINGLES)
