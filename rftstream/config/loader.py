@@ -99,22 +99,28 @@ def from_dict(values: Mapping[str, Any]) -> RunConfig:
     return _absolute(config)
 
 
-def to_dict(config: RunConfig) -> dict[str, Any]:
+def to_dict(config: RunConfig, like: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return plain values, without None and empty stages, as they are written beside the run and recorded in its
-    manifest."""
+    manifest. With `like`, values of a run file, settings that it does not have are left out where they are at their
+    default."""
 
-    def plain(value: Any) -> Any:
+    def plain(value: Any, like: Any) -> Any:
+        known = like if isinstance(like, Mapping) else None
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            value = {item.name: getattr(value, item.name) for item in dataclasses.fields(value)}
+            value = {
+                item.name: getattr(value, item.name)
+                for item in dataclasses.fields(value)
+                if known is None or item.name in known or getattr(value, item.name) != _default(item)
+            }
         if isinstance(value, Mapping):
-            return {key: plain(item) for key, item in value.items() if item is not None}
+            return {key: plain(item, (known or {}).get(key)) for key, item in value.items() if item is not None}
         if isinstance(value, (list, tuple)):
-            return [plain(item) for item in value]
+            return [plain(item, None) for item in value]
         return value
 
-    values: dict[str, Any] = plain(config)
+    values: dict[str, Any] = plain(config, like)
     if not config.stages:
-        del values["stages"]
+        values.pop("stages", None)
     return values
 
 
@@ -128,11 +134,17 @@ def from_toml(text: str) -> RunConfig:
     return from_dict(values)
 
 
-def to_toml(config: RunConfig) -> str:
-    """Return the config as the text of a run file, which `from_toml` reads back."""
+def _default(item: dataclasses.Field[Any]) -> Any:
+    if item.default_factory is not dataclasses.MISSING:
+        return item.default_factory()
+    return item.default
+
+
+def to_toml(config: RunConfig, like: Mapping[str, Any] | None = None) -> str:
+    """Return the config as the text of a run file, which `from_toml` reads back; `like` as for `to_dict`."""
     import tomli_w
 
-    return tomli_w.dumps(to_dict(config))
+    return tomli_w.dumps(to_dict(config, like))
 
 
 def replace(config: RunConfig, **settings: Any) -> RunConfig:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import tomllib
 from collections.abc import Callable
 
 from rftstream.config import loader
@@ -22,10 +23,15 @@ from rftstream.version import __version__
 
 
 def write_config(config: RunConfig, folder: RunFolder) -> None:
-    """Write the run's config.toml, whole or not at all."""
+    """Write the run's config.toml, whole or not at all. Settings that the one before does not have are written only if
+    they are not at their default: the release that wrote it may not know them, and may have to go on with the run."""
+    like = None
+    if folder.config_file.is_file():
+        with naming(folder.config_file):
+            like = tomllib.loads(folder.config_file.read_text(encoding="utf-8"))
     partial = folder.config_file.with_suffix(f".{os.getpid()}.partial")
     with naming(folder.config_file):
-        partial.write_text(f"{WRITTEN_BY}{__version__}\n{loader.to_toml(config)}", encoding="utf-8")
+        partial.write_text(f"{WRITTEN_BY}{__version__}\n{loader.to_toml(config, like)}", encoding="utf-8")
     partial.replace(folder.config_file)
 
 

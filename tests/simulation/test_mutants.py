@@ -21,7 +21,7 @@ KNOWN = {
     "any-answer-replayed": 0, "answer-made-again": 0, "any-key-accepted": 0, "states-of-anybody": 13,
     "older-revisions-counted": 0, "judged-again": 1, "votes-forgotten": 1, "asked-again": 0, "nobody-waits": 0,
     "bodies-as-scored": 2, "flags-ignored": 13, "history-changes": 1, "gold-judged": 1,
-    "uses-forgotten": 49, "uses-untold": 2, "uses-counted-as-new": 4, "luck-of-the-clock": 5,
+    "uses-forgotten": 68, "uses-untold": 2, "uses-counted-as-new": 4, "luck-of-the-clock": 5,
     "bodies-without-operators": 4, "any-age": 24, "reusable-deleted": 4,
     "facts-past-seen": 125, "skips-counted-twice": 1, "late-ones-unseen": 20, "seeds-of-the-clock": 0,
     "checkpoint-of-the-next": 3, "unscorable-as-zero": 1, "stale-tasks": 1,

@@ -59,3 +59,20 @@ def test_a_setting_that_has_come_since_does_not_differ(setting: str) -> None:
     changed = dataclasses.replace(manifest, config=manifest.config.replace("rank = 4", "rank = 8"))
     with pytest.raises(ConfigError, match=r"model\.lora\.rank 8 -> 4"):
         check_worker(changed, CONFIG, {})
+
+
+def test_a_release_before_may_go_on_after_a_later_one_has_resumed_the_run(run: RunFolder) -> None:
+    """What has come since is written only where it is not at its default; what was there stays."""
+    new = {"zero_variance": "buffer", "max_refill": "buffer", "alpha": "model.lora", "group_size": "feeder"}
+    text = run.config_file.read_text()
+    for setting in new:
+        text, count = re.subn(rf"^{setting} = .*\n", "", text, flags=re.MULTILINE)
+        assert count == 1
+    run.config_file.write_text(text)
+    changed = loader.replace(read_config(run), run__steps=9, buffer__max_refill=7)
+    create.write_config(changed, run)
+    written = run.config_file.read_text()
+    assert read_config(run) == changed
+    assert [setting for setting in new if re.search(rf"^{setting} = ", written, re.MULTILINE)] == ["max_refill"]
+    removed = re.sub(r"^max_refill = .*\n", "", written, flags=re.MULTILINE)
+    assert removed == text.replace("steps = 3", "steps = 9"), "all that was there is there"
