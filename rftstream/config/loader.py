@@ -19,6 +19,7 @@ from typing import Any
 
 from rftstream.config import registry, secrets
 from rftstream.config.part_specs import EnvironmentSpec, Location, TasksetSpec
+from rftstream.config.plain import plain_values
 from rftstream.config.sections import EvaluationSection, RunConfig, TasksetSection
 from rftstream.config.sizes import check_sizes
 from rftstream.config.synthesis import check_synthesiser, growing_tasksets, grows
@@ -103,22 +104,7 @@ def to_dict(config: RunConfig, like: Mapping[str, Any] | None = None) -> dict[st
     """Return plain values, without None and empty stages, as they are written beside the run and recorded in its
     manifest. With `like`, values of a run file, settings that it does not have are left out where they are at their
     default."""
-
-    def plain(value: Any, like: Any) -> Any:
-        known = like if isinstance(like, Mapping) else None
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            value = {
-                item.name: getattr(value, item.name)
-                for item in dataclasses.fields(value)
-                if known is None or item.name in known or getattr(value, item.name) != _default(item)
-            }
-        if isinstance(value, Mapping):
-            return {key: plain(item, (known or {}).get(key)) for key, item in value.items() if item is not None}
-        if isinstance(value, (list, tuple)):
-            return [plain(item, None) for item in value]
-        return value
-
-    values: dict[str, Any] = plain(config, like)
+    values: dict[str, Any] = plain_values(config, like)
     if not config.stages:
         values.pop("stages", None)
     return values
@@ -134,17 +120,12 @@ def from_toml(text: str) -> RunConfig:
     return from_dict(values)
 
 
-def _default(item: dataclasses.Field[Any]) -> Any:
-    if item.default_factory is not dataclasses.MISSING:
-        return item.default_factory()
-    return item.default
-
-
-def to_toml(config: RunConfig, like: Mapping[str, Any] | None = None) -> str:
-    """Return the config as the text of a run file, which `from_toml` reads back; `like` as for `to_dict`."""
+def to_toml(config: RunConfig, like: str | None = None) -> str:
+    """Return the config as the text of a run file, which `from_toml` reads back; `like`, the text of one, as for
+    `to_dict`."""
     import tomli_w
 
-    return tomli_w.dumps(to_dict(config, like))
+    return tomli_w.dumps(to_dict(config, None if like is None else tomllib.loads(like)))
 
 
 def replace(config: RunConfig, **settings: Any) -> RunConfig:

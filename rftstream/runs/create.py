@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import tomllib
 from collections.abc import Callable
 
 from rftstream.config import loader
@@ -28,7 +27,7 @@ def write_config(config: RunConfig, folder: RunFolder) -> None:
     like = None
     if folder.config_file.is_file():
         with naming(folder.config_file):
-            like = tomllib.loads(folder.config_file.read_text(encoding="utf-8"))
+            like = folder.config_file.read_text(encoding="utf-8")
     partial = folder.config_file.with_suffix(f".{os.getpid()}.partial")
     with naming(folder.config_file):
         partial.write_text(f"{WRITTEN_BY}{__version__}\n{loader.to_toml(config, like)}", encoding="utf-8")

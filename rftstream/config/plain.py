@@ -1,0 +1,28 @@
+"""Settings as plain values, as they are written into a file."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+
+def plain_values(value: Any, like: Any = None) -> Any:
+    """Return maps, lists and values of a config or a part of it, without None. With `like`, the map that stands in its
+    place in an earlier file, settings that it does not have are left out where they are at their default."""
+    known = like if isinstance(like, Mapping) else None
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = {
+            item.name: getattr(value, item.name)
+            for item in dataclasses.fields(value)
+            if known is None or item.name in known or getattr(value, item.name) != _default(item)
+        }
+    if isinstance(value, Mapping):
+        return {key: plain_values(item, (known or {}).get(key)) for key, item in value.items() if item is not None}
+    if isinstance(value, (list, tuple)):
+        return [plain_values(item) for item in value]
+    return value
+
+
+def _default(item: dataclasses.Field[Any]) -> Any:
+    return item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
