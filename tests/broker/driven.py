@@ -62,12 +62,13 @@ class DrivenRun:
 
     @classmethod
     def make(
-        cls, place: Workplace, name: str, servers: str, *settings: str, text: str | None = None, more: str = ""
+        cls, place: Workplace, name: str, servers: str | None, *settings: str, text: str | None = None, more: str = ""
     ) -> DrivenRun:
-        """Make the run of this name, of FAKE or another `text` with these settings; `more` stands below
-        `[transport]`."""
+        """Make the run of this name, of FAKE or another `text` with these settings; `more` stands below `[transport]`.
+        Without `servers` its log is an embedded one."""
         named = FAKE.replace('"tiny"', f'"{name}"') if text is None else text.replace("{name}", name)
-        place.write("tiny.toml", named + f'kind = "kafka"\nservers = "{servers}"\n{more}')
+        kind = "" if servers is None else f'kind = "kafka"\nservers = "{servers}"\n'
+        place.write("tiny.toml", named + kind + more)
         made = place.look("run", "tiny.toml", "--no-workers", *sets(*settings))
         assert made.code == 0, made.err
         return cls(place, f"runs/{name}")

@@ -32,6 +32,7 @@ from rftstream.studio.watched_run import WatchedRun
 from rftstream.testing.foreign import ForeignWriter
 from tests.broker.conftest import Made
 from tests.broker.driven import Driven, DrivenRun
+from tests.e2e.test_bounds import LARGEST, SMALLEST, run_with
 from tests.e2e.test_dead_and_rescore import BROKEN
 from tests.e2e.test_partials import RUN, alone, pieces_of
 from tests.e2e.test_resume import digests
@@ -309,6 +310,14 @@ def test_pages_and_votes_of_the_studio(place: Workplace, make: Make) -> None:
         watched.follow_once()
         assert get(f"/api/v1/runs/{name}")["version"] == 6
     watched.stop()
+
+
+@pytest.mark.heavy("two whole runs on a real broker, whose transactions wait for one another")
+@pytest.mark.law("bounded", "conservation")
+@pytest.mark.parametrize("values", [SMALLEST, LARGEST], ids=["smallest", "largest"])
+def test_all_bounds_at_once(place: Workplace, servers: str, run_id: Callable[[], str], values: dict[str, int]) -> None:
+    partitions = min(33, values["transport.partitions"])  # a small broker takes long to make a thousand of them
+    run_with(place, {**values, "transport.partitions": partitions}, run_id(), servers)
 
 
 @pytest.mark.law("bounded", "conservation")
