@@ -29,7 +29,7 @@ def said_of(
     """The report of a run file over one row, with a model folder of a style."""
     renderer_of(style, folder / "model", template=template)
     if not end:
-        (folder / "model" / "tokenizer_config.json").write_text("{}")
+        (folder / "model" / "tokenizer_config.json").write_text('{"eos_token": null}')
     (folder / "rows.jsonl").write_text(json.dumps({"answer": "1", **row}) + "\n")
     return check(from_dict({
         "run": {"name": "t", "steps": 1}, "model": {"path": "model"}, "base": str(folder),
