@@ -36,7 +36,7 @@ _ARTICLE = re.compile(
 )
 _CUE = re.compile(
     r"\b(?:answers?|correct|right|true|choose|chose|choosing|choices?|options?|selec\w*|pick\w*|go(?:ing)? with"
-    r"|opt for|must be|would be|best|say|guess|leav\w*|remain\w*|it is|it's"
+    r"|opt for|must be|would be|best|say|guess|only|leav\w*|remain\w*|it is|it's"
     r"|letter|antwort\w*|l(?:ö|oe)sung|richtig\w*|r[eé]ponse|bonne|respuesta|correcta"
     r"|opci[oó]n|resposta|letra|risposta|corretta|antwoord|jawaban\w*|[đd]áp án)\b"
     r"|选|答|正确|对(?!不)|正解|解答|정답|답|ответ|вариант|буква",

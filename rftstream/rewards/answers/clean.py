@@ -68,6 +68,7 @@ _COMMANDS = (
 _HIDDEN = re.compile("[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ufe00-\ufe0f\ufeff]")
 _OPENED = re.compile(r"\\(?:text|textbf|textrm|mathrm|mathbf|textit)\s*\{([^{}]*)\}|[$*]")
 _LONE_DOLLAR = re.compile(r"(?<!\\)\$(?=\s*\d)")
+_TIMES = re.compile(r"(?<=\d)\s+[xX]\s+(?=\d)")
 _DOLLAR_AMOUNT = re.compile(r"\\\$")
 _TRAILING = re.compile(r"(?:[\s.,;:!?]|\\\\)+$")
 _BRACED_COMMA = re.compile(r"\{\s*,\s*\}")
@@ -88,6 +89,7 @@ def clean(text: str) -> str:
     text = _THIN_COMMA.sub("{,}", text)
     for pattern, replacement in _COMMANDS:
         text = pattern.sub(replacement, text)
+    text = _TIMES.sub(r" \\times ", text)
     text = _DOLLAR_AMOUNT.sub(r"\\dollar ", text)
     text = _without_math_marks(text)
     text = _SPACES.sub(" ", text).strip()

@@ -35,6 +35,8 @@ from rftstream.rewards.answers.values import are_near, constant, equal_trees
 MAX_MATCHED = 60
 """Most items of two lists that are compared each with each."""
 
+_BARE_LOG = re.compile(r"(?<![a-zA-Z])log(?!\s*_|[a-z])")
+
 
 class Equality(StrEnum):
     """What a comparison says."""
@@ -336,7 +338,10 @@ class AnswerComparison:
 
 
 def _is_unread(reading: Reading) -> bool:
-    """Return whether a text is a formula that nobody read. The empty set is read, although it is a word."""
+    """Return whether a text is a formula that nobody read, or has a logarithm without a base, which may be 10 or e. The
+    empty set is read, although it is a word."""
+    if _BARE_LOG.search(reading.text):
+        return True
     is_word = bool(reading.forms) and re.search(r"[\\{}^_]", reading.text) is not None
     return not reading.whole and not is_word and is_formula(reading.text)
 

@@ -24,7 +24,7 @@ _ENGLISH = re.compile(
 )
 _LEAD = re.compile(
     r"(?:the\s+answer\s+is\s*:?\s*|so\s*,?\s*|therefore\s*,?\s*|答案(?:是|为)?\s*[:：]?\s*)?"
-    r"([^\W\d_]+|√|×|✓|✔|✗|✘)\s*(?:[,.;:!，。；—–-]|because\b|since\b|\bas\b|\n)",
+    r"([^\W\d_]+|√|×|✓|✔|✗|✘)\s*(?:[,.;:!(（，。；—–-]|because\b|since\b|\bas\b|\n)",
     re.IGNORECASE,
 )
 _LAST = re.compile(
@@ -43,7 +43,7 @@ _CHINESE_HEAD = re.compile(
     r"^(?:这|该|此|那|本|上述|以上)?(?:个|种|句|道|一)?(?:话|说法|命题|判断|句子|答案|题|结论|观点|叙述|陈述|描述|表述)?"
     r"(?:说得|应该|应|当然|显然|并)?(?:是|为)?"
 )
-_CHINESE_TAIL = re.compile(r"(?:的|了|啊|呢)+$")
+_CHINESE_TAIL = re.compile(r"(?:的(?:说法|判断|命题|结论|句子|叙述)?|了|啊|呢)+$")
 
 
 def truth_of(text: str) -> bool | None:
