@@ -84,6 +84,7 @@ def test_an_answer_is_judged(right: int, completion: str, answer: str, info: dic
     assert school()(item(completion, answer, **info)).reward == right
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_kind_is_judged_as_labelled(kind: str) -> None:
     pairs = [pair for pair in school_pairs() if pair.category == kind]

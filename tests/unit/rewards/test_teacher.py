@@ -178,6 +178,7 @@ def test_one_that_is_its_own_teacher_sees_no_gap(tmp_path):
         teacher(item(segment([1, 5000], [0, 1])))
 
 
+@pytest.mark.slow
 def test_a_folder_is_loaded_once_in_small_pieces_and_named_by_its_content(tmp_path, monkeypatch):
     spec = tiny.make(tmp_path)
     config = TeacherReward.Config(path="tiny")
