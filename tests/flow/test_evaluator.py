@@ -13,6 +13,7 @@ from rftstream.contracts.control import RunFinished
 from rftstream.contracts.records import NewRecord
 from rftstream.contracts.versions import EvalResult, VersionName
 from rftstream.errors import ProducerLost, RewardError
+from rftstream.metrics import MAX_NAMES_OF_RECORD, NAMES_LEFT_OUT
 from rftstream.testing import RoleDriver
 from rftstream.testing.faults import Kill
 from tests.flow.scene import Scene
@@ -181,6 +182,23 @@ def test_what_cannot_be_scored_is_counted_and_in_no_mean(tmp_path: Path) -> None
     assert (result.metrics["mean"], result.metrics["pass@1"], result.metrics["pass@2"]) == (1.0, 1.0, 1.0)
     lines = [json.loads(line) for line in scene.store.get(result.generations or "").decode().splitlines()]
     assert sum(line["reason"] == "error" for line in lines) == result.num_unscored
+
+
+def with_ids(completion: str, prompt: str) -> dict[str, float]:
+    """Puts ids into the names of its metrics."""
+    return {"reward": 1.0, "same": 2.0, **{f"{prompt}{number}": 1.0 for number in range(180)}}
+
+
+@pytest.mark.law("bounded")
+def test_names_of_metrics_with_ids_in_them_leave_the_result_readable(tmp_path: Path) -> None:
+    scene = scene_of(tmp_path, evaluations={"held-out": {**HELD_OUT, "reward": f"{__name__}:with_ids",
+                                                         "options": {"size": 30}}})  # fmt: skip
+    scene.announce(0)
+    RoleDriver(scene, "evaluator").work()
+    (result,) = results_of(scene)
+    assert (result.metrics["mean"], result.metrics["metric/same"]) == (1.0, 2.0)
+    assert result.metrics[NAMES_LEFT_OUT] > 30 * 180 - MAX_NAMES_OF_RECORD
+    assert len(result.metrics) < MAX_NAMES_OF_RECORD + 20
 
 
 @pytest.mark.law("unscorable")
