@@ -14,13 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rftstream.algorithms.base import Algorithm
-from rftstream.algorithms.by_taskset import build_algorithm
-from rftstream.algorithms.requirements import critic_folder, the_critic
 from rftstream.config import registry
 from rftstream.config.colocation import check_colocation
 from rftstream.config.loader import sampling_for
-from rftstream.config.part_specs import BackendSpec, PolicySpec
 from rftstream.config.pipelines import operator_places
 from rftstream.config.reward_uses import reward_formula, reward_uses
 from rftstream.config.sections import EvaluationSection, RunConfig, TasksetSection, name_of_part
@@ -41,14 +37,13 @@ from rftstream.preflight.advice import find_warnings
 from rftstream.preflight.check_demonstrations import demonstrations_line
 from rftstream.preflight.check_environments import begin_once
 from rftstream.preflight.check_report import CheckReport, PartLine, Prompt, TasksetLine
+from rftstream.preflight.check_resources import disk_of, memory_of
 from rftstream.preflight.check_rewards import check_columns, check_given, doubts_about_length
 from rftstream.preflight.check_topics import look_at_topics
-from rftstream.preflight.estimate import DiskEstimate, estimate_disk
-from rftstream.preflight.memory import MemoryEstimate, estimate_memory, longest_row, memory_warnings
+from rftstream.preflight.memory import memory_warnings
 from rftstream.preflight.plan import Purpose, plan
 from rftstream.preflight.programs import sandbox_warnings
 from rftstream.preflight.readiness import check_computed
-from rftstream.preflight.sizes import ModelSizes
 from rftstream.preflight.template_calls import doubts_about_tools
 from rftstream.preflight.template_turns import first_break
 from rftstream.queries.formatting import plural
@@ -103,9 +98,9 @@ def check(config: RunConfig) -> CheckReport:
                 config, report.model, rendering.show if rendering is not None else str
             )
         with collect("disk"):
-            report.disk = _estimate(config, report)
+            report.disk = disk_of(config, report)
         with collect("memory"):
-            report.memory = _memory(config, report)
+            report.memory = memory_of(config, report)
     report.warnings += find_warnings(
         config, {line.place: line for line in report.tasksets}, report.disk, report.context
     )
@@ -404,57 +399,3 @@ class Rendering:
     def show(self, token: int) -> str:
         """Return a token as text, or its id in angle brackets if it has no text."""
         return joined(self.renderer.pieces([token])) or f"<{token}>"
-
-
-def _estimate(config: RunConfig, report: CheckReport) -> DiskEstimate | None:
-    lines = [line for line in report.tasksets if line.kind == "taskset"]
-    samples = {
-        line.name: (line.first_problem, len(line.first.token_ids))
-        for line in lines
-        if line.first is not None and line.first_problem is not None
-    }
-    if not samples or report.model is None:
-        return None
-    return estimate_disk(
-        config,
-        report.model,
-        report.context,
-        samples,
-        {line.name: line.problems for line in lines},
-        _critic(config, report.model),
-    )
-
-
-def _memory(config: RunConfig, report: CheckReport) -> MemoryEstimate | None:
-    """Estimate the run's memory, or return None for a model without weights. Parts that do not declare that they are
-    estimated are left out."""
-    if report.model is None or report.disk is None or not report.disk.parameters:
-        return None
-    prompts = {line.name: line.longest for line in report.tasksets if line.kind == "taskset"}
-    evaluator = config.evaluator.policy or config.explorer.policy
-    named = {
-        "backend": ("backend", config.trainer.backend),
-        "policy": ("policy", config.explorer.policy),
-        "evaluator": ("policy", evaluator),
-    }
-    spec_types: dict[str, type[BackendSpec | PolicySpec]] = {"backend": BackendSpec, "policy": PolicySpec}
-    known = {
-        place: config.build_part(kind, name)[1]
-        for place, (kind, name) in named.items()
-        if registry.find_spec(spec_types[kind], name).is_estimated
-    }
-    longest = longest_row(config, prompts, report.context)
-    needs = frozenset[str]().union(*(one.needs for one in _built(config)))
-    held = tuple(dict.fromkeys(one for line in report.tasksets for one in line.held))
-    return estimate_memory(config, report.model, longest, needs, known, _critic(config, report.model), held)
-
-
-def _critic(config: RunConfig, spec: ModelSpec) -> ModelSizes | None:
-    """Return the sizes of the critic, or None if no algorithm has one."""
-    critic = the_critic(_built(config))
-    return None if critic is None else ModelSizes.of(critic_folder(config, critic, spec), None)
-
-
-def _built(config: RunConfig) -> list[Algorithm]:
-    """Return the algorithm of each stage."""
-    return [build_algorithm(config, stage.where) for stage in Stages.of(config).all]

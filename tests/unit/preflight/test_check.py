@@ -11,14 +11,10 @@ import pytest
 
 from rftstream.config import loader
 from rftstream.config.sections import MakeModel, ModelSection, RunConfig
-from rftstream.contracts.tasks import ChatMessage, Problem, Sampling
-from rftstream.errors import ConfigError
 from rftstream.models.folder import prepare_model
 from rftstream.preflight.check import check
 from rftstream.preflight.check_report import CheckReport
-from rftstream.preflight.estimate import num_rollouts, rollout_bytes
 from rftstream.preflight.memory import MAIN
-from rftstream.preflight.sizes import ModelSizes
 
 Write = Callable[..., RunConfig]
 
@@ -561,55 +557,3 @@ def test_what_is_called_held_out_is_not_trained_on(
 
 def test_nothing_to_warn_about(write: Write) -> None:
     assert fine(write(sampling__max_tokens=8)).warnings == []
-
-
-# --------------------------------------------------------------------------------------------- the disk
-
-
-def test_rollouts_of_a_run_by_steps_or_by_passes(write: Write) -> None:
-    assert num_rollouts(write(), {"train": 2}) == 10 * 8 * 8
-    assert num_rollouts(write(tasksets__train__passes=3), {"train": 2}) == 3 * 2 * 8
-    hours = {"run": {"name": "demo", "hours": 1.0}}
-    assert num_rollouts(write(**hours), {"train": 2}) is None
-    assert "unknown length" in fine(write(**hours)).to_text()
-
-
-def test_a_rollout_takes_its_tokens_three_times() -> None:
-    problem = Problem(messages=(ChatMessage(role="user", content="x"),))
-
-    def num_bytes(max_tokens: int, context: int | None = None, saves: bool = False) -> int:
-        return rollout_bytes(
-            problem, 10, Sampling(max_tokens=max_tokens), context=context, group_size=8, run="demo", saves=saves
-        )
-
-    more = num_bytes(2_000) - num_bytes(1_000)
-    # ids, logprobs and mask on rollouts, verified and batches; the text, four bytes a token, on two of them
-    assert more == pytest.approx(3 * 9 * 1_000 + 2 * 4 * 1_000, rel=0.01)
-    saved = num_bytes(1_000, saves=True) - num_bytes(1_000)
-    assert 9 * 1_010 < saved < 9 * 1_010 + 1_000, "saved, they are there once more"
-    assert num_bytes(19) < num_bytes(1_000, context=30) < num_bytes(22), "no more than the context has room for"
-
-
-def test_what_saving_costs(write: Write) -> None:
-    saving, not_saving = fine(write()), fine(write(explorer__partial_every_s=0.0))
-    assert saving.disk is not None
-    assert not_saving.disk is not None
-    assert "of it to go on from" in saving.to_text()
-    assert "of it to go on from" not in not_saving.to_text()
-    without = saving.disk.bytes_per_rollout - saving.disk.saved_bytes
-    assert without == pytest.approx(not_saving.disk.bytes_per_rollout, abs=1)  # each of them is rounded up
-    assert not_saving.disk.saved_bytes == 0
-
-
-def test_what_does_not_fit_is_said(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rftstream.preflight.estimate.free_bytes", lambda folder: 1_000)
-    report = fine(write())
-    assert report.disk is not None
-    assert not report.disk.fits
-    assert any(warning.startswith("disk: the run may need") for warning in report.warnings)
-
-
-def test_damaged_weights_are_named(tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors").write_bytes(b"\x05\0\0\0\0\0\0\0nope!")
-    with pytest.raises(ConfigError, match="not a safetensors file"):
-        ModelSizes.of(tmp_path, None)
