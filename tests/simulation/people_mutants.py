@@ -8,7 +8,6 @@ from dataclasses import replace
 from rftstream.contracts.feedback import Feedback
 from rftstream.contracts.questions import Judgement, Question, VoteEffect
 from rftstream.contracts.records import Record, TopicPartition
-from rftstream.contracts.verdicts import VerifiedRollout
 from rftstream.data.feedback.fold import FeedbackFold, GroupStatus
 from rftstream.data.feedback.votes import QuestionVotes
 from rftstream.roles.buffer.bodies import Bodies
@@ -87,10 +86,7 @@ def nobody_waits() -> Iterator[None]:
 def bodies_as_scored() -> Iterator[None]:
     """The outcome has the judged reward, and the batch that of the scorer."""
 
-    def mutated(self: JudgedBodies, place: TopicPartition, offset: int) -> VerifiedRollout:
-        return Bodies.get(self, place, offset)
-
-    with changed(JudgedBodies, "get", mutated):
+    with changed(JudgedBodies, "get_all", Bodies.get_all):
         yield
 
 
