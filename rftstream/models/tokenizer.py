@@ -21,6 +21,8 @@ class Tokenizer:
     """A tokenizer, whichever library it is from. `open_tokenizer` makes it; renderers call it."""
 
     encode: Callable[[str], Sequence[int]]
+    encode_whole: Callable[[str], Sequence[int]]
+    """Return the tokens of a whole text, with those that the tokenizer puts before and behind it."""
     decode: Callable[[list[int]], str]
     """Return the text without special tokens."""
     ids: Mapping[str, int]
@@ -88,6 +90,7 @@ def _fast_tokenizer(spec: ModelSpec, wanted: Collection[str]) -> Tokenizer:
     added_tokens = tokenizer.get_added_tokens_decoder()
     return Tokenizer(
         encode=lambda text: tokenizer.encode(text, add_special_tokens=False).ids,
+        encode_whole=lambda text: tokenizer.encode(text).ids,
         decode=lambda token_ids: tokenizer.decode(token_ids, skip_special_tokens=True),
         ids={token.content: index for index, token in added_tokens.items()},
         named={name: token.content for name, token in special.named.items()},
@@ -124,6 +127,7 @@ def _auto_tokenizer(spec: ModelSpec) -> Tokenizer:
     special = dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
     return Tokenizer(
         encode=lambda text: tokenizer.encode(text, add_special_tokens=False),
+        encode_whole=tokenizer.encode,
         decode=lambda token_ids: str(tokenizer.decode(token_ids, skip_special_tokens=True)),
         ids=tokenizer.get_vocab(),
         named=tokenizer.special_tokens_map,

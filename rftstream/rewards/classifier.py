@@ -18,6 +18,7 @@ from rftstream.models.classifiers import HEADS, ClassifierFolder
 from rftstream.models.devices import check_device
 from rftstream.models.rendering import HfRenderer
 from rftstream.models.spec import ModelSpec
+from rftstream.models.tokenizer import Tokenizer, open_tokenizer
 from rftstream.rewards.base import RewardInput
 
 WHERE = "rewards.reward_model"
@@ -44,7 +45,7 @@ class ClassifierTexts:
         """Return the tokens of a rollout. `text` is what its template made of it, if there is one. RewardError if the
         chat template or the tokenizer refuses it."""
         if self._renderer is None:
-            return list(_tokenizer(self._folder)(text)["input_ids"])
+            return list(_tokenizer(self._folder).encode_whole(text))
         messages = [
             ChatMessage(role=one["role"], content=one["content"], tool_calls=tuple(one.get("tool_calls", ())))
             for one in item.messages
@@ -176,11 +177,8 @@ def _spec(folder: Path, chat_template: str | None) -> ModelSpec:
 
 
 @functools.cache
-def _tokenizer(folder: Path) -> Any:
-    from transformers import AutoTokenizer
-
-    loader: Any = AutoTokenizer
-    return loader.from_pretrained(folder, local_files_only=True)
+def _tokenizer(folder: Path) -> Tokenizer:
+    return open_tokenizer(_spec(folder, None))
 
 
 @functools.cache

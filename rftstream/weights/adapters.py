@@ -4,11 +4,13 @@ W' = W + alpha / rank * B A, in float32, rounded to the served dtype. W' depends
 adapters and on nothing that was there before, so it makes no difference which versions a reader has seen.
 
 Adapters travel under the names that PEFT gives them in its files: `base_model.model.NAME.lora_A.weight` [rank, in] and
-`...lora_B.weight` [out, rank] are of the model's `NAME.weight` [out, in].
+`...lora_B.weight` [out, rank] are of the model's `NAME.weight` [out, in], or [in, out] in the layers of GPT-2's kind,
+which hold their matrices transposed: there B A is transposed, too.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -57,6 +59,7 @@ def write_adapter(folder: Path, spec: ModelSpec, tensors: Mapping[str, RawTensor
         "target_modules": targets if isinstance(targets, str) else list(targets),
         "lora_dropout": 0.0,
         "bias": "none",
+        "fan_in_fan_out": bool(transposed_weights(spec.folder)),
         "inference_mode": True,
     }
     (folder / "adapter_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
@@ -75,11 +78,14 @@ class _Merged(Mapping[str, RawTensor]):
         self._pairs = _pairs(tensors, spec.lora.rank, where)
         self._names = dict.fromkeys(sorted(self._pairs if names is None else names))
         self._base = _base(spec)
+        self._transposed = transposed_weights(spec.folder)
         for name in {*self._names, *self._pairs}:
             if name not in self._base:
                 raise WeightsError(f"{where}: {name!r} is not in {spec.folder}; are they adapters of another model?")
         for name, (a, b) in self._pairs.items():
             made, expected = [b.shape[0], a.shape[1]], self._base[name][1]
+            if name in self._transposed:
+                made.reverse()
             if made != expected:
                 raise WeightsError(
                     f"{where}: adapters of {name} make {made}, expected {expected}; are they of another model?"
@@ -98,7 +104,8 @@ class _Merged(Mapping[str, RawTensor]):
         pair = self._pairs.get(name)
         if pair is not None:
             a, b = (_tensor(adapter).to(torch.float32) for adapter in pair)
-            weight = weight.to(torch.float32).addmm_(b, a, alpha=self._scale)
+            weight = weight.to(torch.float32)
+            (weight.T if name in self._transposed else weight).addmm_(b, a, alpha=self._scale)
         return raw(weight.to(SERVED[self._spec.dtype]))
 
     def __contains__(self, name: object) -> bool:
@@ -109,6 +116,18 @@ class _Merged(Mapping[str, RawTensor]):
 
     def __len__(self) -> int:
         return len(self._names)
+
+
+@functools.cache
+def transposed_weights(folder: Path) -> frozenset[str]:
+    """Return the names of a model's weights that are [in, out]. Their shapes do not tell where they are square."""
+    from transformers.pytorch_utils import Conv1D
+
+    from rftstream.models.exactness import outline_of
+    from rftstream.models.seeing import model_class
+
+    modules = outline_of(model_class(folder), folder).named_modules()
+    return frozenset(f"{name}.weight" for name, module in modules if isinstance(module, Conv1D))
 
 
 def _pairs(tensors: Mapping[str, RawTensor], rank: int, where: str) -> dict[str, tuple[RawTensor, RawTensor]]:

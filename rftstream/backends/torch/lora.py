@@ -37,6 +37,7 @@ def add_adapters(model: Any, spec: ModelSpec, *, without: str | None = None) -> 
     their files. `without`: the name of a module in which there are none."""
     require()
     from peft import LoraConfig, inject_adapter_in_model
+    from transformers.pytorch_utils import Conv1D
 
     lora = spec.lora
     assert lora is not None
@@ -50,6 +51,7 @@ def add_adapters(model: Any, spec: ModelSpec, *, without: str | None = None) -> 
             target_modules=targets,
             exclude_modules=None if without is None else rf"{re.escape(without)}\..*",
             task_type="CAUSAL_LM",
+            fan_in_fan_out=any(isinstance(one, Conv1D) for one in model.modules()),
         ),
         model,
     )
@@ -66,17 +68,21 @@ def hold_frozen(model: Any, dtype: torch.dtype) -> None:
 
 
 def _check_targets(model: Any, spec: ModelSpec) -> None:
+    from transformers.pytorch_utils import Conv1D
+
     assert spec.lora is not None
     for target in () if isinstance(spec.lora.targets, str) else spec.lora.targets:
         found = {name: one for name, one in model.named_modules() if name == target or name.endswith(f".{target}")}
         if not found:
-            linear = {name.rpartition(".")[2] for name, one in model.named_modules() if type(one) is nn.Linear}
+            linear = {
+                name.rpartition(".")[2] for name, one in model.named_modules() if type(one) in (nn.Linear, Conv1D)
+            }
             raise ConfigError(
                 f"model.lora.targets: {spec.name} has no layer {target!r}; {suggest(target, sorted(linear))}"
             )
         for name, one in found.items():
             head = one is model.get_output_embeddings()
-            if head or type(one) is not nn.Linear:
+            if head or type(one) not in (nn.Linear, Conv1D):
                 what = "the head" if head else f"of the kind {type(one).__name__}"
                 raise ConfigError(f"model.lora.targets: {name} is {what}, expected a linear layer within the model")
 

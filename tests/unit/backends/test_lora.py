@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 
 import numpy as np
 import pytest
 import torch
+import transformers
 
 from rftstream.algorithms.grpo import Grpo
 from rftstream.config.sections import LoraSection, MakeModel, ModelSection
@@ -174,6 +176,29 @@ def test_merged_weights_by_hand(tmp_path, grpo):
     expected[name] = expected[name] + 2.0 * served[f"{stem}.lora_B.weight"] @ served[f"{stem}.lora_A.weight"]
     np.testing.assert_allclose(whole[name], expected[name], rtol=1e-6, atol=1e-7)
     np.testing.assert_array_equal(whole[other], expected[other])
+
+
+@pytest.mark.parametrize("targets", ["all-linear", ("c_proj", "c_fc")])
+def test_matrices_that_lie_transposed_are_adapted(tmp_path, grpo, targets):
+    """GPT-2's are [in, out], and some of them square."""
+    config = transformers.GPT2Config(vocab_size=tiny.VOCABULARY, n_embd=32, n_layer=2, n_head=4, n_positions=128)
+    folder, made = tmp_path / "gpt2", spec_of(tmp_path)
+    shutil.copytree(made.folder, folder)
+    transformers.GPT2LMHeadModel(config).save_pretrained(folder)
+    spec = dataclasses.replace(made, folder=folder, lora=LoraSection(rank=4, alpha=8.0, targets=targets))
+    backend = tiny.backend(spec)
+    for seed in range(3):
+        backend.update(tiny.rows(seed=seed), grpo, tiny.plan())
+    exported, plain = tmp_path / "exported", dataclasses.replace(spec, lora=None)
+    exported.mkdir()
+    backend.export(exported)
+    merged = tiny.backend(dataclasses.replace(plain, folder=exported)).logprobs(tiny.rows())
+    for found, expected, before in zip(
+        merged, backend.logprobs(tiny.rows()), tiny.backend(plain).logprobs(tiny.rows()), strict=True
+    ):
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+        assert not np.allclose(found, before, atol=1e-3)
+    assert json.loads((exported / "adapter" / "adapter_config.json").read_text())["fan_in_fan_out"]
 
 
 @pytest.mark.parametrize(

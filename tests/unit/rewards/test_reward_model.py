@@ -7,12 +7,14 @@ import json
 import math
 
 import pytest
+import tokenizers
 import torch
 from safetensors.torch import load_file, save_file
 
 from rftstream.config.loader import from_dict
 from rftstream.errors import ConfigError, RewardError, RewardTimeout
 from rftstream.models import server_client
+from rftstream.models.classifiers import read_classifier
 from rftstream.preflight.check import check
 from rftstream.preflight.memory import MAIN
 from rftstream.rewards import classifier
@@ -115,6 +117,24 @@ def test_labels_activation_offset_and_scale(labelled):
 def test_a_text_of_ones_own(made):
     score = of_folder(made[0], text="{answer}={completion}+{prompt}")(item("5", "1+"))
     assert score.reward == pytest.approx(expected(made, "6=5+1+")[0], abs=1e-5)
+
+
+def test_a_text_is_read_as_the_tokenizers_file_says(tmp_path):
+    """Llama 3's class in transformers makes another tokenizer of bytes."""
+    folder, _ = make_classifier(tmp_path)
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {text: number for number, text in enumerate([*alphabet, "<s>"])}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    begin = ("<s>", len(alphabet))
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing("<s> $A", special_tokens=[begin])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    held = read_classifier(folder, where="test")
+    texts = classifier.ClassifierTexts(held, text="{prompt}", chat_template=None, rendering=None)
+    found = texts.of_item(item(), " 1 + é")
+    assert found == [vocabulary["<s>"], *(vocabulary[one] for one in "Ġ1Ġ+ĠÃ©")]
 
 
 def test_a_chat_template_of_ones_own(made):
