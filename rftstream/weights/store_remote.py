@@ -55,6 +55,20 @@ FINAL = frozenset(
 )
 """Errors of S3's client that stay the same however often it is asked."""
 
+KEYS = frozenset(
+    {
+        "InvalidAccessKeyId",
+        "SignatureDoesNotMatch",
+        "ExpiredToken",
+        "ExpiredTokenException",
+        "InvalidToken",
+        "TokenRefreshRequired",
+        "400",
+        "403",
+    }
+)
+"""Answers of S3 to keys that it does not take (any more). Those to HEAD have no body, and so only a number."""
+
 CLIENTS = frozenset({"botocore", "aiobotocore", "aiohttp", "fsspec", "asyncio"})
 """Packages whose errors, beside OSErrors, come from the network."""
 
@@ -85,6 +99,9 @@ class RemoteFiles:
             raise ConfigError(f"weights.store: {url!r} needs a package that is not installed: {error}") from None
         except ValueError as error:
             raise ConfigError(f"weights.store: {url!r}: {error}; expected file://, s3:// or the like") from None
+        self._has_answered = False
+        """Whether the store has ever taken the keys. Then those that it refuses were rotated or have expired, and new
+        ones may come."""
         self._is_s3 = url.startswith("s3")
         if self._is_s3:
             self._fs.retries = 1  # we try again ourselves, and know when to stop
@@ -223,10 +240,12 @@ class RemoteFiles:
         while True:
             tries += 1
             try:
-                return request()
+                answer = request()
             except Exception as error:
                 took_s = time.monotonic() - began
-                if not _may_pass(error):
+                if self._has_answered and _code_of(error) in KEYS:
+                    self._read_keys_again()
+                elif not _may_pass(error):
                     raise
                 if took_s + pause_s > self._patience_s:
                     raise TriedInVain(
@@ -239,8 +258,17 @@ class RemoteFiles:
                     _shown(error),
                     pause_s,
                 )
+            else:
+                self._has_answered = True
+                return answer
             time.sleep(pause_s * random.uniform(0.5, 1.0))  # so that many do not come back at the same moment
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    def _read_keys_again(self) -> None:
+        """Let the client look for keys anew: files may have others by now."""
+        if self._is_s3:
+            with suppress(Exception):  # the next try says what is wrong
+                self._fs.connect(refresh=True)
 
 
 class _Ranges(io.RawIOBase):
@@ -310,6 +338,12 @@ def _may_pass(error: Exception) -> bool:
         code = response.get("Error", {}).get("Code")
         return status >= 500 or status in (408, 429) or code in CUT_OFF
     return type(error).__name__ not in FINAL
+
+
+def _code_of(error: Exception) -> str | None:
+    """Return the code of an answer of S3; None if there was no answer."""
+    response = getattr(error.__cause__, "response", None) or getattr(error, "response", None)
+    return response.get("Error", {}).get("Code") if isinstance(response, dict) else None
 
 
 def _is_refused(error: Exception) -> bool:

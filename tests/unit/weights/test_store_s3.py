@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from rftstream.contracts.versions import VersionName
-from rftstream.errors import WeightsError, WeightsGone
+from rftstream.errors import StoreRefused, WeightsError, WeightsGone
 from rftstream.weights import store_remote
 from rftstream.weights.follower import WeightsFollower
 from rftstream.weights.publisher import WeightsPublisher
@@ -123,6 +123,24 @@ def test_what_asking_again_cannot_mend_is_not_asked_again(network: Proxy, place:
         store.put("a", b"1")
     assert "given up" not in str(caught.value)
     assert network.num_connections <= 2, "s3fs asks in two ways whether an object is there"
+
+
+KEYS_REFUSED = [refusal(403, "InvalidAccessKeyId"), refusal(400, "ExpiredToken"), refusal(403, "SignatureDoesNotMatch")]
+
+
+def test_keys_that_were_rotated_or_have_expired_are_waited_for(network: Proxy, place: str, tmp_path: Path) -> None:
+    """New ones may come; but a store that has never taken any refuses at once."""
+    store = store_at(place, tmp_path)
+    store.put("a", b"1")
+    for call, expected in (
+        (lambda: store.get("a"), b"1"), (lambda: store.exists("a"), True), (lambda: store.size("a"), 1),
+        (lambda: store.put("b", b"2").num_bytes, 1), (lambda: store.list(""), ["a", "b"]),
+    ):  # fmt: skip
+        network.fail(*KEYS_REFUSED)
+        assert call() == expected
+    network.fail(always=refusal(403, "InvalidAccessKeyId"))
+    with pytest.raises(StoreRefused):
+        store_at(place, tmp_path).put("c", b"1")
 
 
 def test_a_large_upload_that_fails_leaves_nothing(network: Proxy, place: str, tmp_path: Path) -> None:
