@@ -14,7 +14,8 @@ from typing import Any
 RUN_FILE = Path(__file__).parent.parent / "examples" / "arithmetic.toml"
 REPETITIONS = 3
 LIMIT_S = 120.0
-LEARNED = 0.9
+LEARNED = 0.85
+"""Of samples at the temperature that explores; the run's evaluations, at 1, are above 0.9."""
 
 
 def run() -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What `make curves` measures on examples/arithmetic.toml: how every algorithm learns, what staleness costs, and what
+"""What `make curves` measures on scripts/sums.toml: how every algorithm learns, what staleness costs, and what
 it saves to train on groups once more.
 
 An experiment is that run file with some settings changed, and has a name that says which: `algorithms/gspo`,
@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-RUN_FILE = ROOT / "examples" / "arithmetic.toml"
+RUN_FILE = ROOT / "scripts" / "sums.toml"
 MEASURED = ROOT / "docs" / "measured" / "curves.json"
 """One row for each experiment and seed that came to its end."""
 EVALUATION = "sums"
 SEEDS = range(3)
 CHANCE, LEARNED = 0.2, 0.8
-"""An algorithm learns here if it comes from below the one to above the other, on held-out sums."""
+"""An algorithm learns here if it comes from below the one to above the other, in evaluations."""
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "grpo": {},

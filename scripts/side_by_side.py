@@ -55,7 +55,7 @@ class Comparison:
     settings: Mapping[str, Any]
     """Of both: what is changed in the run file."""
     target: float
-    """Of the held-out reward."""
+    """Of the reward of evaluations."""
     sides: tuple[str, ...]
     seeds: int
     """So many of those that are asked for."""
@@ -83,7 +83,7 @@ WITHOUT_WARMUP = {**OURS, "trainer.warmup_steps": 0}
 
 ARITHMETIC = Comparison(
     "trl",
-    ROOT / "examples" / "arithmetic.toml",
+    ROOT / "scripts" / "sums.toml",
     "sums",
     {
         "evaluations.sums.every": 10,
@@ -316,7 +316,7 @@ def write_row(measured: Path, row: Mapping[str, Any]) -> None:
 
 
 def draw(one: Comparison, rows: Rows, picture: Path | None = None) -> None:
-    """Held-out reward over seconds and over versions; a line for each seed of the sides as they are now."""
+    """Reward of evaluations over seconds and over versions; a line for each seed of the sides as they are now."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -339,6 +339,6 @@ def draw(one: Comparison, rows: Rows, picture: Path | None = None) -> None:
         ax.set(xlabel=label, ylim=(0, 1.02), xlim=(0, None))
         ax.spines[["top", "right"]].set_visible(False)
         ax.grid(axis="y", color="#e8e8e8", linewidth=0.8)
-    figure.axes[0].set_ylabel("held-out reward")
+    figure.axes[0].set_ylabel("reward of evaluations")
     figure.axes[0].legend(frameon=False, loc="lower right")
     figure.savefig(picture or one.picture)

@@ -75,7 +75,7 @@ REUSES = {
 
 
 def reuse(rows: Rows | None = None) -> str:
-    """New rollouts until held-out rewards are above LEARNED, of each seed, and their mean beside that without reuse."""
+    """New rollouts until evaluations are above LEARNED, of each seed, and their mean beside that without reuse."""
     rows = read_rows(MEASURED) if rows is None else rows
     plain = runs(rows, "reuse/none")
     lines = []
@@ -111,7 +111,7 @@ def beside_trl(one: Comparison = ARITHMETIC, rows: Rows | None = None) -> str:
         drawn |= None not in found.values()
         lines += [(str(seed), side, *_times(row, one.target)) for side, row in found.items()]
     head = ("seed", "", "ready, s", f"{one.target:g} reached, s", "at step", "all steps, s", "last")
-    picture = f"![Held-out reward over seconds and over steps](pictures/{one.picture.name})"
+    picture = f"![Reward of evaluations over seconds and over steps](pictures/{one.picture.name})"
     return table(head, lines) + (f"\n\n{picture}" if drawn else "")
 
 

@@ -44,7 +44,7 @@ from rftstream.errors import ConfigError
 )
 @click.option("--algorithm", metavar="NAME", shell_complete=complete_algorithm, help="[default: grpo]")
 @click.option("--kafka", metavar="SERVERS", help="host:port of brokers.  [default: the log is a file]")
-@click.option("--steps", type=click.IntRange(min=1), metavar="N", help="Batches.  [default: 150; with a model, 100]")
+@click.option("--steps", type=click.IntRange(min=1), metavar="N", help="Batches.  [default: 250; with a model, 100]")
 @click.option("--ask/--no-ask", default=None, help="Ask for what is not given.  [default: on a terminal]")
 @json_option
 def init(

@@ -15,6 +15,9 @@ from rftstream.queries.failing import FailingTaskset
 from rftstream.queries.standstill import Standstill
 
 PLAIN_EVERY_S = 5.0
+SIGNS_AFTER_STEPS = 20
+"""Steps before a sign gets a line: many runs begin with completions that are cut off. `status`, the live view and the
+studio show signs from the first step on."""
 
 
 class ProgressView(Protocol):
@@ -101,6 +104,8 @@ class PlainProgress:
 
     def _say_signs(self) -> None:
         """Print each sign once while it lasts."""
+        if self._watch.observer.curve.num_steps < SIGNS_AFTER_STEPS:
+            return
         signs = {(sign.kind, sign.subject): sign for sign in self._watch.signs}
         for key, sign in signs.items():
             if key not in self._signs_said:

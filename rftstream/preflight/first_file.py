@@ -62,7 +62,7 @@ class FirstFile:
     servers: str = ""
     """Of Kafka; empty: the log is a file in the run folder."""
     steps: int | None = None
-    """Default: 150 for a made model, 100 for others."""
+    """Default: 250 for a made model, 100 for others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,8 @@ def run_file_text(wanted: FirstFile) -> str:
     reward = wanted.reward or _usual_reward(wanted, source, problems)
     name = "sums" if not wanted.tasks else _taskset_name(source)
     is_made = wanted.model == MADE
-    steps = wanted.steps or (150 if is_made else 100)
+    steps = wanted.steps or (250 if is_made else 100)
+    evaluated = ["sampling = { temperature = 1.0 }"] if is_made else []
     paragraphs = [
         [f"#:schema ./{SCHEMA}"],
         ["# Made by `rftstream init`. `rftstream explain KEY` says what a setting means, e.g. trainer.lr."],
@@ -139,14 +140,18 @@ def run_file_text(wanted: FirstFile) -> str:
     if count := _num_held_out(wanted, source, problems):
         paragraphs += [
             _section(f"tasksets.{name}", source, columns, reward, options=f"skip = {count}"),
-            [*_section("evaluations.held-out", source, columns, reward, options=f"size = {count}"), "every = 20"],
+            [
+                *_section("evaluations.held-out", source, columns, reward, options=f"size = {count}"),
+                "every = 20",
+                *evaluated,
+            ],
         ]
     else:
         paragraphs.append(_section(f"tasksets.{name}", source, columns, reward))
     if not wanted.tasks:
         head, *rest = _section(f"evaluations.{name}", source, columns, reward)
         about = "# the sums that are trained on: so small a model learns each by heart"
-        paragraphs.append([f"{head}  {about}", *rest, "every = 50", "n = 4", "k = [1, 4]"])
+        paragraphs.append([f"{head}  {about}", *rest, "every = 50", "n = 4", "k = [1, 4]", *evaluated])
     paragraphs += _training(wanted, problems)
     if wanted.servers:
         paragraphs.append(["[transport]", 'kind = "kafka"', f"servers = {_text(wanted.servers)}", "partitions = 8"])
@@ -199,10 +204,20 @@ def _made_model(problems: Sequence[Problem]) -> list[str]:
 def _training(wanted: FirstFile, problems: Sequence[Problem]) -> list[list[str]]:
     if wanted.model == MADE:
         return [
-            ["[sampling]", f"max_tokens = {_most_tokens(problems)}"],
+            [
+                "[sampling]",
+                f"max_tokens = {_most_tokens(problems)}",
+                "temperature = 1.4          # explores until nearly all is found; evaluations sample at 1",
+            ],
             _feeder(32),
             ["[explorer]", "max_concurrent = 512"],
-            ["[trainer]", f"algorithm = {_text(wanted.algorithm)}", "lr = 1.5e-3", 'lr_schedule = "cosine"'],
+            [
+                "[trainer]",
+                f"algorithm = {_text(wanted.algorithm)}",
+                "lr = 1.2e-3",
+                'lr_schedule = "cosine"',
+                "adam_betas = [0.9, 0.99]",
+            ],
         ]
     return [
         ["[sampling]", "max_tokens = 512           # of a whole answer"],
