@@ -64,8 +64,8 @@ def init(
 
     DIR gets rftstream.toml, the JSON Schema by which editors explain and check it, and a sample of problems if no
     TASKS are named. On a terminal it asks for what is not given; elsewhere it takes the defaults: a small model
-    that is made on the spot and learns to add digits in 80 s of CPU (reward 0.01 to 0.90). No file is written over,
-    and nothing is left if the run could not start.
+    that is made on the spot and learns to add digits in 250 steps (0.01 of them right at first, then 0.99). No file is
+    written over, and nothing is left if the run could not start.
     """
     from rftstream.preflight import first_file
 
