@@ -63,7 +63,7 @@ _LEAST: dict[str, int] = {
     "max_partition_fetch_bytes": 1,
     "max_request_size": _RECORD_BYTES,
     "receive_message_max_bytes": _RECORD_BYTES,
-    "request_timeout_ms": 1000,
+    "request_timeout_ms": 500,
 }
 """Setting -> the least that can work. Of the others that are numbers it is 0."""
 
