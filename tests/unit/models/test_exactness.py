@@ -17,10 +17,12 @@ from rftstream.algorithms.base import TrainingRow
 from rftstream.backends.torch import paths
 from rftstream.backends.torch.inputs import make_inputs
 from rftstream.backends.torch.network import Network, NetworkSettings, load_model
+from rftstream.config import loader
 from rftstream.errors import ConfigError
 from rftstream.models.exactness import check_model
 from rftstream.models.spec import ModelSpec
 from rftstream.models.tiny_copy import VOCABULARY, tiny_config
+from rftstream.preflight.check import check
 from rftstream.weights.tensors import raw
 from tests.unit import tiny
 
@@ -182,9 +184,11 @@ def test_most_families_are_tried():
 
 def test_an_encoder_with_a_decoder_is_refused(tmp_path):
     model, spec = made("bart", tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text()) | {"is_encoder_decoder": True}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    for compute in (lambda: load_model(spec, CPU), lambda: sampled_error(spec, model),
-                    lambda: check_model(spec, trained=False)):  # fmt: skip
+    saved = json.loads((tmp_path / "config.json").read_text()) | {"is_encoder_decoder": True}
+    (tmp_path / "config.json").write_text(json.dumps(saved))
+    tasksets = {"sums": {"source": "arithmetic", "reward": "exact"}}
+    run = loader.from_dict({"run": {"name": "a", "steps": 1}, "model": {"path": str(tmp_path)}, "tasksets": tasksets})
+    for compute in (lambda: load_model(spec, CPU), lambda: sampled_error(spec, model)):
         with pytest.raises(ConfigError, match="bart is an encoder with a decoder, expected a decoder alone"):
             compute()
+    assert "bart is an encoder with a decoder" in " ".join(check(run).errors)
