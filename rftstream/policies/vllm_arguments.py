@@ -158,9 +158,9 @@ def engine_arguments(config: EngineSettings, model: ModelSpec, renderer: Rendere
 def sampling_params(request: SampleRequest, stop_ids: Sequence[int], never_sampled: Sequence[int]) -> Any:
     """Return how a request is sampled, as vLLM's SamplingParams. `never_sampled`: tokens that have no probability."""
     from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+    from vllm.sampling_params import RequestOutputKind
 
-    sampling, form = request.sampling, request.constraint
+    sampling = request.sampling
     return SamplingParams(
         temperature=sampling.temperature,
         top_p=sampling.top_p,
@@ -176,13 +176,22 @@ def sampling_params(request: SampleRequest, stop_ids: Sequence[int], never_sampl
         min_tokens=min(max(sampling.min_tokens - request.num_sampled, 0), request.max_tokens),
         max_tokens=request.max_tokens,
         seed=_seed(request),
-        structured_outputs=None if form is None else StructuredOutputsParams(**{form.kind: form.value}),
+        **_constrained(request),
         logprobs=0,
         flat_logprobs=True,
         detokenize=bool(sampling.stop),
         output_kind=RequestOutputKind.FINAL_ONLY,
         skip_clone=True,
     )
+
+
+def _constrained(request: SampleRequest) -> dict[str, Any]:
+    """Return what holds the answer to a form, if a form is asked for."""
+    if (form := request.constraint) is None:
+        return {}
+    from vllm.sampling_params import StructuredOutputsParams
+
+    return {"structured_outputs": StructuredOutputsParams(**{form.kind: form.value})}
 
 
 def _seed(request: SampleRequest) -> int:

@@ -187,7 +187,9 @@ def _text(report: AuditReport) -> list[str]:
     lines += ["", f"twins: {twins or 'none'}"]
     if report.foreign:
         found = ", ".join(f"{count:,} on {topic}" for topic, count in report.foreign.items())
-        lines.append(f"foreign: {found}; somebody else wrote them, and nobody counts them")
+        lines.append(
+            f"foreign: {found}; somebody else wrote them, or wrote a record again to the byte; nobody counts them"
+        )
     if report.deleted_groups:
         lines.append(
             f"deleted by retention: {plural(report.deleted_groups, 'group')} with "

@@ -50,7 +50,7 @@ def strays_into_a_live_run(
     process.send(signal.SIGINT)
     done = process.finish()
     assert done.code == 0, done.err
-    version = view.assert_nothing_lost().version
+    version = view.assert_nothing_lost(is_alone=False).version
     assert "foreign" in {one.reason for one in view.dead()}
 
     for _ in range(num_strays // 2):
@@ -58,7 +58,7 @@ def strays_into_a_live_run(
     again = place.call("resume", run_dir, "--json", *sets(f"run.steps={version + 3}"))
     assert again.code == 0, again.err
     assert (again.result["steps"], again.result["reason"]) == (version + 3, "steps")
-    report = view.assert_nothing_lost()
+    report = view.assert_nothing_lost(is_alone=False)
     assert report.version == version + 3
     check_unknown(view)
     return view
