@@ -277,13 +277,15 @@ def test_workers_are_asked_and_ghosts_are_named(log: SyntheticLog, tmp_path: Pat
     [
         ("n1", 7, 4.0, "running", "running by workers on n1 (newest record 4 s ago); no `run` or `resume` supervises"),
         ("n1", 7, 1800.0, "stopped", "by workers on n1 (newest record 30 min ago); if they have ended, start them"),
-        (socket.gethostname(), os.getpid(), 4.0, "running", "running by workers on "),
-        (socket.gethostname(), 2**22 + 1, 4.0, "stopped", "supervises it here; `rftstream resume "),
+        ("here", 0, 4.0, "running", "running by workers on "),
+        ("here", 2**22 + 1, 4.0, "stopped", "supervises it here; `rftstream resume "),
     ],
+    ids=["elsewhere", "elsewhere and silent", "this process", "a process that is gone"],
 )
 def test_a_run_goes_on_by_workers_that_somebody_else_started(
     log: SyntheticLog, tmp_path: Path, host: str, pid: int, later_s: float, state: str, says: str
 ) -> None:
+    host, pid = socket.gethostname() if host == "here" else host, pid or os.getpid()
     log.put("control", Claim(role="trainer", epoch=2, host=host, pid=pid, process="trainer-n1", claimed_at=time.time()))
     written = max(record.timestamp_s for record in Log(log.transport).read("control"))
     run = OpenRun(RunFolder(tmp_path), config(), log.transport)
