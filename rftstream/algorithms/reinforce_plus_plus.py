@@ -60,7 +60,9 @@ class ReinforcePlusPlus(Clipped):
             later_R = _later_divergence(scored, kl_R)
             returns_R = [one - self.config.kl_coef * later for one, later in zip(returns_R, later_R, strict=True)]
         joined = _joined(returns_R, trained_R)
-        white = whiten(joined) if has_signal else joined - joined.mean() if len(joined) else joined
+        white = whiten(joined)
+        if white.any() and not has_signal:  # a spread of rounding stays none
+            white = joined - joined.mean()
         parts_R = np.split(white, np.cumsum([int(trained.sum()) for trained in trained_R])[:-1])
         result = [np.zeros(len(row.token_ids)) for row in rows]
         for one_T, trained, part in zip(result, trained_R, parts_R, strict=True):

@@ -142,10 +142,10 @@ class HttpConnection(Outgoing):
         except httptools.HttpParserUpgrade:
             pass  # it goes on in HTTP/1.1, and the connection is closed after it
         except httptools.HttpParserError:
-            self._refuse(http.HTTPStatus.BAD_REQUEST, "this is no HTTP/1.1 request")
+            self.refuse(http.HTTPStatus.BAD_REQUEST, "this is no HTTP/1.1 request")
             return
         if self._num_head_bytes > MAX_HEAD_BYTES:
-            self._refuse(
+            self.refuse(
                 http.HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
                 f"the headers have more than {MAX_HEAD_BYTES} bytes, expected at most that",
             )
@@ -175,10 +175,6 @@ class HttpConnection(Outgoing):
         self._num_head_bytes = 0
         self._waiting.append(request)
         self._is_broken |= is_last
-
-    def refuse_request(self, sentence: str) -> None:
-        """Refuse a request that is none, and all that comes after it."""
-        self._refuse(http.HTTPStatus.BAD_REQUEST, sentence)
 
     # ------------------------------------------------------------------------------------------ the server's side
 
@@ -273,7 +269,7 @@ class HttpConnection(Outgoing):
         else:
             self.close()
 
-    def _refuse(self, status: http.HTTPStatus, sentence: str) -> None:
+    def refuse(self, status: http.HTTPStatus, sentence: str) -> None:
         """Cut a connection whose requests cannot be told any more, once those that came before are answered."""
         self._is_broken = True
         if not self._is_busy and not self._waiting:
@@ -332,7 +328,7 @@ class _Incoming:
         is_new = self._connection.parser.get_http_version() == "1.1"
         if self._num_hosts > 1 or (is_new and not self._num_hosts):
             self._is_refused = True
-            self._connection.refuse_request(f"got {self._num_hosts} Host headers, expected one")
+            self._connection.refuse(http.HTTPStatus.BAD_REQUEST, f"got {self._num_hosts} Host headers, expected one")
         elif self._headers.get("expect", "").lower() == "100-continue":
             length = self._headers.get("content-length", "")
             if length.isdecimal() and int(length) > self._max_body_bytes:

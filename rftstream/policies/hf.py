@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     import torch
 
     from rftstream.models.seeing import ImageFeatures
+    from rftstream.policies.images import PromptImages
     from rftstream.policies.prompts import Block, Features, TokenIds
     from rftstream.policies.turns import KeptTurn
 
@@ -158,7 +159,7 @@ class HfPolicy(SleepsByMoving):
         features: dict[int, ImageFeatures] = {}
         self._leave()
         for request in self._batch.requests:
-            if (found := self._features_of(request)) is None:
+            if (found := _features_of(self._images, self._refused, request)) is None:
                 self._batch.forget(request.request_id)
             else:
                 features |= found
@@ -166,14 +167,6 @@ class HfPolicy(SleepsByMoving):
         if self._batch.num_rows and self._model.keeps_states:
             chunks = _chunks(self._batch.contexts(), self._config.prefill_tokens)
             self._batch.renew(self._model.compute(chunk, features).states for chunk in chunks)
-
-    def _features_of(self, request: SampleRequest) -> Features | None:
-        """Return the features of a request's images. None, and the request is refused, if they cannot be had."""
-        try:
-            return self._images.features([request.token_ids])
-        except (ImageError, WeightsError) as error:
-            self._refused.append(without_tokens(request, "error", str(error)))
-            return None
 
     def submit(self, request: SampleRequest) -> None:
         """Put a request in the queue. Refused requests come back from the next `step`."""
@@ -297,7 +290,7 @@ class HfPolicy(SleepsByMoving):
             self._waiting.remove(waiting)
             own_3L = None
             if any(token < 0 for token in request.token_ids[-new:]):
-                if (found := self._features_of(request)) is None:
+                if (found := _features_of(self._images, self._refused, request)) is None:
                     continue
                 features |= found
                 own_3L = self._model.positions(request.token_ids, found)
@@ -348,7 +341,7 @@ class HfPolicy(SleepsByMoving):
                 if not may_compute:
                     break
                 if request.images:
-                    if (found := self._features_of(request)) is None:
+                    if (found := _features_of(self._images, self._refused, request)) is None:
                         self._waiting.remove(waiting)
                         continue
                     features |= found
@@ -382,6 +375,15 @@ class HfPolicy(SleepsByMoving):
         self._batch.leave()
         if not self._batch.num_rows:
             self._versions = self._versions[-1:]
+
+
+def _features_of(images: PromptImages, refused: list[Completion], request: SampleRequest) -> Features | None:
+    """Return the features of a request's images. None, and the request is among the refused, if they cannot be had."""
+    try:
+        return images.features([request.token_ids])
+    except (ImageError, WeightsError) as error:
+        refused.append(without_tokens(request, "error", str(error)))
+        return None
 
 
 @dataclass(slots=True, eq=False)

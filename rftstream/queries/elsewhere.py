@@ -34,7 +34,7 @@ class Elsewhere:
 def look_elsewhere(control: ControlView, transport: Transport, now: float) -> Elsewhere | None:
     """Return where workers may be alive; None if all that hold a role were on this host and are gone. TransportError if
     the log does not answer."""
-    hosts = {claim.host for claim in control.claims.values() if is_claimant_alive(claim) is not False}
+    hosts = {claim.host for claim in control.claims.values() if claim.host and is_claimant_alive(claim) is not False}
     if not hosts:
         return None
     newest = max((record.timestamp_s for record in newest_records(transport).values()), default=0.0)

@@ -111,9 +111,8 @@ class ConcurrentService(Service):
         if self._draining and not self._in_hand and not self._results:
             self.done = True
             return 0.0
-        return 0.0 if busy or committed else self._idle_s()
-
-    def _idle_s(self) -> float:
+        if busy or committed:
+            return 0.0
         idle_s = min(self.step.idle_s(), MAX_IDLE_S)
         if self._results:
             idle_s = min(idle_s, max(self._results.due_in_s(), self.backing_off_s(), 0.001))

@@ -191,7 +191,7 @@ class SingleService(Service):
         with self._claim.unless_taken_over():
             positions = self.step.recover(Log(self.transport, self.rule), claim)
         self._reader.read_from(positions, self.spec.consumes)
-        self._tell()
+        _tell(self.step, self.desired, is_leaving=self._draining)
         self._in_force = InForce(claim, UnsentLetters(self.transport, self.role, self.clock))
         self.progressed()
         log.info("in force with epoch %d", claim.epoch)
@@ -211,14 +211,8 @@ class SingleService(Service):
             raise
         if any(record.topic == "control" for record in records):
             self._claim.check()
-            self._tell()
+            _tell(self.step, self.desired, is_leaving=self._draining)
         return bool(records)
-
-    def _tell(self) -> None:
-        """Tell the step what the run should do."""
-        self.step.paused(self._draining or self.desired is DesiredState.paused)
-        if self.desired is DesiredState.draining:
-            self.step.draining()
 
     def _take(self, in_force: InForce, record: Record) -> None:
         received = self._take_control(record) if record.topic == "control" else self.decode(record)
@@ -280,3 +274,10 @@ class SingleService(Service):
         self.step.committed(transaction)
         self.progressed()
         return True
+
+
+def _tell(step: SingleStep, desired: DesiredState, *, is_leaving: bool) -> None:
+    """Tell a step what the run should do."""
+    step.paused(is_leaving or desired is DesiredState.paused)
+    if desired is DesiredState.draining:
+        step.draining()

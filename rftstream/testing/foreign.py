@@ -29,7 +29,52 @@ M = TypeVar("M")
 B = TypeVar("B", BatchManifest, Experience)
 
 
-class ForeignWriter:
+class _LogSample:
+    """Draws records that stand on a log, and makes others of them."""
+
+    def __init__(self, transport: Transport, run: str, random: Random) -> None:
+        self._transport = transport
+        self._run = run
+        self._random = random
+
+    def _some(self, topic: str, kind: type[M]) -> tuple[Record, M] | None:
+        """Return any good record of ours on the topic, or None."""
+        found = [
+            (record, message)
+            for record, message in Log(self._transport).in_force(topic)
+            if message is not None and isinstance(message, kind)
+        ]
+        return self._random.choice(found) if found else None
+
+    def _raw(self, message: Message, topic: str, epoch: int, partition: int = 0) -> NewRecord:
+        return codec.to_record(message, topic, partition, run=self._run, writer_epoch=epoch)
+
+    def _some_record(self, topics: Sequence[str]) -> NewRecord | None:
+        """Return a record that stands on one of the topics, to be written again."""
+        topic = self._random.choice(topics)
+        found = self._some(topic, object)
+        if found is None:
+            return None
+        record = found[0]
+        return NewRecord(topic, record.partition, record.key, record.value, record.headers)
+
+    def _strange_epoch(self) -> int:
+        return self._random.choice([0, 1000, 2**40, MAX_EPOCH])
+
+    def _strange_name(self, name: VersionName) -> VersionName:
+        epoch = self._strange_epoch()
+        return VersionName(trainer_epoch=epoch, version=name.version + self._random.randint(0, 3))
+
+    def _changed(self, kind: type[B], change: Callable[[B, Random], B]) -> NewRecord | None:
+        """A record of `batches` that says something else than the one that it is made from."""
+        found = self._some("batches", kind)
+        if found is None:
+            return None
+        record, message = found
+        return self._raw(change(message, self._random), "batches", writer_epoch(record), record.partition)
+
+
+class ForeignWriter(_LogSample):
     """Writes foreign records, one at a time, on any topic. A FaultInjector makes it.
 
     Each record is made from what stands on the log. No role would write it, under any fault. On topics with several
@@ -37,9 +82,7 @@ class ForeignWriter:
     """
 
     def __init__(self, transport: Transport, run: str, random: Random) -> None:
-        self._transport = transport
-        self._run = run
-        self._random = random
+        super().__init__(transport, run, random)
         self._num_bytes = 0
         """Records without headers that were written."""
 
@@ -78,18 +121,6 @@ class ForeignWriter:
                 return f"{make.__name__.strip('_')} on {record.topic}[{record.partition}]"
         return "nothing, for there is nothing yet"
 
-    def _some(self, topic: str, kind: type[M]) -> tuple[Record, M] | None:
-        """Return any good record of ours on the topic, or None."""
-        found = [
-            (record, message)
-            for record, message in Log(self._transport).in_force(topic)
-            if message is not None and isinstance(message, kind)
-        ]
-        return self._random.choice(found) if found else None
-
-    def _raw(self, message: Message, topic: str, epoch: int, partition: int = 0) -> NewRecord:
-        return codec.to_record(message, topic, partition, run=self._run, writer_epoch=epoch)
-
     # ------------------------------------------------------------------------------------------ on any of them
 
     def _noise(self) -> NewRecord | None:
@@ -113,15 +144,6 @@ class ForeignWriter:
         self._num_bytes += 1
         partition = self._random.randrange(topics[topic].partitions)
         return NewRecord(topic, partition, self._random.randbytes(4), self._random.randbytes(20), ())
-
-    def _some_record(self, topics: Sequence[str]) -> NewRecord | None:
-        """Return a record that stands on one of the topics, to be written again."""
-        topic = self._random.choice(topics)
-        found = self._some(topic, object)
-        if found is None:
-            return None
-        record = found[0]
-        return NewRecord(topic, record.partition, record.key, record.value, record.headers)
 
     # ------------------------------------------------------------------------------------------ control
 
@@ -172,13 +194,6 @@ class ForeignWriter:
         return record if self._random.random() < 0.5 else msgspec.structs.replace(record, value=b"\xc1")
 
     # ------------------------------------------------------------------------------------------ weights and steps
-
-    def _strange_epoch(self) -> int:
-        return self._random.choice([0, 1000, 2**40, MAX_EPOCH])
-
-    def _strange_name(self, name: VersionName) -> VersionName:
-        epoch = self._strange_epoch()
-        return VersionName(trainer_epoch=epoch, version=name.version + self._random.randint(0, 3))
 
     def _announcement(self) -> NewRecord | None:
         found = self._some("weights", WeightsAnnounced)
@@ -249,14 +264,6 @@ class ForeignWriter:
     def _experience(self) -> NewRecord | None:
         """Of another batch than it was in, or in another place."""
         return self._changed(Experience, _wrong_experience)
-
-    def _changed(self, kind: type[B], change: Callable[[B, Random], B]) -> NewRecord | None:
-        """A record of `batches` that says something else than the one that it is made from."""
-        found = self._some("batches", kind)
-        if found is None:
-            return None
-        record, message = found
-        return self._raw(change(message, self._random), "batches", writer_epoch(record), record.partition)
 
 
 def _wrong_manifest(manifest: BatchManifest, random: Random) -> BatchManifest:

@@ -120,14 +120,14 @@ class DrivenRun:
         while self.workers:
             self.workers.pop().leave()
 
-    def to_the_end(self, *without: str) -> Any:
+    def to_the_end(self, *without: str, is_alone: bool = True) -> Any:
         """Start all roles, play to the end, and return the audit's report, which is fine."""
         try:
             self.start_all(*without)
             self.play()
         finally:
             self.close()
-        return self.view.assert_nothing_lost()
+        return self.view.assert_nothing_lost(is_alone=is_alone)
 
     def resume(self, *settings: str) -> None:
         """Go on with it, as `rftstream resume` does before it starts processes."""

@@ -30,9 +30,10 @@ NOTHING_TO_TIME = {"explorers: A call of an environment"}
 NOT_IN_THIS_RUN = {
     "rftstream_evaluation{metric=\"canary\"}", 'rftstream_train{metric=~"metric/.+[.]apart"}',
     'rftstream_synthesised_total{result!="admitted"}', "rftstream_synthesised_total", "rftstream_server_up",
-    'rftstream_server_requests_total{result="answered"}',
+    'rftstream_server_requests_total{result="answered"}', "rftstream_lost_offsets_total", "rftstream_run_lost_offsets",
 }  # fmt: skip
-"""What alerts look at that only runs with a canary, a second reward, a synthesiser or a served model have."""
+"""What alerts look at that only runs with a canary, a second reward, a synthesiser, a served model or lost records
+have."""
 SERVED = {panel["title"] for panel in BOARDS["explorers"]["panels"] if "rftstream_server_" in str(panel.get("targets"))}
 """Panels of runs with a served model."""
 

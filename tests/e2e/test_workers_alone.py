@@ -28,7 +28,7 @@ def scrape(port: int) -> dict[str, float]:
 
 
 def port_of(place: Workplace, file: Path) -> int:
-    return int(place.wait_for(lambda: _text(file), f"a port in {file}"))
+    return int(place.wait_for(lambda: _text(file), f"a port in {file}").partition(" ")[0])
 
 
 @pytest.mark.law("lost", "twice", "conservation")

@@ -440,7 +440,7 @@ def test_a_successor_does_what_is_not_finished_and_nothing_else(tmp_path: Path) 
     rollouts = rollouts_of(scene)
     assert len(rollouts) == 20
     assert {name for name, one in rollouts.items() if versions_of(one)[0][0] == 1} == rollouts.keys() - done_by_first
-    assert scene.transport().admin.committed("explorer")[TopicPartition("tasks", 0)] == (20, "")
+    assert scene.transport().admin.committed("explorer")[TopicPartition("tasks", 0)] == (20, "0")
 
 
 @pytest.mark.law("twice", "fencing")

@@ -31,6 +31,10 @@ FOLDERS = {
 ALL_NAMES = {kind: set(registry.table(kind)) for kind in registry.KINDS} | {"tracker": set(TRACKERS)}
 
 EXCEPTIONS = {
+    ("rftstream/gateway/dialects/anthropic.py", "tools"): "a setting of a request",
+    ("rftstream/gateway/dialects/chat.py", "tools"): "a setting of a request",
+    ("rftstream/gateway/dialects/fields.py", "regex"): "a form of answers",
+    ("rftstream/queries/foreign.py", "code"): "a column of rows: a result as a number",
     ("rftstream/config/aliases.py", "wandb"): "what a setting is called in other tools",
     ("rftstream/config/aliases.py", "kafka"): "what a setting is called in other tools",
     ("rftstream/config/aliases.py", "tensorboard"): "what a command is called in other tools",

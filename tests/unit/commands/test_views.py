@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ def test_audit_of_a_folder_and_of_its_run_file(run: Path, run_file: Path) -> Non
 
 
 def test_audit_exits_1_for_a_twin_and_for_an_imbalance(run: Path) -> None:
-    change(run, lambda log: log.put("rollouts", rollout(log.siblings(0)[0])))
+    change(run, lambda log: log.put("rollouts", replace(rollout(log.siblings(0)[0]), finished_at=1.0)))
     report = called("audit", run, code=1)
     assert report["twins"]["rollouts"] == 1
     assert report["balanced"] is True

@@ -26,6 +26,8 @@ from rftstream.preflight.check import check
 from rftstream.weights.tensors import raw
 from tests.unit import tiny
 
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # of gpt_bigcode
+
 CPU = torch.device("cpu")
 LENGTHS = (40, 3, 17, 9, 25)
 CONFIGS = {
