@@ -141,7 +141,7 @@ class FeederStep(SingleStepDefaults):
         committed = log_.committed(FEEDER.name)
         if STEPS in committed and committed[STEPS].metadata:
             self._restore(FeederCursor.of_json(committed[STEPS].metadata, newest))
-        elif any(log_.ends("tasks").values()):
+        elif _were_admitted(log_):
             raise PositionMissing(
                 f"{STEPS}: the feeder's position has no metadata, expected its cursor, since tasks were admitted; "
                 "somebody has reset the positions of the feeder's group, and what was drawn cannot be told any more: "
@@ -374,3 +374,10 @@ class FeederStep(SingleStepDefaults):
         joined = sum(map(len, self._growing.tasksets.values()))
         waits = not self._ended and not self._draining and not self._draws.left(now)
         return {"problems_joined": joined, "waits_for_problems": self._draws.growing if waits else []}
+
+
+def _were_admitted(log_: Log) -> bool:
+    """Return whether a feeder of this run has written tasks. Offsets alone do not tell: those of aborted transactions
+    and of records that somebody else wrote count, too."""
+    begins = log_.transport.admin.begin_offsets("tasks")
+    return any(begins.values()) or any(message is not None for _, message in log_.in_force("tasks"))
