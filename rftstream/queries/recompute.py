@@ -8,9 +8,10 @@ too: what is decided later is left for the next time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
+from itertools import zip_longest
 
 from rftstream.config.pipelines import operator_places
 from rftstream.config.sections import RunConfig
@@ -316,7 +317,7 @@ class _ExperienceSide:
 
     def check(self) -> None:
         """Compare every group that operators were asked about, and what its batch holds."""
-        siblings = dict(self._siblings())
+        siblings = self._siblings()
         num_folded = 0
         trained: dict[str, _Trained] = {}
         asked = [one for one in self._outcomes if one.seen is not None and not one.late]
@@ -345,13 +346,17 @@ class _ExperienceSide:
                 self._bodies.forget(*sibling.place_offset)
         self._compare_batches(trained)
 
-    def _siblings(self) -> Iterator[tuple[str, Sibling]]:
+    def _siblings(self) -> dict[str, list[Sibling]]:
+        """Return the records of each rollout: several if a stranger copied one."""
+        found: dict[str, list[Sibling]] = {}
         for record in self._log.read("verified"):
             verified = _verified(record)
             if verified is not None:
                 if verified.verdict is not None:
                     self._bodies.hold(record.place, record.offset, verified, len(record.value or b""))
-                yield verified.ids.rollout_id, sibling_of(verified, record.place, record.offset)
+                sibling = sibling_of(verified, record.place, record.offset)
+                found.setdefault(verified.ids.rollout_id, []).append(sibling)
+        return found
 
     def _judge(self, outcome: GroupOutcome, group: Group) -> None:
         where = f"outcomes: {outcome.group_id}"
@@ -414,12 +419,15 @@ def _verified(record: Record) -> VerifiedRollout | None:
     return message if isinstance(message, VerifiedRollout) else None
 
 
-def _group_of(outcome: GroupOutcome, siblings: Mapping[str, Sibling]) -> Group | None:
-    """Return the group as the buffer had it; None if not all of it is on the log any more."""
-    found = [siblings.get(one.rollout_id) for one in outcome.rollouts]
-    present = [sibling for sibling in found if sibling is not None]
-    if len(present) < len(found):
-        return None
+def _group_of(outcome: GroupOutcome, siblings: Mapping[str, Sequence[Sibling]]) -> Group | None:
+    """Return the group as the buffer had it; None if not all of it is on the log any more. Of a rollout that stands
+    twice, the buffer took the record that the outcome names, where it names one."""
+    present: list[Sibling] = []
+    for summary, offset in zip_longest(outcome.rollouts, outcome.offsets):
+        records = siblings.get(summary.rollout_id)
+        if not records:
+            return None
+        present.append(next((record for record in records if record.offset == offset), records[0]))
     return Group(
         outcome.group_id,
         outcome.taskset,

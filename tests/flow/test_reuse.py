@@ -110,6 +110,14 @@ def test_later_batches_have_groups_once_more(tmp_path: Path) -> None:
     check_again(scene)
 
 
+def test_copies_that_come_later_change_nothing_of_what_is_computed_again(tmp_path: Path) -> None:
+    scene = one_each(tmp_path, ALWAYS)
+    put(scene, range(3))
+    RoleDriver(scene, "buffer").work()
+    put(scene, range(3))
+    check_again(scene)
+
+
 def test_without_such_operators_there_is_nothing_of_it_on_the_log(tmp_path: Path) -> None:
     scene = one_each(tmp_path, {"op": "priority"})
     put(scene, range(3))
