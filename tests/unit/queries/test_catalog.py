@@ -49,8 +49,6 @@ CONFIG: dict[str, Any] = {
 }
 FAULTS = Faults(share=0.03, kills=4, pauses=3, restarts=2, takeovers=2, joins=1, aborts=2, unknowns=2, silences=2)
 
-LOOK_EVERY_S = 0.3
-
 
 def make_config() -> RunConfig:
     return loader.from_dict(CONFIG)
@@ -81,7 +79,7 @@ def test_it_counts_what_the_audit_counts_now_and_at_every_moment(tmp_path: Path,
     seen: list[tuple[Moment, CatalogCounts]] = []
 
     def look() -> None:
-        simulation.at(LOOK_EVERY_S, look)
+        simulation.at(0.1, look)
         updater.update()
         if not updater.total:
             return
@@ -98,7 +96,8 @@ def test_it_counts_what_the_audit_counts_now_and_at_every_moment(tmp_path: Path,
     try:
         look()
         simulation.run()
-        assert seen[-1][1].groups.trained >= 4 and len(seen) > 5, simulation.to_text()
+        look()
+        assert seen[-1][1].groups.trained >= 4 and len(seen) > 2, simulation.to_text()
         for moment, counts in seen:  # as it was, told by the catalog of the end
             found = counts_of(updater, moment)
             assert (found.groups, found.rollouts, found.newest_batch) == (
