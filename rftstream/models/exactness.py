@@ -14,7 +14,7 @@ import copy
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -44,6 +44,7 @@ FAILURES = (ArithmeticError, AssertionError, AttributeError, ImportError, Lookup
 """What the code of a model raises if it cannot be built, or called in some way."""
 EAGER, SDPA = "eager", "sdpa"
 
+PathT = TypeVar("PathT")
 Pairs = Iterable[tuple[Tensor, Tensor]]
 """Logits that were computed in some way, each with the true ones."""
 
@@ -142,6 +143,21 @@ def of_copy(kind: Any, config: Any) -> Probe | None:
     except FAILURES as error:
         log.info("%s: cannot be made small: %s: %s", kind.__name__, type(error).__name__, error)
         return None
+
+
+def once_per_kind(find: Callable[[Any, Any, Probe], PathT]) -> Callable[[Any, Any], PathT | None]:
+    """Return `find` as a function of a model's class and config, which tries the small copy once in a process. It gives
+    None if there is no small copy, and raises ConfigError if the model is no decoder."""
+    found: dict[tuple[Any, str], PathT | None] = {}
+
+    def path(kind: Any, config: Any) -> PathT | None:
+        key = kind, config.to_json_string(use_diff=False)
+        if key not in found:
+            probe = of_copy(kind, config)
+            found[key] = None if probe is None else find(kind, config, probe)
+        return found[key]
+
+    return path
 
 
 def of_model(model: Any, lengths: Sequence[int] = SHORT_LENGTHS) -> Probe | None:

@@ -38,10 +38,6 @@ class SamplerPath:
     """Whether keys and values are kept, and rows are packed."""
 
 
-_found: dict[tuple[Any, str], SamplerPath | None] = {}
-"""Class and config of a model -> its path. Whoever is forked from a process has what it found."""
-
-
 def open_model(spec: ModelSpec) -> HfModel:
     """Load a model from its folder, as it is computed exactly. ConfigError if it is no decoder."""
     torch.set_num_threads(spec.threads)
@@ -63,16 +59,6 @@ def open_model(spec: ModelSpec) -> HfModel:
     path = _confirmed(model, path)
     row = RowDecoder.of(model, spec.threads) if device.type == "cpu" and path.keeps_states else None
     return HfModel(model, keeps_states=path.keeps_states, seeing=SeeingModel.of(model, spec.folder), row=row)
-
-
-def sampler_path(kind: Any, config: Any) -> SamplerPath | None:
-    """Return how a model of this class and config is sampled from; None if there is no small copy to try it with.
-    ConfigError if it is no decoder."""
-    key = kind, config.to_json_string(use_diff=False)
-    if key not in _found:
-        probe = exactness.of_copy(kind, config)
-        _found[key] = None if probe is None else _find(kind, config, probe)
-    return _found[key]
 
 
 def _confirmed(model: Any, path: SamplerPath | None) -> SamplerPath:
@@ -98,6 +84,10 @@ def _find(kind: Any, config: Any, probe: Probe) -> SamplerPath:
     if exactness.takes_other_attention(kind) and probe.holds(name := attention.register(), packed):
         return SamplerPath(attention=name, keeps_states=True)
     return _without_cache(kind, probe)
+
+
+sampler_path = exactness.once_per_kind(_find)
+"""How a model of this class and config is sampled from."""
 
 
 def _without_cache(kind: Any, probe: Probe) -> SamplerPath:

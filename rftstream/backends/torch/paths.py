@@ -41,8 +41,6 @@ class TrainerPath:
     """Whether logits are one matrix product of the states. Models that do more to them have soft caps or scales."""
 
 
-_found: dict[tuple[Any, str], TrainerPath | None] = {}
-"""Class and config of a model -> its path. Whoever is forked from a process has what it found."""
 _SAFE = TrainerPath(attention=EAGER, rows=Rows.ALONE, has_plain_head=False)
 """How a model is computed of which nothing else is known."""
 
@@ -73,16 +71,6 @@ def path_of(model: Any) -> TrainerPath:
     """Return how a model is computed that `load` gave."""
     path: TrainerPath = model.rftstream_path
     return path
-
-
-def trainer_path(kind: Any, config: Any) -> TrainerPath | None:
-    """Return how a model of this class and config is computed; None if there is no small copy to try it with.
-    ConfigError if it is no decoder."""
-    key = kind, config.to_json_string(use_diff=False)
-    if key not in _found:
-        probe = exactness.of_copy(kind, config)
-        _found[key] = None if probe is None else _find(kind, config, probe)
-    return _found[key]
 
 
 def _confirm(model: Any, path: TrainerPath | None) -> None:
@@ -124,6 +112,10 @@ def _find(kind: Any, config: Any, probe: Probe) -> TrainerPath:
         return TrainerPath(attention=name, rows=rows, has_plain_head=has_plain_head)
     log.warning("%s: what a row gives depends on those beside it, so each is computed by itself", kind.__name__)
     return TrainerPath(attention=EAGER, rows=Rows.ALONE, has_plain_head=has_plain_head)
+
+
+trainer_path = exactness.once_per_kind(_find)
+"""How a model of this class and config is computed."""
 
 
 def packed(model: Any, probe: Probe) -> Iterator[tuple[Tensor, Tensor]]:
