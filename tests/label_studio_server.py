@@ -9,9 +9,10 @@ import json
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
+
+from tests.loopback import Asked, HttpServer
 
 PERSONAL = "aaa.bbb.ccc"
 Row = dict[str, Any]
@@ -147,70 +148,35 @@ class FakeLabelStudio:
             return 404, {"detail": "Invalid page."}
         return 200, {"tasks": rows[(page - 1) * size : page * size], "total": len(rows)}
 
-
-class _Handler(BaseHTTPRequestHandler):
-    fake: FakeLabelStudio
-    protocol_version = "HTTP/1.1"
-    timeout = 30
-
-    def do_GET(self) -> None:
-        self._serve()
-
-    def do_POST(self) -> None:
-        self._serve()
-
-    def do_PATCH(self) -> None:
-        self._serve()
-
-    def _serve(self) -> None:
-        fake, parts = self.fake, urlsplit(self.path)
-        length = int(self.headers.get("Content-Length") or 0)
-        body = json.loads(self.rfile.read(length)) if length else None
-        fake.requests.append(f"{self.command} {parts.path}")
-        fault = fake.faults.pop(0) if fake.faults else "fine"
-        self.close_connection = True
+    def serve(self, asked: Asked) -> object:
+        """Answer one request, or fail as told."""
+        self.requests.append(f"{asked.method} {asked.path}")
+        fault = self.faults.pop(0) if self.faults else "fine"
         if fault == "down":
-            return
+            return None
         if fault == "error":
-            self._send(502, b"<html>bad gateway</html>")
-            return
+            return 502, "<html>bad gateway</html>", JSON
         if fault == "slow":
-            fake.released.wait(600)
-        query = {name: values[0] for name, values in parse_qs(parts.query).items()}
-        access = (self.headers.get("Authorization") or "").removeprefix("Bearer ")
-        status, answer = fake.answer(self.command, parts.path, query, body, access)
-        content = json.dumps(answer).encode()
-        if fault == "silent":
-            return
-        with contextlib.suppress(OSError):  # whoever asked may have gone
-            self._send(status, content, half=fault == "half")
+            self.released.wait(600)
+        query = {name: values[0] for name, values in parse_qs(asked.query).items()}
+        access = (asked.key or "").removeprefix("Bearer ")
+        status, answer = self.answer(asked.method, asked.path, query, asked.value, access)
+        content = json.dumps(answer)
+        if fault == "half":
+            return status, content[: len(content) // 2], {**JSON, "Content-Length": str(len(content))}
+        return None if fault == "silent" else (status, content, JSON)
 
-    def _send(self, status: int, content: bytes, *, half: bool = False) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content[: len(content) // 2] if half else content)
 
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # the base class's name
-        """Requests are kept by the fake."""
+JSON = {"Content-Type": "application/json"}
 
 
 @contextlib.contextmanager
 def running() -> Iterator[tuple[FakeLabelStudio, str]]:
     """Yield a server, and its URL."""
     fake = FakeLabelStudio()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"fake": fake}))
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    try:
-        yield fake, f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
+    with HttpServer(fake.serve, keeps_open=False) as server:
+        yield fake, server.url
         fake.released.set()
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 def choice(name: str, value: str) -> Row:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
 from pathlib import Path
+
+from tests.loopback import free_ports
 
 KEYS = {"AWS_ACCESS_KEY_ID": "AKIATESTOFRFTSTREAM1", "AWS_SECRET_ACCESS_KEY": "x1+not/for/anybody+to/see/anywhere+x1"}
 BUCKET = "rft"
@@ -18,9 +19,7 @@ MAKE_BUCKET = Path(__file__).parents[1] / "deploy" / "docker" / "bucket.py"
 
 class S3Server:
     def __init__(self) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        [port] = free_ports(1)
         self.url = f"http://127.0.0.1:{port}"
         self.environment = {**KEYS, "AWS_ENDPOINT_URL": self.url, "AWS_DEFAULT_REGION": "us-east-1"}
         """For who uses it."""

@@ -14,6 +14,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.loopback import free_ports
+
 PATIENCE_S = 240.0
 CPUS = 8
 """That each node says it has: SLURM does not look whether they are there."""
@@ -157,12 +159,3 @@ def _wait_until_idle(cluster: SlurmCluster) -> None:
             return
         assert time.monotonic() < until, said.stdout + said.stderr + cluster.logs()
         time.sleep(0.1)
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports of this host that nobody listens on."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]

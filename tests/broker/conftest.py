@@ -10,7 +10,6 @@ import gc
 import itertools
 import json
 import os
-import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,8 +19,9 @@ import psutil
 import pytest
 
 from tests.broker.guarded import Guarded, start_guarded
-from tests.broker.starting import WARM_S, owner, start_broker, warm_up
+from tests.broker.starting import owner, start_broker, warm_up
 from tests.e2e.workplace import Workplace
+from tests.waiting import wait_until
 
 Made = Callable[[str, Callable[[Path], None]], Path]
 _numbers = itertools.count()
@@ -81,10 +81,7 @@ class OwnBroker:
 
     def await_end(self) -> None:
         """Wait until its keeper has noticed."""
-        deadline = time.monotonic() + WARM_S
-        while (self.folder / "keeper.pid").exists():
-            assert time.monotonic() < deadline, f"{self.folder}: the keeper of a killed broker does not end"
-            time.sleep(0.05)
+        wait_until(lambda: not (self.folder / "keeper.pid").exists())
 
     def start(self) -> None:
         """Start it, at the same address."""

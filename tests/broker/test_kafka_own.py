@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -23,6 +22,7 @@ from rftstream.transport.kafka.transport import KafkaTransport
 from tests.broker.conftest import OwnBroker
 from tests.broker.fakebroker import old_broker
 from tests.commands import PARTITIONS, call, write_run_file
+from tests.loopback import taken_port
 
 pytestmark = pytest.mark.broker
 
@@ -200,9 +200,8 @@ def test_a_paused_reader_does_not_fill_up(transport: KafkaTransport) -> None:
 
 
 def test_without_a_broker_it_says_so_soon() -> None:
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{nobody.getsockname()[1]}"
+    with taken_port() as port:
+        address = f"127.0.0.1:{port}"
         transport = KafkaTransport("r", TransportSection(kind="kafka", servers=address), connect_s=0.5)
         with pytest.raises(TransportError, match=address) as error:
             transport.admin.topics()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import socket
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -16,6 +15,7 @@ import yaml
 
 from tests.deploy.conftest import ROOT
 from tests.e2e.workplace import Workplace
+from tests.loopback import free_ports
 
 
 class Prometheus:
@@ -29,9 +29,7 @@ class Prometheus:
         config["global"] = {"scrape_interval": "1s", "evaluation_interval": "2s"}
         config["rule_files"] = list(map(str, rules))
         file = place.write("prometheus.yml", yaml.safe_dump(config))
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.url = f"http://127.0.0.1:{probe.getsockname()[1]}"
+        self.url = f"http://127.0.0.1:{free_ports(1)[0]}"
         self.process = place.start(
             f"--config.file={file}", f"--storage.tsdb.path={place.folder / 'tsdb'}", "--log.level=warn",
             f"--web.listen-address={self.url.removeprefix('http://')}", command=("prometheus",),

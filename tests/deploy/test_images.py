@@ -8,11 +8,9 @@ import re
 import shlex
 import subprocess
 import sys
-import threading
 import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -21,6 +19,7 @@ from packaging.requirements import Requirement
 from tests.deploy.conftest import ROOT
 from tests.deploy.dockerfile import USER, Image, Stage, build, environment, read_stages, uv_cache
 from tests.e2e.workplace import FAKE
+from tests.loopback import HttpServer
 
 STAGES = read_stages()
 TARGETS = ("roles", "cpu", "gpu")
@@ -121,23 +120,11 @@ def test_packages_for_gpus_are_all_that_rftstream_requires() -> None:
 
 @pytest.mark.parametrize(("status", "code"), [(200, 0), (503, 1)])
 def test_a_container_is_as_healthy_as_its_worker_says(status: int, code: int) -> None:
-    class Health(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            assert self.path == "/health"
-            self.send_response(status)
-            self.end_headers()
-            self.wfile.write(b"the loop came round 3 s ago")
-
-        def log_message(self, *arguments: object) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Health) as server:
-        thread = threading.Thread(target=server.handle_request)
-        thread.start()
+    with HttpServer(lambda _: (status, "the loop came round 3 s ago")) as server:
         done = subprocess.run(
             [sys.executable, "-S", ROOT / "deploy" / "docker" / "healthy.py"], capture_output=True, text=True,
-            env={**os.environ, "RFTSTREAM_METRICS_PORT": str(server.server_port)}, timeout=12000,
+            env={**os.environ, "RFTSTREAM_METRICS_PORT": str(server.port)}, timeout=12000,
         )  # fmt: skip
-        thread.join()
     assert done.returncode == code
+    assert [one.path for one in server.asked] == ["/health"]
     assert "3 s ago" in done.stdout + done.stderr

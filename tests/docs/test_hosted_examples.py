@@ -9,10 +9,8 @@ import json
 import shutil
 import subprocess
 import sys
-import threading
 import tomllib
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +26,7 @@ from rftstream.environments.hosts.pool import close_pools
 from rftstream.environments.served import ServedEnvironment
 from rftstream.runs.folder import open_run
 from rftstream.service.role import Log
+from tests.loopback import Asked, HttpServer
 
 EXAMPLES = Path(__file__).parent / "examples"
 PROBLEM = Problem(messages=(ChatMessage(role="system", content="Play."),), answer="42")
@@ -80,31 +79,15 @@ def test_a_game_on_a_server() -> None:
             server.kill()
 
 
-class Answering(BaseHTTPRequestHandler):
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        text = "42" if "Somebody says" in body["messages"][0]["content"] else "It may be 41."
-        data = json.dumps({"choices": [{"message": {"role": "assistant", "content": text}}]}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *arguments: Any) -> None:
-        pass
+def answered(asked: Asked) -> object:
+    text = "42" if "Somebody says" in asked.value["messages"][0]["content"] else "It may be 41."
+    return {"choices": [{"message": {"role": "assistant", "content": text}}]}
 
 
 def test_an_agent_in_a_host() -> None:
     agent = HostedAgent(HostedAgentConfig(target="my_agents:draft_and_check"))
-    with ThreadingHTTPServer(("127.0.0.1", 0), Answering) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        url = f"http://127.0.0.1:{server.server_address[1]}/v1"
-        try:
-            result = asyncio.run(agent.run(problem=PROBLEM, base_url=url, api_key="a key", seed=0))
-        finally:
-            server.shutdown()
-            thread.join()
+    with HttpServer(answered) as server:
+        result = asyncio.run(agent.run(problem=PROBLEM, base_url=f"{server.url}/v1", api_key="a key", seed=0))
     assert result == AgentResult(reward=1.0, parts={"draft": 0.0})
 
 

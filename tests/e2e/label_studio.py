@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.cookiejar
 import json
 import os
-import socket
 import subprocess
 import time
 import urllib.error
@@ -14,6 +13,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from tests.loopback import free_ports
 from tests.unit.environments.hosts.venvs import interpreter
 
 PACKAGE = "label-studio==1.23.2"
@@ -49,9 +49,7 @@ class RealLabelStudio:
         self._python = interpreter(PACKAGE)
         self._program = folder / "program.py"
         self._program.write_text(PROGRAM)
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = int(free.getsockname()[1])
+        [self.port] = free_ports(1)
         self.url = f"http://127.0.0.1:{self.port}"
         self._process: subprocess.Popen[bytes] | None = None
         self.started_in_s = 0.0

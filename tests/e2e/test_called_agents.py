@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from collections import Counter, defaultdict
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.error import URLError
 from urllib.request import Request, urlopen
@@ -14,6 +14,7 @@ import pytest
 
 from rftstream.contracts.rollouts import Rollout, RolloutStatus
 from tests.e2e.workplace import FAKE, Workplace
+from tests.loopback import Asked, HttpServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -41,12 +42,9 @@ sigma = 0.4
 )
 
 
-class Service(ThreadingHTTPServer):
+class Service(HttpServer):
     """Runs an agent of two model calls for each call of its own. It is held until the agent is done if the seed is odd;
     otherwise it is answered with 202, and the agent ends its rollout itself."""
-
-    daemon_threads = True
-    request_queue_size = 128
 
     def __init__(self) -> None:
         self.ids: dict[str, list[str]] = defaultdict(list)
@@ -55,16 +53,29 @@ class Service(ThreadingHTTPServer):
         """Rollout -> the bodies of the first answer, in all its launches."""
         self.rewards: dict[str, set[float]] = defaultdict(set)
         self.gate, self.lock = threading.Event(), threading.Lock()
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server_address[1]}/run"
-        self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01})
-        self._thread.start()
+        super().__init__(self.told)
+        self.url += "/run"
 
-    def end(self) -> None:
+    def close(self) -> None:
         self.gate.set()
-        self.shutdown()
-        self._thread.join()
-        self.server_close()
+        super().close()
+
+    def told(self, asked: Asked) -> object:
+        call = asked.value
+        assert asked.key == f"Bearer {TOKEN}" and asked.headers["idempotency-key"] == call["id"]
+        with self.lock:
+            self.ids[call["rollout_id"]].append(call["id"])
+        if call["seed"] % 2 == 0:
+            threading.Thread(target=self.end_it_itself, args=(call,), daemon=True).start()
+            return 202, {}
+        try:
+            return self.work(call)
+        except (URLError, ConnectionError):  # the explorer is gone, or calls no more
+            return None
+
+    def end_it_itself(self, call: dict[str, Any]) -> None:
+        with contextlib.suppress(URLError, ConnectionError):  # likewise
+            ask(call, "rollouts/end", self.work(call))
 
     def work(self, call: dict[str, Any]) -> dict[str, Any]:
         """Be the agent."""
@@ -79,37 +90,6 @@ class Service(ThreadingHTTPServer):
         with self.lock:
             self.rewards[call["rollout_id"]].add(reward)
         return {"reward": reward, "parts": {"long": reward}, "metrics": {"calls": 2}}
-
-
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def do_POST(self) -> None:
-        server = self.server
-        assert isinstance(server, Service)
-        call = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        assert self.headers["Authorization"] == f"Bearer {TOKEN}" and self.headers["Idempotency-Key"] == call["id"]
-        with server.lock:
-            server.ids[call["rollout_id"]].append(call["id"])
-        try:
-            if call["seed"] % 2:
-                self._answer(200, server.work(call))
-            else:
-                self._answer(202, {})
-                ask(call, "rollouts/end", server.work(call))
-        except (URLError, ConnectionError):  # the explorer is gone, or calls no more
-            self.close_connection = True
-
-    def _answer(self, status: int, body: dict[str, Any]) -> None:
-        data = json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-        self.wfile.flush()
-
-    def log_message(self, *arguments: Any) -> None:
-        pass
 
 
 def ask(call: dict[str, Any], path: str, body: dict[str, Any]) -> str:
@@ -138,7 +118,7 @@ def test_an_explorer_is_killed_under_the_agents_that_it_called(place: Workplace)
         service.gate.set()
         done = run.finish()
     finally:
-        service.end()
+        service.close()
     assert done.code == 0, done.err
     view.assert_nothing_lost()
     rollouts = [one for one in view.rollouts() if one.status is not RolloutStatus.skipped]
@@ -167,17 +147,9 @@ def assert_complete(rollout: Rollout) -> None:
 
 
 def test_a_service_that_refuses_ends_the_run_with_its_reason(place: Workplace) -> None:
-    service = ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler)  # 501 for every POST
-    thread = threading.Thread(target=service.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        url = f"http://127.0.0.1:{service.server_address[1]}/run"
-        place.write("tiny.toml", RUN.replace("URL", url))
+    with HttpServer(lambda _: (501, "")) as service:
+        place.write("tiny.toml", RUN.replace("URL", f"{service.url}/run"))
         done = place.call("run", "tiny.toml", "--json", env={"SERVICE_TOKEN": TOKEN})
-    finally:
-        service.shutdown()
-        thread.join()
-        service.server_close()
     assert done.code == 6
     assert "status 501" in done.err + done.out
     assert TOKEN not in done.err + done.out

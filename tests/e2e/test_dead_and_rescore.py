@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import signal
-import socket
 from collections import Counter
 
 import pytest
 
 from rftstream.sandbox.layers import missing_text
 from tests.e2e.workplace import FAKE, Workplace, sets
+from tests.loopback import taken_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.law("unscorable")]
 
@@ -143,9 +143,7 @@ def test_programs_that_no_server_ran_are_put_back_when_it_is_there(place: Workpl
                   "entry_point": f"f{number}"} for number in range(num_problems)]  # fmt: skip
     place.write_lines("functions.jsonl", functions)
     code = FAKE.replace('source = "arithmetic"', 'source = "jsonl:functions.jsonl"\nreward = "code"\npasses = 1')
-    with socket.socket() as taken:  # nobody listens there, and nobody else can until the server starts
-        taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]
+    with taken_port() as port:
         place.write("tiny.toml", f'{code}\n[rewards.code]\nsandbox_url = "http://127.0.0.1:{port}"\n')
         ended = place.call("run", "tiny.toml", "--json", *sets("verifier.tries=1"))
     assert (ended.code, ended.result["reason"]) == (0, "taskset"), ended.err

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 
 import numpy as np
 import pytest
@@ -16,6 +15,7 @@ from rftstream.policies.vllm import VllmPolicy
 from tests.engines.test_in_flight import versions_of
 from tests.unit import tiny
 from tests.unit.policies.test_hf import row
+from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.gpu,
@@ -27,7 +27,6 @@ pytestmark = [
 
 TOLERANCE = 0.1
 """Of logprobs in bfloat16, beside the trainer's in float32."""
-WITHIN_S = 120.0
 
 
 @pytest.fixture(scope="module")
@@ -51,13 +50,6 @@ def free_bytes():
     return torch.cuda.mem_get_info(0)[0]
 
 
-def wait_for(condition):
-    deadline = time.monotonic() + WITHIN_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
 def test_an_idle_engine_gives_its_memory_free_and_wakes_with_the_same_adapter(policy, spec, subtests):
     backend = tiny.backend(spec)
     before = free_bytes()
@@ -73,7 +65,7 @@ def test_an_idle_engine_gives_its_memory_free_and_wakes_with_the_same_adapter(po
         np.testing.assert_allclose(completion.behavior_logprobs, again, atol=TOLERANCE)
 
     with subtests.test("asleep"):
-        wait_for(lambda: free_bytes() > before - taken / 2)
+        wait_until(lambda: free_bytes() > before - taken / 2)
 
     with subtests.test("awake again"):
         other = tiny.drain_one(policy, request)
@@ -82,7 +74,7 @@ def test_an_idle_engine_gives_its_memory_free_and_wakes_with_the_same_adapter(po
         assert [span.version for span in other.versions] == [1]
 
     with subtests.test("new weights do not wake it, and are there when it wakes"):
-        wait_for(lambda: free_bytes() > before - taken / 2)
+        wait_until(lambda: free_bytes() > before - taken / 2)
         (*_, (_, tensors)) = versions_of(backend, 2)
         policy.load(tensors, tiny.name(2))
         assert policy._engine._asleep and free_bytes() > before - taken / 2

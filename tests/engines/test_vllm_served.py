@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ from rftstream.policies.openai import OpenAiPolicy
 from tests.engines.replay import Replay
 from tests.engines.test_in_flight import PROMPTS, versions_of
 from tests.engines.test_vllm import TOLERANCE
+from tests.loopback import free_ports
 from tests.unit import tiny
 
 pytestmark = [
@@ -46,7 +46,7 @@ def server(spec, tmp_path_factory):
 @contextlib.contextmanager
 def serving(spec, log, *options):
     """Url of the API, while it lives."""
-    port = free_port()
+    [port] = free_ports(1)
     command = [
         sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(spec.folder),
         "--served-model-name", "made", "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32",
@@ -69,12 +69,6 @@ def serving(spec, log, *options):
         process.wait(60)
         for one in psutil.wait_procs(family, 30)[1]:
             one.kill()
-
-
-def free_port():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return taken.getsockname()[1]
 
 
 def answers(url):

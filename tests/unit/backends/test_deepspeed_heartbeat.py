@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
@@ -16,6 +15,7 @@ from rftstream.backends.deepspeed import rank_processes, wire
 from rftstream.backends.deepspeed.heartbeat import BEAT_S, Heartbeat
 from rftstream.backends.deepspeed.rank_processes import RankPlace, Ranks
 from rftstream.errors import BackendError
+from tests.waiting import wait_until
 
 RANK_0 = """
 import time
@@ -41,27 +41,20 @@ class Store:
         return self.counters[key]
 
 
-def wait_for(condition):
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 @pytest.mark.slow
 def test_a_rank_is_silent_once_it_was_heard_and_is_no_longer():
     store = Store()
     heart = Heartbeat(store, 0, [1, 2], silence_s=3 * BEAT_S)
     store.add("beat/1", 1)
     heart.start()
-    wait_for(lambda: store.counters.get("beat/0", 0) > 1)
+    wait_until(lambda: store.counters.get("beat/0", 0) > 1)
     for _ in range(3):
         heart.tick()
     assert heart.silent() == []
     heart.tick()
     assert heart.silent() == [1]  # 2 may still be starting
     store.add("beat/1", 1)
-    wait_for(lambda: not heart.silent())
+    wait_until(lambda: not heart.silent())
     heart.stop()
 
 
@@ -75,7 +68,7 @@ def test_a_heartbeat_ends_with_the_store():
     store = Gone()
     heart = Heartbeat(store, 1, [0], silence_s=1.0)
     heart.start()
-    wait_for(lambda: store.counters)
+    wait_until(lambda: store.counters)
     assert heart.silent() == []
 
 
@@ -126,9 +119,9 @@ def test_a_rank_ends_without_the_other(launched, signum, victim):
     ranks = [start(0, "-c", RANK_0), start(1, "-m", "rftstream.backends.deepspeed.rank")]
     assert ranks[0].stdout.readline() == "there\n"
     watching = torch.distributed.TCPStore("127.0.0.1", launched[0][0].port, wait_for_workers=False)
-    wait_for(lambda: min(beats(watching)) > 0)
+    wait_until(lambda: min(beats(watching)) > 0)
     first = beats(watching)
-    wait_for(lambda: all(now > then + 1 for now, then in zip(beats(watching), first, strict=True)))  # both have heard
+    wait_until(lambda: all(now > then + 1 for now, then in zip(beats(watching), first, strict=True)))  # both have heard
     ranks[victim].send_signal(signum)
     survivor = ranks[1 - victim]
     _, errors = survivor.communicate(timeout=DEADLINE_S)
@@ -148,7 +141,7 @@ def test_a_rank_of_a_launcher_that_hangs_is_named(launched, monkeypatch):
     monkeypatch.setattr(rank_processes, "ABANDON_S", 1e6)  # else this process would end
     ranks = Ranks(1, threads=1, timeout_s=DEADLINE_S)
     other = start(1, "-m", "rftstream.backends.deepspeed.rank")
-    wait_for(lambda: ranks._heartbeat._heard[1] > 1)
+    wait_until(lambda: ranks._heartbeat._heard[1] > 1)
     other.send_signal(signal.SIGSTOP)
     with pytest.raises(BackendError, match=r"rank 1 of 2: not heard of for 3 s: it hangs, or .* or cut off"):
         ranks.call("leave", {}, lambda: None)

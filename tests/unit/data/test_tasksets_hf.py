@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import sys
-import threading
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from hypothesis import strategies as st
 from rftstream.config.loader import from_dict
 from rftstream.data.tasksets.datafolder import Wanted, find_split, splits_by_names
 from rftstream.errors import ConfigError
+from tests.loopback import Asked, HttpServer
 from tests.unit.data.test_tasksets_sources import open_source, user
 from tests.unit.data.test_tasksets_tables import parquet, prompts, refusal
 
@@ -282,50 +282,25 @@ def test_folders_without_data(tmp_path: Path) -> None:
 COMMIT = "5f0d0d8d84b1bd4e8b1a7f3d3b0c8f2a1b2c3d4e"
 
 
-class Hub(http.server.BaseHTTPRequestHandler):
+class Hub(HttpServer):
     """One dataset, `someone/sums`, as the hub serves it."""
 
-    files: dict[str, bytes]
-    fetched: list[str]
+    def __init__(self, files: dict[str, bytes]) -> None:
+        self.files = files
+        self.fetched: list[str] = []
+        super().__init__(self.told)
 
-    def do_GET(self) -> None:
-        self._answer(body=True)
-
-    def do_HEAD(self) -> None:
-        self._answer(body=False)
-
-    def log_message(self, *arguments: Any) -> None:
-        pass
-
-    def _answer(self, *, body: bool) -> None:
-        path = self.path.partition("?")[0]
-        file = path.removeprefix(f"/datasets/someone/sums/resolve/{COMMIT}/")
-        if path.startswith("/api/datasets/someone/sums/tree/"):
-            tree = [{"type": "file", "path": n, "size": len(d), "oid": "0"} for n, d in self.files.items()]
-            self._send(200, json.dumps(tree).encode(), body)
-        elif path.startswith("/api/datasets/someone/sums"):
-            data = json.dumps({"id": "someone/sums", "sha": COMMIT, "siblings": [{"rfilename": n} for n in self.files]})
-            self._send(200, data.encode(), body)
-        elif file in self.files:
-            if body:
-                self.fetched.append(file)
-            self._send(200, self.files[file], body)
-        else:
-            self._send(404, b"{}", body, {"X-Error-Code": "RepoNotFound"})
-
-    def _send(self, status: int, data: bytes, body: bool, headers: dict[str, str] | None = None) -> None:
-        self.send_response(status)
-        etag = f'"{hash(data) & 0xFFFFFFFF:x}"'
-        for name, value in {
-            "Content-Length": str(len(data)),
-            "ETag": etag,
-            "X-Repo-Commit": COMMIT,
-            **(headers or {}),
-        }.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if body:
-            self.wfile.write(data)
+    def told(self, asked: Asked) -> object:
+        file = asked.path.removeprefix(f"/datasets/someone/sums/resolve/{COMMIT}/")
+        if asked.path.startswith("/api/datasets/someone/sums/tree/"):
+            return [{"type": "file", "path": n, "size": len(d), "oid": "0"} for n, d in self.files.items()]
+        if asked.path.startswith("/api/datasets/someone/sums"):
+            return {"id": "someone/sums", "sha": COMMIT, "siblings": [{"rfilename": n} for n in self.files]}
+        if file not in self.files:
+            return 404, {}, {"X-Error-Code": "RepoNotFound"}
+        if asked.method == "GET":
+            self.fetched.append(file)
+        return 200, self.files[file], {"ETag": f'"{zlib.crc32(self.files[file]):x}"', "X-Repo-Commit": COMMIT}
 
 
 def point_at(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,28 +311,22 @@ def point_at(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Hub]]:
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     table = pa.BufferOutputStream()
     pq.write_table(pa.Table.from_pylist(prompts(3)), table)
-    Hub.fetched = []
-    Hub.files = {
+    files = {
         "README.md": CARD.encode(), "sums.py": b"raise SystemExit('run')", "main/test-0.jsonl": b'{"prompt": "t"}\n',
         "main/train-00000-of-00001.parquet": table.getvalue().to_pybytes(),
     }  # fmt: skip
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    point_at(f"http://127.0.0.1:{server.server_port}", monkeypatch)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
-    yield Hub
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with Hub(files) as server:
+        point_at(server.url, monkeypatch)
+        yield server
 
 
 @pytest.mark.slow
-def test_a_name_on_the_hub(hub: type[Hub]) -> None:
+def test_a_name_on_the_hub(hub: Hub) -> None:
     source, options = "hf:someone/sums", {"subset": "main"}
     assert asked(source, options=options) == ["question 0", "question 1", "question 2"]
     assert sorted(hub.fetched) == ["README.md", "main/train-00000-of-00001.parquet"], "what is wanted, and no script"
@@ -369,7 +338,7 @@ def test_a_name_on_the_hub(hub: type[Hub]) -> None:
 
 
 @pytest.mark.slow
-def test_without_a_network_what_is_in_the_cache_serves(hub: type[Hub], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_network_what_is_in_the_cache_serves(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     source, options = "hf:someone/sums", {"subset": "main"}
     digest = open_source(source, options=options).digest
     point_at("http://127.0.0.1:1", monkeypatch)

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -25,68 +22,38 @@ from rftstream.errors import ConfigError, HostedCodeError, HostError, HostTimeou
 from rftstream.roles.explorer.agent_launcher import MAX_STARTS, AgentLauncher, LaunchedAgents
 from rftstream.roles.explorer.model_calls import AgentBegins, AgentRequest, CallInbox, RolloutEnd
 from tests.contracts import samples
-from tests.unit.environments.hosts.scene import PROBLEM, wait_until
+from tests.loopback import Asked, HttpServer, free_ports, taken_port
+from tests.unit.environments.hosts.scene import PROBLEM
+from tests.waiting import wait_until
 
 TASK = Task(ids=samples.IDS, problem=PROBLEM, sampling=samples.SAMPLING, seed=5, environment="agent")
 TOKEN = "the token of the service"
 
 
-class AgentService(ThreadingHTTPServer):
+class AgentService(HttpServer):
     """Answers calls by what it was given, in order: a status and a body, "drop" or "hold"; then with a reward."""
-
-    daemon_threads = True
 
     def __init__(self, port: int = 0) -> None:
         self.answers: list[tuple[int, str] | str] = []
         self.headers: dict[str, str] = {}
-        self.requests: list[tuple[dict[str, Any], dict[str, str]]] = []
-        self.release, self.left = threading.Event(), threading.Event()
-        super().__init__(("127.0.0.1", port), AgentHandler)
-        self.url = f"http://127.0.0.1:{self.server_address[1]}/agent"
-        self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01})
-        self._thread.start()
+        self.left = threading.Event()
+        super().__init__(self.told, port=port)
+        self.url += "/agent"
 
-    def end(self) -> None:
-        self.release.set()
-        self.shutdown()
-        self._thread.join()
-        self.server_close()
-
-
-class AgentHandler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def do_POST(self) -> None:
-        server = self.server
-        assert isinstance(server, AgentService)
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        server.requests.append((body, {name.lower(): value for name, value in self.headers.items()}))
-        answer = server.answers.pop(0) if server.answers else (200, '{"reward": 1.0, "parts": {"right": 1}}')
+    def told(self, asked: Asked) -> object:
+        answer = self.answers.pop(0) if self.answers else (200, '{"reward": 1.0, "parts": {"right": 1}}')
         if answer == "hold":
-            self.connection.settimeout(60)
-            if not self.connection.recv(1):
-                server.left.set()
-        if isinstance(answer, str):
-            self.close_connection = True
-            return
-        data = answer[1].encode()
-        self.send_response(answer[0])
-        for name, value in server.headers.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *arguments: Any) -> None:
-        pass
+            asked.connection.settimeout(300)
+            if not asked.connection.recv(1):
+                self.left.set()
+        return None if isinstance(answer, str) else (*answer, self.headers)
 
 
 @pytest.fixture
 def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[AgentService]:
     monkeypatch.setattr(called, "PAUSE_S", 0.01)
-    found = AgentService()
-    yield found
-    found.end()
+    with AgentService() as found:
+        yield found
 
 
 def run(url: str, **settings: Any) -> AgentResult:
@@ -108,8 +75,8 @@ def test_a_call_and_its_result(service: AgentService, monkeypatch: pytest.Monkey
     monkeypatch.setenv("AGENT_TOKEN", "abc")
     result = run(f"{service.url}?size=2", api_key="env:AGENT_TOKEN", options={"depth": 2})
     assert result == AgentResult(reward=1.0, parts={"right": 1.0})
-    [(body, headers)] = service.requests
-    assert body == {
+    [call] = service.asked
+    assert call.value == {
         "id": "sums/0/1/0/0/launch/a",
         "rollout_id": "sums/0/1/0/0",
         "problem": {
@@ -124,7 +91,7 @@ def test_a_call_and_its_result(service: AgentService, monkeypatch: pytest.Monkey
         "api_key": "rft-a-key",
         "options": {"depth": 2},
     }
-    assert (headers["authorization"], headers["idempotency-key"]) == ("Bearer abc", body["id"])
+    assert (call.key, call.headers["idempotency-key"]) == ("Bearer abc", call.value["id"])
 
 
 @pytest.mark.parametrize(
@@ -152,7 +119,7 @@ def test_what_fails_the_rollout(service: AgentService, status: int, body: str, s
     service.answers = [(status, body)]
     with pytest.raises(HostedCodeError, match=said):
         run(service.url)
-    assert len(service.requests) == 1
+    assert len(service.asked) == 1
 
 
 @pytest.mark.parametrize("status", [302, 401, 403, 404, 405])
@@ -173,7 +140,7 @@ def test_a_busy_service_is_called_again_with_the_same_id(
     service.answers = [(503, "starting"), (429, "{}"), (504, "")]
     with caplog.at_level(logging.WARNING):
         assert run(service.url).reward == 1.0
-    assert len(service.requests) == 4 and len({body["id"] for body, _ in service.requests}) == 1
+    assert len(service.asked) == 4 and len({call.value["id"] for call in service.asked}) == 1
     [record] = [one for one in caplog.records if one.name.startswith("rftstream.")]
     assert "sums/0/1/0/0: http://127.0.0.1:" in record.getMessage() and "status 503: starting" in record.getMessage()
 
@@ -182,9 +149,7 @@ def test_a_service_that_comes_late_is_called_and_one_that_never_comes_is_not_wai
     service: AgentService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(called, "MAX_PAUSE_S", 0.02)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    [port] = free_ports(1)
     url = f"http://127.0.0.1:{port}/agent"
     with pytest.raises(HostedCodeError, match=r"Error.*, for 0.05 s \(its patience_s\)"):
         run(url, patience_s=0.05)
@@ -198,11 +163,8 @@ def test_a_service_that_comes_late_is_called_and_one_that_never_comes_is_not_wai
         )
         while len(num_begun) < 3:
             await asyncio.sleep(0)
-        later = AgentService(port)
-        try:
+        with AgentService(port):
             return await waits
-        finally:
-            later.end()
 
     assert asyncio.run(late()).reward == 1.0
 
@@ -261,10 +223,8 @@ def test_secrets_are_looked_up_and_not_shown(service: AgentService, monkeypatch:
 
 
 def test_a_service_that_nobody_started_is_told() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{probe.getsockname()[1]}/"
-        assert asyncio.run(CalledAgent(CalledAgentConfig(url=url)).probe())
+    with taken_port() as port:
+        assert asyncio.run(CalledAgent(CalledAgentConfig(url=f"http://127.0.0.1:{port}/")).probe())
 
 
 def test_agents_that_come_by_themselves_are_not_called() -> None:
@@ -311,7 +271,7 @@ def test_each_launch_has_an_id_of_its_own_and_its_tries_share_it(service: AgentS
     assert launched.launcher.launch(TASK)
     assert launched.end() == RolloutEnd(reward=1.0, parts={"right": 1.0})
     launched.launcher.close()
-    rollout_id, bodies = TASK.ids.rollout_id, [body for body, _ in service.requests]
+    rollout_id, bodies = TASK.ids.rollout_id, [call.value for call in service.asked]
     assert [body["id"].startswith(f"{rollout_id}/launch/") for body in bodies] == [True] * 4
     assert len({body["id"] for body in bodies[:3]}) == 1 and bodies[3]["id"] != bodies[0]["id"]
     assert {(body["base_url"], body["rollout_id"]) for body in bodies} == {
@@ -329,7 +289,7 @@ def test_a_service_that_loses_every_call(service: AgentService) -> None:
     launched.launcher.launch(TASK)
     assert str(launched.end().error).startswith(f"it was lost {MAX_STARTS} times: http://127.0.0.1:")
     launched.launcher.close()
-    assert len(service.requests) == MAX_STARTS
+    assert len(service.asked) == MAX_STARTS
 
 
 def test_a_rollout_that_is_over_ends_its_call(service: AgentService) -> None:
@@ -347,7 +307,7 @@ def test_tasks_of_other_tasksets_are_not_called(service: AgentService) -> None:
     launched = Launched(service)
     assert not launched.launcher.launch(replace(TASK, ids=replace(TASK.ids, taskset="another")))
     launched.launcher.close()
-    assert not service.requests
+    assert not service.asked
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -15,24 +12,31 @@ import pytest
 from rftstream.environments import served
 from rftstream.environments.served import ServedEnvironment
 from rftstream.errors import ConfigError, HostedCodeError, HostError, HostTimeout
+from tests.loopback import Asked, HttpServer
 from tests.unit.environments.hosts.scene import PROBLEM, say
 
 
-class GameServer(ThreadingHTTPServer):
-    """Counts down from the seed. `troubles` are given first: a status and a body, or None to drop the connection
-    after the request was carried out."""
-
-    daemon_threads = True
+class GameServer(HttpServer):
+    """Counts down from the seed. `troubles` are given first: a status and a body, "drop" (the connection, after the
+    request was carried out) or "hang"."""
 
     def __init__(self) -> None:
         self.sessions: dict[str, dict[str, Any]] = {}
         self.troubles: list[tuple[int, bytes] | str] = []
-        self.requests: list[tuple[str, Any, str | None]] = []
         self.release = threading.Event()
-        super().__init__(("127.0.0.1", 0), GameHandler)
-        self.url = f"http://127.0.0.1:{self.server_address[1]}/games"
+        super().__init__(self.told)
+        self.url += "/games"
 
-    def answer(self, resource: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    def told(self, asked: Asked) -> object:
+        trouble = self.troubles.pop(0) if self.troubles else None
+        if trouble == "hang":
+            self.release.wait(300)
+        if isinstance(trouble, tuple):
+            return trouble
+        done = self.play(asked.path.removeprefix("/games/"), asked.value)
+        return None if trouble == "drop" else done
+
+    def play(self, resource: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         if resource in ("start", "load"):
             left = body["state"] if resource == "load" else body["seed"]
             session = f"s{len(self.sessions)}"
@@ -53,48 +57,12 @@ class GameServer(ThreadingHTTPServer):
         return 200, session["answers"][body["turn"]]
 
 
-class GameHandler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def do_POST(self) -> None:
-        server = self.server
-        assert isinstance(server, GameServer)
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        server.requests.append((self.path, body, self.headers["Authorization"]))
-        trouble = server.troubles.pop(0) if server.troubles else None
-        if trouble == "hang":
-            server.release.wait(300)
-        if isinstance(trouble, tuple):
-            status, data = trouble
-        else:
-            status, answer = server.answer(self.path.removeprefix("/games/"), body)
-            data = json.dumps(answer).encode()
-        if trouble == "drop":
-            self.close_connection = True
-            return
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *arguments: Any) -> None:
-        pass
-
-    def finish(self) -> None:
-        with contextlib.suppress(OSError):
-            super().finish()
-
-
 @pytest.fixture
 def games(monkeypatch: pytest.MonkeyPatch) -> Iterator[GameServer]:
     monkeypatch.setattr(served, "PAUSE_S", 0.001)
     with GameServer() as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
         yield server
         server.release.set()
-        server.shutdown()
-        thread.join()
 
 
 def environment(games: GameServer, seed: int = 3, **settings: Any) -> ServedEnvironment:
@@ -119,10 +87,11 @@ def test_a_game(games: GameServer, monkeypatch: pytest.MonkeyPatch) -> None:
     own = environment(games, options={"level": 2}, api_key="env:GAME_KEY")
     assert asyncio.run(play(own)) == ["3 left", "2 left", "1 left", "0 left"]
     assert asyncio.run(own.tools()) == ({"name": "t"},)
-    resource, body, key = games.requests[0]
-    assert (resource, key) == ("/games/start", "Bearer the key")
+    first, *rest = games.asked
+    assert (first.path, first.key) == ("/games/start", "Bearer the key")
+    body = first.value
     assert (body["options"], body["seed"], body["problem"]["answer"]) == ({"level": 2}, 3, "42")
-    assert [(path, body.get("turn")) for path, body, _ in games.requests[1:]] == [
+    assert [(one.path, one.value.get("turn")) for one in rest] == [
         ("/games/reply", 1), ("/games/reply", 2), ("/games/reply", 3), ("/games/close", None),
     ]  # fmt: skip
 
@@ -209,9 +178,9 @@ def test_what_is_cancelled_ends_its_session_on_the_server(games: GameServer, beg
         if begun:
             await own.start()
         games.troubles = ["hang"]
-        num_before = len(games.requests)
+        num_before = len(games.asked)
         task = asyncio.create_task(own.reply(say("next")) if begun else own.start())
-        while len(games.requests) == num_before:
+        while len(games.asked) == num_before:
             await asyncio.sleep(0.001)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -222,8 +191,8 @@ def test_what_is_cancelled_ends_its_session_on_the_server(games: GameServer, beg
         await closing
 
     asyncio.run(cancelled())
-    assert [path.rpartition("/")[2] for path, _, _ in games.requests][-2:] == ["reply" if begun else "start", "close"]
-    assert games.requests[-1][1] == {"session": "s0"}
+    assert [one.path.rpartition("/")[2] for one in games.asked][-2:] == ["reply" if begun else "start", "close"]
+    assert games.asked[-1].value == {"session": "s0"}
 
 
 def test_what_the_environment_finds_wrong(games: GameServer) -> None:

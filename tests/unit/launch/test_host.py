@@ -12,10 +12,8 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -38,7 +36,7 @@ from rftstream.runs.manifest import check_worker, data_digests, digests_for, mak
 from rftstream.sandbox.local import LocalBackend
 from rftstream.sandbox.server import SandboxServer
 from rftstream.testing.played import played_records
-from tests.unit.environments.hosts.scene import wait_until
+from tests.waiting import wait_until
 
 RUN_FILE = """
 [run]
@@ -72,13 +70,6 @@ def restored_signals() -> object:
         signal.signal(signum, handler)
 
 
-def wait_for(ready: Callable[[], object], timeout_s: float = 120.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not ready():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
-
-
 def make_run(config: RunConfig, folder: RunFolder) -> None:
     folder.path.mkdir(parents=True)
     transport = open_transport(config, folder, create=True)
@@ -104,7 +95,7 @@ def test_a_worker_waits_for_its_run_works_and_leaves_on_sigterm(run_file: Path, 
     with worker.stderr:
         make_run(loader.load([run_file]), folder)
         log = folder.logs / "mine.log"
-        wait_for(lambda: log.exists() and "in force" in log.read_text())
+        wait_until(lambda: log.exists() and "in force" in log.read_text())
         port = int((folder.logs / "mine.port").read_text().partition(" ")[0])
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
             assert b"rftstream_records_out_total" in answer.read()
@@ -114,7 +105,7 @@ def test_a_worker_waits_for_its_run_works_and_leaves_on_sigterm(run_file: Path, 
                 values = json.loads(answer.read())
             return bool(values["ok"] and values.get("role") == "feeder" and values.get("epoch") == 1)
 
-        wait_for(working)
+        wait_until(working)
         worker.send_signal(signal.SIGTERM)
         assert worker.wait(120) == 0
         assert "mine left: stopped" in worker.stderr.read()

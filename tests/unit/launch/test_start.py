@@ -8,8 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -28,18 +26,12 @@ from rftstream.runs import create
 from rftstream.runs.folder import RunFolder, open_transport, shown_path
 from rftstream.service.control_view import read_control
 from tests.unit.tiny_run import RUN_FILE, make_run, write_run_file
+from tests.waiting import wait_until
 
 
 @pytest.fixture
 def run_file(tmp_path: Path) -> Path:
     return write_run_file(tmp_path)
-
-
-def wait_for(ready: Callable[[], object], timeout_s: float = 120.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not ready():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
 
 
 def processes_of(folder: Path) -> list[str]:
@@ -133,13 +125,13 @@ def test_a_killed_worker_is_replaced_and_ctrl_c_stops_cleanly(run_file: Path, tm
         lines = {process.pid: process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])}
         return [pid for pid, line in lines.items() if role in line and str(tmp_path) in " ".join(line)]
 
-    wait_for(lambda: (folder.logs / "trainer-0.log").exists()
+    wait_until(lambda: (folder.logs / "trainer-0.log").exists()
              and "in force" in (folder.logs / "trainer-0.log").read_text())  # fmt: skip
     with pytest.raises(ConfigError, match="this run is live"):
         rftstream.run(run_file)
     (victim,) = workers("trainer")
     os.kill(victim, signal.SIGKILL)
-    wait_for(lambda: "epoch 2" in (folder.logs / "trainer-0.log").read_text())
+    wait_until(lambda: "epoch 2" in (folder.logs / "trainer-0.log").read_text())
     assert workers("trainer") != [victim]
     run.send_signal(signal.SIGINT)
     out, error = run.communicate(timeout=120)
@@ -163,10 +155,10 @@ def test_a_run_that_was_killed_is_known_by_that_it_left_no_word(run_file: Path, 
     )  # fmt: skip
     folder = RunFolder(tmp_path / "runs" / "tiny")
     log = folder.logs / "trainer-0.log"
-    wait_for(lambda: log.exists() and "in force" in log.read_text())
+    wait_until(lambda: log.exists() and "in force" in log.read_text())
     run.kill()
     run.wait(timeout=120)
-    wait_for(lambda: processes_of(tmp_path) == [])
+    wait_until(lambda: processes_of(tmp_path) == [])
     assert "stopped by a kill " in listing.runs_to_text(listing.list_runs(tmp_path / "runs"))
 
 

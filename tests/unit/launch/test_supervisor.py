@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from rftstream.launch.zygote import ZygoteSpawner, is_supported
 from rftstream.process_state import is_alive, process_state
 from rftstream.runs.folder import RunFolder
 from rftstream.service.control_view import ControlView
+from tests.waiting import wait_until
 
 
 class StandInChild:
@@ -239,7 +239,7 @@ def test_a_successor_on_another_machine_is_not_waited_for_after_the_end(tmp_path
 def test_a_stopped_process_that_holds_the_write_lock_is_ended(tmp_path: Path) -> None:
     holder = subprocess.Popen([sys.executable, "-c", "import os; os.kill(os.getpid(), 19)"])
     try:
-        wait_for(lambda: process_state(holder.pid) == "T")
+        wait_until(lambda: process_state(holder.pid) == "T")
         stage = Stage(tmp_path, ["trainer"], lock_holder=lambda: holder.pid)
         stage.poll(9)
         assert process_state(holder.pid) == "T"
@@ -284,37 +284,30 @@ def stand_in(arguments: Sequence[str]) -> list[str]:
     return [sys.executable, "-c", STAND_IN, *arguments]
 
 
-def wait_for(ready: Callable[[], object], timeout_s: float = 120.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not ready():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
-
-
 def command(tmp_path: Path, kind: str) -> WorkerCommand:
     return WorkerCommand(process=kind, arguments=(kind,), log=tmp_path / f"{kind}.log")
 
 
 def test_a_plain_process_reports_its_code_and_its_words(tmp_path: Path) -> None:
     child = PlainSpawner(stand_in).spawn(command(tmp_path, "exit6"))
-    wait_for(lambda: child.poll() is not None)
+    wait_until(lambda: child.poll() is not None)
     assert child.poll() == 6
     assert (tmp_path / "exit6.log").read_text() == "hello from exit6\n"
 
 
 def test_children_of_a_dead_worker_are_ended_with_it(tmp_path: Path) -> None:
     child = PlainSpawner(stand_in).spawn(command(tmp_path, "parent"))
-    wait_for(lambda: child.poll() is not None)
+    wait_until(lambda: child.poll() is not None)
     assert child.poll() == -signal.SIGKILL
     grandchild = int((tmp_path / "parent.log").read_text().split()[-1])
-    wait_for(lambda: not is_alive(grandchild))
+    wait_until(lambda: not is_alive(grandchild))
 
 
 def test_who_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     supervisor = Supervisor(PlainSpawner(stand_in), report=lambda text: None, deadline_s=0.3)
     supervisor.start([("explorer", command(tmp_path, "stubborn"))])
     supervisor.poll(ControlView(), 0)
-    wait_for(lambda: "hello" in (tmp_path / "stubborn.log").read_text())
+    wait_until(lambda: "hello" in (tmp_path / "stubborn.log").read_text())
     pid = supervisor.slots[0].child.pid if supervisor.slots[0].child else None
     assert pid is not None
     supervisor.stop()
@@ -323,7 +316,7 @@ def test_who_ignores_sigterm_is_killed(tmp_path: Path) -> None:
         supervisor.poll(ControlView(), 0)
         return supervisor.all_left
 
-    wait_for(left)
+    wait_until(left)
     assert not is_alive(pid)
 
 
@@ -348,30 +341,30 @@ WAITING = ("worker", "--role", "feeder", "--run-dir", "/nonexistent/run")
 def test_the_zygote_forks_workers_that_are_the_same_commands(tmp_path: Path, zygote: ZygoteSpawner) -> None:
     unknown = zygote.spawn(rftstream(tmp_path, "unknown", "worker", "--role", "feedr", "--run-dir", str(tmp_path)))
     waiting = zygote.spawn(rftstream(tmp_path, "waiting", *WAITING))
-    wait_for(lambda: unknown.poll() is not None)
+    wait_until(lambda: unknown.poll() is not None)
     assert unknown.poll() == 2
     assert "did you mean 'feeder'?" in (tmp_path / "unknown.log").read_text()
     assert waiting.poll() is None
     assert waiting.pid is not None
-    wait_for(lambda: b"--role\0feeder" in Path(f"/proc/{waiting.pid}/cmdline").read_bytes())
+    wait_until(lambda: b"--role\0feeder" in Path(f"/proc/{waiting.pid}/cmdline").read_bytes())
     assert os.getsid(waiting.pid) == waiting.pid, "ctrl-C does not reach it"
     waiting.send(signal.SIGTERM)
-    wait_for(lambda: waiting.poll() is not None)
+    wait_until(lambda: waiting.poll() is not None)
     assert waiting.poll() in (0, -signal.SIGTERM), "stopped before or after it could say how"
 
 
 @pytest.mark.slow
 def test_workers_of_a_dead_zygote_are_dead_and_the_next_ones_get_another(tmp_path: Path, zygote: ZygoteSpawner) -> None:
     first = zygote.spawn(rftstream(tmp_path, "first", *WAITING))
-    wait_for(lambda: first.poll() is None and first.pid is not None)
+    wait_until(lambda: first.poll() is None and first.pid is not None)
     pid = first.pid
     assert pid is not None
     os.kill(int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]), signal.SIGKILL)
-    wait_for(lambda: first.poll() is not None)
+    wait_until(lambda: first.poll() is not None)
     assert first.poll() == -signal.SIGKILL
-    wait_for(lambda: not is_alive(pid))
+    wait_until(lambda: not is_alive(pid))
     second = zygote.spawn(rftstream(tmp_path, "second", "worker", "--role", "feedr"))
-    wait_for(lambda: second.poll() is not None)
+    wait_until(lambda: second.poll() is not None)
     assert second.poll() == 2
 
 
@@ -420,7 +413,7 @@ def test_a_zygote_with_threads_leaves_forking_alone(tmp_path: Path, monkeypatch:
     spawner = ZygoteSpawner(tmp_path / "zygote.log", fallback=PlainSpawner(stand_in), report=said.append)
     try:
         child = spawner.spawn(rftstream(tmp_path, "threads", "exit3", preload=("starts_a_thread",)))
-        wait_for(lambda: child.poll() is not None)
+        wait_until(lambda: child.poll() is not None)
         assert child.poll() == 3
         assert said == ["threads: started without the warm interpreter: an import started 1 threads"]
     finally:
@@ -452,7 +445,7 @@ time.sleep(600)
         assert is_alive(worker)
         supervisor.kill()
         supervisor.wait()
-    wait_for(lambda: not is_alive(worker))
+    wait_until(lambda: not is_alive(worker))
 
 
 # ------------------------------------------------------------------------------------------------ what is started

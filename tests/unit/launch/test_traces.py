@@ -3,9 +3,7 @@ an error."""
 
 from __future__ import annotations
 
-import http.server
 import json
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,53 +20,36 @@ from rftstream.errors import ConfigError
 from rftstream.launch import traces
 from rftstream.launch.traces import Collector, CollectorError
 from tests.e2e.test_recorded_run import unpack_recorded
+from tests.loopback import Asked, HttpServer
 
 
-class FakeCollector(http.server.ThreadingHTTPServer):
+class FakeCollector(HttpServer):
     """Takes what it is sent, after the answers that `before` tells."""
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+        super().__init__(self.told)
         self.before: list[tuple[int, bytes]] = []
-        self.headers: list[dict[str, str]] = []
-        self.queries: list[str] = []
-        self.requests: list[ExportTraceServiceRequest] = []
-        self.url = f"http://127.0.0.1:{self.server_port}"
+        self.taken: list[Asked] = []
+
+    def told(self, asked: Asked) -> object:
+        status, answer = self.before.pop(0) if self.before else (200, b"")
+        if status == 200 and asked.path == "/v1/traces":
+            self.taken.append(asked)
+        return status, answer
+
+    def requests(self) -> list[ExportTraceServiceRequest]:
+        return [ExportTraceServiceRequest.FromString(one.body) for one in self.taken]
 
     def spans(self) -> list[Any]:
-        return [span for one in self.requests for of in one.resource_spans for scope in of.scope_spans
+        return [span for one in self.requests() for of in one.resource_spans for scope in of.scope_spans
                 for span in scope.spans]  # fmt: skip
-
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    server: FakeCollector
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["content-length"]))
-        status, answer = self.server.before.pop(0) if self.server.before else (200, b"")
-        if status == 200 and self.path.partition("?")[0] == "/v1/traces":
-            self.server.queries.append(self.path.partition("?")[2])
-            self.server.requests.append(ExportTraceServiceRequest.FromString(body))
-            self.server.headers.append({name.lower(): value for name, value in self.headers.items()})
-        self.send_response(status)
-        self.send_header("content-length", str(len(answer)))
-        self.end_headers()
-        self.wfile.write(answer)
-
-    def log_message(self, *_: object) -> None:
-        pass
 
 
 @pytest.fixture
 def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCollector]:
     monkeypatch.setattr(traces, "PAUSE_S", 0.01)
-    made = FakeCollector()
-    thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    yield made
-    made.shutdown()
-    thread.join()
-    made.server_close()
+    with FakeCollector() as made:
+        yield made
 
 
 @pytest.fixture
@@ -94,9 +75,10 @@ def test_a_whole_run_twice_with_the_same_ids(run: Path, collector: FakeCollector
     assert sum(span.name == "group" for span in roots) == 24
     assert all(len(span.trace_id) == 16 and len(span.span_id) == 8 for span in first)
     assert all(0 < span.start_time_unix_nano <= span.end_time_unix_nano for span in first)
-    resource = {one.key: one.value.string_value for one in collector.requests[0].resource_spans[0].resource.attributes}
+    attributes = collector.requests()[0].resource_spans[0].resource.attributes
+    resource = {one.key: one.value.string_value for one in attributes}
     assert (resource["service.name"], resource["rftstream.run"]) == ("rftstream", "recorded")
-    collector.requests.clear()
+    collector.taken.clear()
     assert "at " + collector.url in export(run, "--otlp", collector.url + "/v1/traces")
     assert [(span.trace_id, span.span_id) for span in collector.spans()] == [
         (span.trace_id, span.span_id) for span in first
@@ -111,8 +93,8 @@ def test_headers_come_from_the_environment(collector: FakeCollector) -> None:
     env = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "OTEL_EXPORTER_OTLP_HEADERS": "authorization=Bearer%20hidden"}
     made = Collector(env=env)
     made.send([])
-    assert collector.headers[0]["authorization"] == "Bearer hidden"
-    assert collector.headers[0]["content-type"] == "application/x-protobuf"
+    [sent] = collector.taken
+    assert (sent.key, sent.headers["content-type"]) == ("Bearer hidden", "application/x-protobuf")
     collector.before = [(401, b"who are you?")]
     with pytest.raises(CollectorError, match="HTTP 401 who are you") as refused:
         made.send([])
@@ -122,7 +104,7 @@ def test_headers_come_from_the_environment(collector: FakeCollector) -> None:
 def test_what_stands_behind_the_path_is_sent(collector: FakeCollector) -> None:
     for address in ("", "/v1/traces"):
         Collector(f"{collector.url}{address}?tenant=a&b=c", env={}).send([])
-    assert collector.queries == ["tenant=a&b=c"] * 2
+    assert [one.query for one in collector.taken] == ["tenant=a&b=c"] * 2
 
 
 def test_what_a_collector_refuses_is_told(run: Path, collector: FakeCollector) -> None:

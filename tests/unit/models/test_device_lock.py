@@ -5,12 +5,12 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-import time
 
 import pytest
 
 from rftstream.errors import ConfigError
 from rftstream.models.device_lock import FileLock, physical_name
+from tests.waiting import wait_until
 
 WITHIN_S = 60.0
 
@@ -129,10 +129,7 @@ def test_who_is_killed_holds_nothing(make, tmp_path, holds, asks):
         holder.kill()
         holder.wait()
         holder.stdout.close()
-    deadline = time.monotonic() + WITHIN_S
-    while not getattr(lock, asks)():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(getattr(lock, asks))
 
 
 def test_a_gpu_has_the_same_name_for_all_that_see_it(monkeypatch):

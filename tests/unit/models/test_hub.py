@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 from huggingface_hub import HfApi
@@ -16,15 +13,16 @@ from huggingface_hub import HfApi
 from rftstream.errors import ConfigError, WeightsError
 from rftstream.models import hub
 from rftstream.models.hub import HubPlace
+from tests.loopback import Asked, HttpServer
 
 TOKEN = "hf_not_for_anybody"
 
 
-class Hub(ThreadingHTTPServer):
+class Hub(HttpServer):
     """Takes commits as the real one does, files inline."""
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(self.told)
         self.repositories: dict[str, bool] = {}
         """Name -> private."""
         self.branches: dict[str, dict[str, bytes]] = {}
@@ -33,56 +31,32 @@ class Hub(ThreadingHTTPServer):
         self.tokens: set[str | None] = set()
         self.refuses: str | None = None
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: Hub
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-    def _answer(self, value: Any, status: int = 200, **headers: str) -> None:
-        body = json.dumps(value).encode()
-        self.send_response(status)
-        for name, one in {"Content-Length": str(len(body)), "Content-Type": "application/json", **headers}.items():
-            self.send_header(name, one)
-        self.end_headers()
-        self.wfile.write(body)
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        self.server.tokens.add(self.headers.get("Authorization"))
-        if self.server.refuses:
-            self._answer({}, 403, **{"X-Error-Message": self.server.refuses})
-            return
-        if self.path == "/api/repos/create":
-            asked = json.loads(body)
-            name = f"{asked['organization']}/{asked['name']}"
-            known = name in self.server.repositories
-            private = bool(asked.get("private")) or asked.get("visibility") == "private"  # older and newer clients
-            self.server.repositories.setdefault(name, private)
-            self._answer({"url": f"{self.server.url}/{name}"}, 409 if known else 200)
-            return
-        _, _, _, owner, name, verb, branch = self.path.split("?")[0].split("/")
-        files = self.server.branches.setdefault(f"{owner}/{name}@{branch}", {})
+    def told(self, asked: Asked) -> object:
+        self.tokens.add(asked.key)
+        if self.refuses:
+            return 403, {}, {"X-Error-Message": self.refuses}
+        if asked.path == "/api/repos/create":
+            name = f"{asked.value['organization']}/{asked.value['name']}"
+            status = 409 if name in self.repositories else 200
+            # older and newer clients
+            private = bool(asked.value.get("private")) or asked.value.get("visibility") == "private"
+            self.repositories.setdefault(name, private)
+            return status, {"url": f"{self.url}/{name}"}
+        _, _, _, owner, name, verb, branch = asked.path.split("/")
+        files = self.branches.setdefault(f"{owner}/{name}@{branch}", {})
         if verb == "preupload":
-            asked = json.loads(body)["files"]
-            self._answer({"files": [{"path": one["path"], "uploadMode": "regular", "shouldIgnore": False}
-                                    for one in asked]})  # fmt: skip
-        elif verb == "commit":
-            for line in map(json.loads, body.splitlines()):
+            modes = {"uploadMode": "regular", "shouldIgnore": False}
+            return {"files": [{"path": one["path"], **modes} for one in asked.value["files"]]}
+        if verb == "commit":
+            for line in map(json.loads, asked.body.splitlines()):
                 if line["key"] == "header":
-                    self.server.messages.append(line["value"]["summary"])
+                    self.messages.append(line["value"]["summary"])
                 else:
                     assert line["value"]["encoding"] == "base64"
                     files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
-            self._answer({"commitUrl": f"{self.server.url}/{owner}/{name}/commit/{'0' * 40}", "commitOid": "0" * 40})
-        else:
-            assert verb == "branch", self.path
-            self._answer({})
+            return {"commitUrl": f"{self.url}/{owner}/{name}/commit/{'0' * 40}", "commitOid": "0" * 40}
+        assert verb == "branch", asked.path
+        return {}
 
 
 @pytest.fixture
@@ -91,11 +65,7 @@ def fake_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     with Hub() as server:
         # the client reads its environment once, when it is imported
         monkeypatch.setattr(hub, "HfApi", lambda **more: HfApi(endpoint=server.url, **more))
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
         yield server
-        server.shutdown()
-        thread.join()
 
 
 @pytest.fixture

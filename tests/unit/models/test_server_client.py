@@ -15,6 +15,7 @@ from rftstream.errors import ConfigError
 from rftstream.models import server_client
 from rftstream.models.server_client import Call, ModelServer, Refused, RetryableError, Unreachable
 from tests.unit.served import Server
+from tests.waiting import wait_until
 
 BODY = {"prompt": [5, 6], "max_tokens": 9}
 
@@ -29,13 +30,6 @@ def keeping():
 def client(server=None, *, url=None, **settings):
     settings = {"api_key": None, "timeout_s": 60.0, "tries": 3, "section": "it", **settings}
     return ModelServer(server.url if url is None else url, "completions", **settings)
-
-
-def until(condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def test_a_connection_is_used_again(keeping):
@@ -53,7 +47,7 @@ def test_requests_at_once_have_a_connection_each(keeping):
     threads = [threading.Thread(target=asked.ask, args=(BODY,)) for _ in range(4)]
     for thread in threads:
         thread.start()
-    until(lambda: len(keeping.requests) == 4)
+    wait_until(lambda: len(keeping.requests) == 4)
     keeping.hold.set()
     for thread in threads:
         thread.join()
@@ -68,7 +62,7 @@ def test_a_connection_that_the_server_closed_costs_no_try(keeping):
     asked.ask(BODY)
     (idle,) = asked._idle
     keeping.cut()
-    until(lambda: idle.has_expired)
+    wait_until(lambda: idle.has_expired)
     assert asked.ask(BODY)["choices"]
     assert idle.socket.fileno() == -1, "it is closed on our side, too"
     asked.close()
@@ -76,10 +70,10 @@ def test_a_connection_that_the_server_closed_costs_no_try(keeping):
 
 def test_a_watch_is_open_until_the_server_ends(keeping):
     watch = client(keeping).watch()
-    until(lambda: keeping.connections)
+    wait_until(lambda: keeping.connections)
     assert watch.is_open and not keeping.requests
     keeping.cut()
-    until(lambda: not watch.is_open)
+    wait_until(lambda: not watch.is_open)
     watch.close()
     assert client(url="http://127.0.0.1:9/v1").watch() is None
 
@@ -111,7 +105,7 @@ def test_a_cancelled_request_ends_at_once_and_takes_no_other_with_it(keeping):
 
     thread = threading.Thread(target=ask)
     thread.start()
-    until(lambda: len(keeping.requests) == 2)
+    wait_until(lambda: len(keeping.requests) == 2)
     call.cancel()
     thread.join(30)
     assert said and not thread.is_alive()

@@ -9,6 +9,7 @@ import pytest
 from rftstream.errors import ConfigError
 from rftstream.preflight.model_servers import look_at_servers
 from tests.flow.scene import make_config
+from tests.loopback import taken_port
 
 
 def run_with(url):
@@ -16,10 +17,8 @@ def run_with(url):
 
 
 def test_each_server_is_looked_at():
-    with socket.create_server(("127.0.0.1", 0)) as there, socket.socket() as gone:
-        gone.bind(("127.0.0.1", 0))  # nobody else gets the port, and nobody listens
-        ports = [there.getsockname()[1], gone.getsockname()[1]]
-        urls = [f"http://127.0.0.1:{port}/v1" for port in ports]
+    with socket.create_server(("127.0.0.1", 0)) as there, taken_port() as gone:
+        urls = [f"http://127.0.0.1:{port}/v1" for port in (there.getsockname()[1], gone)]
         found = look_at_servers(run_with(urls), ["openai", "fake"])
         assert found == f"openai: 1 of 2 model servers there; {urls[1]}: Connection refused"
         assert look_at_servers(run_with(urls[0]), ["openai"]) == "openai: 1 of 1 model servers there"

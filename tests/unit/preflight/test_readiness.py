@@ -8,7 +8,6 @@ import importlib
 import io
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -33,6 +32,7 @@ from rftstream.preflight.plan import Purpose, plan
 from rftstream.runs.folder import RunFolder
 from rftstream.transport.findings import Level
 from rftstream.weights.store import ObjectStore
+from tests.loopback import taken_port
 from tests.unit.tiny import make
 
 GPU = "cuda:99"
@@ -58,12 +58,11 @@ def without_keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.fixture
 def nowhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """An address where nobody answers, as the place of S3."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+    with taken_port() as port:
+        url = f"http://127.0.0.1:{port}"
         for name, value in {"ENDPOINT_URL": url, "ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b"}.items():
             monkeypatch.setenv(f"AWS_{name}", value)
-        yield url  # the port stays taken, so nobody else listens there
+        yield url
 
 
 def refused_by_all(config: RunConfig, said: str) -> None:

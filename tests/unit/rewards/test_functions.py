@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import http.server
+import socket
 import sys
-import threading
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import httpx
@@ -30,6 +28,7 @@ from rftstream.rewards.functions import FunctionReward
 from rftstream.rewards.resolve import build_reward
 from rftstream.rewards.scorer import InlineScorer
 from rftstream.roles.verifier.step import reward_input
+from tests.loopback import Asked, HttpServer
 from tests.unit.synthetic import rollout
 
 
@@ -67,36 +66,6 @@ class Unspeakable(Exception):
         raise ValueError
 
     __str__ = __repr__
-
-
-class _Echo(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    answers = 0
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-        self.answers += 1
-        self.close_connection = self.answers == 2
-
-    def log_message(self, *arguments: object) -> None:
-        pass
-
-
-@contextlib.contextmanager
-def kept_alive_server() -> Iterator[str]:
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Echo)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}/"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 def composite(*functions: Any, weights: Sequence[float] = ()) -> Any:
@@ -404,11 +373,17 @@ def test_async_ones_run_together_and_fail_alone() -> None:
 @pytest.mark.parametrize("shape", ["one", "list"])
 def test_sessions_that_async_ones_keep_work_over_waves(shape: str) -> None:
     """The server closes each connection after its second answer, mostly between two waves."""
-    with kept_alive_server() as url:
+
+    def answer(asked: Asked) -> bytes:
+        if [one.connection for one in server.asked].count(asked.connection) == 2:
+            asked.connection.shutdown(socket.SHUT_RD)
+        return asked.body
+
+    with HttpServer(answer) as server:
         client = httpx.AsyncClient(trust_env=False, timeout=120)
 
         async def ask(text: str) -> float:
-            return float((await client.post(url, content=text)).text)
+            return float((await client.post(server.url, content=text)).text)
 
         async def score(completion):
             return await ask(completion)

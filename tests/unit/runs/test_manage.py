@@ -24,6 +24,7 @@ from rftstream.runs.folder import RunFolder, consumer_groups, create_log, open_r
 from rftstream.transport.embedded.transport import EmbeddedTransport
 from rftstream.transport.findings import Level
 from tests.commands import call, called, write_run_file
+from tests.loopback import taken_port
 from tests.unit.synthetic import SyntheticLog
 
 
@@ -366,9 +367,8 @@ def test_exit_codes() -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_broker_that_does_not_answer_is_exit_3(run_file: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # bound and not listening: nobody answers there
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
+    with taken_port() as port:
+        address = f"127.0.0.1:{port}"
         found = findings(
             run_file, "--set", "transport.kind=kafka", "--set", f"transport.servers={address}", code=3
         )  # fmt: skip

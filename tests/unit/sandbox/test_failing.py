@@ -16,6 +16,7 @@ from rftstream.errors import RewardError
 from rftstream.rewards.base import RewardInput
 from rftstream.rewards.code import CodeReward
 from rftstream.sandbox import cgroups, layers
+from tests.loopback import taken_port
 from tests.unit.sandbox.failing import ASSERTS, BREAK, FOR_GOOD, FUNCTION, WHILE_WARM
 
 ROOT = Path(__file__).parents[3]
@@ -142,9 +143,8 @@ def test_a_server_that_answers_garbage_is_no_verdict(broken: str) -> None:
 
 
 def test_a_server_that_is_down_is_no_verdict() -> None:
-    with socket.socket() as taken:  # bound and not listening: nobody answers there
-        taken.bind(("127.0.0.1", 0))
-        assert_no_verdict(f"http://127.0.0.1:{taken.getsockname()[1]}")
+    with taken_port() as port:
+        assert_no_verdict(f"http://127.0.0.1:{port}")
 
 
 @pytest.mark.slow

@@ -12,7 +12,8 @@ import pytest
 from rftstream.environments.hosted import HostedEnvironment
 from rftstream.environments.hosts.guard import descendants
 from rftstream.environments.hosts.pool import close_pools
-from tests.unit.environments.hosts.scene import FOREIGN, PROBLEM, wait_until
+from tests.unit.environments.hosts.scene import FOREIGN, PROBLEM
+from tests.waiting import wait_until
 
 
 @pytest.fixture

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-
 from rftstream.contracts.assistant import AssistantMessage, ToolCall
 from rftstream.contracts.tasks import ChatMessage, Problem
 
@@ -216,11 +213,3 @@ def say(content: str, **fields: object) -> AssistantMessage:
 
 
 CALL = ToolCall(id="call_0_0", name="add", arguments={"a": 1, "deep": [True, None]}, text='{"a": 1}')
-
-
-def wait_until(condition: Callable[[], object], limit_s: float = 120.0) -> None:
-    """Wait for a condition that other processes bring about."""
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition was not met in time"
-        time.sleep(0.005)

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -14,41 +11,16 @@ import pytest
 
 from rftstream.environments.hosts.agents import AgentResult, HostedAgent, HostedAgentConfig, result_from_plain
 from rftstream.errors import ConfigError, HostedCodeError, HostTimeout
-from tests.unit.environments.hosts.scene import PROBLEM, wait_until
-
-
-class Endpoint(ThreadingHTTPServer):
-    """Says 42 to everybody who has a key."""
-
-    def __init__(self) -> None:
-        self.requests: list[tuple[str, str | None, Any]] = []
-        super().__init__(("127.0.0.1", 0), EndpointHandler)
-        self.url = f"http://127.0.0.1:{self.server_address[1]}/v1"
-
-
-class EndpointHandler(BaseHTTPRequestHandler):
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        assert isinstance(self.server, Endpoint)
-        self.server.requests.append((self.path, self.headers["Authorization"], body))
-        answer = json.dumps({"choices": [{"message": {"role": "assistant", "content": "42"}}]}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(answer)))
-        self.end_headers()
-        self.wfile.write(answer)
-
-    def log_message(self, *arguments: Any) -> None:
-        pass
+from tests.loopback import HttpServer
+from tests.unit.environments.hosts.scene import PROBLEM
+from tests.waiting import wait_until
 
 
 @pytest.fixture
-def endpoint() -> Iterator[Endpoint]:
-    with Endpoint() as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
+def endpoint() -> Iterator[HttpServer]:
+    """Says 42 to everybody."""
+    with HttpServer(lambda _: {"choices": [{"message": {"role": "assistant", "content": "42"}}]}) as server:
         yield server
-        server.shutdown()
-        thread.join()
 
 
 def agent(foreign: Path, name: str, **settings: Any) -> HostedAgent:
@@ -59,17 +31,18 @@ def run(own: HostedAgent, *, url: str = "http://127.0.0.1:9/v1", seed: int = 3) 
     return asyncio.run(own.run(problem=PROBLEM, base_url=url, api_key="a key", seed=seed))
 
 
-def test_an_agent_calls_its_endpoint(foreign: Path, endpoint: Endpoint) -> None:
+def test_an_agent_calls_its_endpoint(foreign: Path, endpoint: HttpServer) -> None:
     own = agent(foreign, "solve", options={"depth": 2})
 
     async def many() -> list[AgentResult]:
-        runs = (own.run(problem=PROBLEM, base_url=endpoint.url, api_key=f"key {n}", seed=n) for n in range(20))
+        url = f"{endpoint.url}/v1"
+        runs = (own.run(problem=PROBLEM, base_url=url, api_key=f"key {n}", seed=n) for n in range(20))
         return await asyncio.gather(*runs)
 
     results = asyncio.run(many())
     assert results == [AgentResult(reward=1.0, parts={"right": 1.0}, metrics={"calls": 1.0, "depth": 2.0})] * 20
-    assert {path for path, _, _ in endpoint.requests} == {"/v1/chat/completions"}
-    assert {(key, body["seed"]) for _, key, body in endpoint.requests} == {(f"Bearer key {n}", n) for n in range(20)}
+    assert {one.path for one in endpoint.asked} == {"/v1/chat/completions"}
+    assert {(one.key, one.value["seed"]) for one in endpoint.asked} == {(f"Bearer key {n}", n) for n in range(20)}
     assert [len(host.keys) for host in own._pool.hosts] == [0]
 
 

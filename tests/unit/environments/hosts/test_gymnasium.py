@@ -15,8 +15,9 @@ from rftstream.environments.base import Reply
 from rftstream.environments.hosted import HostedEnvironment
 from rftstream.environments.hosts.pool import close_pools
 from rftstream.errors import HostedCodeError
-from tests.unit.environments.hosts.scene import PROBLEM, say, wait_until
+from tests.unit.environments.hosts.scene import PROBLEM, say
 from tests.unit.environments.hosts.venvs import interpreter
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 

@@ -24,7 +24,8 @@ from rftstream.environments.hosts.pool import pool_of
 from rftstream.errors import ConfigError, HostedCodeError, HostError, HostStartTimeout, HostTimeout
 from rftstream.process_state import is_alive
 from tests.unit.environments.hosts.conftest import Made
-from tests.unit.environments.hosts.scene import CALL, PROBLEM, say, wait_until
+from tests.unit.environments.hosts.scene import CALL, PROBLEM, say
+from tests.waiting import wait_until
 
 
 def run(coroutine: Any) -> Any:

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from rftstream.environments.hosts.guard import descendants, parents
-from tests.unit.environments.hosts.scene import FOREIGN, wait_until
+from tests.unit.environments.hosts.scene import FOREIGN
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[4]
 EXPLORER = """

@@ -14,7 +14,8 @@ from rftstream.errors import ConfigError
 from rftstream.roles.explorer.agent_launcher import MAX_STARTS, AgentLauncher, LaunchedAgents, end_of_result
 from rftstream.roles.explorer.model_calls import AgentBegins, AgentRequest, CallInbox, RolloutEnd
 from tests.contracts import samples
-from tests.unit.environments.hosts.scene import PROBLEM, wait_until
+from tests.unit.environments.hosts.scene import PROBLEM
+from tests.waiting import wait_until
 
 TASK = Task(ids=samples.IDS, problem=PROBLEM, sampling=samples.SAMPLING, seed=5, environment="hosted_agent")
 FATAL = """

@@ -8,9 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +20,10 @@ from rftstream.environments.hosted import HostedEnvironment
 from rftstream.environments.hosts.agents import AgentResult, HostedAgent, HostedAgentConfig
 from rftstream.environments.hosts.pool import close_pools
 from rftstream.errors import HostedCodeError
-from tests.unit.environments.hosts.scene import PROBLEM, say, wait_until
+from tests.loopback import Asked, HttpServer
+from tests.unit.environments.hosts.scene import PROBLEM, say
 from tests.unit.environments.hosts.venvs import interpreter
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -237,22 +237,11 @@ __all__ = ["SumTaskset"]
 """
 
 
-class StreamingHandler(BaseHTTPRequestHandler):
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.requests.append((self.path, self.headers["Authorization"], body))  # type: ignore[attr-defined]
-        assert body["stream"]
-        choice = {"index": 0, "delta": {"role": "assistant", "content": "It is 3."}, "finish_reason": "stop"}
-        chunk = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "policy", "choices": [choice]}
-        data = f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n".encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "text/event-stream")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *arguments: Any) -> None:
-        pass
+def streamed(asked: Asked) -> object:
+    assert asked.value["stream"]
+    choice = {"index": 0, "delta": {"role": "assistant", "content": "It is 3."}, "finish_reason": "stop"}
+    chunk = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "policy", "choices": [choice]}
+    return 200, f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n", {"Content-Type": "text/event-stream"}
 
 
 def test_an_episode_of_verifiers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,29 +254,20 @@ def test_an_episode_of_verifiers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     agent = HostedAgent(
         HostedAgentConfig(target="verifiers", python=python, path=(str(tmp_path),), options={"env": env})
     )
-    server = ThreadingHTTPServer(("127.0.0.1", 0), StreamingHandler)
-    server.requests = []  # type: ignore[attr-defined]
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
 
     async def one(number: int) -> AgentResult:
         problem = Problem(messages=(ChatMessage(role="user", content=""),), info={"idx": number})
-        url = f"http://127.0.0.1:{server.server_address[1]}/v1"
-        return await agent.run(problem=problem, base_url=url, api_key=f"key {number}", seed=0)
+        return await agent.run(problem=problem, base_url=f"{server.url}/v1", api_key=f"key {number}", seed=0)
 
     async def both() -> list[AgentResult | BaseException]:
         return await asyncio.gather(one(2), one(0), return_exceptions=True)
 
-    try:
+    with HttpServer(streamed) as server:
         right, failed = asyncio.run(both())
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
     assert right == AgentResult(
         reward=0.5, parts={"right": 0.5, "polite": 0.0}, metrics={"length": 8.0, "num_turns": 1.0}
     )  # fmt: skip
     assert isinstance(failed, HostedCodeError), "an episode that failed has no reward, not one of 0"
     assert "no rule for this" in str(failed)
-    asked = {key: body["messages"][-1]["content"] for _, key, body in server.requests}  # type: ignore[attr-defined]
+    asked = {one.key: one.value["messages"][-1]["content"] for one in server.asked}
     assert asked == {"Bearer key 2": "2+1?", "Bearer key 0": "0+1?"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from rftstream.runs.feedback import add_votes
 from rftstream.service.role import Log
 from tests.label_studio_server import FakeLabelStudio, choice, running, words
 from tests.unit.launch.label_studio.scene import PAIR, RATING, SECRET, Killed, Scene
+from tests.waiting import wait_until
 
 SOURCE = "label-studio"
 
@@ -526,8 +526,7 @@ def test_a_slow_server_that_makes_the_tasks_later_gets_none_twice_that_counts(sc
     bridge.round()
     scene.fake.released.set()
     twice = [one.question_id for one in scene.questions(RATING) + scene.questions(PAIR)]
-    while not any(len(scene.fake.tasks_of(name)) > 1 for name in twice):
-        time.sleep(0.01)
+    wait_until(lambda: any(len(scene.fake.tasks_of(name)) > 1 for name in twice))
     bridge.round()
     bridge.round()
     for name in twice:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -20,6 +18,7 @@ from rftstream.launch.label_studio.client import TOKEN_VARIABLE, LabelStudio, Pe
 from rftstream.launch.label_studio.label_config import make_config, read_results
 from rftstream.launch.label_studio.serving import _Rounds
 from tests.label_studio_server import PERSONAL, choice, words
+from tests.loopback import HttpServer
 
 LEGACY = "0123456789abcdef0123456789abcdef01234567"
 
@@ -54,63 +53,36 @@ def test_urls_that_are_none(url: str) -> None:
     assert "secret" not in str(raised.value)
 
 
-class Answers(BaseHTTPRequestHandler):
-    """Says one thing to everybody."""
-
-    status, headers_, content = 200, {"Content-Type": "text/html"}, b"<html>log in</html>"
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
-        self.send_response(self.status)
-        for name, value in {**self.headers_, "Content-Length": str(len(self.content))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(self.content)
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        """Nothing."""
+HTML = {"Content-Type": "text/html"}
+ELSEWHERE = {"Location": "https://ada:secret@labels.example.org/api"}
 
 
-@pytest.fixture
-def answers() -> Iterator[tuple[type[Answers], str]]:
-    handler = type("Handler", (Answers,), {})
-    server = HTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    yield handler, f"http://127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
-    server.server_close()
-    thread.join()
-
-
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        (
+            (200, b"<html>log in</html>", HTML),
+            "found text/html that is no JSON, expected Label Studio; is --url right",
+        ),
+        ((200, b"[" * 100_000, HTML), "no JSON"),
+        ({"access": 5}, "found no access token in the answer"),
+        ((302, b"", ELSEWHERE), r"leads to https://\*\*\*@labels.example.org/api, expected Label Studio"),
+        ((500, f"<p>{PERSONAL} \n is wrong</p>"), r"500: <p>\*\*\* is wrong</p>"),
+    ],
+    ids=["html", "deep", "no token", "elsewhere", "wrong"],
+)
 def test_answers_that_are_none(
-    answers: tuple[type[Answers], str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    answer: object, text: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    handler, url = answers
     monkeypatch.setattr(client, "PAUSE_S", 0.01)
     monkeypatch.setenv(TOKEN_VARIABLE, PERSONAL)
-    server = LabelStudio(url, PersonalToken(), timeout_s=300)
-    with pytest.raises(
-        LabelStudioError, match="found text/html that is no JSON, expected Label Studio; is --url right"
-    ):
-        server.get("/api/projects/")
-    handler.content = b"[" * 100_000
-    with pytest.raises(LabelStudioError, match="no JSON"):
-        server.get("/api/projects/")
-    handler.content = b'{"access": 5}'
-    with pytest.raises(LabelStudioError, match="found no access token in the answer"):
-        server.get("/api/projects/")
-    handler.status, handler.headers_ = 302, {"Location": "https://ada:secret@labels.example.org/api"}
-    with pytest.raises(
-        LabelStudioError, match=r"leads to https://\*\*\*@labels.example.org/api, expected Label Studio"
-    ):
-        server.get("/api/projects/")
-    handler.status, handler.content = 500, f"<p>{PERSONAL} \n is wrong</p>".encode()
-    with pytest.raises(LabelStudioError, match=r"500: <p>\*\*\* is wrong</p>"):
-        server.get("/api/projects/")
-    server.cancel()
-    with pytest.raises(LabelStudioError, match="cancelled"):
-        server.get("/api/projects/")
+    with HttpServer(lambda _: answer) as answers:
+        server = LabelStudio(answers.url, PersonalToken(), timeout_s=300)
+        with pytest.raises(LabelStudioError, match=text):
+            server.get("/api/projects/")
+        server.cancel()
+        with pytest.raises(LabelStudioError, match="cancelled"):
+            server.get("/api/projects/")
     assert PERSONAL not in caplog.text
 
 
@@ -146,13 +118,9 @@ def test_scales_that_have_no_buttons() -> None:
         config = make_config(FeedbackKind.rating, scale)
         assert "<Number " in config and f"max={number}" in config
     config = make_config(FeedbackKind.rating, (-2.0, 2.0))
-    assert [one.get("value") for one in ElementTree.fromstring(config).iter("Choice")][:5] == [
-        "-2",
-        "-1",
-        "0",
-        "1",
-        "2",
-    ]
+    assert [one.get("value") for one in ElementTree.fromstring(config).iter("Choice")][:5] == list(
+        map(str, range(-2, 3))
+    )
 
 
 def test_numbers_stars_and_buttons_say_the_same() -> None:
