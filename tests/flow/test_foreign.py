@@ -19,6 +19,7 @@ from rftstream.errors import ContractError
 from rftstream.service.role import Log
 from rftstream.testing import RoleDriver
 from tests.flow.scene import Scene
+from tests.flow.trained import trained
 
 pytestmark = pytest.mark.law("fencing")
 
@@ -99,9 +100,7 @@ def test_what_is_no_part_of_the_chain_is_put_aside_once_and_training_goes_on(
     tmp_path: Path, make: Callable[[Scene], NewRecord]
 ) -> None:
     calm = Scene(tmp_path / "calm")
-    for number in range(3):
-        calm.batch(number)
-    RoleDriver(calm, "trainer").work()
+    trained(calm, 3)
 
     scene = Scene(tmp_path / "foreign")
     trainer = RoleDriver(scene, "trainer")

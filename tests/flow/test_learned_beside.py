@@ -12,7 +12,7 @@ from rftstream.roles.trainer.training import build_training
 from rftstream.testing import RoleDriver
 from tests.flow.scene import Scene
 from tests.flow.test_replay import replayed
-from tests.flow.trained import checkpoints_of, digests_of, steps_of
+from tests.flow.trained import checkpoints_of, digests_of, steps_of, trained
 
 CHARACTERS = "".join(map(chr, range(33, 260)))
 """As many tokens as the scene's segments speak of."""
@@ -43,10 +43,7 @@ def scene_of(folder: Path, settings: dict[str, Any], **more: Any) -> Scene:
 def test_killed_and_replayed_it_is_the_same_run(tmp_path: Path, settings: dict[str, Any]) -> None:
     """Killed after five versions it goes on from the checkpoint of the third."""
     scene = Scene(tmp_path, **SMALL, **settings)
-    for number in range(5):
-        scene.batch(number)
-    trainer = RoleDriver(scene, "trainer")
-    trainer.work()
+    trainer = trained(scene, 5)
     scene.batch(5)
     trainer.restart()
     trainer.work()

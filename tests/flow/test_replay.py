@@ -30,7 +30,7 @@ from rftstream.testing import RoleDriver
 from rftstream.transport.embedded.transport import EmbeddedTransport
 from rftstream.weights.store import ObjectStore
 from tests.flow.scene import Scene
-from tests.flow.trained import checkpoints_of, names, steps_of
+from tests.flow.trained import checkpoints_of, names, steps_of, trained
 
 pytestmark = pytest.mark.law("replay")
 
@@ -53,11 +53,9 @@ def replayed(scene: Scene, **versions: Any) -> ReplayReport:
     return replay(InMemory(scene), **versions)
 
 
-def trained(folder: Path, batches: int = 8, **settings: Any) -> Scene:
+def scene_of(folder: Path, batches: int = 8, **settings: Any) -> Scene:
     scene = Scene(folder, **{"trainer__checkpoint_every": 3, **settings})
-    for number in range(batches):
-        scene.batch(number)
-    RoleDriver(scene, "trainer").work()
+    trained(scene, batches)
     return scene
 
 
@@ -68,7 +66,7 @@ def trained(folder: Path, batches: int = 8, **settings: Any) -> Scene:
 def test_the_same_batches_give_the_same_digests_from_the_model_and_from_a_checkpoint(
     tmp_path: Path, shares: int
 ) -> None:
-    scene = trained(tmp_path, trainer__shares=shares, feeder__groups_per_batch=4, trainer__lr_schedule="linear")
+    scene = scene_of(tmp_path, trainer__shares=shares, feeder__groups_per_batch=4, trainer__lr_schedule="linear")
     before = scene.digest()
     whole = replayed(scene)
     assert whole.equal
@@ -85,7 +83,7 @@ def test_the_same_batches_give_the_same_digests_from_the_model_and_from_a_checkp
 
 def test_only_versions_in_force_are_trained_again(tmp_path: Path) -> None:
     """The second trainer begins at 3; the third at 0, for the checkpoints are gone, and with another learning rate."""
-    scene = trained(tmp_path, batches=5)
+    scene = scene_of(tmp_path, batches=5)
     RoleDriver(scene, "trainer").work()
     for name in scene.store.list("checkpoints/"):
         scene.store.delete(name)
@@ -101,7 +99,7 @@ def test_only_versions_in_force_are_trained_again(tmp_path: Path) -> None:
 
 
 def test_settings_that_a_resume_changed_count_from_there_on(tmp_path: Path) -> None:
-    scene = trained(tmp_path, batches=6)
+    scene = scene_of(tmp_path, batches=6)
     scene.config = loader.replace(scene.config, trainer__lr=0.5, backends={"fake": {"skill_rate": 0.5}})
     for number in (6, 7):
         scene.batch(number)
@@ -113,13 +111,13 @@ def test_settings_that_a_resume_changed_count_from_there_on(tmp_path: Path) -> N
 
 
 def test_a_skipped_batch_is_skipped_again(tmp_path: Path) -> None:
-    scene = trained(tmp_path, backends__fake={"nan_at": [2]})
+    scene = scene_of(tmp_path, backends__fake={"nan_at": [2]})
     assert [step.name.version for step in steps_of(scene) if step.skipped] == [3]
     assert replayed(scene).equal
 
 
 def test_a_batch_that_was_skipped_changes_nothing_even_where_it_would_train_now(tmp_path: Path) -> None:
-    scene = trained(tmp_path, backends__fake={"nan_at": [2]})
+    scene = scene_of(tmp_path, backends__fake={"nan_at": [2]})
     for place, partition in scene.log.partitions.items():
         if place.topic == "steps":  # as if the settings that gave the NaN were not known
             for at, record in enumerate(partition.records):
@@ -139,7 +137,7 @@ def _without_config(record: Record) -> Record:
 
 def test_mini_batches_of_a_run_of_before_are_cut_as_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first trainer does not say by which formulas it computed; the second does."""
-    scene = trained(tmp_path, batches=4)
+    scene = scene_of(tmp_path, batches=4)
     for place, partition in scene.log.partitions.items():
         if place.topic == "steps":
             for at, record in enumerate(partition.records):
@@ -172,7 +170,7 @@ def _without_formulas(record: Record) -> Record:
 
 
 def test_the_first_difference_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    scene = trained(tmp_path)
+    scene = scene_of(tmp_path)
     update = again.Training.update
 
     def changed(self: Any, batch: Any, lr: float) -> Any:
@@ -192,7 +190,7 @@ def _reversed(batch: Batch) -> Batch:
 
 
 def test_other_libraries_are_named_as_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    scene = trained(tmp_path)
+    scene = scene_of(tmp_path)
     here = again.computed_with
     monkeypatch.setattr(again, "computed_with", lambda *of: {**here(*of), "numpy": "0.0"})
     found = replayed(scene)
@@ -201,7 +199,7 @@ def test_other_libraries_are_named_as_the_reason(tmp_path: Path, monkeypatch: py
 
 
 def test_versions_that_are_not_there(tmp_path: Path) -> None:
-    scene = trained(tmp_path)
+    scene = scene_of(tmp_path)
     for versions in ({"first": 9}, {"last": 9}, {"first": 5, "last": 4}):
         with pytest.raises(ConfigError, match="expected 0 <= --from <= --to <= 8"):
             replayed(scene, **versions)
@@ -210,7 +208,7 @@ def test_versions_that_are_not_there(tmp_path: Path) -> None:
 
 
 def test_where_batches_were_deleted_it_says_from_which_version_it_can_begin(tmp_path: Path) -> None:
-    scene = trained(tmp_path)
+    scene = scene_of(tmp_path)
     admin = scene.transport().admin
     (place,) = admin.begin_offsets("batches")
     step = next(one for one in steps_of(scene) if one.name.version == 6)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,21 @@ import pytest
 
 from rftstream.contracts.control import DesiredState, RunFinished, TasksEnded
 from rftstream.contracts.records import NewRecord
-from rftstream.contracts.versions import EvalResult, VersionName, WeightsAnnounced
+from rftstream.contracts.versions import VersionName, WeightsAnnounced
 from rftstream.errors import ContractError, ProducerLost, StopRule
 from rftstream.testing import RoleDriver
 from tests.flow.scene import Scene
-from tests.flow.trained import announced_of, checkpoints_of, finished_of, names, steps_of, versions_kept
+from tests.flow.trained import (
+    announced_of,
+    checkpoints_of,
+    ended_of,
+    evaluated,
+    finished_of,
+    names,
+    steps_of,
+    trained,
+    versions_kept,
+)
 
 # --------------------------------------------------------------------------------------------- versions
 
@@ -23,10 +32,7 @@ from tests.flow.trained import announced_of, checkpoints_of, finished_of, names,
 @pytest.mark.parametrize("shares", [1, 2, 3])
 def test_every_batch_makes_one_version(tmp_path: Path, shares: int) -> None:
     scene = Scene(tmp_path, trainer__shares=shares, trainer__minibatches=2, feeder__groups_per_batch=4)
-    trainer = RoleDriver(scene, "trainer")
-    for number in range(3):
-        scene.batch(number)
-        trainer.work()
+    trained(scene, 3, at_once=False)
     anchor, *steps = steps_of(scene)
     assert (anchor.name.version, anchor.resumed, anchor.batch_sequence) == (0, True, None)
     assert names(steps) == [(1, 1), (1, 2), (1, 3)] == announced_of(scene)[1:]
@@ -100,9 +106,7 @@ def test_a_pause_stops_it_between_two_batches(tmp_path: Path) -> None:
 
 def test_publish_every_announces_the_nth_versions_while_there_are_batches(tmp_path: Path) -> None:
     scene = Scene(tmp_path, trainer__publish_every=3, feeder__max_staleness=2)
-    for number in range(7):
-        scene.batch(number)
-    RoleDriver(scene, "trainer").work()
+    trained(scene, 7)
     assert [version for _, version in announced_of(scene)] == [0, 3, 6, 7]
     by_version = {step.name.version: step for step in steps_of(scene)}
     assert [version for version, step in by_version.items() if step.announced] == [0, 3, 6, 7]
@@ -133,9 +137,7 @@ def test_the_object_is_there_before_it_is_announced(tmp_path: Path) -> None:
                 seen.append(one.name)
 
     scene.log.fault = look
-    for number in range(3):
-        scene.batch(number)
-    RoleDriver(scene, "trainer").work()
+    trained(scene, 3)
     assert len(set(seen)) == 4
 
 
@@ -145,9 +147,7 @@ def test_the_object_is_there_before_it_is_announced(tmp_path: Path) -> None:
 @pytest.mark.law("lineage")
 def test_a_nan_batch_makes_a_version_equal_to_its_parent(tmp_path: Path) -> None:
     scene = Scene(tmp_path, backends={"fake": {"nan_at": [1]}})
-    for number in range(3):
-        scene.batch(number)
-    RoleDriver(scene, "trainer").work()
+    trained(scene, 3)
     digests = [step.weights_digest for step in steps_of(scene)]
     assert [step.skipped for step in steps_of(scene)] == [False, False, True, False]
     assert digests[1] == digests[2] != digests[3]
@@ -263,7 +263,7 @@ def test_a_run_that_is_not_to_be_ended_by_it(tmp_path: Path, settings: dict[str,
 # --------------------------------------------------------------------------------------------- the end
 
 
-def run_until_done(scene: Scene, batches: int, **more: Any) -> RunFinished | None:
+def run_until_done(scene: Scene, batches: int) -> None:
     """`final/` has to be there before anybody is told."""
     seen: list[bool] = []
 
@@ -274,18 +274,16 @@ def run_until_done(scene: Scene, batches: int, **more: Any) -> RunFinished | Non
     scene.log.fault = look
     trainer = RoleDriver(scene, "trainer")
     for number in range(batches):
-        scene.batch(number, **more)
+        scene.batch(number)
         trainer.work()
     assert trainer.done == bool(seen)
     assert all(seen)
-    return finished_of(scene)
 
 
 def test_it_ends_with_the_steps(tmp_path: Path) -> None:
     scene = Scene(tmp_path, run__steps=3, trainer__publish_every=2)
-    finished = run_until_done(scene, 5)
-    assert finished is not None
-    assert (finished.reason, finished.name) == ("steps", VersionName(trainer_epoch=1, version=3))
+    run_until_done(scene, 5)
+    assert ended_of(scene) == ("steps", 3)
     assert [step.last for step in steps_of(scene)] == [False, False, False, True]
     assert announced_of(scene)[-1] == (1, 3)
     assert checkpoints_of(scene)[-1] == (1, 3)
@@ -314,36 +312,20 @@ def test_it_ends_with_an_empty_last_batch_of_a_drained_run(tmp_path: Path) -> No
     assert not trainer.done
     scene.put("control", TasksEnded(admitted=0, reason="draining"))
     trainer.work()
-    finished = finished_of(scene)
-    assert finished is not None
-    assert (finished.reason, finished.name.version) == ("drained", 1)
+    assert ended_of(scene) == ("drained", 1)
 
 
-def test_it_ends_after_so_many_hours(tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_more", [0, 1])
+def test_it_ends_after_so_many_hours(tmp_path: Path, num_more: int) -> None:
     scene = Scene(tmp_path, run__hours=1.0, run__steps=None, trainer__publish_every=2)
-    trainer = RoleDriver(scene, "trainer")
-    scene.batch(0)
-    trainer.work()
+    trainer = trained(scene, 1)
     assert not trainer.done
     scene.clock.advance(3601.0)
-    scene.batch(1)
+    for number in range(num_more):
+        scene.batch(1 + number)
     trainer.work()
-    finished = finished_of(scene)
-    assert finished is not None
-    assert (finished.reason, finished.name.version) == ("hours", 2)
-
-
-def test_it_ends_after_so_many_hours_without_a_batch(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, run__hours=1.0, run__steps=None, trainer__publish_every=2)
-    trainer = RoleDriver(scene, "trainer")
-    scene.batch(0)
-    trainer.work()
-    scene.clock.advance(3601.0)
-    trainer.work()
-    finished = finished_of(scene)
-    assert finished is not None
-    assert (finished.reason, finished.name.version) == ("hours", 1)
-    assert announced_of(scene)[-1] == (1, 1), "who evaluates the last version has to know it"
+    assert ended_of(scene) == ("hours", 1 + num_more)
+    assert announced_of(scene)[-1] == (1, 1 + num_more), "who evaluates the last version has to know it"
 
 
 @pytest.mark.parametrize("restarts", [False, True])
@@ -357,18 +339,13 @@ def test_it_ends_when_the_reward_is_reached(tmp_path: Path, restarts: bool) -> N
         if restarts and not trainer.done:
             trainer.restart()
             trainer.work()
-    finished = finished_of(scene)
-    assert finished is not None
-    assert (finished.reason, finished.name.version) == ("reward", 7)
+    assert ended_of(scene) == ("reward", 7)
 
 
 @pytest.mark.parametrize("settings", [{"run__steps": 2}, {"run__stop_reward": 0.5, "run__stop_reward_over": 2}])
 def test_nothing_is_trained_or_said_once_it_has_ended(tmp_path: Path, settings: dict[str, Any]) -> None:
     scene = Scene(tmp_path, **settings)
-    for number in range(6):
-        scene.batch(number)
-    trainer = RoleDriver(scene, "trainer")
-    trainer.work()
+    trainer = trained(scene, 6)
     assert trainer.done
     assert steps_of(scene)[-1].name.version == 2
     assert sum(isinstance(one, RunFinished) for one in scene.messages("control")) == 1
@@ -376,16 +353,11 @@ def test_nothing_is_trained_or_said_once_it_has_ended(tmp_path: Path, settings: 
 
 def test_a_run_that_is_given_fewer_steps_than_it_has_ends(tmp_path: Path) -> None:
     scene = Scene(tmp_path, trainer__checkpoint_every=2)
-    trainer = RoleDriver(scene, "trainer")
-    for number in range(4):
-        scene.batch(number)
-    trainer.work()
+    trainer = trained(scene, 4)
     scene.config = Scene(tmp_path / "other", run__steps=3, trainer__checkpoint_every=2).config
     trainer.restart()
     trainer.work()
-    finished = finished_of(scene)
-    assert finished is not None
-    assert (finished.reason, finished.name.version) == ("steps", 4)
+    assert ended_of(scene) == ("steps", 4)
 
 
 def test_nobody_starts_on_a_finished_run(tmp_path: Path) -> None:
@@ -419,51 +391,23 @@ def test_an_unknown_last_commit_that_succeeded(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------------- what is kept
 
 
-def evaluated(scene: Scene, version: int, *, epoch: int = 1, best: bool = False) -> None:
-    scene.put(
-        "evals",
-        EvalResult(
-            evaluation="held-out",
-            name=VersionName(trainer_epoch=epoch, version=version),
-            num_tasks=1,
-            num_samples=1,
-            num_unscored=0,
-            metrics={},
-            generations=None,
-            best=best,
-        ),
-    )
-
-
 EVALUATIONS = {"held-out": {"source": "arithmetic", "every": 4}}
-
-
-def kept_after(scene: Scene, happens: Callable[[], None] = lambda: None, *, batches: int = 12) -> list[int]:
-    trainer = RoleDriver(scene, "trainer")
-    for number in range(batches):
-        scene.batch(number)
-        trainer.work()
-        happens()
-    trainer.work()
-    return [version for _, version in versions_kept(scene)]
 
 
 def test_the_newest_the_checkpoints_and_version_0_are_kept(tmp_path: Path) -> None:
     scene = Scene(tmp_path, trainer__checkpoint_every=3, trainer__keep_checkpoints=2, weights__keep=2)
-    assert kept_after(scene, batches=11) == [0, 6, 9, 10, 11]
+    trained(scene, 11, at_once=False)
+    assert [version for _, version in versions_kept(scene)] == [0, 6, 9, 10, 11]
     assert checkpoints_of(scene) == [(1, 6), (1, 9)]
 
 
 def test_due_evaluations_and_the_best_are_kept(tmp_path: Path) -> None:
     scene = Scene(tmp_path, evaluations=EVALUATIONS, trainer__checkpoint_every=100, weights__keep=2)
-    trainer = RoleDriver(scene, "trainer")
-    for number in range(11):
-        scene.batch(number)
-        trainer.work()
+    trainer = trained(scene, 11, at_once=False)
     assert [version for _, version in versions_kept(scene)] == [0, 4, 8, 10, 11]
-    evaluated(scene, 0)
-    evaluated(scene, 4, best=True)
-    evaluated(scene, 8)
+    scene.put("evals", evaluated(0))
+    scene.put("evals", evaluated(4, best=True))
+    scene.put("evals", evaluated(8))
     scene.batch(11)
     trainer.work()
     assert [version for _, version in versions_kept(scene)] == [0, 4, 11, 12]
@@ -471,17 +415,14 @@ def test_due_evaluations_and_the_best_are_kept(tmp_path: Path) -> None:
 
 def test_due_evaluations_outlive_two_restarts(tmp_path: Path) -> None:
     scene = Scene(tmp_path, evaluations=EVALUATIONS, trainer__checkpoint_every=3, weights__keep=2)
-    trainer = RoleDriver(scene, "trainer")
-    for number in range(7):
-        scene.batch(number)
-        trainer.work()
+    trainer = trained(scene, 7, at_once=False)
     for _ in range(3):
         trainer.restart()
         trainer.work()
     scene.batch(7)
     trainer.work()
     assert (1, 4) in versions_kept(scene), "nobody has evaluated it"
-    evaluated(scene, 4)
+    scene.put("evals", evaluated(4))
     scene.batch(8)
     trainer.work()
     assert (1, 4) not in versions_kept(scene)
@@ -491,12 +432,9 @@ def test_a_result_stands_for_the_state_that_a_newer_trainer_begins_with(tmp_path
     scene = Scene(
         tmp_path, evaluations=EVALUATIONS, trainer__checkpoint_every=4, trainer__keep_checkpoints=2, weights__keep=2
     )
-    trainer = RoleDriver(scene, "trainer")
-    for number in range(5):
-        scene.batch(number)
-    trainer.work()
-    evaluated(scene, 0)
-    evaluated(scene, 4)
+    trainer = trained(scene, 5)
+    scene.put("evals", evaluated(0))
+    scene.put("evals", evaluated(4))
     trainer.work()
     trainer.restart()
     for number in range(5, 16):

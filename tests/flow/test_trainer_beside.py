@@ -19,7 +19,7 @@ from rftstream.testing import RoleDriver
 from rftstream.weights.checkpoints import CheckpointStore, StagedCheckpoint
 from rftstream.weights.publisher import StagedVersion, WeightsPublisher
 from tests.flow.scene import Scene
-from tests.flow.trained import announced_of, checkpoints_of, names, steps_of
+from tests.flow.trained import announced_of, checkpoints_of, names, steps_of, trained
 from workers.trainer import build
 
 WAIT_S = 60.0
@@ -95,9 +95,7 @@ def test_a_version_is_announced_while_the_next_one_is_computed(tmp_path: Path, g
     assert set(gate.begun) == {gate.begun[0]} != {threading.current_thread().name}
     alone = Scene(tmp_path / "alone", feeder__max_staleness=2)
     gate.let(100)
-    for number in range(3):
-        alone.batch(number)
-    RoleDriver(alone, "trainer").work()
+    trained(alone, 3)
     digests = [[step.weights_digest for step in steps_of(one) if not step.resumed] for one in (scene, alone)]
     assert digests[0] == digests[1]
     trainer.stop()

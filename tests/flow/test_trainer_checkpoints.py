@@ -7,20 +7,11 @@ from pathlib import Path
 import pytest
 
 from rftstream.contracts.control import RunFinished
-from rftstream.contracts.versions import EvalResult, VersionName
 from rftstream.errors import ConfigError, WeightsError
 from rftstream.runs.roll_back import roll_back
 from rftstream.testing import RoleDriver
 from tests.flow.scene import Scene
-from tests.flow.trained import checkpoints_of, digests_of, names, steps_of
-
-
-def evaluated(version: int, mean: float, epoch: int = 1, *, best: bool = False) -> EvalResult:
-    return EvalResult(
-        evaluation="held-out", name=VersionName(trainer_epoch=epoch, version=version), num_tasks=4, num_samples=1,
-        num_unscored=0, metrics={"mean": mean}, generations=None, best=best,
-    )  # fmt: skip
-
+from tests.flow.trained import checkpoints_of, digests_of, evaluated, names, steps_of, trained
 
 # --------------------------------------------------------------------------------------------- leaving
 
@@ -28,10 +19,7 @@ def evaluated(version: int, mean: float, epoch: int = 1, *, best: bool = False) 
 @pytest.mark.law("twice", "replay")
 def test_one_that_is_told_to_leave_saves_where_it_is_and_its_successor_trains_nothing_again(tmp_path: Path) -> None:
     scene = Scene(tmp_path, trainer__checkpoint_every=50)
-    trainer = RoleDriver(scene, "trainer")
-    for number in range(4):
-        scene.batch(number)
-    trainer.work()
+    trainer = trained(scene, 4)
     assert checkpoints_of(scene) == []
     trainer.stop()
     assert checkpoints_of(scene) == [(1, 4)]
@@ -43,9 +31,7 @@ def test_one_that_is_told_to_leave_saves_where_it_is_and_its_successor_trains_no
     scene.batch(4)
     RoleDriver(scene, "trainer").work()
     calm = Scene(tmp_path / "calm")
-    for number in range(5):
-        calm.batch(number)
-    RoleDriver(calm, "trainer").work()
+    trained(calm, 5)
     assert digests_of(scene) == digests_of(calm)
 
 
@@ -91,9 +77,7 @@ def test_the_end_of_its_hours_leaves_a_checkpoint_and_a_run_that_can_go_on(tmp_p
 
 def test_each_nth_is_kept_beside_the_newest(tmp_path: Path) -> None:
     scene = Scene(tmp_path, trainer__checkpoint_every=2, trainer__keep_every=6)
-    for number in range(17):
-        scene.batch(number)
-    RoleDriver(scene, "trainer").work()
+    trained(scene, 17)
     assert [version for _, version in checkpoints_of(scene)] == [6, 12, 14, 16]
 
 
@@ -135,9 +119,7 @@ def test_settings_that_would_keep_nothing_are_refused(tmp_path: Path) -> None:
 @pytest.mark.law("replay")
 def test_a_run_goes_back_to_a_named_checkpoint(tmp_path: Path) -> None:
     scene = Scene(tmp_path, trainer__checkpoint_every=2)
-    for number in range(5):
-        scene.batch(number)
-    RoleDriver(scene, "trainer").work()
+    trained(scene, 5)
     roll_back(scene.transport(), scene.store, scene.folder.run_id, 2)
     going_on = RoleDriver(scene, "trainer")
     going_on.work()
@@ -151,9 +133,7 @@ def test_a_run_goes_back_to_a_named_checkpoint(tmp_path: Path) -> None:
 
 def test_a_version_without_a_checkpoint_is_refused_with_those_there_are(tmp_path: Path) -> None:
     scene = Scene(tmp_path, trainer__checkpoint_every=2)
-    for number in range(5):
-        scene.batch(number)
-    RoleDriver(scene, "trainer").work()
+    trained(scene, 5)
     before = scene.digest()
     with pytest.raises(ConfigError, match="version 3 has no good checkpoint, expected one of 0, 2, 4"):
         roll_back(scene.transport(), scene.store, scene.folder.run_id, 3)

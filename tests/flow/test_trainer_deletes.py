@@ -21,16 +21,14 @@ from rftstream.transport.base import Position, Producer
 from rftstream.weights.checkpoints import CheckpointStore
 from tests.flow.scene import Scene
 from tests.flow.test_replay import InMemory
-from tests.flow.trained import checkpoints_of, digests_of, names, steps_of, versions_kept
+from tests.flow.trained import checkpoints_of, digests_of, names, steps_of, trained, versions_kept
 
 KEEPING = {"trainer__checkpoint_every": 2, "retention": {"checkpoints": 2}}
 
 
-def trained(folder: Path, batches: int = 8, **settings: object) -> Scene:
+def scene_of(folder: Path, batches: int = 8, **settings: object) -> Scene:
     scene = Scene(folder, **{**KEEPING, **settings})
-    for number in range(batches):
-        scene.batch(number)
-    RoleDriver(scene, "trainer").work()
+    trained(scene, batches)
     return scene
 
 
@@ -54,7 +52,7 @@ def name(epoch: int, version: int) -> VersionName:
 @pytest.mark.law("bounded")
 @pytest.mark.parametrize("shares", [1, 2])
 def test_batches_below_the_oldest_of_the_kept_checkpoints_go(tmp_path: Path, shares: int) -> None:
-    scene = trained(tmp_path, trainer__shares=shares)
+    scene = scene_of(tmp_path, trainer__shares=shares)
     said = said_of(scene)
     assert (said.name, said.checkpoints, said.version) == (name(1, 8), (name(1, 6), name(1, 8)), 6)
     step = next(one for one in steps_of(scene) if one.name.version == 6)
@@ -63,7 +61,7 @@ def test_batches_below_the_oldest_of_the_kept_checkpoints_go(tmp_path: Path, sha
 
 
 def test_without_the_section_the_log_stays_whole(tmp_path: Path) -> None:
-    scene = trained(tmp_path, retention=None)
+    scene = scene_of(tmp_path, retention=None)
     assert checkpoints_of(scene) == [(1, 6), (1, 8)]
     assert not any(begin_of_batches(scene))
     assert (said_of(scene).offsets, said_of(scene).version) == ({}, 0)
@@ -79,7 +77,7 @@ def test_more_checkpoints_than_are_kept_are_refused(tmp_path: Path) -> None:
 def test_each_kept_checkpoint_can_be_gone_back_to_and_gives_the_same_weights(tmp_path: Path, version: int) -> None:
     """With three of them; the run goes on two batches further than it was."""
     settings = {"trainer__keep_checkpoints": 3, "retention": {"checkpoints": 3}}
-    calm, scene = trained(tmp_path / "calm", 10, retention=None), trained(tmp_path / "trimmed", **settings)
+    calm, scene = scene_of(tmp_path / "calm", 10, retention=None), scene_of(tmp_path / "trimmed", **settings)
     assert begin_of_batches(scene) == next(one for one in steps_of(calm) if one.name.version == 4).positions
     roll_back(scene.transport(), scene.store, scene.folder.run_id, version)
     for number in (8, 9):
@@ -90,7 +88,7 @@ def test_each_kept_checkpoint_can_be_gone_back_to_and_gives_the_same_weights(tmp
 
 
 def test_what_was_given_up_is_not_gone_back_to(tmp_path: Path) -> None:
-    scene = trained(tmp_path, trainer__keep_every=4)
+    scene = scene_of(tmp_path, trainer__keep_every=4)
     assert checkpoints_of(scene) == [(1, 4), (1, 6), (1, 8)]
     for version in (0, 4):
         with pytest.raises(ConfigError, match=f"version {version} has no good checkpoint, expected one of 6, 8; batch"):
@@ -98,7 +96,7 @@ def test_what_was_given_up_is_not_gone_back_to(tmp_path: Path) -> None:
 
 
 def test_damaged_ones_are_passed_over_and_without_any_it_says_what_is_missing(tmp_path: Path) -> None:
-    scene = trained(tmp_path, trainer__keep_every=4)
+    scene = scene_of(tmp_path, trainer__keep_every=4)
     for one in scene.store.list("checkpoints/000001-00000008/files"):
         scene.store.objects[one] = b"damaged"
     trainer = RoleDriver(scene, "trainer")
@@ -113,7 +111,7 @@ def test_damaged_ones_are_passed_over_and_without_any_it_says_what_is_missing(tm
 
 @pytest.mark.law("replay")
 def test_replay_says_from_which_version_it_can_begin(tmp_path: Path) -> None:
-    scene = trained(tmp_path)
+    scene = scene_of(tmp_path)
     with pytest.raises(ConfigError, match="replay with --from 6"):
         replay(InMemory(scene), first=3)
     found = replay(InMemory(scene), first=6)
@@ -295,7 +293,7 @@ def test_one_that_was_away_takes_nothing_from_its_successor(tmp_path: Path, poin
 
 def test_going_back_sees_what_was_given_up_a_moment_before(tmp_path: Path) -> None:
     """A trainer that stands still before it deletes comes back after somebody has chosen where to begin."""
-    scene = trained(tmp_path, batches=4, trainer__keep_every=2)
+    scene = scene_of(tmp_path, batches=4, trainer__keep_every=2)
     away = RoleDriver(scene, "trainer", process="away")
     chosen: list[str] = []
 
@@ -320,7 +318,7 @@ def test_going_back_sees_what_was_given_up_a_moment_before(tmp_path: Path) -> No
 @pytest.mark.law("bounded")
 @pytest.mark.parametrize("occurrence", range(1, 24, 3))
 def test_killed_between_saying_and_deleting_its_successor_does_it(tmp_path: Path, occurrence: int) -> None:
-    calm = trained(tmp_path / "calm", 12)
+    calm = scene_of(tmp_path / "calm", 12)
     scene = Scene(tmp_path / "killed", **KEEPING)
     left = [occurrence]
 
@@ -347,7 +345,7 @@ def test_killed_between_saying_and_deleting_its_successor_does_it(tmp_path: Path
 
 
 def test_what_cannot_be_deleted_for_now_goes_later(tmp_path: Path) -> None:
-    calm = trained(tmp_path / "calm", 12)
+    calm = scene_of(tmp_path / "calm", 12)
     scene = Scene(tmp_path / "refused", **KEEPING)
     refused: list[type[Exception]] = []
 
@@ -363,9 +361,7 @@ def test_what_cannot_be_deleted_for_now_goes_later(tmp_path: Path) -> None:
         no_right(TransportError, point)
 
     scene.store.fault, scene.log.fault = refuse, refuse_too
-    for number in range(12):
-        scene.batch(number)
-    RoleDriver(scene, "trainer").work()
+    trained(scene, 12)
     assert set(refused) == {WeightsError, TransportError}
     assert begin_of_batches(scene) == begin_of_batches(calm)
     assert checkpoints_of(scene) == checkpoints_of(calm)
@@ -374,7 +370,7 @@ def test_what_cannot_be_deleted_for_now_goes_later(tmp_path: Path) -> None:
 
 def test_nothing_is_deleted_while_what_was_said_cannot_be_read(tmp_path: Path) -> None:
     """Somebody's open transaction on `control` hides it: who reads then would miss what was deleted."""
-    calm = trained(tmp_path / "calm", 10)
+    calm = scene_of(tmp_path / "calm", 10)
     scene = Scene(tmp_path / "hidden", **KEEPING)
     trainer = RoleDriver(scene, "trainer")
     trainer.work()
@@ -434,10 +430,7 @@ def assert_carried_out(scene: Scene) -> None:
 def ended_while_hidden(folder: Path) -> tuple[Scene, RoleDriver, Producer]:
     """A trainer that has trained all, has said what goes, and cannot delete it yet."""
     scene = Scene(folder, **ENDS)
-    trainer = RoleDriver(scene, "trainer")
-    for number in range(7):
-        scene.batch(number)
-    trainer.work()
+    trainer = trained(scene, 7)
     other = hide_control(scene)
     scene.batch(7)
     trainer.work()
@@ -459,10 +452,7 @@ def test_what_was_said_is_deleted_before_the_trainer_leaves_a_finished_run(tmp_p
 def test_what_was_said_is_deleted_between_two_checkpoints(tmp_path: Path) -> None:
     """It does not wait for the next one, which may be hours away."""
     scene = Scene(tmp_path, **KEEPING)
-    trainer = RoleDriver(scene, "trainer")
-    for number in range(5):
-        scene.batch(number)
-    trainer.work()
+    trainer = trained(scene, 5)
     other = hide_control(scene)
     scene.batch(5)
     trainer.work()
@@ -525,10 +515,7 @@ def test_a_log_that_never_deletes_does_not_keep_a_finished_run_for_ever(
             raise TransportError("simulated: ask again later")
 
     scene.log.fault = refuse
-    for number in range(8):
-        scene.batch(number)
-    trainer = RoleDriver(scene, "trainer")
-    trainer.work()
+    trainer = trained(scene, 8)
     assert not trainer.done
     began = scene.clock.now()
     with caplog.at_level(logging.WARNING):

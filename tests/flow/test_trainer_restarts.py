@@ -15,7 +15,7 @@ from rftstream.testing.faults import Kill
 from rftstream.weights.checkpoints import CheckpointStore
 from rftstream.weights.publisher import WeightsPublisher
 from tests.flow.scene import Scene
-from tests.flow.trained import checkpoints_of, digests_of, finished_of, names, steps_of
+from tests.flow.trained import checkpoints_of, digests_of, finished_of, names, steps_of, trained
 
 pytestmark = pytest.mark.law("replay")
 
@@ -28,10 +28,7 @@ def announced(scene: Scene) -> list[WeightsAnnounced]:
 
 def test_a_successor_goes_on_from_the_checkpoint_and_ends_with_the_same_weights(tmp_path: Path) -> None:
     scene = Scene(tmp_path, trainer__checkpoint_every=3)
-    trainer = RoleDriver(scene, "trainer")
-    for number in range(5):
-        scene.batch(number)
-    trainer.work()
+    trainer = trained(scene, 5)
     assert checkpoints_of(scene) == [(1, 3)]
     before = {version: next(iter(digests)) for version, digests in digests_of(scene).items()}
     trainer.restart()
@@ -51,66 +48,40 @@ def test_a_successor_goes_on_from_the_checkpoint_and_ends_with_the_same_weights(
 
 def test_without_a_checkpoint_everything_is_trained_again(tmp_path: Path) -> None:
     scene = Scene(tmp_path, trainer__checkpoint_every=50)
-    trainer = RoleDriver(scene, "trainer")
-    for number in range(4):
-        scene.batch(number)
-    trainer.work()
+    trainer = trained(scene, 4)
     trainer.restart()
     trainer.work()
     assert names(steps_of(scene))[5:] == [(2, version) for version in range(5)]
     assert all(len(digests) == 1 for digests in digests_of(scene).values())
 
 
-def damage(scene: Scene, folder: str, file: str) -> None:
-    name = next(name for name in scene.store.list(f"checkpoints/{folder}/") if name.endswith(file))
+def damage(scene: Scene, folder: str) -> None:
+    name = next(name for name in scene.store.list(f"checkpoints/{folder}/") if name.endswith("fake.json"))
     data = scene.store.objects[name]
     scene.store.objects[name] = data[:-2] + bytes([data[-2] ^ 1]) + data[-1:]
 
 
-@pytest.mark.parametrize("file", ["fake.json", "manifest.json"])
-def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, file: str) -> None:
+@pytest.mark.parametrize("harm", ["a byte", "no JSON", "no manifest", "the log lost power"])
+def test_a_checkpoint_that_is_of_no_use_is_passed_over(tmp_path: Path, harm: str) -> None:
     scene = Scene(tmp_path, trainer__checkpoint_every=2)
-    trainer = RoleDriver(scene, "trainer")
-    for number in range(5):
-        scene.batch(number)
-    trainer.work()
+    trainer = trained(scene, 5)
     assert checkpoints_of(scene) == [(1, 2), (1, 4)]
-    if file == "manifest.json":
-        scene.store.objects["checkpoints/000001-00000004/manifest.json"] = b"{"
-    else:
-        damage(scene, "000001-00000004", file)
+    objects, manifest = scene.store.objects, "checkpoints/000001-00000004/manifest.json"
+    match harm:
+        case "a byte":
+            damage(scene, "000001-00000004")
+        case "no JSON":
+            objects[manifest] = b"{"
+        case "no manifest":
+            del objects[manifest]
+        case _:  # the store has what the log has not
+            state = json.loads(objects[manifest])
+            state["state"]["positions"] = [1000]
+            objects[manifest] = json.dumps(state).encode()
     trainer.restart()
     trainer.work()
     assert names(steps_of(scene))[6:] == [(2, 2), (2, 3), (2, 4), (2, 5)]
     assert all(len(digests) == 1 for digests in digests_of(scene).values())
-
-
-def test_a_checkpoint_without_its_manifest_is_none(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, trainer__checkpoint_every=2)
-    trainer = RoleDriver(scene, "trainer")
-    for number in range(4):
-        scene.batch(number)
-    trainer.work()
-    scene.store.delete("checkpoints/000001-00000004/manifest.json")
-    trainer.restart()
-    trainer.work()
-    assert names(steps_of(scene))[5] == (2, 2)
-
-
-def test_a_checkpoint_beyond_the_end_of_the_log_is_passed_over(tmp_path: Path) -> None:
-    """The machine lost power: the store has what the log has not."""
-    scene = Scene(tmp_path, trainer__checkpoint_every=1)
-    trainer = RoleDriver(scene, "trainer")
-    for number in range(2):
-        scene.batch(number)
-        trainer.work()
-    manifest = "checkpoints/000001-00000002/manifest.json"
-    state = json.loads(scene.store.get(manifest))
-    state["state"]["positions"] = [1000]
-    scene.store.objects[manifest] = json.dumps(state).encode()
-    trainer.restart()
-    trainer.work()
-    assert names(steps_of(scene))[3:] == [(2, 1), (2, 2)]
 
 
 @pytest.mark.parametrize("fate", ["gone", "short", "other bytes"])
@@ -119,10 +90,7 @@ def test_weights_that_are_lost_are_published_anew(tmp_path: Path, fate: str) -> 
     scene = Scene(
         tmp_path, trainer__checkpoint_every=50, weights__anchor_every=20, backends={"fake": {"elements": 2048}}
     )
-    trainer = RoleDriver(scene, "trainer")
-    for number in range(3):
-        scene.batch(number)
-    trainer.work()
+    trainer = trained(scene, 3)
     second = announced(scene)[2]
     assert second.kind is WeightsKind.delta
     whole = scene.store.objects.pop(second.object)
@@ -163,10 +131,7 @@ def test_a_trainer_that_waits_looks_back_ever_less_often(tmp_path: Path, monkeyp
 def test_a_checkpoint_that_is_not_in_force_is_passed_over(tmp_path: Path) -> None:
     """A zombie's: its version is beyond the one that its successor began with."""
     scene = Scene(tmp_path, trainer__checkpoint_every=2)
-    trainer = RoleDriver(scene, "trainer")
-    for number in range(3):
-        scene.batch(number)
-    trainer.work()
+    trainer = trained(scene, 3)
     zombie = CheckpointStore(scene.store)
     saved = zombie.verify(VersionName(trainer_epoch=1, version=2))
     for version in (3, 7):  # one known by `steps`, but left behind; one never recorded
@@ -184,10 +149,7 @@ def test_a_checkpoint_that_is_not_in_force_is_passed_over(tmp_path: Path) -> Non
 @pytest.mark.law("fencing")
 def test_a_replaced_trainers_records_are_not_in_force(tmp_path: Path) -> None:
     scene = Scene(tmp_path, trainer__checkpoint_every=2)
-    trainer = RoleDriver(scene, "trainer")
-    for number in range(3):
-        scene.batch(number)
-    trainer.work()
+    trainer = trained(scene, 3)
     trainer.restart()
     trainer.work()
     assert checkpoints_of(scene) == [(1, 2)]
@@ -201,10 +163,7 @@ def test_a_replaced_trainers_records_are_not_in_force(tmp_path: Path) -> None:
 def test_after_a_lost_producer_nothing_is_kept_of_what_was_not_committed(tmp_path: Path) -> None:
     """Also where no checkpoint is left to load: the backend begins anew."""
     scene = Scene(tmp_path, trainer__checkpoint_every=2)
-    trainer = RoleDriver(scene, "trainer")
-    for number in range(2):
-        scene.batch(number)
-    trainer.work()
+    trainer = trained(scene, 2)
     calm = digests_of(scene)
     commits = 0
 
@@ -213,7 +172,7 @@ def test_after_a_lost_producer_nothing_is_kept_of_what_was_not_committed(tmp_pat
         commits += process == "trainer" and point == "before_commit"
         if commits == 2:  # the claim was the first
             scene.log.fault = None
-            damage(scene, "000001-00000002", "fake.json")
+            damage(scene, "000001-00000002")
             raise ProducerLost("simulated")
 
     scene.log.fault = lose_the_anchor
