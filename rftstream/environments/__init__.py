@@ -15,7 +15,6 @@ ENVIRONMENTS = {
         path_settings=("options.search.corpus", "options.mcp.servers.*.cwd"),
     ),
     "attempts": EnvironmentSpec("rftstream.environments.attempts:Attempts"),
-    "text_game": EnvironmentSpec("rftstream.environments.text_game:TextGame", is_immediate=True),
     "hosted": EnvironmentSpec("rftstream.environments.hosted:HostedEnvironment"),
     "served": EnvironmentSpec("rftstream.environments.served:ServedEnvironment"),
     "agent": EnvironmentSpec("rftstream.environments.agent:RemoteAgent", is_agent=True),

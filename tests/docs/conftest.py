@@ -6,4 +6,4 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE / "examples"), str(HERE.parent.parent / "docs")]
+sys.path[:0] = [str(HERE / "examples"), str(HERE.parent.parent / "examples"), str(HERE.parent.parent / "docs")]

@@ -149,7 +149,7 @@ def test_attempts() -> None:
     shown = first_problem(config)
     environment = made(config, "attempts", shown)
     told: Mapping[str, str] = {"a wrong answer": "no idea", "the right answer": str(shown.answer)}
-    rows = [row for row in table_below("### Attempts and a text game") if row[0] in told]
+    rows = [row for row in table_below("### Attempts") if row[0] in told]
     assert len(rows) == 2
     for says, heard, reward in rows:
         reply = asyncio.run(environment.reply(AssistantMessage(content=told[says])))
@@ -158,8 +158,8 @@ def test_attempts() -> None:
 
 
 def test_text_game() -> None:
-    config = settings("[environments.text_game]")
-    game = made(config, "text_game", first_problem(config))
+    config = settings('[environments."text_game:TextGame"]', base=ROOT / "examples")
+    game = made(config, "text_game:TextGame", first_problem(config))
     (shown,) = (block.text.splitlines() for block in blocks(PAGE, "text") if "> take" in block.text)
     assert game.start()[-1].content.endswith(f"\n\n{shown[0]}")
     for command, heard in zip(shown[1::2], [*shown[2::2], None], strict=True):

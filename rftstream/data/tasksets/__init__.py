@@ -18,6 +18,5 @@ TASKSETS = {
     "reasoning_gym": TasksetSpec("rftstream.data.tasksets.reasoning_gym:ReasoningGymTaskset"),
     "arithmetic": TasksetSpec("rftstream.data.tasksets.arithmetic:ArithmeticTaskset"),
     "squares": TasksetSpec("rftstream.data.tasksets.squares:SquaresTaskset"),
-    "text_game": TasksetSpec("rftstream.data.tasksets.text_game:TextGameTaskset"),
     "log": TasksetSpec("rftstream.data.tasksets.growing:GrowingTaskset", grows=True),
 }

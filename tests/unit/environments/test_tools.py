@@ -372,7 +372,7 @@ def test_paths_of_its_settings_are_relative_to_the_run_file(tmp_path: Path) -> N
         "search": {"corpus": str(tmp_path / "wiki" / "corpus.jsonl")},
         "mcp": {"servers": {"one": {"command": ["server"], "cwd": str(tmp_path)}, "two": {"url": "http://localhost"}}},
     }
-    assert set(ENVIRONMENTS) >= {"single_turn", "tools", "attempts", "text_game"}
+    assert set(ENVIRONMENTS) >= {"single_turn", "tools", "attempts"}
 
 
 def test_docstrings_are_taken_apart() -> None:

@@ -1,23 +1,33 @@
-"""A small game in text: rooms on a grid, a key in one of them, a locked door in another."""
+"""A small game in text, as an example of an environment of one's own and of the taskset that makes its problems.
+
+Rooms lie on a grid; a key is in one of them, a locked door in another. docs/environments.md shows a game.
+"""
 
 from __future__ import annotations
 
 import json
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from random import Random
 from typing import Annotated
 
 from msgspec import Meta
 
 from rftstream.contracts.assistant import AssistantMessage
+from rftstream.contracts.ids import derive_seed
 from rftstream.contracts.tasks import ChatMessage, Problem
+from rftstream.data.tasksets.generated import GeneratedTaskset
 from rftstream.environments.base import Reply
 from rftstream.errors import ConfigError
 
 MAX_ROOMS = 36
 DIRECTIONS = {"north": (0, -1), "east": (1, 0), "south": (0, 1), "west": (-1, 0)}
 NAMES = ("hall", "kitchen", "cellar", "attic", "library", "garden", "study", "chapel", "tower")
+RULES = (
+    "You are in a house. Find the key, take it, and open the door. Answer with one command and nothing else: "
+    "go north, go east, go south, go west, take, open."
+)
 Place = tuple[int, int]
 
 
@@ -27,9 +37,12 @@ class TextGame:
     It plays the game of `problem.info["seed"]` with `problem.info["rooms"]` rooms, so all siblings of a group play the
     same one. It gives `key_reward` for the key, and the rest of 1 for the door, which ends the rollout."""
 
+    is_immediate = True
+    """Its methods never block, so they are called in the sampling thread."""
+
     @dataclass(frozen=True, kw_only=True)
     class Config:
-        """The settings in `[environments.text_game]`."""
+        """The settings in `[environments."text_game:TextGame"]`."""
 
         max_moves: Annotated[int, Meta(ge=1)] = 20
         """Turns of the policy."""
@@ -111,11 +124,11 @@ class House:
     first."""
 
     def __init__(self, seed: object, rooms: object) -> None:
-        """ConfigError if these are not from the taskset `text_game`."""
+        """ConfigError if these are not from the taskset `Houses`."""
         if not isinstance(seed, int) or not isinstance(rooms, int) or not 3 <= rooms <= MAX_ROOMS:
             raise ConfigError(
                 f"environments.text_game: the problem's info has seed = {seed!r} and rooms = {rooms!r}, expected whole "
-                f'numbers, and 3 to {MAX_ROOMS} rooms; take source = "text_game"'
+                f'numbers, and 3 to {MAX_ROOMS} rooms; take source = "text_game:Houses"'
             )
         random = Random(seed)
         self.start: Place = (0, 0)
@@ -154,3 +167,36 @@ class House:
 def _beside(place: Place, direction: str) -> Place:
     x, y = DIRECTIONS[direction]
     return place[0] + x, place[1] + y
+
+
+class Houses(GeneratedTaskset):
+    """Houses by their number: the same house for the same number, number of rooms and seed."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        """The settings in `[tasksets.NAME.options]`."""
+
+        rooms: Annotated[int, Meta(ge=3, le=36)] = 4
+        """Rooms of each house."""
+        size: Annotated[int, Meta(ge=1)] = 1000
+        """Houses in one pass."""
+        seed: Annotated[int, Meta(ge=0)] = 0
+        """Another seed makes other houses."""
+        rules: str | None = None
+        """What stands before the first room; default: the rules of the game."""
+
+    def __init__(self, config: Config, *, location: str, columns: Mapping[str, str], system: str | None) -> None:
+        if location or columns:
+            raise ConfigError('text_game: takes neither a location nor columns; write source = "text_game:Houses"')
+        self._config = config
+        super().__init__(
+            "text_game", size=config.size, system=system, decided_by=["text_game", 1, asdict(config), system]
+        )
+
+    def make_problem(self, index: int) -> Problem:
+        """Return the house of an index."""
+        return Problem(
+            messages=self.messages(RULES if self._config.rules is None else self._config.rules),
+            info={"seed": derive_seed(self._config.seed, "text_game", index), "rooms": self._config.rooms},
+            data_source="text_game",
+        )

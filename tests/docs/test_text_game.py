@@ -1,4 +1,4 @@
-"""The environment `text_game` and its taskset: every house can be won, in the moves that it says."""
+"""examples/text_game.py, an environment and its taskset: every house can be won, in the moves that it says."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from text_game import RULES, House, Houses, TextGame
 
 from rftstream.config import registry
 from rftstream.contracts.assistant import AssistantMessage
 from rftstream.contracts.tasks import Problem
-from rftstream.data.tasksets.text_game import RULES, TextGameTaskset
 from rftstream.environments.base import Reply
-from rftstream.environments.text_game import House, TextGame
 from rftstream.errors import ConfigError
 
 
-def houses(**options: Any) -> TextGameTaskset:
-    config = registry.build_config(TextGameTaskset, options, where="options")
-    return TextGameTaskset(config, location="", columns={}, system=None)
+def houses(**options: Any) -> Houses:
+    config = registry.build_config(Houses, options, where="options")
+    return Houses(config, location="", columns={}, system=None)
 
 
 def made(problem: Problem, **settings: Any) -> TextGame:
@@ -103,7 +102,7 @@ def test_siblings_play_the_same_game_and_problems_differ() -> None:
 
 @pytest.mark.parametrize("info", [{}, {"seed": "x", "rooms": 4}, {"seed": 1, "rooms": 2}, {"seed": 1, "rooms": 10**9}])
 def test_a_problem_of_another_taskset_is_refused(info: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match='take source = "text_game"'):
+    with pytest.raises(ConfigError, match='take source = "text_game:Houses"'):
         made(Problem(messages=houses().problem(0).messages, info=info))
 
 
@@ -111,4 +110,4 @@ def test_a_taskset_that_cannot_be() -> None:
     with pytest.raises(ConfigError, match="expected below size = 2"):
         houses(size=2).problem(2)
     with pytest.raises(ConfigError, match="takes neither a location nor columns"):
-        TextGameTaskset(TextGameTaskset.Config(), location="x", columns={}, system=None)
+        Houses(Houses.Config(), location="x", columns={}, system=None)
