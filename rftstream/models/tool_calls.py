@@ -133,12 +133,12 @@ def split_reasoning(written: str, *, in_thought: bool) -> tuple[str, str, bool]:
     begun = written.lstrip()
     for opening, closing in THOUGHT_MARKS:
         opens = begun.startswith(opening)
-        if not opens and not (in_thought and (closing in written or opening == THINK)):
+        if not opens and not (in_thought and closing in written):
             continue
         body = begun[len(opening) :] if opens else written
         reasoning, end, rest = body.partition(closing)
         return reasoning.strip(), rest.lstrip("\n"), bool(end)
-    return "", written, True
+    return (written.strip(), "", False) if in_thought else ("", written, True)
 
 
 def ends_in_thought(prompt: str) -> bool:

@@ -41,12 +41,12 @@ class AnlsReward:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self.version = config_version("1", config)
+        self.version = config_version("2", config)
 
     def __call__(self, item: RewardInput) -> Score:
         golds = self._golds(item)
         with evaluating_answer():
-            answers = find_answers(item.completion, boxed_only=self._config.boxed_only)
+            answers = find_answers(item.conclusion, boxed_only=self._config.boxed_only)
             found = next((one.text for one in answers if one.how in ("box", "mark", "whole")), None)
             if found is None:
                 return Score(reward=0.0, metrics={"parsed": 0.0})

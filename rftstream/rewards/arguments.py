@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from rftstream.rewards.base import RewardInput
 
-NOT_PASSED = ("num_prompt_messages", "segments")
+NOT_PASSED = ("num_prompt_messages", "reasoning", "segments")
 INPUT_FIELDS = tuple(item.name for item in fields(RewardInput) if item.name not in NOT_PASSED)
 OF_TRL_ALONE = frozenset({"trainer_state", "environments"})
 OF_TRL = frozenset({"prompts", "completions", "completion_ids", "log_metric", "log_extra"}) | OF_TRL_ALONE

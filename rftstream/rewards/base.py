@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rftstream.contracts.arrays import Array
 from rftstream.contracts.tasks import Media, Problem
 from rftstream.errors import RewardError
+from rftstream.rewards.answers.thoughts import without_reasoning
 
 if TYPE_CHECKING:
     import numpy as np
@@ -57,7 +58,7 @@ class RewardInput:
     """What a reward sees of a rollout. The verifier and the evaluator make it; a scorer hands it to the reward."""
 
     completion: str
-    """The text of the last assistant turn."""
+    """The text of the last assistant turn. Those who look for an answer in it read `conclusion`."""
     answer: str | None
     prompt: str
     """The last user message."""
@@ -80,6 +81,14 @@ class RewardInput:
     """The named parts of that reward, summed over turns."""
     environment_error: str | None = None
     """What is wrong with what they gave, such as a reward that is not finite."""
+    reasoning: str = ""
+    """The thinking that the completion begins with, without marks around it; empty if there is none."""
+
+    @property
+    def conclusion(self) -> str:
+        """Return what may be an answer: the completion without the thinking that it begins with, which the prompt may
+        have opened, so that no mark tells it apart. Empty where the thinking has no end."""
+        return without_reasoning(self.completion, self.reasoning)
 
     @property
     def completion_ids(self) -> list[int]:

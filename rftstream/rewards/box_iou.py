@@ -62,12 +62,12 @@ class BoxReward:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self.version = config_version("1", config)
+        self.version = config_version("2", config)
 
     def __call__(self, item: RewardInput) -> Score:
         gold, size = self._gold(item), self._size(item)
         with evaluating_answer():
-            found = find_boxes(item.completion, self._config.form)
+            found = find_boxes(item.conclusion, self._config.form)
             too_many = found is not None and len(found) > MAX_BOXES
             if found is None or too_many:
                 return _score(0.0, boxes=0 if found is None else len(found), parsed=False, over_limit=too_many)

@@ -70,12 +70,12 @@ class ChartReward:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._tolerance = Fraction(str(config.tolerance))
-        self.version = config_version("1", config)
+        self.version = config_version("2", config)
 
     def __call__(self, item: RewardInput) -> Score:
         golds = right_answers(item, "chart_answer")
         with evaluating_answer():
-            answers = [one.text for one in find_answers(item.completion, boxed_only=self._config.boxed_only)]
+            answers = [one.text for one in find_answers(item.conclusion, boxed_only=self._config.boxed_only)]
             right = any(same_words(gold, answer) for gold in golds for answer in answers)
             number = next((found for answer in answers if (found := read_number(answer)) is not None), None)
             if number is not None and not right:

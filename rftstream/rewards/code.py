@@ -85,7 +85,7 @@ class CodeReward:
     def __init__(self, config: Config) -> None:
         language_name(config.language)
         self._config = config
-        version = config_version("3", replace(config, auth_token="", wait_s=1.0))
+        version = config_version("4", replace(config, auth_token="", wait_s=1.0))
         self.version = "+".join([version, *(() if config.sandbox_url else weaknesses(Isolation(config.isolation)))])
         self._remote = (
             RemoteBackend(config.sandbox_url, token=config.auth_token, wait_s=config.wait_s)
@@ -100,7 +100,7 @@ class CodeReward:
 
     def __call__(self, item: RewardInput) -> Score:
         tests = self._tests(item)
-        source = find_program(item.completion, tests, self._language(item))
+        source = find_program(item.conclusion, tests, self._language(item))
         if source is None:
             return Score(reward=0.0, metrics={"no_program": 1.0})
         try:

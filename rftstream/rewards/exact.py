@@ -31,10 +31,10 @@ class ExactMatch:
             self._pattern = re.compile(config.extract) if config.extract is not None else None
         except re.error as error:
             raise ConfigError(f"rewards.exact.extract: {config.extract!r} is no regular expression: {error}") from None
-        self.version = config_version("1", config)
+        self.version = config_version("2", config)
 
     def __call__(self, item: RewardInput) -> float:
-        answer, found = needed_answer(item, "exact"), self._extract(item.completion)
+        answer, found = needed_answer(item, "exact"), self._extract(item.conclusion)
         return float(found is not None and self._normalize(found) == self._normalize(answer))
 
     def check(self, item: RewardInput) -> None:

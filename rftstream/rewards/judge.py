@@ -131,7 +131,7 @@ class JudgeReward(Concurrent):
         if config.cache_mib:
             self._cache = JudgeCache(cache_folder(config.cache_folder, base), max_bytes=config.cache_mib << 20)
         unseen = {**UNSEEN, "cache_mib": 0, "cache_folder": None, "price_prompt": 0.0, "price_completion": 0.0}
-        self.version = config_version("2", replace(config, **unseen))  # type: ignore[arg-type]
+        self.version = config_version("3", replace(config, **unseen))  # type: ignore[arg-type]
         super().__init__(config.max_concurrent)
 
     def __call__(self, item: RewardInput) -> Score:

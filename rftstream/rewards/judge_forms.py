@@ -15,6 +15,7 @@ from msgspec import Meta
 
 from rftstream.errors import ConfigError, RewardError
 from rftstream.rewards.answers.json_values import json_objects
+from rftstream.rewards.answers.thoughts import after_thoughts
 from rftstream.rewards.base import RewardInput, Score, needed_answer
 from rftstream.rewards.judge_prompts import (
     PAIR,
@@ -97,7 +98,7 @@ class ScoreForm:
 
     def read(self, said: str) -> float:
         """Return the score as the judge said it."""
-        found = list(self._pattern.finditer(said))
+        found = list(self._pattern.finditer(after_thoughts(said)))
         try:
             score = float(found[-1][1])
         except (IndexError, TypeError, ValueError):
@@ -230,7 +231,7 @@ def _schema(properties: Mapping[str, Any]) -> dict[str, Any]:
 
 def _objects_with(said: str, names: Sequence[str]) -> list[dict[str, Any]]:
     """Return the JSON objects in what the judge said, after its thoughts, that have all names."""
-    text = said.rpartition("</think>")[2]
+    text = after_thoughts(said)
     found = [one for one in json_objects(text) if all(name in one for name in names)]
     if not found:
         raise UnreadableJudgement(f"no JSON object with {', '.join(names)} in {said[-_SHOWN:]!r}")

@@ -96,7 +96,7 @@ class SchoolReward:
         self._config = config
         self._comparison = AnswerComparison(places=6, tolerance=config.tolerance)
         self._read = functools.lru_cache(maxsize=512)(read_answer)
-        self.version = config_version("2", config, "pint", "mpmath")
+        self.version = config_version("3", config, "pint", "mpmath")
 
     def open(self) -> None:
         """Load the units, which takes seconds."""
@@ -108,7 +108,7 @@ class SchoolReward:
         too_costly = False
         with evaluating_answer():
             try:
-                for answer in find_answers(item.completion, boxed_only=self._config.boxed_only):
+                for answer in find_answers(item.conclusion, boxed_only=self._config.boxed_only):
                     found = self._share(problem, answer.text)
                     share = found if share is None else max(share, found or 0.0)
                     if share is not None and not (problem.kind in _IN_SENTENCES and answer.how in ("stated", "whole")):

@@ -101,13 +101,13 @@ class MathReward:
         self._second = SecondChecker(places=config.float_rounding, strict=config.strict, boxed_only=config.boxed_only)
         self._comparison = AnswerComparison(places=config.float_rounding, strict=config.strict)
         self._gold = functools.lru_cache(maxsize=256)(self._read_gold)  # siblings share a problem
-        self.version = config_version("3", config, "math-verify", "sympy", "latex2sympy2_extended", "mpmath")
+        self.version = config_version("4", config, "math-verify", "sympy", "latex2sympy2_extended", "mpmath")
 
     def __call__(self, item: RewardInput) -> Score:
         gold = self._readable_gold(item)
         with evaluating_answer():
             try:
-                judgement = self._judge(gold, item.completion)
+                judgement = self._judge(gold, item.conclusion)
             except (TooCostly, MemoryError, RecursionError):
                 judgement = _Judgement(equal=False, parsed=False, too_costly=True)
         if gold.too_costly and not judgement.equal:

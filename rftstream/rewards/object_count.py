@@ -48,12 +48,12 @@ class CountReward:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self.version = config_version("1", config)
+        self.version = config_version("2", config)
 
     def __call__(self, item: RewardInput) -> Score:
         gold, found = self._gold(item), None
         with evaluating_answer():
-            for answer in find_answers(item.completion, boxed_only=self._config.boxed_only):
+            for answer in find_answers(item.conclusion, boxed_only=self._config.boxed_only):
                 if (found := read_count(answer.text)) is not None:
                     break
         if found is None:

@@ -26,11 +26,11 @@ class ReasoningGymReward:
         with importing("rewards.reasoning_gym", "reasoning-gym", install="reasoning-gym", error_type=MissingChecker):
             self._score = EntryScorer()
         self._config = config
-        self.version = config_version("1", config, "reasoning-gym")
+        self.version = config_version("2", config, "reasoning-gym")
 
     def __call__(self, item: RewardInput) -> Score:
         self.check(item)
-        answer, is_tagged = find_answer(item.completion, self._config.tag)
+        answer, is_tagged = find_answer(item.conclusion, self._config.tag)
         answered = is_tagged or not self._config.require_tag
         reward = self._score(answer, item.info) if answered else 0.0
         return Score(reward=reward, metrics={"answered": float(answered)})

@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from rftstream.rewards.answers.boxes import last_boxes
 from rftstream.rewards.answers.json_values import json_values
+from rftstream.rewards.answers.thoughts import after_thoughts
 
 BoxForm = Literal["xyxy", "xywh", "cxcywh", "yxyx"]
 """What the four numbers of a list are: two corners, corner and size, centre and size, or two corners with y first."""
@@ -104,7 +105,7 @@ def find_boxes(text: str, form: BoxForm) -> list[Rectangle] | None:
     The answer is the last fenced block with boxes, else the last `\boxed{}`, else what stands in `<answer>`, else the
     whole text without its thoughts. Of several JSON values, the last one that holds a list of boxes or an object
     counts; if there are only single boxes, all of them do."""
-    text = text.rpartition("</think>")[2][-MAX_TEXT:]
+    text = after_thoughts(text)[-MAX_TEXT:]
     for block in reversed(_FENCED.findall(text)):
         if (found := _boxes_of_text(block, form)) is not None:
             return found

@@ -23,6 +23,15 @@ def after_thoughts(completion: str) -> str:
     return "" if _BEGIN.search(text) else text
 
 
+def without_reasoning(completion: str, reasoning: str) -> str:
+    """Return what follows the reasoning that a completion begins with, with or without a mark before it. The mark after
+    it stays."""
+    if not reasoning:
+        return completion
+    opened = _BEGIN.match(completion.strip())
+    return completion.strip()[opened.end() if opened else 0 :].strip().removeprefix(reasoning)
+
+
 def final_part(completion: str) -> str:
     """Return the part of a completion that holds its answer: the last `<answer>`, else all after its thoughts. Of a
     JSON object with an answer, that answer."""

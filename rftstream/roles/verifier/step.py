@@ -295,6 +295,7 @@ def reward_input(rollout: Rollout) -> RewardInput:
     return replace(
         before,
         completion=said[-1].content if said else "",
+        reasoning=said[-1].reasoning if said else "",
         messages=(*before.messages, *turns),
         num_tokens=rollout.num_tokens,
         truncated=rollout.status is RolloutStatus.truncated,

@@ -206,6 +206,7 @@ def test_without_tools_there_are_no_calls() -> None:
         ("4 <think>x</think>", False, "", "4 <think>x</think>"),
         ("x</think>4", False, "", "x</think>4"),
         ("[THINK]2+2[/THINK]4", False, "2+2", "4"),
+        ("2+2[/THINK]4", True, "2+2", "4"),
         ("<think></think>  4 ", False, "", "  4 "),
     ],
 )
