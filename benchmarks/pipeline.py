@@ -20,10 +20,10 @@ from rftstream.contracts.outcomes import GroupOutcome, GroupResult, RolloutSumma
 from rftstream.contracts.rollouts import RolloutStatus
 from rftstream.contracts.tasks import ChatMessage, Problem, Sampling
 from rftstream.data.operators.base import Draw, Problems, RunProblems
-from rftstream.data.operators.budget import rollout_value
-from rftstream.data.operators.language import detect
+from rftstream.data.operators.draws import rollout_value
 from rftstream.data.operators.pipeline import TaskPipeline
 from rftstream.data.operators.shingles import BandIndex, choose_rows, minhash, shingles_of
+from rftstream.data.operators.texts import detect
 from rftstream.testing import MemoryRun, RoleDriver
 from tests.flow.scene import Scene
 

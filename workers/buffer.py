@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from rftstream.config.stages import Stages
-from rftstream.data.operators.demonstrating import makes_demonstrations
 from rftstream.data.operators.pipeline import ExperiencePipeline
+from rftstream.data.operators.reuse import makes_demonstrations
 from rftstream.data.operators.watch import OperatorWatch
 from rftstream.models.rendering import open_renderer
 from rftstream.roles.buffer import BUFFER

@@ -16,7 +16,7 @@ from rftstream.queries.elsewhere import look_elsewhere
 from rftstream.queries.formatting import columns, moment, number
 from rftstream.queries.history import read_history
 from rftstream.queries.settings import NAMING, OPTIONS, plural_of
-from rftstream.queries.source_text import config_fields, find_tree
+from rftstream.queries.source_text import config_fields, find_tree, part_doc
 from rftstream.queries.status import ending_of, state_of
 from rftstream.runs.ending import Ending
 from rftstream.runs.folder import OpenRun, RunFolder, open_transport, read_config, runs_of, shown_path
@@ -107,15 +107,10 @@ def parts_to_text(kind: str, parts: Iterable[PartEntry]) -> str:
 
 
 def _part(name: str, where: str) -> PartEntry:
-    module, _, thing = where.partition(":")
-    tree = find_tree(module)
-    if tree is None:
+    if find_tree(where.partition(":")[0]) is None:
         return PartEntry(name=name, where=where, description="(its module is missing)", knobs=())
-    found = next((node for node in tree.body if getattr(node, "name", None) == thing), None)
-    text = ast.get_docstring(tree)
-    if text is None and isinstance(found, ast.ClassDef | ast.FunctionDef):
-        text = ast.get_docstring(found)
-    return PartEntry(name=name, where=where, description=_first_sentence(text or ""), knobs=tuple(_knobs(where)))
+    text = part_doc(where) or ""
+    return PartEntry(name=name, where=where, description=_first_sentence(text), knobs=tuple(_knobs(where)))
 
 
 def _first_sentence(text: str) -> str:

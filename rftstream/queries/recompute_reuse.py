@@ -11,8 +11,8 @@ from rftstream.contracts.batches import Experience
 from rftstream.contracts.control import Trimmed
 from rftstream.contracts.messages import Message
 from rftstream.contracts.outcomes import BatchReuse, GroupOutcome
-from rftstream.data.operators.demonstrating import makes_demonstrations
 from rftstream.data.operators.pipeline import ExperiencePipeline
+from rftstream.data.operators.reuse import makes_demonstrations
 from rftstream.models.rendering import open_renderer
 from rftstream.models.spec import ModelSpec
 from rftstream.queries.recomputation import Recomputation

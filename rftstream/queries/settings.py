@@ -231,7 +231,7 @@ def part(kind: str, name: str) -> SettingSection:
     return SettingSection(
         key=key,
         place=place,
-        about=source_text.first_paragraph(ast.get_docstring(source_text.tree(path.partition(":")[0]))),
+        about=source_text.first_paragraph(source_text.part_doc(path)),
         settings=tuple(part_setting(key, name, field) for field in source_text.config_fields(path)),
         kind=kind,
         part=name,

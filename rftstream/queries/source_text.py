@@ -80,6 +80,17 @@ def first_paragraph(text: str | None) -> str:
     return " ".join((text or "").partition("\n\n")[0].split())
 
 
+def part_doc(path: str) -> str | None:
+    """Return the docstring of the part at `module:Class`: that of its module, or of its class where the module holds
+    several parts. LookupError if there is no such module."""
+    module, _, thing = path.partition(":")
+    body = tree(module).body
+    num_parts = sum(isinstance(node, ast.ClassDef) and find_class(node.body, "Config") is not None for node in body)
+    found = next((node for node in body if getattr(node, "name", None) == thing), None)
+    text = None if num_parts > 1 else ast.get_docstring(tree(module))
+    return ast.get_docstring(found) if text is None and isinstance(found, ast.ClassDef | ast.FunctionDef) else text
+
+
 def field_docs(body: Sequence[ast.stmt]) -> dict[str, str]:
     """Return what stands under each field, or under each value of an enumeration."""
     docs = {}

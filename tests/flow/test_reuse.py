@@ -20,7 +20,7 @@ from rftstream.contracts.verdicts import Verdict, VerifiedRollout
 from rftstream.data.operators.base import Offer, ReuseLimits, ScoredGroup, Shape
 from rftstream.data.operators.facts import Facts
 from rftstream.data.operators.pipeline import ExperiencePipeline
-from rftstream.data.operators.replay import ReplayGroups
+from rftstream.data.operators.reuse import ReplayGroups
 from rftstream.errors import ConfigError, PositionMissing
 from rftstream.testing import RoleDriver
 from tests.flow.scene import Scene, make_config

@@ -95,9 +95,7 @@ def check_experience_decision(group: ScoredGroup, can_offer: bool, decision: Any
     match decision:
         case Keep():
             return
-        case Reject(reason=str(), siblings=None):
-            return
-        case Reject(reason=str(), siblings=tuple()):
+        case Reject(reason=str(), siblings=None | tuple()):
             check_siblings(decision.siblings or ())
         case Mask(reason=str(), spans=Mapping()):
             check_siblings(decision.spans)

@@ -126,7 +126,7 @@ class TaskOperator(Protocol):
     """An operator of the task side. The feeder builds it once and calls `decide` for each problem that it draws. It may
     have `prepare` as well, see `PreparedOperator`, and `fold`, see `facts.Fold`.
 
-    Worked example: `length.Length`."""
+    Worked example: `texts.Length`."""
 
     def decide(self, draw: Draw, facts: Facts, seed: Seed) -> TaskDecision:
         """Return what to do with a problem. What it raises skips the problem, with the error's name as the reason.
@@ -281,7 +281,7 @@ class ExperienceOperator(Protocol):
     is in a batch. One that declares `by_version = True` is asked again at each version while the group waits. One that
     answers Offer has an attribute `reuse`, its ReuseLimits.
 
-    Worked example: `truncated.Truncated`; of one that offers `replay.ReplayGroups`."""
+    Worked example: `leaving_out.Truncated`; of one that offers `reuse.ReplayGroups`."""
 
     def decide(self, group: ScoredGroup, facts: Facts, seed: Seed) -> ExperienceDecision:
         """Return what to do with a group. What it raises rejects the group, with the error's name as the reason.

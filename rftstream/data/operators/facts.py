@@ -79,7 +79,7 @@ class Fold(Protocol):
     """What an operator wants to know of the outcomes beside what all are told. An operator of the task side that has a
     method `fold` returns a new one from it, and finds it in the facts by `facts.fold(self)`.
 
-    Worked example: `curriculum.Progress`."""
+    Worked example: `draws.Progress`."""
 
     def absorb(self, outcome: GroupOutcome) -> None:
         """Take the next outcome of a group. What it comes to may depend on the outcomes before alone."""

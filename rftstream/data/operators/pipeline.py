@@ -35,8 +35,8 @@ from rftstream.data.operators.base import (
     Skip,
     TokenSpan,
 )
-from rftstream.data.operators.demonstrating import check_demonstrating
 from rftstream.data.operators.facts import Facts
+from rftstream.data.operators.reuse import check_demonstrating
 from rftstream.data.operators.watch import OperatorWatch
 from rftstream.errors import ConfigError, RftError
 
@@ -313,11 +313,9 @@ class ExperiencePipeline:
             decision = one.ask(
                 group, facts, self._seed, partial(check_experience_decision, group, one.reuse is not None)
             )
+            if isinstance(decision, str):
+                decision = Reject(decision)
             match decision:
-                case str():
-                    decision = Reject(decision)
-                    filtered = _full_reason(one.name, decision.reason)
-                    decisions.append(_decision(one, OperatorAction.reject, decision.reason))
                 case Reject(siblings=None):
                     filtered = _full_reason(one.name, decision.reason)
                     decisions.append(_decision(one, OperatorAction.reject, decision.reason))

@@ -57,3 +57,9 @@ def _factors(size: int) -> tuple[np.uint64, ...]:
 
 def _is_sampled(segment: Segment) -> np.ndarray:
     return np.asarray(segment.loss_mask.numpy() == 1)
+
+
+def is_right(scored: ScoredRollout, on: str, right_from: float) -> bool:
+    """Return whether a rollout's reward or named part is large enough. One that lacks the part is wrong."""
+    score = scored.score(on)
+    return score is not None and score >= right_from

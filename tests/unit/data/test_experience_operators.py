@@ -25,7 +25,7 @@ from rftstream.data.operators.base import (
     TokenSpan,
 )
 from rftstream.data.operators.facts import RECENT_GROUPS, Facts
-from rftstream.data.operators.gibberish import strange_share, worst_mean
+from rftstream.data.operators.leaving_out import strange_share, worst_mean
 from rftstream.data.operators.sampled import hash_ngrams
 from rftstream.errors import ConfigError
 

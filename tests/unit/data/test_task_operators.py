@@ -11,11 +11,9 @@ from rftstream.contracts.outcomes import GroupOutcome, GroupResult, RolloutSumma
 from rftstream.contracts.rollouts import RolloutStatus
 from rftstream.contracts.tasks import ChatMessage, Problem, Sampling
 from rftstream.data.operators.base import KEEP, Change, Draw, Problems, RunProblems, Skip
-from rftstream.data.operators.budget import Budget, rollout_value
-from rftstream.data.operators.curriculum import Curriculum
+from rftstream.data.operators.draws import Budget, Curriculum, Mixture, rollout_value
 from rftstream.data.operators.facts import Facts
-from rftstream.data.operators.language import LANGUAGES, LanguageFilter, detect
-from rftstream.data.operators.mixture import Mixture
+from rftstream.data.operators.texts import LANGUAGES, LanguageFilter, detect
 from rftstream.errors import ConfigError
 
 

@@ -1,11 +1,4 @@
-"""Skips problems that are not written in the languages that are wanted.
-
-The detector is small and the same everywhere: scripts decide, and for Latin and Cyrillic letters the most frequent
-short words of a language. It knows the languages in `LANGUAGES`. Its limits: short texts, formulas and code have no
-language that it could tell (they are `unknown`); it does not tell close relatives apart that it has no words for
-(Norwegian is Danish to it, Ukrainian is told from Russian by letters of its own); one language is found for a mixed
-text.
-"""
+"""Operators that skip problems by their text: its length, what is in it, the language that it is written in."""
 
 from __future__ import annotations
 
@@ -13,14 +6,86 @@ import re
 import unicodedata
 from collections import Counter
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from rftstream.config.ranges import Count
+from rftstream.config.ranges import Count, Positive
 from rftstream.data.operators.base import KEEP, Draw, Seed, Skip, TaskDecision
 from rftstream.data.operators.facts import Facts
 from rftstream.errors import ConfigError
+
+
+class Length:
+    """Skips problems by the characters of their prompt, all messages together."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        """The settings of `op = "length"`."""
+
+        min_characters: Count = 0
+        """Shorter prompts are skipped."""
+        max_characters: Positive | None = None
+        """Longer prompts are skipped; default: none. The context of the model is looked after by `too_long` of the
+        taskset."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        if config.max_characters is not None and config.max_characters < config.min_characters:
+            raise ConfigError(
+                f"max_characters: got {config.max_characters}, expected at least min_characters = "
+                f"{config.min_characters}"
+            )
+
+    def decide(self, draw: Draw, facts: Facts, seed: Seed) -> TaskDecision:
+        """Return Skip for a prompt out of range."""
+        length = sum(len(message.content) for message in draw.problem.messages)
+        if length < self._config.min_characters:
+            return Skip("too short")
+        if self._config.max_characters is not None and length > self._config.max_characters:
+            return Skip("too long")
+        return KEEP
+
+
+class Regex:
+    """Skips problems that a regular expression finds, or those that another one does not find."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        r"""The settings of `op = "regex"`, for example `skip = "https?://"` for problems that need a page."""
+
+        field: Literal["prompt", "answer"] = "prompt"
+        """Where to look: in each message of the prompt, or in the reference answer (empty if there is none)."""
+        skip: str | None = None
+        """Problems in which it is found are skipped."""
+        need: str | None = None
+        """Problems in which it is not found are skipped."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        if config.skip is None and config.need is None:
+            raise ConfigError("skip: found neither skip nor need, expected at least one regular expression")
+        self._skip, self._need = _compiled("skip", config.skip), _compiled("need", config.need)
+
+    def decide(self, draw: Draw, facts: Facts, seed: Seed) -> TaskDecision:
+        """Return Skip for a problem that the expressions leave out."""
+        if self._config.field == "answer":
+            texts = [draw.problem.answer or ""]
+        else:
+            texts = [message.content for message in draw.problem.messages]
+        if self._skip is not None and any(self._skip.search(text) for text in texts):
+            return Skip(f"{self._config.field} has {self._skip.pattern}")
+        if self._need is not None and not any(self._need.search(text) for text in texts):
+            return Skip(f"{self._config.field} lacks {self._need.pattern}")
+        return KEEP
+
+
+def _compiled(name: str, pattern: str | None) -> re.Pattern[str] | None:
+    try:
+        return None if pattern is None else re.compile(pattern)
+    except re.error as error:
+        raise ConfigError(f"{name}: {pattern!r} is no regular expression: {error}") from None
+
 
 _SCRIPTS = {"ARABIC": "ar", "GREEK": "el", "HEBREW": "he", "DEVANAGARI": "hi", "HANGUL": "ko", "THAI": "th",
             "HIRAGANA": "ja", "KATAKANA": "ja", "CJK": "zh"}  # fmt: skip
@@ -94,7 +159,13 @@ def _script(letter: str) -> str:
 
 
 class LanguageFilter:
-    """Skips problems in other languages than those that are wanted."""
+    """Skips problems that are not written in the languages that are wanted.
+
+    The detector is small and the same everywhere: scripts decide, and for Latin and Cyrillic letters the most frequent
+    short words of a language. It knows the languages in `LANGUAGES`. Its limits: short texts, formulas and code have no
+    language that it could tell (they are `unknown`); it does not tell close relatives apart that it has no words for
+    (Norwegian is Danish to it, Ukrainian is told from Russian by letters of its own); one language is found for a mixed
+    text."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config:

@@ -1,0 +1,182 @@
+"""Operators that change what a group's rewards come to: terms, fewer failures beside a success, a priority."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from rftstream.config.ranges import AboveZero, NotNegative, Positive
+from rftstream.contracts.ids import derive_seed
+from rftstream.data.operators.base import (
+    KEEP,
+    ExperienceDecision,
+    Prioritise,
+    Reject,
+    ScoredGroup,
+    Seed,
+    Shape,
+)
+from rftstream.data.operators.facts import Facts
+from rftstream.data.operators.sampled import hash_ngrams, is_right, sampled_tokens
+
+
+class ShapeReward:
+    """Adds a term for quality or diversity to rewards. What the verdict said stays beside it on the log.
+
+    The term is named after its kind. For several terms the operator stands several times in the pipeline. Both terms
+    compare siblings, so groups of one are left as they are.
+
+    `length`: of siblings that are right, 0.5 for the shortest down to -0.5 for the longest; of those that are wrong
+    the same, but never above 0 (Kimi k1.5, arXiv:2501.12599, section 2.3.3).
+
+    `diversity`: how much a right rollout differs from its siblings, 0 to 1: the mean over siblings of 1 minus the
+    Jaccard similarity of their sets of n-grams of sampled tokens. Wrong rollouts get nothing, since being wrong in
+    many ways is easy."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        """The settings of `op = "shape"`."""
+
+        term: Literal["length", "diversity"]
+        """What is added."""
+        weight: Annotated[float, Meta(ge=-100, le=100)] = 0.1
+        """The term is multiplied by it. Keep it small beside what separates right from wrong."""
+        on: str = ""
+        """Named part of the verdict that says whether a rollout is right; default: the reward, before it is shaped."""
+        right_from: float = 0.5
+        """A rollout is right from this value on."""
+        ngram: Positive = 4
+        """Tokens that `diversity` compares at once."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+
+    def decide(self, group: ScoredGroup, facts: Facts, seed: Seed) -> ExperienceDecision:
+        """Return the term of each sibling that gets one."""
+        if len(group.rollouts) < 2:
+            return KEEP
+        config = self._config
+        right = {one.sibling for one in group.rollouts if is_right(one, config.on, config.right_from)}
+        values = _length_terms(group, right) if config.term == "length" else _diversity(group, right, config.ngram)
+        terms = {number: config.weight * value for number, value in values.items() if value}
+        return Shape(terms, config.term) if terms else KEEP
+
+
+def _length_terms(group: ScoredGroup, right: set[int]) -> dict[int, float]:
+    shortest = min(one.num_tokens for one in group.rollouts)
+    longest = max(one.num_tokens for one in group.rollouts)
+    if shortest == longest:
+        return {}
+    values = {one.sibling: 0.5 - (one.num_tokens - shortest) / (longest - shortest) for one in group.rollouts}
+    return {number: value if number in right else min(0.0, value) for number, value in values.items()}
+
+
+def _diversity(group: ScoredGroup, right: set[int], size: int) -> dict[int, float]:
+    if not right:
+        return {}
+    sets = {one.sibling: frozenset(hash_ngrams(sampled_tokens(one), size)) for one in group.rollouts}
+    return {
+        number: sum(_distance(sets[number], other) for sibling, other in sets.items() if sibling != number)
+        / (len(sets) - 1)
+        for number in sorted(right)
+    }
+
+
+def _distance(some: frozenset[int], others: frozenset[int]) -> float:
+    """Return 1 minus the Jaccard similarity; 0 for two empty sets."""
+    union = len(some | others)
+    return 1.0 - len(some & others) / union if union else 0.0
+
+
+class Amplify:
+    """Keeps rare successes from being drowned: where few siblings are right, part of the wrong ones is left out.
+
+    The seed chooses the wrong siblings that are rejected, until the share of right ones is large enough. Groups without
+    a right sibling, and groups with enough of them, stay as they are.
+
+    Advantages are then made of the siblings that are left. With rewards of 0 and 1 and the group's mean as baseline,
+    one success among 8 has the advantage 7/8 and is 1/8 of the group, a product of 0.11. With 3 failures left it has
+    3/4 and is 1/4 of the group, a product of 0.19. (Max-variance down-sampling, arXiv:2504.13818, drops siblings for a
+    like reason.)"""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        """The settings of `op = "amplify"`."""
+
+        min_share: Annotated[float, Meta(gt=0, le=1)] = 0.25
+        """Wrong siblings are left out until at least this share is right, or until `min_wrong` are left."""
+        min_wrong: Positive = 2
+        """So many wrong siblings stay, since a group without any teaches nothing. With `buffer.min_siblings` above
+        this number and the right ones together, the group would be filtered."""
+        on: str = ""
+        """Named part of the verdict that says whether a rollout is right; default: the reward, before it is shaped."""
+        right_from: float = 0.5
+        """A rollout is right from this value on."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+
+    def decide(self, group: ScoredGroup, facts: Facts, seed: Seed) -> ExperienceDecision:
+        """Return which of the wrong siblings are left out."""
+        config = self._config
+        wrong = [one.sibling for one in group.rollouts if not is_right(one, config.on, config.right_from)]
+        num_right = len(group.rollouts) - len(wrong)
+        if not num_right:
+            return KEEP
+        num_kept = max(config.min_wrong, int(num_right / config.min_share + 1e-9) - num_right)
+        if len(wrong) <= num_kept:
+            return KEEP
+        by_luck = sorted(wrong, key=lambda sibling: derive_seed(seed, sibling))
+        return Reject("one failure of many", tuple(sorted(by_luck[num_kept:])))
+
+
+class Priority:
+    """Says how much a group matters: by its difficulty, the spread of its scores, or its advantages (prioritised
+    experience replay, arXiv:1511.05952).
+
+    `replay` chooses by it which groups are trained on once more, each with a chance
+    that grows with its priority. With `feeder.on_stale = "drop"`, batches take ready groups with a higher priority
+    first, but for those that the next batch is the last one to take.
+
+    `difficulty`: highest where the mean score is `target` and lower the further it is away, as a normal distribution of
+    the width `width` (ExGRPO, arXiv:2510.02245, replays groups of medium difficulty). `spread`: the standard deviation
+    of the scores. `advantage`: their mean distance from the group's mean."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        """The settings of `op = "priority"`."""
+
+        by: Literal["difficulty", "spread", "advantage"] = "difficulty"
+        """What makes a group matter."""
+        on: str = ""
+        """Named part of the verdict that is the score; default: the reward, before it is shaped. Rollouts that lack the
+        part are left out; a group without any stays as it is."""
+        target: float = 0.5
+        """Of `difficulty`: the mean score that matters most."""
+        width: AboveZero = 0.2
+        """Of `difficulty`: how far from `target` a mean score still matters."""
+        floor: NotNegative = 0.01
+        """It is added to every priority, so that no group is left out for good unless this is 0."""
+        power: NotNegative = 1.0
+        """The priority is the sum to this power: 0 makes all equal, more than 1 prefers high ones all the more."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+
+    def decide(self, group: ScoredGroup, facts: Facts, seed: Seed) -> ExperienceDecision:
+        """Return the group's priority."""
+        config = self._config
+        scores = [score for one in group.rollouts if (score := one.score(config.on)) is not None]
+        if not scores:
+            return KEEP
+        mean = sum(scores) / len(scores)
+        if config.by == "difficulty":
+            value = math.exp(-(((mean - config.target) / config.width) ** 2) / 2)
+        elif config.by == "spread":
+            value = math.sqrt(sum((score - mean) ** 2 for score in scores) / len(scores))
+        else:
+            value = sum(abs(score - mean) for score in scores) / len(scores)
+        return Prioritise((config.floor + value) ** config.power, config.by)
