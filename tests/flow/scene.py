@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,8 @@ def make_config(**settings: Any) -> RunConfig:
 class Scene(MemoryRun):
     """A run whose other roles are played by the test. Sequences stand for groups: group n has the sequence n."""
 
-    def __init__(self, folder: Path, *, manifest: bool = True, **settings: Any) -> None:
+    def __init__(self, folder: Path, *, manifest: bool = True, groups: Iterable[int] = (), **settings: Any) -> None:
+        """`groups`: these are admitted, and weights of version 0 are announced."""
         super().__init__(make_config(**settings), folder=folder)
         self.trained: dict[int, int] = {0: 0}
         """Groups trained by each version; filled by `step`."""
@@ -52,6 +53,9 @@ class Scene(MemoryRun):
         """In all batches; filled by `batch`."""
         if manifest:
             self.put_manifest()
+        if groups:
+            self.announce(0)
+            self.admit(*groups)
 
     @property
     def group_size(self) -> int:
@@ -214,6 +218,25 @@ class Scene(MemoryRun):
             self.verified(siblings[number], reward, version=version, num_tokens=num_tokens)
             for number, reward in zip(chosen, rewards, strict=True)
         ))  # fmt: skip
+
+
+def playing(
+    folder: Path,
+    environment: str,
+    settings: Mapping[str, Any],
+    *,
+    every_s: float = 0.5,
+    rate: float = 30.0,
+    **more: Any,
+) -> Scene:
+    """Group 0 in this environment, with turns of 30 tokens, a second each. Pieces are saved every so many seconds."""
+    scene = Scene(
+        folder, policies__fake={"tokens_per_s": rate, "mean_tokens": 30.0, "sigma": 0.0},
+        explorer__partial_every_s=every_s, environments={environment: settings}, transport__partitions=1, **more,
+    )  # fmt: skip
+    scene.announce(0)
+    scene.admit(0, environment=environment)
+    return scene
 
 
 def problem(prompt: str = "1+2=", answer: str | None = "3") -> Problem:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from rftstream.service.role import Log
 from rftstream.testing import MemoryRun, RoleDriver, Simulation
 from rftstream.testing.faults import Kill
 from rftstream.weights.checkpoints import CheckpointStore
+from tests.flow.disturbed import FaultAt, copy_on
 from tests.flow.scene import Scene
 from tests.flow.test_replay import InMemory
 
@@ -151,14 +151,7 @@ def test_under_other_settings_others_come_out(first: Simulation, tmp_path: Path)
 def test_a_trainer_that_is_killed_goes_on_where_it_was(first: Simulation, tmp_path: Path) -> None:
     target = second(tmp_path, first)
     copy(first, target)
-    seen = Counter[str]()
-
-    def fault(at: str, process: str) -> None:
-        seen[at] += 1
-        if seen["after_commit"] == 6 and at == "after_commit":  # claim, anchor, and steps 1 to 4
-            raise Kill(at)
-
-    target.log.fault = fault
+    target.log.fault = FaultAt("after_commit", Kill, every=6, most=1)  # claim, anchor, and steps 1 to 4
     trainer = RoleDriver(target, "trainer")
     with pytest.raises(Kill):
         trainer.work()
@@ -184,26 +177,7 @@ def test_killed_anywhere_it_goes_on_where_it_was(
     monkeypatch.setattr(imported, "MAX_RECORDS", 7)
     whole, target = second(tmp_path / "whole", first), second(tmp_path / "killed", first)
     copy(first, whole, 3)
-    kills = 0
-    for number in range(1, 60):
-        seen = Counter[str]()
-
-        def fault(at: str, process: str = "", number: int = number, seen: Counter[str] = seen) -> None:
-            seen[at] += 1
-            if at == point and seen[at] == 1 + number % 3:
-                raise Kill(at)
-
-        target.log.fault = target.store.fault = fault
-        try:
-            copy(first, target, 3)
-            break
-        except Kill:
-            kills += 1
-        if kills > 40:
-            break
-    target.log.fault = target.store.fault = None
-    copy(first, target, 3)
-    assert kills > (0 if "checkpoints" in point else 3)
+    assert copy_on(target, point, lambda: copy(first, target, 3)) > (0 if "checkpoints" in point else 3)
     for topic in ("tasks", "rollouts", "verified", "outcomes", "batches", "steps"):
         assert [(one.key, one.value) for one in target.records(topic)] == [
             (one.key, one.value) for one in whole.records(topic)

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from rftstream.errors import ProducerLost, TransactionAborted
 from rftstream.testing import RoleDriver
-from rftstream.testing.faults import Kill
+from tests.flow.disturbed import FaultAt, at_commits, restarting, tick_on
 from tests.flow.test_buffer import TIMEOUT, Scene, batches_of, end, outcomes_of
 
 pytestmark = pytest.mark.law("lost", "twice", "order")
@@ -54,44 +53,16 @@ def undisturbed(tmp_path: Path) -> Any:
 def test_a_restart_changes_nothing(tmp_path: Path, undisturbed: Any, every: int) -> None:
     scene = Scene(tmp_path, **SETTINGS)
     buffer = RoleDriver(scene, "buffer")
-    count = 0
-
-    def work() -> None:
-        nonlocal count
-        count += 1
-        if count % every == 0:
-            buffer.restart()
-        buffer.work()
-
-    assert decided_by(scene, buffer, work) == undisturbed
+    assert decided_by(scene, buffer, restarting(buffer, every)) == undisturbed
 
 
-@pytest.mark.parametrize(("point", "fault"), [
-    ("before_commit", Kill), ("after_commit", Kill), ("before_commit", ProducerLost), ("after_commit", ProducerLost),
-    ("before_commit", TransactionAborted),
-])  # fmt: skip
+@at_commits
 @pytest.mark.parametrize("rate", [0.3, 0.6])
 def test_no_fault_at_a_commit_changes_anything(
     tmp_path: Path, undisturbed: Any, point: str, fault: type[BaseException], rate: float
 ) -> None:
-    scene, random, count = Scene(tmp_path, **SETTINGS), Random(3), 0
-
-    def now_and_then(at: str, process: str) -> None:
-        nonlocal count
-        if at == point and process == "buffer" and random.random() < rate:
-            count += 1
-            raise fault("simulated")
-
-    scene.log.fault = now_and_then
+    scene = Scene(tmp_path, **SETTINGS)
+    scene.log.fault = happens = FaultAt(point, fault, "buffer", share=rate)
     buffer = RoleDriver(scene, "buffer")
-
-    def work() -> None:
-        """A little; records come while a commit is tried again."""
-        for _ in range(3):
-            try:
-                scene.clock.advance(buffer.tick())
-            except Kill:
-                buffer.restart()
-
-    assert decided_by(scene, buffer, work) == undisturbed
-    assert count > 5
+    assert decided_by(scene, buffer, lambda: tick_on(buffer)) == undisturbed
+    assert happens.count > 5

@@ -3,7 +3,6 @@ restart writes no dead letter twice."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from rftstream.runs.requests import retry_request
 from rftstream.service.role import Log
 from rftstream.testing import MemoryRun, RoleDriver, Simulation
 from rftstream.testing.faults import Kill
+from tests.flow.disturbed import FaultAt
 from tests.flow.scene import Scene, make_config
 
 SECRET = f"{__name__}:after_the_mend"
@@ -110,14 +110,7 @@ def test_a_kill_around_the_commit_neither_loses_nor_doubles_a_retry(scene: Scene
     retry(scene, group)
     for point in ("before_commit", "after_commit"):
         feeder = RoleDriver(scene, "feeder")
-        seen = Counter[str]()
-
-        def fault(at: str, process: str, point: str = point, seen: Counter[str] = seen) -> None:
-            seen[at] += 1
-            if seen[point] == 2:  # the claim is the first
-                raise Kill(at)
-
-        scene.log.fault = fault
+        scene.log.fault = FaultAt(point, Kill, every=2, most=1)  # the claim is the first
         with pytest.raises(Kill):
             feeder.work()
         scene.log.fault = None

@@ -16,6 +16,7 @@ from rftstream.errors import ProducerLost, RewardError
 from rftstream.metrics import MAX_NAMES_OF_RECORD, NAMES_LEFT_OUT
 from rftstream.testing import RoleDriver
 from rftstream.testing.faults import Kill
+from tests.flow.disturbed import FaultAt, work_on
 from tests.flow.scene import Scene
 
 HELD_OUT = {"source": "arithmetic", "options": {"size": 5}, "every": 3}
@@ -279,31 +280,16 @@ def test_the_last_weights_are_gone(tmp_path: Path) -> None:
 def test_an_evaluation_is_redone_but_never_said_twice(tmp_path: Path, point: str, fault: type[BaseException]) -> None:
     scene = scene_of(tmp_path, evaluations={"one": HELD_OUT, "two": {**HELD_OUT, "every": 2}})
     calm = scene_of(tmp_path / "calm", evaluations={"one": HELD_OUT, "two": {**HELD_OUT, "every": 2}})
-    count = 0
-
-    def at(where: str, process: str = "evaluator") -> None:
-        nonlocal count
-        if where == point and process == "evaluator":
-            count += 1
-            if count % 3 == 0:
-                raise fault("simulated")
-
-    scene.log.fault, scene.store.fault = at, at
+    scene.log.fault = scene.store.fault = disturbed = FaultAt(point, fault, "evaluator", every=3)
     for one in (calm, scene):
         for version in range(8):
             one.announce(version, skill=0.3 * version - 1)
         finish(one, 7)
     RoleDriver(calm, "evaluator").work()
     driver = RoleDriver(scene, "evaluator")
-    for _ in range(50):
-        try:
-            driver.work(within_s=0.9)
-        except Kill:
-            driver.restart()
-        if driver.done:
-            break
+    work_on(driver, within_s=0.9)
     assert driver.done
-    assert count >= 6
+    assert disturbed.num_visits >= 6
     assert sorted(evaluated(scene)) == sorted(evaluated(calm))
 
     def said(of: Scene) -> dict[Any, Any]:

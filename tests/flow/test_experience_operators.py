@@ -16,8 +16,10 @@ from rftstream.data.operators.facts import Facts
 from rftstream.data.operators.pipeline import ExperiencePipeline
 from rftstream.roles.explorer.attempt import oldest_version
 from rftstream.testing import RoleDriver
+from rftstream.testing.faults import Kill
+from tests.flow.disturbed import FaultAt, work_on
 from tests.flow.scene import Scene
-from tests.flow.test_pipelines import buffering, experiences_of, kill_at, outcomes_of, work
+from tests.flow.test_pipelines import buffering, experiences_of, outcomes_of
 
 
 class Dated:
@@ -165,15 +167,15 @@ def test_a_buffer_killed_at_every_commit_decides_the_same(tmp_path: Path, point:
 
     def play(folder: Path, *, kills: bool) -> Scene:
         scene = buffering(folder, *OPERATORS, feeder__group_size=6, feeder__groups_per_batch=2)
-        reached = kill_at(scene, point) if kills else []
+        scene.log.fault = deaths = FaultAt(point if kills else "never", Kill, "buffer", every=3)
         buffer = RoleDriver(scene, "buffer")
         for number in range(24):
             sequence = number ^ 3  # 3 2 1 0 7 6 5 4 ...
             newest = sequence // 3
             versions = tuple(max(0, newest - (sibling + sequence) % 4) for sibling in range(6))
             put(scene, sequence, versions, rewards=tuple(float(sibling == sequence % 6) for sibling in range(6)))
-            work(buffer)
-        assert len(reached) > 8 or not kills
+            work_on(buffer)
+        assert deaths.num_visits > 8 or not kills
         return scene
 
     calm, killed = play(tmp_path / "calm", kills=False), play(tmp_path / "killed", kills=True)
@@ -196,11 +198,11 @@ def test_decisions_by_facts_are_computed_again_from_what_they_saw(tmp_path: Path
     """A restart may know more outcomes than whoever decided before; the record says how many it knew."""
     operators = ({"op": "outliers", "within": "taskset"}, {"op": "stale", "max_age": 2})
     scene = buffering(tmp_path, *operators, feeder__group_size=3, feeder__groups_per_batch=2)
-    kill_at(scene, "after_commit")
+    scene.log.fault = FaultAt("after_commit", Kill, "buffer", every=3)
     buffer = RoleDriver(scene, "buffer")
     for number in range(16):
         put(scene, number ^ 1, (number // 2,) * 3, num_tokens=60 if number in (9, 12) else 10)
-        work(buffer)
+        work_on(buffer)
     assert check_recomputed(scene) >= 2
     reasons = {one.sequence: one.reason for one in outcomes_of(scene) if one.result == "filtered"}
     assert reasons == {8: "outliers: length far from the others", 13: "outliers: length far from the others"}

@@ -18,6 +18,7 @@ from rftstream.contracts.versions import VersionName
 from rftstream.metrics import REGISTRY
 from rftstream.service.tracker import decode_finished
 from rftstream.testing import RoleDriver
+from tests.flow.disturbed import FaultAt
 from tests.flow.scene import Scene
 
 SLOW = {"policies__fake": {"tokens_per_s": 10.0, "mean_tokens": 40.0, "sigma": 0.0}}
@@ -73,9 +74,7 @@ def test_the_time_of_each_rollout_is_measured(tmp_path: Path) -> None:
         return REGISTRY.get_sample_value(f"rftstream_rollout_seconds_{what}") or 0.0
 
     count, total = seen("count"), seen("sum")
-    scene = Scene(tmp_path, policies__fake={"tokens_per_s": 2.0})
-    scene.announce(0)
-    scene.admit(*range(3))
+    scene = Scene(tmp_path, policies__fake={"tokens_per_s": 2.0}, groups=range(3))
     RoleDriver(scene, "explorer").work()
     rollouts = rollouts_of(scene).values()
     assert seen("count") - count == len(rollouts) > 0
@@ -95,9 +94,7 @@ def test_nothing_is_sampled_before_the_first_weights(tmp_path: Path) -> None:
 
 
 def test_nothing_is_done_before_the_manifest(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, manifest=False)
-    scene.announce(0)
-    scene.admit(0)
+    scene = Scene(tmp_path, manifest=False, groups=[0])
     explorer = RoleDriver(scene, "explorer")
     explorer.work()
     assert rollouts_of(scene) == {}
@@ -111,9 +108,7 @@ def test_nothing_is_done_before_the_manifest(tmp_path: Path) -> None:
 
 @pytest.mark.law("staleness")
 def test_a_task_waits_for_its_min_version_and_holds_up_nobody(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, transport__partitions=1)
-    scene.announce(0)
-    scene.admit(0)
+    scene = Scene(tmp_path, transport__partitions=1, groups=[0])
     scene.admit(1, min_version=2)
     scene.admit(2, min_version=1)
     scene.admit(3)
@@ -131,9 +126,7 @@ def test_a_task_waits_for_its_min_version_and_holds_up_nobody(tmp_path: Path) ->
 
 @pytest.mark.law("lineage")
 def test_the_newest_weights_are_taken_over_in_the_middle(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, **SLOW)
-    scene.announce(0)
-    scene.admit(0)
+    scene = Scene(tmp_path, **SLOW, groups=[0])
     explorer = RoleDriver(scene, "explorer")
     work_for(scene, explorer, seconds=1.0)
     scene.announce(1)
@@ -279,9 +272,7 @@ def damaged(scene: Scene, sequence: int, *, headers: bool = True) -> NewRecord:
 
 @pytest.mark.law("conservation")
 def test_an_undecodable_task_yields_its_record_and_a_dead_letter(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, transport__partitions=3)
-    scene.announce(0)
-    scene.admit(0)
+    scene = Scene(tmp_path, transport__partitions=3, groups=[0])
     scene.put_raw(damaged(scene, 3))
     scene.put_raw(damaged(scene, 6, headers=False))
     scene.admit(9)
@@ -300,9 +291,7 @@ def test_an_undecodable_task_yields_its_record_and_a_dead_letter(tmp_path: Path)
 
 
 def test_a_policy_that_fails(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, policies__fake={"fail_share": 1.0})
-    scene.announce(0)
-    scene.admit(0)
+    scene = Scene(tmp_path, policies__fake={"fail_share": 1.0}, groups=[0])
     RoleDriver(scene, "explorer").work()
     assert {(one.status, one.error) for one in rollouts_of(scene).values()} == {
         (RolloutStatus.failed, "the fake policy was told to fail")
@@ -421,9 +410,7 @@ MIXED = {"policies__fake": {"tokens_per_s": 10.0, "mean_tokens": 30.0, "sigma": 
 
 @pytest.mark.law("lost", "twice")
 def test_a_successor_does_what_is_not_finished_and_nothing_else(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, **MIXED)
-    scene.announce(0)
-    scene.admit(*range(10))
+    scene = Scene(tmp_path, **MIXED, groups=range(10))
     first = RoleDriver(scene, "explorer", process="first")
     work_for(scene, first, seconds=2.0)
     done_by_first = rollouts_of(scene)
@@ -445,9 +432,7 @@ def test_a_successor_does_what_is_not_finished_and_nothing_else(tmp_path: Path) 
 
 @pytest.mark.law("twice", "fencing")
 def test_a_worker_that_was_away_publishes_nothing_of_what_others_took_over(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, **MIXED)
-    scene.announce(0)
-    scene.admit(*range(10))
+    scene = Scene(tmp_path, **MIXED, groups=range(10))
     first = RoleDriver(scene, "explorer", process="first")
     work_for(scene, first, seconds=2.0)
     before = rollouts_of(scene)
@@ -463,23 +448,19 @@ def test_a_worker_that_was_away_publishes_nothing_of_what_others_took_over(tmp_p
 @pytest.mark.parametrize("point", ["before_commit", "after_commit"])
 def test_a_worker_that_stood_still_in_the_middle_of_its_commit(tmp_path: Path, point: str) -> None:
     """Its partitions went to another one meanwhile, and came back: its transaction is of an older assignment."""
-    scene = Scene(tmp_path, transport__partitions=2)
-    scene.announce(0)
-    scene.admit(*range(4))
+    scene = Scene(tmp_path, transport__partitions=2, groups=range(4))
     first = RoleDriver(scene, "explorer", process="first")
 
-    def stand_still(at: str, process: str) -> None:
-        if at == point and process == "first":
-            scene.log.fault = None
-            second = RoleDriver(scene, "explorer", process="second")
-            scene.clock.advance(11.0)
-            second.work()
-            assert len(rollouts_of(scene)) == 8
-            second.stop()
+    def stand_still() -> None:
+        second = RoleDriver(scene, "explorer", process="second")
+        scene.clock.advance(11.0)
+        second.work()
+        assert len(rollouts_of(scene)) == 8
+        second.stop()
 
-    scene.log.fault = stand_still
+    scene.log.fault = stood = FaultAt(point, stand_still, "first", most=1)
     first.work()
-    assert scene.log.fault is None
+    assert stood.count == 1
     scene.admit(4)
     first.work()
     assert sequences_of(scene) == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
@@ -515,9 +496,7 @@ def test_told_to_leave_it_finishes_what_cannot_be_saved(tmp_path: Path) -> None:
 
 @pytest.mark.law("lost")
 def test_told_to_leave_it_gives_back_what_waits_for_newer_weights(tmp_path: Path) -> None:
-    scene = Scene(tmp_path)
-    scene.announce(0)
-    scene.admit(0)
+    scene = Scene(tmp_path, groups=[0])
     scene.admit(1, min_version=1)
     explorer = RoleDriver(scene, "explorer")
     explorer.work()
@@ -531,9 +510,7 @@ def test_told_to_leave_it_gives_back_what_waits_for_newer_weights(tmp_path: Path
 def test_it_leaves_when_the_run_is_finished(tmp_path: Path) -> None:
     from rftstream.contracts.control import RunFinished
 
-    scene = Scene(tmp_path, **SLOW)
-    scene.announce(0)
-    scene.admit(0)
+    scene = Scene(tmp_path, **SLOW, groups=[0])
     explorer = RoleDriver(scene, "explorer")
     work_for(scene, explorer, seconds=0.5)
     scene.put("control", RunFinished(reason="steps", name=VersionName(trainer_epoch=1, version=1), finished_at=0.0))

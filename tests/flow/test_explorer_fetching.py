@@ -16,9 +16,7 @@ pytestmark = pytest.mark.law("lineage")
 
 def test_it_samples_on_while_new_weights_are_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DeferredExecutor, "LOOKS", 20)  # of 0.05 s
-    scene = Scene(tmp_path, **SLOW)
-    scene.announce(0)
-    scene.admit(0)
+    scene = Scene(tmp_path, **SLOW, groups=[0])
     explorer = RoleDriver(scene, "explorer")
     work_for(scene, explorer, seconds=1.0)
     scene.announce(1)
@@ -62,9 +60,7 @@ def test_weights_that_go_while_they_are_fetched_are_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(DeferredExecutor, "LOOKS", 10)
-    scene = Scene(tmp_path, **SLOW)
-    scene.announce(0)
-    scene.admit(0)
+    scene = Scene(tmp_path, **SLOW, groups=[0])
     explorer = RoleDriver(scene, "explorer")
     work_for(scene, explorer, seconds=1.0)
     scene.announce(1, skill=1)

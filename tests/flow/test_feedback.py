@@ -18,15 +18,15 @@ from rftstream.contracts.outcomes import GroupResult
 from rftstream.contracts.questions import Applied, Judgement, Question, VoteEffect
 from rftstream.contracts.records import NewRecord
 from rftstream.contracts.verdicts import VerifiedRollout
-from rftstream.errors import ConfigError, ProducerLost, TransactionAborted
+from rftstream.errors import ConfigError
 from rftstream.queries.feedback import read_feedback
 from rftstream.roles.buffer.feedback import FeedbackIntake
 from rftstream.roles.buffer.groups import OpenGroups, sibling_of
 from rftstream.roles.buffer.progress import BufferProgress
 from rftstream.service.role import Log, SingleTransaction
 from rftstream.testing import RoleDriver
-from rftstream.testing.faults import Kill
 from tests.flow import test_buffer as buffers
+from tests.flow.disturbed import FaultAt, at_commits, restarting, tick_on
 from tests.flow.test_buffer import TIMEOUT, batches_of, end, results_of
 
 
@@ -433,45 +433,18 @@ def undisturbed(tmp_path: Path) -> Any:
 def test_a_restart_changes_nothing(tmp_path: Path, undisturbed: Any, every: int) -> None:
     scene = Scene(tmp_path, **SETTINGS)
     buffer = RoleDriver(scene, "buffer")
-    count = 0
-
-    def work() -> None:
-        nonlocal count
-        count += 1
-        if count % every == 0:
-            buffer.restart()
-        buffer.work()
-
-    assert decided_by(scene, buffer, work) == undisturbed
+    assert decided_by(scene, buffer, restarting(buffer, every)) == undisturbed
     check_batches(scene)
 
 
 @pytest.mark.law("lost", "twice", "order")
-@pytest.mark.parametrize(("point", "fault"), [
-    ("before_commit", Kill), ("after_commit", Kill), ("before_commit", ProducerLost), ("after_commit", ProducerLost),
-    ("before_commit", TransactionAborted),
-])  # fmt: skip
+@at_commits
 def test_no_fault_at_a_commit_changes_anything(
     tmp_path: Path, undisturbed: Any, point: str, fault: type[BaseException]
 ) -> None:
-    scene, random, count = Scene(tmp_path, **SETTINGS), Random(3), 0
-
-    def now_and_then(at: str, process: str) -> None:
-        nonlocal count
-        if at == point and process == "buffer" and random.random() < 0.4:
-            count += 1
-            raise fault("simulated")
-
-    scene.log.fault = now_and_then
+    scene = Scene(tmp_path, **SETTINGS)
+    scene.log.fault = happens = FaultAt(point, fault, "buffer", share=0.4)
     buffer = RoleDriver(scene, "buffer")
-
-    def work() -> None:
-        for _ in range(3):
-            try:
-                scene.clock.advance(buffer.tick())
-            except Kill:
-                buffer.restart()
-
-    assert decided_by(scene, buffer, work) == undisturbed
+    assert decided_by(scene, buffer, lambda: tick_on(buffer)) == undisturbed
     check_batches(scene)
-    assert count > 5
+    assert happens.count > 5

@@ -14,9 +14,9 @@ from rftstream.contracts import ids
 from rftstream.contracts.control import DesiredState, RunManifest, TasksEnded
 from rftstream.contracts.outcomes import GroupResult
 from rftstream.contracts.tasks import Task
-from rftstream.errors import ConfigError, ProducerLost, TransactionAborted
+from rftstream.errors import ConfigError
 from rftstream.testing import RoleDriver
-from rftstream.testing.faults import Kill
+from tests.flow.disturbed import FaultAt, at_commits, work_on
 from tests.flow.scene import Scene
 
 
@@ -308,10 +308,13 @@ def test_long_prompts_are_left_out_and_not_counted(tmp_path: Path) -> None:
     assert feeder.service.health()["left_out"] == 2
 
 
-def test_a_taskset_of_long_prompts_alone_is_an_error(tmp_path: Path) -> None:
-    scene = long_scene(tmp_path, [30, 40], "skip")
-    feeder = RoleDriver(scene, "feeder")
-    with pytest.raises(ConfigError, match=r"tasksets.sums: every prompt is longer than the context"):
+@pytest.mark.parametrize(("lengths", "too_long", "says"), [
+    ([30, 40], "skip", "every prompt is longer than the context"),
+    ([5, 50], "error", "problem 1 has a prompt of 50 tokens.*context of 20"),
+])  # fmt: skip
+def test_long_prompts_are_an_error(tmp_path: Path, lengths: list[int], too_long: str, says: str) -> None:
+    feeder = RoleDriver(long_scene(tmp_path, lengths, too_long), "feeder")
+    with pytest.raises(ConfigError, match=f"tasksets.sums: {says}"):
         feeder.work()
 
 
@@ -319,13 +322,6 @@ def test_long_prompts_are_cut_by_the_explorer(tmp_path: Path) -> None:
     scene = long_scene(tmp_path, [5, 50], "truncate")
     RoleDriver(scene, "feeder").work()
     assert [len(task.problem.messages[0].content) for task in groups_of(scene)] == [5, 50]
-
-
-def test_long_prompts_are_an_error(tmp_path: Path) -> None:
-    scene = long_scene(tmp_path, [5, 50], "error")
-    feeder = RoleDriver(scene, "feeder")
-    with pytest.raises(ConfigError, match=r"tasksets.sums: problem 1 has a prompt of 50 tokens.*context of 20"):
-        feeder.work()
 
 
 # --------------------------------------------------------------------------------------------- restarts
@@ -383,35 +379,18 @@ def test_a_restart_goes_on_exactly_in_each_of_many_tasksets(tmp_path: Path, leng
 
 
 @pytest.mark.law("lost", "twice")
-@pytest.mark.parametrize(("point", "fault"), [
-    ("before_commit", Kill), ("after_commit", Kill), ("before_commit", ProducerLost), ("after_commit", ProducerLost),
-    ("before_commit", TransactionAborted),
-])  # fmt: skip
+@at_commits
 def test_no_fault_at_a_commit_changes_what_is_admitted(
     tmp_path: Path, undisturbed: list[Any], point: str, fault: type[BaseException]
 ) -> None:
     scene = scene_of(tmp_path, **SETTINGS)
-    count = 0
-
-    def every_third(at: str, process: str) -> None:
-        nonlocal count
-        if at == point and process == "feeder":
-            count += 1
-            if count % 3 == 0:
-                raise fault("simulated")
-
-    scene.log.fault = every_third
+    scene.log.fault = disturbed = FaultAt(point, fault, "feeder", every=3)
     feeder = RoleDriver(scene, "feeder")
     for happens in [*happenings(scene), lambda: None]:
-        while True:
-            try:
-                feeder.work(within_s=0.9)
-                break
-            except Kill:
-                feeder.restart()
+        work_on(feeder, within_s=0.9)
         happens()
     assert [(one.ids, one.problem, one.seed, one.sampling) for one in tasks_of(scene)] == undisturbed
-    assert count > 8
+    assert disturbed.num_visits > 8
 
 
 def test_the_first_sibling_is_greedy_where_the_algorithm_compares_with_it(tmp_path: Path) -> None:

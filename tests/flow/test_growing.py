@@ -15,6 +15,7 @@ from rftstream.errors import ConfigError
 from rftstream.roles.feeder.growth import GrowthWalk
 from rftstream.testing import RoleDriver
 from rftstream.testing.faults import Kill
+from tests.flow.disturbed import FaultAt, work_on
 from tests.flow.scene import Scene
 
 
@@ -123,32 +124,16 @@ def test_one_that_comes_late_gets_its_share_and_no_more(tmp_path: Path) -> None:
 
 def play(scene: Scene, kill_at: str | None, *, bounds: Sequence[int] = (2, 3, 5)) -> None:
     """Let problems join while the feeder works; with `kill_at` it is killed at each of its commits."""
-    counts: dict[str, int] = {}
-
-    def die(point: str, process: str) -> None:
-        if point == kill_at and process == "feeder":
-            counts[point] = counts.get(point, 0) + 1
-            if counts[point] % 3 == 1:  # the claim after it and one transaction more get through
-                raise Kill(point)
-
-    scene.log.fault = die
+    # the claim after it and one transaction more get through
+    scene.log.fault = disturbed = FaultAt(kill_at or "never", Kill, "feeder", every=3)
     feeder = RoleDriver(scene, "feeder")
-
-    def work() -> None:
-        while True:
-            try:
-                feeder.work()
-                return
-            except Kill:
-                feeder.restart()
-
-    work()
+    work_on(feeder)
     for version in range(1, 9):
         for number in range(bounds[version % len(bounds)]):
             scene.put("problems", new_problem("y" * (10 * version + number)))
         scene.step(version)
-        work()
-    assert kill_at is None or counts[kill_at] > 8
+        work_on(feeder)
+    assert kill_at is None or disturbed.num_visits > 8
 
 
 OPERATORS: tuple[dict[str, Any], ...] = ({"op": "length", "max_characters": 15}, {"op": "solve_rate"})

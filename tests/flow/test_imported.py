@@ -21,6 +21,7 @@ from rftstream.runs.fork import copy_model
 from rftstream.runs.imported import RolloutImport
 from rftstream.testing import RoleDriver
 from rftstream.testing.faults import Kill
+from tests.flow.disturbed import copy_on
 from tests.flow.scene import Scene
 
 
@@ -101,29 +102,14 @@ def test_killed_at_any_commit_it_goes_on_where_it_was(
 ) -> None:
     monkeypatch.setattr(imported, "MAX_RECORDS", 2)
     target = target_of(tmp_path)
-    kills = 0
-    for number in range(1, 100):
-        seen = Counter[str]()
 
-        def fault(at: str, process: str, number: int = number, seen: Counter[str] = seen) -> None:
-            seen[at] += 1
-            if seen[point] == 1 + number % 3:
-                raise Kill(at)
+    def goes_on(kills: int) -> None:
+        """The source does meanwhile: how much there is to copy was fixed at the beginning."""
+        if kills == 3:
+            source.admit(7)
+            source.put("rollouts", source.rollout(source.siblings(3)[1]))
 
-        target.log.fault = fault
-        try:
-            copy(source, target)
-            break
-        except Kill:
-            kills += 1
-            if kills == 3:  # the source goes on meanwhile: how much there is to copy was fixed at the beginning
-                source.admit(7)
-                source.put("rollouts", source.rollout(source.siblings(3)[1]))
-        if kills > 40:
-            break
-    target.log.fault = None
-    copy(source, target)
-    assert kills > 3
+    assert copy_on(target, point, lambda: copy(source, target), goes_on) > 3
     skipped = {name for name, one in rollouts_of(target).items() if one.status is RolloutStatus.skipped}
     assert skipped == {"sums/0/3/0/1", "sums/0/1/0/0", "sums/0/1/0/1"}
     assert len(target.records("tasks")) == 14

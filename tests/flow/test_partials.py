@@ -20,6 +20,7 @@ from rftstream.roles.explorer.partials import parse_key
 from rftstream.service.reading import read_records
 from rftstream.testing import RoleDriver
 from rftstream.transport.base import Transport
+from tests.flow.disturbed import FaultAt
 from tests.flow.scene import Scene
 from tests.flow.test_explorer import rollouts_of, versions_of, work_for
 
@@ -107,9 +108,7 @@ def test_each_piece_holds_what_is_new_and_none_is_left_at_the_end(tmp_path: Path
 
 @pytest.mark.parametrize("point", ["killed", "restarted", "told to leave"])
 def test_another_goes_on_where_the_first_one_stopped(tmp_path: Path, point: str) -> None:
-    scene = Scene(tmp_path, **LONG)
-    scene.announce(0)
-    scene.admit(0)
+    scene = Scene(tmp_path, **LONG, groups=[0])
     first = RoleDriver(scene, "explorer", process="first")
     work_for(scene, first, seconds=5.0)
     if point == "told to leave":
@@ -138,9 +137,7 @@ def test_another_goes_on_where_the_first_one_stopped(tmp_path: Path, point: str)
 
 
 def test_with_the_same_weights_it_is_what_it_would_have_been_bit_for_bit(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, **LONG)
-    scene.announce(0)
-    scene.admit(0)
+    scene = Scene(tmp_path, **LONG, groups=[0])
     for number in range(4):
         work_for(scene, RoleDriver(scene, "explorer", process=f"{number}"), seconds=2.7)
         scene.clock.advance(AWAY_S)
@@ -152,9 +149,7 @@ def test_with_the_same_weights_it_is_what_it_would_have_been_bit_for_bit(tmp_pat
 
 
 def test_nothing_is_saved_of_what_has_nothing_new(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, **LONG)
-    scene.announce(0)
-    scene.admit(0)
+    scene = Scene(tmp_path, **LONG, groups=[0])
     scene.admit(1, min_version=1)
     work_for(scene, RoleDriver(scene, "explorer"), seconds=5.0)
     assert {one.ids.sequence for own in pieces_of(scene).values() for one in own} == {0}
@@ -162,9 +157,7 @@ def test_nothing_is_saved_of_what_has_nothing_new(tmp_path: Path) -> None:
 
 
 def test_told_to_leave_it_gives_everything_back_at_once(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, **LONG, explorer__max_concurrent=3)
-    scene.announce(0)
-    scene.admit(0, 1)
+    scene = Scene(tmp_path, **LONG, explorer__max_concurrent=3, groups=[0, 1])
     first = RoleDriver(scene, "explorer", process="first")
     work_for(scene, first, seconds=1.0)
     began = scene.clock.now()
@@ -179,21 +172,12 @@ def test_told_to_leave_it_gives_everything_back_at_once(tmp_path: Path) -> None:
 
 def test_what_leaves_is_not_ended_here_while_its_commit_has_to_wait(tmp_path: Path) -> None:
     """The groups are decided between the try of a commit that fails for now and the next."""
-    scene = Scene(tmp_path, **LONG, explorer__max_concurrent=3)
-    scene.announce(0)
-    scene.admit(0, 1)
+    scene = Scene(tmp_path, **LONG, explorer__max_concurrent=3, groups=[0, 1])
     first = RoleDriver(scene, "explorer", process="first")
     work_for(scene, first, seconds=1.0)
-    refused: list[str] = []
-
-    def refuse(at: str, process: str) -> None:
-        if at == "before_commit" and process == "first" and len(refused) < 3:
-            refused.append(at)
-            raise TransactionAborted("simulated: refused")
-
-    scene.log.fault = refuse
+    scene.log.fault = refused = FaultAt("before_commit", TransactionAborted, "first", most=3)
     first.service.drain()
-    while not refused:
+    while not refused.count:
         scene.clock.advance(first.tick() or 0.001)
     scene.decide(0, GroupResult.filtered)
     scene.decide(1, GroupResult.filtered)
@@ -205,9 +189,7 @@ def test_what_leaves_is_not_ended_here_while_its_commit_has_to_wait(tmp_path: Pa
 
 
 def test_without_a_rhythm_it_is_saved_only_when_the_worker_leaves(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, **{**LONG, "explorer__partial_every_s": 0.0})
-    scene.announce(0)
-    scene.admit(0)
+    scene = Scene(tmp_path, **{**LONG, "explorer__partial_every_s": 0.0}, groups=[0])
     first = RoleDriver(scene, "explorer", process="first")
     work_for(scene, first, seconds=5.0)
     assert pieces_of(scene) == {}
@@ -220,9 +202,7 @@ def test_without_a_rhythm_it_is_saved_only_when_the_worker_leaves(tmp_path: Path
 
 @pytest.mark.law("fencing")
 def test_who_was_away_saves_nothing_of_what_others_took_over(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, **LONG)
-    scene.announce(0)
-    scene.admit(0)
+    scene = Scene(tmp_path, **LONG, groups=[0])
     first = RoleDriver(scene, "explorer", process="first")
     work_for(scene, first, seconds=3.0)
     scene.clock.advance(AWAY_S)
@@ -239,25 +219,21 @@ def test_who_was_away_saves_nothing_of_what_others_took_over(tmp_path: Path) -> 
 @pytest.mark.parametrize("point", ["before_commit", "in_commit", "after_commit"])
 def test_a_worker_that_stood_still_while_it_saved(tmp_path: Path, point: str) -> None:
     """Its transaction holds nothing but pieces, and it is refused as any other would be."""
-    scene = Scene(tmp_path, **LONG)
-    scene.announce(0)
-    scene.admit(0)
+    scene = Scene(tmp_path, **LONG, groups=[0])
     first = RoleDriver(scene, "explorer", process="first")
     work_for(scene, first, seconds=1.9)
 
-    def stand_still(at: str, process: str) -> None:
-        if at == point and process == "first":
-            scene.log.fault = None
-            scene.clock.advance(AWAY_S)
-            second = RoleDriver(scene, "explorer", process="second")
-            work_for(scene, second, seconds=0.5)
-            work_for(scene, second, seconds=12.0)
-            assert len(rollouts_of(scene)) == 2
-            second.stop()
+    def stand_still() -> None:
+        scene.clock.advance(AWAY_S)
+        second = RoleDriver(scene, "explorer", process="second")
+        work_for(scene, second, seconds=0.5)
+        work_for(scene, second, seconds=12.0)
+        assert len(rollouts_of(scene)) == 2
+        second.stop()
 
-    scene.log.fault = stand_still
+    scene.log.fault = stood = FaultAt(point, stand_still, "first", most=1)
     work_for(scene, first, seconds=3.0)
-    assert scene.log.fault is None
+    assert stood.count == 1
     pieces_of(scene)
     assert live_pieces(scene) == []
     assert len(rollouts_of(scene)) == 2
@@ -273,17 +249,9 @@ def test_a_save_of_which_nobody_knows_whether_it_happened(tmp_path: Path, point:
     scene.log.num_changes += parity  # by it a log in memory decides whether the commit arrives all the same
     scene.admit(0)
     explorer = RoleDriver(scene, "explorer")
-    failures = 0
-
-    def lose(at: str, process: str) -> None:
-        nonlocal failures
-        if at == point and process == "explorer" and not failures:
-            failures += 1
-            raise ProducerLost("simulated: the result of the commit is unknown")
-
-    scene.log.fault = lose
+    scene.log.fault = lost = FaultAt(point, ProducerLost, "explorer", most=1)
     work_for(scene, explorer, seconds=25.0)
-    assert failures == 1
+    assert lost.count == 1
     rollouts = rollouts_of(scene)
     for name, expected in alone(tmp_path).items():
         assert_same(rollouts[name], expected)
@@ -293,22 +261,12 @@ def test_a_save_of_which_nobody_knows_whether_it_happened(tmp_path: Path, point:
 
 @pytest.mark.law("twice")
 def test_a_save_that_was_refused_is_tried_again_and_nothing_is_sampled_twice(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, **LONG)
-    scene.announce(0)
-    scene.admit(0)
+    scene = Scene(tmp_path, **LONG, groups=[0])
     explorer = RoleDriver(scene, "explorer")
-    refused = 0
-
-    def refuse(at: str, process: str) -> None:
-        nonlocal refused
-        if at == "before_commit" and process == "explorer" and refused < 6:
-            refused += 1
-            raise TransactionAborted("simulated: refused")
-
-    scene.log.fault = refuse
+    scene.log.fault = refused = FaultAt("before_commit", TransactionAborted, "explorer", most=6)
     began = scene.clock.now()
     finish(scene, explorer)
-    assert refused == 6
+    assert refused.count == 6
     assert scene.clock.now() - began < 10.5
     rollouts = rollouts_of(scene)
     for name, expected in alone(tmp_path).items():
@@ -319,9 +277,7 @@ def test_a_save_that_was_refused_is_tried_again_and_nothing_is_sampled_twice(tmp
 
 
 def test_a_saved_rollout_whose_group_is_decided_is_skipped_and_its_pieces_go(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, **LONG)
-    scene.announce(0)
-    scene.admit(0, 1)
+    scene = Scene(tmp_path, **LONG, groups=[0, 1])
     first = RoleDriver(scene, "explorer", process="first")
     work_for(scene, first, seconds=3.0)
     first.stop()
@@ -478,9 +434,7 @@ def test_bodies_beyond_the_limit_are_read_from_the_log_when_they_are_needed(
 
     monkeypatch.setattr("rftstream.roles.explorer.partials.read_records", read)
     monkeypatch.setattr("rftstream.roles.explorer.partials.Partials.__init__.__defaults__", (2000,))
-    scene = Scene(tmp_path, **LONG)
-    scene.announce(0)
-    scene.admit(0, 1, 2)
+    scene = Scene(tmp_path, **LONG, groups=[0, 1, 2])
     first = RoleDriver(scene, "explorer", process="first")
     work_for(scene, first, seconds=5.0)
     first.stop()

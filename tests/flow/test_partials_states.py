@@ -12,7 +12,7 @@ from rftstream.contracts.rollouts import Rollout, StoredState
 from rftstream.roles.explorer.saved_states import LARGE_BYTES
 from rftstream.testing import RoleDriver
 from rftstream.testing.faults import Kill
-from tests.flow.scene import Scene
+from tests.flow.scene import Scene, playing
 from tests.flow.test_explorer import rollouts_of, work_for
 from tests.flow.test_partials import AWAY_S, assert_same, finish, live_pieces, pieces_of
 
@@ -23,15 +23,7 @@ LARGE = LARGE_BYTES + 1
 
 
 def scene_of(folder: Path, *, state_bytes: int = LARGE, every_s: float = 0.5) -> Scene:
-    """Three turns of 30 tokens, a second each."""
-    scene = Scene(
-        folder, policies__fake={"tokens_per_s": 30.0, "mean_tokens": 30.0, "sigma": 0.0},
-        explorer__partial_every_s=every_s, environments={NAME: {"turns": 3, "state_bytes": state_bytes}},
-        transport__partitions=1,
-    )  # fmt: skip
-    scene.announce(0)
-    scene.admit(0, environment=NAME)
-    return scene
+    return playing(folder, NAME, {"turns": 3, "state_bytes": state_bytes}, every_s=every_s)
 
 
 def alone(folder: Path) -> dict[str, Rollout]:

@@ -10,7 +10,7 @@ import pytest
 
 from rftstream.contracts.rollouts import Rollout, RolloutStatus
 from rftstream.testing import RoleDriver
-from tests.flow.scene import Scene
+from tests.flow.scene import Scene, playing
 from tests.flow.test_explorer import rollouts_of, work_for
 from tests.flow.test_partials import AWAY_S, assert_same, finish, live_pieces, pieces_of
 
@@ -20,16 +20,7 @@ PLACE = "tests.flow.environments"
 
 
 def scene_of(folder: Path, environment: str, *, fails_in: str = "", every_s: float = 0.5, turns: int = 3) -> Scene:
-    """Three turns of 30 tokens, a second each."""
-    name = f"{PLACE}:{environment}"
-    scene = Scene(
-        folder, policies__fake={"tokens_per_s": 30.0, "mean_tokens": 30.0, "sigma": 0.0},
-        explorer__partial_every_s=every_s, environments={name: {"turns": turns, "fails_in": fails_in}},
-        transport__partitions=1,
-    )  # fmt: skip
-    scene.announce(0)
-    scene.admit(0, environment=name)
-    return scene
+    return playing(folder, f"{PLACE}:{environment}", {"turns": turns, "fails_in": fails_in}, every_s=every_s)
 
 
 def alone(folder: Path, environment: str) -> dict[str, Rollout]:

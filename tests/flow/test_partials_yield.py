@@ -24,9 +24,7 @@ TAIL = {
 
 
 def scene_of(folder: Path, **more: Any) -> Scene:
-    scene = Scene(folder, **{**TAIL, **more})
-    scene.announce(0)
-    scene.admit(*range(10))
+    scene = Scene(folder, **{**TAIL, **more}, groups=range(10))
     return scene
 
 
@@ -72,9 +70,7 @@ def test_whoever_makes_room_is_saved(tmp_path: Path) -> None:
 
 
 def test_nobody_makes_room_when_nobody_waits(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, **{**TAIL, "explorer__yield_after_tokens": 5})
-    scene.announce(0)
-    scene.admit(0, 1)
+    scene = Scene(tmp_path, **{**TAIL, "explorer__yield_after_tokens": 5}, groups=[0, 1])
     scene.admit(2, 3, min_version=1)
     work_for(scene, RoleDriver(scene, "explorer"), seconds=40.0)
     assert len(rollouts_of(scene)) == 2

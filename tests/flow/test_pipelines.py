@@ -25,6 +25,7 @@ from rftstream.errors import StopRule
 from rftstream.queries.operator_totals import totals_of
 from rftstream.testing import RoleDriver
 from rftstream.testing.faults import Kill
+from tests.flow.disturbed import FaultAt, work_on
 from tests.flow.scene import Scene, problem
 
 OWN = "tests.flow.test_pipelines:"
@@ -263,10 +264,10 @@ def test_a_feeder_killed_at_every_commit_skips_the_same(tmp_path: Path, point: s
         source = {"source": "arithmetic", "options": {"size": 30}}
         operators = (own("Seen"), own("Sizes"))
         scene = feeding(folder, *operators, tasksets={"sums": source}, buffer__max_refill=10_000)
-        reached = kill_at(scene, point) if kills else []
+        scene.log.fault = deaths = FaultAt(point if kills else "never", Kill, "feeder", every=3)
         feeder = RoleDriver(scene, "feeder")
         for version in range(1, 8):
-            work(feeder)
+            work_on(feeder)
             groups = list(dict.fromkeys(task.ids.group_id for task in tasks_of(scene)))
             for sequence in range(2 * version - 2, 2 * version):
                 scene.put("outcomes", GroupOutcome(
@@ -274,7 +275,7 @@ def test_a_feeder_killed_at_every_commit_skips_the_same(tmp_path: Path, point: s
                     reason="complete", rollouts=(), batch_sequence=version - 1,
                 ))  # fmt: skip
             scene.step(version)
-        assert len(reached) > 8 or not kills
+        assert deaths.num_visits > 8 or not kills
         return scene
 
     calm, killed = play(tmp_path / "calm", kills=False), play(tmp_path / "killed", kills=True)
@@ -289,30 +290,6 @@ def test_a_feeder_killed_at_every_commit_skips_the_same(tmp_path: Path, point: s
     found = killed.recompute(loader.replace(killed.config, pipeline=(own("Seen"),)))
     assert not found.fine, "by other operators"
     assert "its problem, computed again another one" in found.to_text()
-
-
-def work(driver: RoleDriver) -> None:
-    """Let the role work, and kill it when it reaches the point for the third time, and so on."""
-    while True:
-        try:
-            driver.work()
-            return
-        except Kill:
-            driver.restart()
-
-
-def kill_at(scene: Scene, point: str) -> list[str]:
-    """Kill feeder or buffer at every third commit. The claim of whoever comes next is one, too."""
-    reached: list[str] = []
-
-    def fault(where: str, process: str) -> None:
-        if where == point and process in ("feeder", "buffer"):
-            reached.append(where)
-            if len(reached) % 3 == 0:
-                raise Kill(where)
-
-    scene.log.fault = fault
-    return reached
 
 
 # --------------------------------------------------------------------------------------------- experience side
@@ -450,12 +427,12 @@ def test_a_buffer_killed_at_every_commit_decides_the_same(tmp_path: Path, point:
     def play(folder: Path, *, kills: bool) -> Scene:
         operators = (own("ByFacts"), {"op": "truncated"}, own("Shaper"), own("Masker"))
         scene = buffering(folder, *operators, feeder__group_size=3, feeder__groups_per_batch=3)
-        reached = kill_at(scene, point) if kills else []
+        scene.log.fault = deaths = FaultAt(point if kills else "never", Kill, "buffer", every=3)
         buffer = RoleDriver(scene, "buffer")
         for sequence in range(24):
             put_group(scene, sequence, (0.0, 1.0, 0.5), truncated=(1,) if sequence % 4 == 0 else ())
-            work(buffer)
-        assert len(reached) > 8 or not kills
+            work_on(buffer)
+        assert deaths.num_visits > 8 or not kills
         return scene
 
     calm, killed = play(tmp_path / "calm", kills=False), play(tmp_path / "killed", kills=True)

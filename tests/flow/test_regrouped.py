@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from rftstream.queries.side_by_side import compare_runs
 from rftstream.replay.regrouped import VerdictImport
 from rftstream.runs import imported
 from rftstream.testing import RoleDriver
-from rftstream.testing.faults import Kill
+from tests.flow.disturbed import copy_on
 from tests.flow.scene import Scene
 from tests.flow.test_imported import manifest
 from tests.flow.test_pipelines import outcomes_of, own, put_group
@@ -108,29 +107,12 @@ def test_killed_at_any_commit_the_import_goes_on(
     target = scene_of(tmp_path / "target", run__imported_from="source", explorer__count=0)
     calm = scene_of(tmp_path / "calm", run__imported_from="source", explorer__count=0)
     copy(source, calm)
-    kills = 0
-    for number in range(60):
-        seen = Counter[str]()
 
-        def fault(at: str, process: str, number: int = number, seen: Counter[str] = seen) -> None:
-            seen[at] += 1
-            if seen[point] == 1 + number % 3:
-                raise Kill(at)
+    def goes_on(kills: int) -> None:
+        if kills == 3:
+            source.put("verified", source.verified(source.siblings(9)[2], 1.0))
 
-        target.log.fault = fault
-        try:
-            copy(source, target)
-            break
-        except Kill:
-            kills += 1
-            if kills == 3:  # the source goes on meanwhile
-                scored = source.verified(source.siblings(9)[2], 1.0)
-                source.put("verified", scored)
-        if kills > 40:
-            break
-    target.log.fault = None
-    copy(source, target)
-    assert kills > 3
+    assert copy_on(target, point, lambda: copy(source, target), goes_on) > 3
 
     def told(scene: Scene) -> dict[str, Any]:
         return {name: replace(one, verified_at=0.0, rollout=None) for name, one in verified_of(scene).items()}

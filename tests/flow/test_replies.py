@@ -16,7 +16,7 @@ from rftstream.contracts.versions import EvalResult
 from rftstream.service.role import Role, RoleContext
 from rftstream.testing import RoleDriver
 from tests.flow.environments import GATE
-from tests.flow.scene import Scene
+from tests.flow.scene import Scene, playing
 from tests.flow.test_explorer import rollouts_of, work_for
 from tests.flow.test_partials import AWAY_S, assert_same, finish, live_pieces, pieces_of
 from workers import explorer as explorer_worker
@@ -49,16 +49,8 @@ def tick_until(driver: RoleDriver, holds: Callable[[], bool]) -> None:
 
 
 def game(folder: Path, *, every_s: float = 0.5, rate: float = 30.0, **settings: Any) -> Scene:
-    """Turns of 30 tokens, a second each."""
     explorer = {key: settings.pop(key) for key in list(settings) if key.startswith("explorer__")}
-    scene = Scene(
-        folder, policies__fake={"tokens_per_s": rate, "mean_tokens": 30.0, "sigma": 0.0},
-        explorer__partial_every_s=every_s, environments={GAME: settings}, transport__partitions=1,
-        tasksets__sums__reward="environment", **explorer,
-    )  # fmt: skip
-    scene.announce(0)
-    scene.admit(0, environment=GAME)
-    return scene
+    return playing(folder, GAME, settings, every_s=every_s, rate=rate, tasksets__sums__reward="environment", **explorer)
 
 
 def outcome(scene: Scene) -> dict[str, Rollout]:
@@ -184,9 +176,7 @@ def test_what_is_no_reward_is_never_one(
 
 @pytest.mark.law("unscorable")
 def test_an_environment_without_rewards_is_no_reward_of_0(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, tasksets__sums__reward="environment")
-    scene.announce(0)
-    scene.admit(0)
+    scene = Scene(tmp_path, tasksets__sums__reward="environment", groups=[0])
     RoleDriver(scene, "explorer").work()
     RoleDriver(scene, "verifier").work()
     assert {one.posted for one in rollouts_of(scene).values()} == {None}

@@ -23,8 +23,10 @@ from rftstream.data.operators.pipeline import ExperiencePipeline
 from rftstream.data.operators.reuse import ReplayGroups
 from rftstream.errors import ConfigError, PositionMissing
 from rftstream.testing import RoleDriver
+from rftstream.testing.faults import Kill
+from tests.flow.disturbed import FaultAt, work_on
 from tests.flow.scene import Scene, make_config
-from tests.flow.test_pipelines import buffering, experiences_of, kill_at, outcomes_of, own, tasks_of, work
+from tests.flow.test_pipelines import buffering, experiences_of, outcomes_of, own, tasks_of
 
 ALWAYS: dict[str, Any] = {"op": "replay", "per_batch": 1, "cool_down": 0, "max_uses": 2, "max_staleness": 100}
 HINDSIGHT: dict[str, Any] = {"op": "hindsight", "per_batch": 2, "max_staleness": 100}
@@ -212,12 +214,12 @@ def test_a_kill_at_any_commit_changes_no_choice(tmp_path: Path, point: str, on_s
     found: list[list[tuple[Any, ...]]] = []
     for killed in (False, True):
         scene = buffering(tmp_path / str(killed), *operators, feeder__on_stale=on_stale, trainer__shares=2)
-        reached = kill_at(scene, point) if killed else []
+        scene.log.fault = deaths = FaultAt(point if killed else "never", Kill, "buffer", every=3)
         buffer = RoleDriver(scene, "buffer")
         for sequence in range(16):
             put(scene, [sequence], version=0)
-            work(buffer)
-        assert len(reached) > 6 or not killed
+            work_on(buffer)
+        assert deaths.num_visits > 6 or not killed
         check_again(scene)
         found.append([(one.batch_sequence, one.uses) for one in reuses_of(scene)])
         found.append([(one.ids.rollout_id, one.batch_sequence, one.share, one.position, one.use, one.weight)
@@ -411,11 +413,11 @@ def test_a_kill_changes_no_demonstration(tmp_path: Path, point: str) -> None:
     for killed in (False, True):
         scene = imitating(tmp_path / str(killed), HINDSIGHT, {"op": "zero_variance"}, ALWAYS)
         if killed:
-            kill_at(scene, point)
+            scene.log.fault = FaultAt(point, Kill, "buffer", every=3)
         buffer = RoleDriver(scene, "buffer")
         for sequence in range(10):
             attempt(scene, sequence, (0.0, float(sequence % 3 == 0)), (f"{sequence}+1=", ""))
-            work(buffer)
+            work_on(buffer)
         check_again(scene)
         found.append([(one.batch_sequence, one.uses) for one in reuses_of(scene)])
     assert found[0] == found[1]

@@ -13,6 +13,7 @@ from rftstream.contracts.records import NewRecord
 from rftstream.errors import ProducerLost, TakenOver, TransactionAborted
 from rftstream.testing import RoleDriver
 from rftstream.testing.faults import Kill
+from tests.flow.disturbed import FaultAt
 from tests.flow.scene import Scene
 
 pytestmark = pytest.mark.law("fencing")
@@ -80,13 +81,11 @@ def test_a_claim_behind_an_open_transaction_is_not_overlooked(tmp_path: Path, ro
     writer = scene.transport("dead").producer("dead", timeout_s=30.0)
     writer.start()
 
-    def dies_before_the_claim(point: str, process: str) -> None:
-        if point == "before_commit" and process == "first":
-            transactions = scene.log.transactions
-            transactions.append(transactions.begin("dead", 30.0), [NewRecord("control", 0, b"never", b"never")])
-            scene.log.fault = None
+    def dies_before_the_claim() -> None:
+        transactions = scene.log.transactions
+        transactions.append(transactions.begin("dead", 30.0), [NewRecord("control", 0, b"never", b"never")])
 
-    scene.log.fault = dies_before_the_claim
+    scene.log.fault = FaultAt("before_commit", dies_before_the_claim, "first", most=1)
     first.tick()
     assert claims_of(scene, role) == []
     second = RoleDriver(scene, role, process="second")
@@ -116,18 +115,16 @@ def test_one_that_was_away_in_the_middle_of_a_commit_changes_nothing(tmp_path: P
     second = RoleDriver(scene, role, process="second")
     seen = 0
 
-    def go_away(point: str, process: str) -> None:
+    def go_away() -> None:
         nonlocal seen
-        if point == "before_commit" and process == "first":
-            scene.log.fault = None
-            second.work()
-            seen = len(scene.records(OUTPUT[role]))
+        second.work()
+        seen = len(scene.records(OUTPUT[role]))
 
-    scene.log.fault = go_away
+    scene.log.fault = away = FaultAt("before_commit", go_away, "first", most=1)
     happen(scene, role)
     with pytest.raises(TakenOver, match="second"):
         first.work()
-    assert scene.log.fault is None
+    assert away.count == 1
     assert len(scene.records(OUTPUT[role])) == seen > 0
 
 
@@ -136,12 +133,7 @@ def test_fenced_before_the_claim_while_another_claims(tmp_path: Path, role: str)
     scene = scene_of(tmp_path, role)
     second = RoleDriver(scene, role, process="second")
 
-    def another_claims(point: str, process: str) -> None:
-        if point == "before_commit" and process == "first":
-            scene.log.fault = None
-            second.work()
-
-    scene.log.fault = another_claims
+    scene.log.fault = FaultAt("before_commit", second.work, "first", most=1)
     with pytest.raises(TakenOver, match="second"):
         RoleDriver(scene, role, process="first").work()
     assert claims_of(scene, role) == [(1, "second")]
@@ -153,20 +145,15 @@ def test_fenced_before_the_claim_by_the_one_that_is_replaced(tmp_path: Path, rol
     scene = scene_of(tmp_path, role)
     first = RoleDriver(scene, role, process="first")
     first.work()
-    overtaken: list[int] = []
 
-    def is_quicker(point: str, process: str) -> None:
-        if point == "before_commit" and process == "second" and len(overtaken) < 2:
-            scene.log.fault = None
-            overtaken.append(len(claims_of(scene, role)))
-            producer = scene.transport("first").producer(f"flow.{role}")
-            producer.start()
-            claim = [one for one in scene.messages("control") if isinstance(one, Claim) and one.role == role][-1]
-            again = dataclasses.replace(claim, epoch=claim.epoch + 1)
-            producer.commit([codec.to_record(again, "control", 0, run="flow", writer_epoch=again.epoch)])
-            scene.log.fault = is_quicker
+    def is_quicker() -> None:
+        producer = scene.transport("first").producer(f"flow.{role}")
+        producer.start()
+        claim = [one for one in scene.messages("control") if isinstance(one, Claim) and one.role == role][-1]
+        again = dataclasses.replace(claim, epoch=claim.epoch + 1)
+        producer.commit([codec.to_record(again, "control", 0, run="flow", writer_epoch=again.epoch)])
 
-    scene.log.fault = is_quicker
+    scene.log.fault = FaultAt("before_commit", is_quicker, "second", most=2)
     second = RoleDriver(scene, role, process="second")
     for _ in range(4):
         scene.clock.advance(max(second.tick(), 0.01))
@@ -180,12 +167,8 @@ def test_fenced_before_the_claim_by_one_that_dies_then(tmp_path: Path, role: str
     """Nobody else has claimed: it waits a while and starts again."""
     scene = scene_of(tmp_path, role)
 
-    def another_starts(point: str, process: str) -> None:
-        if point == "before_commit" and process == "first":
-            scene.log.fault = None
-            scene.transport("second").producer(f"flow.{role}").start()
-
-    scene.log.fault = another_starts
+    start = scene.transport("second").producer(f"flow.{role}").start
+    scene.log.fault = FaultAt("before_commit", start, "first", most=1)
     first = RoleDriver(scene, role, process="first")
     wait = first.tick()
     assert 0 < wait <= 1
@@ -201,12 +184,8 @@ def test_fenced_before_the_claim_by_one_that_claims_while_it_waits(tmp_path: Pat
     scene = scene_of(tmp_path, role)
     second = RoleDriver(scene, role, process="second")
 
-    def another_starts(point: str, process: str) -> None:
-        if point == "before_commit" and process == "first":
-            scene.log.fault = None
-            scene.transport("second").producer(f"flow.{role}").start()
-
-    scene.log.fault = another_starts
+    start = scene.transport("second").producer(f"flow.{role}").start
+    scene.log.fault = FaultAt("before_commit", start, "first", most=1)
     first = RoleDriver(scene, role, process="first")
     scene.clock.advance(first.tick())
     second.work()
@@ -222,12 +201,7 @@ def test_fenced_before_the_claim_by_one_that_claims_while_it_waits(tmp_path: Pat
 def test_a_claim_whose_commit_is_unknown_is_never_taken_for_another_ones(tmp_path: Path, role: str, point: str) -> None:
     scene = scene_of(tmp_path, role)
 
-    def lose(at: str, process: str) -> None:
-        if at == point and process == "first":
-            scene.log.fault = None
-            raise ProducerLost("simulated")
-
-    scene.log.fault = lose
+    scene.log.fault = FaultAt(point, ProducerLost, "first", most=1)
     first = RoleDriver(scene, role, process="first")
     first.work(within_s=0.999)
     epochs = [(1, "first")] if point == "before_commit" else [(1, "first"), (2, "first")]
@@ -238,15 +212,7 @@ def test_a_claim_whose_commit_is_unknown_is_never_taken_for_another_ones(tmp_pat
 @pytest.mark.parametrize("role", SINGLES)
 def test_a_claim_that_is_aborted_is_tried_again(tmp_path: Path, role: str) -> None:
     scene = scene_of(tmp_path, role)
-    count = 0
-
-    def abort(at: str, process: str) -> None:
-        nonlocal count
-        if at == "before_commit" and process == "first" and count < 3:
-            count += 1
-            raise TransactionAborted("simulated")
-
-    scene.log.fault = abort
+    scene.log.fault = FaultAt("before_commit", TransactionAborted, "first", most=3)
     first = RoleDriver(scene, role, process="first")
     first.work(within_s=0.999)
     assert claims_of(scene, role) == [(1, "first")]
@@ -258,12 +224,7 @@ def test_a_claim_that_is_aborted_is_tried_again(tmp_path: Path, role: str) -> No
 def test_killed_at_its_claim(tmp_path: Path, role: str, point: str) -> None:
     scene = scene_of(tmp_path, role)
 
-    def kill(at: str, process: str) -> None:
-        if at == point and process == "first":
-            scene.log.fault = None
-            raise Kill
-
-    scene.log.fault = kill
+    scene.log.fault = FaultAt(point, Kill, "first", most=1)
     first = RoleDriver(scene, role, process="first")
     with pytest.raises(Kill):
         first.work()

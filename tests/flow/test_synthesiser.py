@@ -15,6 +15,7 @@ from rftstream.contracts.problems import NewProblem, ProblemKind, RejectedProble
 from rftstream.errors import ConfigError
 from rftstream.testing import RoleDriver
 from rftstream.testing.faults import Kill
+from tests.flow.disturbed import FaultAt
 from tests.flow.scene import Scene
 from tests.flow.test_growing import new_problem
 from tests.flow.writers import is_request, served, terms, writer
@@ -199,16 +200,7 @@ def test_a_killed_synthesiser_leaves_no_twin_and_loses_nothing(tmp_path: Path, p
 
     with served(wordy) as server:
         scene = scene_of(tmp_path, server, max_concurrent=3)
-        reached = 0
-
-        def die(at: str, process: str) -> None:
-            nonlocal reached
-            if at == point and process == "synthesiser":
-                reached += 1
-                if reached % 2:
-                    raise Kill(at)
-
-        scene.log.fault = die
+        scene.log.fault = deaths = FaultAt(point, Kill, "synthesiser", every=2)
         for sequence in range(12):
             scene.decide(sequence, GroupResult.filtered)
         synthesiser = RoleDriver(scene, "synthesiser")
@@ -221,7 +213,7 @@ def test_a_killed_synthesiser_leaves_no_twin_and_loses_nothing(tmp_path: Path, p
             if len(admitted(scene)) == 12:
                 break
         synthesiser.work()
-        assert reached >= 4
+        assert deaths.num_visits >= 4
         ids = [one.problem_id for one in admitted(scene)]
         assert sorted(ids) == sorted({f"sums/0/{n}/0/outcomes/reworded/0" for n in range(12)})
         assert scene.audit().twins.get("problems", 0) == 0

@@ -14,8 +14,10 @@ from rftstream.contracts.rollouts import RolloutStatus
 from rftstream.contracts.tasks import Task
 from rftstream.errors import ConfigError
 from rftstream.testing import RoleDriver
+from rftstream.testing.faults import Kill
+from tests.flow.disturbed import FaultAt, work_on
 from tests.flow.scene import Scene
-from tests.flow.test_pipelines import check_balance, feeding, indexes_of, kill_at, tasks_of, work
+from tests.flow.test_pipelines import check_balance, feeding, indexes_of, tasks_of
 
 ALL: tuple[dict[str, Any], ...] = (
     {"op": "length", "max_characters": 100},
@@ -46,15 +48,15 @@ def test_a_feeder_with_all_operators_killed_at_every_commit_admits_the_same(tmp_
         held_out = write_problems(folder, "held_out", texts[10:14])
         scene = feeding(folder, *ALL, tasksets={"sums": source}, evaluations={"held-out": held_out},
                         feeder__groups_per_batch=4, buffer__max_refill=10_000)  # fmt: skip
-        reached = kill_at(scene, point) if kills else []
+        scene.log.fault = deaths = FaultAt(point if kills else "never", Kill, "feeder", every=3)
         feeder = RoleDriver(scene, "feeder")
         for version in range(1, 9):
-            work(feeder)
+            work_on(feeder)
             groups = {task.ids.group_id: task.ids for task in tasks_of(scene)}
             for group in list(groups)[4 * version - 4 : 4 * version]:
                 scene.put("outcomes", outcome_of(group, groups[group].sequence, groups[group].group_size, version))
             scene.step(version, trained=4 * version)
-        assert len(reached) > 8 or not kills
+        assert deaths.num_visits > 8 or not kills
         return scene
 
     calm, killed = play(tmp_path / "calm", kills=False), play(tmp_path / "killed", kills=True)

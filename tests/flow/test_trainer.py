@@ -12,6 +12,7 @@ from rftstream.contracts.records import NewRecord
 from rftstream.contracts.versions import VersionName, WeightsAnnounced
 from rftstream.errors import ContractError, ProducerLost, StopRule
 from rftstream.testing import RoleDriver
+from tests.flow.disturbed import FaultAt
 from tests.flow.scene import Scene
 from tests.flow.trained import (
     announced_of,
@@ -375,12 +376,12 @@ def test_an_unknown_last_commit_that_succeeded(tmp_path: Path) -> None:
     scene = Scene(tmp_path, run__steps=1)
     scene.batch(0)
 
-    def lose(point: str, process: str) -> None:
-        if point == "after_commit" and process == "trainer" and finished_of(scene) is not None:
+    def lose() -> None:
+        if finished_of(scene) is not None:
             scene.log.fault = None
             raise ProducerLost("simulated")
 
-    scene.log.fault = lose
+    scene.log.fault = FaultAt("after_commit", lose, "trainer")
     trainer = RoleDriver(scene, "trainer")
     trainer.work(within_s=0.9)
     assert trainer.done

@@ -17,7 +17,7 @@ from rftstream.errors import ProducerLost, WeightsError
 from rftstream.service.role import Role, RoleContext
 from rftstream.testing import RoleDriver
 from rftstream.weights.checkpoints import CheckpointStore, StagedCheckpoint
-from rftstream.weights.publisher import StagedVersion, WeightsPublisher
+from rftstream.weights.publisher import WeightsPublisher
 from tests.flow.scene import Scene
 from tests.flow.trained import announced_of, checkpoints_of, names, steps_of, trained
 from workers.trainer import build
@@ -39,25 +39,28 @@ class Words:
         self._allowed.release(count)
 
 
-class Gate(Words):
-    """Updates that wait for a word; they say where they are."""
+class Held(Words):
+    """Calls of a method, each of which waits for a word."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        super().__init__()
-        self.begun: list[str] = []
-        update = FakeBackend.update
+    def __init__(self, patch: pytest.MonkeyPatch, owner: type, name: str, count: int = 0) -> None:
+        super().__init__(count)
+        self.calls: list[tuple[Any, ...]] = []
+        """The arguments of each, when it began."""
+        self.threads: set[str] = set()
+        method = getattr(owner, name)
 
-        def held(backend: FakeBackend, *args: Any) -> Any:
-            self.begun.append(threading.current_thread().name)
+        def held(*args: Any) -> Any:
+            self.calls.append(args)
+            self.threads.add(threading.current_thread().name)
             self.wait()
-            return update(backend, *args)
+            return method(*args)
 
-        monkeypatch.setattr(FakeBackend, "update", held)
+        patch.setattr(owner, name, held)
 
 
 @pytest.fixture
-def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
-    made = Gate(monkeypatch)
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
+    made = Held(monkeypatch, FakeBackend, "update")
     yield made
     made.let(100)  # a thread that still waits ends
 
@@ -83,16 +86,16 @@ def scene_of(tmp_path: Path, batches: int, **settings: Any) -> tuple[Scene, Role
 
 @pytest.mark.slow
 @pytest.mark.law("never-waits")
-def test_a_version_is_announced_while_the_next_one_is_computed(tmp_path: Path, gate: Gate) -> None:
+def test_a_version_is_announced_while_the_next_one_is_computed(tmp_path: Path, gate: Held) -> None:
     scene, trainer = scene_of(tmp_path, 3, feeder__max_staleness=2)
     gate.let(1)
-    until(trainer, lambda: (1, 1) in announced_of(scene) and len(gate.begun) == 2)
+    until(trainer, lambda: (1, 1) in announced_of(scene) and len(gate.calls) == 2)
     trainer.tick()
     assert names(steps_of(scene)) == announced_of(scene) == [(1, 0), (1, 1)]
-    assert len(gate.begun) == 2, "one at a time"
+    assert len(gate.calls) == 2, "one at a time"
     gate.let(2)
     until(trainer, lambda: (1, 3) in announced_of(scene))
-    assert set(gate.begun) == {gate.begun[0]} != {threading.current_thread().name}
+    assert len(gate.threads) == 1 and threading.current_thread().name not in gate.threads
     alone = Scene(tmp_path / "alone", feeder__max_staleness=2)
     gate.let(100)
     trained(alone, 3)
@@ -102,9 +105,9 @@ def test_a_version_is_announced_while_the_next_one_is_computed(tmp_path: Path, g
 
 
 @pytest.mark.slow
-def test_it_looks_at_the_log_while_it_computes(tmp_path: Path, gate: Gate) -> None:
+def test_it_looks_at_the_log_while_it_computes(tmp_path: Path, gate: Held) -> None:
     scene, trainer = scene_of(tmp_path, 3)
-    until(trainer, lambda: len(gate.begun) == 1)
+    until(trainer, lambda: len(gate.calls) == 1)
     scene.ask(DesiredState.paused)
     trainer.tick()
     gate.let(3)
@@ -118,7 +121,7 @@ def test_it_looks_at_the_log_while_it_computes(tmp_path: Path, gate: Gate) -> No
 
 
 @pytest.mark.law("replay")
-def test_a_checkpoint_is_of_its_version(tmp_path: Path, gate: Gate) -> None:
+def test_a_checkpoint_is_of_its_version(tmp_path: Path, gate: Held) -> None:
     scene, trainer = scene_of(tmp_path, 4, feeder__max_staleness=3, trainer__checkpoint_every=2)
     gate.let(4)
     until(trainer, lambda: (1, 4) in announced_of(scene))
@@ -129,27 +132,27 @@ def test_a_checkpoint_is_of_its_version(tmp_path: Path, gate: Gate) -> None:
     assert steps_of(scene)[-1].weights_digest == digests[4]
 
 
-def test_told_to_leave_it_ends_what_it_has_begun_and_saves_it(tmp_path: Path, gate: Gate) -> None:
+def test_told_to_leave_it_ends_what_it_has_begun_and_saves_it(tmp_path: Path, gate: Held) -> None:
     scene, trainer = scene_of(tmp_path, 4, feeder__max_staleness=3, trainer__checkpoint_every=100)
     gate.let(1)
-    until(trainer, lambda: (1, 1) in announced_of(scene) and len(gate.begun) == 2)
+    until(trainer, lambda: (1, 1) in announced_of(scene) and len(gate.calls) == 2)
     trainer.service.drain()
     assert not trainer.done
     gate.let(3)
     until(trainer, lambda: trainer.done)
     assert names(steps_of(scene)) == [(1, 0), (1, 1), (1, 2)]
     assert checkpoints_of(scene) == [(1, 2)]
-    assert len(gate.begun) == 2
+    assert len(gate.calls) == 2
     trainer.service.close()
 
 
 @pytest.mark.law("replay")
-def test_a_commit_that_failed_takes_back_what_was_begun(tmp_path: Path, gate: Gate) -> None:
+def test_a_commit_that_failed_takes_back_what_was_begun(tmp_path: Path, gate: Held) -> None:
     scene, trainer = scene_of(tmp_path, 3, feeder__max_staleness=2)
     lost = []
 
     def lose(point: str, process: str) -> None:
-        if point == "before_commit" and gate.begun and not lost:
+        if point == "before_commit" and gate.calls and not lost:
             lost.append(point)
             raise ProducerLost("the transaction coordinator does not know it")
 
@@ -163,41 +166,26 @@ def test_a_commit_that_failed_takes_back_what_was_begun(tmp_path: Path, gate: Ga
     trainer.stop()
 
 
-class Held(Words):
-    """Versions after the first are written when the test says so."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        super().__init__(1)  # the anchor
-        self.begun = 0
-        write = WeightsPublisher.write
-
-        def held(publisher: WeightsPublisher, taken: StagedVersion) -> WeightsAnnounced:
-            self.begun += 1
-            self.wait()
-            return write(publisher, taken)
-
-        monkeypatch.setattr(WeightsPublisher, "write", held)
-
-
 @pytest.fixture
-def held(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
+def held(gate: Held, monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
+    """Versions after the first, the anchor, are written when the test says so."""
     gate.let(100)
-    made = Held(monkeypatch)
+    made = Held(monkeypatch, WeightsPublisher, "write", 1)
     yield made
     made.let(100)
 
 
 @pytest.mark.law("never-waits")
 def test_a_batch_that_comes_while_a_version_is_written_is_trained_at_once(
-    tmp_path: Path, gate: Gate, held: Held
+    tmp_path: Path, gate: Held, held: Held
 ) -> None:
     scene, trainer = scene_of(tmp_path, 1, feeder__max_staleness=2)
-    until(trainer, lambda: held.begun == 2)
+    until(trainer, lambda: len(held.calls) == 2)
     for _ in range(3):
         trainer.tick()
     scene.clock.advance(5.0)
     scene.batch(1)
-    until(trainer, lambda: len(gate.begun) == 2)
+    until(trainer, lambda: len(gate.calls) == 2)
     scene.clock.advance(2.0)
     assert announced_of(scene) == [(1, 0)]
     held.let(2)
@@ -214,7 +202,7 @@ def test_a_batch_that_comes_while_a_version_is_written_is_trained_at_once(
 def test_it_ends_while_a_version_is_written(tmp_path: Path, held: Held, ends: Callable[[RoleDriver], None]) -> None:
     """In order, with the version on the log and saved; or at once, and the version is trained again."""
     scene, trainer = scene_of(tmp_path, 1, trainer__checkpoint_every=100)
-    until(trainer, lambda: held.begun == 2)
+    until(trainer, lambda: len(held.calls) == 2)
     if ends is RoleDriver.stop:
         trainer.service.drain()
         trainer.tick()
@@ -229,40 +217,25 @@ def test_it_ends_while_a_version_is_written(tmp_path: Path, held: Held, ends: Ca
     assert checkpoints_of(scene) == [(1 if stopped else 2, 1)]
 
 
-class HeldCheckpoints(Words):
-    """Checkpoints that are written when the test says so."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        super().__init__()
-        self.begun: list[int] = []
-        self.folders: list[Path] = []
-        write_staged = CheckpointStore.write_staged
-
-        def held(store: CheckpointStore, name: VersionName, staged: StagedCheckpoint, state: dict[str, Any]) -> None:
-            self.begun.append(name.version)
-            self.folders.append(staged.folder)
-            self.wait()
-            write_staged(store, name, staged, state)
-
-        monkeypatch.setattr(CheckpointStore, "write_staged", held)
+def begun(checkpoints: Held) -> list[int]:
+    return [name.version for _, name, *_ in checkpoints.calls]
 
 
 @pytest.fixture
-def checkpoints(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldCheckpoints]:
+def checkpoints(gate: Held, monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
+    """They are written when the test says so."""
     gate.let(100)
-    made = HeldCheckpoints(monkeypatch)
+    made = Held(monkeypatch, CheckpointStore, "write_staged")
     yield made
     made.let(100)
 
 
 @pytest.mark.slow
 @pytest.mark.law("never-waits")
-def test_versions_are_trained_and_announced_while_a_checkpoint_is_written(
-    tmp_path: Path, checkpoints: HeldCheckpoints
-) -> None:
+def test_versions_are_trained_and_announced_while_a_checkpoint_is_written(tmp_path: Path, checkpoints: Held) -> None:
     scene, trainer = scene_of(tmp_path, 6, feeder__max_staleness=9, trainer__checkpoint_every=3)
     until(trainer, lambda: (1, 5) in announced_of(scene))
-    assert (checkpoints.begun, checkpoints_of(scene)) == ([3], [])
+    assert (begun(checkpoints), checkpoints_of(scene)) == ([3], [])
     for _ in range(5):
         trainer.tick()
     assert len(announced_of(scene)) == 6, "the next one is due, and waits for the end of this one"
@@ -279,29 +252,27 @@ def test_versions_are_trained_and_announced_while_a_checkpoint_is_written(
     assert (2, 6) in checkpoints_of(scene)
 
 
-def test_the_checkpoint_that_is_written_is_there_when_it_leaves(tmp_path: Path, checkpoints: HeldCheckpoints) -> None:
+def test_the_checkpoint_that_is_written_is_there_when_it_leaves(tmp_path: Path, checkpoints: Held) -> None:
     scene, trainer = scene_of(tmp_path, 2, feeder__max_staleness=9, trainer__checkpoint_every=2)
-    until(trainer, lambda: (1, 2) in announced_of(scene) and checkpoints.begun == [2])
+    until(trainer, lambda: (1, 2) in announced_of(scene) and begun(checkpoints) == [2])
     assert not checkpoints_of(scene)
     checkpoints.let(1)
     trainer.stop()
-    assert (checkpoints.begun, checkpoints_of(scene)) == ([2], [(1, 2)]), "once, and whole"
-    assert not any(folder.exists() for folder in checkpoints.folders)
+    assert (begun(checkpoints), checkpoints_of(scene)) == ([2], [(1, 2)]), "once, and whole"
+    assert not any(staged.folder.exists() for _, _, staged, _ in checkpoints.calls)
 
 
-def test_what_is_trained_beside_a_checkpoint_is_saved_when_it_leaves(
-    tmp_path: Path, checkpoints: HeldCheckpoints
-) -> None:
+def test_what_is_trained_beside_a_checkpoint_is_saved_when_it_leaves(tmp_path: Path, checkpoints: Held) -> None:
     scene, trainer = scene_of(tmp_path, 3, feeder__max_staleness=9, trainer__checkpoint_every=2)
-    until(trainer, lambda: (1, 3) in announced_of(scene) and checkpoints.begun == [2])
+    until(trainer, lambda: (1, 3) in announced_of(scene) and begun(checkpoints) == [2])
     checkpoints.let(2)
     trainer.stop()
     assert checkpoints_of(scene) == [(1, 2), (1, 3)]
 
 
-def test_who_is_replaced_waits_for_the_end_of_what_it_writes(tmp_path: Path, checkpoints: HeldCheckpoints) -> None:
+def test_who_is_replaced_waits_for_the_end_of_what_it_writes(tmp_path: Path, checkpoints: Held) -> None:
     scene, trainer = scene_of(tmp_path, 2, feeder__max_staleness=9, trainer__checkpoint_every=2)
-    until(trainer, lambda: (1, 2) in announced_of(scene) and checkpoints.begun == [2])
+    until(trainer, lambda: (1, 2) in announced_of(scene) and begun(checkpoints) == [2])
     lost = []
 
     def lose(point: str, process: str) -> None:
@@ -316,11 +287,11 @@ def test_who_is_replaced_waits_for_the_end_of_what_it_writes(tmp_path: Path, che
     assert lost
     assert checkpoints_of(scene)[0] == (1, 2), "it was begun before, and is in force"
     trainer.stop()
-    assert not any(folder.exists() for folder in checkpoints.folders)
+    assert not any(staged.folder.exists() for _, _, staged, _ in checkpoints.calls)
 
 
 def test_a_checkpoint_that_cannot_be_written_ends_the_trainer(
-    tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, gate: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate.let(100)
     folders: list[Path] = []

@@ -19,6 +19,7 @@ from rftstream.testing import RoleDriver
 from rftstream.testing.faults import Kill
 from rftstream.transport.base import Position, Producer
 from rftstream.weights.checkpoints import CheckpointStore
+from tests.flow.disturbed import FaultAt
 from tests.flow.scene import Scene
 from tests.flow.test_replay import InMemory
 from tests.flow.trained import checkpoints_of, digests_of, names, steps_of, trained, versions_kept
@@ -378,11 +379,7 @@ def test_nothing_is_deleted_while_what_was_said_cannot_be_read(tmp_path: Path) -
     other = scene.transport("other").producer("other")
     other.start()
 
-    def fault(point: str, process: str) -> None:
-        if (point, process) == ("in_commit", "other"):
-            raise Kill(point)
-
-    scene.log.fault = fault
+    scene.log.fault = FaultAt("in_commit", Kill, "other")
     with pytest.raises(Kill):
         other.commit([NewRecord("control", 0, b"other", b"")])
     for number in range(8):
@@ -409,11 +406,7 @@ def hide_control(scene: Scene) -> Producer:
     other = scene.transport("other").producer("other")
     other.start()
 
-    def fault(point: str, process: str) -> None:
-        if (point, process) == ("in_commit", "other"):
-            raise Kill(point)
-
-    scene.log.fault = fault
+    scene.log.fault = FaultAt("in_commit", Kill, "other")
     with pytest.raises(Kill):
         other.commit([NewRecord("control", 0, b"other", b"")])
     scene.log.fault = None

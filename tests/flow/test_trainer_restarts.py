@@ -14,6 +14,7 @@ from rftstream.testing import RoleDriver
 from rftstream.testing.faults import Kill
 from rftstream.weights.checkpoints import CheckpointStore
 from rftstream.weights.publisher import WeightsPublisher
+from tests.flow.disturbed import FaultAt, work_on
 from tests.flow.scene import Scene
 from tests.flow.trained import checkpoints_of, digests_of, finished_of, names, steps_of, trained
 
@@ -193,30 +194,16 @@ def test_after_a_lost_producer_nothing_is_kept_of_what_was_not_committed(tmp_pat
 @pytest.mark.parametrize("every", [2, 3])
 def test_no_fault_changes_the_weights(tmp_path: Path, point: str, fault: type[BaseException], every: int) -> None:
     settings = {"trainer__checkpoint_every": 2, "run__steps": 9, "trainer__publish_every": 2}
-    calm, scene, count = Scene(tmp_path / "calm", **settings), Scene(tmp_path, **settings), 0
-
-    def at(where: str, process: str = "trainer") -> None:
-        nonlocal count
-        if where == point and process == "trainer":
-            count += 1
-            if count % every == 0 and count < 30:
-                raise fault("simulated")
-
-    scene.log.fault, scene.store.fault = at, at
+    calm, scene = Scene(tmp_path / "calm", **settings), Scene(tmp_path, **settings)
+    scene.log.fault = scene.store.fault = disturbed = FaultAt(point, fault, "trainer", every=every, most=29 // every)
     for one in (calm, scene):
         for number in range(9):
             one.batch(number)
     RoleDriver(calm, "trainer").work()
     trainer = RoleDriver(scene, "trainer")
-    for _ in range(40):
-        try:
-            trainer.work(within_s=0.9)
-        except Kill:
-            trainer.restart()
-        if trainer.done:
-            break
+    work_on(trainer, within_s=0.9)
     assert trainer.done
-    assert count > every
+    assert disturbed.num_visits > every
     finished = finished_of(scene)
     assert finished is not None
     assert finished.name.version == 9

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,7 +19,7 @@ from rftstream.models.splice import BreakReason, Continuation, Conversation
 from rftstream.policies.base import Completion, SampleRequest
 from rftstream.roles.explorer.attempt import Attempt
 from rftstream.roles.explorer.turn_loop import TurnLoop
-from rftstream.weights.snapshot import RawTensor
+from tests.e2e import scripted
 from tests.flow.environments import Config, Offering, Rewriter
 from tests.flow.environments import Conversation as Sums
 
@@ -65,40 +64,21 @@ class ChatRenderer:
         return Continuation(token_ids=whole[len(known) :])
 
 
-class Parrot:
+class Parrot(scripted.Scripted):
     """Says SAID and stops, or as much of it as it may; its n-th answer comes from version n."""
 
+    slots = 4
+
     def __init__(self) -> None:
-        self.version: VersionName | None = VersionName(trainer_epoch=1, version=0)
-        self.slots = 4
+        self.version = VersionName(trainer_epoch=1, version=0)
         self.requests: list[SampleRequest] = []
-        self._active: dict[str, SampleRequest] = {}
-
-    @property
-    def num_active(self) -> int:
-        return len(self._active)
-
-    def load(self, tensors: Mapping[str, RawTensor], name: VersionName) -> None:
-        raise NotImplementedError
+        self._waiting = {}
 
     def submit(self, request: SampleRequest) -> None:
         self.requests.append(request)
-        self._active[request.request_id] = request
+        super().submit(request)
 
-    def so_far(self, request_id: str) -> Completion | None:
-        return None
-
-    def abort(self, request_id: str) -> None:
-        self._active.pop(request_id, None)
-
-    def step(self) -> list[Completion]:
-        requests, self._active = list(self._active.values()), {}
-        return [self._complete(request) for request in requests]
-
-    def idle_s(self) -> float:
-        return 0.0 if self._active else math.inf
-
-    def _complete(self, request: SampleRequest) -> Completion:
+    def _complete(self, request: SampleRequest, name: VersionName) -> Completion:
         ids = [*SAID.encode(), END][: request.max_tokens]
         version = len(self.requests) - 1
         return Completion(
@@ -107,9 +87,6 @@ class Parrot:
             versions=(VersionSpan(start=0, count=len(ids), trainer_epoch=1, version=version),),
             finish_reason="stop" if ids[-1] == END else "length",
         )  # fmt: skip
-
-    def close(self) -> None:
-        pass
 
 
 def attempt_of(
@@ -183,8 +160,8 @@ class Odd(Parrot):
         super().__init__()
         self._changes = changes
 
-    def _complete(self, request: SampleRequest) -> Completion:
-        return dataclasses.replace(super()._complete(request), **self._changes)
+    def _complete(self, request: SampleRequest, name: VersionName) -> Completion:
+        return dataclasses.replace(super()._complete(request, name), **self._changes)
 
 
 def span(start: int, count: int) -> VersionSpan:
@@ -219,7 +196,7 @@ class Scripted(Parrot):
         super().__init__()
         self._texts = list(texts)
 
-    def _complete(self, request: SampleRequest) -> Completion:
+    def _complete(self, request: SampleRequest, name: VersionName) -> Completion:
         ids = [*self._texts.pop(0).encode(), END]
         return Completion(
             request_id=request.request_id, token_ids=np.asarray(ids, np.int32),

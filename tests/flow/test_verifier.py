@@ -23,6 +23,7 @@ from rftstream.roles.verifier import VERIFIER
 from rftstream.roles.verifier.step import VerifierStep
 from rftstream.service.role import Role, RoleContext
 from rftstream.testing import RoleDriver
+from tests.flow.disturbed import FaultAt
 from tests.flow.scene import Scene
 
 Judge = Callable[[RewardInput], Score | str]
@@ -429,16 +430,9 @@ def test_it_takes_no_more_than_it_has_room_for(tmp_path: Path) -> None:
 def test_a_log_that_refuses_the_start_is_waited_for(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     put_rollouts(scene, 0)
-    refused: list[str] = []
-
-    def refuse(point: str, process: str) -> None:
-        if (point, process) == ("before_start", "verifier") and len(refused) < 3:
-            refused.append(point)
-            raise TransactionAborted("the write lock is held")
-
-    scene.log.fault = refuse
+    scene.log.fault = refused = FaultAt("before_start", TransactionAborted, "verifier", most=3)
     stub_verifier(scene, always(Score(reward=1.0)))[0].work(within_s=0.5)
-    assert len(refused) == 3
+    assert refused.count == 3
     assert len(verified_of(scene)) == len(scene.siblings(0))
 
 

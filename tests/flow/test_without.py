@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from rftstream.service.role import Log
 from rftstream.testing import MemoryRun, Simulation
 from rftstream.testing.faults import Kill
 from rftstream.weights.checkpoints import CheckpointStore
+from tests.flow.disturbed import FaultAt
 from tests.flow.test_branch import digests, make_config, manifest, second, train
 
 pytestmark = pytest.mark.law("conservation")
@@ -95,14 +95,7 @@ def test_killed_at_any_commit_it_goes_on(
     left_out = left_out_of(first, rollouts[0])
     whole, killed = second(tmp_path / "whole", first), second(tmp_path / "killed", first)
     copy(first, whole, left_out)
-    seen: Counter[str] = Counter()
-
-    def fault(at: str, process: str) -> None:
-        seen[at] += 1
-        if process == "import" and at == "after_commit" and seen[at] % (every + 1) == 0:
-            raise Kill("simulated")
-
-    killed.log.fault = fault
+    killed.log.fault = FaultAt("after_commit", Kill, "import", every=every + 1)
     for _ in range(1000):
         try:
             copy(first, killed, left_out)
