@@ -19,12 +19,15 @@ from rftstream.environments.hosts.agents import AgentResult
 from rftstream.environments.launched_agents import agent_of
 from rftstream.environments.posting import Answer
 from rftstream.errors import ConfigError, HostedCodeError, HostError, HostTimeout
-from rftstream.roles.explorer.agent_launcher import MAX_STARTS, AgentLauncher, LaunchedAgents
-from rftstream.roles.explorer.model_calls import AgentBegins, AgentRequest, CallInbox, RolloutEnd
+from rftstream.roles.explorer.agent_launcher import MAX_STARTS
+from rftstream.roles.explorer.model_calls import AgentBegins, RolloutEnd
 from tests.contracts import samples
 from tests.loopback import Asked, HttpServer, free_ports, taken_port
 from tests.unit.environments.hosts.scene import PROBLEM
+from tests.unit.environments.hosts.test_launched import Launched
 from tests.waiting import wait_until
+
+pytestmark = pytest.mark.anyio
 
 TASK = Task(ids=samples.IDS, problem=PROBLEM, sampling=samples.SAMPLING, seed=5, environment="agent")
 TOKEN = "the token of the service"
@@ -184,18 +187,14 @@ def test_a_run_that_takes_too_long(service: AgentService) -> None:
     assert service.left.wait(300), "the service sees that nobody waits any more"
 
 
-def test_after_202_nothing_is_returned(service: AgentService) -> None:
+async def test_after_202_nothing_is_returned(service: AgentService) -> None:
     service.answers = [(202, "")]
-
-    async def wait() -> None:
-        task = asyncio.create_task(attempt(CalledAgent(CalledAgentConfig(url=service.url))))
-        await asyncio.to_thread(wait_until, lambda: not service.answers)
-        assert await asyncio.wait([task], timeout=0.05) == (set(), {task})
-        task.cancel()
-        await asyncio.wait([task])
-        assert task.cancelled()
-
-    asyncio.run(wait())
+    task = asyncio.create_task(attempt(CalledAgent(CalledAgentConfig(url=service.url))))
+    await asyncio.to_thread(wait_until, lambda: not service.answers)
+    assert await asyncio.wait([task], timeout=0.05) == (set(), {task})
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
 
 
 @pytest.mark.parametrize(
@@ -235,35 +234,17 @@ def test_agents_that_come_by_themselves_are_not_called() -> None:
 # --------------------------------------------------------------------------------------------- the launcher
 
 
-class Launched:
-    """A launcher of the service's agent, and what it has put into the inbox."""
-
-    def __init__(self, service: AgentService, **settings: Any) -> None:
-        self.inbox, self.found = CallInbox(), list[Any]()
-        agent = CalledAgent(CalledAgentConfig(url=service.url, **settings))
-        launched = LaunchedAgents(
-            agents={TASK.ids.taskset: agent},
-            anew=[TASK.ids.taskset],
-            base_url="http://127.0.0.1:9/v1",
-            public_url="https://agents.example.com/v1",
-            key_of=lambda rollout_id, launch: f"key of {rollout_id} {launch}",
-        )
-        self.launcher = AgentLauncher(launched, self.inbox)
-
-    def take(self) -> list[Any]:
-        self.found += self.inbox.take()
-        return self.found
-
-    def end(self) -> RolloutEnd:
-        wait_until(lambda: any(isinstance(one, AgentRequest) for one in self.take()))
-        (request,) = (one for one in self.found if isinstance(one, AgentRequest))
-        assert isinstance(request.wanted, RolloutEnd) and request.rollout_id == TASK.ids.rollout_id
-        return request.wanted
+def called_by(service: AgentService) -> Launched:
+    return Launched(
+        CalledAgent(CalledAgentConfig(url=service.url)), anew=[TASK.ids.taskset],
+        public_url="https://agents.example.com/v1",
+        key_of=lambda rollout_id, launch: f"key of {rollout_id} {launch}",
+    )  # fmt: skip
 
 
 def test_each_launch_has_an_id_of_its_own_and_its_tries_share_it(service: AgentService) -> None:
     service.answers = ["drop", (503, ""), (200, "{}")]
-    launched = Launched(service)
+    launched = called_by(service)
     assert launched.launcher.begins_anew(TASK) and launched.launcher.launch(TASK)
     assert launched.end() == RolloutEnd()
     begun = [one.launch for one in launched.found if isinstance(one, AgentBegins)]
@@ -285,7 +266,7 @@ def test_each_launch_has_an_id_of_its_own_and_its_tries_share_it(service: AgentS
 
 def test_a_service_that_loses_every_call(service: AgentService) -> None:
     service.answers = ["drop"] * 10
-    launched = Launched(service)
+    launched = called_by(service)
     launched.launcher.launch(TASK)
     assert str(launched.end().error).startswith(f"it was lost {MAX_STARTS} times: http://127.0.0.1:")
     launched.launcher.close()
@@ -294,7 +275,7 @@ def test_a_service_that_loses_every_call(service: AgentService) -> None:
 
 def test_a_rollout_that_is_over_ends_its_call(service: AgentService) -> None:
     service.answers = ["hold"]
-    launched = Launched(service)
+    launched = called_by(service)
     launched.launcher.launch(TASK)
     wait_until(lambda: not service.answers)
     launched.launcher.cancel([TASK.ids.rollout_id])
@@ -304,7 +285,7 @@ def test_a_rollout_that_is_over_ends_its_call(service: AgentService) -> None:
 
 
 def test_tasks_of_other_tasksets_are_not_called(service: AgentService) -> None:
-    launched = Launched(service)
+    launched = called_by(service)
     assert not launched.launcher.launch(replace(TASK, ids=replace(TASK.ids, taskset="another")))
     launched.launcher.close()
     assert not service.asked

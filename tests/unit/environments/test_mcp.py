@@ -10,7 +10,7 @@ import asyncio
 import importlib.util
 import subprocess
 import sys
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from rftstream.errors import ConfigError
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.anyio,
     pytest.mark.skipif(importlib.util.find_spec("mcp") is None, reason="the package mcp is not installed"),
 ]
 
@@ -46,10 +47,6 @@ async def ask(environment: ToolEnvironment, name: str, /, **arguments: Any) -> s
     call = ToolCall(id="call_0_0", name=name, arguments=arguments, text="")
     reply = await environment.reply(AssistantMessage(content="", tool_calls=(call,)))
     return reply.messages[0].content
-
-
-def run(steps: Coroutine[Any, Any, Any]) -> Any:
-    return asyncio.run(steps)
 
 
 @pytest.fixture(autouse=True)
@@ -98,7 +95,7 @@ def test_over_stdio_from_start_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
         await environment.close()
         return pids
 
-    server, child = run(steps())
+    server, child = asyncio.run(steps())
     assert is_gone(server), "the server outlives its rollout"
     assert is_gone(child), "what the server has started outlives it"
 
@@ -140,29 +137,21 @@ def test_no_server_outlives_a_kill(victim: str) -> None:
             process.kill()
 
 
-def test_a_call_that_takes_too_long_does_not_hold_up_the_others() -> None:
+async def test_a_call_that_takes_too_long_does_not_hold_up_the_others() -> None:
     patient, hasty = (made(notes={**STDIO, "shared": True}, timeout_s=timeout_s) for timeout_s in (300.0, 0.2))
-
-    async def steps() -> None:
-        for environment in (patient, hasty):
-            await environment.tools()
-        assert await ask(patient, "note", text="a") == "a"
-        assert await ask(hasty, "hang") == "Error: hang did not answer within 0.2 s"
-        assert await ask(patient, "note", text="b") == "a, b"
-
-    run(steps())
-
-
-def test_a_server_that_dies_is_an_error_of_the_call() -> None:
-    environment = made(notes=STDIO)
-
-    async def steps() -> None:
+    for environment in (patient, hasty):
         await environment.tools()
-        assert await ask(environment, "die") == "Error: die failed: its server has ended"
-        assert await ask(environment, "add", a=1, b=2) == "Error: add failed: its server has ended"
-        await environment.close()
+    assert await ask(patient, "note", text="a") == "a"
+    assert await ask(hasty, "hang") == "Error: hang did not answer within 0.2 s"
+    assert await ask(patient, "note", text="b") == "a, b"
 
-    run(steps())
+
+async def test_a_server_that_dies_is_an_error_of_the_call() -> None:
+    environment = made(notes=STDIO)
+    await environment.tools()
+    assert await ask(environment, "die") == "Error: die failed: its server has ended"
+    assert await ask(environment, "add", a=1, b=2) == "Error: add failed: its server has ended"
+    await environment.close()
 
 
 def test_rollouts_have_servers_of_their_own_or_share_one() -> None:
@@ -176,88 +165,63 @@ def test_rollouts_have_servers_of_their_own_or_share_one() -> None:
             await environment.close()
         return heard
 
-    assert run(noted(shared=False)) == ["a", "b"]
-    assert run(noted(shared=True)) == ["a", "a, b"]
+    assert asyncio.run(noted(shared=False)) == ["a", "b"]
+    assert asyncio.run(noted(shared=True)) == ["a", "a, b"]
 
 
-def test_a_shared_server_that_died_is_started_again_for_the_next_rollout() -> None:
-    async def steps() -> None:
-        first, second = made(notes={**STDIO, "shared": True}), made(notes={**STDIO, "shared": True})
-        await first.tools()
-        assert await ask(first, "die") == "Error: die failed: its server has ended"
-        await second.tools()
-        assert await ask(second, "note", text="c") == "c"
-
-    run(steps())
+async def test_a_shared_server_that_died_is_started_again_for_the_next_rollout() -> None:
+    first, second = made(notes={**STDIO, "shared": True}), made(notes={**STDIO, "shared": True})
+    await first.tools()
+    assert await ask(first, "die") == "Error: die failed: its server has ended"
+    await second.tools()
+    assert await ask(second, "note", text="c") == "c"
 
 
-def test_over_http(url: str) -> None:
+async def test_over_http(url: str) -> None:
     environment = made(notes={"url": url, "headers": {"X-Test": "1"}})
-
-    async def steps() -> None:
-        await environment.tools()
-        assert await ask(environment, "add", a=20, b=22) == "42"
-        assert (await ask(environment, "fail")).startswith("Error: ")
-        await environment.close()
-
-    run(steps())
+    await environment.tools()
+    assert await ask(environment, "add", a=20, b=22) == "42"
+    assert (await ask(environment, "fail")).startswith("Error: ")
+    await environment.close()
 
 
-def test_a_rollout_that_goes_on_elsewhere_connects_again(url: str) -> None:
-    async def steps() -> None:
-        first, second = (made(notes={"url": url, "shared": True}) for _ in range(2))
-        await first.tools()
-        await ask(first, "add", a=1, b=2)
-        await second.load(first.save() or b"")
-        assert await ask(second, "add", a=3, b=4) == "7"
-
-    run(steps())
+async def test_a_rollout_that_goes_on_elsewhere_connects_again(url: str) -> None:
+    first, second = (made(notes={"url": url, "shared": True}) for _ in range(2))
+    await first.tools()
+    await ask(first, "add", a=1, b=2)
+    await second.load(first.save() or b"")
+    assert await ask(second, "add", a=3, b=4) == "7"
 
 
 @pytest.mark.parametrize(
-    ("server", "why"),
+    ("servers", "error", "why"),
     [
-        ({"command": ["/no/such/program"]}, "servers.one: cannot be used: FileNotFoundError"),
+        ({"one": {"command": ["/no/such/program"]}}, ToolError, "servers.one: cannot be used: FileNotFoundError"),
         (
-            {"command": [sys.executable, "-c", "raise SystemExit(3)"]},
-            "servers.one: cannot be used: .*Connection closed",
+            {"one": {"command": [sys.executable, "-c", "raise SystemExit(3)"]}},
+            ToolError, "servers.one: cannot be used: .*Connection closed",
         ),
-        ({"url": "http://127.0.0.1:1/mcp"}, "servers.one: cannot be used: ConnectError"),
-        ({"command": ["cat"], "env": {"X": "env:MCP_TEST_NOT_SET"}}, "MCP_TEST_NOT_SET is not set"),
+        ({"one": {"url": "http://127.0.0.1:1/mcp"}}, ToolError, "servers.one: cannot be used: ConnectError"),
         (
-            {"command": [sys.executable, "-c", "import time; time.sleep(600)"], "start_timeout_s": 0.2},
-            "servers.one: did not list its tools within 0.2 s",
+            {"one": {"command": ["cat"], "env": {"X": "env:MCP_TEST_NOT_SET"}}},
+            ToolError, "MCP_TEST_NOT_SET is not set",
         ),
+        (
+            {"one": {"command": [sys.executable, "-c", "import time; time.sleep(600)"], "start_timeout_s": 0.2}},
+            ToolError, "servers.one: did not list its tools within 0.2 s",
+        ),
+        ({}, ConfigError, "argument 'servers' is missing"),
+        ({"one": {}}, ConfigError, "servers.one: expected either a command or a url"),
+        ({"one": {**STDIO, "url": "http://x"}}, ConfigError, "servers.one: expected either a command or a url"),
+        ({"one": {"comand": ["x"]}}, ConfigError, "argument 'servers.*unknown argument 'comand'"),
+        ({"one": {**STDIO, "tools": ["sub"]}}, ConfigError, "one.tools: 'sub' is not there; it has add, note"),
+        ({"one": STDIO, "two": STDIO}, ConfigError, "two tools are called 'add'"),
     ],
-)
-def test_a_server_that_does_not_start_fails_the_rollout(server: dict[str, Any], why: str) -> None:
-    environment = made(one=server)
-
-    async def steps() -> None:
-        with pytest.raises(ToolError, match=why):
-            await environment.tools()
-        await environment.close()
-
-    run(steps())
-
-
-@pytest.mark.parametrize(
-    ("servers", "why"),
-    [
-        ({}, "argument 'servers' is missing"),
-        ({"one": {}}, "servers.one: expected either a command or a url"),
-        ({"one": {**STDIO, "url": "http://x"}}, "servers.one: expected either a command or a url"),
-        ({"one": {"comand": ["x"]}}, "argument 'servers.*unknown argument 'comand'"),
-        ({"one": {**STDIO, "tools": ["sub"]}}, "servers.one.tools: 'sub' is not there; it has add, note"),
-        ({"one": STDIO, "two": STDIO}, "two tools are called 'add'"),
-    ],
-)
-def test_settings_that_cannot_be(servers: dict[str, Any], why: str) -> None:
+)  # fmt: skip
+async def test_what_does_not_start_fails_the_rollout_and_what_cannot_be_ends_the_run(
+    servers: dict[str, Any], error: type[Exception], why: str
+) -> None:
     environment = made(**servers)
-
-    async def steps() -> None:
-        with pytest.raises(ConfigError, match=why):
-            await environment.tools()
-        await environment.close()
-
-    run(steps())
+    with pytest.raises(error, match=why):
+        await environment.tools()
+    await environment.close()

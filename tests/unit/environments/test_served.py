@@ -15,6 +15,8 @@ from rftstream.errors import ConfigError, HostedCodeError, HostError, HostTimeou
 from tests.loopback import Asked, HttpServer
 from tests.unit.environments.hosts.scene import PROBLEM, say
 
+pytestmark = pytest.mark.anyio
+
 
 class GameServer(HttpServer):
     """Counts down from the seed. `troubles` are given first: a status and a body, "drop" (the connection, after the
@@ -105,15 +107,12 @@ def test_many_at_once(games: GameServer) -> None:
 
 
 @pytest.mark.parametrize("trouble", ["drop", (503, b"busy"), (429, b""), (500, b'{"error": "x"}')])
-def test_what_is_lost_is_sent_again_and_counts_once(games: GameServer, trouble: Any) -> None:
-    async def with_trouble() -> None:
-        own = environment(games)
-        await own.start()
-        games.troubles = [trouble, trouble]
-        assert (await own.reply(say("next"))).messages[0].content == "2 left"
-        await own.close()
-
-    asyncio.run(with_trouble())
+async def test_what_is_lost_is_sent_again_and_counts_once(games: GameServer, trouble: Any) -> None:
+    own = environment(games)
+    await own.start()
+    games.troubles = [trouble, trouble]
+    assert (await own.reply(say("next"))).messages[0].content == "2 left"
+    await own.close()
 
 
 def test_a_server_that_lost_the_session(games: GameServer) -> None:
@@ -170,40 +169,33 @@ def test_servers_that_fail(games: GameServer, troubles: list[Any], error: type[E
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_what_is_cancelled_ends_its_session_on_the_server(games: GameServer, begun: bool) -> None:
+async def test_what_is_cancelled_ends_its_session_on_the_server(games: GameServer, begun: bool) -> None:
     """The request that is on its way has its connection to itself, and may begin a session that nobody knows yet."""
-
-    async def cancelled() -> None:
-        own = environment(games)
-        if begun:
-            await own.start()
-        games.troubles = ["hang"]
-        num_before = len(games.asked)
-        task = asyncio.create_task(own.reply(say("next")) if begun else own.start())
-        while len(games.asked) == num_before:
-            await asyncio.sleep(0.001)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        closing = asyncio.create_task(own.close())
-        await asyncio.sleep(0)
-        games.release.set()
-        await closing
-
-    asyncio.run(cancelled())
+    own = environment(games)
+    if begun:
+        await own.start()
+    games.troubles = ["hang"]
+    num_before = len(games.asked)
+    task = asyncio.create_task(own.reply(say("next")) if begun else own.start())
+    while len(games.asked) == num_before:
+        await asyncio.sleep(0.001)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    closing = asyncio.create_task(own.close())
+    await asyncio.sleep(0)
+    games.release.set()
+    await closing
     assert [one.path.rpartition("/")[2] for one in games.asked][-2:] == ["reply" if begun else "start", "close"]
     assert games.asked[-1].value == {"session": "s0"}
 
 
-def test_what_the_environment_finds_wrong(games: GameServer) -> None:
-    async def wrong() -> None:
-        own = environment(games)
-        await own.start()
-        with pytest.raises(HostedCodeError, match="ValueError: that is wrong"):
-            await own.reply(say("wrong"))
-        await own.close()
-
-    asyncio.run(wrong())
+async def test_what_the_environment_finds_wrong(games: GameServer) -> None:
+    own = environment(games)
+    await own.start()
+    with pytest.raises(HostedCodeError, match="ValueError: that is wrong"):
+        await own.reply(say("wrong"))
+    await own.close()
 
 
 @pytest.mark.parametrize("url", ["", "127.0.0.1:9", "ftp://x", "http://"])

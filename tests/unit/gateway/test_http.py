@@ -9,6 +9,8 @@ import pytest
 
 from rftstream.gateway.http import HttpAnswer, HttpConnection, HttpRequest
 
+pytestmark = pytest.mark.anyio
+
 GET = b"GET / HTTP/1.1\r\nhost: a\r\n\r\n"
 CHUNKED = b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n"
 
@@ -190,42 +192,36 @@ def test_a_body_in_many_pieces_is_no_head() -> None:
     driven(scene)
 
 
-def test_requests_that_are_answered_at_once_are_done_in_order_and_one_a_turn() -> None:
-    async def run() -> None:
-        line, paths, delivered = Line(), list[str](), list[str]()
+async def test_requests_that_are_answered_at_once_are_done_in_order_and_one_a_turn() -> None:
+    line, paths, delivered = Line(), list[str](), list[str]()
 
-        def handle(request: HttpRequest, connection: HttpConnection) -> None:
-            paths.append(request.path)
-            connection.send(HttpAnswer(status=200, body=b"{}"))
-            connection.finish(lambda: delivered.append(request.path))
+    def handle(request: HttpRequest, connection: HttpConnection) -> None:
+        paths.append(request.path)
+        connection.send(HttpAnswer(status=200, body=b"{}"))
+        connection.finish(lambda: delivered.append(request.path))
 
-        connection = HttpConnection(handle, max_body_bytes=100, connections=set(), max_connections=1)
-        connection.connection_made(line)
-        connection.data_received(b"".join(b"GET /%d HTTP/1.1\r\nhost: a\r\n\r\n" % number for number in range(3)))
-        assert paths == delivered == ["/0"]
-        connection.data_received(GET)
-        assert not line.reads  # others wait for their turn
-        await turns(5)
-        assert paths == delivered == ["/0", "/1", "/2", "/"] and line.reads
-        connection.connection_lost(None)
-
-    asyncio.run(run())
+    connection = HttpConnection(handle, max_body_bytes=100, connections=set(), max_connections=1)
+    connection.connection_made(line)
+    connection.data_received(b"".join(b"GET /%d HTTP/1.1\r\nhost: a\r\n\r\n" % number for number in range(3)))
+    assert paths == delivered == ["/0"]
+    connection.data_received(GET)
+    assert not line.reads  # others wait for their turn
+    await turns(5)
+    assert paths == delivered == ["/0", "/1", "/2", "/"] and line.reads
+    connection.connection_lost(None)
 
 
-def test_a_failure_behind_the_handler_is_told_and_the_next_request_is_done() -> None:
-    async def run() -> None:
-        line, waiting = Line(), list[HttpConnection]()
+async def test_a_failure_behind_the_handler_is_told_and_the_next_request_is_done() -> None:
+    line, waiting = Line(), list[HttpConnection]()
 
-        def handle(request: HttpRequest, connection: HttpConnection) -> None:
-            waiting.append(connection)
+    def handle(request: HttpRequest, connection: HttpConnection) -> None:
+        waiting.append(connection)
 
-        connection = HttpConnection(handle, max_body_bytes=100, connections=set(), max_connections=1)
-        connection.connection_made(line)
-        connection.data_received(GET)
-        connection.fail()
-        assert line.written.startswith(b"HTTP/1.1 500 ")
-        connection.data_received(GET)
-        assert len(waiting) == 2
-        connection.connection_lost(None)
-
-    asyncio.run(run())
+    connection = HttpConnection(handle, max_body_bytes=100, connections=set(), max_connections=1)
+    connection.connection_made(line)
+    connection.data_received(GET)
+    connection.fail()
+    assert line.written.startswith(b"HTTP/1.1 500 ")
+    connection.data_received(GET)
+    assert len(waiting) == 2
+    connection.connection_lost(None)

@@ -15,6 +15,8 @@ from tests.loopback import HttpServer
 from tests.unit.environments.hosts.scene import PROBLEM
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.anyio
+
 
 @pytest.fixture
 def endpoint() -> Iterator[HttpServer]:
@@ -81,22 +83,18 @@ def test_wrong_forms_of_a_result() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["given up", "too slow"])
-def test_an_agent_that_nobody_waits_for_is_cancelled(foreign: Path, how: str) -> None:
+async def test_an_agent_that_nobody_waits_for_is_cancelled(foreign: Path, how: str) -> None:
     mark = foreign.parent / "mark"
     own = agent(foreign, "endless", options={"mark": str(mark)}, timeout_s=0.5 if how == "too slow" else 0.0)
-
-    async def give_up() -> None:
-        task = asyncio.create_task(own.run(problem=PROBLEM, base_url="", api_key="", seed=0))
-        if how == "too slow":
-            with pytest.raises(HostTimeout):
-                await task
-        else:
-            await asyncio.to_thread(wait_until, mark.exists)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-
-    asyncio.run(give_up())
+    task = asyncio.create_task(own.run(problem=PROBLEM, base_url="", api_key="", seed=0))
+    if how == "too slow":
+        with pytest.raises(HostTimeout):
+            await task
+    else:
+        await asyncio.to_thread(wait_until, mark.exists)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
     [host] = own._pool.hosts
     wait_until(lambda: not host.stuck)
     wait_until(lambda: not mark.exists() or mark.read_text() == "cancelled")  # it may be cancelled before it begins

@@ -27,6 +27,8 @@ from tests.unit.environments.hosts.conftest import Made
 from tests.unit.environments.hosts.scene import CALL, PROBLEM, say
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.anyio
+
 
 def run(coroutine: Any) -> Any:
     return asyncio.run(coroutine)
@@ -141,21 +143,17 @@ def test_a_large_state(make: Made) -> None:
 
 
 @pytest.mark.slow
-def test_large_answers(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_large_answers(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "MAX_FRAME_BYTES", 16 << 20)
-
-    async def play() -> None:
-        environment = make()
-        await environment.start()
-        assert len((await environment.reply(say("large 10000000"))).messages[0].content) == 10_000_000
-        with pytest.raises(HostedCodeError, match=r"got \d+ bytes, expected at most 16777216"):
-            await environment.reply(say("large 20000000"))
-        with pytest.raises(HostError, match=r"a request of \d+ bytes"):
-            await environment.reply(say("x" * 20_000_000))
-        assert (await environment.reply(say("say still here"))).messages[0].content == "still here"
-        await environment.close()
-
-    run(play())
+    environment = make()
+    await environment.start()
+    assert len((await environment.reply(say("large 10000000"))).messages[0].content) == 10_000_000
+    with pytest.raises(HostedCodeError, match=r"got \d+ bytes, expected at most 16777216"):
+        await environment.reply(say("large 20000000"))
+    with pytest.raises(HostError, match=r"a request of \d+ bytes"):
+        await environment.reply(say("x" * 20_000_000))
+    assert (await environment.reply(say("say still here"))).messages[0].content == "still here"
+    await environment.close()
 
 
 def test_rewards_that_are_not_finite_pass(make: Made) -> None:
@@ -188,25 +186,14 @@ def test_rewards_that_are_not_finite_pass(make: Made) -> None:
         ("returned (lambda d: d.update(done=d) or d)({})", "ValueError: Circular reference"),
     ],
 )
-def test_what_the_code_raises_is_told(make: Made, words: str, expected: str) -> None:
-    async def play() -> None:
-        environment = make()
-        await environment.start()
-        with pytest.raises(HostedCodeError, match=expected) as caught:
-            await environment.reply(say(words))
-        assert len(str(caught.value)) < 3000
-        assert (await environment.reply(say("say still here"))).messages[0].content == "still here"
-        await environment.close()
-
-    run(play())
-
-
-@pytest.mark.parametrize(
-    ("start", "expected"), [(5, "start: got 5, expected a list"), ([{"x": 1}], "unknown key 'x'"), (None, "got None")]
-)
-def test_a_start_that_is_none(make: Made, start: Any, expected: str) -> None:
-    with pytest.raises(HostedCodeError, match=expected):
-        run(ask(make(options={"start": start})))
+async def test_what_the_code_raises_is_told(make: Made, words: str, expected: str) -> None:
+    environment = make()
+    await environment.start()
+    with pytest.raises(HostedCodeError, match=expected) as caught:
+        await environment.reply(say(words))
+    assert len(str(caught.value)) < 3000
+    assert (await environment.reply(say("say still here"))).messages[0].content == "still here"
+    await environment.close()
 
 
 def test_half_a_surrogate_pair(make: Made) -> None:
@@ -215,121 +202,100 @@ def test_half_a_surrogate_pair(make: Made) -> None:
 
 
 @pytest.mark.parametrize("words", ["garbage", "closed_all"])
-def test_code_that_meddles_with_the_pipes_loses_its_host(make: Made, words: str) -> None:
-    async def play() -> None:
-        environment = make()
-        await environment.start()
-        with pytest.raises(HostError) as failed:
-            await asyncio.gather(*(environment.reply(say(word)) for word in (words, "say x")))
-        assert not isinstance(failed.value, HostTimeout), "nobody waits for a host that cannot answer"
-        await environment.close()
-        assert (await ask(make(), "say another"))[0].messages[0].content == "another"
-
-    run(play())
+async def test_code_that_meddles_with_the_pipes_loses_its_host(make: Made, words: str) -> None:
+    environment = make()
+    await environment.start()
+    with pytest.raises(HostError) as failed:
+        await asyncio.gather(*(environment.reply(say(word)) for word in (words, "say x")))
+    assert not isinstance(failed.value, HostTimeout), "nobody waits for a host that cannot answer"
+    await environment.close()
+    assert (await ask(make(), "say another"))[0].messages[0].content == "another"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", ["hung", "hung_with_the_lock"])
-def test_a_call_that_hangs(make: Made, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_call_that_hangs(make: Made, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pools, "STUCK_S", 0.05)
-
-    async def play() -> None:
-        environment, neighbour = make(), make()
-        await environment.start()
-        [host] = hosts_of(environment)
-        environment._config = dataclasses.replace(environment._config, timeout_s=0.5)
-        with pytest.raises(HostTimeout, match=r"no answer to 'reply' within 0\.5 s"):
-            await environment.reply(say(words))
-        assert issubclass(HostTimeout, TimeoutError)
-        if words == "hung":
-            assert (await ask(neighbour, "say x"))[0].messages[0].content == "x"
-        await environment.close()
-        await asyncio.to_thread(wait_until, lambda: host.end is not None)
-        assert not is_alive(host.pid)
-
-    run(play())
+    environment, neighbour = make(), make()
+    await environment.start()
+    [host] = hosts_of(environment)
+    environment._config = dataclasses.replace(environment._config, timeout_s=0.5)
+    with pytest.raises(HostTimeout, match=r"no answer to 'reply' within 0\.5 s"):
+        await environment.reply(say(words))
+    assert issubclass(HostTimeout, TimeoutError)
+    if words == "hung":
+        assert (await ask(neighbour, "say x"))[0].messages[0].content == "x"
+    await environment.close()
+    await asyncio.to_thread(wait_until, lambda: host.end is not None)
+    assert not is_alive(host.pid)
 
 
-def test_a_call_that_its_caller_gives_up(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_call_that_its_caller_gives_up(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pools, "STUCK_S", 0.05)
-
-    async def play() -> None:
-        environment = make()
-        await environment.start()
-        [host] = hosts_of(environment)
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(environment.reply(say("hung")), 0.1)
-        await environment.close()
-        await asyncio.to_thread(wait_until, lambda: host.end is not None)
-
-    run(play())
+    environment = make()
+    await environment.start()
+    [host] = hosts_of(environment)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(environment.reply(say("hung")), 0.1)
+    await environment.close()
+    await asyncio.to_thread(wait_until, lambda: host.end is not None)
 
 
 @pytest.mark.slow
-def test_a_host_that_dies(make: Made) -> None:
-    async def play() -> None:
-        environment, neighbour = make(), make()
-        await environment.start()
-        await neighbour.start()
-        with pytest.raises(HostError, match="ended with SIGKILL"):
-            await environment.reply(say("died"))
-        with pytest.raises(HostError, match="ended with SIGKILL"):
-            await neighbour.reply(say("say x"))
-        for one in (environment, neighbour):
-            await one.close()
-        with pytest.raises(HostError, match="exit code 7; the last that it printed: about to leave"):
-            await ask(make(), "left")
-        assert (await ask(make(), "say x"))[0].messages[0].content == "x"
-
-    run(play())
+async def test_a_host_that_dies(make: Made) -> None:
+    environment, neighbour = make(), make()
+    await environment.start()
+    await neighbour.start()
+    with pytest.raises(HostError, match="ended with SIGKILL"):
+        await environment.reply(say("died"))
+    with pytest.raises(HostError, match="ended with SIGKILL"):
+        await neighbour.reply(say("say x"))
+    for one in (environment, neighbour):
+        await one.close()
+    with pytest.raises(HostError, match="exit code 7; the last that it printed: about to leave"):
+        await ask(make(), "left")
+    assert (await ask(make(), "say x"))[0].messages[0].content == "x"
 
 
 @pytest.mark.slow
-def test_one_with_a_state_goes_on_in_another_host(make: Made, tmp_path: Path) -> None:
-    async def play() -> None:
-        environment = make("Counter", seed=10, options={"mark": str(tmp_path / "mark")})
-        await environment.start()
-        await environment.reply(say("x"))
-        [host] = hosts_of(environment)
-        os.kill(host.pid, signal.SIGKILL)
-        await asyncio.to_thread(wait_until, lambda: host.end is not None)
-        reply = await environment.reply(say("x"))
-        assert (reply.messages[0].content, reply.reward) == ("12", 0.5)
-        assert (await environment.reply(say("die once"))).messages[0].content == "13"
-        state = environment.save()
-        assert state is not None
-        await environment.close()
-        other = make("Counter")
-        await other.load(state)
-        assert (await other.reply(say("end"))).messages[0].content == "14"
-        assert other.save() is None
-        await other.close()
-        twice = make("Counter")
-        await twice.start()
-        with pytest.raises(HostError, match="exit code 1"):
-            await twice.reply(say("die"))
-        await twice.close()
-
-    run(play())
+async def test_one_with_a_state_goes_on_in_another_host(make: Made, tmp_path: Path) -> None:
+    environment = make("Counter", seed=10, options={"mark": str(tmp_path / "mark")})
+    await environment.start()
+    await environment.reply(say("x"))
+    [host] = hosts_of(environment)
+    os.kill(host.pid, signal.SIGKILL)
+    await asyncio.to_thread(wait_until, lambda: host.end is not None)
+    reply = await environment.reply(say("x"))
+    assert (reply.messages[0].content, reply.reward) == ("12", 0.5)
+    assert (await environment.reply(say("die once"))).messages[0].content == "13"
+    state = environment.save()
+    assert state is not None
+    await environment.close()
+    other = make("Counter")
+    await other.load(state)
+    assert (await other.reply(say("end"))).messages[0].content == "14"
+    assert other.save() is None
+    await other.close()
+    twice = make("Counter")
+    await twice.start()
+    with pytest.raises(HostError, match="exit code 1"):
+        await twice.reply(say("die"))
+    await twice.close()
 
 
-def test_an_import_that_takes_long_has_a_limit_of_its_own(foreign: Path, make: Made, tmp_path: Path) -> None:
+async def test_an_import_that_takes_long_has_a_limit_of_its_own(foreign: Path, make: Made, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     wait = f"import os, time\nwhile not os.path.exists({str(gate)!r}):\n    time.sleep(0.01)\n"
     foreign.write_text(wait + foreign.read_text())
-
-    async def play() -> None:
-        late = make("Told", timeout_s=0.1, start_timeout_s=0.3)
-        with pytest.raises(HostStartTimeout, match=r"not imported within 0.3 s \(start_timeout_s\)"):
-            await late.start()
-        gate.touch()
-        patient = make("Told", timeout_s=300.0, start_timeout_s=300.0)
-        assert [message.content for message in await patient.start()] == ["Begin.", "seed 0"]
-        (host,) = hosts_of(patient)
-        assert host is hosts_of(late)[0], "what the first one began is not begun again"
-        await patient.close()
-
-    run(play())
+    late = make("Told", timeout_s=0.1, start_timeout_s=0.3)
+    with pytest.raises(HostStartTimeout, match=r"not imported within 0.3 s \(start_timeout_s\)"):
+        await late.start()
+    gate.touch()
+    patient = make("Told", timeout_s=300.0, start_timeout_s=300.0)
+    assert [message.content for message in await patient.start()] == ["Begin.", "seed 0"]
+    (host,) = hosts_of(patient)
+    assert host is hosts_of(late)[0], "what the first one began is not begun again"
+    await patient.close()
 
 
 def test_a_host_that_dies_at_the_start_is_replaced_once(make: Made, tmp_path: Path) -> None:
@@ -338,22 +304,23 @@ def test_a_host_that_dies_at_the_start_is_replaced_once(make: Made, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("settings", "expected"),
+    ("settings", "error", "expected"),
     [
-        ({"python": "no_such_python"}, "got 'no_such_python', expected an interpreter"),
-        ({"python": "/nowhere/bin/python"}, "got '/nowhere/bin/python', expected an interpreter"),
-        ({"python": "/"}, "expected an interpreter"),
+        ({"options": {"start": 5}}, HostedCodeError, "start: got 5, expected a list"),
+        ({"options": {"start": [{"x": 1}]}}, HostedCodeError, "unknown key 'x'"),
+        ({"options": {"start": None}}, HostedCodeError, "got None"),
+        ({"python": "no_such_python"}, ConfigError, "got 'no_such_python', expected an interpreter"),
+        ({"python": "/nowhere/bin/python"}, ConfigError, "got '/nowhere/bin/python', expected an interpreter"),
+        ({"python": "/"}, ConfigError, "expected an interpreter"),
+        ({"python": "false"}, HostError, "exit code 1"),
+        ({"python": "true"}, HostError, "exit code 0"),
     ],
 )
-def test_an_interpreter_that_is_not_there(make: Made, settings: dict[str, Any], expected: str) -> None:
-    with pytest.raises(ConfigError, match=expected):
+def test_a_start_or_an_interpreter_that_is_none(
+    make: Made, settings: dict[str, Any], error: type[Exception], expected: str
+) -> None:
+    with pytest.raises(error, match=expected):
         run(ask(make(**settings)))
-
-
-@pytest.mark.parametrize(("name", "expected"), [("false", "exit code 1"), ("true", "exit code 0")])
-def test_an_interpreter_that_is_none(make: Made, name: str, expected: str) -> None:
-    with pytest.raises(HostError, match=expected):
-        run(ask(make(python=name)))
 
 
 @pytest.mark.parametrize(
@@ -390,37 +357,30 @@ def test_modules_beside_the_run_file_are_found(foreign: Path, monkeypatch: pytes
 
 
 @pytest.mark.slow
-def test_many_at_once(make: Made) -> None:
-    async def play() -> None:
-        environments = [make(seed=number, processes=3) for number in range(60)]
+async def test_many_at_once(make: Made) -> None:
+    environments = [make(seed=number, processes=3) for number in range(60)]
 
-        async def one(number: int) -> None:
-            environment = environments[number]
-            assert (await environment.start())[1].content == f"seed {number}"
-            for turn in range(5):
-                text = f"say {number} {turn}"
-                assert (await environment.reply(say(text))).messages[0].content == text.removeprefix("say ")
+    async def one(number: int) -> None:
+        environment = environments[number]
+        assert (await environment.start())[1].content == f"seed {number}"
+        for turn in range(5):
+            text = f"say {number} {turn}"
+            assert (await environment.reply(say(text))).messages[0].content == text.removeprefix("say ")
 
-        await asyncio.gather(*(one(number) for number in range(60)))
-        assert sorted(len(host.keys) for host in hosts_of(environments[0])) == [20, 20, 20]
-        await asyncio.gather(*(environment.close() for environment in environments))
-        assert [len(host.keys) for host in hosts_of(environments[0])] == [0, 0, 0]
-
-    run(play())
+    await asyncio.gather(*(one(number) for number in range(60)))
+    assert sorted(len(host.keys) for host in hosts_of(environments[0])) == [20, 20, 20]
+    await asyncio.gather(*(environment.close() for environment in environments))
+    assert [len(host.keys) for host in hosts_of(environments[0])] == [0, 0, 0]
 
 
-def test_async_methods_share_an_event_loop(make: Made, tmp_path: Path) -> None:
+async def test_async_methods_share_an_event_loop(make: Made, tmp_path: Path) -> None:
     options = {"closed": str(tmp_path / "closed")}
-
-    async def play() -> None:
-        pair = [make("Async", options=options) for _ in range(2)]
-        for one in pair:
-            await one.start()
-        await asyncio.gather(*(one.reply(say("meet")) for one in pair))
-        for one in pair:
-            await one.close()
-
-    run(play())
+    pair = [make("Async", options=options) for _ in range(2)]
+    for one in pair:
+        await one.start()
+    await asyncio.gather(*(one.reply(say("meet")) for one in pair))
+    for one in pair:
+        await one.close()
     assert (tmp_path / "closed").read_text() == "closed closed "
 
 
@@ -430,17 +390,14 @@ def test_closing_the_hosts_closes_their_environments(make: Made, tmp_path: Path)
     assert (tmp_path / "closed").read_text() == "closed "
 
 
-def test_an_idle_host_is_ended_and_started_again(make: Made) -> None:
-    async def play() -> None:
-        environment = make(idle_timeout_s=0.05)
-        await environment.start()
-        [host] = hosts_of(environment)
-        await environment.close()
-        await asyncio.to_thread(wait_until, lambda: host.end is not None)
-        assert hosts_of(environment) == ()
-        assert (await ask(make(idle_timeout_s=0.05), "say x"))[0].messages[0].content == "x"
-
-    run(play())
+async def test_an_idle_host_is_ended_and_started_again(make: Made) -> None:
+    environment = make(idle_timeout_s=0.05)
+    await environment.start()
+    [host] = hosts_of(environment)
+    await environment.close()
+    await asyncio.to_thread(wait_until, lambda: host.end is not None)
+    assert hosts_of(environment) == ()
+    assert (await ask(make(idle_timeout_s=0.05), "say x"))[0].messages[0].content == "x"
 
 
 def test_equal_settings_share_hosts(make: Made) -> None:

@@ -27,13 +27,15 @@ def fatal(problem, base_url, api_key, seed):
 
 
 class Launched:
-    """A launcher of one function, and what it has put into the inbox."""
+    """A launcher of one agent, and what it has put into the inbox."""
 
-    def __init__(self, path: Path, name: str, **settings: Any) -> None:
-        self.inbox, self.found, self.rings = CallInbox(), list[Any](), list[int]()
-        self.agent = HostedAgent(HostedAgentConfig(target=f"{path}:{name}", **settings))
+    def __init__(self, agent: Any, **more: Any) -> None:
+        self.inbox, self.found, self.rings, self.agent = CallInbox(), list[Any](), list[int](), agent
         launched = LaunchedAgents(
-            agents={TASK.ids.taskset: self.agent}, base_url="http://127.0.0.1:9/v1", ring=lambda: self.rings.append(1)
+            agents={TASK.ids.taskset: agent},
+            base_url="http://127.0.0.1:9/v1",
+            ring=lambda: self.rings.append(1),
+            **more,
         )
         self.launcher = AgentLauncher(launched, self.inbox)
 
@@ -53,9 +55,13 @@ class Launched:
         return sum(isinstance(one, AgentBegins) for one in self.take())
 
 
+def hosted(path: Path, name: str, **settings: Any) -> Launched:
+    return Launched(HostedAgent(HostedAgentConfig(target=f"{path}:{name}", **settings)))
+
+
 def end_of(path: Path, name: str, **settings: Any) -> RolloutEnd:
     """Run an agent to its end."""
-    launched = Launched(path, name, **settings)
+    launched = hosted(path, name, **settings)
     try:
         assert launched.launcher.launch(TASK)
         return launched.end()
@@ -75,7 +81,7 @@ def test_ends(foreign: Path) -> None:
 @pytest.mark.slow
 def test_a_host_that_dies_is_replaced_some_times(foreign: Path) -> None:
     foreign.write_text(FATAL)
-    launched = Launched(foreign, "fatal")
+    launched = hosted(foreign, "fatal")
     launched.launcher.launch(TASK)
     assert str(launched.end().error).startswith(f"it was lost {MAX_STARTS} times: ")
     assert launched.num_begun == MAX_STARTS
@@ -86,7 +92,7 @@ def test_a_host_that_dies_is_replaced_some_times(foreign: Path) -> None:
 
 def test_nothing_is_heard_of_an_agent_that_is_cancelled(foreign: Path) -> None:
     mark = foreign.parent / "mark"
-    launched = Launched(foreign, "endless", options={"mark": str(mark)})
+    launched = hosted(foreign, "endless", options={"mark": str(mark)})
     launched.launcher.launch(TASK)
     wait_until(mark.exists)
     launched.launcher.cancel([TASK.ids.rollout_id, "another one"])
@@ -97,7 +103,7 @@ def test_nothing_is_heard_of_an_agent_that_is_cancelled(foreign: Path) -> None:
 
 def test_one_that_leaves_cancels_its_agents(foreign: Path) -> None:
     mark = foreign.parent / "mark"
-    launched = Launched(foreign, "endless", options={"mark": str(mark)})
+    launched = hosted(foreign, "endless", options={"mark": str(mark)})
     launched.launcher.launch(TASK)
     wait_until(mark.exists)
     launched.launcher.close()
@@ -106,7 +112,7 @@ def test_one_that_leaves_cancels_its_agents(foreign: Path) -> None:
 
 
 def test_a_target_that_is_not_there_ends_the_explorer(foreign: Path) -> None:
-    launched = Launched(foreign, "nobody")
+    launched = hosted(foreign, "nobody")
     launched.launcher.launch(TASK)
     wait_until(lambda: launched.rings)
     with pytest.raises(ConfigError, match="has no 'nobody'"):

@@ -25,7 +25,7 @@ from tests.unit.environments.hosts.scene import PROBLEM, say
 from tests.unit.environments.hosts.venvs import interpreter
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.anyio]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -182,27 +182,21 @@ def echo_server(openenv: str, tmp_path: Path) -> Iterator[str]:
         server.kill()
 
 
-def test_an_openenv_server(openenv: str, echo_server: str) -> None:
+async def test_an_openenv_server(openenv: str, echo_server: str) -> None:
     options = {"url": echo_server, "observation": "text", "reset": {"level": 2}, "fields": {"loud": True}}
-
-    async def several() -> None:
-        own = [hosted("openenv", openenv, options, seed=seed) for seed in (5, 6)]
-        for seed, (first, replies) in zip(
-            (5, 6), await asyncio.gather(*(play(one, *"abc") for one in own)), strict=True
-        ):
-            assert first == f"Begin.\n\nseed {seed}, {{'level': 2}}"
-            assert [reply.messages[0].content for reply in replies] == ["A", "B", "C"]
-            assert [(reply.done, reply.reward) for reply in replies] == [(False, 0.0), (False, 0.0), (True, 1.0)]
-        whole = hosted("openenv", openenv, {"url": echo_server, "action": "json"})
-        first, replies = await play(whole, "a {", 'so: {"x": 1} or {"message": "hm", "loud": true}')
-        assert json.loads(first.partition("\n\n")[2])["text"] == "seed 5, {}"
-        assert replies[0].messages[0].content.startswith("This holds no JSON object")
-        assert json.loads(replies[1].messages[0].content)["text"] == "HM"
-        with pytest.raises(HostedCodeError, match="the server said to 'step'"):
-            await play(whole, '{"wrong": 1}')
-        await whole.close()
-
-    asyncio.run(several())
+    own = [hosted("openenv", openenv, options, seed=seed) for seed in (5, 6)]
+    for seed, (first, replies) in zip((5, 6), await asyncio.gather(*(play(one, *"abc") for one in own)), strict=True):
+        assert first == f"Begin.\n\nseed {seed}, {{'level': 2}}"
+        assert [reply.messages[0].content for reply in replies] == ["A", "B", "C"]
+        assert [(reply.done, reply.reward) for reply in replies] == [(False, 0.0), (False, 0.0), (True, 1.0)]
+    whole = hosted("openenv", openenv, {"url": echo_server, "action": "json"})
+    first, replies = await play(whole, "a {", 'so: {"x": 1} or {"message": "hm", "loud": true}')
+    assert json.loads(first.partition("\n\n")[2])["text"] == "seed 5, {}"
+    assert replies[0].messages[0].content.startswith("This holds no JSON object")
+    assert json.loads(replies[1].messages[0].content)["text"] == "HM"
+    with pytest.raises(HostedCodeError, match="the server said to 'step'"):
+        await play(whole, '{"wrong": 1}')
+    await whole.close()
 
 
 # verifiers
