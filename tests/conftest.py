@@ -8,6 +8,7 @@ import logging
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -84,3 +85,11 @@ def s3() -> Iterator[S3Server]:
 def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], None]], Path]:
     """`made(name, make)`: a folder that `make` fills once for the whole run of pytest. Tests only read it."""
     return lambda name, make: made_once(shared_folder(tmp_path_factory), name, make)
+
+
+@pytest.fixture(scope="module")
+def spec(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A made model; the module says by MODEL what is special about it. Tests only read it."""
+    from tests.unit import tiny
+
+    return tiny.make(tmp_path_factory.mktemp("model"), **getattr(request.module, "MODEL", {}))  # type: ignore[no-untyped-call]

@@ -115,8 +115,5 @@ def run_id() -> Callable[[], str]:
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Workplace]:
     """A folder for a run; what was started there ends with the test."""
-    workplace = Workplace(tmp_path / "place")
-    try:
+    with Workplace(tmp_path / "place") as workplace:
         yield workplace
-    finally:
-        workplace.end()

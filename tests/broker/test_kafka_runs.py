@@ -37,11 +37,8 @@ def run_file(run_id: str, servers: str) -> str:
 @pytest.fixture
 def elsewhere(tmp_path: Path) -> Iterator[Workplace]:
     """Another host, as far as a run can tell."""
-    workplace = Workplace(tmp_path / "elsewhere")
-    try:
+    with Workplace(tmp_path / "elsewhere") as workplace:
         yield workplace
-    finally:
-        workplace.end()
 
 
 def owned(worker: Process) -> list[int]:

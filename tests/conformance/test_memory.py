@@ -10,6 +10,7 @@ import pytest
 from rftstream.contracts.records import NewRecord, TopicPartition
 from rftstream.errors import AssignmentLost, ProducerLost, TransactionAborted, TransportError
 from rftstream.testing.conformance import ConformanceHarness, TransportConformance, run_in_threads
+from rftstream.testing.memory_run import ManualClock
 from rftstream.transport.base import Position, Snapshot, TopicSettings, Transport
 from rftstream.transport.memory.transport import MemoryLog
 
@@ -44,22 +45,14 @@ class TestMemoryWithMarks(TransportConformance):
         return MemoryHarness(marks=True)
 
 
-class ManualClock:
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 @pytest.fixture
 def clock() -> ManualClock:
-    return ManualClock()
+    return ManualClock(1000.0)
 
 
 @pytest.fixture
 def log(clock: ManualClock) -> MemoryLog:
-    log = MemoryLog(clock, marks=True)
+    log = MemoryLog(clock.now, marks=True)
     log.connect().admin.ensure_topics({"a": TopicSettings(partitions=2)})
     log.connect().admin.commit_initial("g", ["a"])
     return log
@@ -72,10 +65,10 @@ def test_sessions_run_out_by_the_clock_alone(log: MemoryLog, clock: ManualClock)
     second.poll()
     assert len(first.assignment()) == len(second.assignment()) == 1
     old = second.snapshot()
-    clock.now_s += 9.0
+    clock.advance(9.0)
     first.poll()
     assert len(first.assignment()) == 1
-    clock.now_s += 2.0
+    clock.advance(2.0)
     first.poll()
     assert len(first.assignment()) == 2
     producer = log.connect().producer("p")
@@ -147,16 +140,16 @@ def test_a_crash_in_a_commit_leaves_it_to_time(log: MemoryLog, clock: ManualCloc
     other.commit([NewRecord("a", 0, b"after", b"v")])
     if point == "in_commit":
         # What others commit after it is not seen before it ends; positions are not told.
-        clock.now_s += 9.9
+        clock.advance(9.9)
         assert seen(log) == []
         with pytest.raises(TransportError, match="pending"):
             log.connect().admin.committed("g")
         assert log.connect().admin.end_offsets("a")[PLACE] == 0
         with pytest.raises(TransportError, match="hides"):
             log.connect().admin.end_offsets("a", settled=True)
-        clock.now_s += 0.2
+        clock.advance(0.2)
     else:
-        clock.now_s += 0.6
+        clock.advance(0.6)
     assert seen(log) == [b"k", b"after"] if visible else [b"after"]
     assert log.connect().admin.committed("g")[PLACE].offset == int(visible)
     assert log.connect().admin.end_offsets("a", settled=True)[PLACE] > 1
@@ -212,7 +205,7 @@ def test_a_commit_with_an_unknown_result_is_one_or_the_other(log: MemoryLog, clo
         log.fault = None
         with pytest.raises(ProducerLost, match="not started"):
             producer.commit([NewRecord("a", 0, b"k", b"v")])
-        clock.now_s += 11.0
+        clock.advance(11.0)
         committed = log.connect().admin.committed("g")[PLACE].offset == number
         assert committed == (b"%d" % number in seen(log))
         results.add(committed)

@@ -40,11 +40,8 @@ SERVED = {panel["title"] for panel in BOARDS["explorers"]["panels"] if "rftstrea
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Workplace]:
-    workplace = Workplace(tmp_path)
-    try:
+    with Workplace(tmp_path) as workplace:
         yield workplace
-    finally:
-        workplace.end()
 
 
 def test_there_is_a_file_for_each() -> None:

@@ -52,11 +52,8 @@ QUERY = 'max(rftstream_backlog_rollouts{run="tiny",role="explorer"})'
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Workplace]:
-    workplace = Workplace(tmp_path)
-    try:
+    with Workplace(tmp_path) as workplace:
         yield workplace
-    finally:
-        workplace.end()
 
 
 def replicas_wanted(backlog: float, replicas: int) -> int:

@@ -37,9 +37,8 @@ def test_the_disk_that_the_readme_shows_is_what_check_says() -> None:
 def place(tmp_path: Path) -> Iterator[Workplace]:
     """A fresh checkout, with the files that the README tells to make."""
     shutil.copytree(ROOT / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("runs"))
-    workplace = Workplace(tmp_path)
-    yield workplace
-    workplace.end()
+    with Workplace(tmp_path) as workplace:
+        yield workplace
 
 
 @pytest.mark.process

@@ -22,9 +22,8 @@ ADDRESS, NAME = "127.0.0.1:9092", "letters-kafka"
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Workplace]:
-    workplace = Workplace(tmp_path)
-    yield workplace
-    workplace.end()
+    with Workplace(tmp_path) as workplace:
+        yield workplace
 
 
 def test_what_can_be_run_is_marked() -> None:

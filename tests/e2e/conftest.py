@@ -14,12 +14,9 @@ from tests.e2e.workplace import FAKE, Workplace
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Workplace]:
     """With a run file `tiny.toml` in it."""
-    workplace = Workplace(tmp_path)
-    workplace.write("tiny.toml", FAKE)
-    try:
+    with Workplace(tmp_path) as workplace:
+        workplace.write("tiny.toml", FAKE)
         yield workplace
-    finally:
-        workplace.end()
 
 
 @pytest.fixture

@@ -69,16 +69,6 @@ def test_what_cannot_be_is_refused_before_anything_is_made(
     assert not (place.folder / "runs").exists()
 
 
-def test_check_finds_all_of_it_without_starting_anything(place: Workplace) -> None:
-    place.write("spoilt_part.py", SPOILT)
-    bad = ["trainer.algorithm=gpro", "backends.fake.step=1", "tasksets.sums.reward=spoilt_part:score"]
-    done = place.look("check", "tiny.toml", *sets(*bad))
-    assert done.code == 2
-    for word in ("unknown 'gpro'", "backends.fake.step: unknown key", "spoilt_part.py, line 1", "not ready"):
-        assert word in done.out
-    assert not (place.folder / "runs").exists()
-
-
 @pytest.mark.law("lost")
 def test_a_reward_that_cannot_be_built_ends_the_run_at_once_and_what_was_sampled_is_kept(place: Workplace) -> None:
     place.write("mine.py", SPOILT)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import psutil
 from click.testing import CliRunner
@@ -229,6 +229,12 @@ class Workplace:
         self._outputs.mkdir(parents=True)
         self._started: list[Process] = []
         self._views: dict[Path, RunView] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
 
     # ------------------------------------------------------------------------------------------ files
 

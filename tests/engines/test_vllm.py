@@ -39,9 +39,7 @@ def test_vllm_is_installed_where_these_tests_run():
     assert importlib.util.find_spec("vllm"), "no vllm: run scripts/setup vllm, or leave these out: -m 'not vllm'"
 
 
-@pytest.fixture(scope="module")
-def spec(tmp_path_factory):
-    return tiny.make(tmp_path_factory.mktemp("model"), seed=3, width=128, context=CONTEXT)  # vLLM wants heads of 32
+MODEL = {"seed": 3, "width": 128, "context": CONTEXT}  # vLLM wants heads of 32
 
 
 @pytest.fixture(scope="module")

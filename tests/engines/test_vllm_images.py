@@ -17,10 +17,7 @@ from tests.engines.test_vllm import TOLERANCE, in_flight, pytestmark  # noqa: F4
 from tests.unit import tiny
 from tests.unit.policies.test_images import PICTURES, image_in, plain_model, prompted, row_of
 
-
-@pytest.fixture(scope="module")
-def spec(tmp_path_factory):
-    return tiny.make(tmp_path_factory.mktemp("model"), seed=3, width=128, vision=True, context=256)
+MODEL = {"seed": 3, "width": 128, "vision": True, "context": 256}
 
 
 @pytest.fixture(scope="module")

@@ -32,9 +32,7 @@ pytestmark = [
 START_S = 600.0
 
 
-@pytest.fixture(scope="module")
-def spec(tmp_path_factory):
-    return tiny.make(tmp_path_factory.mktemp("model"), seed=3, width=128, context=256)
+MODEL = {"seed": 3, "width": 128, "context": 256}
 
 
 @pytest.fixture(scope="module")

@@ -21,9 +21,7 @@ RECORDED = slice(50, STEPS)
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def spec(tmp_path_factory):
-    return tiny.make(tmp_path_factory.mktemp("model"), width=64, seed=2)
+MODEL = {"width": 64, "seed": 2}
 
 
 @pytest.fixture(scope="module")

@@ -122,12 +122,21 @@ def agree(ours: tuple[float, torch.Tensor], theirs: tuple[float, torch.Tensor], 
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_grpo(trl: Any, seed: int) -> None:
+@pytest.mark.parametrize(("algorithm", "settings", "theirs", "by_sequence"), [
+    (Grpo, {"normalise": "sequence"}, {}, True),
+    (Grpo, {}, {"loss_type": "bnpo"}, False),
+    (DrGrpo, {"row_tokens": TOKENS}, {"loss_type": "dr_grpo"}, True),
+    (Dapo, {"entropy_coefficient": 0.05},
+     {"loss_type": "dapo", "epsilon_high": 0.28, "_entropy_bonus_enabled": True, "entropy_coef": 0.05}, False),
+    (Cispo, {"max_ratio": 1.25}, {"loss_type": "cispo", "epsilon_high": 1.25}, False),
+    (Sapo, {}, {"loss_type": "sapo"}, True),
+])  # fmt: skip
+def test_losses(
+    trl: Any, seed: int, algorithm: Any, settings: dict[str, Any], theirs: dict[str, Any], by_sequence: bool
+) -> None:
     case = Case(seed)
-    ours = case.ours(Grpo(Grpo.Config(correction="none", normalise="sequence")))
-    agree(ours, case.theirs(trl.grpo), case.share)
-    ours = case.ours(Grpo(Grpo.Config(correction="none")))
-    agree(ours, case.theirs(trl.grpo, loss_type="bnpo"))
+    ours = case.ours(algorithm(algorithm.Config(correction="none", **settings)))
+    agree(ours, case.theirs(trl.grpo, **theirs), case.share if by_sequence else 1.0)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -162,21 +171,6 @@ def test_sequence_mask(trl: Any, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_dr_grpo(trl: Any, seed: int) -> None:
-    case = Case(seed)
-    ours = case.ours(DrGrpo(DrGrpo.Config(correction="none", row_tokens=TOKENS)))
-    agree(ours, case.theirs(trl.grpo, loss_type="dr_grpo"), case.share)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_dapo(trl: Any, seed: int) -> None:
-    case = Case(seed)
-    ours = case.ours(Dapo(Dapo.Config(correction="none", entropy_coefficient=0.05)))
-    theirs = case.theirs(trl.grpo, loss_type="dapo", epsilon_high=0.28, _entropy_bonus_enabled=True, entropy_coef=0.05)
-    agree(ours, theirs)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
 def test_gspo(trl: Any, seed: int) -> None:
     case = Case(seed, spread=1e-3)
     theirs = case.theirs(trl.grpo, importance_sampling_level="sequence", epsilon_low=3e-4, epsilon_high=4e-4)
@@ -187,19 +181,6 @@ def test_gspo(trl: Any, seed: int) -> None:
         inputs={"importance_sampling_ratio": case.weights(2.0)},
     )  # fmt: skip
     agree(case.ours(Gspo(Gspo.Config(clip_low=0.2, clip_high=0.2))), theirs, case.share)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_cispo(trl: Any, seed: int) -> None:
-    case = Case(seed)
-    ours = case.ours(Cispo(Cispo.Config(correction="none", max_ratio=1.25)))
-    agree(ours, case.theirs(trl.grpo, loss_type="cispo", epsilon_high=1.25))
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_sapo(trl: Any, seed: int) -> None:
-    case = Case(seed)
-    agree(case.ours(Sapo(Sapo.Config(correction="none"))), case.theirs(trl.grpo, loss_type="sapo"), case.share)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

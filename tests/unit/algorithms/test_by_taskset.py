@@ -23,6 +23,7 @@ from rftstream.preflight.advice import find_warnings
 from rftstream.roles.trainer.assembly import Batch
 from rftstream.roles.trainer.training import Training
 from rftstream.runs.load_demonstrations import check_demonstrations
+from tests.configs import small_run
 from tests.unit import tiny
 from tests.unit.algorithms.test_imitation import demonstrations, micro_batch, rollouts
 
@@ -41,10 +42,10 @@ def build(name: str, **options: Any) -> Any:
 
 
 def make(tasksets: dict[str, Any], *, algorithm: str = "grpo", **values: Any) -> RunConfig:
-    return loader.from_dict({
-        "run": {"name": "x", "steps": 1}, "model": {"path": "fake"}, "trainer": {"algorithm": algorithm},
-        "tasksets": {name: {"source": "arithmetic", **one} for name, one in tasksets.items()}, **values,
-    })  # fmt: skip
+    return small_run(
+        trainer={"algorithm": algorithm},
+        tasksets={name: {"source": "arithmetic", **one} for name, one in tasksets.items()}, **values,
+    )  # fmt: skip
 
 
 def split(rest: Any, **others: Any) -> ByTaskset:

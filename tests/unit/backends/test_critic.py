@@ -23,11 +23,6 @@ CHANGES = [{}, {"minibatches": 2, "updates_per_batch": 2, "tokens_per_microbatch
 
 
 @pytest.fixture
-def spec(tmp_path):
-    return tiny.make(tmp_path)
-
-
-@pytest.fixture
 def ppo():
     return Ppo(Ppo.Config(critic=CriticConfig(lr=LR)))
 

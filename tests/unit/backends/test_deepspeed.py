@@ -47,11 +47,6 @@ KL = Grpo(Grpo.Config(kl_coef=0.1))
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def spec(tmp_path_factory):
-    return tiny.make(tmp_path_factory.mktemp("model"))
-
-
 @pytest.fixture
 def opened(spec, kept, open_alone, monkeypatch):
     """Opens one backend after another, in one process or in the kept two."""

@@ -36,11 +36,6 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def spec(tmp_path_factory):
-    return tiny.make(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
 def folder(spec, tmp_path_factory):
     """A reward model, so that values and the gradients of the trunk are not 0 from the first step on."""
     made = tmp_path_factory.mktemp("reward") / "model"

@@ -26,9 +26,7 @@ KL = Grpo(Grpo.Config(kl_coef=0.1, correction="none"))
 LR = 1e-3
 
 
-@pytest.fixture(scope="module")
-def spec(tmp_path_factory):
-    return tiny.make(tmp_path_factory.mktemp("model"), seed=5, vision=True, context=128)
+MODEL = {"seed": 5, "vision": True, "context": 128}
 
 
 @pytest.fixture(scope="module")

@@ -43,11 +43,6 @@ SCALAR_BYTES = 64
 
 
 @pytest.fixture
-def spec(tmp_path):
-    return tiny.make(tmp_path / "model")
-
-
-@pytest.fixture
 def opened(open_alone):
     def make(spec, critic=None, **config):
         optimizer = OptimizerSettings(weight_decay=0.1)

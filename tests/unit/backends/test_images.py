@@ -20,9 +20,7 @@ from tests.unit.policies.test_images import PICTURES, plain_logits, plain_model,
 SAID = [(3, 4, 5, 0), (7, 7), (9, 0), (12, 13, 14, 15, 16), (4, 4, 0), (10, 3, 2)]
 
 
-@pytest.fixture(scope="module")
-def spec(tmp_path_factory):
-    return tiny.make(tmp_path_factory.mktemp("model"), seed=5, vision=True, context=128)
+MODEL = {"seed": 5, "vision": True, "context": 128}
 
 
 @pytest.fixture(scope="module")

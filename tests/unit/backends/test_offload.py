@@ -18,11 +18,6 @@ GRPO = Grpo(Grpo.Config(kl_coef=0.5))
 CONFIGS = [{}, {"offload_optimizer": True}, {"parameters": "bfloat16"}, {"gradient_checkpointing": True}]
 
 
-@pytest.fixture
-def spec(tmp_path):
-    return tiny.make(tmp_path)
-
-
 def trained(spec, folder, **config):
     """Metrics of three batches, with a renewed reference and one batch that is undone; and all that is saved, served
     and said afterwards. A successor goes on from the middle."""

@@ -15,11 +15,6 @@ from tests.unit import tiny
 
 
 @pytest.fixture
-def spec(tmp_path):
-    return tiny.make(tmp_path)
-
-
-@pytest.fixture
 def grpo():
     return Grpo(Grpo.Config())
 

@@ -53,11 +53,6 @@ def flat(rows, which):
 
 
 @pytest.fixture
-def spec(tmp_path):
-    return tiny.make(tmp_path)
-
-
-@pytest.fixture
 def trained(spec):
     """Trains a new backend on batches, and returns the metrics of each, and masters and moments at the end."""
 

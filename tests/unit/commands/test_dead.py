@@ -188,18 +188,15 @@ def test_drop_lists_no_more_and_deletes_nothing(run: Path) -> None:
 # --------------------------------------------------------------------------------------------- rescore
 
 
-def test_a_reward_that_is_not_there_leaves_nothing_behind(run: Path) -> None:
+@pytest.mark.parametrize(("reward", "says"), [
+    ("json:score", "tasksets.sums.reward: module 'json' has no 'score'"),
+    ("exact", "deleted by retention, expected all of them"),
+])  # fmt: skip
+def test_what_cannot_be_scored_again_leaves_nothing_behind(run: Path, reward: str, says: str) -> None:
+    if reward == "exact":
+        change(run, lambda log: log.transport.admin.delete_before({TopicPartition("tasks", 0): 1}))
     into = run.with_name("again")
-    result = commands.call("rescore", run, "--reward", "json:score", "--into", into)
+    result = commands.call("rescore", run, "--reward", reward, "--into", into)
     assert result.exit_code == 2
-    assert "tasksets.sums.reward: module 'json' has no 'score'" in result.stderr
-    assert not into.exists()
-
-
-def test_what_cannot_be_scored_again_leaves_nothing_behind(run: Path) -> None:
-    change(run, lambda log: log.transport.admin.delete_before({TopicPartition("tasks", 0): 1}))
-    into = run.with_name("again")
-    result = commands.call("rescore", run, "--reward", "exact", "--into", into)
-    assert result.exit_code == 2
-    assert "deleted by retention, expected all of them" in result.stderr
+    assert says in result.stderr
     assert not into.exists()

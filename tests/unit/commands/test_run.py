@@ -135,25 +135,17 @@ def test_debug_shows_the_traceback(here: Path) -> None:
     assert isinstance(result.exception, ConfigError)
 
 
-def test_every_kind_of_our_errors_keeps_its_code() -> None:
+@pytest.mark.parametrize(("error", "code", "says"), [
+    (StopRule("no_signal", "buffer: 1000 groups without a batch"), 6, "buffer: 1000 groups without a batch\n"),
+    (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "runs/a/plots"), 1, "runs/a/plots: No space left on device"),
+], ids=["ours", "the system's"])  # fmt: skip
+def test_errors_are_one_line_and_ours_keep_their_code(error: Exception, code: int, says: str) -> None:
     @click.command(cls=commands.Commands)
     def group() -> None:
-        raise StopRule("no_signal", "buffer: 1000 groups without a batch")
+        raise error
 
     result = CliRunner().invoke(group, ["list", "policy"])
-    assert (result.exit_code, result.stderr) == (6, "rftstream: buffer: 1000 groups without a batch\n")
-
-
-def test_what_the_system_refuses_is_one_line_too() -> None:
-    @click.command(cls=commands.Commands)
-    def group() -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "runs/a/plots")
-
-    result = CliRunner().invoke(group, ["list", "policy"])
-    assert (result.exit_code, result.stderr.partition(";")[0]) == (
-        1,
-        "rftstream: runs/a/plots: No space left on device",
-    )
+    assert (result.exit_code, result.stderr.partition(";")[0]) == (code, f"rftstream: {says}")
 
 
 def written_to(stdout: IO[bytes] | int, arguments: str, *, unbuffered: bool) -> tuple[int, str]:

@@ -15,13 +15,8 @@ from rftstream.contracts.outcomes import GroupResult
 from rftstream.contracts.topics import TOPICS
 from rftstream.runs.folder import RunFolder, create_log
 from rftstream.transport.embedded.transport import EmbeddedTransport
-from tests.commands import call, called, write_run_file
+from tests.commands import call, called
 from tests.unit.synthetic import SyntheticLog, rollout
-
-
-@pytest.fixture
-def run_file(tmp_path: Path) -> Path:
-    return write_run_file(tmp_path)
 
 
 @pytest.fixture

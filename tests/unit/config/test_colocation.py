@@ -11,18 +11,15 @@ from rftstream.config import loader
 from rftstream.config.colocation import check_colocation, is_shared
 from rftstream.errors import ConfigError
 from rftstream.preflight.advice import find_warnings
+from tests.configs import small_run
 
 
 def make(**settings):
-    config = loader.from_dict({
-        "run": {"name": "one", "steps": 2},
-        "model": {"path": "fake"},
-        "tasksets": {"sums": {"source": "arithmetic"}},
-        "evaluations": {"held-out": {"source": "arithmetic"}},
-        "explorer": {"policy": "hf", "devices": ["cuda:0", "cuda:1"]},
-        "evaluator": {"device": "cuda:2"},
-        "trainer": {"device": "cuda", "colocate": True},
-    })  # fmt: skip
+    config = small_run(
+        run={"name": "one", "steps": 2}, evaluations={"held-out": {"source": "arithmetic"}},
+        explorer={"policy": "hf", "devices": ["cuda:0", "cuda:1"]}, evaluator={"device": "cuda:2"},
+        trainer={"device": "cuda", "colocate": True},
+    )  # fmt: skip
     return loader.replace(config, **settings)
 
 

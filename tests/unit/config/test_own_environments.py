@@ -12,6 +12,7 @@ from rftstream.config.part_names import check_known
 from rftstream.config.sections import RunConfig
 from rftstream.errors import ConfigError
 from rftstream.runs.manifest import changed_settings
+from tests.configs import small_run
 
 FILE = """
 [run]
@@ -117,14 +118,10 @@ def test_they_can_be_set_and_hidden_as_all_others(tmp_path: Path) -> None:
 )
 def test_errors_name_the_place(own: Any, usual: dict[str, Any], said: str) -> None:
     name = own if isinstance(own, str) else own.get("name", "tools")
-    config = loader.from_dict(
-        {
-            "run": {"name": "r", "steps": 1},
-            "model": {"path": "fake"},
-            "tasksets": {"sums": {"source": "arithmetic", "environment": own}},
-            "environments": {name: usual} if usual else {},
-        }
-    )
+    config = small_run(
+        run={"name": "r", "steps": 1}, tasksets={"sums": {"source": "arithmetic", "environment": own}},
+        environments={name: usual} if usual else {},
+    )  # fmt: skip
 
     def build() -> None:
         check_known(config)

@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 
-from rftstream.config import loader
 from rftstream.data.tasksets.open import open_taskset
 from rftstream.errors import ConfigError
 from rftstream.launch import data_juicer
 from rftstream.launch.data_juicer import VERSION, DataJuicerFailed, import_data, make_environment
 from tests.commands import call
+from tests.configs import small_run
 
 FAKE = """
 import argparse, json, os, sys, time
@@ -89,10 +89,10 @@ def test_what_comes_out_is_a_taskset_with_its_digest(
     assert (done.report["in"], done.report["out"], done.report["data_juicer"]) == (20, 8, "1.2.3")
     assert sorted(os.listdir(tmp_path / "out")) == ["data.jsonl", "recipe.yaml", "report.json"]
     assert sorted(os.listdir(tmp_path)) == ["out", "raw.jsonl", "recipe.yaml"]
-    config = loader.from_dict({
-        "run": {"name": "p", "steps": 1}, "model": {"path": "fake"},
-        "tasksets": {"t": {"source": f"jsonl:{tmp_path}/out/data.jsonl", "columns": {"prompt": "text"}}},
-    })  # fmt: skip
+    config = small_run(
+        run={"name": "p", "steps": 1},
+        tasksets={"t": {"source": f"jsonl:{tmp_path}/out/data.jsonl", "columns": {"prompt": "text"}}},
+    )  # fmt: skip
     assert len(open_taskset("t", config.tasksets["t"], config)) == 8
     assert 'columns = { prompt = "text" }' in done.to_text()
 

@@ -13,7 +13,6 @@ from typing import TextIO, cast
 import pytest
 from rich.console import Console
 
-from rftstream.config import loader
 from rftstream.contracts import codec
 from rftstream.contracts.control import DesiredState, RunState
 from rftstream.contracts.ids import group_id, rollout_id
@@ -34,6 +33,7 @@ from rftstream.runs.observer import Curve, Observer
 from rftstream.testing.played import played_records
 from rftstream.transport.base import Transport
 from rftstream.transport.embedded.transport import EmbeddedTransport
+from tests.configs import small_run
 from tests.contracts.samples import ROLLOUT
 
 
@@ -68,10 +68,7 @@ def verified() -> VerifiedRollout:
 
 class Scene:
     def __init__(self, transport: Transport, folder: Path) -> None:
-        self.config = loader.from_dict({
-            "run": {"name": "r", "steps": 10}, "model": {"path": "fake"}, "transport": {"partitions": 2},
-            "tasksets": {"sums": {"source": "arithmetic"}},
-        })  # fmt: skip
+        self.config = small_run(run={"name": "r", "steps": 10}, transport={"partitions": 2})
         create_log(transport, self.config)
         self._transport = transport
         self.observer = Observer(transport)

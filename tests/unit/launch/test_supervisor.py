@@ -24,6 +24,7 @@ from rftstream.launch.zygote import ZygoteSpawner, is_supported
 from rftstream.process_state import is_alive, process_state
 from rftstream.runs.folder import RunFolder
 from rftstream.service.control_view import ControlView
+from tests.configs import small_run
 from tests.waiting import wait_until
 
 
@@ -452,11 +453,11 @@ time.sleep(600)
 
 
 def test_the_workers_of_a_run_file(tmp_path: Path) -> None:
-    config = loader.from_dict({
-        "run": {"name": "r", "steps": 1}, "model": {"path": "fake"}, "tasksets": {"sums": {"source": "arithmetic"}},
-        "explorer": {"count": 3, "policy": "fake", "devices": ["cuda:0", "cuda:1"], "threads": 2},
-        "verifier": {"count": 0}, "trainer": {"backend": "fake"},
-    })  # fmt: skip
+    config = small_run(
+        run={"name": "r", "steps": 1},
+        explorer={"count": 3, "policy": "fake", "devices": ["cuda:0", "cuda:1"], "threads": 2}, verifier={"count": 0},
+        trainer={"backend": "fake"},
+    )  # fmt: skip
     commands = {command.process: command for _, command in worker_commands(config, RunFolder(tmp_path), model=None)}
     assert sorted(commands) == ["buffer-0", "explorer-0", "explorer-1", "explorer-2", "feeder-0", "trainer-0"]
     devices = [commands[f"explorer-{i}"].arguments[-1] for i in range(3)]
@@ -470,10 +471,7 @@ def test_the_workers_of_a_run_file(tmp_path: Path) -> None:
 
 
 def test_what_parts_import_late_is_imported_before_workers_are_forked(tmp_path: Path) -> None:
-    config = loader.from_dict({
-        "run": {"name": "r", "steps": 1}, "model": {"path": "fake"}, "tasksets": {"sums": {"source": "arithmetic"}},
-        "explorer": {"policy": "hf"}, "trainer": {"backend": "torch"},
-    })  # fmt: skip
+    config = small_run(run={"name": "r", "steps": 1}, explorer={"policy": "hf"}, trainer={"backend": "torch"})
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     shared = ("torch", "transformers", "transformers.models.llama.modeling_llama",
               "transformers.models.auto.modeling_auto")  # fmt: skip

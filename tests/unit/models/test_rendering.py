@@ -36,9 +36,7 @@ CHATS = [
 CHATS_OF_2 = [ChatMessage(role="user", content="2")]
 
 
-@pytest.fixture(scope="module")
-def spec(tmp_path_factory):
-    return tiny.make(tmp_path_factory.mktemp("model"), characters=string.printable + "üß中文🙂")
+MODEL = {"characters": string.printable + "üß中文🙂"}
 
 
 def with_template(spec, text, **kwargs):

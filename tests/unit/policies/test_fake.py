@@ -16,17 +16,8 @@ from rftstream.models.spec import ModelSpec
 from rftstream.policies import fake_model
 from rftstream.policies.base import SampleRequest
 from rftstream.policies.fake import FakePolicy
+from rftstream.testing.memory_run import ManualClock
 from tests.golden import arithmetic
-
-
-class Clock:
-    time = 100.0
-
-    def now(self):
-        return self.time
-
-    def sleep(self, seconds):
-        self.time += seconds
 
 
 def weights(skill):
@@ -36,7 +27,9 @@ def weights(skill):
 
 def policy(clock=None, skill=0.0, **config):
     spec = ModelSpec(name="fake", folder=None, dtype="bfloat16", context=None)
-    opened = FakePolicy(FakePolicy.Config(**config), model=spec, renderer=FakeRenderer(), clock=clock or Clock())
+    opened = FakePolicy(
+        FakePolicy.Config(**config), model=spec, renderer=FakeRenderer(), clock=clock or ManualClock(100.0)
+    )
     opened.load(weights(skill), VersionName(trainer_epoch=1, version=0))
     return opened
 
@@ -87,7 +80,7 @@ def test_the_logprob_of_the_last_digit_is_that_of_the_choice():
 
 
 def test_tokens_come_at_their_rate_and_are_stamped():
-    clock = Clock()
+    clock = ManualClock(100.0)
     opened = policy(clock, tokens_per_s=10.0, mean_tokens=20, sigma=0.0)
     opened.submit(request())
     assert opened.step() == []
@@ -109,7 +102,7 @@ def test_tokens_come_at_their_rate_and_are_stamped():
 def test_what_goes_on_elsewhere_is_what_it_would_have_been_bit_for_bit(settings):
     config = {"tokens_per_s": 1.0, "mean_tokens": 9, "sigma": 0.3}
     for number in range(12):
-        whole_clock = Clock()
+        whole_clock = ManualClock(100.0)
         undisturbed = policy(whole_clock, skill=0.4, **config)
         asked = request(number, "13+4=", **{"max_tokens": 64, **settings})
         undisturbed.submit(asked)
@@ -117,7 +110,7 @@ def test_what_goes_on_elsewhere_is_what_it_would_have_been_bit_for_bit(settings)
         whole_clock.sleep(100)
         (whole,) = undisturbed.step()
         for cut in range(1, len(whole.token_ids)):
-            clock = Clock()
+            clock = ManualClock(100.0)
             first = policy(clock, skill=0.4, **config)
             first.submit(asked)
             first.step()
@@ -142,7 +135,7 @@ def test_what_goes_on_elsewhere_is_what_it_would_have_been_bit_for_bit(settings)
 
 
 def test_what_is_complete_is_told_by_the_next_step_alone():
-    clock = Clock()
+    clock = ManualClock(100.0)
     opened = policy(clock, tokens_per_s=1.0, mean_tokens=5, sigma=0.0)
     opened.submit(request())
     assert opened.so_far("r0") is None
@@ -184,7 +177,7 @@ def test_some_fail():
 
 
 def test_slots_abort_and_no_weights():
-    clock = Clock()
+    clock = ManualClock(100.0)
     opened = policy(clock, batch_size=2, tokens_per_s=1.0)
     for number in range(5):
         opened.submit(request(number))

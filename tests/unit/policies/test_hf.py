@@ -15,9 +15,7 @@ from tests.unit import tiny
 PROMPTS = [(4, 11, 5, 15), (3, 4), (5, 5, 5, 5, 5, 5, 5), (9,)]
 
 
-@pytest.fixture(scope="module")
-def spec(tmp_path_factory):
-    return tiny.make(tmp_path_factory.mktemp("model"), seed=3)
+MODEL = {"seed": 3}
 
 
 @pytest.fixture(scope="module")

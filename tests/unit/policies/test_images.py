@@ -40,9 +40,7 @@ def picture(color, size=(40, 30)):
 PICTURES = [picture(color) for color in COLORS]
 
 
-@pytest.fixture(scope="module")
-def spec(tmp_path_factory):
-    return tiny.make(tmp_path_factory.mktemp("model"), seed=3, vision=True, context=128)
+MODEL = {"seed": 3, "vision": True, "context": 128}
 
 
 @pytest.fixture(scope="module")

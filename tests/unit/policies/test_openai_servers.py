@@ -47,9 +47,16 @@ def open_policy(servers):
             config = registry.build_config(OpenAiPolicy, {"url": urls, "model": "it", **settings}, where="x")
             policy = OpenAiPolicy(config, model=model, renderer=renderer or FakeRenderer(1024), clock=SystemClock())
             stack.callback(policy.close)
+            if model is None:
+                policy.load({}, tiny.name(0))
             return policy
 
         yield make
+
+
+def submit(policy, *numbers, **changes):
+    for number in numbers:
+        policy.submit(request(number, **changes))
 
 
 def request(number, prompt=(5, 6, 7), *, group="g", rollout=None, **sampling):
@@ -82,7 +89,6 @@ def prompts(server):
 
 def test_siblings_and_turns_go_to_one_server_and_other_groups_to_others(servers, open_policy):
     policy = open_policy()
-    policy.load({}, tiny.name(0))
     assert policy.slots == 2 * 64
     for turn in range(3):
         for sibling in range(4):
@@ -98,17 +104,14 @@ def test_siblings_and_turns_go_to_one_server_and_other_groups_to_others(servers,
 
 def test_a_server_that_is_too_full_gets_no_further_rollout(servers, open_policy):
     policy = open_policy()
-    policy.load({}, tiny.name(0))
     first, second = first_of(servers[:2])
     first.hold.clear()
-    for sibling in range(8):
-        policy.submit(request(sibling))
+    submit(policy, *range(8))
     done = until(policy, lambda: len(second.requests) == 3 and len(first.requests) == 5)
     first.hold.set()
     done |= tiny.drain(policy)
     assert len(done) == 8
-    for sibling in range(8):
-        policy.submit(request(sibling, (9,)))
+    submit(policy, *range(8), prompt=(9,))
     tiny.drain(policy)
     assert prompts(first).count([9]) == 5 and prompts(second).count([9]) == 3, "all stay where they began"
 
@@ -119,11 +122,9 @@ def test_a_server_that_is_too_full_gets_no_further_rollout(servers, open_policy)
 ], ids=["gone", "503", "429", "500", "404", "401", "no choices", "no JSON", "no ids"])  # fmt: skip
 def test_a_server_that_fails_is_left_for_the_next_and_probed(servers, open_policy, bad):
     policy = open_policy()
-    policy.load({}, tiny.name(0))
     first, second = first_of(servers[:2])
     first.answers += [bad] * 100
-    for number in range(12):
-        policy.submit(request(number))
+    submit(policy, *range(12))
     done = tiny.drain(policy)
     assert [one.token_ids.tolist() for one in done.values()] == [[5, 6]] * 12
     assert len(prompts(second)) == 12
@@ -143,7 +144,6 @@ def test_a_server_that_fails_is_left_for_the_next_and_probed(servers, open_polic
 
 def test_a_server_that_hangs_is_left_when_time_is_up(servers, open_policy):
     policy = open_policy(timeout_s=0.3)
-    policy.load({}, tiny.name(0))
     first, second = first_of(servers[:2])
     first.hold.clear()
     done = tiny.drain_one(policy, request(0))
@@ -156,7 +156,6 @@ def test_a_server_that_hangs_is_left_when_time_is_up(servers, open_policy):
 
 def test_a_server_that_wants_to_be_left_alone_is(servers, open_policy):
     policy = open_policy()
-    policy.load({}, tiny.name(0))
     first, second = first_of(servers[:2])
     first.answers.append((429, {}, {"Retry-After": "120"}))
     assert tiny.drain_one(policy, request(0)).error is None
@@ -165,7 +164,6 @@ def test_a_server_that_wants_to_be_left_alone_is(servers, open_policy):
 
 def test_a_request_that_is_refused_fails_alone_at_the_first_server(servers, open_policy):
     policy = open_policy()
-    policy.load({}, tiny.name(0))
     first, second = first_of(servers[:2])
     first.answers.append((400, {"error": {"message": "the prompt is too long"}}))
     assert "too long" in tiny.drain_one(policy, request(0)).error
@@ -175,7 +173,6 @@ def test_a_request_that_is_refused_fails_alone_at_the_first_server(servers, open
 def test_a_request_that_no_server_can_answer_fails_alone(servers, open_policy):
     """It is the request, not the servers: both give a bad answer to it, and good ones to others."""
     policy = open_policy()
-    policy.load({}, tiny.name(0))
     for server in servers[:2]:
         server.usual = lambda body: {} if body["prompt"] == [9] else echo(body)
     done = tiny.drain_one(policy, request(0, (9,)))
@@ -185,12 +182,10 @@ def test_a_request_that_no_server_can_answer_fails_alone(servers, open_policy):
 
 def test_no_server_at_all_is_an_error_that_names_them(servers, open_policy):
     policy = open_policy(tries=3)
-    policy.load({}, tiny.name(0))
     for server in servers[:2]:
         server.usual = lambda body: b"<html>"
         server.answers += [(503, {"error": "starting"})] * 1000
-    for number in range(4):
-        policy.submit(request(number))
+    submit(policy, *range(4))
     with pytest.raises(PolicyError) as wrong:
         tiny.drain(policy)
     assert "503: starting" in str(wrong.value)
@@ -199,7 +194,6 @@ def test_no_server_at_all_is_an_error_that_names_them(servers, open_policy):
 
 def test_servers_that_were_away_before_are_tried_before_a_request_fails(servers, open_policy):
     policy = open_policy(tries=2)
-    policy.load({}, tiny.name(0))
     for server in servers[:2]:
         server.answers += [(503, {})] * 1000
     policy.submit(request(0))
@@ -214,18 +208,15 @@ def test_servers_that_were_away_before_are_tried_before_a_request_fails(servers,
 
 def test_all_servers_are_away_for_a_while(servers, open_policy):
     policy = open_policy(tries=50)
-    policy.load({}, tiny.name(0))
     for server in servers[:2]:
         server.answers += [(503, {})] * 6
-    for number in range(8):
-        policy.submit(request(number))
+    submit(policy, *range(8))
     assert all(one.error is None for one in tiny.drain(policy).values())
 
 
 @pytest.mark.parametrize("busy", [(429, {}), (503, {}), (None, None)], ids=["429", "503", "lost"])
 def test_a_request_that_meets_full_servers_only_waits_while_others_are_answered(servers, open_policy, busy):
     policy = open_policy(tries=2)
-    policy.load({}, tiny.name(0))
     first, second = servers[:2]
     num_busy = [0]
 
@@ -254,7 +245,6 @@ def test_a_request_that_meets_full_servers_only_waits_while_others_are_answered(
 
 def test_a_request_that_breaks_every_server_fails_alone(servers, open_policy):
     policy = open_policy(tries=2)
-    policy.load({}, tiny.name(0))
     for server in servers[:2]:
         server.usual = lambda body: None if body["prompt"] == [9] else echo(body)
         server.instead = (500, {"error": "a bug"})
@@ -273,11 +263,9 @@ def test_a_request_that_breaks_every_server_fails_alone(servers, open_policy):
 
 def test_aborted_requests_are_forgotten_wherever_they_are(servers, open_policy):
     policy = open_policy(batch_size=1, tries=1000)
-    policy.load({}, tiny.name(0))
     for server in servers[:2]:
         server.answers += [(503, {})] * 1000
-    for number in range(6):
-        policy.submit(request(number))
+    submit(policy, *range(6))
     until(policy, lambda: all(len(server.requests) > 3 for server in servers[:2]))
     for number in range(6):
         policy.abort(f"r{number}")

@@ -23,12 +23,12 @@ from rftstream.policies.vllm_worker import renamed
 from tests.unit import seeing_families, tiny
 from tests.unit.policies.test_images import PICTURES, image_in, prompted
 
+pytestmark = pytest.mark.anyio
+
 SAID = [3, 4, 5]
 
 
-@pytest.fixture(scope="module")
-def spec(tmp_path_factory):
-    return tiny.make(tmp_path_factory.mktemp("model"), seed=3, vision=True, context=128)
+MODEL = {"seed": 3, "vision": True, "context": 128}
 
 
 @pytest.fixture
@@ -190,22 +190,18 @@ class Renderer:
         }]  # fmt: skip
 
 
-def test_vllm_prepares_each_image_once(spec):
+async def test_vllm_prepares_each_image_once(spec):
     images, renderer = EngineImages(tiny.images(spec), open_renderer(spec).images), Renderer()
     shown = prompted(spec, 0, images=PICTURES[:2]).images
-
-    async def prepare():
-        both = await asyncio.gather(*(images.prepare(shown, renderer) for _ in range(3)))
-        assert all(one == both[0] for one in both) and both[0][0].token_ids == (1,) * 16
-        third = prompted(spec, 2).images
-        for expected in ("vllm refused it: ValueError: too small", None):
-            if expected is None:
-                assert len(await images.prepare(third, renderer)) == 1
-            else:
-                with pytest.raises(ImageError, match=f"{PICTURES[2].digest}: {expected}"):
-                    await images.prepare(third, renderer)
-
-    asyncio.run(prepare())
+    both = await asyncio.gather(*(images.prepare(shown, renderer) for _ in range(3)))
+    assert all(one == both[0] for one in both) and both[0][0].token_ids == (1,) * 16
+    third = prompted(spec, 2).images
+    for expected in ("vllm refused it: ValueError: too small", None):
+        if expected is None:
+            assert len(await images.prepare(third, renderer)) == 1
+        else:
+            with pytest.raises(ImageError, match=f"{PICTURES[2].digest}: {expected}"):
+                await images.prepare(third, renderer)
     assert renderer.asked == [PICTURES[n].digest for n in (0, 1, 2, 2)]
 
 

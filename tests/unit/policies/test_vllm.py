@@ -20,7 +20,6 @@ import psutil
 import pytest
 import torch
 
-from rftstream.config import loader
 from rftstream.config.sections import LoraSection
 from rftstream.contracts.tasks import Sampling
 from rftstream.errors import ConfigError
@@ -36,6 +35,7 @@ from rftstream.weights.publisher import publish
 from rftstream.weights.shared_memory import SharedTensors, name_prefix
 from rftstream.weights.snapshot import RawTensor, decode_snapshot
 from rftstream.weights.store import ObjectStore
+from tests.configs import small_run
 from tests.unit import tiny
 from workers import parts
 
@@ -54,10 +54,9 @@ def arguments(device="cpu", context=64, images=None, lora=None, **settings):
 
 def test_without_the_package_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    run = loader.from_dict({
-        "run": {"name": "it", "steps": 1}, "model": {"path": "fake"}, "tasksets": {"it": {"source": "arithmetic"}},
-        "explorer": {"policy": "vllm"},
-    })  # fmt: skip
+    run = small_run(
+        run={"name": "it", "steps": 1}, tasksets={"it": {"source": "arithmetic"}}, explorer={"policy": "vllm"},
+    )  # fmt: skip
     with pytest.raises(ConfigError, match=r"policy vllm: the package vllm is not installed; pip install 'rftstream\["):
         run.build_part("policy", "vllm")
 

@@ -6,9 +6,9 @@ import pytest
 
 from rftstream.backends.deepspeed.backend import DeepSpeedBackend
 from rftstream.backends.torch.backend import TorchBackend
-from rftstream.config import loader
 from rftstream.preflight.memory import MAIN, PINNED, MemoryEstimate, RoleMemory, estimate_memory
 from rftstream.preflight.sizes import ModelSizes
+from tests.configs import small_run
 from tests.unit import tiny
 
 
@@ -25,18 +25,19 @@ def test_a_device_in_turns_needs_what_the_larger_of_them_needs():
     assert (together.too_much, in_turns.too_much) == (["cuda:0"], [])
 
 
+def bytes_between_batches(folder, backend, **sections):
+    """Return how many a parameter takes in main memory."""
+    spec = tiny.make(folder)
+    config = small_run(run={"name": "one", "steps": 2}, **sections)
+    estimate = estimate_memory(config, spec, longest=10, needs=(), options={"backend": backend})
+    (trainer,) = [role for role in estimate.roles if role.role == "trainer"]
+    return trainer.parts[MAIN]["state between batches"] / ModelSizes.of(spec.folder, None).parameters
+
+
 @pytest.mark.parametrize(("device", "blocks"), [("cpu", 1), ("cuda:0", PINNED)])
 def test_pinned_memory_is_counted_in_the_blocks_that_torch_takes(tmp_path, device, blocks):
-    spec = tiny.make(tmp_path)
-    config = loader.from_dict({
-        "run": {"name": "one", "steps": 2}, "model": {"path": "fake"}, "tasksets": {"sums": {"source": "arithmetic"}},
-        "trainer": {"device": device},
-    })  # fmt: skip
-    options = {"backend": TorchBackend.Config(offload_parameters=True, parameters="float32")}
-    estimate = estimate_memory(config, spec, longest=10, needs=(), options=options)
-    (trainer,) = [role for role in estimate.roles if role.role == "trainer"]
-    num_parameters = ModelSizes.of(spec.folder, None).parameters
-    assert trainer.parts[MAIN]["state between batches"] == blocks * 12 * num_parameters
+    backend = TorchBackend.Config(offload_parameters=True, parameters="float32")
+    assert bytes_between_batches(tmp_path, backend, trainer={"device": device}) == blocks * 12
 
 
 @pytest.mark.parametrize(("backend", "bytes_each"), [
@@ -48,12 +49,5 @@ def test_pinned_memory_is_counted_in_the_blocks_that_torch_takes(tmp_path, devic
 ])  # fmt: skip
 def test_what_leaves_a_shared_device_is_in_main_memory(tmp_path, backend, bytes_each):
     """Weights and moments; masters of their own from stage 1 on; room for gradients in stage 3."""
-    spec = tiny.make(tmp_path)
-    config = loader.from_dict({
-        "run": {"name": "one", "steps": 2}, "model": {"path": "fake"}, "tasksets": {"sums": {"source": "arithmetic"}},
-        "trainer": {"device": "cuda:0", "colocate": True}, "explorer": {"policy": "hf", "devices": ["cuda:0"]},
-    })  # fmt: skip
-    estimate = estimate_memory(config, spec, longest=10, needs=(), options={"backend": backend})
-    (trainer,) = [role for role in estimate.roles if role.role == "trainer"]
-    num_parameters = ModelSizes.of(spec.folder, None).parameters
-    assert trainer.parts[MAIN]["state between batches"] == PINNED * bytes_each * num_parameters
+    shared = {"trainer": {"device": "cuda:0", "colocate": True}, "explorer": {"policy": "hf", "devices": ["cuda:0"]}}
+    assert bytes_between_batches(tmp_path, backend, **shared) == PINNED * bytes_each

@@ -19,6 +19,7 @@ from rftstream.errors import ConfigError
 from rftstream.preflight import prepare as prepare_module
 from rftstream.preflight.new_folder import REPORT
 from rftstream.preflight.prepare import prepare
+from tests.configs import small_run
 
 OWN = "tests.unit.preflight.test_prepare:"
 ROWS: list[dict[str, Any]] = [
@@ -53,10 +54,9 @@ class Bigger:
 
 def config_of(folder: Path, rows: list[dict[str, Any]], *operators: dict[str, Any], **taskset: Any) -> RunConfig:
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return loader.from_dict({
-        "run": {"name": "p", "steps": 1}, "model": {"path": "fake"}, "base": str(folder),
-        "tasksets": {"rows": {"source": "jsonl:rows.jsonl", **taskset}}, "pipeline": list(operators),
-    })  # fmt: skip
+    return small_run(
+        base=str(folder), tasksets={"rows": {"source": "jsonl:rows.jsonl", **taskset}}, pipeline=list(operators),
+    )  # fmt: skip
 
 
 def problems(config: RunConfig, source: str | None = None) -> list[Problem]:

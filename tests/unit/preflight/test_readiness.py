@@ -32,6 +32,7 @@ from rftstream.preflight.plan import Purpose, plan
 from rftstream.runs.folder import RunFolder
 from rftstream.transport.findings import Level
 from rftstream.weights.store import ObjectStore
+from tests.configs import small_run
 from tests.loopback import taken_port
 from tests.unit.tiny import make
 
@@ -41,10 +42,9 @@ GPU = "cuda:99"
 
 @pytest.fixture
 def config(tmp_path: Path) -> RunConfig:
-    return loader.from_dict({
-        "base": str(tmp_path), "run": {"name": "tiny", "steps": 2}, "model": {"path": "fake"},
-        "tasksets": {"sums": {"source": "arithmetic"}}, "explorer": {"policy": "fake"}, "trainer": {"backend": "fake"},
-    })  # fmt: skip
+    return small_run(
+        base=str(tmp_path), run={"name": "tiny", "steps": 2}, explorer={"policy": "fake"}, trainer={"backend": "fake"},
+    )  # fmt: skip
 
 
 @pytest.fixture
@@ -152,23 +152,22 @@ def test_s3_without_its_package(config: RunConfig, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("without_keys")
-def test_s3_without_keys(config: RunConfig) -> None:
-    config = loader.replace(config, weights__store="s3://bucket/{run}")
-    with pytest.raises(StoreRefused, match="NoCredentialsError") as caught:
-        rftstream.run(config)
-    assert caught.value.exit_code == 2
-    assert "NoCredentialsError" in check(config).to_text().splitlines()[-1]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("nowhere")
-def test_s3_that_does_not_answer(config: RunConfig) -> None:
+@pytest.mark.parametrize(("place", "error", "text", "code"), [
+    ("without_keys", StoreRefused, "NoCredentialsError", 2), ("nowhere", StoreUnreachable, "given up after", 3),
+])  # fmt: skip
+def test_s3_without_keys_and_one_that_does_not_answer(
+    config: RunConfig, request: pytest.FixtureRequest, place: str, error: type[RftError], text: str, code: int
+) -> None:
+    """Before anything is made, and by the supervisor where nobody asked before."""
+    request.getfixturevalue(place)
     config = loader.replace(config, weights__store="s3://bucket/{run}", weights__patience_s=0.5)
-    with pytest.raises(StoreUnreachable, match=r"given up after \d+ tr(y|ies) in") as caught:
+    with pytest.raises(error, match=text) as caught:
         rftstream.run(config)
-    assert caught.value.exit_code == 3
-    assert "given up after" in check(config).errors[-1]
+    assert caught.value.exit_code == code
+    assert text in check(config).errors[-1] and text in check(config).to_text().splitlines()[-1]
+    result = run_unasked(config)
+    assert result.exit_code == code
+    assert "trainer-0: s3://bucket/tiny/" in str(result.error) and text in str(result.error)
 
 
 def test_all_that_is_wrong_is_told_at_once(config: RunConfig) -> None:
@@ -249,20 +248,3 @@ def test_the_supervisor_ends_a_run_at_once_without_a_gpu(config: RunConfig) -> N
     result = run_unasked(config)
     assert result.exit_code == 2
     assert f"trainer-0: device: {GPU!r} is not there, torch sees" in str(result.error)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("without_keys")
-def test_the_supervisor_ends_a_run_at_once_without_keys(config: RunConfig) -> None:
-    result = run_unasked(loader.replace(config, weights__store="s3://bucket/{run}"))
-    assert result.exit_code == 2
-    assert "trainer-0: s3://bucket/tiny/" in str(result.error)
-    assert "NoCredentialsError" in str(result.error)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("nowhere")
-def test_the_supervisor_ends_a_run_when_the_patience_with_its_store_is_over(config: RunConfig) -> None:
-    result = run_unasked(loader.replace(config, weights__store="s3://bucket/{run}", weights__patience_s=0.5))
-    assert result.exit_code == 3
-    assert "given up after" in str(result.error)

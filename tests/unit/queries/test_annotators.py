@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from rftstream.config import loader
 from rftstream.config.role_sections import FeedbackSection
 from rftstream.contracts.feedback import (
     GOLD_ANNOTATOR,
@@ -22,13 +21,9 @@ from rftstream.data.feedback.fold import OPEN, FeedbackFold
 from rftstream.queries.annotators import AnnotatorsView, read_annotators
 from rftstream.queries.asked import questions_to
 from rftstream.queries.feedback import FeedbackView, VoteLine, gold_answers, question_state
+from tests.configs import small_run
 
-CONFIG = loader.from_dict(
-    {
-        "run": {"name": "demo", "steps": 1}, "model": {"path": "fake"}, "tasksets": {"sums": {"source": "arithmetic"}},
-        "explorer": {"policy": "fake"}, "trainer": {"backend": "fake"}, "feedback": {"share": 1.0, "quorum": 2},
-    }
-)  # fmt: skip
+CONFIG = small_run(explorer={"policy": "fake"}, trainer={"backend": "fake"}, feedback={"share": 1.0, "quorum": 2})
 PAIR, LABEL, RATING = FeedbackKind.pair, FeedbackKind.label, FeedbackKind.rating
 FIRST, SECOND = PairChoice.first, PairChoice.second
 

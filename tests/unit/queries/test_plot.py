@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from rftstream.config import loader
 from rftstream.contracts.versions import EvalResult, StepRecord, VersionName
 from rftstream.queries import page_facts, panels, plot, plot_page
 from rftstream.queries.history import History
+from tests.configs import small_run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -405,10 +405,9 @@ def test_the_page_has_samples_and_settings(tmp_path: Path) -> None:
 
 
 def test_settings_that_are_as_by_default_are_not_shown() -> None:
-    config = loader.from_dict({
-        "run": {"name": "r", "steps": 10}, "model": {"path": "fake"}, "trainer": {"lr": 1e-3, "minibatches": 1},
-        "tasksets": {"sums": {"source": "arithmetic"}}, "algorithms": {"grpo": {"clip_low": 0.1}},
-    })  # fmt: skip
+    config = small_run(
+        run={"name": "r", "steps": 10}, trainer={"lr": 1e-3, "minibatches": 1}, algorithms={"grpo": {"clip_low": 0.1}},
+    )  # fmt: skip
     found = dict(page_facts.own_settings(config))
     assert found["trainer.lr"] == "0.001" and found["tasksets.sums.source"] == "arithmetic"
     assert found["algorithms.grpo.clip_low"] == "0.1"

@@ -6,26 +6,22 @@ from typing import Any
 
 import pytest
 
-from rftstream.config.loader import from_dict
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.versions import EvalResult, StepRecord, VersionName
 from rftstream.data.tasksets.open import open_taskset
 from rftstream.errors import ConfigError
 from rftstream.queries.history import History
 from rftstream.queries.reward_watch import find_reward_signs
+from tests.configs import small_run
 
 STEPS = 40
 
 
 def config_of(reward: Any = "exact", **evaluations: dict[str, Any]) -> RunConfig:
-    return from_dict(
-        {
-            "run": {"name": "test", "steps": 1},
-            "model": {"make": {}},
-            "tasksets": {"train": {"source": "arithmetic", "reward": reward}},
-            "evaluations": {name: {"source": "arithmetic", **one} for name, one in evaluations.items()},
-        }
-    )
+    return small_run(
+        tasksets={"train": {"source": "arithmetic", "reward": reward}},
+        evaluations={name: {"source": "arithmetic", **one} for name, one in evaluations.items()},
+    )  # fmt: skip
 
 
 def history(steps: dict[str, tuple[float, float]], **evaluations: list[float]) -> History:

@@ -6,16 +6,14 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from rftstream.config.loader import from_dict
 from rftstream.contracts.versions import EvalResult, StepRecord, VersionName
 from rftstream.queries.training_watch import Sign, find_training_signs
+from tests.configs import small_run
 
-CONFIG = from_dict({
-    "run": {"name": "test", "steps": 100},
-    "model": {"make": {}},
-    "tasksets": {"sums": {"source": "arithmetic"}},
-    "evaluations": {"held-out": {"source": "arithmetic"}, "swapped": {"source": "arithmetic", "canary": True}},
-})  # fmt: skip
+CONFIG = small_run(
+    run={"name": "test", "steps": 100},
+    evaluations={"held-out": {"source": "arithmetic"}, "swapped": {"source": "arithmetic", "canary": True}},
+)  # fmt: skip
 WELL = {
     "reward": (0.1, 0.99), "reward_std": (0.3, 0.1), "entropy": (2.5, 0.05), "zero_variance_share": (0.3, 0.95),
     "truncated_share": (0.9, 0.0), "length_mean": (3.0, 2.0),

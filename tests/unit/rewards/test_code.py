@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from rftstream.config.loader import from_dict
 from rftstream.contracts.tasks import ChatMessage, Problem
 from rftstream.errors import RewardError
 from rftstream.preflight.check_rewards import check_columns
@@ -23,6 +22,7 @@ from rftstream.rewards.code_tests import FunctionTests, StdioTests
 from rftstream.rewards.resolve import build_reward
 from rftstream.rewards.scorer import ProcessScorer
 from rftstream.sandbox.languages import find_language
+from tests.configs import small_run
 
 PLAIN = {"inputs": ["1\n", "5\n"], "outputs": ["2\n", "6"]}
 PLUS_ONE = "Think.\n```python\nprint(int(input()) + 1)\n```\nDone."
@@ -270,10 +270,7 @@ def test_check_runs_the_reference_solutions_and_hints_at_a_tolerance() -> None:
          "canonical_solution": "    return 2\n"},
     ]  # fmt: skip
     problems = [Problem(messages=(ChatMessage(role="user", content="go"),), info=row) for row in rows]
-    config = from_dict(
-        {"run": {"name": "t", "steps": 1}, "model": {"make": {}},
-         "tasksets": {"t": {"source": "arithmetic", "reward": "code"}}}
-    )  # fmt: skip
+    config = small_run(run={"name": "t", "steps": 1}, tasksets={"t": {"source": "arithmetic", "reward": "code"}})
     reward = build_reward("code", config)
     found = check_columns("tasksets.t", reward, SimpleNamespace(problem=problems.__getitem__), len(problems))  # type: ignore[arg-type]
     assert len(found) == 2
@@ -305,11 +302,8 @@ def test_a_sandbox_that_fails_gives_no_reward() -> None:
 @pytest.mark.slow
 def test_a_program_that_hangs_longer_than_a_reward_may_is_wrong() -> None:
     taskset = {"source": "arithmetic", "reward": "code"}
-    config = from_dict(
-        {
-            "run": {"name": "test", "steps": 1}, "model": {"make": {}}, "tasksets": {"train": taskset},
-            "rewards": {"code": {"wall_s": 2.0}}, "verifier": {"timeout_s": 1.0, "tries": 1},
-        }
+    config = small_run(
+        tasksets={"train": taskset}, rewards={"code": {"wall_s": 2.0}}, verifier={"timeout_s": 1.0, "tries": 1},
     )  # fmt: skip
     scorer = ProcessScorer(config, processes=1)
     try:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from rftstream.config.loader import from_dict
 from rftstream.rewards.base import ScoreReply, ScoreRequest
 from rftstream.rewards.scorer import InlineScorer, ProcessScorer
+from tests.configs import small_run
 from tests.unit.rewards.test_scorer import item
 
 SEEN = """
@@ -27,14 +27,7 @@ BESIDE = [{"name": "environment", "weight": 2.0}, {"name": "exact", "weight": 0.
 def replies_of(
     scorer_class: type[Any], base: Path, reward: Any, *given: Mapping[str, Any]
 ) -> dict[str, tuple[float | None, Mapping[str, float], str | None, str, int]]:
-    config = from_dict(
-        {
-            "run": {"name": "test", "steps": 1},
-            "model": {"make": {}},
-            "tasksets": {"train": {"source": "arithmetic", "reward": reward}},
-            "base": str(base),
-        }
-    )
+    config = small_run(tasksets={"train": {"source": "arithmetic", "reward": reward}}, base=str(base))
     scorer = scorer_class(config)
     try:
         for number, fields in enumerate(given):

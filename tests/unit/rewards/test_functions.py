@@ -16,7 +16,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rftstream.config.loader import from_dict
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.tasks import RolloutIds
 from rftstream.errors import ConfigError, RewardError
@@ -28,6 +27,7 @@ from rftstream.rewards.functions import FunctionReward
 from rftstream.rewards.resolve import build_reward
 from rftstream.rewards.scorer import InlineScorer
 from rftstream.roles.verifier.step import reward_input
+from tests.configs import small_run
 from tests.loopback import Asked, HttpServer
 from tests.unit.synthetic import rollout
 
@@ -81,10 +81,7 @@ def composite(*functions: Any, weights: Sequence[float] = ()) -> Any:
 
 
 def config_of(reward: Any, **more: Any) -> RunConfig:
-    return from_dict({
-        "run": {"name": "test", "steps": 1}, "model": {"make": {}},
-        "tasksets": {"train": {"source": "arithmetic", "reward": reward, **more}},
-    })  # fmt: skip
+    return small_run(tasksets={"train": {"source": "arithmetic", "reward": reward, **more}})
 
 
 # ------------------------------------------------------------------------------------------------ which it is
@@ -450,10 +447,9 @@ def test_what_waits_comes_as_one_batch_up_to_the_limit() -> None:
         return [1.0] * len(completions)
 
     composite(score)
-    config = from_dict({
-        "run": {"name": "test", "steps": 1}, "model": {"make": {}}, "verifier": {"max_batch": 4},
-        "tasksets": {"train": {"source": "arithmetic", "reward": "functions_of_a_test:f0"}},
-    })  # fmt: skip
+    config = small_run(
+        verifier={"max_batch": 4}, tasksets={"train": {"source": "arithmetic", "reward": "functions_of_a_test:f0"}},
+    )  # fmt: skip
     scorer = InlineScorer(config)
     for number in range(10):
         scorer.submit(ScoreRequest(request_id=str(number), taskset="train", item=item("7")))

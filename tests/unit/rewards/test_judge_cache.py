@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from rftstream.config.loader import from_dict
 from rftstream.models import server_client
 from rftstream.rewards.base import ScoreReply, ScoreRequest
 from rftstream.rewards.judge_cache import ENTRY_BYTES, JudgeCache, cache_folder
 from rftstream.rewards.scorer import ProcessScorer
+from tests.configs import small_run
 from tests.unit.rewards.test_judge_forms import RUBRIC, item, judge, rubric_says, says
 from tests.unit.served import Server
 
@@ -183,16 +183,11 @@ def test_verifier_processes_share_it_and_a_later_scoring_asks_nobody(
     server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JUDGE_KEY", "sk-judge")
-    config = from_dict(
-        {
-            "run": {"name": "test", "steps": 1},
-            "model": {"make": {}},
-            "tasksets": {"train": {"source": "arithmetic", "reward": "judge"}},
-            "rewards": {"judge": {"url": server.url, "model": "big", "api_key": "env:JUDGE_KEY", "rubric": RUBRIC}},
-            "verifier": {"timeout_s": 60.0},
-            "base": str(tmp_path),
-        }
-    )
+    config = small_run(
+        tasksets={"train": {"source": "arithmetic", "reward": "judge"}},
+        rewards={"judge": {"url": server.url, "model": "big", "api_key": "env:JUDGE_KEY", "rubric": RUBRIC}},
+        verifier={"timeout_s": 60.0}, base=str(tmp_path),
+    )  # fmt: skip
     replies: list[ScoreReply] = []
     for round_number in range(2):
         scorer = ProcessScorer(config, processes=2)

@@ -10,25 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rftstream.config.loader import from_dict
 from rftstream.config.sections import RunConfig
 from rftstream.errors import ConfigError, MissingChecker, RewardError
 from rftstream.rewards.base import RewardInput, Score
 from rftstream.rewards.functions import to_score
 from rftstream.rewards.resolve import build_reward, build_rewards, reward_specs
+from tests.configs import small_run
 
 numbers_of_modules = itertools.count()
 
 
 def config_of(reward: Any = "exact", **more: Any) -> RunConfig:
-    return from_dict(
-        {
-            "run": {"name": "test", "steps": 1},
-            "model": {"make": {}},
-            "tasksets": {"train": {"source": "arithmetic", "reward": reward}},
-            **more,
-        }
-    )
+    return small_run(tasksets={"train": {"source": "arithmetic", "reward": reward}}, **more)
 
 
 ITEM = RewardInput(
@@ -193,14 +186,10 @@ def test_all_rewards_of_a_run(module: Any) -> None:
         "from rftstream.errors import MissingChecker\ndef f(): pass\nclass Needy:\n    def __init__(self):\n"
         "        raise MissingChecker('needs x')"
     )
-    config = from_dict(
-        {
-            "run": {"name": "test", "steps": 1},
-            "model": {"make": {}},
-            "tasksets": {"a": {"source": "arithmetic"}, "b": {"source": "arithmetic", "reward": f"{needy}:Needy"}},
-            "evaluations": {"a": {"source": "arithmetic", "reward": "exact"}},
-        }
-    )
+    config = small_run(
+        tasksets={"a": {"source": "arithmetic"}, "b": {"source": "arithmetic", "reward": f"{needy}:Needy"}},
+        evaluations={"a": {"source": "arithmetic", "reward": "exact"}},
+    )  # fmt: skip
     assert set(reward_specs(config)) == {"a", "b", "eval:a"}
     rewards = build_rewards(config)
     assert isinstance(rewards["b"], MissingChecker)

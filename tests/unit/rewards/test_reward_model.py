@@ -21,6 +21,7 @@ from rftstream.rewards import classifier
 from rftstream.rewards.base import RewardInput, ScoreRequest
 from rftstream.rewards.reward_model import ModelReward
 from rftstream.rewards.scorer import ProcessScorer
+from tests.configs import small_run
 from tests.unit import tiny
 from tests.unit.served import Server
 
@@ -262,12 +263,11 @@ def test_problems_longer_than_its_context_are_found_before_the_run(made):
     ({}, 32, True), ({}, 31, False), ({"max_tokens": 8}, 8, True), ({"too_long": "cut_left"}, 32, False),
 ])  # fmt: skip
 def test_check_says_that_completions_may_be_longer_than_its_context(made, settings, longest, says):
-    config = from_dict({
-        "run": {"name": "t", "steps": 1}, "model": {"path": "fake"}, "sampling": {"max_tokens": longest},
-        "tasksets": {"t": {"source": "arithmetic", "reward": "reward_model"}},
-        "explorer": {"policy": "fake"}, "trainer": {"backend": "fake"},
-        "rewards": {"reward_model": {"path": str(made[0]), **settings}},
-    })  # fmt: skip
+    config = small_run(
+        run={"name": "t", "steps": 1}, sampling={"max_tokens": longest},
+        tasksets={"t": {"source": "arithmetic", "reward": "reward_model"}}, explorer={"policy": "fake"},
+        trainer={"backend": "fake"}, rewards={"reward_model": {"path": str(made[0]), **settings}},
+    )  # fmt: skip
     report = check(config)
     assert not report.errors
     found = [one for one in report.warnings if one.startswith("tasksets.t.reward: reads conversations of up to")]
@@ -298,12 +298,11 @@ def test_check_counts_the_memory_of_a_folder(made, dtype, width):
 
 
 def test_check_finds_a_folder_that_is_not_there(tmp_path):
-    config = from_dict({
-        "run": {"name": "t", "steps": 1}, "model": {"path": "fake"},
-        "tasksets": {"t": {"source": "arithmetic", "reward": "reward_model"}},
-        "explorer": {"policy": "fake"}, "trainer": {"backend": "fake"},
-        "rewards": {"reward_model": {"path": str(tmp_path / "nowhere")}},
-    })  # fmt: skip
+    config = small_run(
+        run={"name": "t", "steps": 1}, tasksets={"t": {"source": "arithmetic", "reward": "reward_model"}},
+        explorer={"policy": "fake"}, trainer={"backend": "fake"},
+        rewards={"reward_model": {"path": str(tmp_path / "nowhere")}},
+    )  # fmt: skip
     assert any("nowhere: found no config.json" in one for one in check(config).errors)
 
 
@@ -397,11 +396,10 @@ def test_a_silent_server_is_a_timeout(server):
 
 @pytest.mark.slow
 def test_a_child_of_the_verifier_loads_it_once_and_scores_many(made):
-    config = from_dict({
-        "run": {"name": "t", "steps": 1}, "model": {"path": "fake"},
-        "tasksets": {"t": {"source": "arithmetic", "reward": "reward_model"}},
-        "rewards": {"reward_model": {"path": str(made[0])}}, "verifier": {"tries": 1, "timeout_s": 120.0},
-    })  # fmt: skip
+    config = small_run(
+        run={"name": "t", "steps": 1}, tasksets={"t": {"source": "arithmetic", "reward": "reward_model"}},
+        rewards={"reward_model": {"path": str(made[0])}}, verifier={"tries": 1, "timeout_s": 120.0},
+    )  # fmt: skip
     items = [*(item(str(number)) for number in range(8)), item("x")]
     scorer = ProcessScorer(config)
     try:

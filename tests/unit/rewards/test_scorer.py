@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,14 @@ from typing import Any
 import psutil
 import pytest
 
-from rftstream.config.loader import from_dict
 from rftstream.config.sections import RunConfig
 from rftstream.errors import ConfigError, RewardError
 from rftstream.rewards.base import RewardInput, Score, ScoreReply, ScoreRequest
 from rftstream.rewards.process import BatchSizes
 from rftstream.rewards.scorer import InlineScorer, ProcessScorer
 from rftstream.testing.conformance_bench import await_true
+from rftstream.testing.memory_run import ManualClock
+from tests.configs import small_run
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -86,16 +87,10 @@ def first_time(info):
 
 
 def config_of(reward: Any, base: Path, **more: Any) -> RunConfig:
-    return from_dict(
-        {
-            "run": {"name": "test", "steps": 1},
-            "model": {"make": {}},
-            "tasksets": {"train": {"source": "arithmetic", "reward": reward}},
-            "evaluations": {"held-out": {"source": "arithmetic", "reward": "exact"}},
-            "base": str(base),
-            **more,
-        }
-    )
+    return small_run(
+        tasksets={"train": {"source": "arithmetic", "reward": reward}},
+        evaluations={"held-out": {"source": "arithmetic", "reward": "exact"}}, base=str(base), **more,
+    )  # fmt: skip
 
 
 def item(completion: str, answer: str | None = "7", **info: Any) -> RewardInput:
@@ -115,9 +110,13 @@ def request(request_id: str, completion: str, taskset: str = "train", **info: An
     return ScoreRequest(request_id=request_id, taskset=taskset, item=item(completion, **info))
 
 
-def drain(scorer: ProcessScorer | InlineScorer, limit_s: float = 240.0) -> dict[str, ScoreReply]:
-    """All replies to what was submitted. Fails if one comes twice or never."""
+def drain(
+    scorer: ProcessScorer | InlineScorer, completions: Iterable[str] = (), limit_s: float = 240.0
+) -> dict[str, ScoreReply]:
+    """Submit these, with their places as names, and return all replies. Fails if one comes twice or never."""
     replies: dict[str, ScoreReply] = {}
+    for number, completion in enumerate(completions):
+        scorer.submit(request(str(number), completion))
     deadline = time.monotonic() + limit_s
     while scorer.num_active:
         assert time.monotonic() < deadline, f"{scorer.num_active} requests without a reply"
@@ -185,18 +184,14 @@ def test_many_items_in_several_children(make: Make) -> None:
 
 def test_big_items(make: Make) -> None:
     scorer = make("exact")
-    for number in range(12):
-        scorer.submit(request(str(number), "x" * 4_000_000))
-    assert all(reply.score and reply.score.reward == 0.0 for reply in drain(scorer).values())
+    assert all(reply.score and reply.score.reward == 0.0 for reply in drain(scorer, ["x" * 4_000_000] * 12).values())
 
 
 @pytest.mark.law("unscorable")
 @pytest.mark.parametrize("how", ["hang", "hang in C"])
 def test_a_hang_is_a_timeout_and_holds_up_nobody_for_ever(make: Make, how: str) -> None:
     scorer = make(timeout_s=1.0)
-    for number in range(20):
-        scorer.submit(request(str(number), how if number == 5 else "7"))
-    replies = drain(scorer)
+    replies = drain(scorer, [*["7"] * 5, how, *["7"] * 14])
     assert (replies["5"].score, replies["5"].reason) == (None, "timeout")
     assert "no result within 1 s (tried 2 times)" in replies["5"].detail
     assert [i for i, reply in replies.items() if reply.score is None] == ["5"]
@@ -208,21 +203,19 @@ def test_where_all_hang_few_are_tried_and_none_is_zero(make: Make, caplog: pytes
     scorer = make(timeout_s=0.5, tries=3)
     for number in range(48):
         scorer.submit(replace(request(str(number), "hang"), rollout_id=f"r{number}", group_id=f"g{number // 8}"))
-    replies = drain(scorer, 120.0)
+    replies = drain(scorer)
     assert {(reply.score, reply.reason) for reply in replies.values()} == {(None, "timeout")}
     assert scorer.num_replaced < 12, "not 144"
     assert any("not tried: 6 tries of others in a row" in reply.detail for reply in replies.values())
     assert "r0: reward score of train: no result within 0.5 s (try 1 of 3); its process was replaced" in caplog.text
     scorer.submit(request("well again", "7"))
-    assert drain(scorer, 120.0)["well again"].score == Score(reward=1.0, parts={"score": 1.0})
+    assert drain(scorer)["well again"].score == Score(reward=1.0, parts={"score": 1.0})
     assert "it came back" in caplog.text
 
 
 def test_where_all_take_their_process_along_few_are_tried(make: Make) -> None:
     scorer = make(tries=3)
-    for number in range(48):
-        scorer.submit(request(str(number), "hard exit"))
-    replies = drain(scorer, 120.0)
+    replies = drain(scorer, ["hard exit"] * 48)
     assert {(reply.score, reply.reason) for reply in replies.values()} == {(None, "error")}
     assert scorer.num_replaced == 6, "however soon they died, and however long they might have waited"
 
@@ -231,10 +224,8 @@ def test_no_try_is_said_to_be_one_of_fewer(make: Make, caplog: pytest.LogCapture
     scorer = make(tries=3)
     for number in range(2):  # of one group: 16 tries in a row before the reward is given up
         scorer.submit(replace(request(str(number), "hard exit"), group_id="one"))
-    drain(scorer, 120.0)
-    for number in range(20):
-        scorer.submit(request(str(number), "hard exit"))
-    drain(scorer, 120.0)
+    drain(scorer)
+    drain(scorer, ["hard exit"] * 20)
     said = re.findall(r"\(try (\d+) of (\d+)\)", caplog.text)
     assert len(said) == scorer.num_replaced
     assert all(int(one) <= int(of) for one, of in said)
@@ -243,18 +234,14 @@ def test_no_try_is_said_to_be_one_of_fewer(make: Make, caplog: pytest.LogCapture
 
 def test_an_error_after_a_long_wait_is_as_bad_as_a_hang(make: Make) -> None:
     scorer = make(timeout_s=1.0, tries=3)
-    for number in range(24):
-        scorer.submit(request(str(number), "raise late"))
-    replies = drain(scorer, 120.0)
+    replies = drain(scorer, ["raise late"] * 24)
     assert {(reply.score, reply.reason) for reply in replies.values()} == {(None, "error")}
     assert sorted(reply.tries for reply in replies.values()) == [0] * 18 + [1] * 6, "one at a time after the first"
 
 
 def test_what_waited_behind_a_slow_failure_is_scored(make: Make) -> None:
     scorer = make(timeout_s=1.0, tries=2)
-    for number in range(20):
-        scorer.submit(request(str(number), "raise late" if number == 1 else "7"))
-    replies = drain(scorer, 120.0)
+    replies = drain(scorer, ["7", "raise late", *["7"] * 18])
     assert [name for name, reply in replies.items() if reply.score is None] == ["1"]
     assert {reply.tries for name, reply in replies.items() if name != "1"} == {1}
     assert (replies["1"].tries, scorer.num_replaced) == (2, 0)
@@ -262,16 +249,12 @@ def test_what_waited_behind_a_slow_failure_is_scored(make: Make) -> None:
 
 def test_errors_at_once_are_tried_as_often_as_ever(make: Make) -> None:
     scorer = make(tries=3)
-    for number in range(24):
-        scorer.submit(request(str(number), "raise"))
-    assert {reply.tries for reply in drain(scorer, 120.0).values()} == {3}
+    assert {reply.tries for reply in drain(scorer, ["raise"] * 24).values()} == {3}
 
 
 def test_slow_items_are_not_taken_for_hanging_ones(make: Make) -> None:
     scorer = make(timeout_s=0.8)
-    for number in range(60):  # 1.2 s together
-        scorer.submit(request(str(number), "slow"))
-    assert all(reply.score for reply in drain(scorer).values())
+    assert all(reply.score for reply in drain(scorer, ["slow"] * 60).values()), "1.2 s together"
     assert scorer.num_replaced == 0
 
 
@@ -291,9 +274,7 @@ def test_slow_items_are_not_taken_for_hanging_ones(make: Make) -> None:
 )
 def test_what_cannot_be_scored_is_an_error_and_never_zero(make: Make, how: str, detail: str) -> None:
     scorer = make()
-    for number in range(10):
-        scorer.submit(request(str(number), how if number == 4 else "7"))
-    replies = drain(scorer)
+    replies = drain(scorer, [*["7"] * 4, how, *["7"] * 5])
     assert (replies["4"].score, replies["4"].reason) == (None, "error")
     assert detail in replies["4"].detail
     assert len(replies["4"].detail) < 5000
@@ -346,8 +327,7 @@ def test_a_killed_child_costs_nothing(make: Make) -> None:
 
 def test_a_child_killed_while_idle_is_replaced(make: Make) -> None:
     scorer = make("exact")
-    scorer.submit(request("1", "7"))
-    drain(scorer)
+    drain(scorer, ["7"])
     child = scoring_child()
     child.kill()
     await_true("the child has died", lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, 120.0)
@@ -372,17 +352,15 @@ def test_rewards_that_cannot_be_built_are_config_errors(make: Make, user_rewards
         ("broken_rewards:score", "SyntaxError"),
     ]:
         scorer = make(reward)
-        scorer.submit(request("1", "7"))
         with pytest.raises(ConfigError, match=text):
-            drain(scorer)
+            drain(scorer, ["7"])
 
 
 def test_children_that_die_at_start_are_not_started_for_ever(make: Make, user_rewards: Path) -> None:
     (user_rewards / "deadly_rewards.py").write_text("import os\nos._exit(9)\n")
     scorer = make("deadly_rewards:score")
-    scorer.submit(request("1", "7"))
     with pytest.raises(RewardError, match=r"3 scorers in a row died at start \(exit code 9\)"):
-        drain(scorer)
+        drain(scorer, ["7"])
 
 
 @pytest.mark.law("unscorable")
@@ -427,17 +405,6 @@ def test_children_die_with_their_parent_even_while_they_hang(user_rewards: Path)
     wait_until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
 
 
-class ManualClock:
-    def __init__(self) -> None:
-        self.time = 100.0
-
-    def now(self) -> float:
-        return self.time
-
-    def sleep(self, seconds: float) -> None:
-        self.time += seconds
-
-
 def test_inline(user_rewards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(user_rewards)
     scorer = InlineScorer(config_of("user_rewards:score", user_rewards))
@@ -449,19 +416,19 @@ def test_inline(user_rewards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_inline_latency_is_time_of_the_clock(tmp_path: Path) -> None:
-    clock = ManualClock()
+    clock = ManualClock(100.0)
     latencies = {"a": 3.0, "b": 1.0, "c": 2.0}
     scorer = InlineScorer(config_of("exact", tmp_path), clock=clock, latency_s=lambda one: latencies[one.request_id])
     for request_id in latencies:
         scorer.submit(request(request_id, "7"))
     assert scorer.poll() == []
     assert scorer.num_active == 3
-    clock.time += 2.0
+    clock.advance(2.0)
     assert [reply.request_id for reply in scorer.poll()] == ["b", "c"]
     assert scorer.poll(0.5) == []
-    assert clock.time == 102.5
+    assert clock.now() == 102.5
     assert [reply.request_id for reply in scorer.poll(5.0)] == ["a"]
-    assert clock.time == 103.0
+    assert clock.now() == 103.0
     assert scorer.num_active == 0
 
 
@@ -492,9 +459,7 @@ def test_one_bad_rollout_of_a_batch_spoils_no_other(tmp_path: Path, bad: str) ->
     (tmp_path / "lists.py").write_text(BATCHED)
     scorer = ProcessScorer(config_of("lists:score", tmp_path), timeout_s=1.5, tries=2)
     try:
-        for number in range(20):
-            scorer.submit(request(str(number), bad if number == 11 else "7"))
-        replies = drain(scorer)
+        replies = drain(scorer, [*["7"] * 11, bad, *["7"] * 8])
     finally:
         scorer.close()
     assert {name for name, reply in replies.items() if reply.score is None} == {"11"}
@@ -537,9 +502,7 @@ def test_a_reward_that_loops_over_its_list_is_not_killed_for_it(tmp_path: Path) 
     )
     scorer = ProcessScorer(config_of("loops:score", tmp_path), timeout_s=3.0)
     try:
-        for number in range(24):
-            scorer.submit(request(str(number), "7"))
-        replies = drain(scorer)
+        replies = drain(scorer, ["7"] * 24)
         assert all(reply.score is not None for reply in replies.values()) and len(replies) == 24
         assert scorer.num_replaced <= 1, "once, before it is known how long it takes"
     finally:

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from rftstream.algorithms.grpo import Grpo
-from rftstream.config.loader import from_dict
 from rftstream.config.part_names import check_part_names, check_steps
 from rftstream.contracts.arrays import Array
 from rftstream.contracts.verdicts import VerifiedRollout
@@ -24,6 +23,7 @@ from rftstream.rewards.resolve import build_reward
 from rftstream.rewards.reward_model import ModelReward
 from rftstream.rewards.steps import find_step_ends
 from rftstream.testing import Simulation
+from tests.configs import small_run
 from tests.flow.scene import make_config
 from tests.unit.algorithms.test_imitation import experience, segment
 from tests.unit.rewards.test_reward_model import item, make_classifier, of_folder
@@ -250,11 +250,10 @@ def test_rollouts_without_rewards_of_steps_are_told_so():
 
 
 def config(*, reward, algorithm="grpo", **settings):
-    return from_dict({
-        "run": {"name": "t", "steps": 1}, "model": {"path": "fake"},
-        "tasksets": {"t": {"source": "arithmetic", "reward": reward}},
-        "trainer": {"algorithm": algorithm}, "algorithms": {algorithm: settings},
-    })  # fmt: skip
+    return small_run(
+        run={"name": "t", "steps": 1}, tasksets={"t": {"source": "arithmetic", "reward": reward}},
+        trainer={"algorithm": algorithm}, algorithms={algorithm: settings},
+    )  # fmt: skip
 
 
 def test_an_algorithm_that_is_to_learn_from_steps_needs_some():

@@ -22,17 +22,13 @@ from rftstream.roles import role_specs
 from rftstream.runs.access import grants_of, principals, rights_of, user_kinds
 from rftstream.runs.folder import RunFolder
 from rftstream.transport.access import Grant, Operation, Resource
+from tests.configs import small_run
 
 
 def make_config(**options: Any) -> RunConfig:
-    return loader.from_dict(
-        {
-            "run": {"name": "sums", "steps": 1},
-            "model": {"path": "fake"},
-            "tasksets": {"sums": {"source": "arithmetic"}},
-            "transport": {"kind": "kafka", "servers": "broker:9092", "options": options},
-        }
-    )
+    return small_run(
+        run={"name": "sums", "steps": 1}, transport={"kind": "kafka", "servers": "broker:9092", "options": options},
+    )  # fmt: skip
 
 
 CONFIG = make_config()

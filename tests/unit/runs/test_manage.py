@@ -27,12 +27,6 @@ from tests.commands import call, called, write_run_file
 from tests.loopback import taken_port
 from tests.unit.synthetic import SyntheticLog
 
-
-@pytest.fixture
-def run_file(tmp_path: Path) -> Path:
-    return write_run_file(tmp_path)
-
-
 MakeRun = Callable[[], Path]
 
 

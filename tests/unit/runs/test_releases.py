@@ -14,13 +14,12 @@ from rftstream.runs import create, folder
 from rftstream.runs.folder import RunFolder, read_config
 from rftstream.runs.manifest import check_same_run, check_worker, make_manifest
 from rftstream.version import __version__
+from tests.configs import small_run
 
-CONFIG = loader.from_dict({
-    "run": {"name": "run", "steps": 3},
-    "model": {"make": {"layers": 1, "width": 16, "heads": 2}, "lora": {"rank": 4}},
-    "tasksets": {"sums": {"source": "arithmetic"}},
-    "pipeline": [{"op": "length"}],
-})  # fmt: skip
+CONFIG = small_run(
+    run={"name": "run", "steps": 3}, model={"make": {"layers": 1, "width": 16, "heads": 2}, "lora": {"rank": 4}},
+    pipeline=[{"op": "length"}],
+)  # fmt: skip
 
 
 @pytest.fixture

@@ -14,13 +14,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rftstream.config.loader import from_dict
 from rftstream.preflight.check import check
 from rftstream.rewards.code import CodeReward
 from rftstream.sandbox import layers, run_program
 from rftstream.sandbox.base import Isolation, Limits
 from rftstream.sandbox.inside import box
 from rftstream.sandbox.local import LocalBackend
+from tests.configs import small_run
 from tests.unit.sandbox.corpus import ATTACKS, EXPECTED, PROBES
 
 SHARED = Isolation.shared_user
@@ -81,11 +81,10 @@ def test_a_weaker_sandbox_is_named_in_the_version_of_the_scorer() -> None:
 
 @pytest.mark.parametrize("isolation", list(Isolation))
 def test_check_names_it(isolation: Isolation) -> None:
-    report = check(from_dict({
-        "run": {"name": "t", "steps": 1}, "model": {"path": "fake"}, "explorer": {"policy": "fake"},
-        "trainer": {"backend": "fake"}, "tasksets": {"t": {"source": "arithmetic", "reward": "code"}},
-        "rewards": {"code": {"isolation": str(isolation)}},
-    }))  # fmt: skip
+    report = check(small_run(
+        run={"name": "t", "steps": 1}, explorer={"policy": "fake"}, trainer={"backend": "fake"},
+        tasksets={"t": {"source": "arithmetic", "reward": "code"}}, rewards={"code": {"isolation": str(isolation)}},
+    ))  # fmt: skip
     named = [one for one in report.warnings if one.startswith("sandbox: without own user (given up by isolation")]
     assert len(named) == (isolation is SHARED)
 

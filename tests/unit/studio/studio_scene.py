@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from starlette.testclient import TestClient
 
 from rftstream.config import loader
+from rftstream.gateway.keys import SECRET_VARIABLE
 from rftstream.runs.folder import OpenRun
 from rftstream.studio.access import StudioRole, TokenFile, Viewer
 from rftstream.studio.app import make_app
@@ -27,6 +30,8 @@ CONFIG: dict[str, Any] = {
     "policies": {"fake": {"fail_share": 0.05}},
     "transport": {"partitions": 4},
 }
+
+SECRET = "a secret of at least sixteen bytes"
 
 
 def make_config(**sections: Any) -> Any:
@@ -53,3 +58,14 @@ def rules(
 def client(watched: Sequence[WatchedRun], guard: GuardRules | None = None) -> TestClient:
     app = make_app(watched, guard or rules(), follow=False)
     return TestClient(app, follow_redirects=False, raise_server_exceptions=True)
+
+
+@contextmanager
+def shown(make: Callable[[], Any]) -> Iterator[Any]:
+    """Make a scene, which has a browser and a run that is watched, and end it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(SECRET_VARIABLE, SECRET)
+        scene = make()
+        with scene.browser:
+            yield scene
+        scene.watched.stop()

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from rftstream.contracts.feedback import FeedbackKind
-from rftstream.gateway.keys import SECRET_VARIABLE
 from rftstream.queries.audit import audit
 from rftstream.queries.source_text import class_docs
 from rftstream.studio import api_types
@@ -18,8 +17,8 @@ from rftstream.studio.access import StudioRole, TokenFile
 from rftstream.studio.api import ENDPOINTS, ROOT
 from rftstream.studio.app import make_app
 from rftstream.studio.guard import RateLimits
-from tests.unit.studio.studio_scene import client, rules
-from tests.unit.studio.test_questions import SECRET, Scene
+from tests.unit.studio.studio_scene import client, rules, shown
+from tests.unit.studio.test_questions import Scene
 
 JSON = {"content-type": "application/json"}
 
@@ -46,12 +45,8 @@ class ApiScene(Scene):
 
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiScene]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(SECRET_VARIABLE, SECRET)
-        found = ApiScene(tmp_path_factory.mktemp("run"))
-        with found.browser:
-            yield found
-        found.watched.stop()
+    with shown(lambda: ApiScene(tmp_path_factory.mktemp("run"))) as found:
+        yield found
 
 
 def test_numbers_are_those_of_the_audit(scene: ApiScene) -> None:

@@ -13,13 +13,12 @@ from rftstream.contracts.feedback import GOLD_ANNOTATOR
 from rftstream.contracts.questions import Question
 from rftstream.data.feedback.rows import read_gold, read_votes
 from rftstream.errors import ConfigError
-from rftstream.gateway.keys import SECRET_VARIABLE
 from rftstream.queries.feedback import FeedbackRecords, read_feedback
 from rftstream.runs.feedback import Added, VoteRevisions, add_votes
 from rftstream.service.role import Log
 from rftstream.studio.access import StudioRole
+from tests.unit.studio.studio_scene import shown
 from tests.unit.studio.test_api import ROOT, ApiScene
-from tests.unit.studio.test_questions import SECRET
 
 SECRET_NUMBER = 0.8125
 """The right answer to each gold label: a number that stands nowhere else."""
@@ -60,12 +59,9 @@ class GoldScene(ApiScene):
 
 
 @pytest.fixture
-def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GoldScene]:
-    monkeypatch.setenv(SECRET_VARIABLE, SECRET)
-    found = GoldScene(tmp_path)
-    with found.browser:
+def scene(tmp_path: Path) -> Iterator[GoldScene]:
+    with shown(lambda: GoldScene(tmp_path)) as found:
         yield found
-    found.watched.stop()
 
 
 def answer_of(one: dict[str, Any], *, right: bool = True) -> dict[str, Any]:

@@ -18,9 +18,8 @@ from rftstream.studio.access import StudioRole
 from rftstream.studio.text_diff import diff_texts
 from rftstream.studio.watched_run import WatchedRun
 from rftstream.testing import Simulation
-from tests.unit.studio.studio_scene import client, make_config, rules, watch
+from tests.unit.studio.studio_scene import SECRET, client, make_config, rules, shown, watch
 
-SECRET = "a secret of at least sixteen bytes"
 OWN = {"origin": "http://testserver"}
 HOSTILE = '<script>alert("x")</script>\u202egnirts \u200f مرحبا 👩\u200d🚀 </textarea>'
 
@@ -52,23 +51,16 @@ class Scene:
 
 
 @pytest.fixture
-def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
-    monkeypatch.setenv(SECRET_VARIABLE, SECRET)
-    found = Scene(tmp_path)
-    with found.browser:
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    with shown(lambda: Scene(tmp_path)) as found:
         yield found
-    found.watched.stop()
 
 
 @pytest.fixture(scope="module")
 def quiet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     """One run for all tests that write nothing."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(SECRET_VARIABLE, SECRET)
-        found = Scene(tmp_path_factory.mktemp("run"))
-        with found.browser:
-            yield found
-        found.watched.stop()
+    with shown(lambda: Scene(tmp_path_factory.mktemp("run"))) as found:
+        yield found
 
 
 def test_a_pair_is_shown_in_the_order_that_is_recorded(scene: Scene) -> None:
