@@ -11,7 +11,7 @@ from rftstream.clock import SystemClock
 from rftstream.models.rendering import open_renderer
 from rftstream.policies.openai import OpenAiPolicy
 from tests.engines.test_vllm import pytestmark  # noqa: F401
-from tests.engines.test_vllm_images import check, sampled, spec, versions  # noqa: F401
+from tests.engines.test_vllm_images import MODEL, check, sampled, versions  # noqa: F401
 from tests.engines.test_vllm_served import serving
 from tests.unit import tiny
 from tests.unit.policies.test_images import PICTURES, prompted
@@ -20,7 +20,7 @@ OPTIONS = ("--enable-scale-out", "--mm-processor-kwargs", '{"backend": "pil"}', 
 
 
 @pytest.fixture(scope="module")
-def server(spec, tmp_path_factory):  # noqa: F811
+def server(spec, tmp_path_factory):
     with serving(spec, tmp_path_factory.mktemp("server") / "log", *OPTIONS) as url:
         yield url
 
