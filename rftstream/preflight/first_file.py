@@ -207,23 +207,33 @@ def _training(wanted: FirstFile, problems: Sequence[Problem]) -> list[list[str]]
             [
                 "[sampling]",
                 f"max_tokens = {_most_tokens(problems)}",
-                "temperature = 1.4          # explores until nearly all is found; evaluations sample at 1",
+                "temperature = 1.4          # explores more than evaluations, which sample at 1",
             ],
-            _feeder(32),
+            [*_feeder(32), "max_staleness = 1          # versions between sampling and training"],
             ["[explorer]", "max_concurrent = 512"],
             [
                 "[trainer]",
                 f"algorithm = {_text(wanted.algorithm)}",
-                "lr = 1.2e-3",
+                "lr = 1.5e-3",
                 'lr_schedule = "cosine"',
                 "adam_betas = [0.9, 0.99]",
             ],
+            *_off_policy_mask(wanted.algorithm),
         ]
     return [
         ["[sampling]", "max_tokens = 512           # of a whole answer"],
         _feeder(8),
         ["[trainer]", f"algorithm = {_text(wanted.algorithm)}", "lr = 1e-6"],
     ]
+
+
+def _off_policy_mask(algorithm: str) -> list[list[str]]:
+    """Return the section of the algorithm by which samples of an older version push nothing down twice, if it can."""
+    spec = registry.table("algorithm").get(algorithm)
+    if spec is None or all(one.name != "sequence_mask" for one in config_fields(spec.path)):
+        return []
+    about = "# what is wrong and has become unlikelier since it was sampled is not pushed down again"
+    return [[f"[algorithms.{algorithm}]", f"sequence_mask = 1e-4       {about}"]]
 
 
 def _feeder(groups: int) -> list[str]:

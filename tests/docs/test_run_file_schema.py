@@ -55,8 +55,8 @@ OVERLAY = '[transport]\nkind = "kafka"\nservers = "broker:9092"\n[run]\nsteps = 
 TYPOS = [
     ("arithmetic", 'algorithm = "grpo"', 'algoritm = "grpo"'),
     ("arithmetic", 'algorithm = "grpo"', 'algorithm = "gpro"'),
-    ("arithmetic", "lr = 1.2e-3", "lr = -1.2e-3"),
-    ("arithmetic", "lr = 1.2e-3", 'lr = "fast"'),
+    ("arithmetic", "lr = 1.5e-3", "lr = -1.5e-3"),
+    ("arithmetic", "lr = 1.5e-3", 'lr = "fast"'),
     ("arithmetic", "max_tokens = 3", "max_tokens = 0"),
     ("arithmetic", "low = 0", "lowest = 0"),
     ("arithmetic", "[feeder]", "[feder]"),
