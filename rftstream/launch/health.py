@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 STUCK_AFTER_S = 120.0
 """Seconds without a beat after which a loop counts as stuck."""
 
-_SHUTDOWN_LOOK_S = 3600.0
-"""Seconds between two looks of the serving thread for a shutdown. The thread is a daemon that nobody asks to stop."""
-
 
 class Health:
     """The state that a worker's loop last reported. The worker makes it. Its loop calls `beat` and `update`, and the
@@ -96,15 +93,25 @@ class HealthServer:
         if file is not None:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(f"{self.port} {socket.gethostname()}\n", encoding="utf-8")
-        threading.Thread(
-            target=self._server.serve_forever, args=(_SHUTDOWN_LOOK_S,), name="health", daemon=True
-        ).start()
+        self._is_closing = False
+        self._thread = threading.Thread(target=self._serve, name="health", daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
-        """Stop listening. The thread stays asleep and ends with the process."""
+        """Stop listening, and end the thread. One that sleeps would keep the port open, and once it was woken it would
+        never sleep again."""
+        self._is_closing = True
+        with contextlib.suppress(OSError):  # it is awake
+            socket.create_connection(self._server.server_address[:2], timeout=1.0).close()
+        self._thread.join(1.0)
         self._server.server_close()
         if self._file is not None:
             self._file.unlink(missing_ok=True)
+
+    def _serve(self) -> None:
+        """Sleep until somebody connects, and answer. `serve_forever` would look for its end now and then."""
+        while not self._is_closing:
+            self._server.handle_request()
 
 
 log = logging.getLogger(__name__)

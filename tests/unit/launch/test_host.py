@@ -291,6 +291,15 @@ def test_health_turns_bad_when_the_loop_hangs(tmp_path: Path) -> None:
         server.close()
 
 
+def test_a_closed_server_answers_nobody_and_leaves_no_thread() -> None:
+    """One whose listening socket is closed under it would go round without end when somebody calls."""
+    server = HealthServer(Health(), port=0, host="127.0.0.1")
+    server.close()
+    assert not server._thread.is_alive()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", server.port))
+
+
 @pytest.mark.parametrize("kind", ["health", "sandbox"])
 def test_a_client_that_hangs_up_leaves_no_traceback(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     server: HealthServer | SandboxServer
