@@ -42,6 +42,13 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(StoreyReport(config), "storey report")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out whole folders of slow tests where none of them is asked for: each process would import all of them, and
+    what they import."""
+    is_slow = collection_path.parent == HERE and collection_path.name in SLOW
+    return True if is_slow and "not slow" in config.option.markexpr else None
+
+
 def pytest_collection_finish() -> None:
     """Take what was imported out of what the garbage collector looks through, which takes half a second each time."""
     gc.collect()
