@@ -20,8 +20,8 @@ BY_FACTS = ("Moody", "Picky", "solve_rate")
 
 
 def mood(seed: int, *facts: Any) -> float:
-    """Return a number from 0 to below 1 that nobody can tell before."""
-    return unit_interval(seed ^ (crc32(repr(facts).encode()) << 20)) if facts else unit_interval(seed)
+    """Return a number from 0 to below 1 that nobody can tell before: other facts, another number."""
+    return unit_interval(seed ^ (crc32(repr(facts).encode()) << 31)) if facts else unit_interval(seed)
 
 
 class Lucky:

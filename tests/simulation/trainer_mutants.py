@@ -100,6 +100,11 @@ def claims_volatile() -> Iterator[None]:
         yield
 
 
+def deletions_unanswered() -> FaultScript:
+    """What a trainer deletes stays there, until it was tried a few times. Seeds of runs with [retention] lead there."""
+    return FaultScript(*[("before_delete", "trainer", "silences", 0)] * 10)
+
+
 def deletions_given_up() -> Iterator[None]:
     """What cannot be deleted at once waits for the next checkpoint, which may never come."""
     with (
