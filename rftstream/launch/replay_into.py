@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
 from rftstream.algorithms.by_taskset import build_algorithm
-from rftstream.config import loader
 from rftstream.config.sections import RunConfig
 from rftstream.errors import ConfigError
 from rftstream.launch.result import RunResult
@@ -22,17 +20,8 @@ from rftstream.replay.again import Report, check_versions, save_state
 from rftstream.replay.branch import BatchImport, Extent, measure
 from rftstream.replay.recorded import read_recorded, settings_of
 from rftstream.replay.without import LeftOut, find_left_out
-from rftstream.runs.folder import (
-    OpenRun,
-    RunFolder,
-    lies_in_folder,
-    names_on_log,
-    open_store,
-    open_transport,
-    read_config,
-    shown_path,
-)
-from rftstream.runs.fork import OWN, derive_config, differences
+from rftstream.runs.folder import OpenRun, RunFolder, open_store, shown_path
+from rftstream.runs.fork import begun_config, changed_keys, check_begun_with, derive_config, differences
 from rftstream.runs.imported import Say
 from rftstream.runs.made_from import make_from
 from rftstream.runs.manifest import changed_settings
@@ -132,7 +121,8 @@ class Replay:
         self._source = source
         self._folder = RunFolder(into.resolve())
         self._recorded = read_recorded(Log(source.transport))
-        begun = self._begun(sets)
+        placed = derive_config(source, self._folder, sets)
+        begun = begun_config(source, self._folder, placed, has_versions=True)
         if last is None and begun is not None:
             last = (begun.run.imported_versions or (0, None))[1]  # a live run may have more by now
         last = check_versions(source.run_id, self._recorded, first, last)
@@ -141,8 +131,7 @@ class Replay:
                 f"{source.run_id}: versions {first} to {last}: no batch lies between, expected --from below --to"
             )
         self.config = self._configure(sets, first, last)
-        if begun is not None:
-            _check_same(begun, self.config, self._folder)
+        check_begun_with(begun, self.config, self._folder)
         self._extent: Extent = measure(source.transport, first, last)
         self._left_out = self._find_left_out(without) if without else None
 
@@ -205,9 +194,8 @@ class Replay:
         if ended is not None and ended.batches is not None and self._source.config.run.steps is None:
             fixed.append(f"run.steps={ended.batches}")  # rates depend on it; the feeder told the trainers so
         config = derive_config(self._source, self._folder, [*sets, *fixed])
-        keys = {line.partition(" ")[0] for line in differences(self._source, config)}
-        keys |= {one.partition("=")[0] for one in sets} & set(OWN)
-        if refused := sorted(key for key in keys if not _may_change(key)):
+        keys = changed_keys(self._source, config, sets)
+        if refused := sorted(key for key in keys if not may_change(key)):
             raise ConfigError(
                 f"{', '.join(refused)}: a replay trains what was recorded, which this cannot change any more; expected "
                 f"settings of {', '.join(CHANGEABLE)}, but not {' or '.join(FIXED)}. "
@@ -233,25 +221,6 @@ class Replay:
         if any(key.startswith("algorithms.") or ".algorithm" in key for key in keys):
             build_algorithm(config)
         return config
-
-    def _begun(self, sets: Sequence[str]) -> RunConfig | None:
-        """Return the config that the new run was begun with, or None if it is new. ConfigError if the folder or the log
-        is another's."""
-        begun = None
-        with _opened(derive_config(self._source, self._folder, sets), self._folder) as transport:
-            manifest = read_control(transport).manifest if transport is not None else None
-        if manifest is not None:
-            begun = loader.from_toml(manifest.config)
-        elif self._folder.exists():
-            begun = read_config(self._folder)
-        if begun is not None and (
-            begun.run.imported_from != str(self._source.folder.path) or begun.run.imported_versions is None
-        ):
-            raise ConfigError(
-                f"--into {shown_path(self._folder.path)}: is another run, expected a new folder or one that this "
-                "command began"
-            )
-        return begun
 
     # ------------------------------------------------------------------------------------------ doing it
 
@@ -293,30 +262,12 @@ class Replay:
             say(f"version {self._extent.first} is not quite what was recorded: {found.to_text()}")
 
 
-def _may_change(key: str) -> bool:
+def may_change(key: str, changeable: Sequence[str] = CHANGEABLE) -> bool:
+    """Return whether a replay may change this setting."""
     if OF_TASKSET.match(key):
         return True
-    return key not in FIXED and any(key == one or key.startswith(f"{one}.") for one in CHANGEABLE)
+    return key not in FIXED and any(key == one or key.startswith(f"{one}.") for one in changeable)
 
 
 def _trained_by(line: str) -> bool:
     return line.startswith(TRAINED_BY) or OF_TASKSET.match(line) is not None
-
-
-def _check_same(begun: RunConfig, config: RunConfig, folder: RunFolder) -> None:
-    if lines := changed_settings(begun, config):
-        raise ConfigError(
-            f"--into {shown_path(folder.path)}: was begun with other settings: {'; '.join(lines)}; take the same "
-            "ones to go on, or another folder"
-        )
-
-
-@contextmanager
-def _opened(config: RunConfig, folder: RunFolder) -> Iterator[Transport | None]:
-    """Open the transport. Yield None if there is no log yet."""
-    is_there = folder.log.exists() if lies_in_folder(config) else folder.run_id in names_on_log(config)
-    if not is_there:
-        yield None
-        return
-    with closing(open_transport(config, folder, create=False)) as transport:
-        yield transport

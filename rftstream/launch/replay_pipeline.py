@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from rftstream.algorithms.by_taskset import build_algorithm
-from rftstream.config import loader
 from rftstream.config.pipeline_files import with_pipelines_of
 from rftstream.config.pipelines import operator_places
 from rftstream.config.sections import RunConfig
 from rftstream.errors import ConfigError
-from rftstream.launch.replay_into import CHANGEABLE, FIXED, OF_TASKSET
+from rftstream.launch.replay_into import CHANGEABLE, FIXED, may_change
 from rftstream.launch.result import RunResult
 from rftstream.launch.start import resume_if_incomplete
 from rftstream.preflight.plan import Purpose, plan
@@ -26,20 +25,15 @@ from rftstream.replay.regrouped import VerdictImport
 from rftstream.runs.folder import (
     OpenRun,
     RunFolder,
-    read_config,
     shown_path,
 )
-from rftstream.runs.fork import OWN, derive_config, differences
+from rftstream.runs.fork import begun_config, changed_keys, check_begun_with, derive_config, differences
 from rftstream.runs.imported import Say, check_whole
 from rftstream.runs.made_from import make_from
-from rftstream.runs.manifest import changed_settings
-from rftstream.service.control_view import read_control
 from rftstream.transport.base import Transport
 
 OF_PIPELINE = re.compile(r"(tasksets\.[a-z0-9_-]+\.)?pipeline\b")
 """Settings of operators, which are shown by their names instead."""
-OF_BUFFER = "buffer."
-"""Settings of the buffer may change as well: it decides anew."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,9 +70,9 @@ class PipelineReplay:
         self._source = source
         self._folder = RunFolder(into.resolve())
         self.config = self._configure(file, sets)
-        if self._folder.exists():
-            self._check_begun()
-        else:
+        begun = begun_config(source, self._folder, self.config, has_versions=False)
+        check_begun_with(begun, self.config, self._folder)
+        if begun is None:
             check_whole(source.transport, "tasks", "rollouts", "verified")
 
     @property
@@ -98,9 +92,8 @@ class PipelineReplay:
                 f"{self._source.run_id}: learned from demonstrations alone, expected a run with groups to decide about"
             )
         config = derive_config(self._source, self._folder, [*sets, "verifier.count=0"])
-        keys = {line.partition(" ")[0] for line in differences(self._source, config)}
-        keys |= {one.partition("=")[0] for one in sets} & set(OWN)
-        if refused := sorted(key for key in keys if not _may_change(key)):
+        keys = changed_keys(self._source, config, sets)
+        if refused := sorted(key for key in keys if not may_change(key, ("buffer", *CHANGEABLE))):
             raise ConfigError(
                 f"{', '.join(refused)}: a replay decides and trains anew what was recorded, which this cannot change "
                 f"any more; expected settings of buffer, {', '.join(CHANGEABLE)}, but not {' or '.join(FIXED)}"
@@ -117,17 +110,6 @@ class PipelineReplay:
         build_algorithm(config)
         return config
 
-    def _check_begun(self) -> None:
-        """Check that the folder is a replay that this command began with the same settings."""
-        existing, shown = read_config(self._folder), shown_path(self._folder.path)
-        if existing.run.imported_from != str(self._source.folder.path) or existing.run.imported_versions is not None:
-            raise ConfigError(f"--into {shown}: is another run, expected a new folder or one that this command began")
-        if lines := changed_settings(existing, self.config):
-            raise ConfigError(
-                f"--into {shown}: was begun with other settings: {'; '.join(lines)}; take the same ones to go on, or "
-                "another folder"
-            )
-
     def prepare(self, say: Say) -> None:
         """Make the new run, ready to be trained. After a crash, a second call goes on where the first one was."""
         folder, config = self._folder, self.config
@@ -135,23 +117,9 @@ class PipelineReplay:
         def import_into(transport: Transport) -> VerdictImport:
             return VerdictImport(self._source.transport, transport, folder.run_id, say)
 
-        def check(transport: Transport) -> None:
-            begun = read_control(transport).manifest
-            if begun is not None and (lines := changed_settings(loader.from_toml(begun.config), config)):
-                raise ConfigError(
-                    f"--into {shown_path(folder.path)}: was begun with other settings: {'; '.join(lines)}; take "
-                    "the same ones to go on, or another folder"
-                )
-
         changed = self.plan.changed
-        make_from(self._source, folder, config, import_into, changed=changed, other_operators=True, check=check)
+        make_from(self._source, folder, config, import_into, changed=changed, other_operators=True)
 
     def train(self, *, progress: str = "auto", stream: TextIO | None = None) -> RunResult:
         """Train the new run as `rftstream resume` does. If it has ended, return how it ended."""
         return resume_if_incomplete(self._folder.path, progress=progress, stream=stream)
-
-
-def _may_change(key: str) -> bool:
-    if OF_TASKSET.match(key) or key.startswith(OF_BUFFER):
-        return True
-    return key not in FIXED and any(key == one or key.startswith(f"{one}.") for one in CHANGEABLE)

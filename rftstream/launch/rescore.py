@@ -26,12 +26,10 @@ from rftstream.runs.folder import (
     open_run,
     open_store,
     open_transport,
-    read_config,
-    shown_path,
 )
-from rftstream.runs.fork import copy_model, derive_config, differences
+from rftstream.runs.fork import begun_config, check_begun_with, copy_model, derive_config, differences
 from rftstream.runs.imported import RolloutImport, Say, check_whole
-from rftstream.runs.manifest import changed_settings, data_digests, make_manifest
+from rftstream.runs.manifest import data_digests, make_manifest
 from rftstream.runs.services import build_service, role_context
 from rftstream.service.role import Log
 from rftstream.transport.base import Transport
@@ -58,8 +56,8 @@ def rescore(source: OpenRun, into: Path, *, reward: str, sets: Sequence[str] = (
     if not folder.exists():
         check_whole(source.transport, "tasks", "rollouts", *(("verified",) if by_people else ()))
     with folder.held():
-        if folder.exists():
-            _check_same(config, read_config(folder), folder)
+        begun = begun_config(source, folder, config, has_versions=False)
+        check_begun_with(begun, config, folder, lambda line: line.startswith(SCORED_BY))
         copy_model(source.folder, folder)
         copy_media(source.store(), open_store(config, folder))
         model = prepare_model(config.model, folder.model, config.run.seed)
@@ -107,24 +105,6 @@ def _config(source: OpenRun, folder: RunFolder, reward: str | None, sets: Sequen
             "--set stages=[] --set trainer.algorithm=NAME"
         )
     return config
-
-
-def _check_same(config: RunConfig, existing: RunConfig, folder: RunFolder) -> None:
-    """Raise ConfigError if the folder is another run, or was begun with other settings."""
-    shown = shown_path(folder.path)
-    if existing.run.imported_from != config.run.imported_from:
-        raise ConfigError(f"--into {shown}: is another run, expected a new folder or one that this command began")
-    for name, section in config.tasksets.items():
-        if section.reward != existing.tasksets[name].reward:
-            raise ConfigError(
-                f"--into {shown}: was begun with the reward {existing.tasksets[name].reward!r} for {name}, got "
-                f"{section.reward!r}; take the same one to go on, or another folder"
-            )
-    if lines := [line for line in changed_settings(existing, config) if line.startswith(SCORED_BY)]:
-        raise ConfigError(
-            f"--into {shown}: was begun with other settings: {'; '.join(lines)}; take the same ones to go on, or "
-            "another folder"
-        )
 
 
 def _score(config: RunConfig, folder: RunFolder, transport: Transport, say: Say) -> None:

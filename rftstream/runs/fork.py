@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import closing
 
 from rftstream.config import loader
 from rftstream.config.sections import RunConfig
 from rftstream.errors import ConfigError
-from rftstream.runs.folder import OpenRun, RunFolder, shown_path
+from rftstream.runs.folder import (
+    OpenRun,
+    RunFolder,
+    lies_in_folder,
+    names_on_log,
+    open_transport,
+    read_config,
+    shown_path,
+)
 from rftstream.runs.manifest import changed_settings
+from rftstream.service.control_view import read_control
 
 OWN = ("run.name", "run.imported_from", "run.imported_versions", "explorer.count", "verifier.count")
 """Settings that such a run always has as it needs them."""
@@ -47,6 +57,45 @@ def differences(source: OpenRun, config: RunConfig) -> tuple[str, ...]:
     """Return a line `key before -> after` for each setting that was changed on purpose."""
     lines = changed_settings(source.config, config)
     return tuple(line for line in lines if line.partition(" ")[0] not in OWN)
+
+
+def changed_keys(source: OpenRun, config: RunConfig, sets: Sequence[str]) -> set[str]:
+    """Return the settings that were changed on purpose, with those of `OWN` that `sets` names."""
+    keys = {line.partition(" ")[0] for line in differences(source, config)}
+    return keys | {one.partition("=")[0] for one in sets} & set(OWN)
+
+
+def begun_config(source: OpenRun, folder: RunFolder, config: RunConfig, *, has_versions: bool) -> RunConfig | None:
+    """Return what the folder's run was begun with, as its log says or, before it does, its folder; None if it is new.
+
+    `config` says where the log is, and `has_versions` whether the run takes over versions of the source. ConfigError if
+    the run is another one than the command would make of this source."""
+    begun = None
+    if folder.log.exists() if lies_in_folder(config) else folder.run_id in names_on_log(config):
+        with closing(open_transport(config, folder, create=False)) as transport:
+            manifest = read_control(transport).manifest
+        begun = None if manifest is None else loader.from_toml(manifest.config)
+    if begun is None and folder.exists():
+        begun = read_config(folder)
+    if begun is not None and (
+        begun.run.imported_from != str(source.folder.path) or (begun.run.imported_versions is not None) != has_versions
+    ):
+        raise ConfigError(
+            f"--into {shown_path(folder.path)}: is another run, expected a new folder or one that this command began"
+        )
+    return begun
+
+
+def check_begun_with(
+    begun: RunConfig | None, config: RunConfig, folder: RunFolder, matters: Callable[[str], bool] = bool
+) -> None:
+    """Raise ConfigError if a run was begun with other settings. `matters` picks among lines `key before -> after`."""
+    lines = changed_settings(begun, config) if begun is not None else ()
+    if differing := [line for line in lines if matters(line)]:
+        raise ConfigError(
+            f"--into {shown_path(folder.path)}: was begun with other settings: {'; '.join(differing)}; take the same "
+            "ones to go on, or another folder"
+        )
 
 
 def copy_model(source: RunFolder, target: RunFolder) -> None:

@@ -26,13 +26,12 @@ def make_from(
     *,
     changed: Sequence[str],
     other_operators: bool = False,
-    check: Callable[[Transport], None] = lambda transport: None,
 ) -> None:
     """Make the run in the folder, ready to be trained; do nothing if it is there. After a crash, a second call goes on
     where the first one was.
 
-    `import_into` makes the import for the new log, and `check` looks at that log when all is copied. `changed`: what
-    the new run's manifest says of its settings. ConfigError if the data is not what the other run learned from."""
+    `import_into` makes the import for the new log. `changed`: what the new run's manifest says of its settings.
+    ConfigError if the data is not what the other run learned from."""
     with folder.held():
         if folder.exists():
             return
@@ -47,5 +46,4 @@ def make_from(
             create_log(transport, config)
             made = import_into(transport)
             made.run(lambda: make_manifest(config, folder.run_id, digests, time.time(), changed))
-            check(transport)
         write_config(config, folder)

@@ -123,7 +123,7 @@ n = 2
     assert same.result == table, "done again it changes nothing"
     other = place.look("rescore", "runs/tiny", "--reward", "flat_checks:score", "--into", "runs/again")
     assert other.code == 2
-    assert "was begun with the reward 'exact'" in other.err
+    assert "was begun with other settings: tasksets.sums.reward" in other.err
     bounded = ("rescore", "runs/tiny", "--reward", "exact", "--into", "runs/again", *sets("verifier.timeout_s=5"))
     other = place.look(*bounded)
     assert other.code == 2
