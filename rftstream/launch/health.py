@@ -102,7 +102,7 @@ class HealthServer:
         never sleep again."""
         self._is_closing = True
         with contextlib.suppress(OSError):  # it is awake
-            socket.create_connection(self._server.server_address[:2], timeout=1.0).close()
+            socket.create_connection((str(self._server.server_address[0]), self.port), timeout=1.0).close()
         self._thread.join(1.0)
         self._server.server_close()
         if self._file is not None:
