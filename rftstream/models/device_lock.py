@@ -83,13 +83,6 @@ class FileLock:
         self._asked.unlock()
         return False
 
-    def is_taken(self) -> bool:
-        """Return whether somebody has the device alone. For those who look from outside."""
-        if not self._held.lock(fcntl.LOCK_SH):
-            return True
-        self._held.unlock()
-        return False
-
     def take(self) -> bool:
         """Ask for the device, and hold it alone if all others have released it."""
         return self._asked.lock(fcntl.LOCK_EX) and self._held.lock(fcntl.LOCK_EX)

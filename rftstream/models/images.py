@@ -13,14 +13,11 @@ import binascii
 import hashlib
 import io
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote_to_bytes
 
 from rftstream.contracts.tasks import Media
 from rftstream.errors import ImageError
-
-if TYPE_CHECKING:
-    pass
 
 IMAGE_MARK = "<image>"
 """Where it stands in the text of a message, the message's next image is shown."""

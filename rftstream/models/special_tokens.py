@@ -19,7 +19,6 @@ log = logging.getLogger(__name__)
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 SETTINGS, SPECIAL_MAP, ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
-SPECIAL_FILES = (SETTINGS, SPECIAL_MAP, ADDED)
 _LISTS = ("extra_special_tokens", "additional_special_tokens")
 """Keys of further special tokens. Only the first one that has any counts."""
 

@@ -15,7 +15,7 @@ _JOINT = re.compile(
     r"[\s$,;、，；.()\[\]\\]*(?:(?:\\text\{\s*)?(?:and|or|和|或|与|及)(?:\s*\})?)?[\s$,;、，；()\[\]\\]*",
     re.IGNORECASE,
 )
-_WORDS_BETWEEN = re.compile(r"(?:and|or|和|或|\\quad|\\text)", re.IGNORECASE)
+
 
 _COPULA = r"(?:ist|lautet|est|es|é|è|is|are|adalah|là|は|が|은|는|이|هو|هي|—|–|-|=|:|：)"
 _MARKS = (

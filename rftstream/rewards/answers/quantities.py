@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from fractions import Fraction
 
 from rftstream.rewards.answers.clean import bare_words
 from rftstream.rewards.answers.expressions import read_expression
@@ -26,7 +25,6 @@ _PERCENT = re.compile(
     r"\s*(?:\\?%|(?:\\text\{\s*|(?<![a-zA-Z]))(?:percent(?:age)?(?: points?)?|per cent|pct\.?)(?:\s*\})?)\s*$",
     re.IGNORECASE,
 )
-_TEXT_UNIT = re.compile(r"(?:\\text\{([^{}]*)\}|(?<=[\d\s)}])([a-zA-Z]+))\s*(\^\s*\{?\s*-?\d\s*\}?)?\s*$")
 _WORD_UNIT = re.compile(
     r"(?<![a-zA-Z\\_^{])((?:[a-zA-Z]+\.?)(?:(?:\s*[/*·]\s*|\s*\\cdot\s*|\s+)(?:[a-zA-Z]+\.?))*)\s*((?:\^\s*\{?\s*-?\d\s*\}?)|(?<=[cdk]m)[23])?\s*$"
 )
@@ -236,12 +234,3 @@ def read_ratio(text: str) -> list[Form]:
 
 def _half(letter: str | None) -> str:
     return f"{letter.lower()}m" if letter else ""
-
-
-def plain_number(form: Form) -> Fraction | None:
-    """Return the number that a form is as it stands, or None."""
-    if isinstance(form, Value) and form.node.op == "number":
-        return form.node.number
-    if isinstance(form, Value) and form.node.op == "neg" and form.node.parts[0].op == "number":
-        return -form.node.parts[0].number
-    return None

@@ -70,9 +70,6 @@ _MATRIX = re.compile(
 )
 _PAIR_OF_BRACKETS = re.compile(r"^([(\[\]])(.+)([)\[\]])$", re.DOTALL)
 _SET_BUILDER = re.compile(r"^([^|:]{1,20}?)\s*(?:\||:)\s*(.+)$", re.DOTALL)
-_CONDITION = re.compile(
-    r"\s*(?:,|;)?\s*(?:\(|\\text\{)?\s*(?:where|for all|for any|for some|for|with|其中)\b.*$", re.IGNORECASE | re.DOTALL
-)
 
 
 def read_answer(text: str) -> Reading:

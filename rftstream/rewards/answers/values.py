@@ -24,7 +24,6 @@ _CLOSE = mpmath.mpf(10) ** -25
 _TINY = mpmath.mpf(10) ** -30
 _POSITIVE = tuple(Fraction(top, 97) for top in (83, 131, 59, 211, 173, 37, 151, 109, 67, 239, 191, 47))
 _POINTS = 3
-_MAX_PLUS_MINUS = 4
 
 
 class Undefined(Exception):

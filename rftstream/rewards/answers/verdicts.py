@@ -35,9 +35,6 @@ _LAST = re.compile(
 _DENIED = re.compile(r"\bnot\b|n't\b", re.IGNORECASE)
 MAX_SHORT = 60
 """Characters of a sentence that ends with its verdict."""
-_VERDICT = re.compile(
-    r"(?:so\s*,?\s*|therefore\s*,?\s*)?(yes|no|true|false)(?![\w'-])\s*(?:$|[,.;:!\n—–-]|because\b|since\b)"
-)
 _CHINESE_CLAUSE = re.compile(r"[,.;，。；!！\n]|因为|所以|因此")
 _CHINESE_HEAD = re.compile(
     r"^(?:这|该|此|那|本|上述|以上)?(?:个|种|句|道|一)?(?:话|说法|命题|判断|句子|答案|题|结论|观点|叙述|陈述|描述|表述)?"

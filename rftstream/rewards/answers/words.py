@@ -41,10 +41,6 @@ _PARTS = {
     "half": 2, "halves": 2, "third": 3, "fourth": 4, "quarter": 4, "fifth": 5, "sixth": 6, "seventh": 7, "eighth": 8,
     "ninth": 9, "tenth": 10, "eleventh": 11, "twelfth": 12, "hundredth": 100, "thousandth": 1000,
 }  # fmt: skip
-_ORDINALS = {
-    **{f"{word}th": value for word, value in _UNITS.items()},
-    "first": 1, "second": 2, "third": 3, "fifth": 5, "eighth": 8, "ninth": 9, "twelfth": 12, "twentieth": 20,
-}  # fmt: skip
 
 _DIGITS = {character: value for value, character in enumerate("零一二三四五六七八九")} | {"〇": 0, "两": 2, "兩": 2}
 _FORMAL = str.maketrans("壹贰叁肆伍陆柒捌玖拾佰仟萬億點負", "一二三四五六七八九十百千万亿点负")
@@ -60,11 +56,6 @@ def number_in_words(text: str) -> Fraction | None:
     if not text or len(text) > 200:
         return None
     return _english(text.lower()) if text.isascii() else _chinese(text)
-
-
-def ordinal_in_words(text: str) -> int | None:
-    """Return the number of an English ordinal such as `third`, or None."""
-    return _ORDINALS.get(text.strip().lower())
 
 
 def _english(text: str) -> Fraction | None:
