@@ -3,8 +3,7 @@
     from rftstream.sandbox import run_program, run_function, run_check
     run_program("print(int(input()) + 1)", stdin="1", expected="2").outcome     # passed
 
-To add a back end: a module with a class that keeps `base.SandboxBackend`, and a line in `BACKENDS`. To add a language:
-a line in `languages.LANGUAGES`.
+A back end is any class that keeps `base.SandboxBackend`. To add a language: a line in `languages.LANGUAGES`.
 """
 
 from __future__ import annotations
@@ -14,13 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rftstream.sandbox.run import run_check, run_function, run_program
 
-BACKENDS = {
-    "local": "rftstream.sandbox.local:LocalBackend",
-    "remote": "rftstream.sandbox.remote:RemoteBackend",
-}
-"""Name of a back end -> its class."""
-
-__all__ = ["BACKENDS", "run_check", "run_function", "run_program"]
+__all__ = ["run_check", "run_function", "run_program"]
 
 
 def __getattr__(name: str) -> Any:

@@ -62,9 +62,6 @@ class Limits:
     """Stack of its first thread."""
     call_s: float = 10.0
     """Processor seconds of one call of a function."""
-    cores: float = 1.0
-    """Processors that its processes may use at once, where a cgroup can bound that. Not below 1: what waits for less
-    would look like a program that others hold up."""
 
     @property
     def hard_s(self) -> float:

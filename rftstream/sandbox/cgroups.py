@@ -21,6 +21,9 @@ from typing import NamedTuple
 ROOT = Path("/sys/fs/cgroup")
 CONTROLLERS = ("memory", "pids", "cpu")
 PERIOD_US = 100_000
+QUOTA_US = 110_000
+"""Processor time in a period for all processes of a box: one processor for the program, and some for its keeper. With
+less than one, what waits for it would look like a program that others hold up."""
 """Microseconds over which the kernel counts processor time."""
 SLACK_BYTES = 4 << 20
 """Who comes so near to a limit of memory has reached it: the kernel gives memory in pieces."""
@@ -121,13 +124,12 @@ class SandboxCgroup:
         """Return whether it bounds memory."""
         return "memory" in self._folders
 
-    def bound(self, *, memory_bytes: int, processes: int, cores: float) -> None:
+    def bound(self, *, memory_bytes: int, processes: int) -> None:
         """Set the limits for the next program. OSError if one cannot be set: nothing is run with weaker ones."""
         if (folder := self._folders.get("pids")) is not None:
             _write(folder / "pids.max", processes)
         if (folder := self._folders.get("cpu")) is not None:
-            quota = round(cores * PERIOD_US)
-            file, text = ("cpu.max", f"{quota} {PERIOD_US}") if self._is_v2 else ("cpu.cfs_quota_us", str(quota))
+            file, text = ("cpu.max", f"{QUOTA_US} {PERIOD_US}") if self._is_v2 else ("cpu.cfs_quota_us", QUOTA_US)
             _write(folder / file, text)
         if (folder := self._folders.get("memory")) is None:
             return

@@ -31,7 +31,7 @@ class LocalBackend:
     candidate run in places of their own, so that a candidate never waits for its test.
     """
 
-    def __init__(self, *, slots: int = 0, readable: Sequence[str] = (), isolation: Isolation = Isolation.full) -> None:
+    def __init__(self, *, slots: int = 0, isolation: Isolation = Isolation.full) -> None:
         if (problem := layers.missing_text(isolation)) is not None:
             layers.find_layers.cache_clear()  # it may be mended while this process lives
             raise SandboxError(problem)
@@ -40,8 +40,8 @@ class LocalBackend:
         if self._parents is not None:
             cgroups.sweep(self._parents)
         slots = slots or len(os.sched_getaffinity(0))
-        self._programs = _Places(slots, lambda: self._start(readable))
-        self._judges = _Places(slots, lambda: self._start(readable))
+        self._programs = _Places(slots, self._start)
+        self._judges = _Places(slots, self._start)
 
     def create(self, *, disk_bytes: int = 64 * MIB) -> LocalSandbox:
         """Return a new sandbox."""
@@ -52,8 +52,8 @@ class LocalBackend:
         self._programs.close()
         self._judges.close()
 
-    def _start(self, readable: Sequence[str]) -> SandboxPlace:
-        return SandboxPlace(next(_numbers), readable=tuple(readable), parents=self._parents, isolation=self._isolation)
+    def _start(self) -> SandboxPlace:
+        return SandboxPlace(next(_numbers), parents=self._parents, isolation=self._isolation)
 
 
 class _Places:

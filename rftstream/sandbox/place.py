@@ -29,7 +29,6 @@ END_S = 10.0
 OWN_BYTES = 64 * MIB
 """Memory for the warm interpreter and process 1 of a box, beside the program."""
 OWN_PROCESSES = 8
-OWN_CORES = 0.1
 
 _INSIDE = Path(__file__).parent / "inside"
 _SYSTEM = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
@@ -84,7 +83,6 @@ class SandboxPlace:
         self,
         number: int,
         *,
-        readable: tuple[str, ...] = (),
         parents: cgroups.Parents | None,
         isolation: Isolation = Isolation.full,
     ) -> None:
@@ -98,7 +96,7 @@ class SandboxPlace:
         uid = layers.UID_BASE + (os.getpid() * 64 + number) % 1_000_000 if layers.drops_user(isolation) else None
         try:
             with theirs:
-                self._process: subprocess.Popen[bytes] = _starter.call(lambda: self._start(theirs, uid, readable))
+                self._process: subprocess.Popen[bytes] = _starter.call(lambda: self._start(theirs, uid))
             self._hello()
         except BaseException as error:
             self.close()
@@ -142,11 +140,7 @@ class SandboxPlace:
         if self._cgroup is None:
             return
         try:
-            self._cgroup.bound(
-                memory_bytes=limits.memory_bytes + OWN_BYTES,
-                processes=limits.processes + OWN_PROCESSES,
-                cores=max(1.0, limits.cores) + OWN_CORES,
-            )
+            self._cgroup.bound(memory_bytes=limits.memory_bytes + OWN_BYTES, processes=limits.processes + OWN_PROCESSES)
         except OSError as error:
             raise SandboxError(f"sandbox: a limit of the cgroup cannot be set: {error}") from None
 
@@ -165,16 +159,16 @@ class SandboxPlace:
         with contextlib.suppress(OSError):
             os.close(self._errors)
 
-    def _start(self, theirs: socket.socket, uid: int | None, readable: tuple[str, ...]) -> subprocess.Popen[bytes]:
+    def _start(self, theirs: socket.socket, uid: int | None) -> subprocess.Popen[bytes]:
         python = _interpreter()
-        shown = [_prefix(python), str(_INSIDE), *readable]
+        shown = [_prefix(python), str(_INSIDE)]
         plan = {
             "owner": os.getpid(),
             "cgroups": self._cgroup.folders if self._cgroup else [],
             "uid": uid,
             "shown": [path for path in shown if path],
             "command": [
-                *_bubblewrap(python, readable, as_root=uid is None and os.geteuid() == 0),
+                *_bubblewrap(python, as_root=uid is None and os.geteuid() == 0),
                 *_inner(python, theirs.fileno()),
             ],
         }
@@ -213,7 +207,7 @@ def _prefix(python: str) -> str:
     return "" if prefix == "/usr" or prefix.startswith("/usr/") else prefix
 
 
-def _bubblewrap(python: str, readable: tuple[str, ...], *, as_root: bool) -> list[str]:
+def _bubblewrap(python: str, *, as_root: bool) -> list[str]:
     path = layers.find_bwrap()
     if path is None:
         layers.find_layers.cache_clear()  # it was there before
@@ -230,8 +224,8 @@ def _bubblewrap(python: str, readable: tuple[str, ...], *, as_root: bool) -> lis
     for pattern in _ETC:
         for found in sorted(Path("/etc").glob(pattern)):
             command += ["--ro-bind", str(found), str(found)]
-    for folder in filter(None, (_prefix(python), *readable)):
-        command += ["--ro-bind", folder, folder]
+    if prefix := _prefix(python):
+        command += ["--ro-bind", prefix, prefix]
     command += ["--ro-bind", str(_INSIDE), "/sandbox/rftstream/sandbox/inside"]
     command += ["--proc", "/proc", "--dev", "/dev", "--dir", HOME, "--dir", "/tmp", "--chdir", "/"]
     if as_root:

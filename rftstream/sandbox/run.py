@@ -83,7 +83,6 @@ def run_program(
     *,
     language: str = "python",
     stdin: str | bytes = "",
-    arguments: Sequence[str] = (),
     expected: str | None = None,
     tolerance: float = 0.0,
     limits: Limits | None = None,
@@ -95,9 +94,7 @@ def run_program(
     that ends with status 0 has then `finished`, which is not passed.
     """
     test = (stdin, expected)
-    return run_tests(
-        source, [test], language=language, arguments=arguments, tolerance=tolerance, limits=limits, backend=backend
-    )[0]
+    return run_tests(source, [test], language=language, tolerance=tolerance, limits=limits, backend=backend)[0]
 
 
 def run_tests(
@@ -105,7 +102,6 @@ def run_tests(
     tests: Sequence[tuple[str | bytes, str | None]],
     *,
     language: str = "python",
-    arguments: Sequence[str] = (),
     tolerance: float = 0.0,
     prelude: str = "",
     limits: Limits | None = None,
@@ -128,7 +124,7 @@ def run_tests(
     results: list[ProgramResult] = []
     for stdin, expected in tests:
         data = stdin.encode("utf-8", "surrogatepass") if isinstance(stdin, str) else stdin
-        job = replace(_program(source, spoken, arguments, data, limits), prelude=prelude)
+        job = replace(_program(source, spoken, data, limits), prelude=prelude)
         result = _tried(
             partial(_run, backend, job, files),
             partial(_judged, expected=expected, tolerance=tolerance, limits=limits),
@@ -233,13 +229,12 @@ def _tried(run: Callable[[], JobEnd], judge: Callable[[JobEnd], ProgramResult]) 
     return result
 
 
-def _program(source: str, spoken: Language, arguments: Sequence[str], stdin: bytes, limits: Limits) -> Job:
+def _program(source: str, spoken: Language, stdin: bytes, limits: Limits) -> Job:
     if not spoken.run:
-        return Job(mode="script", source=source, argv=tuple(arguments), stdin=stdin, limits=limits)
-    argv = (*_filled(spoken.run, source, spoken), *arguments)
+        return Job(mode="script", source=source, stdin=stdin, limits=limits)
     return Job(
-        mode="command", argv=argv, environment=spoken.environment, stdin=stdin, limits=limits,
-        bounds_addresses=spoken.bounds_addresses,
+        mode="command", argv=_filled(spoken.run, source, spoken), environment=spoken.environment, stdin=stdin,
+        limits=limits, bounds_addresses=spoken.bounds_addresses,
     )  # fmt: skip
 
 
