@@ -63,7 +63,7 @@ ROLES = (
     Role(
         "verifier",
         "#7a6cc4",
-        (("roles/verifier/", "step"), ("rewards/", "scorer"), ("rewards/", "child"), ("rewards/", "exact")),
+        (("roles/verifier/", "step"), ("rewards/", "scorer"), ("rewards/", "child"), ("rewards/", "simple")),
         "verified",
         "the rollout and its verdict, or why it has none",
     ),

@@ -7,11 +7,11 @@ or, outside, any function of ours, verl's or TRL's signature (functions.py), nam
 from rftstream.config.part_specs import RewardSpec
 
 REWARDS = {
-    "environment": RewardSpec("rftstream.rewards.environment:EnvironmentReward", takes_given=True),
-    "exact": RewardSpec("rftstream.rewards.exact:ExactMatch"),
-    "well_formed": RewardSpec("rftstream.rewards.well_formed:WellFormedReward"),
-    "length_penalty": RewardSpec("rftstream.rewards.length_penalty:LengthPenalty"),
-    "ngram_penalty": RewardSpec("rftstream.rewards.ngram_penalty:NgramPenalty"),
+    "environment": RewardSpec("rftstream.rewards.simple:EnvironmentReward", takes_given=True),
+    "exact": RewardSpec("rftstream.rewards.simple:ExactMatch"),
+    "well_formed": RewardSpec("rftstream.rewards.simple:WellFormedReward"),
+    "length_penalty": RewardSpec("rftstream.rewards.simple:LengthPenalty"),
+    "ngram_penalty": RewardSpec("rftstream.rewards.simple:NgramPenalty"),
     "math": RewardSpec("rftstream.rewards.math:MathReward"),
     "code": RewardSpec("rftstream.rewards.code:CodeReward", runs_programs=True),
     "k12": RewardSpec("rftstream.rewards.k12:SchoolReward"),

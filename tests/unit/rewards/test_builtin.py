@@ -8,7 +8,7 @@ import pytest
 
 from rftstream.errors import ConfigError, RewardError
 from rftstream.rewards.base import RewardInput
-from rftstream.rewards.exact import ExactMatch
+from rftstream.rewards.simple import ExactMatch
 
 
 def item(completion: str, answer: str | None = "7", **info: Any) -> RewardInput:

@@ -16,11 +16,11 @@ from rftstream.rewards.base import RewardInput
 from rftstream.rewards.box_iou import BoxReward
 from rftstream.rewards.chart_answer import ChartReward
 from rftstream.rewards.code import CodeReward
-from rftstream.rewards.exact import ExactMatch
 from rftstream.rewards.judge_forms import ScoreForm, UnreadableJudgement
 from rftstream.rewards.k12 import SchoolReward
 from rftstream.rewards.math import MathReward
 from rftstream.rewards.object_count import CountReward
+from rftstream.rewards.simple import ExactMatch
 from rftstream.roles.verifier.step import reward_input
 from tests.unit.synthetic import rollout
 

@@ -1,0 +1,189 @@
+"""Rewards of a few lines each: what the environment gave, an exact match, a form, and two penalties."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta
+
+from rftstream.errors import ConfigError, NoReward, RewardError
+from rftstream.rewards.base import RewardInput, Score, needed_answer
+from rftstream.rewards.version import config_version
+
+
+class EnvironmentReward:
+    """The reward that environment or agent gave, as it is.
+
+    It is the sum of the rewards for the turns, with their named parts. Alone it trains on what the environment says. In
+    a list of rewards it is one part beside others:
+
+        reward = [{ name = "environment" }, { name = "my_pkg.rewards:is_short", weight = 0.1 }]
+
+    A rollout without any such reward is unscorable for the reason `no_reward`: it never counts as a reward of 0. A
+    reward that is not finite makes it unscorable, too."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        """The settings in `[rewards.environment]`."""
+
+    def __init__(self, config: Config) -> None:
+        self.version = "1"
+
+    def __call__(self, item: RewardInput) -> Score:
+        if item.environment_error is not None:
+            raise RewardError(f"environment: {item.environment_error}")
+        if item.environment_reward is None:
+            raise NoReward(
+                "environment: neither environment nor agent gave a reward, expected one in at least one turn; "
+                "let it give one, or use another reward"
+            )
+        return Score(reward=item.environment_reward, parts=item.environment_parts)
+
+
+class ExactMatch:
+    """Exact match: 1 if the completion, or what a pattern finds in it, is the answer, else 0."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        """The settings in `[rewards.exact]`."""
+
+        strip: bool = True
+        """White space around both is ignored."""
+        casefold: bool = False
+        """Upper and lower case are the same."""
+        extract: str | None = None
+        r"""A regular expression: its last match in the completion (its first group, if it has one) is compared, and
+        no match is 0. For example `####\s*(.+)`."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        try:
+            self._pattern = re.compile(config.extract) if config.extract is not None else None
+        except re.error as error:
+            raise ConfigError(f"rewards.exact.extract: {config.extract!r} is no regular expression: {error}") from None
+        self.version = config_version("2", config)
+
+    def __call__(self, item: RewardInput) -> float:
+        answer, found = needed_answer(item, "exact"), self._extract(item.conclusion)
+        return float(found is not None and self._normalize(found) == self._normalize(answer))
+
+    def check(self, item: RewardInput) -> None:
+        """Raise RewardError if the problem has no answer."""
+        needed_answer(item, "exact")
+
+    def _extract(self, completion: str) -> str | None:
+        if self._pattern is None:
+            return completion
+        matches = list(self._pattern.finditer(completion))
+        if not matches:
+            return None
+        return matches[-1].group(1) if self._pattern.groups else matches[-1].group()
+
+    def _normalize(self, text: str) -> str:
+        text = text.strip() if self._config.strip else text
+        return text.casefold() if self._config.casefold else text
+
+
+class WellFormedReward:
+    """Whether a completion has the form that was asked for, such as `<think> ... </think> <answer> ... </answer>`.
+
+    1 if the whole completion has the form, else 0. It is most useful as a gate, so that an answer in the wrong form has
+    no reward, whatever it says:
+
+        reward = [{ name = "well_formed", use = "gate" }, { name = "math" }]
+
+    Source: DeepSeek-R1 (arXiv 2501.12948), section 2.2.2, format rewards."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        """The settings in `[rewards.well_formed]`."""
+
+        tags: tuple[str, ...] = ("think", "answer")
+        """These blocks, in this order, each once and with nothing but white space between them."""
+        pattern: str | None = None
+        """A regular expression that the whole completion has to match, instead of the blocks; `.` is any character,
+        also the end of a line."""
+        begun: str = ""
+        """What the chat template has written of the answer already, such as `<think>`: it is put before the completion.
+        """
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        pattern = config.pattern
+        if pattern is None:
+            if not config.tags or not all(re.fullmatch(r"[\w.-]+", tag) for tag in config.tags):
+                raise ConfigError(f"rewards.well_formed.tags: got {list(config.tags)}, expected names such as 'think'")
+            pattern = r"\s*".join(rf"<{tag}>(?:(?!</?{tag}>).)*</{tag}>" for tag in map(re.escape, config.tags))
+        try:
+            self._pattern = re.compile(pattern, re.DOTALL)
+        except re.error as error:
+            raise ConfigError(f"rewards.well_formed.pattern: {pattern!r} is no regular expression: {error}") from None
+        self.version = config_version("1", config)
+
+    def __call__(self, item: RewardInput) -> float:
+        return float(self._pattern.fullmatch((self._config.begun + item.completion).strip()) is not None)
+
+
+class LengthPenalty:
+    """A penalty for long completions.
+
+    0 up to `soft` sampled tokens, then falling evenly to -1 at `hard`, and -1 from there on. It stands beside a reward
+    for what they say:
+
+        reward = [{ name = "math" }, { name = "length_penalty", soft = 800, hard = 1000, weight = 0.5 }]
+
+    Source: DAPO (arXiv 2503.14476), equation 13, soft overlong punishment. That setting exists in the algorithms, too
+    (`overlong_share`), relative to `max_tokens`; there the recorded reward stays as it was."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        """The settings in `[rewards.length_penalty]`."""
+
+        soft: Annotated[int, Meta(ge=0)]
+        """Tokens of all turns that cost nothing."""
+        hard: Annotated[int, Meta(ge=1)]
+        """Tokens from which on the penalty is whole."""
+
+    def __init__(self, config: Config) -> None:
+        if not config.soft < config.hard:
+            raise ConfigError(
+                f"rewards.length_penalty.soft: got {config.soft}, expected less than hard = {config.hard}"
+            )
+        self._config = config
+        self.version = config_version("1", config)
+
+    def __call__(self, item: RewardInput) -> float:
+        soft, hard = self._config.soft, self._config.hard
+        return -min(max((item.num_tokens - soft) / (hard - soft), 0.0), 1.0)
+
+
+class NgramPenalty:
+    """A penalty for completions that say the same again and again.
+
+    Minus the share of the completion's token n-grams that were there before: 0 for none, near -1 for a loop. It stands
+    beside a reward for what they say:
+
+        reward = [{ name = "math" }, { name = "ngram_penalty", weight = 0.5 }]
+
+    Source: Yeo et al., "Demystifying Long Chain-of-Thought Reasoning in LLMs" (arXiv 2502.03373), its n-gram repetition
+    penalty."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        """The settings in `[rewards.ngram_penalty]`."""
+
+        n: Annotated[int, Meta(ge=1)] = 8
+        """Tokens of an n-gram. Fewer: also short phrases count, which honest texts repeat as well."""
+
+    def __init__(self, config: Config) -> None:
+        self._n = config.n
+        self.version = config_version("1", config)
+
+    def __call__(self, item: RewardInput) -> float:
+        ids, n = item.completion_ids, self._n
+        total = len(ids) - n + 1
+        if total <= 0:
+            return 0.0
+        return len({tuple(ids[start : start + n]) for start in range(total)}) / total - 1.0
