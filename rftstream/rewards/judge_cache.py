@@ -143,15 +143,8 @@ class JudgeCache:
         if total <= self._max_bytes:
             return
         excess = total - int(KEPT_SHARE * self._max_bytes)
-        while excess > 0:
-            oldest = database.execute("SELECT key, bytes FROM answers ORDER BY used_at LIMIT 100").fetchall()
-            if not oldest:
-                return
-            for key, num_bytes in oldest:
-                if excess <= 0:
-                    return
-                database.execute("DELETE FROM answers WHERE key = ?", (key,))
-                excess -= num_bytes
+        older = "SELECT key, sum(bytes) OVER (ORDER BY used_at, key) - bytes AS before FROM answers"
+        database.execute(f"DELETE FROM answers WHERE key IN (SELECT key FROM ({older}) WHERE before < ?)", (excess,))
 
     def _pass_over(self, error: Exception) -> None:
         """Go on without the cache: for this question if it was busy, else for good."""

@@ -24,6 +24,7 @@ from rftstream.rewards.judge_prompts import (
     RUBRIC_WITH_ANSWER,
     SCORE,
     fill_prompt,
+    texts_of,
 )
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,39}")
@@ -70,10 +71,6 @@ class JudgeCriterion:
     """The best one."""
 
 
-def _texts(item: RewardInput) -> dict[str, str]:
-    return {"prompt": item.prompt, "completion": item.completion, "answer": item.answer or ""}
-
-
 class ScoreForm:
     """A score in prose: the last match of a pattern."""
 
@@ -94,7 +91,7 @@ class ScoreForm:
 
     def questions(self, item: RewardInput) -> list[str]:
         """Return the prompt with problem and completion."""
-        return [fill_prompt(self._prompt, _texts(item), {}, fenced=self._fenced)]
+        return [fill_prompt(self._prompt, texts_of(item), {}, fenced=self._fenced)]
 
     def read(self, said: str) -> float:
         """Return the score as the judge said it."""
@@ -150,7 +147,7 @@ class RubricForm:
         prompt = self._prompt or (RUBRIC if item.answer is None else RUBRIC_WITH_ANSWER)
         if "{rubric}" not in prompt:
             prompt += "\n\n{rubric}"
-        return [fill_prompt(prompt, _texts(item), {"rubric": rubric}, fenced=self._fenced)]
+        return [fill_prompt(prompt, texts_of(item), {"rubric": rubric}, fenced=self._fenced)]
 
     def read(self, said: str) -> dict[str, float]:
         """Return the numbers by criterion."""

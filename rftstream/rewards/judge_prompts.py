@@ -11,6 +11,8 @@ import hashlib
 import re
 from collections.abc import Iterable, Mapping
 
+from rftstream.rewards.base import RewardInput
+
 SCORE = """\
 Judge how well the answer solves the problem.
 
@@ -72,10 +74,10 @@ def fill_prompt(template: str, texts: Mapping[str, str], plain: Mapping[str, str
     is ours and stands as it is. What is filled in is not looked at again."""
     used = {name: text for name, text in texts.items() if f"{{{name}}}" in template}
     if not fenced:
-        return _filled(template, {**texts, **plain})
+        return fill(template, {**texts, **plain})
     mark = fence_id(used.values())
     blocks = {name: fence(_TAGS[name], text, mark) for name, text in used.items()}
-    return (_NOTE.format(mark) if blocks else "") + _filled(template, {**blocks, **plain})
+    return (_NOTE.format(mark) if blocks else "") + fill(template, {**blocks, **plain})
 
 
 def fence(tag: str, text: str, mark: str) -> str:
@@ -99,6 +101,12 @@ def _broken(mark: str) -> str:
     return f" {mark}" if mark == ">" else f"{mark} "
 
 
-def _filled(template: str, values: Mapping[str, str]) -> str:
+def fill(template: str, values: Mapping[str, str]) -> str:
+    """Return a template with the values in the places of their names. What is filled in is not looked at again."""
     names = "|".join(map(re.escape, values))
     return re.sub(rf"\{{({names})\}}", lambda match: values[match[1]], template) if values else template
+
+
+def texts_of(item: RewardInput) -> dict[str, str]:
+    """Return the texts of a rollout by the names that templates have for them."""
+    return {"prompt": item.prompt, "completion": item.completion, "answer": item.answer or ""}

@@ -9,7 +9,6 @@ or is longer than the model's context, has no reward, which is not 0.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -25,8 +24,8 @@ from rftstream.errors import ConfigError, RewardError
 from rftstream.models.classifiers import ClassifierFolder, HeldClassifier, read_classifier
 from rftstream.rewards.base import RewardInput, Score
 from rftstream.rewards.classifier import WHERE, ClassifierTexts, LocalClassifier, StepClassifier
-from rftstream.rewards.scoring_endpoint import ScoringEndpoint
-from rftstream.rewards.served import UNSEEN, ServedConfig
+from rftstream.rewards.judge_prompts import fill, texts_of
+from rftstream.rewards.served import UNSEEN, ScoringEndpoint, ServedConfig
 from rftstream.rewards.step_scores import Marked, StepScores
 from rftstream.rewards.version import config_version
 
@@ -148,7 +147,7 @@ class ModelReward:
 
     def _ask(self, item: RewardInput) -> Score | BaseException:
         try:
-            text = None if self._config.text is None else _filled(self._config.text, item)
+            text = None if self._config.text is None else fill(self._config.text, texts_of(item))
             return self._score(np.asarray(self._endpoint.outputs(item, text), np.float64), {})
         except Exception as error:
             return error
@@ -264,7 +263,7 @@ class _Local:
         return found
 
     def _tokens(self, item: RewardInput) -> list[int]:
-        text = "" if self._config.text is None else _filled(self._config.text, item)
+        text = "" if self._config.text is None else fill(self._config.text, texts_of(item))
         tokens = self._texts.of_item(item, text)
         if not tokens:
             raise RewardError("reward_model: the conversation has no tokens, expected some to read")
@@ -326,12 +325,6 @@ def _activated(outputs_L: np.ndarray, activation: str) -> np.ndarray:
         weights_L = np.exp(outputs_L - outputs_L.max())
         return np.asarray(weights_L / weights_L.sum())
     return outputs_L
-
-
-def _filled(template: str, item: RewardInput) -> str:
-    filled = {"prompt": item.prompt, "completion": item.completion, "answer": item.answer or ""}
-    # in one go: what is filled in is not looked at again
-    return re.sub(r"\{(prompt|completion|answer)\}", lambda match: filled[match[1]], template)
 
 
 def _caught(score: object, *arguments: object) -> Score | BaseException:
