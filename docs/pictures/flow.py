@@ -39,7 +39,7 @@ ROLES = (
         "#4d7cc3",
         (
             ("roles/feeder/", "admission"),
-            ("data/tasksets/", "jsonl"),
+            ("data/tasksets/", "files"),
             ("models/", "rendering"),
             ("roles/feeder/", "step"),
         ),

@@ -10,8 +10,8 @@ It is built as `Class(config: Class.Config, *, location: str, columns: Mapping[s
 from rftstream.config.part_specs import TasksetSpec
 
 TASKSETS = {
-    "jsonl": TasksetSpec("rftstream.data.tasksets.jsonl:JsonlTaskset", location="path", has_rows=True),
-    "parquet": TasksetSpec("rftstream.data.tasksets.parquet:ParquetTaskset", location="path", has_rows=True),
+    "jsonl": TasksetSpec("rftstream.data.tasksets.files:JsonlTaskset", location="path", has_rows=True),
+    "parquet": TasksetSpec("rftstream.data.tasksets.files:ParquetTaskset", location="path", has_rows=True),
     "hf": TasksetSpec(
         "rftstream.data.tasksets.hf:HfTaskset", location="folder or name", has_rows=True, chooses_rows=True
     ),

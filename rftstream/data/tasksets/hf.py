@@ -13,8 +13,8 @@ from pathlib import Path
 from rftstream.data.tasksets.arrow import ArrowRows
 from rftstream.data.tasksets.columns import Columns, TableConfig
 from rftstream.data.tasksets.datafolder import Wanted, choose_split, find_split
+from rftstream.data.tasksets.files import RowTaskset
 from rftstream.data.tasksets.rows import Chain, Csv, JsonLines, RowReader, RowSource, json_rows
-from rftstream.data.tasksets.table import RowTaskset
 from rftstream.errors import ConfigError
 
 CONVERTED = "refs/convert/parquet"

@@ -12,8 +12,8 @@ from PIL import Image
 
 from rftstream.contracts.tasks import ChatMessage, Media
 from rftstream.data.tasksets.columns import Columns, TableConfig
+from rftstream.data.tasksets.files import JsonlTaskset
 from rftstream.data.tasksets.images import image_in, with_images
-from rftstream.data.tasksets.jsonl import JsonlTaskset
 from rftstream.errors import ConfigError
 from rftstream.models.images import data_url, digest_of
 
