@@ -184,3 +184,17 @@ def test_the_newest_is_read_once_and_a_damaged_one_leaves_nothing(
     files = [where for where in opened if "/files/" in where]
     assert len(files) == len(set(files)), "each once"
     assert not any("00000040" in where for where in files)
+
+
+def test_the_manifest_is_deleted_first(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever is killed in the middle leaves no checkpoint that lacks files."""
+    checkpoints, deleted, delete = CheckpointStore(store), list[str](), ObjectStore.delete
+    checkpoints.write(name(1, 2), fill, {})
+
+    def noted(self: ObjectStore, text: str) -> None:
+        deleted.append(text)
+        delete(self, text)
+
+    monkeypatch.setattr(ObjectStore, "delete", noted)
+    checkpoints.delete(name(1, 2))
+    assert deleted[0].endswith("manifest.json") and len(deleted) > 1
