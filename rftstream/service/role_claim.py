@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from rftstream.contracts.control import Claim
 from rftstream.errors import RftError, TakenOver
@@ -18,6 +19,31 @@ log = logging.getLogger(__name__)
 
 MAX_OVERTAKEN = 20
 """How often a process lets the one that it replaces claim the role again before it gives up."""
+FIRST_WAIT_S, MAX_WAIT_S = 0.1, 30.0
+"""Seconds for which one that holds a role waits for its successor's claim, when its producer is lost: the first time,
+and at most."""
+CALM_S = 120.0
+"""Seconds after which the next loss of a producer is again the first one."""
+
+
+@dataclass(slots=True)
+class GivesWay:
+    """For how long the holder of a role waits before it takes it again. SingleService makes one.
+
+    A successor fences the holder when it starts its producer, and may need long until its claim is on the log. If the
+    holder has taken the role again meanwhile, the successor has to begin anew. So the holder waits twice as long each
+    time, until the successor is quick enough."""
+
+    until: float = 0.0
+    """The time until which the holder waits; its own clock."""
+    _wait_s: float = 0.0
+
+    def next(self, now: float) -> float:
+        """Begin to wait once more; return the seconds."""
+        is_first = now - self.until > CALM_S
+        self._wait_s = FIRST_WAIT_S if is_first else min(MAX_WAIT_S, 2 * self._wait_s)
+        self.until = now + self._wait_s
+        return self._wait_s
 
 
 def new_claim(role: str, epoch: int, *, process: str, now: float) -> Claim:

@@ -9,6 +9,9 @@ The start has four steps, in this order (docs/architecture.md, "Claims"):
 
 A worker whose commit was lost goes the same way again. So does one that could not ask the log in the middle of its
 work, since its step may have decided half of something.
+
+A lost commit may mean that a successor has started its producer and has not written its claim yet. So the worker first
+waits for such a claim, each time longer: one that took the role again at once would fence its successor.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from rftstream.errors import ContractError, ForeignRecord, ProducerLost, Transpo
 from rftstream.service.commit import TransactionWriter
 from rftstream.service.dead_letters import UnsentLetters
 from rftstream.service.role import Log, Publish, Received, Role, RoleContext, SingleStep, SingleTransaction
-from rftstream.service.role_claim import RoleClaim
+from rftstream.service.role_claim import GivesWay, RoleClaim
 from rftstream.service.service import MAX_IDLE_S, Service
 from rftstream.service.single_reader import SingleReader
 from rftstream.transport.base import Member, Reader
@@ -69,13 +72,14 @@ class SingleService(Service):
             self.role,
             lambda: self.transport.producer(f"{context.folder.run_id}.{self.role}", timeout_s=PRODUCER_TIMEOUT_S),
             when_aborted=self.back_off,
-            when_lost=lambda error: log.warning("%s; looking at the log", error),
+            when_lost=self._give_way,
         )
         self._in_force: InForce | None = None
         """None: the role has to be claimed, or claimed again."""
         self._pending: SingleTransaction | None = None
         """The transaction that has to be on the log before the step is asked for another."""
         self._fenced_starts = 0
+        self._gives_way = GivesWay()
 
     def sources(self) -> Sequence[Reader | Member]:
         """Return the reader."""
@@ -149,6 +153,9 @@ class SingleService(Service):
         """Claim the role and recover; or return the seconds to wait, if that cannot be done yet."""
         if self.backing_off_s() > 0:
             return self.backing_off_s()
+        if (left_s := self._gives_way.until - self.clock.now()) > 0:
+            self._claim.look_before_start()
+            return left_s  # a claim ends the wait
         if self._claim.newest is None and not self._may_claim():
             return 0.0 if self.done else MAX_IDLE_S
         try:
@@ -162,6 +169,11 @@ class SingleService(Service):
             self._retry_at = self.clock.now() + wait
             return wait or 0.001
         return self._in_force or 0.0
+
+    def _give_way(self, error: Exception) -> None:
+        """Wait for the claim of a successor: nobody else knows why this producer is lost."""
+        wait_s = self._gives_way.next(self.clock.now())
+        log.warning("%s; looking at the log for who took over, for %g s", error, wait_s)
 
     def _may_claim(self) -> bool:
         """Return whether the run is there and needs the role; `done` is set if it does not.

@@ -72,8 +72,8 @@ def restarting(driver: RoleDriver, every: int) -> Callable[[], None]:
     return work
 
 
-def tick_on(driver: RoleDriver, ticks: int = 3) -> None:
-    """Likewise, a little: what comes meanwhile comes while a commit is tried again."""
+def tick_on(driver: RoleDriver, ticks: int = 6) -> None:
+    """Likewise, a little: what comes meanwhile comes while a commit is tried again. A lost one is followed by a wait."""
     for _ in range(ticks):
         try:
             driver.run.clock.advance(driver.tick())

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from rftstream.service.role_claim import MAX_WAIT_S
 from rftstream.testing import RoleDriver
 from tests.flow.disturbed import FaultAt, at_commits, restarting, tick_on
 from tests.flow.test_buffer import TIMEOUT, Scene, batches_of, end, outcomes_of
@@ -35,6 +36,7 @@ def decided_by(scene: Scene, buffer: RoleDriver, after: Callable[[], None]) -> A
         happens()
         after()
     scene.log.fault = None
+    scene.clock.advance(MAX_WAIT_S)  # for a successor's claim, after many commits that were lost
     buffer.work(within_s=0.9)
     batches_of(scene)
     outcomes = {one.group_id: (one.result, one.reason, one.rollouts, one.batch_sequence) for one in outcomes_of(scene)}

@@ -43,6 +43,7 @@ NOT_REACHED: dict[str, str] = {
     "service/results.py MAX_TRANSACTION_BYTES": "only says where a transaction ends",
     "service/results.py MAX_TRANSACTION_RECORDS": "only says where a transaction ends",
     "service/role_claim.py MAX_OVERTAKEN": "gives the role up to the one that is replaced",
+    "service/role_claim.py MAX_WAIT_S": "a pause",
     "service/service.py MAX_BACKOFF_S": "a pause",
     "service/service.py MAX_IDLE_S": "a pause",
     "transport/kafka/connection.py MAX_SAID": "cuts a text",
