@@ -25,7 +25,7 @@ from rftstream import faults, metrics
 from rftstream.clock import SystemClock
 from rftstream.config import loader
 from rftstream.config.sections import RunConfig
-from rftstream.errors import PositionMissing, RftError, TransportError, exit_code_of
+from rftstream.errors import PositionMissing, RecordsDeleted, RftError, TransportError, exit_code_of
 from rftstream.launch import logging as logs
 from rftstream.launch.health import Health, HealthServer
 from rftstream.launch.processes import die_with_parent, is_orphan
@@ -34,7 +34,7 @@ from rftstream.preflight.plan import Purpose, plan
 from rftstream.roles import role_spec
 from rftstream.roles.build import role_builder
 from rftstream.runs.folder import RunFolder, candidates, open_transport, read_config
-from rftstream.runs.log_settings import dangers, explained, in_words
+from rftstream.runs.log_settings import dangers, explained, in_words, is_lost
 from rftstream.service.control_view import ControlView, read_control
 from rftstream.service.losses import check_beginnings
 from rftstream.service.role_spec import RoleKind
@@ -60,7 +60,7 @@ _LONGEST_LOOK_S = 0.4
 _SAY_S = 5.0
 _HEALTH_S = 1.0
 _MEASURE_S = 5.0
-LOOK_AT_LOG_S = 120.0
+LOOK_AT_LOG_S = 30.0
 """Seconds between two looks at the settings of the topics that the role reads."""
 _LAST_RESORT_S = 10.0
 
@@ -277,8 +277,11 @@ class _Worker:
                 service.measure()
         if now - self.looked_at >= LOOK_AT_LOG_S:
             self.looked_at = now
-            with contextlib.suppress(TransportError):
+            try:
                 look_at_log(service, self.config)
+            except TransportError as error:
+                if not error.retriable:
+                    raise
 
     def _until(self, ready: Callable[[], Any], what: str) -> Any:
         """Wait for something, with a line every few seconds. TransportError if it takes too long."""
@@ -286,12 +289,14 @@ class _Worker:
 
 
 def look_at_log(service: Service, config: RunConfig) -> None:
-    """Pause the run if a topic has got settings that would lose records, and say why. A role may see no other topics
-    than those it reads."""
+    """Pause the run if a topic has got settings that would lose records, and say why. RecordsDeleted if a topic was
+    deleted. A role may see no other topics than those it reads."""
     found = dangers(service.transport, config, begun=True, topics=service.spec.reads(config))
     metrics.WRONG_TOPICS.set(len(found))
     if found:
         why = in_words(service.context.folder.run_id, found)
+        if is_lost(found):
+            raise RecordsDeleted(why)
         log.error("%s; single roles pause the run for it: then `rftstream unpause`", why)
         service.pause_run(why)
 
@@ -349,6 +354,9 @@ def join(
     with.
 
     StoppedError if a signal comes first."""
+
+    if run_dir is None and len(files) == 1 and RunFolder(files[0].parent).lock_file.is_file():
+        run_dir = files[0].parent  # its config.toml: it means the run itself, and no run of it
 
     def ready() -> tuple[RunConfig, RunFolder] | None:
         if run_dir is not None:

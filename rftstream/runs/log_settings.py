@@ -26,6 +26,9 @@ DELETES = ("retention.ms", "retention.bytes")
 """Settings that make brokers delete records, by age or size, whoever has read them."""
 
 
+GONE, ANEW = "is gone, expected the topic", "was deleted and made anew"
+"""What is said of topics whose records are lost."""
+
 NEVER_MISSING = ("control", "tasks", "rollouts", "verified", "batches", "outcomes", "weights", "steps")
 """Topics that every run has since it was made. Others may have come with a later release."""
 
@@ -55,12 +58,17 @@ def dangers(
     look: ServerLook | None = getattr(transport.admin, "look", None)
     more = {} if look is None else look.topic_differences(wanted)
     missing = [name for name in NEVER_MISSING if name in wanted and name not in there] if begun else []
-    found = [f"{name}: is gone, expected the topic" for name in missing]
+    found = [f"{name}: {GONE}" for name in missing]
     for name, settings in wanted.items():
         if name in there:
-            deletes = [text for text in more.get(name, ()) if text.startswith(DELETES)]
+            deletes = [text for text in more.get(name, ()) if text.startswith((*DELETES, ANEW))]
             found += [f"{name}: {text}" for text in (*shape_differences(name, there[name], settings), *deletes)]
     return found
+
+
+def is_lost(found: list[str]) -> bool:
+    """Return whether one of the dangers has happened already: a pause saves nothing any more."""
+    return any(text.endswith((GONE, ANEW)) for text in found)
 
 
 def check_log(transport: Transport, config: RunConfig, run: str, *, begun: bool) -> None:
@@ -96,7 +104,7 @@ def in_words(run: str, found: list[str]) -> str:
             "partitions are fixed for a run, and nobody can take some away: begin a new run under another name, from "
             f'what was trained, with model.init_from = "{run}"'
         )
-    if any("is gone" in text for text in found):
+    if is_lost(found):
         todo.append(f'what it held is lost: begin a new run under another name, with model.init_from = "{run}"')
     if any("takes records" in text for text in found):
         todo.append("set max.message.bytes to 1048576 more than the largest record")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rftstream.contracts.records import TopicPartition
-from rftstream.service.moved_positions import own_position
+from rftstream.service.moved_positions import own_positions
 from rftstream.service.role import SavingStep
 from rftstream.transport.base import Member, Position, Reader, Transport
 
@@ -25,10 +25,7 @@ class PartialsRestore:
     ) -> None:
         """Ask for positions and ends. `topic` holds what was saved; None if the role saves nothing."""
         self.places = dict(places)
-        committed = member.committed(list(places))
-        self.positions: Mapping[TopicPartition, Position] = {
-            place: own_position(transport, place, position) for place, position in committed.items()
-        }
+        self.positions: Mapping[TopicPartition, Position] = own_positions(transport, member, list(places))
         self.reader: Reader | None = None
         self._ends: dict[TopicPartition, int] = {}
         self._has_begun = False

@@ -40,6 +40,7 @@ from rftstream.roles.buffer.reuse import ReusedBodies, ReusePool, metrics_of, ta
 from rftstream.roles.feeder.admission import VersionInForce
 from rftstream.service.role import Log, Publish, Received, SingleTransaction
 from rftstream.service.step_defaults import SingleStepDefaults
+from rftstream.transport.base import Position
 
 log = logging.getLogger(__name__)
 
@@ -122,7 +123,8 @@ class BufferStep(SingleStepDefaults):
         for received in log_.messages("control"):
             self._absorb_control(received)
         begins = log_.transport.admin.begin_offsets("verified")
-        cursor = self._progress.restore(log_.committed(BUFFER.name), begins)
+        missing = {place: Position(begin) for place, begin in begins.items()}  # of a group that somebody has deleted
+        cursor = self._progress.restore(missing | log_.committed(BUFFER.name), begins)
         positions = {**self._progress.read, **self._intake.begin(log_, cursor), **self._feedback.begin(log_)}
         if not self._stages.always_explores:
             positions |= log_.transport.admin.begin_offsets("steps")

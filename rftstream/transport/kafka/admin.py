@@ -37,10 +37,14 @@ class KafkaAdmin:
         self._clients = clients
         self._create = create
         self._known: dict[str, TopicSettings] = {}
+        self._ids: dict[str, tuple[object, object]] = {}
+        """Topic -> the id under which it was seen first, and last. One that is deleted and made anew gets another."""
+        self._replicas: dict[str, int] = {}
+        """Topic -> the least replicas of its partitions, when they were seen last."""
         self.connection = AdminConnection(clients)
         self._ends = LogEnds(clients, self.connection)
         self.access = KafkaAccess(clients, self.connection.ask)
-        self.look = KafkaLook(clients, self.connection.ask, self.topics, self._topic_options)
+        self.look = KafkaLook(clients, self.connection.ask, self.topics, self._topic_options, self._history)
 
     # ------------------------------------------------------------------------------------------ topics
 
@@ -104,7 +108,11 @@ class KafkaAdmin:
         found = {}
         for topic in described:
             config = {key: entry["value"] for key, entry in configs.get(topic["name"], {}).items()}
+            name = self._clients.bare(topic["name"])
             if topic["partitions"] and "max.message.bytes" in config:
+                seen = topic.get("topic_id")
+                self._ids[name] = (self._ids.get(name, (seen,))[0], seen)
+                self._replicas[name] = min(len(one.get("replica_nodes", ())) for one in topic["partitions"])
                 found[self._clients.bare(topic["name"])] = TopicSettings(
                     partitions=len(topic["partitions"]),
                     compacted="compact" in config.get("cleanup.policy", ""),
@@ -112,6 +120,15 @@ class KafkaAdmin:
                 )
         self._known = found
         return dict(found)
+
+    def _history(self, topic: str) -> list[str]:
+        first, last = self._ids.get(topic, (None, None))
+        texts = ["was deleted and made anew"] if first != last else []
+        wanted, replicas = self._clients.replication_factor, self._replicas.get(topic, 0)
+        if 0 < replicas < wanted:
+            count = "1 replica" if replicas == 1 else f"{replicas} replicas"
+            texts.append(f"has {count}, expected {wanted} (transport.options.replication_factor)")
+        return texts
 
     def settings(self, topic: str) -> TopicSettings:
         """Return a topic's settings as they were seen last; they never change. ConfigError if there is no such
@@ -144,6 +161,7 @@ class KafkaAdmin:
         )
         for topic in topics:
             self._known.pop(topic, None)
+            self._ids.pop(topic, None)
 
     # ------------------------------------------------------------------------------------------ ends
 

@@ -74,7 +74,8 @@ class KafkaLook:
     """`ServerLook` on Kafka. KafkaAdmin makes it and lends it its connection.
 
     `ask` puts a question to the client, again while brokers come and go. `topics` returns the run's topics with their
-    settings. `topic_options` returns what a topic of given settings should have on the broker."""
+    settings. `topic_options` returns what a topic of given settings should have on the broker. `history` says what has
+    become of a topic, a sentence each: made anew, fewer replicas."""
 
     def __init__(
         self,
@@ -82,11 +83,13 @@ class KafkaLook:
         ask: Callable[[str, Callable[[Any], Any]], Any],
         topics: Callable[[], Mapping[str, TopicSettings]],
         topic_options: Callable[[TopicSettings], Mapping[str, Any]],
+        history: Callable[[str], list[str]],
     ) -> None:
         self._clients = clients
         self._ask = ask
         self._topics = topics
         self._topic_options = topic_options
+        self._history = history
 
     # ------------------------------------------------------------------------------------------ brokers
 
@@ -177,6 +180,7 @@ class KafkaLook:
                 for key, value in expected.items()
                 if key in found and found[key]["value"] != value and key not in ("max.message.bytes", "cleanup.policy")
             ]
+            wrong += self._history(name)
             if wrong:
                 differences[name] = wrong
         return differences
