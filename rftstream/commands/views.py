@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -27,7 +30,10 @@ from rftstream.commands.param_types import KINDS, AnyPath, Word, complete_topic
 
 if TYPE_CHECKING:
     from rftstream.queries.index import Index
+    from rftstream.queries.status import Status
     from rftstream.runs.folder import OpenRun
+
+T = TypeVar("T")
 
 
 @examples(
@@ -61,15 +67,26 @@ def check(files: tuple[Path, ...], sets: tuple[str, ...], as_json: bool) -> None
 @click.command()
 @run_argument
 @json_option
-def status(run: Path, as_json: bool) -> None:
+@click.option(
+    "--within-s",
+    type=click.FloatRange(min=0, min_open=True),
+    default=50.0,
+    show_default=True,
+    help="Seconds after which a log that has not told everything is given up (exit 3).",
+)
+def status(run: Path, as_json: bool, within_s: float) -> None:
     """Where a run stands: state, version, reward, evaluations, what waits where, who works on it.
 
     RUN is a run folder, or a run file (then its newest run).
     """
     from rftstream.queries.status import read_status
 
-    with opened_run(run) as opened:
-        found = read_status(opened)
+    def ask(doing: Callable[[str], None]) -> Status:
+        doing("which run it is")
+        with opened_run(run) as opened:
+            return read_status(opened, doing=doing)
+
+    found = answer_within(within_s, ask)
     print_out(found.to_json() if as_json else found.to_text())
 
 
@@ -273,6 +290,31 @@ def opened_run(run: Path) -> Iterator[OpenRun]:
         yield opened
     finally:
         opened.transport.close()
+
+
+def answer_within(seconds: float, ask: Callable[[Callable[[str], None]], T]) -> T:
+    """Return what `ask` returns, or raise what it raises. TransportError, with what was not answered, if it takes
+    longer. `ask` is given a function that it tells what it looks for."""
+    from rftstream.errors import TransportError
+
+    asked, answers = ["it"], SimpleQueue[Future[T]]()
+
+    def answer() -> None:
+        future: Future[T] = Future()
+        try:
+            future.set_result(ask(asked.append))
+        except BaseException as error:
+            future.set_exception(error)
+        answers.put(future)
+
+    threading.Thread(target=answer, name="asks the log", daemon=True).start()  # it ends with the command
+    try:
+        return answers.get(timeout=seconds).result()
+    except Empty:
+        raise TransportError(
+            f"the log did not answer within {seconds:g} s: it was asked for {asked[-1]}; look whether its brokers are "
+            "up or throttle by quotas, or wait longer with --within-s"
+        ) from None
 
 
 def print_out(what: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -126,12 +126,19 @@ class KnownFacts:
     operators: OperatorTotals | None
 
 
-def read_status(run: OpenRun, now: float | None = None, known: KnownFacts | None = None) -> Status:
+def read_status(
+    run: OpenRun,
+    now: float | None = None,
+    known: KnownFacts | None = None,
+    *,
+    doing: Callable[[str], object] = lambda what: None,
+) -> Status:
     """Read how a run is doing. `now` is the time by the clock of the log's writers, by default this machine's. `known`
-    saves reading topics that grow with the run."""
+    saves reading topics that grow with the run. `doing` is told of what the log is asked for next."""
     log = Log(run.transport)
-    known = _facts_of(run) if known is None else known
+    known = _facts_of(run, doing) if known is None else known
     live, control, history, newest_batch = known.live, known.control, known.history, known.newest_batch
+    doing("what waits on each topic")
     lag = {
         topic: sum(run.transport.admin.lag(group, topic).values())
         for group, topics in consumer_groups(run.config).items()
@@ -142,6 +149,7 @@ def read_status(run: OpenRun, now: float | None = None, known: KnownFacts | None
     lag["batches"] = max(0, newest_batch + 1 - history.version)
     cursor, ended = feeder_cursor(log), control.ended
     at = time.time() if now is None else now
+    doing("who is at work, and what moves")
     elsewhere = None if live or control.finished is not None else look_elsewhere(control, run.transport, at)
     goes_on = live or (elsewhere is not None and elsewhere.goes_on)
     state, workers = state_of(control, goes_on), ask_workers(run.folder)
@@ -159,6 +167,7 @@ def read_status(run: OpenRun, now: float | None = None, known: KnownFacts | None
         if should_move
         else None
     )
+    doing("what was deleted, and whose rollouts fail")
     return Status(
         run=run.run_id,
         folder=str(run.folder.path),
@@ -194,12 +203,16 @@ def read_status(run: OpenRun, now: float | None = None, known: KnownFacts | None
     )
 
 
-def _facts_of(run: OpenRun) -> KnownFacts:
+def _facts_of(run: OpenRun, doing: Callable[[str], object]) -> KnownFacts:
     """Read from the log what nobody knows yet."""
+    doing("control")
     live = run.folder.is_live()  # in this order: see `KnownFacts`
     control, log = read_control(run.transport), Log(run.transport)
+    doing("outcomes and batches")
     groups, newest_batch = count_groups(log)
+    doing("dead letters")
     letters = read_letters(log)
+    doing("steps and evaluations")
     return KnownFacts(
         live=live,
         control=control,
