@@ -88,6 +88,11 @@ WRONG_TOPICS = Gauge(
     "Settings of the run's topics that would lose records or end the run; the run is paused.",
     registry=REGISTRY,
 )
+THROTTLED = Gauge(
+    "rftstream_throttled_seconds",
+    "Seconds for which Kafka's brokers made this worker's clients wait, by their quotas.",
+    registry=REGISTRY,
+)
 REBALANCES = Counter(
     "rftstream_rebalances", "Changes of the partitions that this worker owns.", ["role"], registry=REGISTRY
 )

@@ -137,12 +137,14 @@ class Service:
             "state": "draining" if self._draining else str(self.desired),
             "last_progress_at": self.last_progress_at,
             "failures_in_a_row": self._failures,
+            "throttled_s": round(getattr(self.transport, "throttled_s", 0.0), 1),  # of a log that is kept by servers
         }
 
     def measure(self) -> None:
         """Set the metrics that are looked up rather than counted as things happen. The lag is in offsets: counting
         records would mean reading them."""
         metrics.DISK_FREE.labels(self.role).set(shutil.disk_usage(self.context.folder.path).free)
+        metrics.THROTTLED.set(getattr(self.transport, "throttled_s", 0.0))
         waiting = dict.fromkeys(self.spec.consumes, 0)
         done = self.done_up_to()
         for topic in {place.topic for place in done}:

@@ -77,6 +77,11 @@ connection_log = logging.getLogger("kafka.net.manager")
 CONNECTION_FAILED = "Connection failed: %s"
 """The message, without its argument, that `connection_log` gets for each connection that failed."""
 
+throttle_log = logging.getLogger("kafka.net.connection")
+"""The logger that says that a broker makes this client wait, by its quotas. The client tells it in no other way."""
+
+THROTTLED = "%s: %s throttled by broker (%d ms)"
+"""The message, without its arguments, that `throttle_log` gets for each such answer."""
 
 # ---------------------------------------------------------------------------------------------- connections
 

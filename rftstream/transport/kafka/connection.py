@@ -63,6 +63,9 @@ _TLS_FAILED = ("CERTIFICATE_VERIFY_FAILED", "WRONG_VERSION_NUMBER", "certificate
 _CLOSED = ("socket disconnected", "InvalidReceiveError", "Handshake failed", "Connection reset")
 """Signs in what the client logs when a connection fails."""
 
+THROTTLED_AGAIN_S = 60.0
+"""Least seconds between two warnings that brokers throttle."""
+
 AWAY_AGAIN_S = 30.0
 """Least seconds between two warnings that a broker is away."""
 
@@ -323,6 +326,35 @@ class _Away(logging.Handler):
             reason = in_words(record.getMessage().partition(": ")[2])
             log.warning("a Kafka broker cannot be reached (%s); going on trying", reason)
 
+
+class _Throttled(logging.Filter):
+    """Counts for how long brokers make the clients of this process wait, by their quotas, and warns of it now and then.
+    The client warns at each answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total_s = 0.0
+        self._said_at = -THROTTLED_AGAIN_S
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.msg != compat.THROTTLED or not isinstance(record.args, tuple):
+            return True
+        wait_s = float(record.args[-1]) / 1000  # type: ignore[arg-type]
+        self.total_s += wait_s
+        now = time.monotonic()
+        if now - self._said_at >= THROTTLED_AGAIN_S:
+            self._said_at = now
+            log.warning(
+                "the Kafka brokers throttle this process by their quotas (now for %.1f s, %.1f s in all), so the run "
+                "is slower than it could be; raise producer_byte_rate, consumer_byte_rate or request_percentage of "
+                "this user or client (kafka-configs.sh --entity-type users or clients)",
+                wait_s, self.total_s,
+            )  # fmt: skip
+        return False
+
+
+throttled = _Throttled()
+compat.throttle_log.addFilter(throttled)
 
 _away = _Away()
 

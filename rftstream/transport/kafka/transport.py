@@ -26,7 +26,7 @@ from rftstream.contracts.records import TopicPartition
 from rftstream.transport.base import Jump, Member, Reader
 from rftstream.transport.checks import own_sources
 from rftstream.transport.kafka.admin import KafkaAdmin
-from rftstream.transport.kafka.connection import CONNECT_S, KafkaClientFactory, Section
+from rftstream.transport.kafka.connection import CONNECT_S, KafkaClientFactory, Section, throttled
 from rftstream.transport.kafka.member import KafkaMember, KafkaReader
 from rftstream.transport.kafka.producer import WATCHDOG_S, KafkaProducer
 
@@ -71,6 +71,11 @@ class KafkaTransport:
             return sorted(name.removesuffix(_MARK) for name in admin.all_topics() if name.endswith(_MARK))
         finally:
             admin.close()
+
+    @property
+    def throttled_s(self) -> float:
+        """Return for how many seconds brokers made this process wait so far, by their quotas."""
+        return throttled.total_s
 
     def jumps(self) -> list[Jump]:
         jumps = self._clients.jumps
