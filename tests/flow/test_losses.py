@@ -183,7 +183,7 @@ def ends_of(scene: Scene, topic: str) -> list[int]:
     return [end for _, end in sorted(scene.transport().admin.end_offsets(topic).items())]
 
 
-@pytest.mark.parametrize("to", ["latest", "earliest"])
+@pytest.mark.parametrize("to", ["latest", "earliest", "nowhere"])
 @pytest.mark.parametrize(("role", "topic", "write"), READERS)
 def test_positions_that_somebody_has_moved_lose_nothing_and_repeat_nothing(
     tmp_path: Path, role: str, topic: str, write: Callable[[Scene], None], to: str
@@ -201,7 +201,10 @@ def test_positions_that_somebody_has_moved_lose_nothing_and_repeat_nothing(
         scene.put("rollouts", *(scene.rollout(one) for number in (9, 1) for one in scene.siblings(number)))
     else:
         scene.verify(9)
-    move(scene, role, topic, ends_of(scene, topic) if to == "latest" else [0, 0, 0])
+    if to == "nowhere":  # somebody has deleted the group
+        scene.log.group(role).positions.clear()
+    else:
+        move(scene, role, topic, ends_of(scene, topic) if to == "latest" else [0, 0, 0])
     RoleDriver(scene, role, process="after").work()
     after = {"tasks": "rollouts", "rollouts": "verified", "verified": "outcomes"}[topic]
     if role == "buffer":

@@ -73,6 +73,12 @@ def test_status(run: Path) -> None:
     assert re.search(r"reward +0\.500\n", call("status", run).stdout)
 
 
+def test_a_log_that_does_not_answer_is_given_up_with_what_it_was_asked_for(run: Path) -> None:
+    given_up = call("status", run, "--within-s", "1e-9")
+    assert given_up.exit_code == 3
+    assert "the log did not answer within 1e-09 s: it was asked for " in given_up.stderr
+
+
 def test_inspect_prints_one_object_a_line(run: Path) -> None:
     result = call("inspect", run, "rollouts", "--json", "--where", "group_id=sums/0/1/0")
     assert [json.loads(line)["message"]["ids"]["sibling"] for line in result.stdout.splitlines()] == [0, 1]

@@ -237,6 +237,9 @@ def test_join_takes_the_newest_run_that_is_not_finished(
     first = RunFolder(tmp_path / "runs" / "tiny")
     make_run(config, first)
     assert join() == first
+    own, stop = first.path / "config.toml", host.Stop()
+    _, found = host.join([own], None, role="explorer", wait_s=0.1, stop=stop, say=said.append)
+    assert found == first, "the run's own config means the run"
     transport = open_transport(config, first)
     finished = RunFinished(reason="steps", name=VersionName(trainer_epoch=1, version=3), finished_at=0.0)
     producer = transport.producer("test")

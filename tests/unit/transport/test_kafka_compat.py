@@ -30,6 +30,7 @@ from kafka.coordinator.consumer import ConsumerCoordinator
 from kafka.coordinator.heartbeat import Heartbeat
 from kafka.future import Future
 from kafka.net.compat import KafkaNetClient
+from kafka.net.connection import KafkaConnection
 from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
 from kafka.net.transport import KafkaSSLTransport, KafkaTCPTransport
@@ -43,7 +44,7 @@ from kafka.producer.transaction_manager import (
 from kafka.protocol.metadata import MetadataResponse
 from kafka.structs import TopicPartition
 
-from rftstream.transport.kafka import compat, compat_consumer
+from rftstream.transport.kafka import compat, compat_consumer, connection
 from rftstream.transport.kafka.member import Together
 
 
@@ -79,6 +80,7 @@ REACHED = {
     "_write_at_once, plain": (KafkaTCPTransport._sock_send, "17ea0f0a3dbc"),
     "_write_at_once, TLS": (KafkaSSLTransport._sock_send, "9a3050b87ce0"),
     "_close_unwatched": (wrapped(KafkaTCPTransport, "_close"), "f8941a31ba9a"),
+    "THROTTLED": (KafkaConnection._maybe_throttle, "294c9b40e5f1"),
     "force_close": (KafkaProducer.close, "8095a06ec990"),
     "LazySelector, registering": (NetworkSelector.register_event, "12c10d46076d"),
     "LazySelector, unregistering": (NetworkSelector.unregister_event, "542a43892793"),
@@ -405,3 +407,22 @@ def test_the_assignor_is_one_of_the_clients():
     metadata = assignor.metadata(["b", "a"])
     assert list(metadata.topics) == ["a", "b"]
     assert [(owned.topic, owned.partitions) for owned in metadata.owned_partitions] == [("b", [0, 1])]
+
+
+def test_waits_for_quotas_are_counted_and_said_once_in_a_while(caplog):
+    """By the words in which the client tells them."""
+    filtered = connection._Throttled()
+    caplog.set_level(logging.WARNING)
+
+    def tell(milliseconds):
+        args = ("<a connection>", "ProduceResponse", milliseconds)
+        return filtered.filter(logging.LogRecord("kafka", logging.WARNING, "", 0, compat.THROTTLED, args, None))
+
+    assert not tell(1500)
+    assert not tell(500)
+    assert filtered.total_s == 2.0
+    assert caplog.text.count("throttle this process by their quotas (now for 1.5 s, 1.5 s in all)") == 1
+    assert "raise producer_byte_rate" in caplog.text
+    assert compat.THROTTLED in inspect.getsource(KafkaConnection._maybe_throttle)
+    other = logging.LogRecord("kafka", logging.WARNING, "", 0, "something else", (), None)
+    assert filtered.filter(other)
