@@ -379,11 +379,10 @@ def _text(status: Status, now: float) -> list[str]:
         rows.append(
             ("lost", f"offsets {found} were deleted, and not by the run: `rftstream topics list` shows settings")
         )
-    dead = ", ".join(f"{count:,} {reason}" for reason, count in status.dead_letters.items())
-    rows.append(("dead letters", dead or "none"))
+    dead = (f"{count:,} {reason}" for reason, count in status.dead_letters.items())
+    rows.append(("dead letters", ", ".join(dead) or "none"))
     rows += [("died of", f"{one.error} ({one.count:,} {one.reason})") for one in status.dead_errors]
-    deleted = status.control.deleted
-    if deleted.version:
+    if (deleted := status.control.deleted).version:
         rows.append(("deleted", f"{plural(deleted.sequence, 'group')}, batches below version {deleted.version:,}"))
     disk = ", ".join(f"{name} {size(count)}" for name, count in status.disk_bytes.items())
     rows.append(("disk", f"{size(sum(status.disk_bytes.values()))} ({disk})"))
