@@ -72,7 +72,9 @@ class SingleService(Service):
             self.role,
             lambda: self.transport.producer(f"{context.folder.run_id}.{self.role}", timeout_s=PRODUCER_TIMEOUT_S),
             when_aborted=self.back_off,
-            when_lost=self._give_way,
+            when_lost=lambda error: log.warning(
+                "%s; looking at the log for who took over, for %g s", error, self._gives_way.next(self.clock.now())
+            ),
         )
         self._in_force: InForce | None = None
         """None: the role has to be claimed, or claimed again."""
@@ -169,11 +171,6 @@ class SingleService(Service):
             self._retry_at = self.clock.now() + wait
             return wait or 0.001
         return self._in_force or 0.0
-
-    def _give_way(self, error: Exception) -> None:
-        """Wait for the claim of a successor: nobody else knows why this producer is lost."""
-        wait_s = self._gives_way.next(self.clock.now())
-        log.warning("%s; looking at the log for who took over, for %g s", error, wait_s)
 
     def _may_claim(self) -> bool:
         """Return whether the run is there and needs the role; `done` is set if it does not.

@@ -73,7 +73,7 @@ def restarting(driver: RoleDriver, every: int) -> Callable[[], None]:
 
 
 def tick_on(driver: RoleDriver, ticks: int = 6) -> None:
-    """Likewise, a little: what comes meanwhile comes while a commit is tried again. A lost one is followed by a wait."""
+    """Likewise, a little: what comes meanwhile comes while a commit is tried again, or after one was lost."""
     for _ in range(ticks):
         try:
             driver.run.clock.advance(driver.tick())

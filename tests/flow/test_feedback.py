@@ -24,6 +24,7 @@ from rftstream.roles.buffer.feedback import FeedbackIntake
 from rftstream.roles.buffer.groups import OpenGroups, sibling_of
 from rftstream.roles.buffer.progress import BufferProgress
 from rftstream.service.role import Log, SingleTransaction
+from rftstream.service.role_claim import MAX_WAIT_S
 from rftstream.testing import RoleDriver
 from tests.flow import test_buffer as buffers
 from tests.flow.disturbed import FaultAt, at_commits, restarting, tick_on
@@ -386,6 +387,7 @@ def decided_by(scene: Scene, buffer: RoleDriver, after: Callable[[], None]) -> A
         happens()
         after()
     scene.log.fault = None
+    scene.clock.advance(MAX_WAIT_S)  # for a successor's claim, after many commits that were lost
     for _ in range(3):
         buffer.work(within_s=0.9)
         scene.clock.advance(1.0)

@@ -37,14 +37,11 @@ class KafkaAdmin:
         self._clients = clients
         self._create = create
         self._known: dict[str, TopicSettings] = {}
-        self._ids: dict[str, tuple[object, object]] = {}
-        """Topic -> the id under which it was seen first, and last. One that is deleted and made anew gets another."""
-        self._replicas: dict[str, int] = {}
-        """Topic -> the least replicas of its partitions, when they were seen last."""
+        self._seen = _SeenTopics(clients)
         self.connection = AdminConnection(clients)
         self._ends = LogEnds(clients, self.connection)
         self.access = KafkaAccess(clients, self.connection.ask)
-        self.look = KafkaLook(clients, self.connection.ask, self.topics, self._topic_options, self._history)
+        self.look = KafkaLook(clients, self.connection.ask, self.topics, self._topic_options, self._seen.texts)
 
     # ------------------------------------------------------------------------------------------ topics
 
@@ -110,9 +107,7 @@ class KafkaAdmin:
             config = {key: entry["value"] for key, entry in configs.get(topic["name"], {}).items()}
             name = self._clients.bare(topic["name"])
             if topic["partitions"] and "max.message.bytes" in config:
-                seen = topic.get("topic_id")
-                self._ids[name] = (self._ids.get(name, (seen,))[0], seen)
-                self._replicas[name] = min(len(one.get("replica_nodes", ())) for one in topic["partitions"])
+                self._seen.note(name, topic)
                 found[self._clients.bare(topic["name"])] = TopicSettings(
                     partitions=len(topic["partitions"]),
                     compacted="compact" in config.get("cleanup.policy", ""),
@@ -120,15 +115,6 @@ class KafkaAdmin:
                 )
         self._known = found
         return dict(found)
-
-    def _history(self, topic: str) -> list[str]:
-        first, last = self._ids.get(topic, (None, None))
-        texts = ["was deleted and made anew"] if first != last else []
-        wanted, replicas = self._clients.replication_factor, self._replicas.get(topic, 0)
-        if 0 < replicas < wanted:
-            count = "1 replica" if replicas == 1 else f"{replicas} replicas"
-            texts.append(f"has {count}, expected {wanted} (transport.options.replication_factor)")
-        return texts
 
     def settings(self, topic: str) -> TopicSettings:
         """Return a topic's settings as they were seen last; they never change. ConfigError if there is no such
@@ -161,7 +147,7 @@ class KafkaAdmin:
         )
         for topic in topics:
             self._known.pop(topic, None)
-            self._ids.pop(topic, None)
+            self._seen.forget(topic)
 
     # ------------------------------------------------------------------------------------------ ends
 
@@ -285,3 +271,34 @@ class KafkaAdmin:
     def close(self) -> None:
         """Close the connection."""
         self.connection.close()
+
+
+class _SeenTopics:
+    """What has become of topics since they were seen first. `KafkaAdmin` makes it, and notes each description."""
+
+    def __init__(self, clients: KafkaClientFactory) -> None:
+        self._clients = clients
+        self._ids: dict[str, tuple[object, object]] = {}
+        """Topic -> the id under which it was seen first, and last. One that is deleted and made anew gets another."""
+        self._replicas: dict[str, int] = {}
+        """Topic -> the least replicas of its partitions, when they were seen last."""
+
+    def note(self, topic: str, described: Mapping[str, Any]) -> None:
+        """Note what brokers say of a topic."""
+        seen = described.get("topic_id")
+        self._ids[topic] = (self._ids.get(topic, (seen,))[0], seen)
+        self._replicas[topic] = min(len(one.get("replica_nodes", ())) for one in described["partitions"])
+
+    def forget(self, topic: str) -> None:
+        """Forget a topic that the run itself deletes."""
+        self._ids.pop(topic, None)
+
+    def texts(self, topic: str) -> list[str]:
+        """Return what is wrong with a topic, a sentence each."""
+        first, last = self._ids.get(topic, (None, None))
+        texts = ["was deleted and made anew"] if first != last else []
+        wanted, replicas = self._clients.replication_factor, self._replicas.get(topic, 0)
+        if 0 < replicas < wanted:
+            count = "1 replica" if replicas == 1 else f"{replicas} replicas"
+            texts.append(f"has {count}, expected {wanted} (transport.options.replication_factor)")
+        return texts
