@@ -67,10 +67,14 @@ def sentence(found: tuple[int, Any]) -> str:
 # --------------------------------------------------------------------------------------------- bad requests
 
 
-def test_a_large_body_is_refused_and_the_connection_goes_on(scene: Answering) -> None:
+@pytest.mark.parametrize("path", ["chat/completions", "responses", "messages", "messages/count_tokens", "rollouts/end"])
+def test_a_large_body_is_refused_and_the_connection_goes_on(scene: Answering, path: str) -> None:
     with closing(connect(scene)) as connection:
-        for body, status in ((b" " * 10_000_000, 413), (json.dumps(HI).encode(), 200)):
-            connection.request("POST", "/v1/chat/completions", body, {"authorization": f"Bearer {scene.key}"})
+        for to, body, status in (
+            (path, b" " * 10_000_000, 413),
+            ("chat/completions", json.dumps(HI).encode(), 200),
+        ):
+            connection.request("POST", f"/v1/{to}", body, {"authorization": f"Bearer {scene.key}"})
             answer = connection.getresponse()
             found = json.loads(answer.read())
             assert answer.status == status
