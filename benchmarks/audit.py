@@ -49,7 +49,7 @@ def _rows(folder: Path) -> list[dict[str, Any]]:
         ("trace of a rollout, without an index", None, ["trace", f"{GROUP}/3", "--no-index"]),
     ):
         command, *rest = arguments
-        took_s, cpu_s, peak_mib, answer = _measured([command, str(folder), *rest, "--json"])
+        took_s, cpu_s, peak_mib, answer = measured([command, str(folder), *rest, "--json"])
         if command == "audit":
             found = json.loads(answer)
             assert found["balanced"], found["problems"]
@@ -71,7 +71,7 @@ def _rows(folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _measured(arguments: list[str]) -> tuple[float, float, float, str]:
+def measured(arguments: list[str]) -> tuple[float, float, float, str]:
     """Seconds, seconds of CPU, peak MiB, and what it printed."""
     began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     code = (

@@ -76,8 +76,8 @@ def run() -> list[dict[str, Any]]:
 
 
 def _made(folder: Path, size: str) -> list[dict[str, Any]]:
-    with _studio(folder) as (url, process):
-        took_s = _until_read(f"{url}/runs/{folder.name}")
+    with studio_of(folder) as (url, process):
+        took_s = until_read(f"{url}/runs/{folder.name}")
         return [
             _row(f"{size}: catalog made from the log", "s", took_s),
             _row(f"{size}: memory meanwhile", "MiB", _peak_mib(process)),
@@ -130,8 +130,8 @@ def _recorded(record: NewRecord, sequence: int, offset: int) -> Record:
 
 def _measured(folder: Path, size: str) -> list[dict[str, Any]]:
     rows = []
-    with _studio(folder) as (url, process), httpx.Client(timeout=LIMIT_S) as client:
-        rows.append(_row(f"{size}: first page of a new studio", "s", _until_read(f"{url}/runs/{folder.name}"),
+    with studio_of(folder) as (url, process), httpx.Client(timeout=LIMIT_S) as client:
+        rows.append(_row(f"{size}: first page of a new studio", "s", until_read(f"{url}/runs/{folder.name}"),
                          FIRST_LIMIT_S, "limit"))  # fmt: skip
         for name, path, bare in _pages(folder):
             page_ms = 1000 * _median(partial(_get, client, f"{url}/runs/{folder.name}", path))
@@ -257,7 +257,7 @@ async def _changed(lines: AsyncIterator[str]) -> None:
 
 
 @contextlib.contextmanager
-def _studio(folder: Path) -> Iterator[tuple[str, psutil.Process]]:
+def studio_of(folder: Path) -> Iterator[tuple[str, psutil.Process]]:
     command = [sys.executable, "-m", "rftstream", "studio", str(folder), "--port", "0"]
     started = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
@@ -270,7 +270,7 @@ def _studio(folder: Path) -> Iterator[tuple[str, psutil.Process]]:
         started.wait()
 
 
-def _until_read(url: str) -> float:
+def until_read(url: str) -> float:
     """Seconds until the page has numbers of the whole log."""
     began = time.perf_counter()
     while True:

@@ -37,6 +37,7 @@ from rftstream.contracts.outcomes import BATCH_REUSE, GROUP_OUTCOME, BatchReuse,
 from rftstream.contracts.problems import PROBLEM, REJECTED_PROBLEM, NewProblem, RejectedProblem
 from rftstream.contracts.questions import JUDGEMENT, QUESTION, Judgement, Question
 from rftstream.contracts.rollouts import PARTIAL_ROLLOUT, ROLLOUT, PartialRollout, Rollout
+from rftstream.contracts.summaries import SUMMARY, Summary
 from rftstream.contracts.tasks import TASK, Task
 from rftstream.contracts.topics import TOPICS
 from rftstream.contracts.verdicts import VERIFIED_ROLLOUT, VerifiedRollout
@@ -79,6 +80,7 @@ MESSAGES: dict[str, MessageSpec[Any]] = {
         DEAD_LETTER,
         DEAD_DROPPED,
         TRIMMED,
+        SUMMARY,
     )
 }
 """Contract -> the declaration of its message. The order is that of the flow, as lists and docs show it."""
@@ -111,6 +113,7 @@ Message = (
     | DeadLetter
     | DeadDropped
     | Trimmed
+    | Summary
 )
 """Any message: the types of MESSAGES, once more for the type checker."""
 

@@ -3,6 +3,7 @@ buffer -> feeder, audit."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -162,6 +163,11 @@ class GroupOutcome:
     masks: tuple[MaskedSpan, ...] = ()
     """What operators masked, where there are offers."""
 
+    def siblings(self) -> set[int]:
+        """Return the numbers in the group of `rollouts`."""
+        numbers = (one.rollout_id.rpartition("/")[2] for one in self.rollouts)
+        return {int(number) for number in numbers if number.isdecimal()}
+
 
 @rule(
     GroupOutcome,
@@ -269,9 +275,9 @@ class DecidedSequences:
     """Which groups have an outcome: all below a number, and some above. A reader of `outcomes` calls `add` for each
     outcome."""
 
-    def __init__(self) -> None:
-        self.below = 0
-        self._above: set[int] = set()
+    def __init__(self, below: int = 0, above: Iterable[int] = ()) -> None:
+        self.below = below
+        self._above = set(above)
 
     def add(self, sequence: int) -> None:
         """Take a group that has an outcome."""
@@ -287,3 +293,7 @@ class DecidedSequences:
 
     def __len__(self) -> int:
         return self.below + len(self._above)
+
+    def above(self) -> tuple[int, ...]:
+        """Return the groups above `below` that have one, in order."""
+        return tuple(sorted(self._above))

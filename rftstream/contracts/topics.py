@@ -38,7 +38,7 @@ class Topic:
     max_record_bytes: int = MAX_RECORD_BYTES
     writer: str | None = None
     """The single role whose claimed epochs its records must name to be in force (service/in_force.py); None: records
-    stand for themselves. On `control` it depends on the message."""
+    stand for themselves. On `control` and `summaries` it depends on the message."""
     description: str = ""
 
 
@@ -158,6 +158,13 @@ TOPICS: dict[str, Topic] = {
             width=Width.one,
             twin=None,
             description="who is in force, what the run should do",
+        ),
+        Topic(
+            name="summaries",
+            key="topic",
+            width=Width.one,
+            twin=None,
+            description="what records so far amount to, for whoever starts",
         ),
         Topic(
             name="dead",

@@ -45,6 +45,7 @@ from rftstream.queries.ledger import (
 from rftstream.queries.operator_totals import read_totals
 from rftstream.queries.reuse_counts import count_reuse, reuse_of, reuse_problems
 from rftstream.queries.rows import TopicTable
+from rftstream.queries.summary_check import Steps, read_summaries, summary_problems
 from rftstream.roles.buffer import BUFFER
 from rftstream.roles.explorer import EXPLORER
 from rftstream.roles.verifier import VERIFIER
@@ -93,7 +94,8 @@ def _audit(transport: Transport, index: Index | None, said: Trimmed) -> AuditRep
     )
     ended = read_control(transport).ended
     operators = read_totals(log)
-    steps = ledger.read_steps(log)
+    summaries = read_summaries(log)
+    steps = ledger.read_steps(log, (summarised := Steps(summaries)).pass_)
     decided = outcomes_in_force(log, outcomes_there := table("outcomes"))
     outcomes = ledger.outcomes_of(decided.where(lambda rows: rows["sequence"] >= said.sequence), steps.version)
     through = ledger.outcomes_of(decided.where(lambda rows: rows["sequence"] < said.sequence), steps.version)
@@ -150,6 +152,7 @@ def _audit(transport: Transport, index: Index | None, said: Trimmed) -> AuditRep
         found = plural(fates.groups.admitted, "group")
         contradictions.append(f"tasks: {found}, expected {ended.admitted:,} as `end` says")
     contradictions += operators.problems(fates.groups.admitted) if operators is not None else []
+    contradictions += summary_problems(log, summaries, decided, announced, summarised)
     return AuditReport(
         operators=operators,
         reuse=count_reuse(reuse, steps.version),

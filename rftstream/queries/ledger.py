@@ -180,8 +180,9 @@ class TrainingInForce:
     twins: Digests = field(default_factory=lambda: np.empty(0, np.uint64))
 
 
-def read_steps(log: Log) -> TrainingInForce:
-    """A newer trainer that starts from version b takes what older ones wrote beyond b out of force."""
+def read_steps(log: Log, see: Callable[[int, tuple[int, int, int]], object] = lambda *_: None) -> TrainingInForce:
+    """A newer trainer that starts from version b takes what older ones wrote beyond b out of force. `see` is given each
+    offset and trainer epoch, version and trained groups as of the step there."""
     newest = (0, 0, 0)
     keys = array("Q")
     for record, step in log.in_force("steps"):
@@ -191,6 +192,7 @@ def read_steps(log: Log) -> TrainingInForce:
         keys.append(digest(key))
         if step.name.trainer_epoch >= newest[0]:
             newest = (step.name.trainer_epoch, step.name.version, step.trained_groups)
+        see(record.offset, newest)
     return TrainingInForce(*newest, twins=repeated(np.frombuffer(keys, np.uint64)))
 
 

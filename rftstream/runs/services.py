@@ -28,6 +28,7 @@ def role_context(
     process: str,
     device: str | None = None,
     simulated: bool = False,
+    summary_every: int | None = None,
     own_store: ObjectStore | None = None,
     open_lock: LockMaker = FileLock,
 ) -> RoleContext:
@@ -41,6 +42,7 @@ def role_context(
         process=process,
         device=device,
         simulated=simulated,
+        summary_every=summary_every,
         make_store=lambda patience_s: own_store or open_store(config, folder, patience_s=patience_s),
         open_lock=open_lock,
         check_manifest=lambda manifest: check_worker(manifest, config, {}),

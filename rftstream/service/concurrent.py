@@ -54,7 +54,12 @@ class ConcurrentService(Service):
         self.step = cast(ConcurrentStep, role.step)
         self.wakeups = self.step.wakeups
         self._followed = FollowedTopics(
-            self.transport, self.spec.follows, lambda record: self.take_followed(record, self.step.follow)
+            self.transport,
+            self.spec.follows,
+            lambda record: self.take_followed(record, self.step.follow),
+            rule=self.rule,
+            summarised=self.spec.summarised,
+            see=self.step.follow,
         )
         names = _producer_names(self.role, self.process)
         self._writer = TransactionWriter(
@@ -86,6 +91,8 @@ class ConcurrentService(Service):
             return 0.0
         if self.manifest is None:
             return MAX_IDLE_S
+        if self._partitions is None and not self._draining and not self._followed.caught_up(settled=False):
+            return 0.0 if followed else MAX_IDLE_S  # else it would act on what has passed long ago
         if self._partitions is None:
             self._partitions = self._join()
         with self._partitions.working():

@@ -10,7 +10,8 @@ nothing for anybody, and is passed over.
 - On `weights` and `steps` each record names a version of its writer's epoch. On `steps` versions follow one another by
   one, and a trainer begins with one that stands there. An announcement may pass over versions that stand on `steps`.
 - On `outcomes` each group is decided once (service/outcomes_in_force.py).
-- On `tasks`, `evals`, `questions` and `judgements` the epoch alone decides.
+- On `tasks`, `evals`, `questions` and `judgements` the epoch alone decides. So it does on `summaries`, of the role that
+  writes the topic in question; whether a summary is true is looked at where it is used (service/summaries.py).
 - On `batches` a record belongs to the chain of batches, which roles/trainer/assembly.py puts together.
 
 A claim is on the log before anything else of its epoch, but a reader may see another topic first. So on an epoch that
@@ -31,12 +32,14 @@ from rftstream.contracts.outcomes import BatchReuse, GroupOutcome
 from rftstream.contracts.records import Record, TopicPartition
 from rftstream.contracts.role_names import RoleName
 from rftstream.contracts.rules import show
+from rftstream.contracts.summaries import Summary
 from rftstream.contracts.topics import TOPICS
 from rftstream.contracts.versions import StepRecord, VersionName
 from rftstream.contracts.versions import WeightsAnnounced as Announced
 from rftstream.errors import ContractError, ForeignRecord
 from rftstream.service.outcomes_in_force import OutcomesInForce, outcome_of_headers
 from rftstream.service.reading import read_to_ends
+from rftstream.service.versions_in_force import VersionsInForce
 from rftstream.transport.base import Transport
 
 if TYPE_CHECKING:
@@ -46,7 +49,7 @@ log = logging.getLogger(__name__)
 
 CONTROL = TopicPartition("control", 0)
 STEPS = TopicPartition("steps", 0)
-RULED = frozenset(("control", *(name for name, topic in TOPICS.items() if topic.writer is not None)))
+RULED = frozenset(("control", "summaries", *(name for name, topic in TOPICS.items() if topic.writer is not None)))
 """Topics that the rule is about."""
 PASSED_OVER = RULED - {"tasks", "batches"}
 """Topics on which a record that cannot be decoded is passed over, too: its headers, or the records behind it, say what
@@ -59,7 +62,8 @@ class RecordsInForce:
     """Judges records as a reader meets them.
 
     Each reader of a log has one of its own, and hands it the records of a topic in order, from the beginning of the
-    topic. Handed the same record again, it gives the same answer again."""
+    topic, or from where the summary ends that `begin_at` was given. Handed the same record again, it gives the same
+    answer again."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -70,12 +74,12 @@ class RecordsInForce:
         self._trimmed: Trimmed | None = None
         self._next_offset = 0
         """The offset on `control` below which everything was judged."""
-        self._versions: defaultdict[tuple[str, str], _VersionsThere] = defaultdict(_VersionsThere)
+        self._versions: defaultdict[tuple[str, str], VersionsInForce] = defaultdict(VersionsInForce)
         """By topic and model."""
         self._judged: dict[str, int] = {}
         """The offset of the last record that was judged, by topic."""
         self._outcomes = OutcomesInForce()
-        self._made = _VersionsThere()
+        self._made = VersionsInForce()
         """The versions that the headers of `steps` name."""
         self._steps_end = 0
         """The offset on `steps` below which they were read."""
@@ -115,6 +119,40 @@ class RecordsInForce:
         if record.offset > self._judged.get("outcomes", -1) and self._why_foreign(record, outcome) is None:
             log.warning("%s; group %s counts as its headers say", error, outcome.group_id)
         return outcome
+
+    # ------------------------------------------------------------------------------------------ summaries
+
+    def begin_anew(self, topic: str, summary: Summary | None = None) -> None:
+        """Forget what was judged of the topic; with a summary, take what it says for judged."""
+        self._judged[topic] = -1 if summary is None else summary.through - 1
+        self._foreign = {place: why for place, why in self._foreign.items() if place[0] != topic}
+        if topic == "outcomes":
+            self._outcomes = OutcomesInForce(summary.outcomes if summary is not None else None)
+            return
+        for key in [key for key in self._versions if key[0] == topic]:
+            del self._versions[key]
+        if summary is not None and summary.steps is not None:
+            self._versions[topic, ""] = VersionsInForce.of_steps(summary.steps)
+        if summary is not None and summary.weights is not None:
+            for model, there in VersionsInForce.of_weights(summary.weights).items():
+                self._versions[topic, model] = there
+
+    def summary(self, topic: str, through: int) -> Summary | None:
+        """Return what the records of the topic amount to that were judged so far, which are those below `through`. None
+        where there is no summary at this place: it would leave something out."""
+        if topic == "outcomes":
+            outcomes = self._outcomes.summary()
+            return None if outcomes is None else Summary(topic=topic, through=through, outcomes=outcomes)
+        there = {key[1]: versions for key, versions in self._versions.items() if key[0] == topic}
+        if topic == "weights":
+            weights = VersionsInForce.weights_summary(there)
+            return None if weights is None else Summary(topic=topic, through=through, weights=weights)
+        steps = there[""].steps_summary() if there else None
+        return None if steps is None else Summary(topic=topic, through=through, steps=steps)
+
+    def is_claimed(self, topic: str, record: Record) -> bool:
+        """Return whether the role that writes a topic was ever claimed under the epoch that the record names."""
+        return self._is_claimed(TOPICS[topic].writer or "", writer_epoch(record))
 
     def messages(self, records: Iterable[Record]) -> Iterator[tuple[Record, Message | None]]:
         """Yield records with their messages, None for tombstones. Records that are foreign or cannot be decoded are
@@ -170,7 +208,7 @@ class RecordsInForce:
     def _why_foreign(self, record: Record, message: Message) -> str | None:
         topic, place = record.topic, (record.topic, record.offset)
         if topic not in FOLLOWING:
-            return self._why_unclaimed(record)
+            return self._why_unclaimed(record, message.topic if isinstance(message, Summary) else topic)
         if topic == "control":
             is_new = record.offset >= self._next_offset
         else:
@@ -191,8 +229,9 @@ class RecordsInForce:
                 self._judged[topic] = record.offset
         return self._foreign.get(place)
 
-    def _why_unclaimed(self, record: Record) -> str | None:
-        role, epoch = TOPICS[record.topic].writer or "", writer_epoch(record)
+    def _why_unclaimed(self, record: Record, topic: str) -> str | None:
+        """Return why the record is none of the role that writes `topic`, or None."""
+        role, epoch = TOPICS[topic].writer or "", writer_epoch(record)
         if self._is_claimed(role, epoch) or self._may_lack_claims():
             return None
         return None if self._was_imported and record.topic == "tasks" else _unclaimed(role, epoch)
@@ -200,7 +239,7 @@ class RecordsInForce:
     def _of_outcome(self, record: Record, message: GroupOutcome | BatchReuse) -> str | None:
         # Releases up to 0.1 wrote the late outcomes of an import without an epoch.
         was_imported = isinstance(message, GroupOutcome) and message.late and writer_epoch(record) == 0
-        if not was_imported and (why := self._why_unclaimed(record)) is not None:
+        if not was_imported and (why := self._why_unclaimed(record, record.topic)) is not None:
             return why
         return self._outcomes.why_foreign(message)
 
@@ -215,7 +254,7 @@ class RecordsInForce:
         if why is not None and there.is_ahead(name) and isinstance(message, Announced) and self._was_made(name):
             why = None
         if why is None:
-            there.add(name)
+            there.add(message)
         return why
 
     def _of_control(self, record: Record, message: Message) -> str | None:
@@ -281,9 +320,9 @@ class RecordsInForce:
         """Return whether the version stands on `steps`, read to its end before the answer is no: a step is there before
         a checkpoint of it is spoken of, and before others see its announcement."""
         for settled in (False, True):  # an open transaction may hide it
-            if name not in self._made.names:
+            if name not in self._made:
                 self._read_steps(settled=settled)
-        return name in self._made.names
+        return name in self._made
 
     def _read_steps(self, *, settled: bool) -> None:
         """Read on where the last look at `steps` ended: a run deletes something after each checkpoint, and each time it
@@ -298,47 +337,10 @@ class RecordsInForce:
                 for record in records:
                     name = _name_of_headers(record)
                     if name is not None and self._made.why_not(name) is None:
-                        self._made.add(name)
+                        self._made.add_name(name)
         finally:
             reader.close()
         self._steps_end = end
-
-
-class _VersionsThere:
-    """The versions that stand on a topic. RecordsInForce makes one for each topic and model."""
-
-    def __init__(self) -> None:
-        self.names: set[VersionName] = set()
-        self.num_unread = 0
-        """Records of a trainer, since the last version, that cannot be read: each may be a version."""
-        self._newest: dict[int, int] = {}
-        """The newest version of each trainer epoch."""
-        self._highest = 0
-
-    def why_not(self, name: VersionName) -> str | None:
-        """Return why the version cannot be the next one, or None."""
-        newest = self._newest.get(name.trainer_epoch)
-        if name in self.names:
-            return f"version {name.version} of epoch {name.trainer_epoch} stands there already"
-        if newest is not None and name.version <= newest:
-            return f"version {name.version} does not follow version {newest} of the same trainer"
-        if self.is_ahead(name):
-            before = f"version {self._highest}" if newest is None else f"version {newest} of the same trainer"
-            return f"version {name.version} does not follow {before}: versions follow one by one"
-        return None
-
-    def is_ahead(self, name: VersionName) -> bool:
-        """Return whether versions are missing in front of this one. What stands first on a topic follows nothing."""
-        newest = self._newest.get(name.trainer_epoch)
-        limit = self._highest if newest is None else newest + 1
-        return bool(self.names) and name.version > limit + self.num_unread
-
-    def add(self, name: VersionName) -> None:
-        """Take a version that is in force."""
-        self.names.add(name)
-        self._newest[name.trainer_epoch] = name.version
-        self._highest = max(self._highest, name.version)
-        self.num_unread = 0
 
 
 def _name_of_headers(record: Record) -> VersionName | None:

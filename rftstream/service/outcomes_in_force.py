@@ -1,4 +1,4 @@
-"""The rule for `outcomes`: which of its records are in force. RecordsInForce asks it.
+"""The rule for `outcomes`: which of its records are in force, and what they amount to. RecordsInForce asks it.
 
 The buffer writes one outcome for each group, one record for each sibling that comes too late, and one BatchReuse for a
 batch that has groups once more. A record that says one of these again is a copy, and counts for nothing.
@@ -9,43 +9,98 @@ release wrote it or it is damaged, counts by its headers, as long as its group h
 
 from __future__ import annotations
 
+from collections import Counter
 from hashlib import blake2b
 
 import msgspec
 
 from rftstream.contracts.checks import first_violation
-from rftstream.contracts.outcomes import BatchReuse, DecidedSequences, GroupOutcome
+from rftstream.contracts.outcomes import BatchReuse, DecidedSequences, GroupOutcome, GroupResult
 from rftstream.contracts.records import Record
+from rftstream.contracts.summaries import MissingSiblings, OutcomesSummary
+
+MAX_ITEMS = 4096
+"""Groups and siblings that a summary names at most. With more of them open there is none."""
 
 
 class OutcomesInForce:
-    """What stands on `outcomes` so far. RecordsInForce makes it, and calls `why_foreign` for each record under a
-    claimed epoch, in order."""
+    """What stands on `outcomes` so far. RecordsInForce makes it, from nothing or from a summary, and calls
+    `why_foreign` for each record under a claimed epoch, in order."""
 
-    def __init__(self) -> None:
-        self._decided = DecidedSequences()
+    def __init__(self, summary: OutcomesSummary | None = None) -> None:
+        summary = summary or OutcomesSummary(below=0)
+        self._decided = DecidedSequences(summary.below, summary.above)
+        self._groups = Counter(summary.groups)
+        self._missing = {one.sequence: set(one.siblings) for one in summary.missing}
+        """Siblings that had not come when their group was decided."""
+        self._unsized: set[int] = set()
+        """Groups of which nobody says how many siblings they have: outcomes of old releases, or damaged ones."""
         self._late: set[bytes] = set()
-        """Digests of the ids of late records: 8 bytes for each rollout that came too late."""
-        self._newest_reuse = -1
-        """The batch of the last BatchReuse."""
+        """Digests of the ids of their late siblings."""
+        self._next_batch, self._next_reuse = summary.next_batch, summary.next_reuse
+        self._is_even = True
+        """Whether the newest outcome is of a batch: nothing was decided since for the next one."""
 
     def why_foreign(self, message: GroupOutcome | BatchReuse) -> str | None:
         """Return why the record says nothing new, or None; then it is taken."""
         if isinstance(message, BatchReuse):
-            if message.batch_sequence <= self._newest_reuse:
+            if message.batch_sequence < self._next_reuse:
                 return f"what batch {message.batch_sequence} has once more stands there already"
-            self._newest_reuse = message.batch_sequence
+            self._next_reuse = message.batch_sequence + 1
             return None
         if message.late:
-            digests = {blake2b(one.rollout_id.encode(), digest_size=8).digest() for one in message.rollouts}
-            if digests and digests <= self._late:
-                return f"that rollouts of group {message.group_id} came late stands there already"
-            self._late |= digests
-            return None
+            if self._is_new(message):
+                return None
+            return f"that rollouts of group {message.group_id} came late stands there already, or they did not"
         if message.sequence in self._decided:
             return f"group {message.group_id} (sequence {message.sequence}) has an outcome already"
-        self._decided.add(message.sequence)
+        self._take(message)
         return None
+
+    def _is_new(self, late: GroupOutcome) -> bool:
+        """Take a late record. Return False if it says nothing new."""
+        if late.sequence in self._decided and late.sequence not in self._unsized:
+            missing, came = self._missing.get(late.sequence, set()), late.siblings()
+            is_new = bool(came & missing)
+            missing -= came
+            if not missing:
+                self._missing.pop(late.sequence, None)
+            return is_new
+        digests = {blake2b(one.rollout_id.encode(), digest_size=8).digest() for one in late.rollouts}
+        is_new = not digests <= self._late
+        self._late |= digests
+        return is_new
+
+    def _take(self, outcome: GroupOutcome) -> None:
+        self._decided.add(outcome.sequence)
+        self._groups[outcome.result] += 1
+        present = outcome.siblings()
+        if not outcome.group_size or not present:
+            self._unsized.add(outcome.sequence)
+        elif missing := set(range(outcome.group_size)) - present:
+            self._missing[outcome.sequence] = missing
+        self._is_even = outcome.result is GroupResult.batched
+        if self._is_even:
+            self._next_batch = (outcome.batch_sequence or 0) + 1
+
+    def summary(self) -> OutcomesSummary | None:
+        """Return what stands there; None where a summary would leave something out, or be too large."""
+        if not self._is_even or self._unsized or self._late:
+            return None
+        above = self._decided.above()
+        if len(above) + sum(map(len, self._missing.values())) > MAX_ITEMS:
+            return None
+        return OutcomesSummary(
+            below=self._decided.below,
+            above=above,
+            groups={str(result): count for result in GroupResult if (count := self._groups[result])},
+            missing=tuple(
+                MissingSiblings(sequence=sequence, siblings=tuple(sorted(siblings)))
+                for sequence, siblings in sorted(self._missing.items())
+            ),
+            next_batch=self._next_batch,
+            next_reuse=self._next_reuse,
+        )
 
 
 def outcome_of_headers(record: Record) -> GroupOutcome | None:

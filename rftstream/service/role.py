@@ -130,7 +130,8 @@ class ConcurrentStep(Protocol):
         """How many more items the step takes. The service asks before each poll, and starts at most so many."""
 
     def follow(self, received: Received) -> None:
-        """Take a record of a followed topic. Called for all of them in log order, from the first one on."""
+        """Take a record of a followed topic. Called for all of them in log order, from the first one on; of a topic
+        that the role names in `summarised` perhaps a Summary first, and then what came after it."""
 
     def start(self, item: Item) -> None:
         """Take an item in hand. Called at most `room` times a slice, with a message of a consumed topic; afterwards the
@@ -243,7 +244,8 @@ class SingleStep(Protocol):
 
     def committed(self, transaction: SingleTransaction) -> None:
         """Take note that the transaction is on the log: the one that `advance` returned last, perhaps with dead letters
-        added, or one with nothing but dead letters. Not called where the outcome is unknown: then `recover` comes."""
+        and summaries added, or one with nothing but these. Not called where the outcome is unknown: then `recover`
+        comes."""
 
     def idle_s(self) -> float:
         """Return for how many seconds `advance` need not be called: 0 while there is work, FOREVER if only a record
@@ -368,6 +370,8 @@ class RoleContext:
     """Where the arrays live; None: what the role's section says."""
     simulated: bool = False
     """Driven by a scheduler in one process: no children, no threads."""
+    summary_every: int | None = None
+    """After how many records a single role summarises a topic again; None: as `service/summaries.py` has it."""
     make_store: StoreMaker
     open_lock: LockMaker = FileLock
     check_manifest: ManifestCheck

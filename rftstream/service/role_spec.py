@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from rftstream.config.sections import RunConfig
 
 
-EVERY_ROLE_READS = ("control", "steps")
-"""Topics that a worker of every role reads: they say what the run should do, and which records are in force."""
+EVERY_ROLE_READS = ("control", "steps", "summaries")
+"""Topics that a worker of every role reads: they say what the run should do, which records are in force, and what the
+records so far amount to."""
 
 SINGLE_ROLES_WRITE = ("control", "dead")
 """Topics that every single role writes beside its own: claims, and records that it cannot deal with."""
@@ -70,6 +71,8 @@ class RoleSpec:
     """Topics whose positions it commits (or keeps in its checkpoint)."""
     follows: tuple[str, ...] = ()
     """Topics of which it sees everything from the start, or from where `recover` says."""
+    summarised: tuple[str, ...] = ()
+    """Concurrent roles and sources: topics of `follows` that it sees from their newest summary on, and that first."""
     produces: tuple[str, ...] = ()
     """Topics that it writes."""
     looks_up: tuple[str, ...] = ()

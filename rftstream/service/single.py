@@ -32,6 +32,7 @@ from rftstream.service.role import Log, Publish, Received, Role, RoleContext, Si
 from rftstream.service.role_claim import GivesWay, RoleClaim
 from rftstream.service.service import MAX_IDLE_S, Service
 from rftstream.service.single_reader import SingleReader
+from rftstream.service.summaries import SummaryWriter
 from rftstream.transport.base import Member, Reader
 
 log = logging.getLogger(__name__)
@@ -76,6 +77,7 @@ class SingleService(Service):
                 "%s; looking at the log for who took over, for %g s", error, self._gives_way.next(self.clock.now())
             ),
         )
+        self._summaries = SummaryWriter(self.transport, self.spec.produces, context.summary_every)
         self._in_force: InForce | None = None
         """None: the role has to be claimed, or claimed again."""
         self._pending: SingleTransaction | None = None
@@ -197,6 +199,7 @@ class SingleService(Service):
             lambda claim: self._writer.producer.commit(self.encode([Publish("control", 0, claim)], epoch=claim.epoch))
         )
         self._pending = None
+        self._summaries.begin()
         with self._claim.unless_taken_over():
             positions = self.step.recover(Log(self.transport, self.rule), claim)
         self._reader.read_from(positions, self.spec.consumes)
@@ -257,12 +260,14 @@ class SingleService(Service):
     def _publish_next(self, in_force: InForce) -> bool:
         """Let the step do a slice of work, and write its transaction. False if nothing was written."""
         if self._pending is None:
+            self._summaries.look()  # it may fail for now, and nothing is decided yet
             transaction = self._advance(in_force)
-            if transaction is None and in_force.letters:
+            if transaction is None and (in_force.letters or self._summaries):
                 transaction = SingleTransaction(())
             if transaction is None:
                 return False
-            self._pending = SingleTransaction((*transaction.outputs, *in_force.letters.take()), transaction.positions)
+            added = (*in_force.letters.take(), *self._summaries.take())
+            self._pending = SingleTransaction((*transaction.outputs, *added), transaction.positions)
         return self._commit(in_force, self._pending)
 
     def _advance(self, in_force: InForce) -> SingleTransaction | None:
@@ -280,6 +285,7 @@ class SingleService(Service):
                 self._in_force = None  # the claim and the step's own output tell what became of it
             return False
         self._pending = None
+        self._summaries.committed(transaction.outputs)
         self.step.committed(transaction)
         self.progressed()
         return True

@@ -38,15 +38,19 @@ class SourceService(Service):
         super().__init__(role, context)
         self.step = cast(SourceStep, role.step)
         self._followed = FollowedTopics(
-            self.transport, self.spec.follows, lambda record: self.take_followed(record, self.step.follow)
+            self.transport,
+            self.spec.follows,
+            lambda record: self.take_followed(record, self.step.follow),
+            rule=self.rule,
+            summarised=self.spec.summarised,
+            see=self.step.follow,
         )
         self._writer = TransactionWriter(
             self.role, self._open_producer, when_aborted=self.back_off, when_lost=self.back_off
         )
         self._lookup = OutputLookup(self.transport, bodies=True)
-        self._ends: dict[TopicPartition, int] | None = None
-        """The ends up to which has to be read before the first transaction; None until the manifest is there."""
         self._caught_up = False
+        """Whether the step has seen all that stood on the followed topics when the manifest was there."""
         self.wakeups = lambda: self.step.wakeups() if self._listens() else ()
         self._pending: tuple[Publish, ...] = ()
         """What is written next. It is kept until it is on the log."""
@@ -115,14 +119,7 @@ class SourceService(Service):
         """Return whether all that stood on the followed topics when the worker started has been seen.
 
         A predecessor may have died in the middle of a commit: its transaction is waited for."""
-        if self._caught_up:
-            return True
-        if self._ends is None:
-            ends = dict(self.transport.admin.end_offsets("control"))
-            for topic in self.spec.follows:
-                ends |= self.transport.admin.end_offsets(topic, settled=True)
-            self._ends = ends
-        self._caught_up = all(self._followed.reader.position(place) >= end for place, end in self._ends.items())
+        self._caught_up = self._caught_up or self._followed.caught_up(settled=True)
         return self._caught_up
 
     # ------------------------------------------------------------------------------------------ committing

@@ -125,7 +125,9 @@ class ForeignWriter(_LogSample):
 
     def _noise(self) -> NewRecord | None:
         """Return random bytes under the headers of a record of the topic, or under those of a release to come."""
-        record = self._some_record(["batches", "weights", "steps", "control", "outcomes", "outcomes", "evals"])
+        record = self._some_record(
+            ["batches", "weights", "steps", "control", "outcomes", "outcomes", "evals", "summaries"]
+        )
         if record is None:
             return None
         noise, headers = self._random.randbytes(40), record.headers
@@ -135,7 +137,8 @@ class ForeignWriter(_LogSample):
 
     def _copy(self) -> NewRecord | None:
         """Return a copy of a record that stands on the log."""
-        return self._some_record(["batches", "batches", "weights", "steps", "outcomes", "outcomes", "verified"])
+        topics = ["batches", "batches", "weights", "steps", "outcomes", "outcomes", "verified", "summaries"]
+        return self._some_record(topics)
 
     def _bytes(self) -> NewRecord | None:
         """Return random bytes without headers, on one topic of the run after the other."""

@@ -48,6 +48,9 @@ TAKEN_OVER = 5
 MAX_HELD = 2
 """Processes that may stand still in the middle of a step at once: each is a frame on Python's stack."""
 
+SUMMARY_EVERY = 3
+"""Records after which a topic is summarised again, so that short runs have many summaries, too."""
+
 STORY_LINES = 60
 
 
@@ -223,6 +226,7 @@ class Simulation(MemoryRun):
                 clock=self.clock,
                 process=f"{process.name}.{process.starts}",
                 simulated=True,
+                summary_every=SUMMARY_EVERY,
                 own_store=self.store,
                 open_lock=lambda _: MemoryLock(self.device, process.name),
             )

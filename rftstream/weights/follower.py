@@ -11,6 +11,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
 
+from rftstream.contracts.summaries import WeightsSummary
 from rftstream.contracts.versions import DeltaObject, VersionName, WeightsAnnounced, WeightsKind
 from rftstream.errors import StoreRefused, StoreUnreachable, WeightsError
 from rftstream.weights import delta
@@ -70,6 +71,13 @@ class WeightsFollower:
         return WeightsFollower(self._store, self._model, cache=self._cache, threads=self._threads, shared=shared)
 
     # ------------------------------------------------------------------------------------------ announcements
+
+    def begin(self, summary: WeightsSummary) -> None:
+        """Begin behind what a summary is about, with a full snapshot. Called before any announcement."""
+        runs = [run for run in summary.versions if run.model == self._model]
+        if runs:
+            newest = max(runs, key=lambda run: run.trainer_epoch)
+            self._lineage.start(VersionName(trainer_epoch=newest.trainer_epoch, version=newest.first))
 
     def announced(self, message: WeightsAnnounced) -> bool:
         """Take note of a version. False if the announcement is refused."""

@@ -65,6 +65,14 @@ from rftstream.contracts.rollouts import (
     StoredState,
     VersionSpan,
 )
+from rftstream.contracts.summaries import (
+    MissingSiblings,
+    OutcomesSummary,
+    StepsSummary,
+    Summary,
+    VersionRun,
+    WeightsSummary,
+)
 from rftstream.contracts.tasks import ChatMessage, Task
 from rftstream.contracts.verdicts import UnscorableReason, VerifiedRollout
 from rftstream.contracts.versions import DeltaObject, EvalResult, StepRecord, VersionName, WeightsAnnounced, WeightsKind
@@ -380,6 +388,29 @@ SAMPLES: dict[str, Message] = {
                 group_id="gsm8k/0/23/0", taskset="gsm8k", sequence=23, kind=ReuseKind.replay, operator=2, use=1,
                 weight=0.5, staleness=3, rollouts=("gsm8k/0/23/0/0", "gsm8k/0/23/0/1"),
             ),
+        ),
+    ),
+    "summary.v1": Summary(
+        topic="outcomes", through=4711,
+        outcomes=OutcomesSummary(
+            below=40, above=(42, 43), groups={"batched": 38, "dead": 4},
+            missing=(MissingSiblings(sequence=17, siblings=(2, 3)),), next_batch=9, next_reuse=9,
+        ),
+    ),
+    "summary.v1-steps": Summary(
+        topic="steps", through=12,
+        steps=StepsSummary(
+            versions=(
+                VersionRun(trainer_epoch=1, first=0, last=5, resumed=True),
+                VersionRun(trainer_epoch=2, first=4, last=4, resumed=True),
+            ),
+            name=STEP, trained_groups=32, trained_rollouts=120, last=True,
+        ),
+    ),
+    "summary.v1-weights": Summary(
+        topic="weights", through=3,
+        weights=WeightsSummary(
+            versions=(VersionRun(trainer_epoch=1, first=0, last=2, resumed=True, model="SmolLM2-135M-Instruct"),)
         ),
     ),
     "weights_announced.v1": WeightsAnnounced(

@@ -24,6 +24,7 @@ from zlib import crc32
 from rftstream.config.stages import Stages
 from rftstream.contracts import ids
 from rftstream.contracts.records import Record, TopicPartition
+from rftstream.contracts.summaries import Summary
 from rftstream.contracts.tasks import Task
 from rftstream.contracts.versions import StepRecord
 from rftstream.errors import AssignmentLost, RftError
@@ -35,6 +36,7 @@ from rftstream.roles.feeder.admission import Admission, VersionInForce
 from rftstream.roles.feeder.step import FeederStep
 from rftstream.roles.trainer.assembly import CommittedBatches
 from rftstream.roles.verifier.step import VerifierStep
+from rftstream.service import summaries
 from rftstream.service.concurrent import ConcurrentService
 from rftstream.service.in_force import RecordsInForce
 from rftstream.service.owned_partitions import OwnedPartitions
@@ -441,7 +443,21 @@ def chain_not_asked() -> Iterator[None]:
         yield
 
 
+def summary_late() -> Iterator[None]:
+    """A summary leaves out the last record before the place where it says that it ends."""
+    judge = summaries._Summarised._judge
+
+    def mutated(self: summaries._Summarised, record: Record) -> Summary | None:
+        before = self._log.rule.summary(self.name, record.offset)
+        found = judge(self, record)
+        return None if found is None or before is None else replace(before, through=record.offset + 1)
+
+    with changed(summaries._Summarised, "_judge", mutated):
+        yield
+
+
 MUTANTS: Mapping[str, Mutant] = {
+    "summary-late": Mutant("conservation", "a summary lacks the last record that it is about", summary_late),
     "positions-before-records": Mutant("lost", "commit before publish", positions_before_records),
     "refused-work-dropped": Mutant("lost", "no seek-back after an abort", refused_work_dropped),
     "refused-positions-kept": Mutant(

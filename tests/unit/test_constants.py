@@ -27,6 +27,8 @@ REACHED: dict[str, str] = {
     "roles/explorer/fit_to_record.py MAX_BODY_BYTES": "tests/flow/test_explorer.py",
     "roles/feeder/cursor.py MAX_REASONS": HERE,
     "roles/feeder/step.py MAX_TASKS_A_TRANSACTION": "tests/e2e/test_bounds.py",
+    "service/outcomes_in_force.py MAX_ITEMS": "tests/unit/service/test_summaries.py",
+    "service/versions_in_force.py MAX_RUNS": "tests/unit/service/test_summaries.py",
     "service/dead_letters.py MAX_LETTER_BYTES": "tests/flow/test_explorer.py",
     "transport/base.py MAX_METADATA_BYTES": "rftstream/testing/conformance_transactions.py",
     "transport/kafka/feed.py MAX_HELD_BYTES": "tests/broker/test_kafka_own.py",
@@ -46,6 +48,7 @@ NOT_REACHED: dict[str, str] = {
     "service/role_claim.py MAX_WAIT_S": "a pause",
     "service/service.py MAX_BACKOFF_S": "a pause",
     "service/service.py MAX_IDLE_S": "a pause",
+    "service/summaries.py MAX_RECORDS_A_LOOK": "only says how many are read back at once",
     "transport/kafka/connection.py MAX_SAID": "cuts a text",
     "transport/kafka/producer.py MAX_UNSENT_BYTES": "a transaction above it is sent in parts",
 }

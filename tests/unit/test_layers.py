@@ -218,6 +218,7 @@ def test_roles_know_of_the_service_only_what_a_role_is() -> None:
             "rftstream.service.dead_letters",
             "rftstream.service.self_pipe",
             "rftstream.service.problem_records",
+            "rftstream.service.summaries",
         )
     ]
     assert not wrong, "\n".join(wrong)

@@ -19,7 +19,7 @@ BUFFER = RoleSpec(
     summary="verified -> batches, outcomes",
     consumes=("verified",),
     follows=("control", "experts", "steps", "feedback"),
-    produces=("batches", "outcomes", "questions", "judgements", "dead"),
+    produces=("batches", "outcomes", "questions", "judgements", "dead", "summaries"),
     positions=("verified",),
     begin_metrics=_begin_metrics,
 )

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 from rftstream.contracts.batches import BatchManifest
 from rftstream.contracts.outcomes import DecidedSequences, GroupOutcome, GroupResult
 from rftstream.contracts.records import TopicPartition
+from rftstream.contracts.summaries import OutcomesSummary
 from rftstream.roles.buffer.demonstrations import Cursor
 from rftstream.roles.buffer.tally import Tally
 from rftstream.transport.base import Position
@@ -17,9 +18,10 @@ log = logging.getLogger(__name__)
 
 
 class BufferProgress:
-    """What the buffer has decided, written and read so far. The step makes it at each recovery, calls `recall` for each
-    outcome on the log and `restore` for the committed positions. While it works it notes in `read` how far it has read,
-    asks `positions` for each transaction, and calls `batch_written` once a batch is on the log."""
+    """What the buffer has decided, written and read so far. The step makes it at each recovery, calls `begin` with a
+    summary if there is one, `recall` for each outcome behind it, and `restore` for the committed positions. While it
+    works it notes in `read` how far it has read, asks `positions` for each transaction, and calls `batch_written` once
+    a batch is on the log."""
 
     def __init__(self) -> None:
         self.decided = DecidedSequences()
@@ -42,9 +44,16 @@ class BufferProgress:
         self._read_before: dict[TopicPartition, int] = {}
         """What `read` was when the positions were committed from which this process began."""
 
+    def begin(self, summary: OutcomesSummary) -> None:
+        """Begin behind what a summary is about. It ends with an outcome of a batch: nothing was decided since."""
+        self.decided = DecidedSequences(summary.below, summary.above)
+        self._missing = {one.sequence: set(one.siblings) for one in summary.missing}
+        self.total_groups = summary.groups.get(GroupResult.batched, 0)
+        self.next_batch = summary.next_batch
+
     def recall(self, outcome: GroupOutcome) -> None:
         """Take an outcome that stands on the log."""
-        present = {int(one.rollout_id.rpartition("/")[2]) for one in outcome.rollouts}
+        present = outcome.siblings()
         if outcome.late:
             for sibling in present:
                 self.came_late(outcome.sequence, sibling)

@@ -8,6 +8,7 @@ and one that was not read before (at or above the committed read offset) gets a 
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,7 @@ from rftstream.contracts.control import Claim, TasksEnded
 from rftstream.contracts.feedback import Feedback
 from rftstream.contracts.outcomes import BatchReuse, GroupOutcome, GroupResult
 from rftstream.contracts.records import Record, TopicPartition
+from rftstream.contracts.summaries import StepsSummary, Summary
 from rftstream.contracts.verdicts import UnscorableReason, VerifiedRollout
 from rftstream.contracts.versions import StepRecord
 from rftstream.data.operators.pipeline import ExperiencePipeline
@@ -40,6 +42,7 @@ from rftstream.roles.buffer.reuse import ReusedBodies, ReusePool, metrics_of, ta
 from rftstream.roles.feeder.admission import VersionInForce
 from rftstream.service.role import Log, Publish, Received, SingleTransaction
 from rftstream.service.step_defaults import SingleStepDefaults
+from rftstream.service.summaries import begin_with_summary
 from rftstream.transport.base import Position
 
 log = logging.getLogger(__name__)
@@ -115,7 +118,10 @@ class BufferStep(SingleStepDefaults):
     def recover(self, log_: Log, claim: Claim) -> Mapping[TopicPartition, int]:
         """Read what is decided, and begin where the committed positions say."""
         self._reset(log_)
-        for received in log_.messages("outcomes"):
+        beginning = begin_with_summary(log_, "outcomes", whole=self._needs_all_outcomes)
+        if beginning.summary is not None and beginning.summary.outcomes is not None:
+            self._progress.begin(beginning.summary.outcomes)
+        for received in log_.messages("outcomes", start=beginning.positions):
             if isinstance(received.message, GroupOutcome):
                 self._progress.recall(received.message)
                 self._feedback.recall(received.message)
@@ -127,11 +133,18 @@ class BufferStep(SingleStepDefaults):
         cursor = self._progress.restore(missing | log_.committed(BUFFER.name), begins)
         positions = {**self._progress.read, **self._intake.begin(log_, cursor), **self._feedback.begin(log_)}
         if not self._stages.always_explores:
-            positions |= log_.transport.admin.begin_offsets("steps")
-            for received in log_.messages("steps"):
+            steps = begin_with_summary(log_, "steps")
+            positions |= steps.positions
+            for received in itertools.chain(steps.received(), log_.messages("steps", start=steps.positions)):
                 self.absorb(received)
                 positions[received.record.place] = received.record.offset + 1
         return positions
+
+    @property
+    def _needs_all_outcomes(self) -> bool:
+        """Whether the step has to know more of the past than a summary says: what operators decided by, what may be had
+        once more, or what people's votes are about."""
+        return self._pipeline.is_declared or bool(self._reuse) or self._feedback_settings is not None
 
     def absorb(self, received: Received) -> None:
         """Add a rollout to its group; note demonstrations, and what the trainer and the feeder say."""
@@ -152,6 +165,8 @@ class BufferStep(SingleStepDefaults):
                 self._ended = ended
             case None if received.record.key == b"end":
                 self._ended = None  # the run was given more to do
+            case Summary(steps=StepsSummary() as steps):
+                self._in_force.begin(steps)
             case StepRecord() as step:
                 self._in_force.absorb(step)
 

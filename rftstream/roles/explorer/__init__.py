@@ -44,6 +44,7 @@ EXPLORER = RoleSpec(
     summary="tasks -> rollouts",
     consumes=("tasks",),
     follows=("weights", "outcomes"),
+    summarised=("weights", "outcomes"),
     produces=("rollouts", "partials", "dead"),
     keeps="partials",
     positions=("tasks",),

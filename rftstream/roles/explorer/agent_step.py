@@ -76,7 +76,7 @@ class AgentExplorerStep(ExplorerStep):
             super().start(item)
             return
         records = self._partials.of(work.partition, task.ids.rollout_id)
-        if task.ids.group_id in self._decided:
+        if task.ids.sequence in self._decided:
             work.pieces = numbers_of(records)
             self._done.append(finish_work(work, skipped(task, self._clock.now())))
         else:
@@ -201,7 +201,7 @@ class AgentExplorerStep(ExplorerStep):
             return
         self._has_decided = False
         for number, work in list(self._agent_works.items()):
-            if work.task.ids.group_id in self._decided and self._agents.is_free(number):
+            if work.task.ids.sequence in self._decided and self._agents.is_free(number):
                 self._agents.drop([number])
                 del self._agent_works[number]
                 self._done.append(finish_work(work, skipped(work.task, self._clock.now())))

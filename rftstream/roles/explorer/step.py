@@ -15,16 +15,17 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Executor
 
 from rftstream import metrics
 from rftstream.clock import Clock
 from rftstream.config.role_sections import ExplorerSection
-from rftstream.contracts.outcomes import GroupOutcome
+from rftstream.contracts.outcomes import DecidedSequences, GroupOutcome
 from rftstream.contracts.records import Record
 from rftstream.contracts.rollouts import Rollout
+from rftstream.contracts.summaries import OutcomesSummary, Summary, WeightsSummary
 from rftstream.contracts.tasks import RolloutIds, Task
 from rftstream.contracts.versions import WeightsAnnounced
 from rftstream.core.repetition import repeats
@@ -104,8 +105,8 @@ class ExplorerStep(ConcurrentStepDefaults):
         self._clock = clock
         self._in_hand = RolloutsInHand(loop, renderers=renderers, truncate=truncate, states=states)
         self._done: list[Done] = []
-        self._decided: OrderedDict[str, None] = OrderedDict()  # a dict walks over what was deleted to find its first
-        """Groups with an outcome, newest last, as many as could still have tasks on the way."""
+        self._decided = DecidedSequences()
+        """Groups with an outcome."""
         self._weights = WeightsUpdate(policy, follower, fetching, clock)
         self._look_at = 0.0
         self._leaving = False
@@ -125,9 +126,11 @@ class ExplorerStep(ConcurrentStepDefaults):
             case WeightsAnnounced() as announced:
                 self._follower.announced(announced)
             case GroupOutcome() as outcome if not outcome.late:
-                self._decided[outcome.group_id] = None
-                while len(self._decided) > 100_000:
-                    self._decided.popitem(last=False)
+                self._decided.add(outcome.sequence)
+            case Summary(weights=WeightsSummary() as summary):
+                self._follower.begin(summary)
+            case Summary(outcomes=OutcomesSummary() as summary):
+                self._decided = DecidedSequences(summary.below, summary.above)
 
     def start(self, item: Item) -> None:
         """Take a task in hand. It waits, unless its rollout stands on the log already."""
@@ -138,9 +141,9 @@ class ExplorerStep(ConcurrentStepDefaults):
         )
         work.pieces = numbers_of(records)
         stored = None
-        if task.ids.group_id not in self._decided:
+        if task.ids.sequence not in self._decided:
             stored = stored_rollout(task, self._fetch_rollout)
-        if records and stored is None and task.ids.group_id not in self._decided:
+        if records and stored is None and task.ids.sequence not in self._decided:
             try:
                 work.saved = self._partials.saved(task, records)
             except CannotGoOnError as error:
@@ -258,7 +261,7 @@ class ExplorerStep(ConcurrentStepDefaults):
             task = work.task
             if work.leaves:
                 waiting.append(work)
-            elif task.ids.group_id in self._decided:
+            elif task.ids.sequence in self._decided:
                 if work.is_paused:
                     self._in_hand.abort(work)
                 self._done.append(finish_work(work, skipped(task, self._clock.now())))

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from rftstream.config.stages import Stages
 from rftstream.contracts.outcomes import GroupOutcome, GroupResult
+from rftstream.contracts.summaries import OutcomesSummary, StepsSummary
 from rftstream.contracts.versions import StepRecord, VersionName
 
 
@@ -28,6 +29,11 @@ class VersionInForce:
     trained_groups: int = 0
     trained_rollouts: int = 0
     last: bool = False
+
+    def begin(self, summary: StepsSummary) -> None:
+        """Begin behind what a summary is about."""
+        self.name, self.last = summary.name, summary.last
+        self.trained_groups, self.trained_rollouts = summary.trained_groups, summary.trained_rollouts
 
     def absorb(self, step: StepRecord) -> bool:
         """Take the next step. Return False if a trainer wrote it that another has replaced."""
@@ -53,6 +59,10 @@ class Admission:
     """Expired, filtered or dead."""
     stages: Stages | None = None
     """None: every batch takes rollouts."""
+
+    def begin(self, summary: OutcomesSummary) -> None:
+        """Begin behind what a summary is about."""
+        self.rejected = sum(summary.groups.values()) - summary.groups.get(GroupResult.batched, 0)
 
     def absorb(self, outcome: GroupOutcome) -> None:
         """Count a group that was rejected."""

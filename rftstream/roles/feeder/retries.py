@@ -1,7 +1,8 @@
 """Dead groups that are to be put back: requests on `control`, each done once as a group with the next attempt.
 
 Which attempts were admitted is told by `tasks`, of which the headers are read when the first request comes. Where
-retention has deleted the tasks, `outcomes` tells it. A request that is done is taken back in the transaction that
+retention has deleted the tasks, `outcomes` tells it, of which the headers are read when a request comes, for the groups
+that it is about: few are ever asked for. A request that is done is taken back in the transaction that
 admits its tasks.
 """
 
@@ -71,9 +72,9 @@ class Retries:
     def __init__(self, log_: Log) -> None:
         self._asked: dict[bytes, _Asked] = {}
         """Requests by their keys, in order."""
-        self._dead: set[str] = set()
-        self._decided_attempts: set[str] = set()
-        """Groups with an attempt above 0 that have an outcome."""
+        self._log = log_
+        self._results: dict[str, str | None] = {}
+        """Groups that somebody asks about -> what became of them; None: they have no outcome."""
         self._admitted = AdmittedAttempts(log_)
 
     def __len__(self) -> int:
@@ -97,10 +98,25 @@ class Retries:
 
     def decided(self, outcome: GroupOutcome) -> None:
         """Take the outcome of a group."""
-        if outcome.result is GroupResult.dead and not outcome.late:
-            self._dead.add(outcome.group_id)
-        if not outcome.group_id.endswith("/0"):
-            self._decided_attempts.add(outcome.group_id)
+        if outcome.group_id in self._results and not outcome.late:
+            self._results[outcome.group_id] = outcome.result
+
+    def _look_up(self) -> None:
+        """Read the outcomes of groups that are asked about for the first time, by their headers: a group is decided by
+        the first record about it that the buffer wrote."""
+        asked = {group for one in self._asked.values() for group in (one.group, next_attempt(one.group))}
+        unknown = {group.encode(): group for group in asked.difference(self._results)}
+        if not unknown:
+            return
+        found: dict[str, str | None] = dict.fromkeys(unknown.values())
+        for record in self._log.read("outcomes", bodies=False):
+            group = unknown.get(record.header("group_id") or b"")
+            is_outcome = record.header("contract") == b"group_outcome" and record.header("late") is None
+            if group is None or not is_outcome or found[group] is not None:
+                continue
+            if self._log.rule.is_claimed("outcomes", record):
+                found[group] = (record.header("result") or b"").decode("ascii", "replace")
+        self._results |= found
 
     def admitted(self, group: str) -> None:
         """Note that the tasks of a group are on the log."""
@@ -111,8 +127,9 @@ class Retries:
         `answered`.
 
         A request for a group that is not known to be dead waits: its outcome may not have been read yet."""
+        self._look_up()
         for key, asked in list(self._asked.items()):
-            if key in answered or asked.group not in self._dead:
+            if key in answered or self._results[asked.group] != GroupResult.dead:
                 continue
             if asked.expires_at <= now:
                 log.info("%s: the request to put it back has expired", asked.group)
@@ -121,7 +138,7 @@ class Retries:
             taken = {self._asked[other].group for other in answered}
             answered.append(key)
             group = next_attempt(asked.group)
-            if asked.group in taken or group in self._decided_attempts or group in self._admitted:
+            if asked.group in taken or self._results[group] is not None or group in self._admitted:
                 continue
             return Retry(group, asked.taskset, asked.index, asked.stored)
         return None

@@ -26,6 +26,7 @@ from rftstream.contracts.ids import derive_seed, rollout_id
 from rftstream.contracts.outcomes import GroupOutcome
 from rftstream.contracts.problems import NewProblem, RejectedProblem
 from rftstream.contracts.records import TopicPartition
+from rftstream.contracts.summaries import OutcomesSummary, StepsSummary, Summary
 from rftstream.contracts.tasks import Problem, RolloutIds, Task
 from rftstream.contracts.versions import StepRecord
 from rftstream.data.demonstrations.split import trained_numbers
@@ -42,6 +43,7 @@ from rftstream.roles.feeder.skip_watch import SkipWatch
 from rftstream.service.problem_records import PROBLEMS, ProblemReader, read_problems
 from rftstream.service.role import Log, Publish, Received, SingleTransaction
 from rftstream.service.step_defaults import SingleStepDefaults
+from rftstream.service.summaries import begin_with_summary
 from rftstream.transport.base import MAX_METADATA_BYTES, Position
 
 log = logging.getLogger(__name__)
@@ -149,10 +151,15 @@ class FeederStep(SingleStepDefaults):
             )
         positions: dict[TopicPartition, int] = {}
         for topic in ("outcomes", "steps"):
-            positions.update(log_.transport.admin.begin_offsets(topic))
-            for received in log_.messages(topic):
+            needs_all = topic == "outcomes" and bool(self._pipeline)  # operators go by what became of each problem
+            beginning = begin_with_summary(log_, topic, whole=needs_all)
+            positions.update(beginning.positions)
+            for summary in beginning.received():
+                self.absorb(summary)
+            for received in log_.messages(topic, start=beginning.positions):
                 self.absorb(received)
                 positions[received.record.place] = received.record.offset + 1
+        self._steps_position = positions[STEPS]
         if self._growing:
             positions.update(log_.transport.admin.begin_offsets(PROBLEMS.topic))
             for record, message in read_problems(log_):
@@ -163,6 +170,10 @@ class FeederStep(SingleStepDefaults):
     def absorb(self, received: Received) -> None:
         """Count a version or an outcome; note what is asked for on `control`."""
         match received.message:
+            case Summary(steps=StepsSummary() as steps):
+                self._in_force.begin(steps)
+            case Summary(outcomes=OutcomesSummary() as outcomes):
+                self._admission.begin(outcomes)
             case StepRecord() as step:
                 self._in_force.absorb(step)
                 self._steps_position = received.record.offset + 1

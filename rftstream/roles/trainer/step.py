@@ -47,6 +47,7 @@ from rftstream.roles.trainer.version_publisher import VersionPublisher
 from rftstream.roles.trainer.versions import Versions
 from rftstream.service.role import Foreign, Log, Publish, Received, SingleTransaction
 from rftstream.service.step_defaults import SingleStepDefaults
+from rftstream.service.summaries import begin_with_summary
 from rftstream.weights.store import ObjectStore
 
 log = logging.getLogger(__name__)
@@ -200,8 +201,11 @@ class TrainerStep(SingleStepDefaults):
         self._checkpoints.abandon()
         self._reset(log_, claim.epoch)
         evals = log_.ends("evals")  # what comes while the rest is read is read again
+        steps = begin_with_summary(log_, "steps")
+        if steps.summary is not None and steps.summary.steps is not None:
+            self._versions.begin(steps.summary.steps)
         for topic in ("control", "steps", "weights", "evals"):
-            for received in log_.messages(topic):
+            for received in log_.messages(topic, start=steps.positions):
                 self.absorb(received)
                 if (topic, received.record.key) == ("control", b"finished"):
                     self._is_finished = received.message is not None
@@ -220,10 +224,7 @@ class TrainerStep(SingleStepDefaults):
             self._progress.positions = begins
         self._assembly = BatchAssembly(self._settings.shares, self._progress.version, CommittedBatches(log_))
         log.info("starts from version %d (epoch %d)", self._progress.version, self._epoch)
-        return {
-            **dict(zip(places, self._progress.positions, strict=True)),
-            **evals,
-        }
+        return {**dict(zip(places, self._progress.positions, strict=True)), **evals}
 
     def absorb(self, received: Received) -> Sequence[Foreign] | None:
         """Put a record of `batches` to its batch; note what the others say."""

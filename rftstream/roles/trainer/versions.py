@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Mapping
 
 from rftstream.config.sections import EvaluationSection
+from rftstream.contracts.summaries import StepsSummary
 from rftstream.contracts.versions import EvalResult, StepRecord, VersionName, WeightsAnnounced
 from rftstream.weights.lineage import Lineage
 from rftstream.weights.retention import to_delete
@@ -21,7 +22,8 @@ class Versions:
         self._evaluations = evaluations
         self._keep = keep
         self._lineage = Lineage()
-        self._recorded: set[VersionName] = set()
+        self._recorded: dict[int, tuple[int, int]] = {}
+        """The first and the newest version of each trainer epoch."""
         self._newest: list[VersionName] = []
         """Announced versions in force, from the oldest anchor on that is kept."""
         self._parents: dict[VersionName, VersionName] = {}
@@ -46,7 +48,18 @@ class Versions:
             return
         if step.resumed and step.name.trainer_epoch > self._lineage.epoch:
             self._lineage.start(step.name)
-        self._recorded.add(step.name)
+        self._note(step.name)
+
+    def begin(self, summary: StepsSummary) -> None:
+        """Begin behind what a summary of `steps` is about."""
+        for run in summary.versions:
+            if run.resumed and run.trainer_epoch > self._lineage.epoch:
+                self._lineage.start(VersionName(trainer_epoch=run.trainer_epoch, version=run.first))
+            self._recorded[run.trainer_epoch] = run.first, run.last
+
+    def _note(self, name: VersionName) -> None:
+        first, _ = self._recorded.get(name.trainer_epoch, (name.version, 0))
+        self._recorded[name.trainer_epoch] = first, name.version
 
     def announce(self, announced: WeightsAnnounced) -> None:
         """Take an announcement: what it says is gone, and which evaluations are due of it."""
@@ -94,7 +107,8 @@ class Versions:
 
     def in_force(self, name: VersionName) -> bool:
         """Whether a checkpoint of this version counts. Version 0 always does: it is what every trainer begins with."""
-        return (name in self._recorded or name.version == 0) and self._lineage.in_force(name)
+        first, newest = self._recorded.get(name.trainer_epoch, (1, 0))
+        return (first <= name.version <= newest or name.version == 0) and self._lineage.in_force(name)
 
     def to_delete(
         self,

@@ -1,0 +1,124 @@
+"""A summary says what the records of a topic below an offset amount to. Topic `summaries`.
+
+The single role that writes a topic summarises it. Who starts reads the newest summary, and then only what came after
+it. A summary is true for ever, however old it is, since the records below its offset do not change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from msgspec import Meta
+
+from rftstream.contracts.message_spec import MessageSpec
+from rftstream.contracts.outcomes import GroupResult
+from rftstream.contracts.ranges import NonNegativeInt
+from rftstream.contracts.rules import Violation, rule
+from rftstream.contracts.versions import VersionName
+
+_Count = Annotated[int, Meta(ge=0)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MissingSiblings:
+    """Siblings of a decided group that had not come yet."""
+
+    sequence: NonNegativeInt
+    """The feeder's count of admitted groups."""
+    siblings: tuple[NonNegativeInt, ...]
+    """Their numbers in the group, in order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutcomesSummary:
+    """What became of groups."""
+
+    below: NonNegativeInt
+    """All groups below this sequence have an outcome."""
+    above: tuple[NonNegativeInt, ...] = ()
+    """Further groups that have one, in order."""
+    groups: dict[str, _Count] = field(default_factory=dict)
+    """GroupResult -> groups."""
+    missing: tuple[MissingSiblings, ...] = ()
+    """Groups that were decided before all their siblings came, in order."""
+    next_batch: NonNegativeInt = 0
+    """The batch behind the newest one in which a group is."""
+    next_reuse: NonNegativeInt = 0
+    """The batch behind the newest one that has groups once more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionRun:
+    """The versions that one trainer has written about one model."""
+
+    trainer_epoch: NonNegativeInt
+    """Whose they are."""
+    first: NonNegativeInt
+    """The version with which the trainer began."""
+    last: NonNegativeInt
+    """The newest one."""
+    resumed: bool = False
+    """The first one is the state that the trainer started from."""
+    model: str = ""
+    """Name of the model; empty for steps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepsSummary:
+    """Which versions were trained, and where training stands."""
+
+    versions: tuple[VersionRun, ...]
+    """In order of the trainers."""
+    name: VersionName
+    """The version in force."""
+    trained_groups: NonNegativeInt
+    """Number in all batches up to it."""
+    trained_rollouts: NonNegativeInt
+    """Number in all batches up to it."""
+    last: bool = False
+    """It is the run's last step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsSummary:
+    """Which versions were announced before a full snapshot, which is the first record above the summary."""
+
+    versions: tuple[VersionRun, ...]
+    """In order of the trainers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """What the records of a topic below an offset amount to. `summaries`: buffer, trainer -> whoever starts.
+
+    Exactly the field that is named like the topic is set."""
+
+    topic: str
+    """outcomes, steps or weights."""
+    through: NonNegativeInt
+    """It is about the records below this offset, all of them."""
+    outcomes: OutcomesSummary | None = None
+    """Of `outcomes`."""
+    steps: StepsSummary | None = None
+    """Of `steps`."""
+    weights: WeightsSummary | None = None
+    """Of `weights`."""
+
+
+@rule(Summary)
+def _check_summary(summary: Summary) -> Violation | None:
+    named = tuple(name for name in ("outcomes", "steps", "weights") if getattr(summary, name) is not None)
+    if named != (summary.topic,):
+        return ".topic", f"got {summary.topic!r} with {', '.join(named) or 'nothing'}, expected the field of that name"
+    if summary.outcomes is not None and (unknown := set(summary.outcomes.groups) - set(GroupResult)):
+        return ".outcomes.groups", f"got {sorted(unknown)[0]!r}, expected one of {', '.join(GroupResult)}"
+    return None
+
+
+SUMMARY = MessageSpec(
+    type=Summary,
+    contract="summary",
+    topic="summaries",
+    key=lambda summary: summary.topic,
+    headers=lambda summary: {"topic": summary.topic, "through": summary.through},
+)

@@ -1,0 +1,126 @@
+"""The versions that stand on `steps` or on `weights`, and which one may be the next. RecordsInForce asks it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rftstream.contracts.summaries import StepsSummary, VersionRun, WeightsSummary
+from rftstream.contracts.versions import StepRecord, VersionName, WeightsAnnounced
+
+MAX_RUNS = 4096
+"""Trainers that a summary names at most. A run with more of them has none."""
+
+
+class VersionsInForce:
+    """The versions of a topic and model. RecordsInForce makes one for each, asks `why_not` and `is_ahead` about the
+    next version, and calls `add` for what is in force."""
+
+    def __init__(self) -> None:
+        self.num_unread = 0
+        """Records of a trainer, since the last version, that cannot be read: each may be a version."""
+        self._first: dict[int, int] = {}
+        """The version with which each trainer epoch begins."""
+        self._newest: dict[int, int] = {}
+        """The newest version of each trainer epoch."""
+        self._resumed: set[int] = set()
+        """Trainer epochs whose first version is the state that they started from."""
+        self._highest = 0
+        self._step: tuple[VersionName, int, int, bool] | None = None
+        """The newest step of the newest trainer: version, trained groups and rollouts, whether it is the last."""
+
+    @classmethod
+    def _of(cls, runs: tuple[VersionRun, ...], model: str) -> VersionsInForce:
+        versions = cls()
+        for run in runs:
+            if run.model == model:
+                versions._first[run.trainer_epoch] = run.first
+                versions._newest[run.trainer_epoch] = run.last
+                versions._resumed |= {run.trainer_epoch} if run.resumed else set()
+                versions._highest = max(versions._highest, run.last)
+        return versions
+
+    @classmethod
+    def of_steps(cls, summary: StepsSummary) -> VersionsInForce:
+        """Return what a summary of `steps` says."""
+        versions = cls._of(summary.versions, "")
+        versions._step = (summary.name, summary.trained_groups, summary.trained_rollouts, summary.last)
+        return versions
+
+    @classmethod
+    def of_weights(cls, summary: WeightsSummary) -> dict[str, VersionsInForce]:
+        """Return what a summary of `weights` says, by model."""
+        return {model: cls._of(summary.versions, model) for model in sorted({run.model for run in summary.versions})}
+
+    def __contains__(self, name: VersionName) -> bool:
+        """Whether the version stands there, where versions of a trainer follow one another by one."""
+        epoch = name.trainer_epoch
+        return epoch in self._first and self._first[epoch] <= name.version <= self._newest[epoch]
+
+    def why_not(self, name: VersionName) -> str | None:
+        """Return why the version cannot be the next one, or None."""
+        newest = self._newest.get(name.trainer_epoch)
+        if newest is not None and name.version == newest:
+            return f"version {name.version} of epoch {name.trainer_epoch} stands there already"
+        if newest is not None and name.version < newest:
+            return f"version {name.version} does not follow version {newest} of the same trainer"
+        if self.is_ahead(name):
+            before = f"version {self._highest}" if newest is None else f"version {newest} of the same trainer"
+            return f"version {name.version} does not follow {before}: versions follow one by one"
+        return None
+
+    def is_ahead(self, name: VersionName) -> bool:
+        """Return whether versions are missing in front of this one. What stands first on a topic follows nothing."""
+        newest = self._newest.get(name.trainer_epoch)
+        limit = self._highest if newest is None else newest + 1
+        return bool(self._first) and name.version > limit + self.num_unread
+
+    def add(self, message: StepRecord | WeightsAnnounced) -> None:
+        """Take a version that is in force."""
+        name = message.name
+        if isinstance(message, StepRecord) and (
+            self._step is None or name.trainer_epoch >= self._step[0].trainer_epoch
+        ):
+            self._step = (name, message.trained_groups, message.trained_rollouts, message.last)
+        if message.resumed and name.trainer_epoch not in self._first:
+            self._resumed.add(name.trainer_epoch)
+        self.add_name(name)
+
+    def add_name(self, name: VersionName) -> None:
+        """Take a version that is in force and of which only the name is known."""
+        self._first.setdefault(name.trainer_epoch, name.version)
+        self._newest[name.trainer_epoch] = name.version
+        self._highest = max(self._highest, name.version)
+        self.num_unread = 0
+
+    # ------------------------------------------------------------------------------------------ summaries
+
+    def _runs(self, model: str) -> tuple[VersionRun, ...] | None:
+        if self.num_unread or len(self._first) > MAX_RUNS:
+            return None
+        return tuple(
+            VersionRun(
+                trainer_epoch=epoch,
+                first=first,
+                last=self._newest[epoch],
+                resumed=epoch in self._resumed,
+                model=model,
+            )
+            for epoch, first in self._first.items()
+        )
+
+    def steps_summary(self) -> StepsSummary | None:
+        """Return what stands on `steps`; None where a summary would leave something out."""
+        runs = self._runs("")
+        if runs is None or self._step is None:
+            return None
+        name, groups, rollouts, last = self._step
+        return StepsSummary(versions=runs, name=name, trained_groups=groups, trained_rollouts=rollouts, last=last)
+
+    @staticmethod
+    def weights_summary(by_model: Mapping[str, VersionsInForce]) -> WeightsSummary | None:
+        """Return what stands on `weights`; None where a summary would leave something out."""
+        runs = [there._runs(model) for model, there in sorted(by_model.items())]
+        known = [run for some in runs if some is not None for run in some]
+        if None in runs or not known or len(known) > MAX_RUNS:
+            return None
+        return WeightsSummary(versions=tuple(known))
