@@ -112,7 +112,7 @@ class RecordsInForce:
         outcome = outcome_of_headers(record) if record.topic == "outcomes" else None
         if outcome is None:
             is_new = record.topic == "steps" and record.offset > self._judged.get("steps", -1)
-            if is_new and self._is_claimed(RoleName.trainer, writer_epoch(record)):
+            if is_new and self.is_claimed(RoleName.trainer, writer_epoch(record)):
                 self._versions["steps", ""].num_unread += 1
                 self._judged["steps"] = record.offset
             raise ForeignRecord(error.text, path=error.path, where=error.where) from None
@@ -150,10 +150,6 @@ class RecordsInForce:
         steps = there[""].steps_summary() if there else None
         return None if steps is None else Summary(topic=topic, through=through, steps=steps)
 
-    def is_claimed(self, topic: str, record: Record) -> bool:
-        """Return whether the role that writes a topic was ever claimed under the epoch that the record names."""
-        return self._is_claimed(TOPICS[topic].writer or "", writer_epoch(record))
-
     def messages(self, records: Iterable[Record]) -> Iterator[tuple[Record, Message | None]]:
         """Yield records with their messages, None for tombstones. Records that are foreign or cannot be decoded are
         left out: for somebody who only looks, they must not end a run, and the roles report them."""
@@ -165,7 +161,7 @@ class RecordsInForce:
 
     # ------------------------------------------------------------------------------------------ epochs
 
-    def _is_claimed(self, role: str, epoch: int) -> bool:
+    def is_claimed(self, role: str, epoch: int) -> bool:
         """Return whether the role was ever claimed under this epoch. It reads `control` to its end before it says
         no."""
         known = self._claims.get(role)
@@ -232,7 +228,7 @@ class RecordsInForce:
     def _why_unclaimed(self, record: Record, topic: str) -> str | None:
         """Return why the record is none of the role that writes `topic`, or None."""
         role, epoch = TOPICS[topic].writer or "", writer_epoch(record)
-        if self._is_claimed(role, epoch) or self._may_lack_claims():
+        if self.is_claimed(role, epoch) or self._may_lack_claims():
             return None
         return None if self._was_imported and record.topic == "tasks" else _unclaimed(role, epoch)
 
@@ -247,7 +243,7 @@ class RecordsInForce:
         name, epoch = message.name, writer_epoch(record)
         if epoch != name.trainer_epoch:
             return f"a version of trainer epoch {name.trainer_epoch}, written under epoch {epoch}"
-        if not self._is_claimed(RoleName.trainer, epoch):
+        if not self.is_claimed(RoleName.trainer, epoch):
             return _unclaimed(RoleName.trainer, epoch)
         there = self._versions[record.topic, message.model if isinstance(message, Announced) else ""]
         why = there.why_not(name)

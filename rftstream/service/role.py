@@ -26,9 +26,10 @@ from rftstream.contracts.control import Claim, RunManifest
 from rftstream.contracts.messages import Message
 from rftstream.contracts.records import Record, TopicPartition
 from rftstream.contracts.tasks import RolloutIds
+from rftstream.contracts.topics import TOPICS
 from rftstream.errors import ContractError, ForeignRecord
 from rftstream.models.device_lock import DeviceLock, FileLock
-from rftstream.service.in_force import RecordsInForce
+from rftstream.service.in_force import RecordsInForce, writer_epoch
 from rftstream.service.reading import read_to_ends
 from rftstream.service.role_spec import RoleSpec
 from rftstream.transport.base import Position, Transport
@@ -424,6 +425,10 @@ class Log:
                 yield Received(record, self.rule.decode(record))
             except ForeignRecord as error:
                 log.error("%s; passed over", error)
+
+    def is_claimed(self, record: Record) -> bool:
+        """Return whether the role that writes the record's topic was ever claimed under the epoch that it names."""
+        return self.rule.is_claimed(TOPICS[record.topic].writer or "", writer_epoch(record))
 
     def in_force(self, topic: str) -> Iterator[tuple[Record, Message | None]]:
         """Yield records in force, for callers that only look. Others, and records that cannot be decoded, are left out

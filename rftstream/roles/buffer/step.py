@@ -118,7 +118,9 @@ class BufferStep(SingleStepDefaults):
     def recover(self, log_: Log, claim: Claim) -> Mapping[TopicPartition, int]:
         """Read what is decided, and begin where the committed positions say."""
         self._reset(log_)
-        beginning = begin_with_summary(log_, "outcomes", whole=self._needs_all_outcomes)
+        # Operators, what may be had once more, and votes go by more of the past than a summary says.
+        needs_all = self._pipeline.is_declared or bool(self._reuse) or self._feedback_settings is not None
+        beginning = begin_with_summary(log_, "outcomes", whole=needs_all)
         if beginning.summary is not None and beginning.summary.outcomes is not None:
             self._progress.begin(beginning.summary.outcomes)
         for received in log_.messages("outcomes", start=beginning.positions):
@@ -139,12 +141,6 @@ class BufferStep(SingleStepDefaults):
                 self.absorb(received)
                 positions[received.record.place] = received.record.offset + 1
         return positions
-
-    @property
-    def _needs_all_outcomes(self) -> bool:
-        """Whether the step has to know more of the past than a summary says: what operators decided by, what may be had
-        once more, or what people's votes are about."""
-        return self._pipeline.is_declared or bool(self._reuse) or self._feedback_settings is not None
 
     def absorb(self, received: Received) -> None:
         """Add a rollout to its group; note demonstrations, and what the trainer and the feeder say."""

@@ -114,7 +114,7 @@ class Retries:
             is_outcome = record.header("contract") == b"group_outcome" and record.header("late") is None
             if group is None or not is_outcome or found[group] is not None:
                 continue
-            if self._log.rule.is_claimed("outcomes", record):
+            if self._log.is_claimed(record):
                 found[group] = (record.header("result") or b"").decode("ascii", "replace")
         self._results |= found
 
