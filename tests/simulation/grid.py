@@ -33,7 +33,7 @@ POWER_LOSS_SHARE = 0.25
 STRANGERS_SHARE = 0.4
 """Of the seeds."""
 
-MAX_TICKS = 30_000
+MAX_TICKS = 60_000
 MAX_TICKS_OF_PIPELINES = 200_000
 """Some pipelines leave out nine groups of ten, and a batch takes its time."""
 
