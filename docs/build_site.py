@@ -21,7 +21,16 @@ import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = ROOT / "mkdocs.yml"
-PAGES = ("README.md", "docs/*.md", "docs/decisions/*.md", "deploy/*.md", "deploy/helm/*.md", "schemas/*.md")
+PAGES = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "docs/*.md",
+    "docs/decisions/*.md",
+    "deploy/*.md",
+    "deploy/helm/*.md",
+    "schemas/*.md",
+)
 
 _FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(?P<mark>!?)\[(?P<text>[^\]]*)\]\((?P<path>[^)#\s]+)(?P<anchor>#[^)\s]*)?\)")

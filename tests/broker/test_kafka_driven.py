@@ -345,7 +345,7 @@ def test_a_step_that_takes_longer_than_a_session_is_not_begun_anew(
     """Six rollouts of 100,000 tokens are finished in one step, which takes seconds."""
     caplog.set_level(logging.WARNING, "rftstream.transport.kafka.member")
     run = make(
-        "run.steps=1", "transport.session_timeout_s=1", "feeder.max_staleness=0", "sampling.max_tokens=4000000",
+        "run.steps=1", "transport.session_timeout_s=2", "feeder.max_staleness=0", "sampling.max_tokens=4000000",
         "policies.fake.mean_tokens=100000", "policies.fake.sigma=0",
     )  # fmt: skip
     assert run.to_the_end().version == 1

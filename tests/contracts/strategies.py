@@ -21,6 +21,7 @@ from rftstream.contracts.messages import MESSAGES, Message
 from rftstream.contracts.outcomes import GroupOutcome, GroupResult
 from rftstream.contracts.rollouts import ImageSpan, Rollout, RolloutStatus, Segment, VersionSpan
 from rftstream.contracts.rules import RULES
+from rftstream.contracts.summaries import Summary
 from rftstream.contracts.tasks import ChatMessage, Media, RolloutIds
 from rftstream.contracts.verdicts import UnscorableReason, VerifiedRollout
 from rftstream.contracts.versions import StepRecord, WeightsAnnounced, WeightsKind
@@ -134,6 +135,16 @@ def _tied(cls: type, name: str, when: Any, then: dict[str, Any], otherwise: dict
     return _build(cls, **{name: st.just(when)}, **then) | _build(cls, **{name: choices}, **otherwise)
 
 
+@st.composite
+def _summaries(draw: st.DrawFn) -> Summary:
+    topic = draw(st.sampled_from(["outcomes", "steps", "weights"]))
+    said = {name: draw(_present(Summary, name)) if name == topic else None for name in ("outcomes", "steps", "weights")}
+    if said["outcomes"] is not None:
+        counts = draw(st.dictionaries(st.sampled_from([str(one) for one in GroupResult]), INTS))
+        said["outcomes"] = dataclasses.replace(said["outcomes"], groups=counts)
+    return Summary(topic=topic, through=draw(INTS), **said)
+
+
 def _present(cls: type, name: str) -> Strategy:
     return _of(get_type_hints(cls, include_extras=True)[name]).filter(lambda value: value is not None)
 
@@ -209,6 +220,7 @@ _BY_HAND: dict[type, Any] = {
         GroupOutcome, "result", GroupResult.batched, {"batch_sequence": INTS, "late": st.just(False)},
         {"batch_sequence": st.none(), "late": st.just(False)},
     ).map(_placed),
+    Summary: _summaries,
     WeightsAnnounced: lambda: _tied(
         WeightsAnnounced, "kind", WeightsKind.delta,
         {"parent": _present(WeightsAnnounced, "parent"), "delta": st.none()}, {"parent": st.none()},

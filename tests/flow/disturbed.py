@@ -51,17 +51,22 @@ class FaultAt:
         self.then()
 
 
+def gave_way(driver: RoleDriver) -> bool:
+    """Let the time pass for which the holder of a role that lost a commit waits for a successor's claim. Return whether
+    there was any."""
+    service = driver.service
+    left_s = service._gives_way.until - driver.run.clock.now() if isinstance(service, SingleService) else 0.0
+    driver.run.clock.advance(max(left_s, 0.0))
+    return left_s > 0
+
+
 def work_on(driver: RoleDriver, **limits: float) -> None:
     """Work until there is nothing to do. One that is killed is started again."""
     while True:
         try:
             driver.work(**limits)
-            service = driver.service
-            if not isinstance(service, SingleService) or service._gives_way.until <= driver.run.clock.now():
+            if not gave_way(driver):
                 return
-            driver.run.clock.advance(
-                service._gives_way.until - driver.run.clock.now()
-            )  # a commit was lost, and a successor's claim may come
         except Kill:
             driver.restart()
 

@@ -18,6 +18,7 @@ from rftstream.service.role import Role, RoleContext
 from rftstream.testing import RoleDriver
 from rftstream.weights.checkpoints import CheckpointStore, StagedCheckpoint
 from rftstream.weights.publisher import WeightsPublisher
+from tests.flow.disturbed import gave_way
 from tests.flow.scene import Scene
 from tests.flow.trained import announced_of, checkpoints_of, names, steps_of, trained
 from workers.trainer import build
@@ -74,6 +75,7 @@ def until(trainer: RoleDriver, what: Callable[[], bool]) -> None:
         if what():
             return
         trainer.tick()
+        gave_way(trainer)
     raise AssertionError(f"it did not come to that: {trainer.service.health()}")
 
 

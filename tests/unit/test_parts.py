@@ -35,6 +35,7 @@ EXCEPTIONS = {
     ("rftstream/gateway/dialects/chat.py", "tools"): "a setting of a request",
     ("rftstream/gateway/dialects/fields.py", "regex"): "a form of answers",
     ("rftstream/queries/foreign.py", "code"): "a column of rows: a result as a number",
+    ("rftstream/queries/summary_check.py", "code"): "a column of rows: a result as a number",
     ("rftstream/commands/__init__.py", "replay"): "a command",
     ("rftstream/config/registry.py", "environment"): "a kind of parts",
     ("rftstream/roles/buffer/decisions.py", "priority"): "a field of an outcome",

@@ -63,7 +63,7 @@ def test_nobody_else_writes_what_one_role_is_there_for() -> None:
         "tasks": ["feeder"], "rollouts": ["explorer"], "partials": ["explorer"], "verified": ["verifier"],
         "batches": ["buffer"], "outcomes": ["buffer"], "questions": ["buffer"], "judgements": ["buffer"],
         "weights": ["trainer"], "steps": ["trainer"], "evals": ["evaluator"], "problems": ["synthesiser"],
-        "experts": [], "feedback": [],
+        "experts": [], "feedback": [], "summaries": ["buffer", "trainer"],
     }  # fmt: skip
     assert "explorer" not in writers["control"]
     assert READER not in {kind for kinds in writers.values() for kind in kinds}
