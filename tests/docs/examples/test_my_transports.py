@@ -25,6 +25,7 @@ class SlowHarness(ConformanceHarness):
         return run_in_threads(self.connect, peers)
 
 
+@pytest.mark.slow
 class TestSlowTransport(TransportConformance):
     @pytest.fixture
     def harness(self, tmp_path: Path) -> ConformanceHarness:

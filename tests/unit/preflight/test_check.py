@@ -299,7 +299,8 @@ def test_a_log_that_no_run_could_open(write: Write, settings: dict[str, Any], sa
     assert len(text.splitlines()) == 1
 
 
-def test_a_broker_is_not_asked(write: Write) -> None:
+@pytest.mark.slow
+def test_a_broker_that_is_away_is_no_fault_of_the_run_file(write: Write) -> None:
     fine(write(transport={"kind": "kafka", "servers": "127.0.0.1:1"}))
 
 
