@@ -91,7 +91,10 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         path, _, query = self.path.partition("?")
         headers = {name.lower(): value for name, value in self.headers.items()}
-        body = self.rfile.read(int(headers.get("content-length", 0)))
+        num_bytes = int(headers.get("content-length", 0))
+        body = self.rfile.read(num_bytes)
+        if len(body) < num_bytes:
+            raise ConnectionResetError("who asked was killed in the middle of its request")
         asked = Asked(self.command, path, query, headers, body, self.connection)
         self.owner.asked.append(asked)
         told = self.owner.answer(asked)
