@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from itertools import zip_longest
+from itertools import chain, repeat
 
 from rftstream.config.pipelines import operator_places
 from rftstream.config.sections import RunConfig
@@ -423,7 +423,7 @@ def _group_of(outcome: GroupOutcome, siblings: Mapping[str, Sequence[Sibling]]) 
     """Return the group as the buffer had it; None if not all of it is on the log any more. Of a rollout that stands
     twice, the buffer took the record that the outcome names, where it names one."""
     present: list[Sibling] = []
-    for summary, offset in zip_longest(outcome.rollouts, outcome.offsets):
+    for summary, offset in zip(outcome.rollouts, chain(outcome.offsets, repeat(None)), strict=False):
         records = siblings.get(summary.rollout_id)
         if not records:
             return None
