@@ -85,7 +85,7 @@ def test_a_job_goes_on_with_the_run_when_its_time_was_up(place: Workplace, clust
     place.assert_nobody_left()
     version = view.assert_nothing_lost().version
 
-    # SLURM would wait for two minutes. A node refuses a start within the second in which it revoked the job's credential.
+    # SLURM would wait two minutes. A node refuses a start in the second in which it revoked the job's credential.
     cluster.call("scontrol", "update", f"JobId={job}", "StartTime=now+3")
     place.wait_for(lambda: view.curve().version > version, "steps of the second attempt")
     assert place.look("drain", "runs/tiny").code == 0
