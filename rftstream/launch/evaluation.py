@@ -20,7 +20,7 @@ from rftstream.config import registry
 from rftstream.config.sections import RunConfig
 from rftstream.contracts import codec
 from rftstream.contracts.control import Request, RequestKind
-from rftstream.contracts.records import TopicPartition
+from rftstream.contracts.records import Record, TopicPartition
 from rftstream.contracts.versions import EvalResult, WeightsAnnounced
 from rftstream.errors import ConfigError, RftError, TakenOver
 from rftstream.roles.evaluator import EVALUATOR
@@ -30,7 +30,7 @@ from rftstream.runs.published import Published, read_published
 from rftstream.runs.requests import user_here
 from rftstream.runs.services import build_service, role_context
 from rftstream.service.control_view import read_control
-from rftstream.service.reading import begin_positions
+from rftstream.service.reading import read_to_ends
 from rftstream.service.role import FOREVER, Log
 from rftstream.service.service import Service
 from rftstream.transport.base import Reader
@@ -38,7 +38,6 @@ from rftstream.weights.evaluated import EvalResults
 
 LOOK_S = 0.25
 SAY_S = 5.0
-EVALS = TopicPartition("evals", 0)
 
 Versions = Sequence[int] | Literal["all"]
 """Versions to evaluate. An empty sequence means the newest; `all` means those that can still be made from the store."""
@@ -238,9 +237,9 @@ def _ask(run: OpenRun, wanted: Sequence[_Wanted], timeout_s: float, by: str) -> 
     producer.close()
 
 
-def _news(reader: Reader, wanted: list[_Wanted] | None) -> Iterator[Evaluated]:
+def _taken(records: Sequence[Record], wanted: list[_Wanted] | None) -> Iterator[Evaluated]:
     """Yield the results that have come, and take them off `wanted`. If `wanted` is None, yield all results."""
-    for record in reader.poll():
+    for record in records:
         message = None if record.value is None else codec.from_record(record)
         if not isinstance(message, EvalResult):
             continue
@@ -263,7 +262,7 @@ def _await(run: OpenRun, reader: Reader, wanted: list[_Wanted], timeout_s: float
     """Yield results until nothing is wanted any more. Stop if nobody is alive who would do the work."""
     heard = said = time.monotonic()
     while wanted:
-        for one in _news(reader, wanted):
+        for one in _taken(reader.poll(), wanted):
             heard = time.monotonic()
             yield one
         now = time.monotonic()
@@ -309,12 +308,11 @@ def _work(run: OpenRun, reader: Reader, wanted: list[_Wanted] | None, say: Say) 
     if wanted is not None:
         service.step.answer_only([one.request_id for one in wanted])  # type: ignore[attr-defined]  # the evaluator's
     ends = {**run.transport.admin.end_offsets("weights"), **run.transport.admin.end_offsets("control")}
-    evals = begin_positions(run.transport, ("evals",))
     try:
         said = time.monotonic()
         while not (service.done or wanted == [] or _is_idle(service, ends)):
             idle_s = service.tick()
-            yield from _news(reader, wanted)
+            yield from _taken(reader.poll(), wanted)
             if time.monotonic() - said >= SAY_S and (progress := progress_of(service)):
                 said = time.monotonic()
                 say(progress)
@@ -324,9 +322,8 @@ def _work(run: OpenRun, reader: Reader, wanted: list[_Wanted] | None, say: Say) 
         raise TakenOver(f"{error}; it does what is left") from None
     finally:
         service.close()
-    while reader.position(EVALS) < run.transport.admin.end_offsets("evals").get(EVALS, evals[EVALS]):
-        yield from _news(reader, wanted)
-        run.transport.wait([reader], LOOK_S)
+    for records in read_to_ends(run.transport, reader, run.transport.admin.end_offsets("evals")):
+        yield from _taken(records, wanted)
 
 
 def progress_of(service: Service) -> str:

@@ -14,7 +14,7 @@ import pytest
 from rftstream.config.loader import from_dict
 from rftstream.contracts.tasks import Problem
 from rftstream.data.tasksets.open import open_taskset
-from tests.docs.reading import ROOT, Block, blocks
+from tests.docs.reading import ROOT, Block, blocks, read
 
 USER = {"role": "user", "content": "1+1?"}
 FILES: dict[str, list[dict[str, Any]]] = {
@@ -67,3 +67,13 @@ def test_the_data_of_a_block_are_opened(block: Block, folder: Path) -> None:
         assert problem.answer == "2"
         assert set(problem.info) <= {"ability", "reward_model", "extra_info", "level", "conversation", "meta"}
         assert bool(problem.tools) == (name == "chats")
+
+
+def test_other_columns_come_where_the_pages_say(folder: Path) -> None:
+    run = {"run": {"name": "t", "steps": 1}, "model": {"path": "fake"}, "base": str(folder)}
+    section = {"source": "hf:openr1", "columns": {"prompt": "problem"}}
+    config = from_dict({**run, "tasksets": {"t": section}})
+    assert open_taskset("t", config.tasksets["t"], config).problem(0).info["level"] == 1
+    page = read(ROOT / "docs" / "data.md")
+    assert '`problem.info["level"]`' in page and '`problem["info"]["level"]`' in page
+    assert "`info` has the columns of the data under their own names" in read(ROOT / "docs" / "agents.md")

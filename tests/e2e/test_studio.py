@@ -92,6 +92,7 @@ def test_every_page_of_a_finished_run(place: Workplace, browser: Browser, people
     assert shown["version"] == status["version"] == audited["version"]
     keys_alone(tab)
     tab.close()
+    small_numbers_on_axes(browser, f"{studio.url}/runs/people/charts")
     without_scripts(browser, f"{studio.url}/runs/people")
     studio.stop()
 
@@ -148,6 +149,31 @@ def keys_alone(tab: Tab) -> None:
     page.locator("#as-of-range").focus()
     page.keyboard.press("Home")
     page.wait_for_url(re.compile("as_of=v1"))
+
+
+def small_numbers_on_axes(browser: Browser, address: str) -> None:
+    """Labels of an axis tell its values apart, and it says what they are."""
+    tab = Tab(browser)
+    tab.page.add_init_script(
+        "window.written = []; const fill = CanvasRenderingContext2D.prototype.fillText;"
+        "CanvasRenderingContext2D.prototype.fillText ="
+        " function (text, ...place) { window.written.push(String(text)); return fill.call(this, text, ...place); };"
+    )
+
+    def of_small_numbers(route: Route) -> None:
+        panel = route.fetch().json()[0]
+        (line, *_) = panel["lines"]
+        line |= {"y": [2e-5 * place for place, _ in enumerate(line["x"])], "mean": None, "right": False}
+        changes = {"lines": [line], "unit": "nats", "rightUnit": "", "log": False, "range": None, "fromZero": True}
+        route.fulfill(json=[panel | changes])
+
+    tab.page.route("**/charts.json*", of_small_numbers)
+    written = tab.open(address).evaluate("window.written")
+    assert {"version (trained batches)", "nats"} <= set(written)
+    small = [float(text) for text in set(written) if re.fullmatch(r"[\d.]+e-\d+", text)]
+    assert len(small) > 2 and all(0 < value < 1e-3 for value in small)
+    assert not tab.complaints
+    tab.close()
 
 
 def without_scripts(browser: Browser, address: str) -> None:

@@ -208,7 +208,7 @@ def test_samples_that_fail_are_unscored(tmp_path: Path) -> None:
     scene.announce(0)
     RoleDriver(scene, "evaluator").work()
     (result,) = results_of(scene)
-    assert result.num_unscored == 5
+    assert (result.num_unscored, result.metrics["unscored_share"]) == (5, 1.0)
     assert "mean" not in result.metrics
     assert not result.best
 

@@ -37,6 +37,7 @@ from tests.unit.backends.test_deepspeed import (
     train,
     unchanged,
 )
+from tests.unit.models.test_exactness import made
 
 CPU = torch.device("cpu")
 SETTINGS = NetworkSettings(autocast=None, max_logits_bytes=1 << 20, packing=True)
@@ -206,6 +207,12 @@ def test_a_model_that_cannot_be_split_is_found_by_trying(spec):
     group.together = lambda own: own
     with pytest.raises(ConfigError, match="Qwen2ForCausalLM can't be computed in parts"):
         SplitNetwork(network, group, near=1e-3)
+
+
+def test_what_our_attention_does_not_compute_is_refused(tmp_path):
+    network = Network(load_model(made("gemma2", tmp_path)[1], CPU), SETTINGS)
+    with pytest.raises(ConfigError, match="what its attention computes is more than ours does"):
+        SplitNetwork(network, SimpleNamespace(size=2), near=1e-3)
 
 
 def test_processes_are_divided(spec):

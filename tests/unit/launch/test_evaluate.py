@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -199,27 +199,48 @@ def answer(folder: Path, stop: threading.Event) -> None:
         for request in requests:
             name = VersionName(trainer_epoch=1, version=request.arguments["version"])
             producer.commit([codec.to_record(EvalResult(
-                evaluation=request.arguments["evaluation"], name=name, num_tasks=1, num_samples=1, num_unscored=0,
-                metrics={"mean": 0.25}, generations=None, request_id=request.request_id,
+                evaluation=request.arguments["evaluation"], name=name, num_tasks=16, num_samples=2, num_unscored=16,
+                metrics={"mean": 1.0}, generations=None, request_id=request.request_id,
             ), "evals", 0, run="demo")])  # fmt: skip
         if requests:
             stop.set()
     run.transport.close()
 
 
-def test_a_living_evaluator_is_asked(scene: Scene) -> None:
+def test_a_living_evaluator_is_asked_and_a_mean_says_what_was_not_scored(scene: Scene) -> None:
     scene.claim()
     stop = threading.Event()
     thread = threading.Thread(target=answer, args=(scene.folder.path, stop))
     thread.start()
     try:
-        found = results(scene)
+        found = call(scene)
     finally:
         stop.set()
         thread.join()
-    assert [(one["evaluation"], one["version"], one["metrics"]["mean"]) for one in found] == [
-        ("easy", 3, 0.25), ("more", 3, 0.25),
-    ]  # fmt: skip
+    assert [line.split() for line in found.stdout.splitlines()] == [
+        ["evaluation", "version", "mean", "samples", "unscored"],
+        *([name, "3", "1", "16", "x", "2", "16"] for name in ("easy", "more")),
+    ]
+    assert "more of version 3: mean 1 (16 of 32 samples unscored)\n" in found.stderr
+
+
+def test_results_that_come_late_are_waited_for(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader may have nothing yet when the work is done; asking it again at once would take a whole processor."""
+    transport, waits = scene.run.transport, list[float]()
+    reader = transport.reader(transport.admin.end_offsets("evals"))
+    wait, poll = transport.wait, reader.poll
+
+    def waited(sources: Sequence[Any], timeout_s: float) -> None:
+        if reader in sources:
+            waits.append(timeout_s)
+        else:
+            wait(sources, timeout_s)
+
+    monkeypatch.setattr(transport, "wait", waited)
+    monkeypatch.setattr(reader, "poll", lambda **limits: poll(**limits) if len(waits) > 2 else [])
+    found = list(evaluation._work(scene.run, reader, None, lambda text: None))
+    assert len(found) == 5
+    assert len(waits) == 3 and min(waits) > 0
 
 
 @pytest.mark.slow

@@ -75,6 +75,7 @@ def test_a_run_ends_by_itself_and_can_be_given_more_steps(run_file: Path, tmp_pa
     more = start.resume(folder.path, sets=["run.steps=6", "trainer.lr=1e-5"], stream=out)
     assert (more.steps, more.reason, more.run_dir) == (6, "steps", folder.path)
     assert "changed: trainer.lr 1e-06 -> 1e-05 (what is learned changes)" in out.getvalue()
+    assert "changed: learning rate 1e-06 at the last step, 1e-05 at the next (trainer.lr_schedule " in out.getvalue()
     board = EventAccumulator(str(folder.path / "board"))
     board.Reload()
     assert [event.step for event in board.Scalars("train/reward")] == [1, 2, 3, 4, 5, 6]

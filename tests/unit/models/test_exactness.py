@@ -15,8 +15,10 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from rftstream.algorithms.base import TrainingRow
 from rftstream.backends.torch import paths
+from rftstream.backends.torch.critic import ValueNetwork, load_critic
 from rftstream.backends.torch.inputs import make_inputs
 from rftstream.backends.torch.network import Network, NetworkSettings, load_model
+from rftstream.backends.torch.scorer import load_scorer
 from rftstream.config import loader
 from rftstream.errors import ConfigError
 from rftstream.models.exactness import check_model
@@ -102,7 +104,6 @@ def made(family, folder):
     return model, ModelSpec(name=family, folder=folder, dtype="float32", context=100)
 
 
-@torch.no_grad()
 def true_logprobs(model, token_ids):
     """Logprobs of a row's tokens from the second on, with eager attention and no cache."""
     logits = model(input_ids=torch.tensor(np.asarray(token_ids)[None]), use_cache=False).logits[0, :-1]
@@ -147,7 +148,7 @@ def sampled_error(spec, model):
         one = done[f"r{number}"]
         assert one.error is None and len(one.token_ids), one.error
         true = true_logprobs(model, [*prompt, *one.token_ids.tolist()])[len(prompt) - 1 :]
-        errors.append(float(np.abs(one.behavior_logprobs - true.numpy()).max()))
+        errors.append(float(np.abs(one.behavior_logprobs - true.detach().numpy()).max()))
     return max(errors), policy._model.keeps_states
 
 
@@ -177,6 +178,44 @@ def test_a_model_is_computed_as_it_is_or_refused(family, tmp_path):
             check_model(spec, trained=True)
     else:
         check_model(spec, trained=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["bloom", "gemma2", "gpt_oss", "llama4_text"])
+def test_gradients_are_those_of_eager_attention(family, tmp_path):
+    """Also those of sinks, and of biases that a model adds to its scores itself."""
+    model, spec = made(family, tmp_path)
+    loaded = paths.load(transformers.AutoModelForCausalLM, spec.folder, CPU)
+    network = Network(loaded, NetworkSettings(autocast=None, max_logits_bytes=1 << 20, packing=True))
+    found, _ = network.logprobs(make_inputs(rows(), CPU, packed=network.packs))
+    found.sum().backward()
+    sum(true_logprobs(model, row.token_ids).sum() for row in rows()).backward()
+    ours = dict(loaded.named_parameters())
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            torch.testing.assert_close(ours[name].grad, parameter.grad, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["bloom", "gemma2", "gpt_oss", "llama"])
+def test_critics_and_reward_models_are_computed_as_they_are(family, tmp_path):
+    """They may be of another family than the policy. What stands before a token is valued."""
+    _, spec = made(family, tmp_path)
+    config = transformers.AutoConfig.from_pretrained(tmp_path, num_labels=1, pad_token_id=0)
+    model = transformers.AutoModelForSequenceClassification.from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    model.save_pretrained(tmp_path)
+    settings = NetworkSettings(autocast=None, max_logits_bytes=1 << 20, packing=True)
+    for loaded in (load_critic(tmp_path, CPU, vocabulary=VOCABULARY), load_scorer(spec, CPU)[0]):
+        network = ValueNetwork(loaded, settings)
+        with torch.no_grad():
+            values = network.values(make_inputs(rows(), CPU, packed=network.packs))
+            for row, found in zip(rows(), values, strict=True):
+                hidden = model.base_model(input_ids=torch.tensor(row.token_ids[None]), use_cache=False)[0]
+                true = model.score(hidden)[0, :-1, 0]
+                assert float((found[1 : len(row.token_ids)] - true).abs().max()) < 1e-3
 
 
 def test_most_families_are_tried():

@@ -25,6 +25,7 @@ from rftstream.contracts.records import NewRecord, TopicPartition
 from rftstream.contracts.versions import EvalResult, VersionName
 from rftstream.launch.health import Health, HealthServer
 from rftstream.launch.session import notes_file
+from rftstream.queries.flow_map import what_is_wrong
 from rftstream.queries.history import read_history
 from rftstream.queries.status import Status, read_status
 from rftstream.queries.worker_status_text import health_sentence, worker_sentence
@@ -462,6 +463,8 @@ def test_steps_without_signal_are_told_with_their_likely_causes(log: SyntheticLo
     assert "no signal for 12 steps: every reward is 0. Likely causes: 90% of the completions" in text
     assert [sign.kind for sign in found.training_signs] == ["truncated"]
     assert "look at completions truncated: 90% of the newest completions" in text
+    titles = [one.title for one in what_is_wrong(found, now=0.0)]
+    assert titles[:2] == ["no learning signal", "truncated: completions"], "in the studio"
 
 
 def test_what_others_deleted_is_said(log: SyntheticLog, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from rftstream.contracts.outcomes import GroupOutcome, GroupResult, RolloutSumma
 from rftstream.contracts.rollouts import Rollout, RolloutStatus, Segment, Turn, VersionSpan
 from rftstream.contracts.tasks import ChatMessage, Problem, Sampling, Task
 from rftstream.contracts.verdicts import Verdict, VerifiedRollout
+from rftstream.contracts.versions import EvalResult, VersionName
 from rftstream.core.advantages import compute_group_advantages
 from rftstream.queries.audit import audit
 from rftstream.studio.access import StudioRole
@@ -275,6 +276,28 @@ def test_the_lineage_goes_both_ways(hostile: TestClient) -> None:
 
 
 # --------------------------------------------------------------------------------------------- several runs
+
+
+def test_a_mean_says_what_was_not_scored(tmp_path: Path) -> None:
+    memory = MemoryRun(make_config(), folder=tmp_path)
+    memory.put_manifest()
+    log = SyntheticLog(memory.transport(), partitions=4)
+    log.step(0, resumed=True)
+    log.flow(0)
+    log.batch(0, [0])
+    log.step(1, metrics={"reward": 0.5})
+    log.put("evals", EvalResult(
+        evaluation="held-out", name=VersionName(trainer_epoch=1, version=1), num_tasks=16, num_samples=2,
+        num_unscored=16, metrics={"mean": 1.0}, generations=None,
+    ))  # fmt: skip
+    watched = watch(memory)
+    watched.follow_once()
+    with client([watched]) as browser:
+        for address in ("", "/versions", "/versions/1"):
+            assert "16 of 32 samples unscored" in browser.get(f"/runs/demo{address}").text, address
+        newest = browser.get("/api/v1/runs/demo").json()["evaluations"]["held-out"]
+        assert (newest["num_unscored"], newest["num_tasks"] * newest["num_samples"]) == (16, 32)
+    watched.stop()
 
 
 def test_several_runs(tmp_path: Path) -> None:
