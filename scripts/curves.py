@@ -215,7 +215,7 @@ def _mean(values: Sequence[float]) -> float:
 
 def _sentence(row: dict[str, Any]) -> str:
     first, last = row["held_out"]
-    return f"held-out {first:.2f} -> {last:.2f}, staleness {row['staleness'][0]:g}"
+    return f"evaluation {first:.2f} -> {last:.2f}, staleness {row['staleness'][0]:g}"
 
 
 def _rftstream(*arguments: str | Path) -> int:

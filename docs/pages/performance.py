@@ -59,7 +59,8 @@ def learning(curves: Entries | None = None, beside_trl: Entries | None = None) -
                       _told(min(ratios, default=None), aim, WHY_NOT.get(comparison.name))))  # fmt: skip
     for threshold in THRESHOLDS:
         ratios = _ratios(LONG, rows, lambda row, least=threshold: (side_by_side.reached(row, least) or (None, None))[1])
-        lines.append((f"{LONG.name}: {threshold:g} held out, times as soon as TRL", f"at least {TO_THRESHOLD:g}",
+        lines.append((f"{LONG.name}: {threshold:g} in the evaluation, times as soon as TRL",
+                      f"at least {TO_THRESHOLD:g}",
                       *_spread(ratios),
                       _told(min(ratios, default=None), TO_THRESHOLD, WHY_NOT[LONG.name])))  # fmt: skip
     return table(("what", "aim", "measured", "seeds", ""), lines)
