@@ -124,6 +124,7 @@ def error(
 def test_what_it_shows_first_and_its_tools_are_in_the_first_prompt(folder: Path) -> None:
     from own_check_environments import Fine
 
+    Fine.closed.clear()  # its module stays for all tests of a process, and their order is any
     report = looked(folder, "Fine")
     assert report.errors == []
     (line,) = report.tasksets
