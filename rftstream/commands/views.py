@@ -201,7 +201,7 @@ def inspect(
 )
 @json_option
 def plot(run: Path, out: Path | None, tensorboard: Path | None, as_json: bool) -> None:
-    """Draw the run's curves as PNG and as a page for a browser, over steps and over time.
+    """Draw the run's curves as a page for a browser and as PNG, over steps and over time.
 
     Reward, evaluations, completion lengths, staleness, loss, gradient norm, entropy, mismatch and rates;
     only steps in force, with a mark where a trainer resumed. The page, index.html, stands by itself: values to point
@@ -210,17 +210,17 @@ def plot(run: Path, out: Path | None, tensorboard: Path | None, as_json: bool) -
     """
     from rftstream.queries.history import read_history
     from rftstream.queries.page_facts import own_settings, read_samples
+    from rftstream.queries.plot import can_draw, write_events
     from rftstream.queries.plot import plot as draw
-    from rftstream.queries.plot import write_events
-    from rftstream.queries.plot_page import write_page
     from rftstream.queries.shown_completions import open_reader
     from rftstream.service.role import Log
+    from rftstream.studio.plot_page import write_page
 
     with opened_run(run) as opened, at_work("reading the log and drawing"):
         history = read_history(Log(opened.transport))
         if tensorboard is None:
             folder = out or opened.folder.plots
-            files = draw(history, run=opened.run_id, folder=folder)
+            files = draw(history, run=opened.run_id, folder=folder) if can_draw() else []
             page: Path | None = write_page(
                 history,
                 run=opened.run_id,
@@ -230,6 +230,8 @@ def plot(run: Path, out: Path | None, tensorboard: Path | None, as_json: bool) -
             )
         else:
             files, page = [write_events(history, tensorboard)], None
+    if not files:
+        click.echo("plot: a page and no PNG, since matplotlib is missing; pip install 'rftstream[plots]'", err=True)
     pages = {} if page is None else {"page": str(page)}
     if as_json:
         print_out({"files": [str(file) for file in files], **pages})

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,13 @@ STROKES = {
 }
 """Of panels.DASHES."""
 DPI = 110
+MAX_POINTS = 2_000
+"""Most points of a line on a page. A longer line is drawn by the means of equal parts: its page opens quickly."""
+
+
+def can_draw() -> bool:
+    """Return whether the package that draws pictures is installed."""
+    return find_spec("matplotlib") is not None
 
 
 def plot(history: History, *, run: str, folder: Path) -> list[Path]:
@@ -73,6 +81,14 @@ def smoothed_by_stage(line: Line, values: Floats, width: int, stages: Floats) ->
     """Each stage by itself: the loss of one says nothing of that of the next."""
     parts = np.split(values, np.searchsorted(line.x, stages, side="right"))
     return np.concatenate([smoothed(part, width) for part in parts])
+
+
+def thinned(line: Line) -> Line:
+    """Return a line of at most MAX_POINTS values: itself, or the means of equal parts."""
+    if len(line.x) <= MAX_POINTS:
+        return line
+    x, y = (np.asarray([part.mean() for part in np.array_split(values, MAX_POINTS)]) for values in (line.x, line.y))
+    return replace(line, x=x, y=y)
 
 
 def window(num_values: int) -> int:

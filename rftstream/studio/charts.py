@@ -12,8 +12,7 @@ import numpy as np
 from rftstream.queries.formatting import number
 from rftstream.queries.history import History
 from rftstream.queries.panels import COLORS, MAX_LINES, Axis, Line, Panel, over_steps, over_time, panels
-from rftstream.queries.plot import goes_wide, log_view, smoothed_by_stage, view, window
-from rftstream.queries.plot_page import thinned
+from rftstream.queries.plot import goes_wide, log_view, smoothed_by_stage, thinned, view, window
 
 WIDTH, HEIGHT, MARGIN = 640, 200, 8
 """Of a picture, in the units of its view box."""
@@ -54,8 +53,10 @@ class Chart:
     """The newest values in words, for who does not see the picture."""
     data: Mapping[str, Any]
     """For the browser's own drawing, as JSON."""
+    num_more: int
+    """Lines that the panel has and the chart does not show."""
     empty: str
-    """What is said where there is no line."""
+    """The text that is shown if there is no line."""
 
 
 def run_charts(history: History, *, by_time: bool = False, only_first: bool = False) -> list[Chart]:
@@ -88,12 +89,27 @@ def make_chart(panel: Panel, axis: Axis) -> Chart:
     left = [line for line in panel.lines if not line.right][:MAX_LINES]
     right = [line for line in panel.lines if line.right] if left else []
     left = left or [line for line in panel.lines if line.right][:MAX_LINES]
-    lines = [thinned(_area_smoothed(line, axis)) for line in (*left, *right)]
+    own = [thinned(_area_smoothed(line, axis)) for line in (*left, *right)]
+    lines = _stacked(own)
     values = np.concatenate([line.y for line in left]) if left else np.empty(0)
     is_log = bool(panel.log_if_wide and goes_wide(values))
     least = log_view(values)[0] if is_log else -math.inf
     box = _Box.of(lines[: len(left)], panel, axis, is_log=is_log)
     drawn = [(line, i, _smooth(line, axis)) for i, line in enumerate(lines)]
+    entries = [
+        {
+            "label": line.label or panel.title,
+            "color": _color(line, i),
+            "dash": line.dash,
+            "area": line.area,
+            "right": i >= len(left),
+            "x": _numbers(line.x),
+            "y": _numbers(line.y, -math.inf if i >= len(left) else least),
+            "mean": _numbers(mean) if mean is not line.y else None,
+            "last": number(float((own[i].y if line.area else mean)[-1])) if len(mean) else "",
+        }
+        for line, i, mean in drawn
+    ]
     return Chart(
         title=panel.title,
         unit=panel.unit if left and not left[0].right else panel.right_unit or panel.unit,
@@ -105,9 +121,7 @@ def make_chart(panel: Panel, axis: Axis) -> Chart:
         high=number(box.high),
         begin=number(box.begin),
         end=number(box.end),
-        summary="; ".join(
-            f"{line.label or panel.title} {number(float(mean[-1]))}" for line, _, mean in drawn if len(mean)
-        ),
+        summary="; ".join(f"{entry['label']} {entry['last']}" for entry in entries if entry["last"]),
         data={
             "title": panel.title,
             "xLabel": axis.label,
@@ -117,19 +131,9 @@ def make_chart(panel: Panel, axis: Axis) -> Chart:
             "fromZero": panel.from_zero,
             "range": log_view(values) if is_log else view(left),
             "marks": [float(x) for x in (*axis.resumes[-100:], *axis.stages[-100:])],
-            "lines": [
-                {
-                    "label": line.label or panel.title,
-                    "color": _color(line, i),
-                    "dash": line.dash,
-                    "right": i >= len(left),
-                    "x": _numbers(line.x),
-                    "y": _numbers(line.y, -math.inf if i >= len(left) else least),
-                    "mean": _numbers(mean) if mean is not line.y else None,
-                }
-                for line, i, mean in drawn
-            ],
+            "lines": entries,
         },
+        num_more=max(0, sum(line.right == left[0].right for line in panel.lines) - MAX_LINES) if left else 0,
         empty=panel.empty,
     )
 
@@ -142,6 +146,15 @@ def _color(line: Line, place: int) -> int:
 def _area_smoothed(line: Line, axis: Axis) -> Line:
     """Return a line; of an area its running mean alone, as the plots have it."""
     return replace(line, y=smoothed_by_stage(line, line.y, window(len(line.y)), axis.stages)) if line.area else line
+
+
+def _stacked(lines: Sequence[Line]) -> list[Line]:
+    """Return lines, of which each area has its upper edge as values: it stands upon the area before it."""
+    found: list[Line] = []
+    for line in lines:
+        below = found[-1].y if found and found[-1].area else np.zeros(len(line.y))
+        found.append(replace(line, y=line.y + below) if line.area and len(below) == len(line.y) else line)
+    return found
 
 
 def _smooth(line: Line, axis: Axis) -> Any:

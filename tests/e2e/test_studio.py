@@ -97,6 +97,27 @@ def test_every_page_of_a_finished_run(place: Workplace, browser: Browser, people
     studio.stop()
 
 
+@pytest.mark.heavy("a browser opens the page that `plot` writes")
+def test_the_page_of_plot_stands_by_itself(place: Workplace, browser: Browser, people: Path) -> None:
+    done = place.look("plot", people, "--json")
+    assert done.code == 0, done.err
+    tab = Tab(browser)
+    page = tab.open(Path(done.result["page"]).as_uri())
+    figures = page.locator("figure.chart:has(.legend)")
+    page.wait_for_function("document.querySelectorAll('figure.chart:has(.legend) .drawn canvas').length > 0")
+    assert page.locator("figure.chart .drawn canvas").count() == figures.count() >= 10
+    assert tab.barriers() == [] and tab.overflow() <= 0
+    entry = figures.first.locator(".legend li").first
+    entry.click()
+    assert "off" in (figures.first.locator(".legend li").first.get_attribute("class") or "")
+    tab.darken()
+    assert tab.barriers("color-contrast") == []
+    tab.resize(360)
+    assert tab.overflow() <= 0
+    assert tab.complaints == [] and tab.hosts <= {""}, "nothing is fetched"
+    tab.close()
+
+
 def check_pages(browser: Browser, studio: StudioProcess, addresses: list[str], *, narrow: bool = False) -> None:
     """Each page as a telephone and as a computer show it, by day and by night. `narrow`: axe looks at both."""
     tab = Tab(browser)

@@ -1,151 +1,7 @@
-// What the pages do beyond links and forms: curves to point at, tokens to step through, a slider for versions.
-// All of it is there without scripts, too: curves as pictures, numbers under the pointer as titles, a field for versions.
+// What the pages do beyond links and forms: tokens to step through, a slider for versions. (Curves: charts.js.)
+// All of it is there without scripts, too: numbers under the pointer as titles, a field for versions.
 "use strict";
 (() => {
-  const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  const dashes = { dash: [6, 4], dot: [2, 3], dashdot: [7, 3, 2, 3], longdash: [11, 4], longdashdot: [11, 3, 2, 3] };
-  const short = (value) => {
-    if (value === null || value === undefined) return "–";
-    const size = Math.abs(value);
-    if (size !== 0 && (size < 0.001 || size >= 1e6)) return value.toExponential(1);
-    return Number.isInteger(value) ? value.toLocaleString("en") : value.toFixed(size >= 100 ? 0 : 3);
-  };
-  const tick = (value) => { // of an axis: as many digits as it has, not three
-    if (value === null || value === undefined) return "";
-    const exact = Number(value.toPrecision(10)), size = Math.abs(exact);
-    if (size !== 0 && (size < 0.001 || size >= 1e7)) return exact.toExponential().replace("e+", "e");
-    return size >= 1e4 ? exact.toLocaleString("en") : String(exact);
-  };
-  const decades = (_, splits) => splits.map((value) => (value > 0 && Math.abs(Math.log10(value) - Math.round(Math.log10(value))) < 1e-9 ? value : null));
-  const HEIGHT = 235;
-  const drawn = new Map(); // figure -> its plot, what it shows, and its size
-
-  // ------------------------------------------------------------------------------------------------ curves
-
-  function tableOf(panel) {
-    const tables = [], series = [{}];
-    for (const line of panel.lines) {
-      const stroke = color("--c" + line.color), scale = line.right ? "right" : "y";
-      const style = { scale, stroke, dash: dashes[line.dash], spanGaps: true };
-      if (line.mean) {
-        tables.push([line.x, line.y]);
-        series.push({ ...style, label: "", width: 1, alpha: 0.28, points: { show: false } });
-      }
-      tables.push([line.x, line.mean || line.y]);
-      series.push({ ...style, label: line.label, width: 1.8, points: { show: line.x.length <= 40, size: 5 } });
-    }
-    return { data: tables.length ? uPlot.join(tables) : null, series };
-  }
-
-  function axisOf(more) {
-    const { log, grid, ...rest } = more, filter = log ? { filter: decades } : {};
-    return {
-      stroke: color("--faint"), ticks: { show: false }, font: "12px system-ui", labelFont: "11px system-ui", labelSize: 16, labelGap: 0, size: 46,
-      values: (_, splits) => splits.map(tick), grid: { stroke: color("--rule"), width: 1, ...filter, ...grid }, ...filter, ...rest,
-    };
-  }
-
-  function draw(figure, panel) {
-    const { data, series } = tableOf(panel);
-    if (!data) return;
-    const legend = figure.querySelector(".legend"), holder = document.createElement("div");
-    const names = series.slice(1).map((one, place) => [one.label, place + 1]).filter(([label]) => label);
-    const say = (plot) => {
-      const at = plot.cursor.idx;
-      legend.replaceChildren(...names.map(([label, place]) => {
-        const item = document.createElement("li"), key = document.createElement("i");
-        const line = panel.lines.find((one) => one.label === label), values = plot.data[place];
-        let value = at === null || at === undefined ? undefined : values[at];
-        if (at === null || at === undefined) value = values.findLast((one) => one !== null && one !== undefined);
-        key.className = "c" + line.color;
-        item.append(key, `${label} ${short(value)}`);
-        return item;
-      }).concat(at === null || at === undefined ? [] : [Object.assign(document.createElement("li"), { textContent: `${panel.xLabel.split(" ")[0]} ${short(plot.data[0][at])}` })]));
-    };
-    const marks = (plot) => {
-      const { ctx, bbox } = plot;
-      ctx.save();
-      ctx.strokeStyle = color("--faint");
-      ctx.setLineDash([2, 4]);
-      for (const mark of panel.marks) {
-        const x = Math.round(plot.valToPos(mark, "x", true));
-        if (x < bbox.left || x > bbox.left + bbox.width) continue;
-        ctx.beginPath(); ctx.moveTo(x, bbox.top); ctx.lineTo(x, bbox.top + bbox.height); ctx.stroke();
-      }
-      ctx.restore();
-    };
-    const fit = (range) => (_, low, high) => {
-      if (low === null || high === null) return [0, 1];
-      if (range()) [low, high] = range();
-      const room = (high - low || Math.abs(high) || 1) * 0.06;
-      return [panel.fromZero ? Math.min(0, low) : low - room, high + room];
-    };
-    const wide = () => [panel.range[0] / 1.3, panel.range[1] * 1.3];
-    const hasRight = series.some((one) => one.scale === "right");
-    const plot = new uPlot({
-      width: Math.max(120, figure.clientWidth - 28), height: HEIGHT, series, legend: { show: false }, padding: [6, hasRight ? 0 : 18, 0, 0],
-      scales: { x: { time: false }, y: panel.log ? { distr: 3, range: wide } : { range: fit(() => panel.range) }, right: { range: fit(() => null) } },
-      axes: [
-        axisOf({ size: 26, label: panel.xLabel }), axisOf({ scale: "y", label: panel.unit, log: panel.log }),
-        ...(hasRight ? [axisOf({ scale: "right", side: 1, label: panel.rightUnit, grid: { show: false } })] : []),
-      ],
-      cursor: { sync: { key: "curves" }, y: false, points: { size: 6 } },
-      hooks: { setCursor: [say], draw: [marks] },
-    }, data, holder);
-    for (const part of figure.querySelectorAll(":scope > .plot, :scope > .axis, :scope > .drawn")) part.remove();
-    holder.className = "drawn";
-    holder.setAttribute("role", "img");
-    holder.setAttribute("aria-label", `${panel.title}: ` + panel.lines.map((one) => `${one.label} ${short(one.y.at(-1))}`).join("; "));
-    figure.querySelector("figcaption").after(holder);
-    if (figure.dataset.versions) {
-      let began = null;
-      plot.over.title = "click opens the version";
-      plot.over.addEventListener("mousedown", (event) => { began = event.clientX; });
-      plot.over.addEventListener("mouseup", (event) => {
-        if (began !== null && Math.abs(event.clientX - began) < 3 && plot.cursor.idx !== null) {
-          const version = Math.round(plot.data[0][plot.cursor.idx]), base = new URL(figure.dataset.versions, location.href);
-          if (version > 0) location.href = `${base.pathname}/${version}${base.search}`;
-        }
-        began = null;
-      });
-    }
-    say(plot);
-    drawn.set(figure, { plot, panel });
-  }
-
-  async function drawAll() {
-    const bySource = new Map();
-    for (const figure of document.querySelectorAll("figure.chart[data-chart]")) {
-      const source = figure.dataset.chart;
-      if (source && figure.querySelector(".legend")) bySource.set(source, [...(bySource.get(source) || []), figure]);
-    }
-    for (const figure of [...drawn.keys()]) if (!figure.isConnected) { drawn.get(figure).plot.destroy(); drawn.delete(figure); }
-    for (const [source, figures] of bySource) {
-      const answer = await fetch(source, { headers: { accept: "application/json" } });
-      if (!answer.ok) continue;
-      const panels = await answer.json();
-      for (const figure of figures) {
-        const panel = panels.find((one) => one.title === figure.dataset.index);
-        if (!panel) continue;
-        const known = drawn.get(figure), { data, series } = tableOf(panel);
-        if (known && data && series.length === known.plot.series.length) {
-          known.panel.lines = panel.lines;
-          known.panel.marks = panel.marks;
-          known.panel.range = panel.range;
-          known.plot.setData(data);
-        } else {
-          if (known) known.plot.destroy();
-          draw(figure, panel);
-        }
-      }
-    }
-  }
-
-  let waiting = null;
-  function soon() {
-    if (waiting === null) waiting = setTimeout(() => { waiting = null; drawAll().catch(() => {}); }, 1500);
-  }
-
   // ------------------------------------------------------------------------------------------------ tokens
 
   function tokens() {
@@ -232,7 +88,7 @@
       source.addEventListener("changed", (event) => { seen = event.data; live.dispatchEvent(new Event("changed")); });
       source.addEventListener("error", () => { if (source && source.readyState === EventSource.CLOSED) later = setTimeout(open, 3000); });
     };
-    live.addEventListener("changed", soon);
+    live.addEventListener("changed", charts.soon);
     document.addEventListener("visibilitychange", () => { if (document.hidden) close(); else open(); });
     addEventListener("pagehide", close);
     addEventListener("pageshow", (event) => { if (event.persisted) open(); });
@@ -245,18 +101,6 @@
     once();
     slider();
     filters();
-    drawAll().catch(() => {});
     follow();
-  });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
-    for (const { plot } of drawn.values()) plot.destroy();
-    for (const [figure, { panel }] of [...drawn]) draw(figure, panel);
-  });
-  let resizing = null;
-  addEventListener("resize", () => {
-    clearTimeout(resizing);
-    resizing = setTimeout(() => {
-      for (const [figure, { plot }] of drawn) plot.setSize({ width: Math.max(120, figure.clientWidth - 28), height: HEIGHT });
-    }, 150);
   });
 })();

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from rftstream.contracts.versions import EvalResult, StepRecord, VersionName
-from rftstream.queries import page_facts, panels, plot, plot_page
+from rftstream.queries import page_facts, panels, plot
 from rftstream.queries.history import History
+from rftstream.studio.plot_page import write_page
 from tests.configs import small_run
 
 if TYPE_CHECKING:
@@ -342,6 +343,10 @@ class Page(HTMLParser):
     def handle_endtag(self, tag: str) -> None:
         self._inside = ""
 
+    def panels(self) -> list[dict[str, Any]]:
+        """Return the panels of both sections, as the browser gets them."""
+        return [panel for script in self.scripts[1:] for panel in json.loads(script)]
+
     def handle_data(self, data: str) -> None:
         if self._inside == "script":
             self.scripts[-1] += data
@@ -350,7 +355,7 @@ class Page(HTMLParser):
 
 
 def page_of(found: History, folder: Path, run: str = "demo") -> Page:
-    file = plot_page.write_page(found, run=run, folder=folder)
+    file = write_page(found, run=run, folder=folder)
     assert [one.name for one in folder.iterdir()] == ["index.html"]
     return Page(file.read_text(encoding="utf-8"))
 
@@ -364,9 +369,7 @@ def test_the_page_has_every_panel_twice_and_fetches_nothing(tmp_path: Path) -> N
         panel.title for axis in (panels.over_steps(found), panels.over_time(found))
         for panel in panels.panels(found, axis) if panel.lines or not panel.optional
     ]  # fmt: skip
-    drawn = [script for script in page.scripts if "Plotly.newPlot" in script]
-    assert len(drawn) == len(expected)
-    assert all(json.dumps(title)[1:-1] in script for title, script in zip(expected, drawn, strict=True))
+    assert [panel["title"] for panel in page.panels()] == expected
     assert page.fetched == []
     assert page.cells == ["0", "0.125", "-", "50", "0.500", "-"]
 
@@ -378,15 +381,15 @@ def test_names_are_text_on_the_page(tmp_path: Path) -> None:
                     evaluations=(evaluation(0, evil, mean=0.1),))  # fmt: skip
     page = page_of(found, tmp_path, run=f"a & {evil}")
     assert "".join(page.heads) == f"a & {evil}"
-    assert not any("alert(1)" in script for script in page.scripts if "Plotly.newPlot" not in script)
-    assert len(page.scripts) == 1 + sum("Plotly.newPlot" in script for script in page.scripts)
+    assert len(page.scripts) == 3 and "alert(1)" not in page.scripts[0]
+    assert evil in [line["label"] for panel in page.panels() for line in panel["lines"]]
 
 
 def test_long_lines_become_means_of_equal_parts() -> None:
     line = panels.Line(x=np.arange(6000.0), y=np.arange(6000.0) % 3, label="a")
-    thin = plot_page.thinned(line)
-    assert thin.x.tolist()[:3] == [1.0, 4.0, 7.0] and thin.y.tolist() == [1.0] * plot_page.MAX_POINTS
-    assert plot_page.thinned(thin) is thin
+    thin = plot.thinned(line)
+    assert thin.x.tolist()[:3] == [1.0, 4.0, 7.0] and thin.y.tolist() == [1.0] * plot.MAX_POINTS
+    assert plot.thinned(thin) is thin
 
 
 @pytest.mark.slow
@@ -395,11 +398,11 @@ def test_the_page_has_samples_and_settings(tmp_path: Path) -> None:
         rollout_id="sums/0/1/0/2", version=7, reward="reward 1",
         turns=(("user", [("1+1=", False)]), ("assistant", [("2</pre>", False), ("<eos>", True)])),
     )  # fmt: skip
-    file = plot_page.write_page(history(step(1, reward=1.0)), run="demo", folder=tmp_path,
-                                settings=[("trainer.lr", "0.001")], samples=[sample])  # fmt: skip
+    file = write_page(history(step(1, reward=1.0)), run="demo", folder=tmp_path,
+                      settings=[("trainer.lr", "0.001")], samples=[sample])  # fmt: skip
     text = file.read_text(encoding="utf-8")
     assert '<span>2&lt;/pre&gt;</span><span class="special">&lt;eos&gt;</span></pre>' in text
-    assert "version 7, reward 1,\nsums/0/1/0/2" in text
+    assert "version 7, reward 1, sums/0/1/0/2" in text
     assert "<dt>trainer.lr</dt><dd>0.001</dd>" in text
     assert "prefers-color-scheme: dark" in text
 
