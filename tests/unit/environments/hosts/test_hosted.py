@@ -27,7 +27,7 @@ from tests.unit.environments.hosts.conftest import Made
 from tests.unit.environments.hosts.scene import CALL, PROBLEM, say
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]  # each starts an interpreter
 
 
 def run(coroutine: Any) -> Any:
@@ -131,7 +131,6 @@ def test_descriptors_are_not_inherited(make: Made) -> None:
     assert len(json.loads(told(run(ask(make(), "descriptors"))[0]))) == 4
 
 
-@pytest.mark.slow
 def test_a_large_state(make: Made) -> None:
     """It goes along with each answer, and is too large for a record: the explorer stores it as an object."""
     environment = make("Counter", seed=10, options={"state_bytes": 20_000_000})
@@ -142,7 +141,6 @@ def test_a_large_state(make: Made) -> None:
     assert len(state) > 20_000_000
 
 
-@pytest.mark.slow
 async def test_large_answers(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "MAX_FRAME_BYTES", 16 << 20)
     environment = make()
@@ -165,7 +163,6 @@ def test_rewards_that_are_not_finite_pass(make: Made) -> None:
     assert replies[2].parts == {"a": 1.0}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
@@ -212,7 +209,6 @@ async def test_code_that_meddles_with_the_pipes_loses_its_host(make: Made, words
     assert (await ask(make(), "say another"))[0].messages[0].content == "another"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("words", ["hung", "hung_with_the_lock"])
 async def test_a_call_that_hangs(make: Made, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pools, "STUCK_S", 0.05)
@@ -241,7 +237,6 @@ async def test_a_call_that_its_caller_gives_up(make: Made, monkeypatch: pytest.M
     await asyncio.to_thread(wait_until, lambda: host.end is not None)
 
 
-@pytest.mark.slow
 async def test_a_host_that_dies(make: Made) -> None:
     environment, neighbour = make(), make()
     await environment.start()
@@ -257,7 +252,6 @@ async def test_a_host_that_dies(make: Made) -> None:
     assert (await ask(make(), "say x"))[0].messages[0].content == "x"
 
 
-@pytest.mark.slow
 async def test_one_with_a_state_goes_on_in_another_host(make: Made, tmp_path: Path) -> None:
     environment = make("Counter", seed=10, options={"mark": str(tmp_path / "mark")})
     await environment.start()
@@ -356,7 +350,6 @@ def test_modules_beside_the_run_file_are_found(foreign: Path, monkeypatch: pytes
     assert run(ask(HostedEnvironment(config, problem=PROBLEM, seed=0), "say x"))[0].messages[0].content == "x"
 
 
-@pytest.mark.slow
 async def test_many_at_once(make: Made) -> None:
     environments = [make(seed=number, processes=3) for number in range(60)]
 

@@ -19,6 +19,8 @@ from tests.label_studio_server import FakeLabelStudio, choice, running, words
 from tests.unit.launch.label_studio.scene import PAIR, RATING, SECRET, Killed, Scene
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.slow  # each has a server of its own
+
 SOURCE = "label-studio"
 
 
@@ -158,7 +160,6 @@ def test_one_person_twice_is_one_vote_the_newest(scene: Scene) -> None:
     scene.assert_no_twin()
 
 
-@pytest.mark.slow
 def test_what_is_over_leaves_the_queue_and_nothing_is_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: tuple[FakeLabelStudio, str]
 ) -> None:
@@ -458,7 +459,6 @@ def test_a_token_that_expires_in_the_middle_is_renewed(scene: Scene) -> None:
         bridge.round()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["down", "half", "error", "silent"])
 def test_each_request_fails_once(scene: Scene, fault: str) -> None:
     """Reading is tried again; what writes is looked after by the next round."""
@@ -509,7 +509,6 @@ def test_one_task_that_is_refused_keeps_nobody_back(scene: Scene, caplog: pytest
     scene.assert_no_twin()
 
 
-@pytest.mark.slow
 def test_a_slow_server_that_makes_the_tasks_later_gets_none_twice_that_counts(scene: Scene) -> None:
     """The bridge gives up and sends them again; then the first ones appear, too."""
     slow = iter(["slow"])
