@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -23,11 +24,16 @@ from rftstream.transport.kafka.ends import SEEN_S, LogEnds
 from rftstream.transport.kafka.member import KafkaReader
 from rftstream.transport.kafka.topic_leaders import MAKING_S, num_led, wait_for_leaders
 
+log = logging.getLogger(__name__)
+
 OVERHEAD_BYTES = 1 << 20
 """Bytes by which a topic's limit for batches exceeds its largest record. From the limit the largest record is known."""
 
 UNSTABLE_S = 70.0
 """Seconds to wait for positions that are being committed: as long as the longest transaction may be open."""
+
+TELL_S = 3.0
+"""Seconds of waiting after which it is told what is waited for. A commit that is on its way takes milliseconds."""
 
 
 class KafkaAdmin:
@@ -167,11 +173,18 @@ class KafkaAdmin:
     # ------------------------------------------------------------------------------------------ positions
 
     def committed(self, group: str) -> dict[TopicPartition, Position]:
-        until = time.monotonic() + UNSTABLE_S
+        began, is_told = time.monotonic(), False
         while (found := self.stable_positions(group)) is None:
-            if time.monotonic() > until:
+            waited_s = time.monotonic() - began
+            if waited_s > UNSTABLE_S:
                 raise TransportError(f"group {group}: a commit of its positions has been pending for {UNSTABLE_S:g} s")
-            time.sleep(SEEN_S)
+            if waited_s > TELL_S and not is_told:
+                is_told = True
+                log.warning(
+                    "group %s: a commit of its positions is pending, as after a kill in the middle of one; waiting "
+                    "until the broker ends it, for at most %.0f s more", group, UNSTABLE_S - waited_s,
+                )  # fmt: skip
+            time.sleep(SEEN_S if waited_s < TELL_S else 0.1)
         return found
 
     def stable_positions(

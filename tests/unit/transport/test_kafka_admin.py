@@ -113,6 +113,25 @@ def test_a_member_asks_for_its_own_positions_alone(admin):
     assert opened.stable_positions("explorer") is None and asked[-1] is None
 
 
+def test_what_a_command_waits_for_is_told_within_seconds(admin, monkeypatch):
+    opened, _ = admin
+    now, answers = [0.0], iter([None] * 40 + [{TopicPartition("tasks", 1): Position(5)}] + [None] * 2000)
+    monkeypatch.setattr("rftstream.transport.kafka.admin.time", SimpleNamespace(
+        monotonic=lambda: now[0], sleep=lambda seconds: now.__setitem__(0, now[0] + max(seconds, 0.1))
+    ))  # fmt: skip
+    told_at = []
+    monkeypatch.setattr("rftstream.transport.kafka.admin.log", SimpleNamespace(
+        warning=lambda text, *values: told_at.append((now[0], text % values))
+    ))  # fmt: skip
+    monkeypatch.setattr(opened, "stable_positions", lambda group: next(answers))
+    assert opened.committed("explorer") == {TopicPartition("tasks", 1): Position(5)}
+    ((at, text),) = told_at
+    assert at < 5 and "group explorer: a commit of its positions is pending" in text and "at most 67 s more" in text
+    with pytest.raises(TransportError, match="pending for 70 s"):
+        opened.committed("explorer")
+    assert len(told_at) == 2
+
+
 def test_brokers_are_asked_for_longer_while_somebody_is_patient(monkeypatch):
     now = [0.0]
     client = SimpleNamespace(close=lambda: None, forget_coordinators=lambda: None)
