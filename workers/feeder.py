@@ -8,6 +8,7 @@ from rftstream.contracts.tasks import Problem
 from rftstream.data.operators.pipeline import TaskPipeline
 from rftstream.data.operators.problems import all_problems
 from rftstream.data.operators.watch import OperatorWatch
+from rftstream.data.tasksets.row_index import kept_in
 from rftstream.roles.feeder import FEEDER
 from rftstream.roles.feeder.draws import open_sources, tasksets_of
 from rftstream.roles.feeder.step import FeederStep
@@ -20,7 +21,8 @@ from workers.parts import model_spec
 def build(context: RoleContext) -> Role:
     config = context.config
     spec = model_spec(context)
-    sources, context_length = open_sources(config, spec)
+    with kept_in(context.folder.index):
+        sources, context_length = open_sources(config, spec)
 
     @cache
     def digests() -> dict[str, str]:

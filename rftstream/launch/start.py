@@ -17,6 +17,7 @@ from rftstream.config.stages import Stages
 from rftstream.contracts import codec
 from rftstream.contracts.control import DesiredState, RunFinished, RunState
 from rftstream.contracts.records import NewRecord
+from rftstream.data.tasksets.row_index import kept_in
 from rftstream.errors import ConfigError
 from rftstream.launch.processes import Spawner
 from rftstream.launch.result import RunResult, result_of
@@ -261,7 +262,9 @@ def reopen(
     if control.manifest is not None:
         make_as_recorded(config.model, folder.model, config.run.seed, control.manifest.digests)
         model = prepare_model(config.model, folder.model, config.run.seed)
-        check_same_run(control.manifest, config, data_digests(config, model))
+        with kept_in(folder.index):
+            digests = data_digests(config, model)
+        check_same_run(control.manifest, config, digests)
     check_log(transport, config, folder.run_id, begun=True)
     complete_log(transport, config)
     if config.experts is not None and config.experts.source is not None:

@@ -356,6 +356,10 @@ class RunPlace(Protocol):
     def final(self) -> Path:
         """The trained model, once the run is finished."""
 
+    @property
+    def index(self) -> Path:
+        """What was found in data files and on the log, so that it need not be looked for again."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleContext:

@@ -12,6 +12,7 @@ from pathlib import Path
 from rftstream.contracts.tasks import Problem
 from rftstream.data.tasksets.arrow import ArrowRows
 from rftstream.data.tasksets.columns import Columns, TableConfig
+from rftstream.data.tasksets.row_index import kept_index
 from rftstream.data.tasksets.rows import JsonLines, RowReader, RowSource
 from rftstream.errors import ConfigError
 
@@ -50,7 +51,10 @@ class RowTaskset:
 
 
 class JsonlTaskset(RowTaskset):
-    """JSON lines: one problem a line. The file is gone through once, line by line; only the lines' offsets are kept."""
+    """JSON lines: one problem a line. The file is gone through once, line by line; only the lines' offsets are kept.
+
+    In a run (row_index.py) a large file is opened without a look at all of its rows. The feeder then calls `check_some`
+    between two transactions until all were looked at."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config(TableConfig):
@@ -59,7 +63,13 @@ class JsonlTaskset(RowTaskset):
     def __init__(self, config: Config, *, location: str, columns: Mapping[str, str], system: str | None) -> None:
         path = Path(location)
         mapping = Columns(columns, system=system, config=config, data_source=path.stem, folder=path.parent)
-        super().__init__(self.open_rows(config, location, mapping), mapping, config, str(path))
+        settings = [mapping.identity, sorted(columns), config.image_folder]
+        self._lines = JsonLines(path, mapping, kept_index(path, settings))
+        super().__init__(self._lines, mapping, config, str(path))
+
+    def check_some(self) -> bool:
+        """Look at some rows that nobody has looked at. Return whether there are more. ConfigError for a bad one."""
+        return self._lines.check_some()
 
     @staticmethod
     def open_rows(config: Config, location: str, columns: RowReader) -> RowSource:

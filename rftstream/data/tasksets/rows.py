@@ -11,7 +11,7 @@ import os
 from array import array
 from bisect import bisect_right
 from codecs import BOM_UTF8
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, KeysView, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
@@ -20,7 +20,11 @@ from typing import Any, BinaryIO, ClassVar, Protocol
 import msgspec
 
 from rftstream.data.tasksets.columns import a_kind
+from rftstream.data.tasksets.row_index import LARGE_ROWS, KeptIndex, RowIndex
 from rftstream.errors import ConfigError
+
+CHECKED_AT_ONCE = 1_000
+"""Rows that are looked at between two other things that somebody has to do."""
 
 
 class RowReader(Protocol):
@@ -89,12 +93,22 @@ class JsonLines(_PlacedRows):
 
     kind = "a file of JSON lines"
 
-    def __init__(self, path: Path, columns: RowReader) -> None:
+    def __init__(self, path: Path, columns: RowReader, kept: KeptIndex | None = None) -> None:
+        """`kept`: where the index of a large file is kept. Then its owner calls `check_some` until all is looked at."""
         super().__init__(path)
-        self._lines = array("q")
+        self._columns, self._kept = columns, kept
+        self._names: KeysView[str] | None = None
+        """Those of the row that was looked at last."""
         with _open(path, self.kind) as file:
-            self.digest = self._scan(file, columns)
+            known = None if kept is None else kept.load(file)
+            self._index = self._scan(file) if known is None else known
             self._state = _state(file)
+            self._offsets, self._lines, self.digest = self._index.offsets, self._index.lines, self._index.digest
+            if kept is not None and known is None and len(self) >= LARGE_ROWS:
+                kept.save(file, self._index)
+        if kept is None or len(self) < LARGE_ROWS:
+            while self.check_some():
+                pass
 
     def row(self, index: int) -> dict[str, Any]:
         """Read a row from the file. ConfigError if the file has changed."""
@@ -105,30 +119,46 @@ class JsonLines(_PlacedRows):
         """Return the file and the line of a row."""
         return f"{self._path}:{self._lines[index]}"
 
-    def _scan(self, file: BinaryIO, columns: RowReader) -> str:
-        """Check every line, keep where it begins, and return the file's digest."""
+    def _scan(self, file: BinaryIO) -> RowIndex:
+        """Return where every line begins, and the file's digest."""
+        index = RowIndex(offsets=array("q"), lines=array("q"), digest="")
         sha256 = hashlib.sha256()
         offset = 0
-        names = None
         for number, line in enumerate(file, start=1):
             sha256.update(line)
             if number == 1 and line.startswith(BOM_UTF8):
                 offset, line = len(BOM_UTF8), line.removeprefix(BOM_UTF8)
             if line.strip():
-                where = f"{self._path}:{number}"
-                row = _json_object(line, where, "one object a line")
-                if names is None:
-                    columns.check_kept(list(row), where)
-                if row.keys() != names:
-                    names = row.keys()
-                    columns.check_names(list(row), where)
-                columns.check(row, where, len(line))
-                self._offsets.append(offset)
-                self._lines.append(number)
+                index.offsets.append(offset)
+                index.lines.append(number)
             offset += len(line)
-        if not self._offsets:
+        if not index.offsets:
             raise ConfigError(f"{self._path}: is empty, expected one JSON object a line")
-        return sha256.hexdigest()
+        index.digest = sha256.hexdigest()
+        return index
+
+    def check_some(self) -> bool:
+        """Look at some rows that nobody has looked at. Return whether there are more. ConfigError if nothing can be
+        made of one."""
+        begin, end = self._index.num_checked, min(len(self), self._index.num_checked + CHECKED_AT_ONCE)
+        if begin == end:
+            return False
+        with self._at(begin) as file:
+            for index in range(begin, end):
+                self._check(next(filter(bytes.strip, file), b""), self.where(index))
+            self._index.num_checked = end
+            if end == len(self) >= LARGE_ROWS and self._kept is not None:
+                self._kept.save(file, self._index)
+        return end < len(self)
+
+    def _check(self, line: bytes, where: str) -> None:
+        row = _json_object(line, where, "one object a line")
+        if self._names is None:
+            self._columns.check_kept(list(row), where)
+        if row.keys() != self._names:
+            self._names = row.keys()
+            self._columns.check_names(list(row), where)
+        self._columns.check(row, where, len(line))
 
 
 class JsonList:

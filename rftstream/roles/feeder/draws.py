@@ -18,6 +18,7 @@ from rftstream.data.operators.base import Draw
 from rftstream.data.operators.facts import Facts
 from rftstream.data.operators.pipeline import TaskPipeline, TaskResult
 from rftstream.data.tasksets.base import Taskset
+from rftstream.data.tasksets.files import JsonlTaskset
 from rftstream.data.tasksets.growing import FetchProblem, GrowingTasksets
 from rftstream.data.tasksets.open import grows, mix, open_taskset, order
 from rftstream.errors import ConfigError
@@ -89,6 +90,19 @@ def open_sources(config: RunConfig, spec: ModelSpec) -> tuple[dict[str, Source],
         for name, section in config.tasksets.items()
     }
     return sources, spec.context if spec.context is not None else renderer.context
+
+
+def check_some(sources: Mapping[str, Source]) -> bool:
+    """Look at some rows of large files that nobody has looked at. Return whether there are more. ConfigError, which
+    names the section, for a row of which nothing can be made."""
+    has_more = False
+    for name, source in sources.items():
+        if isinstance(source.taskset, JsonlTaskset):
+            try:
+                has_more = source.taskset.check_some() or has_more
+            except ConfigError as error:
+                raise ConfigError(f"tasksets.{name}: {error}") from error
+    return has_more
 
 
 def tasksets_of(sources: Mapping[str, Source]) -> dict[str, Taskset]:

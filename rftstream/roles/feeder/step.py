@@ -36,7 +36,7 @@ from rftstream.errors import ConfigError, PositionMissing
 from rftstream.roles.feeder import FEEDER
 from rftstream.roles.feeder.admission import Admission, VersionInForce
 from rftstream.roles.feeder.cursor import FeederCursor, OperatorCounts
-from rftstream.roles.feeder.draws import Draws, Source, growing_of
+from rftstream.roles.feeder.draws import Draws, Source, check_some, growing_of
 from rftstream.roles.feeder.growth import GrowthWalk
 from rftstream.roles.feeder.retries import Retries
 from rftstream.roles.feeder.skip_watch import SkipWatch
@@ -99,6 +99,8 @@ class FeederStep(SingleStepDefaults):
         self._partitions = config.transport.partitions
         self._paused = False
         self._draining = False
+        self._has_unchecked = True
+        """Whether large files have rows that nobody has looked at. They are looked at while tasks flow."""
         self._reset(log_)
 
     def _reset(self, log_: Log) -> None:
@@ -213,6 +215,7 @@ class FeederStep(SingleStepDefaults):
         """Return the run's manifest, the tasks that may be admitted now, or the word that there are no more."""
         if self._pending_manifest is not None:
             return SingleTransaction((Publish("control", 0, self._pending_manifest),))
+        self._has_unchecked = self._has_unchecked and check_some(self._sources)
         if self._paused or self._ended or self._config.run.imported_from is not None:
             return None
         if self._config.demonstrations_alone:
@@ -356,6 +359,10 @@ class FeederStep(SingleStepDefaults):
         self._walks = cursor.walks
 
     # ------------------------------------------------------------------------------------------ the rest
+
+    def idle_s(self) -> float:
+        """Return 0 while there are rows to look at."""
+        return 0.0 if self._has_unchecked else super().idle_s()
 
     def paused(self, paused: bool) -> None:
         """Admit nothing while `paused`."""
