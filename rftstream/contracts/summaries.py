@@ -48,6 +48,16 @@ class OutcomesSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KeptVersion:
+    """A version that was announced and whose object was not given up."""
+
+    version: NonNegativeInt
+    """Its number."""
+    parent: VersionName | None = None
+    """The version that its object is a delta to; None for a full snapshot."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VersionRun:
     """The versions that one trainer has written about one model."""
 
@@ -61,6 +71,9 @@ class VersionRun:
     """The first one is the state that the trainer started from."""
     model: str = ""
     """Name of the model; empty for steps."""
+    kept: tuple[KeptVersion, ...] | None = None
+    """Those of `weights` that are kept, in order; None for steps, and where a release that did not say it has written
+    the summary before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +131,8 @@ def _check_summary(summary: Summary) -> Violation | None:
 SUMMARY = MessageSpec(
     type=Summary,
     contract="summary",
+    version=2,
+    readable_since=1,
     topic="summaries",
     key=lambda summary: summary.topic,
     headers=lambda summary: {"topic": summary.topic, "through": summary.through},

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import zip_longest
 from typing import Annotated
 
 from msgspec import Meta
@@ -116,6 +118,47 @@ STALENESS_COUNTS = 65
 """Numbers in a histogram of staleness, at most: one for each staleness up to 63, and one for all above."""
 
 
+StalenessCounts = Annotated[tuple[NonNegativeInt, ...], Meta(max_length=STALENESS_COUNTS)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTotals:
+    """What all steps up to a version amount to, so that nobody has to read them all."""
+
+    steps: NonNegativeInt = 0
+    """How many there are."""
+    spent: dict[str, float] = field(default_factory=dict)
+    """What the verdicts of their batches cost, by kind such as `requests`."""
+    token_staleness: StalenessCounts = ()
+    """Trained tokens by staleness, as a step has them."""
+    group_staleness: StalenessCounts = ()
+    """Trained groups by staleness, as a step has them."""
+
+    def plus(
+        self, metrics: Mapping[str, float], token_staleness: Sequence[int], group_staleness: Sequence[int]
+    ) -> StepTotals:
+        """Return the totals with one step more, by its metrics and its histograms."""
+        spent = dict(self.spent)
+        for name, amount in metrics.items():
+            if name.startswith(SPENT):
+                kind = name.removeprefix(SPENT)
+                spent[kind] = spent.get(kind, 0.0) + amount
+        return StepTotals(
+            steps=self.steps + 1,
+            spent=spent,
+            token_staleness=_added(self.token_staleness, token_staleness),
+            group_staleness=_added(self.group_staleness, group_staleness),
+        )
+
+
+SPENT = "spent/"
+"""How the names of metrics begin that say what verdicts cost."""
+
+
+def _added(one: Sequence[int], other: Sequence[int]) -> tuple[int, ...]:
+    return tuple(map(sum, zip_longest(one, other, fillvalue=0)))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
     """One trained batch, or (`resumed`) the start of a trainer. `steps`: trainer -> feeder, gateway."""
@@ -148,12 +191,14 @@ class StepRecord:
     """Set on resumed records: the resolved config that this trainer works by, as TOML, secrets left out."""
     computed_with: dict[str, str] = field(default_factory=dict)
     """Set on resumed records: what the bits of the weights depend on (versions of libraries, threads, device, cpu)."""
-    token_staleness: Annotated[tuple[NonNegativeInt, ...], Meta(max_length=STALENESS_COUNTS)] = ()
+    token_staleness: StalenessCounts = ()
     """Trained tokens by staleness, the batch minus the version that sampled the token: number i is of staleness i, and
     the 65th of 64 and more. Zeros at the end are left out. It is empty if the batch was skipped, if no token of it was
     sampled, and in runs of imported rollouts."""
-    group_staleness: Annotated[tuple[NonNegativeInt, ...], Meta(max_length=STALENESS_COUNTS)] = ()
+    group_staleness: StalenessCounts = ()
     """Trained groups by the staleness of the oldest token that was trained, in the same form."""
+    totals: StepTotals | None = None
+    """Of this step and all before it that are in force. None in a run that a release without them has trained."""
 
 
 @rule(
@@ -178,7 +223,7 @@ def _step_headers(step: StepRecord) -> Facts:
 STEP_RECORD = MessageSpec(
     type=StepRecord,
     contract="step_record",
-    version=3,
+    version=4,
     readable_since=2,
     topic="steps",
     key=lambda step: _version_key(step.name),

@@ -24,6 +24,7 @@ from rftstream.queries.inspect import record_to_json, record_to_text
 from rftstream.queries.shown_completions import PLAIN, CompletionReader
 from rftstream.service.reading import each_record
 from rftstream.service.role import Log
+from rftstream.service.summaries import begin_with_summary
 
 State = Literal["dead", "asked", "put_back"]
 """The state of a dead group: nothing was done yet, it was asked to be put back, or it was put back."""
@@ -90,13 +91,7 @@ def read_dead(log: Log, *, now: float, with_dropped: bool = False) -> DeadView:
     """Read what is dead. Bodies are read on `outcomes` and `control` only."""
     dropped, asked = _from_control(log, now)
     letters = {letter.id: letter for letter in read_letters(log)}
-    outcomes = {
-        received.message.group_id: received.message
-        for received in log.messages("outcomes")
-        if isinstance(received.message, GroupOutcome)
-        and received.message.result is GroupResult.dead
-        and not received.message.late
-    }
+    outcomes = _dead_outcomes(log)
     attempts = _attempts(log) if outcomes else set()
 
     def state(group_id: str) -> State:
@@ -110,6 +105,21 @@ def read_dead(log: Log, *, now: float, with_dropped: bool = False) -> DeadView:
         groups=tuple(one for one in reversed(groups) if with_dropped or one.group_id not in dropped),
         num_dropped=len(dropped),
     )
+
+
+def _dead_outcomes(log: Log) -> dict[str, GroupOutcome]:
+    """Return the outcomes of dead groups, by group. Only what came after a summary is read, if it says that there were
+    none."""
+    start = begin_with_summary(log, "outcomes")
+    if start.summary is not None and start.summary.outcomes is not None:
+        start = begin_with_summary(log, "outcomes", whole=GroupResult.dead in start.summary.outcomes.groups)
+    return {
+        received.message.group_id: received.message
+        for received in log.messages("outcomes", start=start.positions)
+        if isinstance(received.message, GroupOutcome)
+        and received.message.result is GroupResult.dead
+        and not received.message.late
+    }
 
 
 def read_letters(log: Log) -> list[Letter]:

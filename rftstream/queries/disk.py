@@ -7,14 +7,14 @@ import os
 import shutil
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from rftstream.contracts.versions import StepRecord
 from rftstream.queries.formatting import size
+from rftstream.queries.history import History
 from rftstream.runs.folder import RunFolder
 
 GROWING = ("log", "weights", "logs")
@@ -71,13 +71,15 @@ def disk_bytes(folder: RunFolder) -> dict[str, int]:
     return dict(sorted(found.items()))
 
 
-def disk_room(folder: RunFolder, used: Mapping[str, int], steps: Sequence[StepRecord]) -> DiskRoom:
-    """Return the room that a run has left. `used` is what `disk_bytes` found, `steps` those in force. With retention
+def disk_room(folder: RunFolder, used: Mapping[str, int], history: History) -> DiskRoom:
+    """Return the room that a run has left. `used` is what `disk_bytes` found. With retention
     a run soon grows less than it did at first, so the estimate is on the safe side."""
     there = next(path for path in (folder.path, *folder.path.parents) if path.exists())
     free = shutil.disk_usage(there).free
-    times = [step.recorded_at for step in steps[-NEWEST_STEPS:] if step.recorded_at]
+    times = [step.recorded_at for step in history.steps[-NEWEST_STEPS:] if step.recorded_at]
     gaps_s = [after - before for before, after in pairwise(times)]
-    took_s = statistics.median(gaps_s) * (len(steps) - 1) if gaps_s else 0.0  # of most steps: a pause is in one gap
+    took_s = (
+        statistics.median(gaps_s) * (history.num_steps - 1) if gaps_s else 0.0
+    )  # of most steps: a pause is in one gap
     grown = sum(used.get(name, 0) for name in GROWING)
     return DiskRoom(free, free * took_s / grown / 3600 if took_s >= LEAST_S and grown else None)

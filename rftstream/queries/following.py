@@ -87,7 +87,7 @@ class RunFollower:
         return KnownFacts(
             live=began[0],
             control=began[1],
-            history=self.history.history(),
+            history=self.history.glance(),
             groups={result: results[result] for result in ("batched", "filtered", "expired", "dead")},
             newest_batch=counts.newest_batch,
             dead_letters=dict(dead.most_common()),

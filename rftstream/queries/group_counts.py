@@ -1,31 +1,25 @@
-"""How many groups were admitted, and what became of them, by headers and committed positions alone: for a look at a run
-that costs little. The audit counts them from the records."""
+"""How many groups were admitted, and what became of them, by summaries and committed positions: for a look at a run
+that costs little, however long it is. The audit counts them from the records."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections import Counter
 from typing import Any
 
-from rftstream.contracts.outcomes import DecidedSequences, GroupResult
 from rftstream.contracts.records import TopicPartition
 from rftstream.roles.feeder import FEEDER
+from rftstream.service.outcomes_in_force import OutcomesInForce
 from rftstream.service.role import Log
+from rftstream.service.summaries import begin_with_summary
 
 
-def count_groups(log: Log) -> tuple[dict[str, int], int]:
-    """Return how many groups have each result, and the newest batch sequence (-1: none)."""
-    counts: Counter[str] = Counter()
-    newest, decided = -1, DecidedSequences()
-    for record in log.read("outcomes", bodies=False):
-        sequence = record.header("sequence") or b""
-        if record.header("late") is None and sequence.isdigit() and int(sequence) not in decided:
-            decided.add(int(sequence))
-            counts[(record.header("result") or b"?").decode(errors="replace")] += 1
-            batch = record.number("batch_sequence")
-            newest = max(newest, -1 if batch is None else batch)
-    return {str(result): counts[result] for result in GroupResult}, newest
+def count_outcomes(log: Log) -> OutcomesInForce:
+    """Return what the outcomes of a run amount to, from their newest summary on."""
+    start = begin_with_summary(log, "outcomes")
+    for _ in log.rule.messages(log.read("outcomes", start=start.positions)):
+        pass  # they only have to be judged
+    return log.rule.outcomes
 
 
 def feeder_cursor(log: Log) -> dict[str, Any]:

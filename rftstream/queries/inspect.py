@@ -21,6 +21,7 @@ from rftstream.models.rendering import Pieces
 from rftstream.queries.formatting import columns, moment, number, size
 from rftstream.queries.shown_completions import PLAIN, CompletionReader, cut
 from rftstream.queries.shown_turns import model_call_text, posted_text, turn_lines
+from rftstream.queries.topics import num_offsets
 from rftstream.service.role import Log
 
 MAX_TEXT_CHARACTERS = 2_000
@@ -33,10 +34,10 @@ WIDTH = 110
 
 
 def list_topics(log: Log) -> list[dict[str, Any]]:
-    """Each topic of the run: its name, what is on it, and how many records it holds."""
+    """Each topic of the run: its name, what is on it, and how many offsets it keeps. Nothing is read for that."""
     there = log.transport.admin.topics()  # a log that an earlier release made may lack some
     return [
-        {"topic": name, "records": sum(1 for _ in log.read(name, bodies=False)), "holds": topic.description}
+        {"topic": name, "offsets": num_offsets(log.transport, name), "holds": topic.description}
         for name, topic in TOPICS.items()
         if name in there
     ]
@@ -44,8 +45,8 @@ def list_topics(log: Log) -> list[dict[str, Any]]:
 
 def topics_to_text(run: str, held: Sequence[Mapping[str, Any]]) -> str:
     """A line for each topic, and how to read one."""
-    rows = [("topic", "holds", "records"), *((one["topic"], one["holds"], f"{one['records']:,}") for one in held)]
-    newest = next((one["topic"] for one in held if one["topic"] == "steps" and one["records"]), "tasks")
+    rows = [("topic", "holds", "offsets"), *((one["topic"], one["holds"], f"{one['offsets']:,}") for one in held)]
+    newest = next((one["topic"] for one in held if one["topic"] == "steps" and one["offsets"]), "tasks")
     return "\n".join(
         [
             f"topics of {run}:",

@@ -14,7 +14,7 @@ from rftstream.config import registry
 from rftstream.errors import ConfigError, RftError
 from rftstream.queries.elsewhere import look_elsewhere
 from rftstream.queries.formatting import columns, moment, number
-from rftstream.queries.history import read_history
+from rftstream.queries.history import read_glance
 from rftstream.queries.settings import NAMING, OPTIONS, plural_of
 from rftstream.queries.source_text import config_fields, find_tree, part_doc
 from rftstream.queries.status import ending_of, state_of
@@ -202,7 +202,7 @@ def _run_line(folder: RunFolder) -> RunLine:
         return RunLine(name=folder.run_id, folder=str(folder.path), state="unknown", error=str(error))
     try:
         log = Log(run.transport)
-        goes_on, control, history = folder.is_live(), read_control(run.transport), read_history(log)
+        goes_on, control, history = folder.is_live(), read_control(run.transport), read_glance(log)
         if not goes_on and control.finished is None:
             elsewhere = look_elsewhere(control, run.transport, time.time())
             goes_on = elsewhere is not None and elsewhere.goes_on

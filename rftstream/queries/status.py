@@ -17,9 +17,9 @@ from rftstream.queries.elsewhere import Elsewhere, look_elsewhere
 from rftstream.queries.evaluations import mean_text, newest_and_best, result_numbers
 from rftstream.queries.failing import FailingTaskset, find_failing
 from rftstream.queries.formatting import columns, duration, moment, number, plural, size, staleness_text
-from rftstream.queries.group_counts import count_groups, feeder_cursor
+from rftstream.queries.group_counts import count_outcomes, feeder_cursor
 from rftstream.queries.growth_report import GrowthReport, read_growth
-from rftstream.queries.history import NUM_SMOOTHED, History, read_history
+from rftstream.queries.history import NUM_SMOOTHED, History, read_glance
 from rftstream.queries.operator_totals import OperatorTotals, read_totals
 from rftstream.queries.origin import Origin, origin_of
 from rftstream.queries.reward_watch import find_reward_signs
@@ -193,7 +193,7 @@ def read_status(
         dead_letters=known.dead_letters,
         dead_errors=known.dead_errors,
         disk_bytes=used,
-        disk_room=disk_room(run.folder, used, history.steps),
+        disk_room=disk_room(run.folder, used, history),
         workers=workers,
         no_signal=find_no_signal(history.steps[-1].metrics, run.config) if history.steps else None,
         training_signs=find_training_signs(history.steps, history.evaluations, run.config),
@@ -209,16 +209,16 @@ def _facts_of(run: OpenRun, doing: Callable[[str], object]) -> KnownFacts:
     live = run.folder.is_live()  # in this order: see `KnownFacts`
     control, log = read_control(run.transport), Log(run.transport)
     doing("outcomes and batches")
-    groups, newest_batch = count_groups(log)
+    outcomes = count_outcomes(log)
     doing("dead letters")
     letters = read_letters(log)
     doing("steps and evaluations")
     return KnownFacts(
         live=live,
         control=control,
-        history=read_history(log),
-        groups=groups,
-        newest_batch=newest_batch,
+        history=read_glance(log),
+        groups=outcomes.num_groups,
+        newest_batch=outcomes.newest_batch,
         dead_letters=dict(Counter(letter.reason for letter in letters).most_common()),
         dead_errors=tuple(error_kinds(letters)[:NUM_DEAD_ERRORS]),
         operators=read_totals(log),
@@ -278,7 +278,7 @@ def _json(status: Status) -> dict[str, Any]:
         "created_at": None if control.manifest is None else control.manifest.created_at,
         "version": history.version,
         "trainer_epoch": 0 if history.current is None else history.current.name.trainer_epoch,
-        "step": len(history.steps),
+        "step": history.num_steps,
         "steps": status.num_steps,
         "stage": status.stage,
         "reward": _reward(history),

@@ -13,8 +13,8 @@ from rftstream.contracts.outcomes import GroupResult
 from rftstream.contracts.records import Record
 from rftstream.contracts.summaries import OutcomesSummary, StepsSummary, Summary, WeightsSummary
 from rftstream.queries.rows import LATE, OUTCOME, RESULT_MASK, RESULTS, RowArray, TopicTable
+from rftstream.service.newest_summaries import SUMMARIES
 from rftstream.service.role import Log
-from rftstream.service.summaries import SUMMARIES
 
 Said = Sequence[tuple[Record, Summary]]
 Find = Callable[[Summary], str | None]

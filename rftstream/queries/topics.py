@@ -165,12 +165,13 @@ def _report(
                 wanted=settings,
                 found=found,
                 differences=tuple(differences),
-                num_offsets=None if found is None or transport is None else _num_offsets(transport, name),
+                num_offsets=None if found is None or transport is None else num_offsets(transport, name),
             )
         )
     return TopicsReport(run=folder.run_id, kind=config.transport.kind, lines=tuple(lines), made=tuple(made))
 
 
-def _num_offsets(transport: Transport, topic: str) -> int:
+def num_offsets(transport: Transport, topic: str) -> int:
+    """Return how many offsets a topic keeps. On Kafka some of them are marks of transactions, and hold no record."""
     begins = transport.admin.begin_offsets(topic)
     return sum(end - begins[place] for place, end in transport.admin.end_offsets(topic).items())

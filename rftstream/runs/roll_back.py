@@ -7,12 +7,12 @@ nothing is deleted, and whoever trains next begins with this checkpoint.
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from rftstream.contracts import codec
 from rftstream.contracts.versions import StepRecord, VersionName
 from rftstream.errors import ConfigError
 from rftstream.roles.trainer import TRAINER
+from rftstream.roles.trainer.progress import TrainerProgress
 from rftstream.service.control_view import read_control
 from rftstream.service.role import Log
 from rftstream.service.role_claim import new_claim
@@ -58,23 +58,22 @@ def _roll_back(
             f"run.resume: version {version} has no good checkpoint, expected one of {', '.join(map(str, there))}"
             + (f"; batches below version {said.version} are deleted" if said.version else "")
         )
-    state: dict[str, Any] = (
-        found[1] if found is not None else {"positions": [0] * len(begins), "trained_groups": 0, "trained_rollouts": 0}
-    )
+    progress = TrainerProgress(positions=(0,) * len(begins)) if found is None else TrainerProgress.from_state(found[1])
     before = control.claims.get(TRAINER.name)
     epoch = max(before.epoch if before else 0, lineage.epoch) + 1
     claim = new_claim(TRAINER.name, epoch, process="resume", now=time.time())
     anchor = StepRecord(
         name=VersionName(trainer_epoch=epoch, version=version),
         batch_sequence=None,
-        positions=tuple(state["positions"]),
-        trained_groups=state["trained_groups"],
-        trained_rollouts=state["trained_rollouts"],
+        positions=progress.positions,
+        trained_groups=progress.trained_groups,
+        trained_rollouts=progress.trained_rollouts,
         weights_digest=None,
         metrics={},
         resumed=True,
         announced=False,
         recorded_at=time.time(),
+        totals=progress.totals,
     )
     for message, topic in ((claim, "control"), (anchor, "steps")):
         producer.commit([codec.to_record(message, topic, 0, run=run_id, writer_epoch=epoch)])

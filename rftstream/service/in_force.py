@@ -34,11 +34,12 @@ from rftstream.contracts.role_names import RoleName
 from rftstream.contracts.rules import show
 from rftstream.contracts.summaries import Summary
 from rftstream.contracts.topics import TOPICS
-from rftstream.contracts.versions import StepRecord, VersionName
+from rftstream.contracts.versions import StepRecord
 from rftstream.contracts.versions import WeightsAnnounced as Announced
 from rftstream.errors import ContractError, ForeignRecord
 from rftstream.service.outcomes_in_force import OutcomesInForce, outcome_of_headers
 from rftstream.service.reading import read_to_ends
+from rftstream.service.recorded_versions import RecordedVersions
 from rftstream.service.versions_in_force import VersionsInForce
 from rftstream.transport.base import Transport
 
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CONTROL = TopicPartition("control", 0)
-STEPS = TopicPartition("steps", 0)
 RULED = frozenset(("control", "summaries", *(name for name, topic in TOPICS.items() if topic.writer is not None)))
 """Topics that the rule is about."""
 PASSED_OVER = RULED - {"tasks", "batches"}
@@ -78,11 +78,9 @@ class RecordsInForce:
         """By topic and model."""
         self._judged: dict[str, int] = {}
         """The offset of the last record that was judged, by topic."""
-        self._outcomes = OutcomesInForce()
-        self._made = VersionsInForce()
-        """The versions that the headers of `steps` name."""
-        self._steps_end = 0
-        """The offset on `steps` below which they were read."""
+        self.outcomes = OutcomesInForce()
+        """What stands on `outcomes`, as far as it was judged."""
+        self._recorded = RecordedVersions(transport)
         self._foreign: dict[tuple[str, int], str] = {}
         """Why a record is foreign, by topic and offset, on topics of FOLLOWING."""
         self._is_compacted: bool | None = None
@@ -127,7 +125,7 @@ class RecordsInForce:
         self._judged[topic] = -1 if summary is None else summary.through - 1
         self._foreign = {place: why for place, why in self._foreign.items() if place[0] != topic}
         if topic == "outcomes":
-            self._outcomes = OutcomesInForce(summary.outcomes if summary is not None else None)
+            self.outcomes = OutcomesInForce(summary.outcomes if summary is not None else None)
             return
         for key in [key for key in self._versions if key[0] == topic]:
             del self._versions[key]
@@ -141,7 +139,7 @@ class RecordsInForce:
         """Return what the records of the topic amount to that were judged so far, which are those below `through`. None
         where there is no summary at this place: it would leave something out."""
         if topic == "outcomes":
-            outcomes = self._outcomes.summary()
+            outcomes = self.outcomes.summary()
             return None if outcomes is None else Summary(topic=topic, through=through, outcomes=outcomes)
         there = {key[1]: versions for key, versions in self._versions.items() if key[0] == topic}
         if topic == "weights":
@@ -237,7 +235,7 @@ class RecordsInForce:
         was_imported = isinstance(message, GroupOutcome) and message.late and writer_epoch(record) == 0
         if not was_imported and (why := self._why_unclaimed(record, record.topic)) is not None:
             return why
-        return self._outcomes.why_foreign(message)
+        return self.outcomes.why_foreign(message)
 
     def _of_version(self, record: Record, message: Announced | StepRecord) -> str | None:
         name, epoch = message.name, writer_epoch(record)
@@ -247,7 +245,7 @@ class RecordsInForce:
             return _unclaimed(RoleName.trainer, epoch)
         there = self._versions[record.topic, message.model if isinstance(message, Announced) else ""]
         why = there.why_not(name)
-        if why is not None and there.is_ahead(name) and isinstance(message, Announced) and self._was_made(name):
+        if why is not None and there.is_ahead(name) and isinstance(message, Announced) and name in self._recorded:
             why = None
         if why is None:
             there.add(message)
@@ -299,7 +297,7 @@ class RecordsInForce:
             return (
                 f"it deletes what is below version {said.version}, and its newest checkpoint is of {said.name.version}"
             )
-        if said.name.version and not self._was_made(said.name):
+        if said.name.version and said.name not in self._recorded:
             return f"its checkpoint is of version {said.name.version} of epoch {said.name.trainer_epoch}, not on steps"
         for topic, offsets in said.offsets.items():
             if topic not in TOPICS:
@@ -311,38 +309,6 @@ class RecordsInForce:
             if any(offset < least for offset, least in zip(offsets, kept, strict=True)):
                 return f"it takes back that {topic} was deleted up to {kept}"
         return None
-
-    def _was_made(self, name: VersionName) -> bool:
-        """Return whether the version stands on `steps`, read to its end before the answer is no: a step is there before
-        a checkpoint of it is spoken of, and before others see its announcement."""
-        for settled in (False, True):  # an open transaction may hide it
-            if name not in self._made:
-                self._read_steps(settled=settled)
-        return name in self._made
-
-    def _read_steps(self, *, settled: bool) -> None:
-        """Read on where the last look at `steps` ended: a run deletes something after each checkpoint, and each time it
-        is judged by the steps."""
-        end = self._transport.admin.end_offsets("steps", settled=settled)[STEPS]
-        start = max(self._steps_end, self._transport.admin.begin_offsets("steps")[STEPS])
-        if start >= end:
-            return
-        reader = self._transport.reader({STEPS: start}, bodies=False)
-        try:
-            for records in read_to_ends(self._transport, reader, {STEPS: end}):
-                for record in records:
-                    name = _name_of_headers(record)
-                    if name is not None and self._made.why_not(name) is None:
-                        self._made.add_name(name)
-        finally:
-            reader.close()
-        self._steps_end = end
-
-
-def _name_of_headers(record: Record) -> VersionName | None:
-    epoch, version = record.header("trainer_epoch") or b"", record.header("version") or b""
-    is_name = epoch.isdigit() and version.isdigit() and len(epoch) < 20 and len(version) < 20
-    return VersionName(trainer_epoch=int(epoch), version=int(version)) if is_name else None
 
 
 def writer_epoch(record: Record) -> int:

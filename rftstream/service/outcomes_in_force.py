@@ -41,6 +41,16 @@ class OutcomesInForce:
         self._is_even = True
         """Whether the newest outcome is of a batch: nothing was decided since for the next one."""
 
+    @property
+    def num_groups(self) -> dict[str, int]:
+        """How many groups have each result."""
+        return {str(result): self._groups[result] for result in GroupResult}
+
+    @property
+    def newest_batch(self) -> int:
+        """The newest batch that a group was decided into; -1 if there is none."""
+        return self._next_batch - 1
+
     def why_foreign(self, message: GroupOutcome | BatchReuse) -> str | None:
         """Return why the record says nothing new, or None; then it is taken."""
         if isinstance(message, BatchReuse):

@@ -20,21 +20,17 @@ from rftstream.contracts.records import Record, TopicPartition
 from rftstream.contracts.summaries import Summary
 from rftstream.contracts.versions import WeightsAnnounced, WeightsKind
 from rftstream.errors import ContractError
+from rftstream.service.newest_summaries import SUMMARIES, newest_summaries
 from rftstream.service.role import Log, Publish, Received
 from rftstream.transport.base import Transport
 
 log = logging.getLogger(__name__)
-
-SUMMARIES = TopicPartition("summaries", 0)
 
 EVERY = {"outcomes": 512, "steps": 128, "weights": 128}
 """Topic -> records in force after which its writer summarises it again."""
 
 MAX_RECORDS_A_LOOK = 2000
 """Records that a writer reads back at once. It has other things to do."""
-
-FIRST_LOOK = 64
-"""Offsets at the end of `summaries` in which a reader looks first; then it looks in eight times as many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +49,13 @@ class TopicStart:
         return [] if self.record is None else [Received(self.record, self.summary)]
 
 
-def begin_with_summary(reader: Log, topic: str, *, whole: bool = False) -> TopicStart:
-    """Have the reader's rule begin with the newest summary of a topic that can be trusted; with `whole`, or if there is
-    none, with the beginning of the topic."""
+def begin_with_summary(reader: Log, topic: str, *, whole: bool = False, behind: int = 0) -> TopicStart:
+    """Have the reader's rule begin with the newest summary of a topic that can be trusted, if there is one that leaves
+    `behind` offsets at the end to be read; with `whole`, or if there is none, with the beginning of the topic."""
     begins, place = reader.transport.admin.begin_offsets(topic), TopicPartition(topic, 0)
     end = reader.transport.admin.end_offsets(topic)[place]
-    newest = [] if whole else [one for one in _newest(reader, topic) if begins[place] <= one[1].through <= end]
-    if len(newest) == 2:
+    newest = [] if whole else newest_summaries(reader.transport, topic, reader.rule.decode, below=end - behind)
+    if len(newest) == 2 and newest[1][1].through >= begins[place]:
         (record, said), (_, before) = newest
         reader.rule.begin_anew(topic, before)
         judge(reader, topic, before.through, said.through)
@@ -75,28 +71,6 @@ def begin_with_summary(reader: Log, topic: str, *, whole: bool = False) -> Topic
     return TopicStart(begins)
 
 
-def _newest(reader: Log, topic: str) -> list[tuple[Record, Summary]]:
-    """Return the two newest summaries of a topic in force, the newest first; fewer if there are no two."""
-    admin = reader.transport.admin
-    if SUMMARIES.topic not in admin.topics():
-        return []
-    begin, end = admin.begin_offsets(SUMMARIES.topic)[SUMMARIES], admin.end_offsets(SUMMARIES.topic)[SUMMARIES]
-    found: dict[int, tuple[Record, Summary]] = {}
-    start, width, name = end, FIRST_LOOK, topic.encode()
-    while start > begin and len(found) < 2:
-        start, width = max(begin, start - width), width * 8
-        for record in reader.read(SUMMARIES.topic, start={SUMMARIES: start}):
-            if record.header("topic") != name:
-                continue
-            try:
-                message = reader.rule.decode(record)
-            except ContractError:
-                continue
-            if isinstance(message, Summary) and message.topic == topic:
-                found.setdefault(message.through, (record, message))
-    return [found[through] for through in sorted(found, reverse=True)[:2]]
-
-
 def judge(reader: Log, topic: str, start: int, stop: int) -> None:
     """Have the reader's rule judge the records of a topic from one offset up to another."""
     for record in reader.read(topic, start={TopicPartition(topic, 0): start}):
@@ -104,6 +78,11 @@ def judge(reader: Log, topic: str, start: int, stop: int) -> None:
             break
         with contextlib.suppress(ContractError):
             reader.rule.decode(record)
+
+
+def says_all(summary: Summary) -> bool:
+    """Whether the summary says all that one of this release does."""
+    return summary.weights is None or all(run.kept is not None for run in summary.weights.versions)
 
 
 class SummaryWriter:
@@ -169,7 +148,10 @@ class _Summarised:
         if self._num_since + self.num_written < self._look_at:
             return None
         if self._next is None:
-            self._next = begin_with_summary(self._log, self.name).positions[self._place]
+            start = begin_with_summary(self._log, self.name)
+            if start.summary is not None and not says_all(start.summary):
+                start = begin_with_summary(self._log, self.name, whole=True)
+            self._next = start.positions[self._place]
         end = self._log.ends(self.name)[self._place]
         num_left = MAX_RECORDS_A_LOOK
         for record in self._log.read(self.name, start={self._place: self._next}):

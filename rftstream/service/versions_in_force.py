@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 
-from rftstream.contracts.summaries import StepsSummary, VersionRun, WeightsSummary
+from rftstream.contracts.summaries import KeptVersion, StepsSummary, VersionRun, WeightsSummary
 from rftstream.contracts.versions import StepRecord, VersionName, WeightsAnnounced
 
 MAX_RUNS = 4096
 """Trainers that a summary names at most. A run with more of them has none."""
+
+MAX_ITEMS = 8192
+"""Trainers and versions that are kept that a summary of `weights` names at most."""
 
 
 class VersionsInForce:
@@ -27,6 +31,8 @@ class VersionsInForce:
         self._highest = 0
         self._step: tuple[VersionName, int, int, bool] | None = None
         """The newest step of the newest trainer: version, trained groups and rollouts, whether it is the last."""
+        self._kept: dict[VersionName, VersionName | None] | None = {}
+        """Announced versions whose objects were not given up, with what they are deltas to. None: nobody knows."""
 
     @classmethod
     def _of(cls, runs: tuple[VersionRun, ...], model: str) -> VersionsInForce:
@@ -37,6 +43,7 @@ class VersionsInForce:
                 versions._newest[run.trainer_epoch] = run.last
                 versions._resumed |= {run.trainer_epoch} if run.resumed else set()
                 versions._highest = max(versions._highest, run.last)
+                versions._keep(run)
         return versions
 
     @classmethod
@@ -50,6 +57,17 @@ class VersionsInForce:
     def of_weights(cls, summary: WeightsSummary) -> dict[str, VersionsInForce]:
         """Return what a summary of `weights` says, by model."""
         return {model: cls._of(summary.versions, model) for model in sorted({run.model for run in summary.versions})}
+
+    def _keep(self, run: VersionRun) -> None:
+        if self._kept is None or run.kept is None:
+            self._kept = None
+            return
+        for one in run.kept:
+            self._kept[VersionName(trainer_epoch=run.trainer_epoch, version=one.version)] = one.parent
+
+    def names_the_same(self, other: VersionsInForce) -> bool:
+        """Whether the same versions stand there."""
+        return (self._first, self._newest) == (other._first, other._newest)
 
     def __contains__(self, name: VersionName) -> bool:
         """Whether the version stands there, where versions of a trainer follow one another by one."""
@@ -81,6 +99,10 @@ class VersionsInForce:
             self._step is None or name.trainer_epoch >= self._step[0].trainer_epoch
         ):
             self._step = (name, message.trained_groups, message.trained_rollouts, message.last)
+        if isinstance(message, WeightsAnnounced) and self._kept is not None:
+            for gone in message.gone:
+                self._kept.pop(gone, None)
+            self._kept[name] = message.parent
         if message.resumed and name.trainer_epoch not in self._first:
             self._resumed.add(name.trainer_epoch)
         self.add_name(name)
@@ -94,7 +116,7 @@ class VersionsInForce:
 
     # ------------------------------------------------------------------------------------------ summaries
 
-    def _runs(self, model: str) -> tuple[VersionRun, ...] | None:
+    def _runs(self, model: str, kept: Mapping[int, list[KeptVersion]] | None = None) -> tuple[VersionRun, ...] | None:
         if self.num_unread or len(self._first) > MAX_RUNS:
             return None
         return tuple(
@@ -104,9 +126,18 @@ class VersionsInForce:
                 last=self._newest[epoch],
                 resumed=epoch in self._resumed,
                 model=model,
+                kept=None if kept is None else tuple(kept[epoch]),
             )
             for epoch, first in self._first.items()
         )
+
+    def _kept_by_epoch(self) -> Mapping[int, list[KeptVersion]] | None:
+        if self._kept is None:
+            return None
+        kept: defaultdict[int, list[KeptVersion]] = defaultdict(list)
+        for name, parent in self._kept.items():
+            kept[name.trainer_epoch].append(KeptVersion(version=name.version, parent=parent))
+        return kept
 
     def steps_summary(self) -> StepsSummary | None:
         """Return what stands on `steps`; None where a summary would leave something out."""
@@ -119,8 +150,8 @@ class VersionsInForce:
     @staticmethod
     def weights_summary(by_model: Mapping[str, VersionsInForce]) -> WeightsSummary | None:
         """Return what stands on `weights`; None where a summary would leave something out."""
-        runs = [there._runs(model) for model, there in sorted(by_model.items())]
+        runs = [there._runs(model, there._kept_by_epoch()) for model, there in sorted(by_model.items())]
         known = [run for some in runs if some is not None for run in some]
-        if None in runs or not known or len(known) > MAX_RUNS:
+        if None in runs or not known or sum(1 + len(run.kept or ()) for run in known) > MAX_ITEMS:
             return None
         return WeightsSummary(versions=tuple(known))

@@ -80,7 +80,7 @@ def runs(request: Request) -> list[RunItem]:
 def glance(page: PageOfRun) -> Glance:
     """The run at a glance."""
     assert page.catalog is not None
-    counts, history, status = count_fates(page.catalog, page.moment), page.history, page.snapshot.status
+    counts, history, status = count_fates(page.catalog, page.moment), page.glanced, page.snapshot.status
     newest = {result.evaluation: result_numbers(result) for result in history.evaluations}
     status = status if page.moment.is_now else None
     return Glance(

@@ -55,10 +55,11 @@ def _chosen(request: Request) -> list[WatchedRun]:
 
 
 def _compared(request: Request, chosen: list[WatchedRun]) -> tuple[dict[str, History], list[Chart]]:
-    histories = {run.name: run.history.history() for run in chosen if run.history is not None}
+    readers = {run.name: run.history for run in chosen if run.history is not None}
     by_time = request.query_params.get("over") == "time"
-    charts = [runs_chart(title, histories, by_time=by_time) for title in COMPARED]
-    return histories, [chart for chart in charts if chart.curves]
+    charted = {name: reader.charted() for name, reader in readers.items()}
+    charts = [runs_chart(title, charted, by_time=by_time) for title in COMPARED]
+    return {name: reader.glance() for name, reader in readers.items()}, [chart for chart in charts if chart.curves]
 
 
 def compare(request: Request) -> Response:

@@ -18,7 +18,7 @@ from starlette.responses import HTMLResponse, Response
 
 from rftstream.queries.catalog.database import CatalogReader
 from rftstream.queries.catalog.moments import Moment
-from rftstream.queries.history import History
+from rftstream.queries.history import History, HistoryReader
 from rftstream.studio.access import StudioRole, Viewer
 from rftstream.studio.rendering import address, render
 from rftstream.studio.watched_run import RunSnapshot, WatchedRun
@@ -80,12 +80,23 @@ class PageOfRun:
     @property
     def history(self) -> History:
         """Return steps and evaluations as they were at the moment."""
+        return self._read(HistoryReader.history)
+
+    @property
+    def charted(self) -> History:
+        """Return the history as curves need it, with no more than some steps."""
+        return self._read(HistoryReader.charted)
+
+    @property
+    def glanced(self) -> History:
+        """Return the history with the first and the newest steps alone."""
+        return self._read(HistoryReader.glance)
+
+    def _read(self, read: Callable[[HistoryReader, float], History]) -> History:
         reader = self.run.history
-        return (
-            History(steps=(), resumes=(), evaluations=(), current=None)
-            if reader is None
-            else reader.history(self.moment.at_s)
-        )
+        if reader is None:
+            return History(steps=(), resumes=(), evaluations=(), current=None)
+        return read(reader, self.moment.at_s)
 
     @property
     def num_partitions(self) -> int:
@@ -110,7 +121,6 @@ class PageOfRun:
     def answer(self, template: str, tab: str, title: str, **values: Any) -> Response:
         """Return the page."""
         history = self.run.history
-        versions = [] if history is None else [step.name.version for _, step in history.steps if not step.resumed]
         page = render(
             template,
             **values,
@@ -128,7 +138,7 @@ class PageOfRun:
             may_annotate=self.viewer.role >= StudioRole.annotator,
             may_operate=self.viewer.role >= StudioRole.operator,
             kept=[(k, v) for k, v in self.request.query_params.multi_items() if k not in ("as_of", "before", "skip")],
-            newest_version=max(versions, default=0),
+            newest_version=0 if history is None else history.newest_version,
             viewer=viewer_of(self.request),
         )
         return HTMLResponse(page)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
@@ -33,6 +34,7 @@ from rftstream.queries.dead import find_letters
 from rftstream.queries.evaluations import newest_and_best, shown_metrics
 from rftstream.queries.flow_map import flow_of, what_is_wrong
 from rftstream.queries.group_view import read_problem
+from rftstream.queries.history import History
 from rftstream.queries.inspect import record_to_text
 from rftstream.service.control_view import read_control
 from rftstream.service.role import Log
@@ -49,7 +51,7 @@ def glance(page: PageOfRun) -> Response:
     assert page.catalog is not None
     now = time.time()
     counts, moment, snapshot = count_fates(page.catalog, page.moment), page.moment, page.snapshot
-    history, status = page.history, page.snapshot.status
+    history, status = page.glanced, page.snapshot.status
     is_live = status is not None and status.live
     rates = read_rates(page.catalog, moment, now=now if is_live else newest_time(page.catalog))
     control = None if status is None else status.control
@@ -69,7 +71,7 @@ def glance(page: PageOfRun) -> Response:
         rates=rates,
         rewards=history.rewards(),
         letters=sum(kind.count for kind in count_letters(page.catalog, moment)),
-        charts=run_charts(history, only_first=True),
+        charts=run_charts(page.charted, only_first=True),
         fates=("trained", "pending", "filtered", "expired", "dead"),
         newest=find_groups(page.catalog, moment, GroupFilter(), limit=6),
         best=newest_and_best(history.evaluations),
@@ -80,14 +82,14 @@ def charts(page: PageOfRun) -> Response:
     """All curves of the run, over versions or over time."""
     by_time = page.asked("over") == "time"
     return page.answer(
-        "charts.html", "charts", "Charts", charts=run_charts(page.history, by_time=by_time), by_time=by_time
+        "charts.html", "charts", "Charts", charts=run_charts(page.charted, by_time=by_time), by_time=by_time
     )
 
 
 def chart_data(page: PageOfRun) -> Response:
     """The curves as data, for the browser's own drawing."""
     by_time = page.asked("over") == "time"
-    return JSONResponse([chart.data for chart in run_charts(page.history, by_time=by_time)])
+    return JSONResponse([chart.data for chart in run_charts(page.charted, by_time=by_time)])
 
 
 def groups(page: PageOfRun) -> Response:
@@ -173,19 +175,18 @@ def problem(page: PageOfRun) -> Response:
 def versions(page: PageOfRun) -> Response:
     """Versions, newest first: what each was trained on and what came of it."""
     history, before = page.history, page.number("before")
-    steps = [step for step in reversed(history.steps) if before is None or step.name.version < before]
-    evaluated: dict[int, list[EvalResult]] = defaultdict(list)
-    for result in history.evaluations:
-        evaluated[result.name.version].append(result)
+    end = len(history.steps) if before is None else bisect_left(history.steps, before, key=_version_of)
+    steps = history.steps[max(0, end - VERSIONS_PAGE) : end][::-1]
+    evaluated = {step.name.version: _results_of(history, step.name.version) for step in steps}
     announced = {} if page.run.history is None else page.run.history.announced
     return page.answer(
         "versions.html",
         "versions",
         "Versions",
-        steps=steps[:VERSIONS_PAGE],
+        steps=steps,
         announced=announced,
         evaluated=evaluated,
-        older=steps[VERSIONS_PAGE - 1].name.version if len(steps) > VERSIONS_PAGE else None,
+        older=steps[-1].name.version if end > VERSIONS_PAGE else None,
     )
 
 
@@ -193,8 +194,9 @@ def version(page: PageOfRun) -> Response:
     """One version back to its batch and the groups in it, and on to its weights and evaluations."""
     assert page.catalog is not None
     number, history = page.request.path_params["version"], page.history
-    step = next((one for one in history.steps if one.name.version == number), None)
-    if step is None:
+    place = bisect_left(history.steps, number, key=_version_of)
+    step = history.steps[place] if place < len(history.steps) else None
+    if step is None or step.name.version != number:
         raise HTTPException(404, f"no version {number} in force at this moment; the newest is {history.version}")
     batch = step.batch_sequence if step.batch_sequence is not None else -1
     shares = find_batch(page.catalog, page.moment, batch)
@@ -216,9 +218,19 @@ def version(page: PageOfRun) -> Response:
         limits=reward_limits(found),
         older=found[-1].sequence if len(found) == 2 * PAGE else None,
         weights=None if reader is None else reader.announced.get(step.name),
-        evaluations=[result for result in history.evaluations if result.name.version == number],
-        versions=[one.name.version for one in history.steps],
+        evaluations=_results_of(history, number),
+        versions=[one.name.version for one in history.steps[max(0, place - 1) : place + 2]],
     )
+
+
+def _version_of(made: StepRecord | EvalResult) -> int:
+    return made.name.version
+
+
+def _results_of(history: History, version: int) -> Sequence[EvalResult]:
+    """Return the evaluations of a version."""
+    begin = bisect_left(history.evaluations, version, key=_version_of)
+    return history.evaluations[begin : bisect_right(history.evaluations, version, key=_version_of)]
 
 
 def _sections(step: StepRecord) -> dict[str, list[tuple[str, float]]]:
@@ -237,22 +249,22 @@ def batch(page: PageOfRun) -> Response:
 
 def evaluations(page: PageOfRun) -> Response:
     """Evaluations beside each other: versions down, metrics across, and a curve of each."""
+    history, charted = page.history, page.charted
     found: dict[str, list[EvalResult]] = defaultdict(list)
-    for result in page.history.evaluations:
-        found[result.evaluation].append(result)
+    for result in reversed(history.evaluations):
+        if len(results := found[result.evaluation]) < MAX_EVALUATIONS:
+            results.append(result)
     tables = {
-        name: (shown_metrics([one.metrics for one in results]), list(reversed(results))[:MAX_EVALUATIONS])
-        for name, results in sorted(found.items())
+        name: (shown_metrics([one.metrics for one in results]), results) for name, results in sorted(found.items())
     }
-    chart = runs_chart("Evaluations", {page.run.name: page.history})
-    whole = [one for one in run_charts(page.history) if one.title == "Evaluations"]
+    whole = [one for one in run_charts(charted) if one.title == "Evaluations"]
     return page.answer(
         "evaluations.html",
         "evaluations",
         "Evaluations",
         tables=tables,
-        charts=whole or [chart],
-        best=newest_and_best(page.history.evaluations),
+        charts=whole or [runs_chart("Evaluations", {page.run.name: charted})],
+        best=newest_and_best(history.evaluations),
     )
 
 

@@ -66,6 +66,7 @@ from rftstream.contracts.rollouts import (
     VersionSpan,
 )
 from rftstream.contracts.summaries import (
+    KeptVersion,
     MissingSiblings,
     OutcomesSummary,
     StepsSummary,
@@ -75,7 +76,15 @@ from rftstream.contracts.summaries import (
 )
 from rftstream.contracts.tasks import ChatMessage, Task
 from rftstream.contracts.verdicts import UnscorableReason, VerifiedRollout
-from rftstream.contracts.versions import DeltaObject, EvalResult, StepRecord, VersionName, WeightsAnnounced, WeightsKind
+from rftstream.contracts.versions import (
+    DeltaObject,
+    EvalResult,
+    StepRecord,
+    StepTotals,
+    VersionName,
+    WeightsAnnounced,
+    WeightsKind,
+)
 from tests.contracts.sample_parts import (
     ANNOTATOR,
     CALLING_TURNS,
@@ -413,6 +422,19 @@ SAMPLES: dict[str, Message] = {
             versions=(VersionRun(trainer_epoch=1, first=0, last=2, resumed=True, model="SmolLM2-135M-Instruct"),)
         ),
     ),
+    "summary.v2": Summary(
+        topic="outcomes", through=4711, outcomes=OutcomesSummary(below=40, groups={"batched": 40}, next_batch=9),
+    ),
+    "summary.v2-weights": Summary(
+        topic="weights", through=3,
+        weights=WeightsSummary(
+            versions=(
+                VersionRun(trainer_epoch=1, first=0, last=2, resumed=True, model="SmolLM2-135M-Instruct", kept=(
+                    KeptVersion(version=0), KeptVersion(version=2, parent=VersionName(trainer_epoch=1, version=0)),
+                )),
+            ),
+        ),
+    ),
     "weights_announced.v1": WeightsAnnounced(
         model="SmolLM2-135M-Instruct", name=STEP, kind=WeightsKind.delta,
         parent=VersionName(trainer_epoch=2, version=3), object="weights/2-4.delta", num_bytes=612_000,
@@ -458,6 +480,12 @@ SAMPLES: dict[str, Message] = {
         name=STEP, batch_sequence=3, positions=(40, 41), trained_groups=16, trained_rollouts=127, weights_digest=None,
         metrics={"loss": 31.5}, announced=False, recorded_at=1767225620.0, token_staleness=(412, 96, 0, 5),
         group_staleness=(2, 1, 0, 1),
+    ),
+    "step_record.v4": StepRecord(
+        name=STEP, batch_sequence=3, positions=(40, 41), trained_groups=16, trained_rollouts=127, weights_digest=None,
+        metrics={"loss": 31.5, "spent/requests": 8.0}, announced=False, recorded_at=1767225620.0,
+        token_staleness=(412, 96), group_staleness=(2, 1),
+        totals=StepTotals(steps=4, spent={"requests": 24.0}, token_staleness=(1600, 42, 7), group_staleness=(8, 4)),
     ),
     "eval_result.v1": EvalResult(
         evaluation="held-out", name=STEP, num_tasks=200, num_samples=4, num_unscored=1,

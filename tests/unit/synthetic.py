@@ -14,7 +14,7 @@ from rftstream.contracts.rollouts import PartialRollout, Rollout, RolloutStatus,
 from rftstream.contracts.tasks import ChatMessage, Problem, RolloutIds, Sampling, Task
 from rftstream.contracts.topics import TOPICS, num_partitions
 from rftstream.contracts.verdicts import UnscorableReason, Verdict, VerifiedRollout
-from rftstream.contracts.versions import StepRecord, VersionName
+from rftstream.contracts.versions import StepRecord, StepTotals, VersionName
 from rftstream.roles import role_specs
 from rftstream.testing.played import played_records
 from rftstream.transport.base import Position, TopicSettings, Transport
@@ -41,6 +41,8 @@ class SyntheticLog:
         self._producer.start()
         self.trained: dict[int, int] = {0: 0}
         """Version -> groups trained by then."""
+        self.totals: dict[int, StepTotals] = {}
+        """Version -> what the steps up to it amount to."""
 
     # ------------------------------------------------------------------------------------------ writing
 
@@ -152,11 +154,14 @@ class SyntheticLog:
         staleness: tuple[tuple[int, ...], tuple[int, ...]] = ((), ()),
     ) -> None:
         """`staleness`: of tokens, and of groups."""
+        before = self.totals.get(version if resumed else version - 1, StepTotals())
+        self.totals[version] = before if resumed else before.plus(metrics or {}, *staleness)
         self.put("steps", StepRecord(
             name=VersionName(trainer_epoch=epoch, version=version), batch_sequence=None if resumed else version - 1,
             positions=(0,) * self.shares, trained_groups=self.trained[version],
             trained_rollouts=self.trained[version] * self.group_size, weights_digest=None, metrics=metrics or {},
             resumed=resumed, last=last, recorded_at=at, token_staleness=staleness[0], group_staleness=staleness[1],
+            totals=self.totals[version],
         ))  # fmt: skip
 
 

@@ -28,6 +28,7 @@ REACHED: dict[str, str] = {
     "roles/feeder/cursor.py MAX_REASONS": HERE,
     "roles/feeder/step.py MAX_TASKS_A_TRANSACTION": "tests/e2e/test_bounds.py",
     "service/outcomes_in_force.py MAX_ITEMS": "tests/unit/service/test_summaries.py",
+    "service/versions_in_force.py MAX_ITEMS": "tests/unit/service/test_summaries.py",
     "service/versions_in_force.py MAX_RUNS": "tests/unit/service/test_summaries.py",
     "service/dead_letters.py MAX_LETTER_BYTES": "tests/flow/test_explorer.py",
     "transport/base.py MAX_METADATA_BYTES": "rftstream/testing/conformance_transactions.py",

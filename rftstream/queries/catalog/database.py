@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-FORMAT = 2
+FORMAT = 3
 """Version of the schema and of the rows' meaning. A file of another one is made anew."""
 WAIT_S = 5.0
 """Seconds that a reader waits for the writer."""
@@ -64,6 +64,19 @@ CREATE TABLE decisions(
     kept INTEGER NOT NULL, expired INTEGER NOT NULL, filtered INTEGER NOT NULL, dead INTEGER NOT NULL,
     PRIMARY KEY (bucket, result, reason)
 ) WITHOUT ROWID;
+CREATE TABLE problems(
+    taskset TEXT NOT NULL, problem INTEGER NOT NULL, num_groups INTEGER NOT NULL,
+    num_scored INTEGER NOT NULL DEFAULT 0,  -- groups with a scored rollout
+    reward_sum REAL NOT NULL DEFAULT 0, reward_mean REAL,  -- over these
+    first_sequence INTEGER, first REAL, newest_sequence INTEGER, newest REAL,  -- of these
+    PRIMARY KEY (taskset, problem)
+) WITHOUT ROWID;
+CREATE INDEX problems_hardest ON problems(reward_mean IS NULL, reward_mean, taskset, problem);
+CREATE INDEX problems_easiest ON problems(reward_mean IS NULL, reward_mean DESC, taskset, problem);
+CREATE INDEX problems_learned ON problems(newest - first IS NULL, newest - first DESC, taskset, problem);
+CREATE INDEX problems_forgotten ON problems(newest - first IS NULL, newest - first, taskset, problem);
+CREATE INDEX problems_seen ON problems(num_groups DESC, taskset, problem);
+CREATE TABLE tasksets(taskset TEXT PRIMARY KEY, problems INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE letters(
     id TEXT PRIMARY KEY, role TEXT NOT NULL, topic TEXT NOT NULL, reason TEXT NOT NULL, error TEXT NOT NULL,
     kind TEXT NOT NULL, at REAL NOT NULL, offset INTEGER NOT NULL
@@ -83,6 +96,15 @@ _DECIDE = """
     ON CONFLICT DO UPDATE SET groups = groups + excluded.groups, kept = kept + excluded.kept,
     expired = expired + excluded.expired, filtered = filtered + excluded.filtered, dead = dead + excluded.dead;
 """
+_SCORE = """
+    UPDATE problems SET num_scored = num_scored + 1, reward_sum = reward_sum + new.reward_mean,
+    reward_mean = (reward_sum + new.reward_mean) / (num_scored + 1),
+    first = CASE WHEN new.sequence < coalesce(first_sequence, new.sequence + 1) THEN new.reward_mean ELSE first END,
+    newest = CASE WHEN new.sequence > coalesce(newest_sequence, -1) THEN new.reward_mean ELSE newest END,
+    first_sequence = min(new.sequence, coalesce(first_sequence, new.sequence)),
+    newest_sequence = max(new.sequence, coalesce(newest_sequence, new.sequence))
+    WHERE taskset = new.taskset AND problem = new.problem AND new.reward_mean IS NOT NULL;
+"""
 _OLD, _NEW = {"row": "old", "sign": "-", "bucket": BUCKET_S}, {"row": "new", "sign": "+", "bucket": BUCKET_S}
 _TRIGGERS = f"""
 CREATE TRIGGER inserted AFTER INSERT ON groups BEGIN {(_ADMIT + _DECIDE).format(**_NEW)} END;
@@ -92,8 +114,18 @@ END;
 CREATE TRIGGER decided AFTER UPDATE OF decided_at, num_kept, num_expired, num_filtered, num_dead ON groups BEGIN
     {_DECIDE.format(**_OLD)} {_DECIDE.format(**_NEW)}
 END;
+CREATE TRIGGER grouped AFTER INSERT ON groups BEGIN
+    INSERT INTO problems(taskset, problem, num_groups) VALUES (new.taskset, new.problem, 1)
+    ON CONFLICT DO UPDATE SET num_groups = num_groups + 1;
+    {_SCORE}
+END;
+CREATE TRIGGER scored AFTER UPDATE OF reward_mean ON groups WHEN old.reward_mean IS NULL BEGIN {_SCORE} END;
+CREATE TRIGGER met AFTER INSERT ON problems BEGIN
+    INSERT INTO tasksets VALUES (new.taskset, 1) ON CONFLICT DO UPDATE SET problems = problems + 1;
+END;
 """
-"""They keep what the tables `admissions` and `decisions` sum up equal to the groups, whatever changes these."""
+"""They keep what the tables `admissions`, `decisions`, `problems` and `tasksets` sum up equal to the groups, whatever
+changes these. A group's mean reward is set once."""
 
 
 class CatalogDatabase:
@@ -154,8 +186,9 @@ class CatalogDatabase:
     def clear(self) -> None:
         """Remove every row, since the log is another one than the rows were made from."""
         with self.transaction() as db:
-            for table in ("marks", "groups", "rollouts", "batches", "rates", "letters", "admissions", "decisions"):
-                db.execute(f"DELETE FROM {table}")
+            for (table,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'").fetchall():
+                if table != "facts":
+                    db.execute(f"DELETE FROM {table}")
 
     def close(self) -> None:
         """Close the file."""

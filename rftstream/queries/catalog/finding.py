@@ -275,7 +275,19 @@ ORDERS = {
     "forgotten": "newest - first IS NULL, newest - first, taskset, problem",
     "seen": "num_groups DESC, taskset, problem",
 }
-"""How problems can be ordered."""
+"""How problems can be ordered. The table `problems` has an index for each."""
+
+_PROBLEMS_THEN = (
+    "SELECT p.*, (SELECT reward_mean FROM groups g WHERE g.sequence = p.first_sequence) AS first,"
+    " (SELECT reward_mean FROM groups g WHERE g.sequence = p.newest_sequence) AS newest FROM ("
+    "SELECT taskset, problem, count(*) AS num_groups,"
+    " count(CASE WHEN decided_at <= :at THEN reward_mean END) AS num_scored,"
+    " avg(CASE WHEN decided_at <= :at THEN reward_mean END) AS reward_mean,"
+    " min(CASE WHEN decided_at <= :at AND reward_mean IS NOT NULL THEN sequence END) AS first_sequence,"
+    " max(CASE WHEN decided_at <= :at AND reward_mean IS NOT NULL THEN sequence END) AS newest_sequence"
+    " FROM groups WHERE admitted_at <= :at GROUP BY taskset, problem) p"
+)
+"""The table `problems` as it was at an earlier moment."""
 
 
 def find_problems(
@@ -287,17 +299,12 @@ def find_problems(
     skip: int = 0,
     limit: int = PAGE,
 ) -> list[ProblemRow]:
-    """Return problems with what their groups came to."""
+    """Return problems with what their groups came to. Those of now are a page of an index; of an earlier moment all
+    groups are looked at."""
     rows = catalog.rows(
-        "SELECT p.*, (SELECT reward_mean FROM groups g WHERE g.sequence = p.first_sequence) AS first,"
-        " (SELECT reward_mean FROM groups g WHERE g.sequence = p.newest_sequence) AS newest FROM ("
-        "SELECT taskset, problem, count(*) AS num_groups,"
-        " count(CASE WHEN decided_at <= :at THEN reward_mean END) AS num_scored,"
-        " avg(CASE WHEN decided_at <= :at THEN reward_mean END) AS reward_mean,"
-        " min(CASE WHEN decided_at <= :at AND reward_mean IS NOT NULL THEN sequence END) AS first_sequence,"
-        " max(CASE WHEN decided_at <= :at AND reward_mean IS NOT NULL THEN sequence END) AS newest_sequence"
-        " FROM groups WHERE admitted_at <= :at AND (:taskset = '' OR taskset = :taskset) GROUP BY taskset, problem"
-        f") p ORDER BY {ORDERS.get(order, ORDERS['problem'])} LIMIT :limit OFFSET :skip",
+        f"SELECT * FROM ({'SELECT * FROM problems' if moment.is_now else _PROBLEMS_THEN})"
+        f" WHERE :taskset = '' OR taskset = :taskset ORDER BY {ORDERS.get(order, ORDERS['problem'])}"
+        " LIMIT :limit OFFSET :skip",
         _values(moment, taskset=taskset, limit=limit, skip=skip),
     )
     return [
@@ -317,8 +324,9 @@ def find_problems(
 def count_problems(catalog: CatalogReader, moment: Moment, *, taskset: str = "") -> int:
     """Count the problems of which there is a group."""
     row = catalog.row(
-        "SELECT count(*) AS problems FROM (SELECT 1 FROM groups WHERE admitted_at <= :at"
-        " AND (:taskset = '' OR taskset = :taskset) GROUP BY taskset, problem)",
+        "SELECT coalesce(sum(problems), 0) AS problems FROM tasksets WHERE :taskset = '' OR taskset = :taskset"
+        if moment.is_now
+        else f"SELECT count(*) AS problems FROM ({_PROBLEMS_THEN}) WHERE :taskset = '' OR taskset = :taskset",
         _values(moment, taskset=taskset),
     )
     return 0 if row is None else int(row["problems"])
@@ -326,12 +334,7 @@ def count_problems(catalog: CatalogReader, moment: Moment, *, taskset: str = "")
 
 def list_tasksets(catalog: CatalogReader) -> list[str]:
     """Return the tasksets that groups come from."""
-    # From one name to the next in the index, not over all groups.
-    rows = catalog.rows(
-        "WITH RECURSIVE names(taskset) AS (SELECT min(taskset) FROM groups UNION ALL"
-        " SELECT (SELECT min(taskset) FROM groups g WHERE g.taskset > names.taskset) FROM names"
-        " WHERE taskset IS NOT NULL) SELECT taskset FROM names WHERE taskset IS NOT NULL"
-    )
+    rows = catalog.rows("SELECT taskset FROM tasksets ORDER BY taskset")
     return [row["taskset"] for row in rows]
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import msgspec
+
 from rftstream.config.role_sections import TrainerSection
-from rftstream.contracts.versions import VersionName
+from rftstream.contracts.versions import StepTotals, VersionName
 from rftstream.errors import StopRule
 from rftstream.roles.trainer.assembly import Batch
 
@@ -29,10 +31,17 @@ class TrainerProgress:
     """Mean rewards of the last steps, for stop_reward."""
     last_admitted: int | None = None
     """How many groups there were in all, if the last batch was marked as the run's last."""
+    totals: StepTotals | None = field(default_factory=StepTotals)
+    """What all steps so far amount to; None where a release without it has trained some of them."""
 
     def name(self, epoch: int) -> VersionName:
         """Return the full name of the version in this epoch of the trainer."""
         return VersionName(trainer_epoch=epoch, version=self.version)
+
+    def add(self, values: Mapping[str, float], token_staleness: Sequence[int], group_staleness: Sequence[int]) -> None:
+        """Add the step that led here to the totals, by its metrics and its histograms."""
+        if self.totals is not None:
+            self.totals = self.totals.plus(values, token_staleness, group_staleness)
 
     def after(self, batch: Batch, *, skipped: bool, without_signal: bool, rewards_kept: int) -> TrainerProgress:
         """Return what the progress is once the batch is trained."""
@@ -49,6 +58,7 @@ class TrainerProgress:
             steps_without_signal=self.steps_without_signal + 1 if without_signal else 0,
             rewards=rewards,
             last_admitted=manifest.admitted if manifest.last else None,
+            totals=self.totals,
         )
 
     def to_state(self) -> dict[str, Any]:
@@ -62,11 +72,13 @@ class TrainerProgress:
             "steps_without_signal": self.steps_without_signal,
             "rewards": list(self.rewards),
             "last_admitted": self.last_admitted,
+            "totals": None if self.totals is None else asdict(self.totals),
         }
 
     @staticmethod
     def from_state(state: Mapping[str, Any]) -> TrainerProgress:
         """Return the progress that a checkpoint has kept."""
+        totals = state.get("totals")
         return TrainerProgress(
             version=state["version"],
             positions=tuple(state["positions"]),
@@ -76,6 +88,7 @@ class TrainerProgress:
             steps_without_signal=state.get("steps_without_signal", 0),
             rewards=deque(state["rewards"]),
             last_admitted=state.get("last_admitted"),
+            totals=None if totals is None else msgspec.convert(totals, StepTotals),
         )
 
 

@@ -47,7 +47,6 @@ from rftstream.roles.trainer.version_publisher import VersionPublisher
 from rftstream.roles.trainer.versions import Versions
 from rftstream.service.role import Foreign, Log, Publish, Received, SingleTransaction
 from rftstream.service.step_defaults import SingleStepDefaults
-from rftstream.service.summaries import begin_with_summary
 from rftstream.weights.store import ObjectStore
 
 log = logging.getLogger(__name__)
@@ -201,11 +200,9 @@ class TrainerStep(SingleStepDefaults):
         self._checkpoints.abandon()
         self._reset(log_, claim.epoch)
         evals = log_.ends("evals")  # what comes while the rest is read is read again
-        steps = begin_with_summary(log_, "steps")
-        if steps.summary is not None and steps.summary.steps is not None:
-            self._versions.begin(steps.summary.steps)
+        begin = self._versions.begin(log_)
         for topic in ("control", "steps", "weights", "evals"):
-            for received in log_.messages(topic, start=steps.positions):
+            for received in log_.messages(topic, start=begin):
                 self.absorb(received)
                 if (topic, received.record.key) == ("control", b"finished"):
                     self._is_finished = received.message is not None

@@ -68,6 +68,7 @@ class TrainedBatch:
             recorded_at=written_at,
             token_staleness=self.staleness.tokens,
             group_staleness=self.staleness.groups,
+            totals=self.progress.totals,
         )
 
 
@@ -133,6 +134,8 @@ class UpdateCycle:
             rewards_kept=self.config.run.stop_reward_over,
             without_signal=stage.takes_rollouts and is_without_signal(values, spread_needed(training.algorithm)),
         )
+        staleness = TrainedStaleness() if self.config.run.imported_from else staleness
+        progress.add(values, staleness.tokens, staleness.groups)
         if not self.config.without_tasks:
             values[STEPS_WITHOUT_SIGNAL] = float(progress.steps_without_signal)
         end_reason = self.end.reason(progress)
@@ -147,7 +150,7 @@ class UpdateCycle:
             progress=progress,
             skipped=update.skipped,
             values=values,
-            staleness=TrainedStaleness() if self.config.run.imported_from else staleness,
+            staleness=staleness,
             step_s=step_s,
             ended_at=ended_at,
             end_reason=end_reason,

@@ -80,6 +80,7 @@ class VersionPublisher:
             recorded_at=self._clock.now(),
             config=to_toml(config),
             computed_with=computed_with(self._model.device, self._model.threads),
+            totals=progress.totals,
         )
         return Publish("weights", 0, announced), Publish("steps", 0, record)
 

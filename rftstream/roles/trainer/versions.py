@@ -6,8 +6,11 @@ import math
 from collections.abc import Collection, Mapping
 
 from rftstream.config.sections import EvaluationSection
-from rftstream.contracts.summaries import StepsSummary
+from rftstream.contracts.records import TopicPartition
+from rftstream.contracts.summaries import StepsSummary, WeightsSummary
 from rftstream.contracts.versions import EvalResult, StepRecord, VersionName, WeightsAnnounced
+from rftstream.service.role import Log
+from rftstream.service.summaries import begin_with_summary, says_all
 from rftstream.weights.lineage import Lineage
 from rftstream.weights.retention import to_delete
 from rftstream.weights.store import ObjectStore
@@ -36,6 +39,8 @@ class Versions:
         """Evaluation and version -> its newest mean."""
         self._gone: set[VersionName] = set()
         """Whose objects were given up, and may still be there."""
+        self._begun_with: set[VersionName] | None = None
+        """The versions up to the one that a summary ends with whose objects were not given up; None: no summary."""
 
     @property
     def any_recorded(self) -> bool:
@@ -50,12 +55,30 @@ class Versions:
             self._lineage.start(step.name)
         self._note(step.name)
 
-    def begin(self, summary: StepsSummary) -> None:
-        """Begin behind what a summary of `steps` is about."""
+    def begin(self, log_: Log) -> dict[TopicPartition, int]:
+        """Begin behind summaries of `steps` and `weights`. Return from where the two topics are read on."""
+        steps, weights = begin_with_summary(log_, "steps"), begin_with_summary(log_, "weights")
+        if weights.summary is not None and not says_all(weights.summary):
+            weights = begin_with_summary(log_, "weights", whole=True)
+        if steps.summary is not None and steps.summary.steps is not None:
+            self._begin_steps(steps.summary.steps)
+        if weights.summary is not None and weights.summary.weights is not None:
+            self._begin_announcements(weights.summary.weights)
+        return {**steps.positions, **weights.positions}
+
+    def _begin_steps(self, summary: StepsSummary) -> None:
         for run in summary.versions:
             if run.resumed and run.trainer_epoch > self._lineage.epoch:
                 self._lineage.start(VersionName(trainer_epoch=run.trainer_epoch, version=run.first))
             self._recorded[run.trainer_epoch] = run.first, run.last
+
+    def _begin_announcements(self, summary: WeightsSummary) -> None:
+        self._begun_with = set()
+        for run in summary.versions:
+            for kept in run.kept or ():
+                name = VersionName(trainer_epoch=run.trainer_epoch, version=kept.version)
+                self._begun_with.add(name)
+                self._announce(name, kept.parent)
 
     def _note(self, name: VersionName) -> None:
         first, _ = self._recorded.get(name.trainer_epoch, (name.version, 0))
@@ -63,12 +86,14 @@ class Versions:
 
     def announce(self, announced: WeightsAnnounced) -> None:
         """Take an announcement: what it says is gone, and which evaluations are due of it."""
-        name = announced.name
         self._gone |= set(announced.gone)
         for gone in announced.gone:
             self._parents.pop(gone, None)
-        if announced.parent is not None:  # in force or not: the best by an evaluation may be another lineage's
-            self._parents[name] = announced.parent
+        self._announce(announced.name, announced.parent)
+
+    def _announce(self, name: VersionName, parent: VersionName | None) -> None:
+        if parent is not None:  # in force or not: the best by an evaluation may be another lineage's
+            self._parents[name] = parent
         if not self._lineage.in_force(name):
             return
         if self._newest and name.trainer_epoch != self._newest[-1].trainer_epoch:
@@ -82,6 +107,12 @@ class Versions:
             for evaluation, section in self._evaluations.items()
             if name.version % section.every == 0 and not self._has_result(evaluation, name)
         }
+
+    def _was_given_up(self, name: VersionName) -> bool:
+        """Whether an announcement said that the object of the version goes."""
+        begun = self._begun_with
+        is_old = bool(begun) and _age(name) <= max(map(_age, begun or ()))
+        return name in self._gone or (is_old and name not in (begun or ()))
 
     def evaluate(self, result: EvalResult) -> None:
         """Take the result of an evaluation."""
@@ -122,7 +153,7 @@ class Versions:
 
         def stays(known: VersionName) -> bool:
             passed = known.trainer_epoch < name.trainer_epoch and known.version > name.version
-            return self._lineage.in_force(known) and not passed and known not in self._gone
+            return self._lineage.in_force(known) and not passed and not self._was_given_up(known)
 
         gone = to_delete(
             store.list("versions/"),
@@ -131,7 +162,7 @@ class Versions:
             parents=self._parents if parent is None else {**self._parents, name: parent},
             kept_checkpoints=filter(stays, kept_checkpoints),
             due_evaluations=[due for _, due in self._due if stays(due)],
-            best=[best for best in self._best.values() if best not in self._gone],
+            best=[best for best in self._best.values() if not self._was_given_up(best)],
         )
         self._gone.intersection_update(gone)  # what is not there needs not be remembered
         return tuple(gone)
@@ -140,3 +171,7 @@ class Versions:
         """Whether there is a result, as the evaluator sees it. That of an older trainer counts, too, if the newer one
         began with the same state."""
         return any(map(self._lineage.in_force, self._evaluated.get((evaluation, name.version), ())))
+
+
+def _age(name: VersionName) -> tuple[int, int]:
+    return name.trainer_epoch, name.version

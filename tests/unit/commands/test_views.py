@@ -103,7 +103,7 @@ def test_inspect_prints_one_object_a_line(run: Path) -> None:
 
 def test_inspect_without_a_topic_lists_them(run: Path) -> None:
     assert [line["topic"] for line in called("inspect", run)] == list(TOPICS)
-    counts = {line["topic"]: line["records"] for line in called("inspect", run)}
+    counts = {line["topic"]: line["offsets"] for line in called("inspect", run)}
     assert (counts["steps"], counts["dead"]) == (2, 0)
     text = call("inspect", run).stdout
     assert re.search(r"^  rollouts +sampled, not yet scored +4$", text, re.MULTILINE)

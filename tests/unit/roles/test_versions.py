@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from rftstream.config.loader import from_dict
+from rftstream.contracts.records import TopicPartition
 from rftstream.contracts.versions import EvalResult, StepRecord, VersionName, WeightsAnnounced, WeightsKind
 from rftstream.roles.trainer.versions import Versions
+from rftstream.service.role import Log
 from rftstream.testing.memory_run import MemoryStore
-from rftstream.weights.publisher import object_name
+from rftstream.transport.memory.transport import MemoryLog
+from rftstream.weights.publisher import object_name, parse_object_name
+from tests.unit.grown import summarise
+from tests.unit.synthetic import SyntheticLog
 
 pytestmark = pytest.mark.law("lineage")
+
+CONFIG = {
+    "run": {"name": "kept", "steps": 99},
+    "model": {"path": "fake"},
+    "tasksets": {"sums": {"source": "arithmetic"}},
+    "evaluations": {"held-out": {"source": "arithmetic", "every": 5}},
+}
 
 
 def named(epoch: int, version: int) -> VersionName:
@@ -40,8 +55,53 @@ def test_the_best_keeps_what_it_is_made_from_though_a_later_trainer_began_before
     for name in (*first, named(2, 0)):
         versions.announce(announced(name, parents.get(name)))
         store.objects[object_name(name, WeightsKind.delta if name in parents else WeightsKind.full)] = b"."
-    versions.evaluate(EvalResult(
-        evaluation="held-out", name=first[2], num_tasks=1, num_samples=1, num_unscored=0, metrics={}, generations=None,
-        best=True,
-    ))  # fmt: skip
+    versions.evaluate(evaluated(first[2], best=True))
     assert versions.to_delete(store, named(3, 0), (), None) == (first[3],)
+
+
+@pytest.mark.parametrize("summarised", [False, True])
+def test_a_trainer_that_begins_with_a_summary_keeps_the_same(summarised: bool) -> None:
+    log, store = SyntheticLog(MemoryLog(lambda: 0.0, marks=True).connect("test")), MemoryStore()
+    evaluations = from_dict(CONFIG).evaluations
+    versions = Versions(evaluations, keep=2)
+    for version in range(60):
+        name, parent = named(1, version), named(1, version - 1) if version % 6 else None
+        gone = versions.to_delete(store, name, (), parent)
+        message = replace(announced(name, parent), gone=gone)
+        log.trained[version] = version
+        log.step(version, resumed=version == 0)
+        log.put("weights", message)
+        versions.record(step(name))
+        versions.announce(message)
+        store.objects[message.object] = b"."
+        for one in gone:
+            for kind in WeightsKind if one.version % 7 != 3 else ():  # some stay, though they were given up
+                store.objects.pop(object_name(one, kind), None)
+        if version % 5 == 3 and version != 43:  # that of version 40 is not made
+            result = evaluated(named(1, version - 3), best=version == 13)
+            log.put("evals", result)
+            versions.evaluate(result)
+    if summarised:
+        summarise(log)
+    begun, reader = Versions(evaluations, keep=2), Log(log.transport)
+    start = begun.begin(reader)
+    assert bool(start[TopicPartition("weights", 0)]) is summarised
+    for topic, take in (("steps", begun.record), ("weights", begun.announce), ("evals", begun.evaluate)):
+        for received in reader.messages(topic, start=start):
+            take(received.message)
+    for kept in ((), (named(1, 30), named(1, 41))):
+        next_one = named(1, 60), kept, named(1, 59)
+        goes = versions.to_delete(store, *next_one)
+        assert begun.to_delete(store, *next_one) == goes != ()
+        assert {named(1, 0), named(1, 10), named(1, 40), named(1, 59)} <= _there(store) - set(goes)
+
+
+def _there(store: MemoryStore) -> set[VersionName]:
+    return {name for text in store.objects if (name := parse_object_name(text)) is not None}
+
+
+def evaluated(name: VersionName, *, best: bool) -> EvalResult:
+    return EvalResult(
+        evaluation="held-out", name=name, num_tasks=1, num_samples=1, num_unscored=0, metrics={}, generations=None,
+        best=best,
+    )  # fmt: skip

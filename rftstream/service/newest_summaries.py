@@ -1,0 +1,54 @@
+"""Finds the newest summaries of a topic, near the end of `summaries`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rftstream.contracts.messages import Message
+from rftstream.contracts.records import Record, TopicPartition
+from rftstream.contracts.summaries import Summary
+from rftstream.errors import ContractError
+from rftstream.service.reading import read_to_ends
+from rftstream.transport.base import Transport
+
+SUMMARIES = TopicPartition("summaries", 0)
+
+FIRST_LOOK = 64
+"""Offsets at the end of `summaries` in which a reader looks first; then it looks in eight times as many."""
+
+
+def newest_summaries(
+    transport: Transport, topic: str, decode: Callable[[Record], Message | None], *, below: int
+) -> list[tuple[Record, Summary]]:
+    """Return the two newest summaries of a topic that are about what is below this offset or less, the newest first;
+    fewer if there are no two. `decode` returns the message of a record, or raises ContractError for what does not
+    count."""
+    admin = transport.admin
+    if SUMMARIES.topic not in admin.topics():  # a run of an older release has no such topic
+        return []
+    begin, start = admin.begin_offsets(SUMMARIES.topic)[SUMMARIES], admin.end_offsets(SUMMARIES.topic)[SUMMARIES]
+    found: dict[int, tuple[Record, Summary]] = {}
+    width = FIRST_LOOK
+    while start > begin and len(found) < 2:
+        start, stop, width = max(begin, start - width), start, width * 8
+        there: dict[int, tuple[Record, Summary]] = {}
+        for record in _between(transport, start, stop):
+            if record.header("topic") != topic.encode():
+                continue
+            try:
+                message = decode(record)
+            except ContractError:
+                continue
+            if isinstance(message, Summary) and message.topic == topic and message.through <= below:
+                there.setdefault(message.through, (record, message))
+        found |= there
+    return [found[through] for through in sorted(found, reverse=True)[:2]]
+
+
+def _between(transport: Transport, start: int, stop: int) -> list[Record]:
+    reader = transport.reader({SUMMARIES: start})
+    try:
+        polls = list(read_to_ends(transport, reader, {SUMMARIES: stop}))
+    finally:
+        reader.close()
+    return [record for records in polls for record in records if record.offset < stop]

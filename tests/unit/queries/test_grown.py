@@ -1,0 +1,154 @@
+"""What a look at a run reads: no more of a log that has grown tenfold."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from rftstream.config.loader import from_dict
+from rftstream.contracts.control import Trimmed
+from rftstream.contracts.outcomes import GroupResult
+from rftstream.contracts.versions import EvalResult, VersionName
+from rftstream.queries import coarse, history
+from rftstream.queries.catalog.database import CatalogDatabase, CatalogReader
+from rftstream.queries.catalog.finding import ORDERS, count_problems, find_problems, list_tasksets
+from rftstream.queries.catalog.moments import Moment
+from rftstream.queries.dead import read_dead
+from rftstream.queries.history import CoarseHistory, HistoryReader, read_glance, read_history
+from rftstream.queries.inspect import list_topics
+from rftstream.queries.status import read_status
+from rftstream.runs.folder import OpenRun, RunFolder
+from rftstream.service.control_view import read_control
+from rftstream.service.role import Log
+from rftstream.transport.memory.transport import MemoryLog
+from tests.unit.grown import count_reads, grow, play, summarise
+from tests.unit.synthetic import SyntheticLog
+
+pytestmark = pytest.mark.law("bounded")
+
+CONFIG = {
+    "run": {"name": "demo", "steps": 999},
+    "model": {"path": "fake"},
+    "tasksets": {"sums": {"source": "arithmetic"}},
+}
+LOOKS: dict[str, Callable[[OpenRun], object]] = {
+    "status": read_status,
+    "dead": lambda run: read_dead(Log(run.transport), now=0.0),
+    "inspect": lambda run: list_topics(Log(run.transport)),
+    "control": lambda run: read_control(run.transport),
+}
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> SyntheticLog:
+    monkeypatch.setattr(history, "FIRST_OFFSETS", 8)
+    monkeypatch.setattr(history, "NEWEST_OFFSETS", 16)
+    return SyntheticLog(MemoryLog(lambda: 0.0, marks=True).connect("test"))
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_a_look_reads_no_more_of_a_longer_log(
+    look: str, log: SyntheticLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, run = count_reads(monkeypatch), OpenRun(RunFolder(tmp_path), from_dict(CONFIG), log.transport)
+    counts: list[Counter[str]] = []
+    for first, rounds in ((0, 48), (48, 432)):
+        grow(log, rounds, first=first, rejected=GroupResult.expired)
+        newest = VersionName(trainer_epoch=1, version=first + rounds)
+        log.put("control", Trimmed(name=newest, checkpoints=(newest,)))  # which is judged by the steps
+        read.clear()
+        LOOKS[look](run)
+        counts.append(Counter({topic: count for topic, count in read.items() if topic != "control"}))
+    assert counts[0] == counts[1]
+    assert bool(counts[0]) is (look != "inspect")
+
+
+def test_a_glance_says_what_the_whole_history_says(log: SyntheticLog) -> None:
+    play(log, 40)
+    log.step(30, epoch=2, resumed=True)  # a newer trainer went back
+    for version in range(31, 71):
+        log.trained[version] = version
+        log.step(version, epoch=2, metrics={"reward": 1.0, "spent/requests": 5.0}, staleness=((1,), (0, 1)))
+    summarise(log)
+    glance, whole = read_glance(Log(log.transport)), read_history(Log(log.transport))
+    assert len(glance.steps) < 40 < len(whole.steps) == glance.num_steps == whole.num_steps == 70
+    assert glance.current == whole.current
+    assert glance.steps == tuple(step for step in whole.steps if step in glance.steps)
+    assert glance.spent() == {"requests": sum(step.metrics["spent/requests"] for step in whole.steps)}
+    tokens, groups = glance.staleness()
+    assert tokens == [3 * 30 + 40, sum(range(30))]
+    assert groups == [30, 40]
+    assert glance.rewards()[-5:] == whole.rewards()[-5:]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_page_of_problems_looks_at_no_more_rows_of_more(order: str, tmp_path: Path) -> None:
+    num_steps = []
+    for count in (100, 1000):
+        path = tmp_path / f"{count}.sqlite3"
+        database = CatalogDatabase(path, "run")
+        with database.transaction() as db:
+            for sequence in range(2 * count):  # every problem twice, some without a reward
+                problem, reward = sequence % count, None if sequence % 7 == 0 else (sequence * 31 % 101) / 101
+                db.execute(
+                    "INSERT INTO groups(sequence, group_id, taskset, problem, group_size, admitted_at, decided_at,"
+                    " result, reason, reward_mean) VALUES (?, ?, ?, ?, 2, 1.0, 2.0, 0, '', ?)",
+                    (sequence, str(sequence), f"t{problem % 3}", problem, None if sequence % 2 else reward),
+                )
+                if sequence % 2:  # its task came first
+                    db.execute("UPDATE groups SET reward_mean = ? WHERE sequence = ?", (reward, sequence))
+        database.close()
+        with contextlib.closing(CatalogReader(path)) as catalog:
+            for taskset in ("", "t1"):
+                now, then = (
+                    (find_problems(catalog, moment, taskset=taskset, order=order, skip=5, limit=40),
+                     count_problems(catalog, moment, taskset=taskset))
+                    for moment in (Moment(), Moment(at_s=1e9))
+                )  # fmt: skip
+                assert now == then and len(now[0]) == min(40, now[1] - 5)
+            ticks: list[int] = []
+            catalog._db.set_progress_handler(lambda: ticks.append(1), 10)  # noqa: B023  asked before the next one is made
+            find_problems(catalog, Moment(), order=order)
+            count_problems(catalog, Moment())
+            list_tasksets(catalog)
+            num_steps.append(len(ticks))
+    assert num_steps[1] <= 1.2 * num_steps[0] + 2
+
+
+def test_a_chart_is_drawn_of_no_more_than_some_steps(log: SyntheticLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coarse, "MAX_CHARTED", 8)
+    reader = HistoryReader(Log(log.transport))
+    log.step(0, resumed=True)
+    for version in range(1, 101):
+        log.trained[version] = version
+        log.step(version, metrics={"reward": float(version)} | ({"rare": 4.0} if version == 50 else {}))
+        if version % 5 == 0:
+            log.put("evals", EvalResult(
+                evaluation="held-out", name=VersionName(trainer_epoch=1, version=version), num_tasks=1, num_samples=1,
+                num_unscored=0, metrics={"mean": version / 100}, generations=None,
+            ))  # fmt: skip
+        if version in (7, 60, 61, 100):
+            reader.read()
+            charted, whole = reader.charted(), read_history(Log(log.transport))
+            assert charted == CoarseHistory().of(whole), "whatever was put together before"
+            assert charted is reader.charted()
+            assert len(charted.steps) == (7 if version == 7 else min(8, len(charted.steps)))
+            assert charted.steps[-1].name.version == version == charted.version
+    widths = [after.name.version - before.name.version for before, after in pairwise(charted.steps)]
+    widths = [charted.steps[0].name.version, *widths]
+    means = [step.metrics["reward"] for step in charted.steps]
+    assert sum(width * mean for width, mean in zip(widths, means, strict=True)) == pytest.approx(5050)
+    assert [step.metrics["rare"] for step in charted.steps if "rare" in step.metrics] == [4.0]
+    assert 4 <= len(charted.evaluations) <= 8 and charted.evaluations[-1].name.version == 100
+    glance = reader.glance()
+    assert (glance.num_steps, len(glance.steps), glance.current) == (100, 24, whole.current)
+    log.step(20, epoch=2, resumed=True)  # the rest is out of force
+    reader.read()
+    assert reader.charted() == CoarseHistory().of(read_history(Log(log.transport)))
+    assert reader.charted().steps[-1].name.version == 20
+    assert reader.charted(until_s=-1.0).steps == ()
