@@ -29,6 +29,7 @@ PAGES = (
     "docs/decisions/*.md",
     "deploy/*.md",
     "deploy/helm/*.md",
+    "deploy/patches/*.md",
     "schemas/*.md",
 )
 

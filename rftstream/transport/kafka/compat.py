@@ -5,16 +5,16 @@ kafka-python 3.0.12 is the version that all of this was measured with. Each part
 client does without it. `tests/unit/transport/test_kafka_compat.py` fails when the client's own code behind a part
 changes: look at the change then, and either drop the part or confirm it for the new version.
 
-Importing this module changes parts of kafka-python (`_sock_recv`, `write`, `_close`, `handshake`, `_build_transport`,
-`_refresh_loop`, `run_once`, `_send_producer_data`), the levels of two of its loggers, and the selector's way of
-logging. What makes it faster was measured for docs/decisions/0017.
+Importing this module changes parts of kafka-python (`_sock_recv`, `write`, `handshake`, `_build_transport`,
+`_refresh_loop`, `run_once`, `_send_producer_data`), the level of its logger, and the selector's way of logging. What
+makes it faster was measured for docs/decisions/0017. Each part has a row in the table of deploy/patches/README.md: the
+proposal for kafka-python with which it goes, or why there is none.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
-import selectors
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from types import SimpleNamespace
@@ -40,7 +40,6 @@ from kafka.structs import ConsumerGroupMetadata, OffsetAndMetadata
 from kafka.structs import TopicPartition as KafkaPartition
 
 from rftstream.contracts.records import Headers
-from rftstream.transport.kafka.selector import LazySelector
 
 log = logging.getLogger(__name__)
 
@@ -64,12 +63,16 @@ _NOT_READY_S = 0.05
 
 # ---------------------------------------------------------------------------------------------- logging
 
+
+def _log_no_trace(*_: object) -> None:
+    """Log nothing.
+
+    For 3.0.12: the selector asks eight times for each step of its own whether to log it."""
+
+
 # For 3.0.12: when debugging, the client's logger prints its whole configuration, passwords included.
 logging.getLogger("kafka").setLevel(logging.WARNING)
-# For 3.0.12: the selector asks eight times for each step of its own whether to log it.
-kafka.net.selector.log_trace = lambda *_: None
-# For 3.0.12: the selector warns of every step of its own that takes 0.1 s, as steps do on a busy machine.
-logging.getLogger("kafka.net.selector").setLevel(logging.ERROR)
+kafka.net.selector.log_trace = _log_no_trace
 
 connection_log = logging.getLogger("kafka.net.manager")
 """The logger that says why a connection failed. The error that the client raises in the end does not say it."""
@@ -87,13 +90,17 @@ THROTTLED = "%s: %s throttled by broker (%d ms)"
 
 
 class NetClient(KafkaNetClient):  # type: ignore[misc]
-    """A client's network that tries again when a transaction's coordinator cannot be connected.
+    """The network of a client of ours. It does not warn of each step of its loop that takes 0.1 s, as steps do on a
+    busy machine."""
 
-    For 3.0.12: there the client's own network raises, upon which the producer forgets the request of the transaction
-    and waits for its answer for ever."""
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**{"slow_task_threshold_secs": 0.0} | settings)
 
     def await_ready(self, node_id: Any, timeout_ms: float = 30000) -> bool:
-        """Return whether the node can take requests; False, after a short wait, where the client's own raises."""
+        """Return whether the node can take requests; False, after a short wait, where the client's own raises.
+
+        For 3.0.12: upon that the producer forgets the request of a transaction whose coordinator it could not connect,
+        and waits for the answer for ever."""
         try:
             return bool(super().await_ready(node_id, timeout_ms=timeout_ms))
         except kafka_errors.KafkaConnectionError:
@@ -154,16 +161,6 @@ def _write_at_once(transport: Any, write: Callable[[Any, bytes], None], data: by
         transport._write_task = transport._net.call_soon(transport._write_to_sock)
 
 
-def _close_unwatched(transport: Any, close: Callable[..., None], error: Any = None) -> None:
-    """Close a connection of which the selector knows nothing any more, as `LazySelector` wants it."""
-    net, sock = transport._net, transport._sock
-    if sock is not None and isinstance(watching := getattr(net, "_selector", None), LazySelector):
-        net.unregister_event(sock, selectors.EVENT_READ | selectors.EVENT_WRITE)
-        watching.forget(sock)
-    close(transport, error)
-
-
-KafkaTCPTransport._close = functools.partialmethod(_close_unwatched, KafkaTCPTransport._close)
 KafkaTCPTransport._sock_recv = functools.partialmethod(_receive_much, KafkaTCPTransport._sock_recv)
 KafkaSSLTransport._sock_recv = functools.partialmethod(_receive_before_end, KafkaSSLTransport._sock_recv)
 KafkaTCPTransport.write = functools.partialmethod(_write_at_once, KafkaTCPTransport.write)

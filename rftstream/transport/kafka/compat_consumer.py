@@ -1,6 +1,7 @@
 """What reaches into private parts of kafka-python's consumers; it is to them what `compat` is to the other clients.
 
-Importing this module changes one class of kafka-python (`_create_fetch_requests`).
+Importing this module changes one class of kafka-python (`_create_fetch_requests`). The table of
+deploy/patches/README.md has a row for each part, as for those of `compat`.
 """
 
 from __future__ import annotations

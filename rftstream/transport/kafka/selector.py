@@ -41,7 +41,10 @@ class LazySelector(selectors.BaseSelector):
         if fd in self._keys:
             raise KeyError(f"file descriptor {fd} is registered already")
         parked = self._parked.pop(fd, None)
-        if parked is None or parked() is not fileobj or events != selectors.EVENT_READ:
+        if parked is not None and parked() is not fileobj:
+            self._watch_anew()  # the parked one was closed, and its number went to this one
+            parked = None
+        if parked is None or events != selectors.EVENT_READ:
             if parked is not None:
                 self._forget(fd)
             self._epoll.register(fd, _mask_of(events))
@@ -56,12 +59,6 @@ class LazySelector(selectors.BaseSelector):
         else:
             self._forget(key.fd)
         return key
-
-    def forget(self, fileobj: Any) -> None:
-        """Watch a socket no longer that was parked. It is to be called before a socket is closed: the kernel goes on
-        watching one of which a child process has a copy."""
-        if self._parked.pop(fileobj.fileno(), None) is not None:
-            self._forget(fileobj.fileno())
 
     def modify(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
         """Watch a socket for other events, or with other data. KeyError if it is not watched."""
@@ -82,8 +79,12 @@ class LazySelector(selectors.BaseSelector):
             key = self._keys.get(fd)
             if key is None:
                 # A parked socket can be read, and nobody wants to: it would be told again and again.
-                self._parked.pop(fd, None)
-                self._forget(fd)
+                parked = self._parked.pop(fd, None)
+                sock = None if parked is None else parked()
+                if sock is None or sock.fileno() != fd:
+                    self._watch_anew()
+                else:
+                    self._forget(fd)
                 continue
             events = selectors.EVENT_WRITE if mask & ~select.EPOLLIN else 0
             if mask & ~select.EPOLLOUT:
@@ -112,6 +113,16 @@ class LazySelector(selectors.BaseSelector):
     def _forget(self, fd: int) -> None:
         with suppress(OSError):  # The socket was closed, which the kernel has seen.
             self._epoll.unregister(fd)
+
+    def _watch_anew(self) -> None:
+        """Let the kernel forget all that is not registered now. A parked socket was closed, and if a child process has
+        a copy of it, the kernel goes on watching that one under a number that means another socket by now, or none."""
+        self._epoll.close()
+        self._epoll = select.epoll()
+        self._parked.clear()
+        for fd, key in self._keys.items():
+            with suppress(OSError):  # It was closed while it was watched.
+                self._epoll.register(fd, _mask_of(key.events))
 
 
 def _mask_of(events: int) -> int:

@@ -79,7 +79,6 @@ REACHED = {
     "_write_at_once, what is left": (KafkaTCPTransport._write_to_sock, "4caa65d1e499"),
     "_write_at_once, plain": (KafkaTCPTransport._sock_send, "17ea0f0a3dbc"),
     "_write_at_once, TLS": (KafkaSSLTransport._sock_send, "9a3050b87ce0"),
-    "_close_unwatched": (wrapped(KafkaTCPTransport, "_close"), "f8941a31ba9a"),
     "THROTTLED": (KafkaConnection._maybe_throttle, "294c9b40e5f1"),
     "force_close": (KafkaProducer.close, "8095a06ec990"),
     "LazySelector, registering": (NetworkSelector.register_event, "12c10d46076d"),
@@ -132,8 +131,12 @@ def test_the_code_behind_each_part_is_as_it_was(part):
 def test_the_clients_log_failed_connections_as_expected():
     assert kafka.net.manager.log is compat.connection_log
     assert f"log.error('{compat.CONNECTION_FAILED}', exc)" in inspect.getsource(kafka.net.manager)
-    assert not kafka.net.selector.log.isEnabledFor(logging.WARNING)
     assert not logging.getLogger("kafka.client").isEnabledFor(logging.DEBUG)
+
+
+def test_the_client_does_not_warn_of_slow_steps():
+    with closing(compat.NetClient(bootstrap_servers="127.0.0.1:9")) as net:
+        assert net._net.config["slow_task_threshold_secs"] == 0
 
 
 class _Connectionless(compat.NetClient):

@@ -161,14 +161,25 @@ def test_a_parked_socket_that_nobody_holds_is_closed(watching):
         assert theirs.recv(1) == b"", "the other end is told"
 
 
-def test_a_socket_that_a_child_has_too_is_forgotten_before_it_is_closed(watching, pair):
-    mine, theirs = pair
+@pytest.mark.parametrize("is_reused", [True, False])
+def test_a_parked_socket_that_a_child_has_too_is_told_to_nobody_once_it_is_closed(watching, pair, is_reused):
+    """The kernel watches what the child has, under a number that may be that of another socket by now."""
+    other, sends = pair
+    watching.register(other, READ, "other")
+    mine, theirs = socket.socketpair()
+    number = mine.fileno()
     with mine.dup():  # as a child of fork has it
         watching.register(mine, READ)
         watching.unregister(mine)
-        watching.forget(mine)
-        watching.forget(mine)
+        mine.shutdown(socket.SHUT_RDWR)
         mine.close()
         theirs.close()
-        assert ready(watching, 0.0) == []
-        assert watching._epoll.poll(0.0) == [], "the kernel has nothing to tell"
+        if is_reused:
+            mine, theirs = socket.socketpair()
+            assert number in (mine.fileno(), theirs.fileno())
+            watching.register(mine if mine.fileno() == number else theirs, READ, "new")
+        with mine, theirs:
+            assert ready(watching, 0.0) == []
+            assert watching._epoll.poll(0.0) == [], "the kernel has nothing to tell"
+            sends.send(b"x")
+            assert ready(watching) == [("other", READ)]
