@@ -87,7 +87,7 @@ _SETTINGS = {
     "trackers.wandb": "wandb wandb_project",
     "transport.servers": "bootstrap_servers brokers kafka",
 }
-"""What it is here -> names elsewhere; NAME is a taskset's or an evaluation's."""
+"""Setting here -> its names elsewhere; NAME stands for a taskset or an evaluation."""
 
 SETTINGS = {name: tuple(here.split()) for here, names in _SETTINGS.items() for name in names.split()}
 """Name elsewhere -> what it is here."""
@@ -118,4 +118,4 @@ _COMMANDS = {
 COMMANDS = {name: here for here, names in _COMMANDS.items() for name in names.split()} | {
     role.value: "worker" for role in RoleName
 }
-"""What a command may be called -> the one that does it here."""
+"""Name by which a command may be called -> the command here that does the same."""

@@ -19,7 +19,7 @@ ARCHITECTURE = "transformers.models.{kind}.modeling_{kind}"
 """Stands for the module of transformers that the run's model needs."""
 
 Location = Literal["path", "folder or name", "name"]
-"""What can stand behind the colon of a taskset's source."""
+"""The kinds of locations that can stand behind the colon of a taskset's source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class PartSpec:
 
 @dataclass(frozen=True, slots=True)
 class TransportSpec(PartSpec):
-    """What others may know of a transport."""
+    """Declared properties of a transport, for code that does not import it."""
 
     kind = "transport"
     is_inherited = False  # a user's own is built as `Class(run, section)`, whatever it inherits from
@@ -57,7 +57,7 @@ class TransportSpec(PartSpec):
 
 @dataclass(frozen=True, slots=True)
 class PolicySpec(PartSpec):
-    """What others may know of a policy."""
+    """Declared properties of a policy, for code that does not import it."""
 
     kind = "policy"
 
@@ -83,7 +83,7 @@ class PolicySpec(PartSpec):
 
 @dataclass(frozen=True, slots=True)
 class BackendSpec(PartSpec):
-    """What others may know of a backend."""
+    """Declared properties of a backend, for code that does not import it."""
 
     kind = "backend"
 
@@ -108,7 +108,7 @@ class BackendSpec(PartSpec):
 
 @dataclass(frozen=True, slots=True)
 class AlgorithmSpec(PartSpec):
-    """What others may know of an algorithm."""
+    """Declared properties of an algorithm, for code that does not import it."""
 
     kind = "algorithm"
 
@@ -130,7 +130,7 @@ class AlgorithmSpec(PartSpec):
 
 @dataclass(frozen=True, slots=True)
 class RewardSpec(PartSpec):
-    """What others may know of a reward."""
+    """Declared properties of a reward, for code that does not import it."""
 
     kind = "reward"
 
@@ -146,7 +146,7 @@ class RewardSpec(PartSpec):
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentSpec(PartSpec):
-    """What others may know of an environment."""
+    """Declared properties of an environment, for code that does not import it."""
 
     kind = "environment"
     is_inherited = False  # a user's own may go on where the one that it inherits from ends
@@ -166,12 +166,12 @@ class EnvironmentSpec(PartSpec):
 
 @dataclass(frozen=True, slots=True)
 class TasksetSpec(PartSpec):
-    """What others may know of a taskset."""
+    """Declared properties of a taskset, for code that does not import it."""
 
     kind = "taskset"
 
     location: Location = "name"
-    """What stands behind the colon of its source. Paths and folders are relative to the run file."""
+    """Kind of location that stands behind the colon of its source. Paths and folders are relative to the run file."""
     has_rows: bool = False
     """Whether `open_rows` of its class opens the rows of a location for others; so demonstrations can be in it, too."""
     chooses_rows: bool = False
@@ -182,7 +182,7 @@ class TasksetSpec(PartSpec):
 
 @dataclass(frozen=True, slots=True)
 class OperatorSpec(PartSpec):
-    """What others may know of an operator."""
+    """Declared properties of an operator, for code that does not import it."""
 
     kind = "operator"
 
@@ -195,7 +195,8 @@ class OperatorSpec(PartSpec):
 
 @dataclass(frozen=True, slots=True)
 class TrackerSpec(PartSpec):
-    """What others may know of a tracker. Run files name trackers by their sections, so all are built in."""
+    """Declared properties of a tracker, for code that does not import it. Run files name trackers by their sections, so
+    all are built in."""
 
     kind = "tracker"
 

@@ -21,7 +21,7 @@ class OperatorPlace:
     name: str
     """A built-in name or `module:Class`."""
     settings: Mapping[str, Any]
-    """As they stand in the run file."""
+    """Settings of the operator as they stand in the run file."""
     taskset: str | None
     """The taskset that it is for; None: all."""
 

@@ -161,7 +161,7 @@ def _explain(text: str, values: Any, target: Any, keys: list[str]) -> str:
 
 
 IN_TOML = {"object": "a section", "array": "a list"}
-"""What msgspec calls by its name in JSON."""
+"""msgspec's JSON name of a type -> its name for users of TOML."""
 
 
 def check_keys(values: Any, target: Any, where: str, root: Any = None) -> None:

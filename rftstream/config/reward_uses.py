@@ -28,7 +28,7 @@ class RewardUse:
 
     name: str
     weight: float = 1.0
-    """What it is multiplied by, unless it is a gate or a check."""
+    """Factor of its score, unless it is a gate or a check."""
     use: Literal["sum", "minimum", "gate", "check"] = "sum"
     """`sum`: it is added. `minimum`: of all these the smallest is added. `gate`: where it is less than `at_least`, the
     whole is `otherwise`, and rewards that are no gates are not asked. `check`: a second opinion on a `share` of the

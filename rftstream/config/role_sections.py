@@ -122,12 +122,12 @@ class BufferSection(WorkerSection):
 
 @dataclass(frozen=True, kw_only=True)
 class FeedbackSection:
-    """What people are asked about rollouts, and what their answers change. Without this section nobody is asked, and
-    what is said changes no batch."""
+    """This section says which rollouts people are asked about, and how their answers change rewards. Without the
+    section nobody is asked, and feedback changes no batch."""
 
     ask: Literal["label", "rating"] = "label"
-    """What is asked of a rollout, and so what takes the place of its reward. The other kind is judged, too, and changes
-    nothing: the two are no common scale."""
+    """Kind of answer that is asked for, and that changes the rollout's reward. Answers of the other kind are judged,
+    too, but change nothing, since the two kinds have no common scale."""
     unscorable: bool = False
     """Asks about finished rollouts whose reward could not be computed."""
     disagreement: AboveZero | None = None
@@ -145,7 +145,8 @@ class FeedbackSection:
     for it where `feeder.on_stale` is wait. 0: answers change the reward only if they come before the batch by
     themselves."""
     weight: Annotated[float, Meta(gt=0, le=1)] = 1.0
-    """Of the judged reward; the rest is the scorer's. A rollout that the scorer gave none has the judged one alone."""
+    """Share of the judged reward in the new reward; the rest is the scorer's. If the scorer gave a rollout no reward,
+    the judged reward counts alone."""
     scale: tuple[float, float] = (1.0, 5.0)
     """The lowest and the highest rating. They become rewards of 0 and 1."""
     gold: Fraction = 0.1
@@ -218,9 +219,8 @@ class TrainerSection(WorkerSection):
     publish_every: Positive = 1
     """At most max_staleness + 1."""
     peak_tflops: AboveZero | None = None
-    """What the device can do at most, in 10^12 operations a second, for the metric `mfu`, the share of it that the
-    model's own products make use of. Default: of the usual GPUs what their data sheets say; of others there is no such
-    metric."""
+    """Peak speed of the device in 10^12 operations a second. The metric `mfu` is the share of it that the model's own
+    products use. Default: the data sheet's figure for the usual GPUs; for other devices there is no such metric."""
     max_skips_in_a_row: Positive = 3
     """NaN batches; then the run stops with exit 6."""
     max_steps_without_signal: Count = 100
@@ -259,8 +259,9 @@ class StageSection:
     updates_per_batch: Positive | None = None
     """Default: `trainer.updates_per_batch`."""
     reference: Literal["stage", "run"] = "stage"
-    """Of a divergence (`kl_coef`) or of DPO: the policy that the stage begins with, or what it was before the stage,
-    version 0 if no other stage renewed it. Of the first stage it is version 0 in any case."""
+    """Policy that a divergence (`kl_coef`) or DPO compares with. stage: the policy that the stage begins with. run: the
+    reference of the stage before, which is version 0 if no stage renewed it. The first stage always compares with
+    version 0."""
     experts_ratio: Annotated[float, Meta(gt=0)] | None = None
     """Where it takes demonstrations beside rollouts; default: `experts.ratio`."""
     experts_per_batch: Positive | None = None
@@ -297,9 +298,10 @@ class SynthesisServer:
     api_key: str | None = None
     """`"env:NAME"`: sent as the bearer token; it is looked up in the environment and written nowhere."""
     timeout_s: AboveZero = 120.0
-    """Of one answer."""
+    """Seconds to wait for one answer."""
     tries: Positive = 3
-    """Of a request that meets no server, or a busy one. Then it waits, and is sent again later."""
+    """Tries of a request that reaches no server, or a busy one. After the last try the request waits, and is sent again
+    later."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Further fields of each request, as the server knows them."""
 
@@ -321,8 +323,8 @@ class SynthesiserSection(WorkerSection):
     into: str | None = None
     """The taskset that the new problems join; default: the only one that grows."""
     make: tuple[Literal["reworded", "varied", "harder"], ...] = ("reworded",)
-    """What the model is asked for. `reworded`: other words, the same answer; `varied`: another problem of the kind;
-    `harder`: a harder one. The model says the answers of the latter two."""
+    """Kinds of problems that the model is asked for. `reworded`: other words, the same answer; `varied`: another
+    problem of the kind; `harder`: a harder one. The model gives the answers of the latter two."""
     per_parent: Positive = 1
     """Problems of each kind that are made of one."""
     share: Annotated[float, Meta(gt=0, le=1)] = 1.0
@@ -333,12 +335,12 @@ class SynthesiserSection(WorkerSection):
     most: Positive | None = None
     """Makes no more once so many have joined, give or take what is in the making."""
     ask: Literal["policy", "server"] = "policy"
-    """Who makes the problems and attempts them: the run's policy with its newest weights, or the model of
+    """Model that makes the problems and attempts them: the run's policy with its newest weights, or the model of
     [synthesiser.server]."""
     policy: str | None = None
     """The policy, if that is asked; default: the explorers'."""
     device: str = "cpu"
-    """Of that policy."""
+    """Device of the run's policy in this process."""
     server: SynthesisServer | None = None
     """Where that model is served."""
     max_concurrent: Positive = 16

@@ -46,9 +46,10 @@ class RunSection:
     folder: str = "runs"
     """Where run folders are made."""
     resume: Literal["never", "auto"] | Count = "never"
-    """What `run` does when the run is there already. never: refuses one that has not ended, and begins a new one beside
-    one that has. auto: goes on with it, and is content with one that is complete. A number: goes on from the
-    checkpoint of this version; later versions are not in force any more, their recorded batches are trained again."""
+    """Behaviour of `run` if the run exists already. never: refuses a run that has not ended; beside one that has ended,
+    begins a new run. auto: resumes a run that has not ended, and leaves a complete run as it is. A number: resumes from
+    the checkpoint of this version; later versions are no longer in force, and their recorded batches are trained
+    again."""
     imported_from: str | None = None
     """Run folder that the rollouts of this run were copied from, without a staleness check; `rftstream rescore` and
     `rftstream replay --into` set it."""
@@ -104,11 +105,11 @@ class ModelSection:
     """`RUN@version`: begins with the weights of another run, which is a run folder or a run file; without version its
     newest. Tokenizer and template come along. They are the weights as engines got them, rounded to that run's dtype."""
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
-    """What engines compute in and what is published; the trainer's masters are float32."""
+    """Data type that engines compute in and that is published; the trainer's masters are float32."""
     chat_template: str | None = None
     """Path of a Jinja template, or its text; default: the model's own. `final/` gets it."""
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
-    """What the template is given beside messages and tools, e.g. `{ enable_thinking = false }`."""
+    """Arguments for the chat template beside messages and tools, e.g. `{ enable_thinking = false }`."""
     context: Positive | None = None
     """Longest prompt + completion in tokens; default: what the model's config says."""
     lora: LoraSection | None = None
@@ -125,12 +126,12 @@ class TasksetSection:
     """Our name (prompt, messages, answer, system, tools, data_source, images) -> the source's, or the path of a field
     in it."""
     reward: RewardNamed = "exact"
-    """What scores its completions: a name, a name with differences from the settings in [rewards.NAME], or a list of
-    them, `[{ name = "well_formed", use = "gate" }, { name = "math" }, { name = "length_penalty", weight = 0.2 }]`."""
+    """Reward that scores completions: a name, a name with differences from the settings in [rewards.NAME], or a list of
+    these, `[{ name = "well_formed", use = "gate" }, { name = "math" }, { name = "length_penalty", weight = 0.2 }]`."""
     algorithm: str | dict[str, Any] | None = None
-    """What its groups are learned from by, instead of `trainer.algorithm`: a name, or a name with differences from the
-    settings in [algorithms.NAME], `{ name = "grpo", clip_high = 0.28 }`. Each algorithm's loss counts by its share of
-    the batch."""
+    """Algorithm for the groups of this taskset, instead of `trainer.algorithm`: a name, or a name with differences from
+    the settings in [algorithms.NAME], `{ name = "grpo", clip_high = 0.28 }`. The loss of each algorithm counts by its
+    share of the batch."""
     weight: NotNegative = 1.0
     """Share of the groups, relative to the other tasksets."""
     sampling: dict[str, Any] = field(default_factory=dict)
@@ -204,11 +205,11 @@ class EvaluationSection:
     held out if no taskset has the same ones, which `check` looks up."""
 
     source: str
-    """As in a taskset."""
+    """Source of the problems, written as in a taskset."""
     columns: dict[str, str] = field(default_factory=dict)
-    """As in a taskset."""
+    """Columns that the fields of a problem are read from, as in a taskset."""
     reward: RewardNamed = "exact"
-    """As in a taskset."""
+    """Reward that scores completions, written as in a taskset."""
     every: Positive = 50
     """Versions between two evaluations; version 0 and the final one are always evaluated."""
     num_tasks: Positive | None = None
@@ -225,7 +226,7 @@ class EvaluationSection:
     sampling: dict[str, Any] = field(default_factory=dict)
     """Differences from [sampling]."""
     environment: str | dict[str, Any] = "single_turn"
-    """As in a taskset."""
+    """Environment of the rollouts, written as in a taskset."""
     system: str | None = None
     """System prompt put in front."""
     chat_template: str | None = None
@@ -243,12 +244,13 @@ class TransportSection:
     kind: str = "embedded"
     """A built-in name or `module:Class`."""
     partitions: Positive = 64
-    """Of the topics that rollouts travel on: so many workers of a role can share them. Fixed for a run."""
+    """Partitions of each topic that rollouts travel on. At most this many workers of a role can share a topic. Fixed
+    for a run."""
     servers: str | None = None
     """`kafka`: where brokers listen, `host:port`, several with commas."""
     patience_s: AboveZero = 300.0
-    """So long a worker tries again when the log refuses or is gone (a full disk, no broker); then it ends with exit 3,
-    and the run with it, to be resumed."""
+    """Seconds that a worker retries when the log refuses or is gone (a full disk, no broker). After them the worker
+    exits with code 3, and the run ends and can be resumed."""
     session_timeout_s: Annotated[float, Meta(ge=1)] = 10.0
     """An explorer or verifier that gives no sign for so long is declared dead, and its work goes to others: its process
     was killed or stopped, or cannot reach the log. One that is busy lives on, however long that takes. Brokers take 6
@@ -272,9 +274,9 @@ class WeightsSection:
     """Versions are published as what changed since the one before, without loss and some hundred times smaller; each
     so many there is a full snapshot as well, an anchor, where a worker that comes late begins. 1: snapshots alone."""
     patience_s: AboveZero = 120.0
-    """So long a request to a store elsewhere is made again, after longer and longer pauses, when it is refused for now,
-    cut off or not answered. Then who needs it ends with exit 3, and the run with it, to be resumed; an explorer asks
-    for 5 s, goes on with the weights that it has, and asks again."""
+    """Seconds that a request to a remote store is retried, with longer and longer pauses, while the store refuses for
+    now, is cut off or does not answer. After them the process exits with code 3, and the run ends and can be resumed.
+    An explorer retries for 5 s, goes on with the weights that it has, and asks again later."""
     timeout_s: AboveZero = 30.0
     """A store elsewhere (S3) that is silent for so long in the middle of a request is asked again."""
     keep: Annotated[int, Meta(ge=2)] = 3

@@ -9,11 +9,11 @@ from rftstream.contracts.topics import MAX_RECORD_BYTES
 from rftstream.errors import ConfigError
 
 _ID_BYTES = 48
-"""Of the numbers in the id of a group or a rollout, whatever they are, and of its frame."""
+"""Bytes of the numbers in the id of a group or a rollout, at their greatest, with the id's frame."""
 _SIBLING_BYTES = 180
-"""Of what an outcome says of one sibling, beside its id."""
+"""Bytes that an outcome takes for one sibling, beside the sibling's id."""
 _OTHER_BYTES = 1 << 20
-"""Of everything else in such a record."""
+"""Bytes of everything else in an outcome or manifest."""
 
 
 def check_sizes(config: RunConfig) -> None:

@@ -33,7 +33,7 @@ class AssistantMessage:
     content: str
     """The text without reasoning and tool calls."""
     reasoning: str = ""
-    """What the model wrote as its thinking, without the marks around it."""
+    """The thinking that the model wrote, without the marks around it."""
     tool_calls: tuple[ToolCall, ...] = ()
     """The calls in the order of the text."""
     finish_reason: str = "stop"

@@ -51,7 +51,7 @@ class Experience:
     loss_kind: LossKind
     """Which loss it goes into."""
     segments: tuple[Segment, ...]
-    """What to train on."""
+    """Token segments to train on, with their loss masks."""
     reward: float | None
     """None for expert data."""
     sampling: Sampling
@@ -73,7 +73,7 @@ class Experience:
     weight: float = 1.0
     """Factor of its loss."""
     terms: dict[str, float] = field(default_factory=dict)
-    """What operators added to the reward, by the terms' names."""
+    """Amounts that operators added to the reward, by the term's name."""
     verified_reward: float | None = None
     """The reward of the verdict, where `terms` were added to it."""
     use: NonNegativeInt = 0
@@ -141,7 +141,7 @@ class BatchManifest:
     max_staleness: NonNegativeInt = 0
     """batch_sequence minus the oldest version that sampled a token of the batch."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """What the buffer saw since the batch before: reward over all decided rollouts, filtered share, ..."""
+    """Metrics of the buffer since the batch before: mean reward over all decided rollouts, filtered share, ..."""
     total_experts: NonNegativeInt = 0
     """Demonstrations in all batches up to and including this one; one that came in two passes counts twice."""
     reused: tuple[str, ...] = ()

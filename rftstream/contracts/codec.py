@@ -33,7 +33,7 @@ from rftstream.contracts.topics import TOPICS
 from rftstream.errors import ContractError, MessageTooLarge
 
 _LONGEST_RUN = "r" * 249
-"""As long as the name of a run may be."""
+"""A run name of the greatest length, for the size of the longest record names."""
 
 _LONGEST_HEADERS = 65_536
 """Bytes of key and headers that need not be counted where a value leaves so much room."""
@@ -53,7 +53,7 @@ _BROKEN = (
     RecursionError,
     MemoryError,
 )
-"""What msgpack and msgspec raise over foreign bytes, or over a message of wrong types."""
+"""The errors that msgpack and msgspec raise over foreign bytes, or over a message of wrong types."""
 
 _known: dict[type, msgspec.msgpack.Decoder[Any]] = {}
 """Type -> its decoder. Msgspec has looked at these types."""

@@ -18,7 +18,7 @@ _Count = Annotated[int, Meta(extra_json_schema={"minimum": 0})]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunManifest:
-    """What the run is; the feeder's first record. `control`, key `manifest`."""
+    """The facts that are fixed for the whole run; the feeder's first record. `control`, key `manifest`."""
 
     run: str
     """Name of the run."""
@@ -51,7 +51,8 @@ RUN_MANIFEST = MessageSpec(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """Who holds a single role. `control`, key `claim/<role>`. The claim with the highest epoch is in force."""
+    """A process's claim to a single role. `control`, key `claim/<role>`. The claim with the highest epoch is in
+    force."""
 
     role: str
     """feeder, buffer, trainer or evaluator."""
@@ -76,7 +77,7 @@ CLAIM = MessageSpec(
 
 
 class DesiredState(StrEnum):
-    """What a run should do."""
+    """The states that a run can be asked to be in."""
 
     running = "running"
     """Work goes on."""
@@ -88,12 +89,12 @@ class DesiredState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
-    """What the run should do. `control`, key `state`."""
+    """The state that the run was last asked to be in. `control`, key `state`."""
 
     state: DesiredState
     """The desired state."""
     by: str
-    """Who asked for it."""
+    """Name of the person or process that asked for the state."""
     reason: str = ""
     """Why, for people."""
     since: float = 0.0
@@ -184,7 +185,7 @@ class RunFinished:
     finished_at: float
     """When the last step was done."""
     exit_code: NonNegativeInt = 0
-    """What the workers exit with."""
+    """Exit code of the workers."""
 
 
 RUN_FINISHED = MessageSpec(
@@ -196,7 +197,7 @@ RUN_FINISHED = MessageSpec(
 
 
 class RequestKind(StrEnum):
-    """What can be asked for."""
+    """The kinds of requests."""
 
     evaluate = "evaluate"
     """Evaluate a version now."""
@@ -211,13 +212,13 @@ class Request:
     request_id: str
     """A request with the same id is the same request."""
     kind: RequestKind
-    """What to do."""
+    """Kind of work that is requested."""
     arguments: dict[str, Any]
-    """As the kind asks; plain values only."""
+    """Arguments of this kind of request; plain values only."""
     expires_at: float
     """Not done after this time."""
     by: str = ""
-    """Who asked for it; empty in version 1."""
+    """Name of the person or process that made the request; empty in version 1."""
 
 
 REQUEST = MessageSpec(
@@ -231,10 +232,11 @@ REQUEST = MessageSpec(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trimmed:
-    """What was deleted of the run so far, said before it goes. `control`, key `trimmed`; the newest says all of it.
+    """The record of all deletions of the run so far, written before they happen. `control`, key `trimmed`; the newest
+    record covers all of them.
 
-    What it names counts as gone from here on, whether it is still there or not: a process that was away may delete it
-    at any time."""
+    Everything named here counts as gone from here on, whether it is still there or not: a process that was away may
+    delete it at any time."""
 
     name: VersionName
     """The version of the newest checkpoint when this was written."""
@@ -248,9 +250,9 @@ class Trimmed:
     """All groups below this number are done: each has its outcome, its siblings have been seen, its batch was trained.
     Records of `tasks`, `rollouts` and `verified` that are gone belong to these."""
     groups: dict[str, _Count] = field(default_factory=dict)
-    """What became of the groups below `sequence`: trained, expired, filtered, dead -> how many."""
+    """Number of groups below `sequence` by result: trained, expired, filtered, dead."""
     rollouts: dict[str, _Count] = field(default_factory=dict)
-    """What became of their rollouts, likewise."""
+    """Number of the rollouts of those groups by result, likewise."""
     trimmed_at: float = 0.0
     """When this was written."""
 

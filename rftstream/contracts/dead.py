@@ -65,7 +65,7 @@ class DeadDropped:
     groups: tuple[str, ...]
     """Groups whose outcome is dead, `taskset/pass/index/attempt`."""
     by: str
-    """Who asked for it."""
+    """Name of the person who dropped it."""
     reason: str = ""
     """Why, for people."""
     dropped_at: float = 0.0

@@ -16,7 +16,7 @@ class Preference:
     """Two answers to the same messages."""
 
     prompt: tuple[ChatMessage, ...]
-    """What both answer."""
+    """The messages that both answers reply to."""
     chosen: tuple[ChatMessage, ...]
     """The better answer."""
     rejected: tuple[ChatMessage, ...]

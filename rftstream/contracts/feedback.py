@@ -22,20 +22,21 @@ from rftstream.contracts.rules import Violation, rule, show
 
 _ANNOTATOR = re.compile(r"[0-9a-f]{32}")
 GOLD_ANNOTATOR = "0" * 32
-"""Who says the right answer to a gold question. No person has this hash: what stands under it is no vote."""
+"""Annotator of records that give the right answer to a gold question. No person has this hash, and such a record is no
+vote."""
 
 
 class FeedbackKind(StrEnum):
-    """What is said of rollouts."""
+    """The kinds of statements about rollouts."""
 
     pair = "pair"
     """Which of two siblings is better: `choice`."""
     rating = "rating"
     """How good a rollout is, on the scale of the run file: `reward`."""
     label = "label"
-    """What the reward of a rollout should be, e.g. 0 or 1: `reward`."""
+    """The reward that a rollout should have, e.g. 0 or 1: `reward`."""
     correction = "correction"
-    """What the answer should have been: `correction`."""
+    """The right answer, written out: `correction`."""
     flag = "flag"
     """The rollout must not be trained on; `comment` may say why."""
     retract = "retract"
@@ -60,40 +61,43 @@ class PairChoice(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feedback:
-    """What somebody says of one or two rollouts. `feedback`: `rftstream feedback add`, programs -> buffer.
+    """A statement by a person or program about one or two rollouts. `feedback`: `rftstream feedback add`, programs ->
+    buffer.
 
-    The partition is that of the rollouts. A record without `question_id` is of version 1: no vote, and recorded as
-    such."""
+    The partition is that of the rollouts. A record without `question_id` is of version 1: it is no vote, and is
+    recorded as such."""
 
     feedback_id: str
     """`question_id/annotator/revision`. In version 1 derived from source and rollout."""
     rollout_id: str
     """The rollout that is judged; of two the first."""
     source: str
-    """What it came through, e.g. `file`. In version 1 who judges."""
+    """The channel that the statement came through, e.g. `file`. In version 1 the judge."""
     reward: float | None = None
-    """Of a label the reward, of a rating the number on the scale as it was given."""
+    """The reward of a label, or the number of a rating on the scale as it was given."""
     comment: str | None = None
     """The judgement in words."""
     given_at: float = 0.0
     """When it was given."""
     kind: FeedbackKind = FeedbackKind.label
-    """What is said."""
+    """Kind of the statement."""
     question_id: str = ""
-    """What is judged: `kind/group_id/siblings`, asked or not. Of a retract the question whose answer is taken back."""
+    """Question that is answered: `kind/group_id/siblings`, whether it was asked or not. In a retract, the question
+    whose answer is taken back."""
     rollouts: tuple[str, ...] = ()
     """Rollouts that are judged: two siblings of a pair, in order, else one."""
     sequence: NonNegativeInt | None = None
     """The feeder's count of the rollouts' group; `sequence mod partitions` is the partition."""
     annotator: Annotated[str, Meta(extra_json_schema={"pattern": f"^({_ANNOTATOR.pattern})?$"})] = ""
-    """Who judges: 32 hex digits of HMAC-SHA256(run's secret, name). 32 zeros: this is no vote, but the right answer to
-    a gold question."""
+    """Annotator: 32 hex digits of HMAC-SHA256(run's secret, name). With 32 zeros the record is no vote, but the right
+    answer to a gold question."""
     revision: NonNegativeInt = 0
-    """Dense from 0, of what an annotator says on a question; the newest counts, a retract is one, too."""
+    """Number of this statement among the annotator's on the question, dense from 0. The newest counts; a retract
+    counts, too."""
     choice: PairChoice | None = None
-    """Of a pair."""
+    """Choice between the two rollouts of a pair."""
     correction: str | None = None
-    """What the answer should have been."""
+    """The right answer, written out."""
     order: tuple[NonNegativeInt, ...] = ()
     """How the rollouts were shown, as indexes into `rollouts`; empty if that is not known."""
     lead_time_s: float | None = None

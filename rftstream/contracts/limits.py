@@ -18,8 +18,8 @@ from rftstream.contracts.topics import MAX_DEAD_BYTES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageLimits:
-    """What a record value may hold. Depth is limited by msgpack's own stack (1,024), and below that by the types and
-    `checks.MAX_DEPTH`."""
+    """Limits on the content of a record value. Depth is limited by msgpack's own stack (1,024), and below that by the
+    types and `checks.MAX_DEPTH`."""
 
     items: int = 65_536
     """The most items of one list or map. (Tokens are not lists but bytes.)"""

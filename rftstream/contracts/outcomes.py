@@ -15,7 +15,7 @@ from rftstream.contracts.verdicts import UnscorableReason
 
 
 class GroupResult(StrEnum):
-    """What became of a group."""
+    """The results that a decided group can have."""
 
     batched = "batched"
     """In a batch."""
@@ -46,7 +46,7 @@ class RolloutSummary:
 
 
 class OperatorAction(StrEnum):
-    """What an operator of the experience side did."""
+    """The actions of operators on the experience side."""
 
     reject = "reject"
     """Left out the group, or some of its siblings."""
@@ -62,21 +62,21 @@ class OperatorAction(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorDecision:
-    """What an operator of the experience side did to a group. Who keeps a group as it is has no such record."""
+    """An action of an operator of the experience side on a group. An operator that keeps a group as it is leaves no
+    such record."""
 
     operator: str
     """Name of the operator, as the run file has it."""
     action: OperatorAction
-    """What it did."""
+    """Kind of action."""
     reason: str = ""
-    """Why, in the operator's words; of a term its name."""
+    """Reason in the operator's words; for a term, the term's name."""
     siblings: tuple[NonNegativeInt, ...] = ()
-    """Whom it concerns, in order; none where a whole group is rejected."""
+    """Numbers in the group of the rollouts concerned, in order; empty where the whole group is rejected."""
     num_tokens: NonNegativeInt = 0
     """Tokens that were masked."""
     terms: tuple[float, ...] = ()
-    """What was added to the reward of each of the siblings; of a group that was prioritised the factor of its
-    priority."""
+    """Amount added to the reward of each sibling. For a group that was prioritised, the factor of its priority."""
 
 
 class ReuseKind(StrEnum):
@@ -90,19 +90,19 @@ class ReuseKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReuseOffer:
-    """What later batches may have of a group once more."""
+    """Permission for later batches to use a group once more."""
 
     kind: ReuseKind
-    """How they use it."""
+    """How the batches use the group."""
     operator: NonNegativeInt
     """Place, among all operators of the run, of the one that offers it."""
     since: NonNegativeInt
     """The version from which its age counts: the oldest that sampled one of its tokens. Where the versions of rollouts
     say nothing about this run, the batch that was next when the group was decided."""
     until: NonNegativeInt
-    """The last batch that may have it."""
+    """The last batch that may use the group."""
     siblings: tuple[NonNegativeInt, ...] = ()
-    """Whom it is about, in order; none where it is the whole group."""
+    """Numbers in the group of the rollouts offered, in order; empty where the whole group is offered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +121,7 @@ class MaskedSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupOutcome:
-    """What became of a group, exactly one for each admitted group. `outcomes`: buffer -> feeder, explorer, audit.
+    """The result of a group; each admitted group gets exactly one. `outcomes`: buffer -> feeder, explorer, audit.
 
     `late` records are for siblings that arrived after their group's outcome; they change no count of groups."""
 
@@ -132,7 +132,7 @@ class GroupOutcome:
     sequence: NonNegativeInt
     """The feeder's count of admitted groups."""
     result: GroupResult
-    """What became of the group; a late record says what became of its siblings."""
+    """Result of the group; in a late record, the result of its late siblings."""
     reason: str
     """complete, zero_variance, deadline, stale, unscorable, ..."""
     rollouts: tuple[RolloutSummary, ...]
@@ -148,7 +148,7 @@ class GroupOutcome:
     seen: NonNegativeInt | None = None
     """Operators decided by the facts in this many records of `outcomes`, the first ones; None: there were none."""
     decisions: tuple[OperatorDecision, ...] = ()
-    """What operators did to a group that is batched or filtered, in order."""
+    """Actions of operators on a group that is batched or filtered, in order."""
     parts: dict[str, float] = field(default_factory=dict)
     """Mean of each named part over the scored siblings, in runs with operators."""
     version: NonNegativeInt | None = None
@@ -157,11 +157,11 @@ class GroupOutcome:
     priority: NonNegativeFloat = 1.0
     """How much the group matters, the product of what operators said."""
     offers: tuple[ReuseOffer, ...] = ()
-    """What later batches may have of it once more, in order of the operators."""
+    """Offers to later batches to use the group once more, in order of the operators."""
     offsets: tuple[NonNegativeInt, ...] = ()
     """Offset on `verified` of each of `rollouts`, where there are offers."""
     masks: tuple[MaskedSpan, ...] = ()
-    """What operators masked, where there are offers."""
+    """Tokens that operators masked; recorded only where there are offers."""
 
     def siblings(self) -> set[int]:
         """Return the numbers in the group of `rollouts`."""

@@ -20,7 +20,7 @@ from rftstream.contracts.versions import VersionName
 
 
 class ProblemMaker(StrEnum):
-    """What made a problem."""
+    """The kinds of makers of a problem."""
 
     person = "person"
     """Somebody who wrote it, or chose it."""
@@ -31,7 +31,7 @@ class ProblemMaker(StrEnum):
 
 
 class ProblemKind(StrEnum):
-    """What a problem is to its parent."""
+    """The ways in which a problem can derive from its parent."""
 
     given = "given"
     """It has no parent."""
@@ -78,11 +78,11 @@ class NewProblem:
     digest: str
     """`sha256:<hex>` of messages and answer (`problem_digest`)."""
     maker: ProblemMaker
-    """What made it."""
+    """Kind of the problem's maker."""
     made_by: str
-    """Who: a person's, a program's or a model's name."""
+    """Name of the person, program or model that made the problem."""
     kind: ProblemKind = ProblemKind.given
-    """What it is to its parent."""
+    """How the problem derives from its parent."""
     parent: str | None = None
     """The problem that it was made of, `taskset/index`."""
     parent_group: str | None = None
@@ -126,14 +126,14 @@ PROBLEM = MessageSpec(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RejectedProblem:
-    """What a model made and no taskset takes. `problems`: synthesiser -> status, people."""
+    """A problem that a model made and that no taskset takes. `problems`: synthesiser -> status, people."""
 
     problem_id: str
     """The id that the problem would have had; no other record has it."""
     taskset: str
     """The taskset that it would have joined."""
     kind: ProblemKind
-    """What the model was asked for."""
+    """Kind of problem that the model was asked for."""
     parent: str
     """The problem that it was asked about, `taskset/index`."""
     parent_group: str

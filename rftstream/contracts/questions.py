@@ -26,14 +26,14 @@ class QuestionReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What people are asked about rollouts. `questions`: buffer -> whoever shows it, buffer."""
+    """A question to people about rollouts. `questions`: buffer -> studio, Label Studio, buffer."""
 
     question_id: str
     """`kind/group_id/siblings`."""
     kind: FeedbackKind
-    """What is asked."""
+    """Kind of answer that is asked for."""
     rollouts: tuple[str, ...]
-    """About whom: two siblings of a pair, in order, else one."""
+    """Ids of the rollouts in question: the two siblings of a pair, in order, else one."""
     group_id: str
     """`taskset/pass/index/attempt`."""
     sequence: NonNegativeInt
@@ -62,7 +62,7 @@ QUESTION = MessageSpec(
 
 
 class VoteEffect(StrEnum):
-    """What became of a record of `feedback`."""
+    """The effects that a record of `feedback` can have on its question."""
 
     counted = "counted"
     """It is the newest that its annotator says on the question."""
@@ -81,7 +81,7 @@ class VoteEffect(StrEnum):
 
 
 class Applied(StrEnum):
-    """What a judgement changes."""
+    """The effects that a judgement can have on the run."""
 
     verdict = "verdict"
     """The group is still open: its batch gets the judged reward, or is made without a flagged rollout."""
@@ -95,23 +95,23 @@ class Applied(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """What became of one record of `feedback`, and how its question stands afterwards. `judgements`: buffer -> buffer,
-    audit, whoever learns from it.
+    """The effect of one record of `feedback`, and the state of its question afterwards. `judgements`: buffer -> buffer,
+    audit, consumers of corrections and pairs.
 
-    Each record of `feedback` gets exactly one. The newest one of a question that counts says how it is judged."""
+    Each record of `feedback` gets exactly one. The newest judgement that counts for a question is in force."""
 
     judgement_id: str
     """`partition/offset` of the record of `feedback`."""
     feedback_id: str
     """Its id; empty if it could not be read."""
     effect: VoteEffect
-    """What became of it. All that follows is meaningful where it is `counted`."""
+    """Effect of the record on its question. The fields below are meaningful where this is `counted`."""
     question_id: str = ""
-    """What was judged; empty if the record says none."""
+    """Question that the record answers; empty if the record names none."""
     kind: FeedbackKind | None = None
-    """Kind of the question; None as above."""
+    """Kind of the question; None if the record names no question."""
     rollouts: tuple[str, ...] = ()
-    """Who is judged."""
+    """Ids of the rollouts that are judged."""
     quorum: NonNegativeInt = 0
     """Distinct annotators whose votes it takes."""
     num_votes: NonNegativeInt = 0
@@ -127,11 +127,11 @@ class Judgement:
     flagged: bool = False
     """Whether enough annotators say that the rollout must not be trained on."""
     applied: Applied = Applied.none
-    """What that changes."""
+    """Effect of the judgement on the run."""
     reason: str = ""
-    """Why it changes nothing: quorum, tie, retracted, ..."""
+    """Why the judgement changes nothing: quorum, tie, retracted, ..."""
     result: GroupResult | None = None
-    """What had become of the group when the vote was read; None: it was open."""
+    """Result of the group at the time when the vote was read; None: the group was open."""
     batch_sequence: NonNegativeInt | None = None
     """The batch that the group had come into by then, trained at this version."""
     decided_at: float = 0.0

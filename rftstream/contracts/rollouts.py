@@ -109,7 +109,7 @@ class Turn:
     finish_reason: str | None = None
     """Why an assistant turn ended: stop, length or repetition."""
     reasoning: str = ""
-    """What the model wrote as its thinking in an assistant turn, without the marks around it. `content` has it, too."""
+    """The thinking that the model wrote in an assistant turn, without the marks around it. `content` has it, too."""
     tool_calls: tuple[ToolCall, ...] = ()
     """The tool calls of an assistant turn, as they were read. `content` has their text, too."""
     reward: float | None = None
@@ -125,9 +125,9 @@ class Posted:
     parts: dict[str, float] = field(default_factory=dict)
     """Named parts of the reward, summed over turns."""
     source: str = "environment"
-    """Who gave it: environment or agent."""
+    """Giver of the reward: environment or agent."""
     error: str | None = None
-    """What is wrong with what was given, e.g. a reward that is not finite; the rollout then has no reward."""
+    """Fault of the given reward, e.g. that it is not finite; the rollout then has no reward."""
     reached: tuple[ChatMessage, ...] = ()
     """The first messages of a problem that this attempt solves, in the place of its own; empty: the environment says of
     none. Text alone."""
@@ -167,7 +167,7 @@ class AgentCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedCall:
-    """What only a successor needs of a call: its conversation, and the answer as it was sent."""
+    """The data of a call that only a successor needs: its conversation, and the answer as it was sent."""
 
     answer: bytes
     """Body of the answer, JSON."""
@@ -209,7 +209,7 @@ class Rollout:
     turns: tuple[Turn, ...]
     """The completion: what came after the problem's messages."""
     segments: tuple[Segment, ...]
-    """What to train on; most rollouts have one, an agent that rewrites its context several."""
+    """Segments of tokens to train on. Most rollouts have one; an agent that rewrites its context has several."""
     num_tokens: NonNegativeInt
     """Sampled tokens over all segments."""
     sampling: Sampling
@@ -217,15 +217,15 @@ class Rollout:
     error: str | None = None
     """Why it failed, for people."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """What the environment measured."""
+    """Metrics that the environment measured."""
     attachments: dict[str, Media] = field(default_factory=dict)
-    """What a model family needs beside tokens (MoE routing, for one), by reference."""
+    """Data that a model family needs beside tokens (e.g. MoE routing), by reference."""
     started_at: float = 0.0
     """When sampling began."""
     finished_at: float = 0.0
     """When the last token was sampled."""
     posted: Posted | None = None
-    """What environment or agent gave as reward; None if they gave nothing."""
+    """Reward that the environment or agent gave; None if they gave nothing."""
     calls: tuple[AgentCall, ...] = ()
     """Model calls of an agent in order; empty for an environment's rollout."""
 
@@ -264,7 +264,7 @@ ROLLOUT = MessageSpec(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredState:
-    """What an environment saved of itself, as an object of the run's store."""
+    """Reference to the saved state of an environment, as an object of the run's store."""
 
     object: str
     """Name inside the object store."""
@@ -283,13 +283,14 @@ class PartialRollout:
     piece: NonNegativeInt
     """Dense from 0."""
     turns: tuple[Turn, ...]
-    """What this piece adds."""
+    """Turns that this piece adds."""
     segments: tuple[Segment, ...]
-    """What this piece adds."""
+    """Segments that this piece adds."""
     num_tokens: NonNegativeInt
     """Sampled tokens of this piece."""
     environment_state: bytes | None = None
-    """What the environment saved of itself, its own encoding; None if nothing is new, or if it is in `stored_state`."""
+    """Saved state of the environment, in its own encoding; None if nothing is new, or if the state is in
+    `stored_state`."""
     sampler_state: bytes | None = None
     """State of the sampler's random generator."""
     saved_at: float = 0.0
@@ -302,13 +303,13 @@ class PartialRollout:
     messages: tuple[ChatMessage, ...] = ()
     """Messages after the kept ones. Together they are what the policy is shown now."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """What the environment measured so far, in all."""
+    """Metrics that the environment measured so far, in all."""
     started_at: float = 0.0
     """When sampling of the rollout began."""
     explorer: str = ""
     """Name of the process that sampled this piece."""
     posted: Posted | None = None
-    """What the environment gave as reward so far, in all; None if it gave nothing."""
+    """Reward that the environment gave so far, in all; None if it gave nothing."""
     session: str | None = None
     """Set in the piece that gives the rollout to an agent elsewhere: a digest of the name of the agent's request."""
     calls: tuple[AgentCall, ...] = ()
@@ -316,7 +317,8 @@ class PartialRollout:
     saved_calls: tuple[SavedCall, ...] = ()
     """More of these calls, one for each."""
     stored_state: StoredState | None = None
-    """What the environment saved of itself, if that is large: an object that was there before this record."""
+    """Reference to the saved state of the environment, if that is large. The object is stored before this record is
+    written."""
 
 
 @rule(

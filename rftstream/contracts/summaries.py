@@ -31,7 +31,7 @@ class MissingSiblings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutcomesSummary:
-    """What became of groups."""
+    """Results of the groups that the summarised records of `outcomes` are about."""
 
     below: NonNegativeInt
     """All groups below this sequence have an outcome."""
@@ -102,20 +102,20 @@ class WeightsSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What the records of a topic below an offset amount to. `summaries`: buffer, trainer -> whoever starts.
+    """A summary of all records of a topic below an offset. `summaries`: buffer, trainer -> starting processes.
 
     Exactly the field that is named like the topic is set."""
 
     topic: str
     """outcomes, steps or weights."""
     through: NonNegativeInt
-    """It is about the records below this offset, all of them."""
+    """The summary covers all records below this offset."""
     outcomes: OutcomesSummary | None = None
-    """Of `outcomes`."""
+    """Summary of `outcomes`."""
     steps: StepsSummary | None = None
-    """Of `steps`."""
+    """Summary of `steps`."""
     weights: WeightsSummary | None = None
-    """Of `weights`."""
+    """Summary of `weights`."""
 
 
 @rule(Summary)

@@ -69,9 +69,9 @@ class Media:
     num_bytes: NonNegativeInt = 0
     """Size of the payload; 0 if it is not known."""
     width: NonNegativeInt = 0
-    """Of an image, in pixels; 0 if it is not known."""
+    """Width of an image in pixels; 0 if it is not known."""
     height: NonNegativeInt = 0
-    """Of an image, in pixels; 0 if it is not known."""
+    """Height of an image in pixels; 0 if it is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +121,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """What is to be solved, as the taskset gave it."""
+    """A problem to be solved, as the taskset gave it."""
 
     messages: tuple[ChatMessage, ...]
     """The prompt."""
@@ -142,7 +142,7 @@ class Task:
     ids: RolloutIds
     """The rollout to be made."""
     problem: Problem
-    """What to solve."""
+    """Problem to solve."""
     sampling: Sampling
     """How to sample it; set per taskset."""
     seed: Annotated[int, Meta(ge=0, le=_MAX_SEED)]

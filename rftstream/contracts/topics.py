@@ -30,7 +30,8 @@ class Topic:
 
     name: str
     key: str
-    """What the keys of its records are made of, for people; each message says how (MessageSpec.key)."""
+    """Parts that the keys of its records are made of, for people; each message defines its own key
+    (MessageSpec.key)."""
     width: Width
     twin: tuple[str, ...] | None
     """Headers that together must be unique on the topic; None where repeats are meant."""

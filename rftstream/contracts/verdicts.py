@@ -16,7 +16,7 @@ from rftstream.contracts.rules import Violation, presence, rule, show
 from rftstream.contracts.tasks import RolloutIds, headers_of_ids
 
 SPENT = "spent_"
-"""What the names of metrics begin with that are amounts, such as `spent_requests`: they are summed, too."""
+"""Prefix of the names of metrics that are amounts, such as `spent_requests`: these are summed, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class Verdict:
     parts: dict[str, float] = field(default_factory=dict)
     """Named parts; `reward` is their weighted sum unless the scorer says otherwise."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """What the reward measured; goes to the trackers."""
+    """Metrics that the reward measured, for the trackers."""
     additions: dict[str, Array] = field(default_factory=dict)
     """Arrays that the algorithm may need, e.g. teacher_logprobs [T]."""
 

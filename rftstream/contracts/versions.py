@@ -16,12 +16,12 @@ from rftstream.contracts.rules import Violation, presence, rule
 
 
 class WeightsKind(StrEnum):
-    """What an object of the store holds."""
+    """The kinds of content that an object of the store can hold."""
 
     full = "full"
     """A snapshot that needs nothing else (an anchor)."""
     delta = "delta"
-    """What changed since the parent."""
+    """Changes since the parent version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ def _version_headers(name: VersionName) -> Facts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaObject:
-    """What changed since another version, as an object of the store."""
+    """The changes since another version, as an object of the store."""
 
     parent: VersionName
     """The version that it applies to."""

@@ -24,7 +24,7 @@ class Decision:
     group: Group
     result: GroupResult
     reason: str
-    """What led to the result, for people who look at the run."""
+    """Reason for the result, for people who look at the run."""
 
 
 class Decisions:

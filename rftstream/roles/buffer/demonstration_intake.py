@@ -16,9 +16,9 @@ log = logging.getLogger(__name__)
 
 
 class DemonstrationIntake:
-    """What the buffer takes of demonstrations. The step makes it once, and calls `begin` at each recovery and `absorb`
-    for each record of `experts`. Before a batch it asks `waits`, or `allows_batch` if the batch has no rollouts; then
-    it calls `take`. Of a run without demonstrations nothing ever waits, and nothing is taken."""
+    """The demonstrations that go into batches. The step makes it once, and calls `begin` at each recovery and `absorb`
+    for each record of `experts`. Before a batch the step asks `waits`, or `allows_batch` if the batch has no rollouts;
+    then it calls `take`. In a run without demonstrations no batch waits for them, and `take` returns none."""
 
     def __init__(self, queue: DemonstrationQueue | None, stages: Stages, group_size: int) -> None:
         self._queue = queue

@@ -34,17 +34,17 @@ FEEDBACK = "feedback"
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is asked about an open group."""
+    """The questions about an open group."""
 
     questions: tuple[str, ...] = ()
     held_until: float = -math.inf
 
 
 class FeedbackIntake:
-    """What the buffer takes of people. The step makes one at each recovery. It calls `recall` for each outcome on the
-    log, then `begin`; `absorb` for each record of `feedback`; `fold` before it chooses a batch, and judges the groups
-    again that this returns; `holds` before it lets a group into a batch; `decided` for each outcome; and
-    `with_outputs` for each transaction. Of a run in which nobody is asked, nothing is read or held."""
+    """The buffer's intake of feedback from people. The step makes one at each recovery. The step calls `recall` for
+    each outcome on the log, then `begin`; `absorb` for each record of `feedback`; `fold` before it chooses a batch, and
+    judges again the groups that `fold` returns; `holds` before it lets a group into a batch; `decided` for each
+    outcome; and `with_outputs` for each transaction. In a run in which nobody is asked, it reads and holds nothing."""
 
     def __init__(self, settings: FeedbackSection | None, seed: int, clock: Clock) -> None:
         self._settings, self._seed, self._clock = settings, seed, clock

@@ -30,7 +30,7 @@ class Sibling:
     oldest_version: int | None
     sibling: int
     parts: Mapping[str, float] = field(default_factory=dict)
-    """Of its verdict."""
+    """Named parts of the reward in its verdict."""
 
     @property
     def scored(self) -> bool:
@@ -101,7 +101,7 @@ class Group:
     ready: bool = False
     """It may be batched as it is."""
     result: ExperienceResult | None = None
-    """What operators made of it when they were asked last."""
+    """Result of the operators when they were last applied to the group."""
     held: bool = False
     """It waits for people's answers."""
     left_out: Mapping[int, str] = field(default_factory=dict)

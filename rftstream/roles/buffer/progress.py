@@ -18,10 +18,10 @@ log = logging.getLogger(__name__)
 
 
 class BufferProgress:
-    """What the buffer has decided, written and read so far. The step makes it at each recovery, calls `begin` with a
-    summary if there is one, `recall` for each outcome behind it, and `restore` for the committed positions. While it
-    works it notes in `read` how far it has read, asks `positions` for each transaction, and calls `batch_written` once
-    a batch is on the log."""
+    """The buffer's progress: everything decided, written and read so far. The step makes it at each recovery, calls
+    `begin` with a summary if there is one, `recall` for each outcome behind the summary, and `restore` for the
+    committed positions. While the step works, it notes in `read` how far it has read, asks `positions` for each
+    transaction, and calls `batch_written` once a batch is on the log."""
 
     def __init__(self) -> None:
         self.decided = DecidedSequences()

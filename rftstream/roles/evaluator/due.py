@@ -56,9 +56,9 @@ class DueEvaluation:
 
 
 class DueEvaluations:
-    """What is to be evaluated still. The evaluator's step makes it at each recovery and calls `absorb` for each record
-    that it reads. Whenever it is free it asks `next`; it calls `note` once the result is on the log, or `skip` if the
-    weights cannot be had."""
+    """The evaluations that are still to be done. The evaluator's step makes it at each recovery and calls `absorb` for
+    each record that it reads. Whenever the step is free, it asks `next`; it calls `note` once the result is on the log,
+    or `skip` if the weights cannot be had."""
 
     def __init__(
         self,

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentLimits:
-    """What agents may do."""
+    """Limits on the calls and the time of an agent's rollout."""
 
     max_calls: int = 1000
     """Calls of one rollout."""

@@ -33,7 +33,7 @@ class RecordedCall:
     """A call that has its tokens. `AgentRollout` makes it; only whether it is delivered changes."""
 
     call: AgentCall
-    """What stands on the log of it."""
+    """The record of the call on the log."""
     answer: bytes
     """The body of its answer."""
     parent: int | None
@@ -41,7 +41,7 @@ class RecordedCall:
     new_messages: tuple[ChatMessage, ...]
     """The conversation after the parent's answer."""
     conversation: Conversation
-    """What its prompt was rendered from: answers in it are as the template is to see them."""
+    """Conversation that the prompt was rendered from, with answers in the form that the template takes."""
     said: ChatMessage
     """Its own answer as the template is to see it."""
     place: Place

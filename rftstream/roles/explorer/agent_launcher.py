@@ -32,18 +32,19 @@ MAX_NUMBERS = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchedAgents:
-    """What a launcher starts, and where its agents find their model."""
+    """The agents that a launcher starts, and the addresses under which they reach their model."""
 
     agents: Mapping[str, RunsAgent]
-    """Name of a taskset or an evaluation -> what runs its agents."""
+    """Name of a taskset or an evaluation -> the object that runs its agents."""
     anew: Collection[str] = ()
-    """Names of those whose agents begin without recorded calls when their explorer was another one."""
+    """Names of the tasksets and evaluations whose agents begin without recorded calls if another explorer ran them
+    before."""
     as_written: Callable[[str, str], str] = lambda taskset, error: error
-    """Returns an error about the settings of one's agents with the place where the user wrote them."""
+    """Returns an error about the settings of a taskset's agents with the place where the user wrote these settings."""
     base_url: str = ""
-    """Of the gateway, for agents on this machine."""
+    """Base URL of the gateway for agents on this machine."""
     public_url: str = ""
-    """Of the gateway, for agents elsewhere."""
+    """Base URL of the gateway for agents elsewhere."""
     key_of: Callable[[str, str], str] = lambda rollout_id, launch: f"{rollout_id} {launch}"
     """Returns the key of a launch of a rollout's agent."""
     ring: Callable[[], object] = lambda: None

@@ -29,7 +29,7 @@ class AgentParts:
     dialects: Mapping[str, Dialect]
     """By their names on the log."""
     renderer: Renderer
-    """Of tasks without a chat template of their own."""
+    """Renderer for tasks without a chat template of their own."""
     gateway_url: str = ""
     """Where the gateway is; empty in a simulated run, which has none."""
     close_gateway: Callable[[], object] = lambda: None

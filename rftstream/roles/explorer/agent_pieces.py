@@ -11,12 +11,12 @@ from rftstream.contracts.tasks import Task
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallToSave:
-    """What of a call goes into a piece."""
+    """The data of a call that go into a piece."""
 
     call: AgentCall
     saved: SavedCall
     segment: Segment
-    """What it adds to its segment."""
+    """Tokens that the call adds to its segment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,7 +38,7 @@ class PlannedCall:
     new_messages: tuple[ChatMessage, ...]
     """The conversation after the parent's answer."""
     conversation: Conversation
-    """What the prompt is rendered from."""
+    """Conversation that the prompt is rendered from."""
     tools_digest: str
     """Digest of the tools."""
     segment: int | None
@@ -48,7 +48,7 @@ class PlannedCall:
     prompt: tuple[int, ...]
     """The whole prompt."""
     new_prompt: tuple[int, ...]
-    """What of the prompt its segment does not have yet."""
+    """Tokens of the prompt that are not in the call's segment yet."""
 
 
 class AgentRollout:

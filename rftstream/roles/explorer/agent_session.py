@@ -21,7 +21,7 @@ class OpenCall:
     request_id: str
     """Its name at the policy."""
     call: ModelCall
-    """What was asked for."""
+    """The model call that the agent asked for."""
     plan: PlannedCall
     """Where its tokens go."""
     requests: list[AgentRequest]
@@ -36,7 +36,7 @@ class OpenCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndedAgent:
-    """What a rollout has to show when its agent has ended. The agent loop hands it out once."""
+    """The result of an agent that has ended. The agent loop hands it out once."""
 
     key: int
     """The number of its item."""
@@ -49,7 +49,7 @@ class EndedAgent:
     posted: Posted | None
     """The reward that the agent gave."""
     metrics: dict[str, float]
-    """What the agent measured."""
+    """Metrics that the agent measured."""
     started_at: float
     """When the agent began."""
 

@@ -24,7 +24,7 @@ CUT_SHORT = ("length", "repetition")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """What a finished turn loop has to show."""
+    """The result of a finished turn loop."""
 
     key: str
     status: RolloutStatus

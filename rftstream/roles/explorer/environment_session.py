@@ -25,7 +25,7 @@ class CallFailure:
     text: str
     """Environment, method and the last line of the traceback, for people."""
     error: BaseException | None = None
-    """What was raised; None if the call was given up."""
+    """Error that the call raised; None if the call was given up."""
 
     @property
     def timed_out(self) -> bool:
@@ -38,7 +38,7 @@ class Opening:
     """How a conversation begins, or goes on from what was saved."""
 
     messages: tuple[ChatMessage, ...]
-    """What the environment shows first; what was saved if it goes on from there."""
+    """First messages of the environment, or the saved conversation if the rollout goes on from it."""
     tools: tuple[Mapping[str, Any], ...]
     """The tools that it offers."""
 

@@ -12,7 +12,8 @@ from rftstream.errors import ContractError, MessageTooLarge
 from rftstream.roles.explorer.attempt import Attempt
 
 MAX_BODY_BYTES = MAX_RECORD_BYTES - 256 * 1024
-"""Of a rollout: the verdict and the headers that come on top must fit as well."""
+"""Bytes that a rollout may take at most. The verdict and the headers that are added later must fit into the record,
+too."""
 
 
 def fit_to_record(rollout: Rollout) -> tuple[Rollout, bytes]:

@@ -37,7 +37,8 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledCall:
-    """What was sampled for a call. The agent loop makes it, the dialect turns it into an answer."""
+    """The answer that was sampled for a call. The agent loop makes it; the dialect turns it into the body of a
+    response."""
 
     call_id: str
     """`rollout_id/call/N`."""
@@ -101,7 +102,7 @@ class ModelCall:
     digest: str = ""
     """`sha256:<hex>` of the request. Two equal requests have the same."""
     idempotency_key: str | None = None
-    """What the client calls this request, on all tries of it."""
+    """Name that the client gives to all tries of this request; None if it gives none."""
     is_retry: bool = False
     """Whether the client says that it has sent this request before."""
     stream: bool = False
@@ -127,7 +128,7 @@ class RolloutEnd:
     parts: Mapping[str, float] = field(default_factory=dict)
     """Named parts of the reward."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """What the agent measured."""
+    """Metrics that the agent measured."""
     error: str | None = None
     """Why the agent failed; None if it did not."""
     cut_short: str | None = None
@@ -185,9 +186,9 @@ class SessionGranted:
 
 
 Wanted = ModelCall | CountWanted | RolloutEnd | SessionWanted
-"""What an agent asks for."""
+"""The kinds of requests that an agent can make."""
 AgentAnswer = CallAnswer | TokensCounted | RolloutEnded | SessionGranted | Refusal
-"""What becomes of a request."""
+"""The kinds of answers to an agent's request."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -197,7 +198,7 @@ class AgentRequest:
     rollout_id: str
     """The rollout that the request's key belongs to; empty for SessionWanted."""
     wanted: Wanted
-    """What is asked for."""
+    """Request of the agent."""
     reply: Callable[[AgentAnswer], None]
     """Takes the answer. It may be called from any thread, and does not block."""
     launch: str | None = None
@@ -216,7 +217,7 @@ class Delivered:
     number: int
     """The call's number."""
     launch: str | None = None
-    """As in AgentRequest."""
+    """Launch of an agent that the request's key was made for, as in AgentRequest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,8 +231,8 @@ class AgentBegins:
 
 
 class CallInbox:
-    """What the server's thread has for the explorer's. The server calls `put`; the agent loop calls `take` in each
-    slice. After `close` every request is refused with 503."""
+    """The queue of requests from the server's thread to the explorer's. The server calls `put`; the agent loop calls
+    `take` in each slice. After `close` every request is refused with 503."""
 
     def __init__(self, wake: Callable[[], object] = lambda: None) -> None:
         """`wake` ends the explorer's wait. The server's thread calls it when there is something to do and was nothing.

@@ -119,7 +119,7 @@ class OpenSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Increment:
-    """What of a rollout is new since it was saved last; the fields are those of PartialRollout."""
+    """The part of a rollout that is new since it was saved last; the fields are those of PartialRollout."""
 
     turns: tuple[Turn, ...]
     segments: tuple[Segment, ...]
@@ -136,7 +136,7 @@ class Increment:
 
 
 class Phase(Enum):
-    """What an open rollout waits for."""
+    """The things that an open rollout can wait for."""
 
     starting = "starting"
     """Its environment starts, or loads what was saved."""
@@ -148,7 +148,7 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextPrompt:
-    """What the next turn is sampled from."""
+    """The prompt that the next turn is sampled from."""
 
     token_ids: Sequence[int]
     """Tokens that the open segment gets, or those of a new one."""
@@ -190,9 +190,9 @@ class OpenRollout:
     truncate: bool
     renderer: Renderer
     name: str
-    """What it is called in log lines, and by policies with several servers."""
+    """Name of the rollout in log lines, and for policies with several servers."""
     group: str = field(default="", kw_only=True)
-    """What the rollouts with the same problem are called."""
+    """Common name of the rollouts with the same problem."""
     context: float
     """Most tokens of prompt and completion together; infinite for no limit."""
     has_one_turn: bool = False
@@ -203,7 +203,7 @@ class OpenRollout:
     tools: tuple[Mapping[str, Any], ...] = ()
     """All that are offered: the problem's, then the environment's."""
     asked: Conversation | None = None
-    """What the last prompt was rendered from."""
+    """Conversation that the last prompt was rendered from."""
     said: AssistantMessage | None = None
     """The turn that the environment answers; its tokens are the carried ones."""
     held: Completion | None = None
@@ -211,11 +211,11 @@ class OpenRollout:
     gives_up: str | None = None
     """Why the rollout ends with the turn that is about to come from the policy."""
     environment_state: bytes | StoredState | None = None
-    """What the environment saved of itself before `state_turn`."""
+    """Saved state of the environment before `state_turn`."""
     state_turn: int = -1
     """Before which turn it was asked for its state last."""
     posted: Posted | None = None
-    """What the environment gave as reward so far."""
+    """Reward that the environment gave so far."""
     turns: list[Turn] = field(default_factory=list)
     segments: list[OpenSegment] = field(default_factory=list)
     num_tokens: int = 0
@@ -394,11 +394,12 @@ class OpenRollout:
 
 @dataclass(frozen=True, slots=True)
 class RolloutView:
-    """What a step may ask about an open rollout; all is 0 or empty for one that has ended. `TurnLoop.view` makes it."""
+    """A read-only view of an open rollout for the step; all values are 0 or empty for a rollout that has ended.
+    `TurnLoop.view` makes it."""
 
     _state: OpenRollout | None
     _so_far: Completion | None
-    """What the policy has sampled of the turn."""
+    """The part of the turn that the policy has sampled."""
 
     @property
     def num_sampled(self) -> int:

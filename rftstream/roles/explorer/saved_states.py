@@ -67,7 +67,7 @@ class RolloutStates:
 
 @dataclass(slots=True)
 class _Partition:
-    """What is known of a partition since it came."""
+    """The saved states of one partition, from the time when the explorer got it."""
 
     listing: Future[list[str] | None] | None
     """The objects that were there; None when that was looked at."""

@@ -22,7 +22,7 @@ MOST = 10**12
 
 @dataclass(slots=True)
 class OperatorCounts:
-    """What operators of the task side did so far. It is on the log in the newest Drawn."""
+    """Counts of the actions of task-side operators so far. The newest Drawn on the log has them."""
 
     skipped: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
     """Taskset -> operator -> reason -> problems."""

@@ -24,7 +24,7 @@ from rftstream.contracts.versions import VersionName
 from rftstream.roles.synthesiser.parents import Parent
 
 SAID_CHARACTERS = 500
-"""Of what the model said, as a rejected problem keeps it."""
+"""Characters of the model's answer that a rejected problem keeps."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class Making:
     made_by: str
     settings: SynthesiserSection
     problem: Problem | None = None
-    """What the model made; None: it has not said it yet."""
+    """Problem that the model made; None until the model has answered."""
     said: str = ""
     version: VersionName | None = None
     num_open: int = 0

@@ -49,7 +49,7 @@ class ModelRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelReply:
-    """What a model said."""
+    """The answer of a model, or why there is none."""
 
     key: str
     item: RewardInput | None = None
@@ -192,7 +192,7 @@ _IDS = RolloutIds(
     sequence=0,
     min_version=0,
 )
-"""Of attempts that are no rollouts of the run: they only need to have some."""
+"""Ids for attempts that are no rollouts of the run; a rollout record must have some."""
 
 
 @dataclass(slots=True)

@@ -47,7 +47,7 @@ class _InHand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SynthesisPlan:
-    """What is made, and how. `workers/synthesiser.py` makes it from the run file."""
+    """The settings by which problems are made. `workers/synthesiser.py` makes it from the run file."""
 
     settings: SynthesiserSection
     into: str
@@ -66,7 +66,7 @@ class SynthesisPlan:
 
 @dataclass(slots=True)
 class _Waiting:
-    """Who waits for the answers to questions and for scores, by their keys."""
+    """The problems in the making that wait for answers or scores, by the key of the question."""
 
     makings: dict[str, Making] = field(default_factory=dict)
     attempts: set[str] = field(default_factory=set)

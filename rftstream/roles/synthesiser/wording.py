@@ -33,7 +33,7 @@ FILLED = re.compile(r"\{(problem|answer)\}")
 
 
 class RejectedAnswer(Exception):
-    """What the model said is no problem of the run."""
+    """The model's answer is no problem of the run."""
 
     def __init__(self, reason: RejectReason, detail: str) -> None:
         super().__init__(detail)

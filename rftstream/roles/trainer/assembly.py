@@ -49,23 +49,25 @@ class Batch:
 
 
 class BatchesLog(Protocol):
-    """What there is on the log beyond what was read so far."""
+    """A view of batches on the log beyond the records that were read so far."""
 
     def is_committed(self, sequence: int) -> bool:
         """Whether the buffer has committed this batch: all of it is on the log then."""
 
     def after(self, record: Record) -> Iterator[Received]:
-        """What stands behind a record of its share, up to the end, as far as it can be decoded and is in force."""
+        """Yield the records behind a record of its share, up to the end, that can be decoded and are in force."""
 
 
 class CommittedBatches:
-    """What a run's log says about its batches. Whoever puts batches together makes it, and BatchAssembly asks it."""
+    """A view of the committed batches on a run's log. The trainer and readers of batches make it, and BatchAssembly
+    asks it."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
 
     def is_committed(self, sequence: int) -> bool:
-        """By the position that the buffer commits in the transaction of each batch, or by a step that trained it."""
+        """Whether the batch is on the log: the buffer has committed a position for it in its transaction, or a step has
+        trained it."""
         committed = self._log.committed(RoleName.buffer).values()
         if any(sequence < int(position.metadata.split()[1]) for position in committed if position.metadata):
             return True
@@ -74,7 +76,7 @@ class CommittedBatches:
         return any(step.batch_sequence is not None and sequence <= step.batch_sequence for step in steps)
 
     def after(self, record: Record) -> Iterator[Received]:
-        """Return what stands behind a record of its share, as far as it can be decoded and is in force."""
+        """Yield the records behind a record of its share that can be decoded and are in force."""
         start = {record.place: record.offset + 1}
         for found in self._log.read("batches", start=start, settled=True, partitions=[record.partition]):
             try:
@@ -195,7 +197,7 @@ class BatchAssembly:
         return min(len(share.closed) for share in self._shares)
 
     def open_records(self) -> list[Record]:
-        """What belongs to no complete batch so far."""
+        """Return the records that belong to no complete batch so far."""
         return [found.record for share in self._shares for found in (*share.experiences, *share.manifests)]
 
     def num_closed(self, share: int) -> int:

@@ -35,11 +35,11 @@ class CheckpointCycle:
     backend: BackendThread
     settings: TrainerSection
     executor: Executor
-    """Of one thread, in which checkpoints are written."""
+    """Executor with one thread, in which checkpoints are written."""
     trim_due: bool = field(default=False, init=False)
     """Whether a checkpoint was written, and what goes since then is not said and deleted yet."""
     _staged: StagedCheckpoint | None = field(default=None, init=False)
-    """What was saved last and is not on the store yet."""
+    """Checkpoint that was saved last and is not on the store yet."""
     _writing: tuple[VersionName, Future[None]] | None = field(default=None, init=False)
     """Its name, and the end of its writing; None if that has not begun."""
 

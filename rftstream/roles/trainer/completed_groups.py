@@ -21,7 +21,7 @@ class _Group:
     until: int = -1
     """The last batch that may have it once more; -1: none may."""
     rollouts: Counter[str] = field(default_factory=Counter)
-    """What became of its siblings -> how many."""
+    """Result -> number of siblings that have it."""
 
 
 class CompletedGroups:

@@ -28,8 +28,9 @@ STEPS = TopicPartition("steps", 0)
 
 
 class LogRetention:
-    """What of the log may go, for one epoch of the trainer. CheckpointRetention makes it and calls `begin` once when
-    `control` was read. After each checkpoint it calls `mark`, and then `plan` if enough checkpoints are kept."""
+    """The parts of the log that may be deleted, for one epoch of the trainer. CheckpointRetention makes it and calls
+    `begin` once when `control` was read. After each checkpoint it calls `mark`, and then `plan` if enough checkpoints
+    are kept."""
 
     def __init__(self, log_: Log) -> None:
         self._log = log_

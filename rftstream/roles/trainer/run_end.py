@@ -18,9 +18,9 @@ from rftstream.roles.trainer.progress import TrainerProgress
 
 
 class RunEnd:
-    """What the trainer knows about the end of its run. The step makes it once, calls `forget` at each recovery, and
-    tells it what stands on `control`: when the run was created, and whether its tasks have ended. It asks `reason`
-    whenever it has trained, and calls `finish` when there is one."""
+    """The trainer's knowledge of the end of its run. The step makes it once, calls `forget` at each recovery, and
+    passes on from `control` when the run was created and whether its tasks have ended. The step asks `reason` after
+    each batch that it has trained, and calls `finish` if there is one."""
 
     def __init__(
         self,

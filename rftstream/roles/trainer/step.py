@@ -73,12 +73,12 @@ class _Publication:
     rests_since: float
     """When its weights were taken over, by the clock."""
     share: dict[str, float]
-    """What its step says of the device."""
+    """Shares of the step's time and memory on the device, as metrics."""
     goes_on: bool = False
     """Whether the next update has begun."""
 
     def abandon(self) -> None:
-        """Announce it no more. Returns when nothing is written any more."""
+        """Cancel the announcement and wait until the writer has stopped."""
         if self.writing is not None:
             abandon(self.writing)
 

@@ -82,7 +82,7 @@ class Training:
     algorithm: Algorithm
     settings: TrainerSection
     algorithms: tuple[Algorithm, ...] = ()
-    """Of each stage, in a run with stages; `algorithm` is then that of the first."""
+    """Algorithm of each stage, in a run with stages; `algorithm` is then that of the first stage."""
     first: int = 0
     """The batch that the stage begins with."""
     own_reference: bool = False

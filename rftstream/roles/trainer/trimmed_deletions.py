@@ -126,7 +126,7 @@ class TrimmedDeletions:
         return self.may_leave()
 
     def _owe(self, errors: Sequence[RftError]) -> None:
-        """What these errors left is tried again after a pause; without errors nothing is owed."""
+        """Schedule another try after a pause if there were errors; without errors nothing is left to delete."""
         if not errors:
             self._again_at, self._pause_s = None, FIRST_PAUSE_S
             return

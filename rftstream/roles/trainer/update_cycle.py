@@ -30,15 +30,15 @@ class TrainedBatch:
     update: PendingUpdate
     """The update, with its batch."""
     training: Training
-    """By what it was trained."""
+    """Backend and algorithm that trained the batch."""
     progress: TrainerProgress
-    """What the trainer has come to by it."""
+    """Progress of the trainer with this batch."""
     skipped: bool
     """Whether the weights are as they were before."""
     values: dict[str, float]
     """Metrics of the step, so far without its times."""
     staleness: TrainedStaleness
-    """How old what was trained was; empty where versions of rollouts say nothing about this run."""
+    """Staleness of the trained rows; empty where versions of rollouts say nothing about this run."""
     step_s: float
     """Seconds that the update took."""
     ended_at: float
