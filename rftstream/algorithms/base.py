@@ -41,7 +41,7 @@ class TrainingRow:
     rollout: int = 0
     """Dense number of the rollout inside the batch, where an algorithm asks for it: its rows follow one another."""
     stratum: str = ""
-    """What it is learned from, as `KIND/TASKSET`: each mini-batch has as much of each stratum as any other."""
+    """Origin of the row, as `KIND/TASKSET`. Each mini-batch has an equal part of each stratum."""
     additions: Mapping[str, np.ndarray] = field(default_factory=dict)
     images: tuple[ImageSpan, ...] = ()
     """Where images stand among the tokens."""
@@ -97,10 +97,11 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Denominators:
-    """What a step's losses are divided by, so that accumulation over micro-batches equals one large batch.
+    """The divisors of a step's losses, so that accumulation over micro-batches equals one large batch.
 
-    Of a batch that is cut into k mini-batches, each has a k-th of the batch's: so the mean over their losses, and over
-    their gradients, is that of the whole batch, whatever each has of it. They may be below 1."""
+    In a batch that is cut into k mini-batches, each mini-batch has a k-th of the batch's denominators. The mean over
+    the mini-batches' losses, and over their gradients, is then that of the whole batch, however the rows are spread.
+    Denominators may be below 1."""
 
     num_tokens: float
     """Unmasked tokens."""
@@ -132,27 +133,35 @@ def is_demonstration(row: TrainingRow) -> bool:
 
 
 class Algorithm(Protocol):
-    """Built as `Class(config: Class.Config)`."""
+    """The objective of a run. The trainer builds it as `Class(config: Class.Config)`. For each batch the trainer calls
+    `prepare`; the backend then calls `loss` for each micro-batch, and `summarise` after the last."""
 
     needs: frozenset[str]
-    """Of `entropy`, `proximal_logprobs`, `reference_logprobs`: what `loss` wants in its micro-batch;
-    `no_proximal_logprobs`, if it makes do without them however many optimizer steps a batch takes; `reference_rewards`,
-    if `prepare` is to be called a second time, with the reference's logprobs of the rows that it gave; `row_logprobs`,
-    if `refine` (of `RefiningAlgorithm`) is to be called; `values`, if it has a critic (`CriticAlgorithm`); `scores`, if
-    it trains a classifier, whose output for what stands before an unmasked token comes in the place of its logprob;
-    `whole_groups`, if rows of a group must come to `loss` at once; `rows_without_advantage`, if rows whose advantages
-    are all 0 have a gradient, too (others come to `loss` apart, and once more if it turns out that they have one). What
-    `loss` gives has to be a sum over its rows divided by the denominators: then mini-batches and micro-batches add up
-    to the batch.
+    """Names of what the algorithm needs from the backend:
+    - `entropy`, `proximal_logprobs`, `reference_logprobs`: these values in the micro-batch that `loss` gets.
+    - `no_proximal_logprobs`: `loss` does without them, however many optimizer steps a batch takes.
+    - `reference_rewards`: a second call of `prepare`, with the reference's logprobs of the rows that the first
+      returned.
+    - `row_logprobs`: a call of `refine` (of `RefiningAlgorithm`).
+    - `values`: a critic (`CriticAlgorithm`).
+    - `scores`: a classifier, whose output for the text before an unmasked token takes the place of the token's logprob.
+    - `whole_groups`: all rows of a group in one call of `loss`.
+    - `rows_without_advantage`: a gradient of rows whose advantages are all 0, too. Without this name such rows come to
+      `loss` apart, and once more if they turn out to have a gradient.
 
-    `needs_spread` says which rewards have to differ for it to learn from them: `group`, those inside some group;
-    `batch`, any of the batch (also where it is missing); `none`: it learns from equal ones, or from none.
+    `loss` must return a sum over its rows divided by the denominators: then mini-batches and micro-batches add up to
+    the batch.
 
-    What others must know of it before it is made, such as `greedy_baseline`, it declares in its table's record
-    (`rftstream.config.part_specs.AlgorithmSpec`).
+    `needs_spread` says which rewards have to differ so that the algorithm learns: `group`, those inside some group;
+    `batch`, any of the batch (also where the attribute is missing); `none`: the algorithm learns from equal rewards, or
+    from none.
 
-    An algorithm that learns from demonstrations or pairs says so by `loss_kinds`, a set of LossKind (else `rl` alone),
-    and may have `held_out(rows, logprobs, reference_logprobs)` -> metrics, of those that are not trained on."""
+    Properties that others must know before the algorithm is made, such as `greedy_baseline`, are declared in its
+    table's record (`rftstream.config.part_specs.AlgorithmSpec`).
+
+    An algorithm that learns from demonstrations or pairs names them in `loss_kinds`, a set of LossKind (else `rl`
+    alone). It may have `held_out(rows, logprobs, reference_logprobs)`, which returns metrics of rows that are not
+    trained on."""
 
     def prepare(
         self, batch: Sequence[Experience], reference_logprobs: Sequence[np.ndarray] | None = None

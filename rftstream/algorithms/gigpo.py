@@ -34,7 +34,8 @@ class GiGpo(Grpo):
         turn_weight: Annotated[float, Meta(ge=0)] = 1.0
         """Weight of a turn's own advantage, which is added to the rollout's. 1: the paper."""
         discount: Annotated[float, Meta(gt=0, le=1)] = 0.95
-        """What a turn led to is the rollout's reward times this for each turn after it. 0.95: the paper."""
+        """Factor per turn. The return of a turn is the rollout's reward times this factor for each later turn. 0.95:
+        the paper."""
 
     def token_advantages(
         self,

@@ -33,8 +33,8 @@ class Kimi(PolicyGradient):
         """The settings in `[algorithms.kimi]`."""
 
         tau: Annotated[float, Meta(gt=0)] = 0.1
-        """What a row's log-ratio to the start costs. The paper gives none; 0.1 lets a rollout that is 0.5 better than
-        its siblings become e^5 times likelier."""
+        """Cost of a row's log-ratio to the start. The paper gives none; with 0.1 a rollout that is 0.5 better than its
+        siblings may become e^5 times likelier."""
         start: Literal["behavior", "proximal"] = "behavior"
         """The policy that the iteration began with: the one that sampled, or the trainer's before the batch, where with
         one optimizer step a batch nothing is pulled back."""

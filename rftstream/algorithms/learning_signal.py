@@ -26,12 +26,12 @@ FLAT = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class NoSignal:
-    """What is said about a run whose newest steps had no learning signal."""
+    """The finding that a run's newest steps had no learning signal."""
 
     steps: int
     """Steps in a row without a signal, until now."""
     cause: str
-    """What the rewards were, and the likely causes."""
+    """Description of the rewards, and their likely causes."""
 
     def to_json(self) -> dict[str, Any]:
         """Return steps and cause as plain values, for `--json`."""

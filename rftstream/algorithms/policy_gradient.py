@@ -410,7 +410,7 @@ def _check_kl(config: PolicyGradientConfig, name: str) -> None:
 
 
 def _bounds(config: CorrectedConfig, name: str) -> tuple[Any, float, float] | None:
-    """What is done outside of which bounds of rho; None: no correction."""
+    """Return the kind of correction and the bounds of rho outside of which it applies; None: no correction."""
     given = {"correction_low": config.correction_low, "correction_high": config.correction_high}
     if config.correction == "none":
         if odd := [key for key, value in given.items() if value is not None]:

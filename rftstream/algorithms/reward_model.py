@@ -38,7 +38,7 @@ class RewardModel:
         """How much higher the better answer has to score before the loss is small. 0: InstructGPT; Llama 2 uses up to 1
         or 3, by how sure people were."""
         weight_as: Literal["weight", "margin"] = "weight"
-        """What the column `weight` of a pair says: how much the pair counts, or what its margin is multiplied by."""
+        """Meaning of the column `weight` of a pair: how much the pair counts, or the factor of its margin."""
         centring: Annotated[float, Meta(ge=0)] = 0.0
         """Weight of the square of the sum of both scores, which keeps scores around 0; where used, 0.01. 0: any number
         may be added to all scores."""

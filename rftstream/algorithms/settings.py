@@ -10,7 +10,7 @@ from msgspec import Meta
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyGradientConfig:
-    """Of every policy gradient."""
+    """Settings of every policy gradient."""
 
     entropy_coefficient: Annotated[float, Meta(ge=0)] = 0.0
     """Weight of the mean entropy, which is subtracted from the loss."""
@@ -21,7 +21,7 @@ class PolicyGradientConfig:
     """Takes up to `overlong_penalty` from the reward of a rollout along this last share of its `max_tokens` (DAPO's
     soft overlong punishment). 0: nothing."""
     overlong_penalty: Annotated[float, Meta(ge=0)] = 1.0
-    """What a rollout loses that used up its tokens. 1: DAPO, whose rewards are -1 and 1."""
+    """Reward that a rollout loses if it used up its tokens. 1: DAPO, whose rewards are -1 and 1."""
     kl_coef: Annotated[float, Meta(ge=0)] = 0.0
     """Weight of the KL divergence from the model that the run began with, version 0; usual where used: 0.001. 0: no
     such model is held."""
@@ -40,7 +40,8 @@ class PolicyGradientConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CorrectedConfig(PolicyGradientConfig):
-    """Of those with a ratio to the policy before the batch: what is done about who sampled."""
+    """Settings of algorithms with a ratio to the policy before the batch: the correction for another policy that
+    sampled."""
 
     correction: Literal["tis", "icepop", "mis", "clamp", "mask", "none"] = "tis"
     """Weight of a token by rho, how much likelier it is to the policy before the batch than to who sampled it: rho cut
@@ -64,7 +65,7 @@ class CorrectedConfig(PolicyGradientConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ClippedConfig(CorrectedConfig):
-    """Of those with PPO's clip."""
+    """Settings of algorithms with PPO's clip."""
 
     clip_low: Annotated[float, Meta(gt=0, lt=1)] = 0.2
     """Ratios below 1 - this are clipped. 0.2: PPO, GRPO."""
@@ -79,7 +80,7 @@ class ClippedConfig(CorrectedConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class GroupRelativeConfig:
-    """Of those that compare siblings in standard deviations."""
+    """Settings of algorithms that compare siblings in standard deviations."""
 
     advantage_eps: Annotated[float, Meta(gt=0)] = 1e-6
     """Added to the standard deviation of a group's rewards."""
@@ -87,7 +88,7 @@ class GroupRelativeConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class GrpoConfig(ClippedConfig, GroupRelativeConfig):
-    """Of GRPO and DAPO."""
+    """Settings of GRPO and DAPO."""
 
     normalise: Literal["token", "sequence"] = "token"
     """Mean over all tokens of the batch (DAPO; what most use now), or over rows of their means (GRPO as published)."""
@@ -95,14 +96,15 @@ class GrpoConfig(ClippedConfig, GroupRelativeConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class CriticConfig:
-    """Of a critic, in `[algorithms.NAME.critic]`: a network of its own that says what a beginning is worth."""
+    """Settings of a critic, in `[algorithms.NAME.critic]`: a network of its own that estimates the return from the
+    beginning of a rollout."""
 
     model: str | None = None
     """Folder of a reward model, relative to the run file: a Hugging Face model for sequence or token classification
     with one output and the policy's tokenizer. Unset: the policy's own model folder, with a head that says 0."""
     lr: Annotated[float, Meta(ge=0)] = 1e-5
-    """Of its own optimizer, which otherwise has the trainer's settings; constant. 1e-5: verl; where the policy learns
-    faster, the critic should learn faster still."""
+    """Constant learning rate of the critic's own optimizer, whose other settings are the trainer's. 1e-5: verl. Where
+    the policy learns faster, the critic should learn faster still."""
     max_grad_norm: Annotated[float, Meta(ge=0)] = 1.0
     """0: no clipping."""
     warmup_batches: Annotated[int, Meta(ge=0)] = 0

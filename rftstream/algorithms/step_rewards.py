@@ -23,7 +23,7 @@ ends with the token, 0 elsewhere; and uint8, 1 where a step ends."""
 
 @dataclass(frozen=True, kw_only=True)
 class StepConfig:
-    """Of those that can learn from rewards of steps."""
+    """Settings of algorithms that can learn from rewards of steps."""
 
     step_rewards: Literal["off", "only", "beside"] = "off"
     """Whether tokens learn from the rewards of their steps (DeepSeekMath, process supervision): not at all, in the

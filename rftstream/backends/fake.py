@@ -31,7 +31,7 @@ class FakeBackend:
     @dataclass(frozen=True, kw_only=True)
     class Config:
         start_skill: float = -1.0
-        """Of version 0: about a quarter of the sums are answered rightly."""
+        """Skill of version 0. At -1 about a quarter of the sums are answered correctly."""
         skill_rate: float = 0.25
         """Learning rate of the skill; the run's own lr is for real models."""
         elements: Annotated[int, Meta(ge=8)] = 64

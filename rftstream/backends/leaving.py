@@ -13,8 +13,8 @@ class LeavesDevice:
     """A base of backends that compute on one device in one process."""
 
     _state: DeviceState | None
-    """What lies on the device, or leaves it. None unless the backend is open; and where it has several processes, whose
-    state stays."""
+    """State that lies on the device or leaves it. None if the backend is not open, or has several processes: their
+    state stays on the device."""
 
     def on_device(self) -> AbstractContextManager[None]:
         """Have the state on the device inside of this context, which may be entered again within."""

@@ -33,7 +33,8 @@ PROVIDED = frozenset(
 )
 """Names in `Algorithm.needs` that a backend with `Passes` can give."""
 ALL_ROWS_LEARN = frozenset({"entropy", "reference_logprobs", "rows_without_advantage", "whole_groups"})
-"""Of them, what says that rows without an advantage are learned from as well: to keep them apart would save nothing."""
+"""Names in `Algorithm.needs` by which rows without an advantage are learned from as well. To keep such rows apart would
+then save nothing."""
 
 
 @dataclass(slots=True)
@@ -45,7 +46,8 @@ class Minibatch:
     num_tokens: float
     """Number of unmasked tokens of its rows."""
     denominators: Denominators
-    """What losses are divided by: a share of the batch's denominators, or its own if the plan is not stratified."""
+    """Divisors of losses: a share of the batch's denominators, or the mini-batch's own if the plan is not
+    stratified."""
     proximal: Sequence[Tensor | None]
     """Proximal logprobs [B, T] of each of the inputs; None before they are computed."""
     reference: Sequence[Tensor | None]

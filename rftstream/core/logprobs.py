@@ -28,9 +28,9 @@ NOTHING = -1e4
 class _Settings:
     chunk_tokens: int
     dtype: torch.dtype
-    """Of the logits as the head gives them."""
+    """Data type of the logits as the head gives them."""
     exact: torch.dtype
-    """Of all that follows."""
+    """Data type of all computations on the logits."""
     keeps_last: bool
 
 
@@ -205,7 +205,7 @@ def _slices(begin: int, end: int, size: int) -> Iterator[slice]:
 
 
 def _blocks(chunk: slice, logits_nV: Tensor) -> Iterator[slice]:
-    """Of the chunk, counted as it is."""
+    """Return slices of the chunk, counted as the chunk is, whose logits fit into a block of the device."""
     num_bytes = BLOCK_BYTES.get(logits_nV.device.type, OTHER_BLOCK_BYTES)
     return _slices(chunk.start, chunk.stop, max(num_bytes // (4 * max(logits_nV.shape[1], 1)), 1))
 

@@ -96,7 +96,8 @@ def _in_order(lengths_N: np.ndarray, parts: Sequence[list[int]], max_tokens: int
 
 
 def _first_fit(lengths_N: np.ndarray, parts: Sequence[list[int]], max_tokens: int) -> list[list[int]]:
-    """Of single rows at most 11/9 of the fewest that there could be, and one (first fit decreasing)."""
+    """Pack the parts, in order, each into the first micro-batch with room (first fit decreasing). For single rows the
+    number of micro-batches is at most 11/9 of the fewest possible, plus one."""
     batches: list[list[int]] = []
     rooms: list[int] = []
     for part in parts:
@@ -112,7 +113,8 @@ def _first_fit(lengths_N: np.ndarray, parts: Sequence[list[int]], max_tokens: in
 
 
 def count_padded_tokens(lengths_N: np.ndarray, microbatches: Sequence[np.ndarray]) -> int:
-    """What the forward passes cost if they are padded: rows times the longest row, summed over the micro-batches."""
+    """Return the number of tokens in padded forward passes: rows times the longest row, summed over the
+    micro-batches."""
     return int(sum(len(rows) * int(lengths_N[rows].max()) for rows in microbatches))
 
 

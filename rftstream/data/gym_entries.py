@@ -15,7 +15,7 @@ from typing import Any
 from rftstream.errors import ConfigError
 
 KEYS = ("dataset", "config", "entry")
-"""What the `info` of a problem from reasoning-gym has."""
+"""Keys in the `info` of a problem from reasoning-gym."""
 
 
 class EntryScorer:

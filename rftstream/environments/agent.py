@@ -43,8 +43,9 @@ class RemoteAgent(DrivesItself):
         """The settings in `[environments.agent]`. All but `url` are for agents that are called."""
 
         on_restart: Literal["replay", "anew"] = "replay"
-        """What another explorer does with a rollout that it takes over. Both call the service again. `replay`: a
-        request that equals a recorded one gets its answer. `anew`: the recorded calls are thrown away."""
+        """Behaviour of another explorer when it takes a rollout over. In both cases it calls the service again.
+        `replay`: a request that equals a recorded one gets the recorded answer. `anew`: the recorded calls are thrown
+        away."""
 
     def __init__(self, config: Config, *, problem: Problem, seed: int) -> None:
         pass

@@ -37,9 +37,9 @@ class Attempts:
         max_attempts: Annotated[int, Meta(ge=1)] = 3
         """Turns of the policy."""
         check: str | None = None
-        """What scores an answer: `module:function` with `(answer: str, problem: Problem) -> float`, plain or async.
-        Default: the task's own scorer for problems of reasoning-gym, else 1 if the answer is the problem's, character
-        by character."""
+        """Scorer of an answer: `module:function` with `(answer: str, problem: Problem) -> float`, plain or async.
+        Default: the task's own scorer for problems of reasoning-gym; for others 1 if the answer is the problem's,
+        character by character, else 0."""
         tag: str | None = "answer"
         """The answer is what the last <tag>...</tag> holds, or the whole text if it has none."""
         solved_at: float = 1.0
@@ -49,8 +49,8 @@ class Attempts:
         discount: Annotated[float, Meta(gt=0, le=1)] = 0.9
         """The second attempt counts this much, the third its square, and so on. 1: all count the same."""
         feedback: str = "That is wrong. Try again."
-        """What the policy hears. {left}, {attempt} and {score} stand for the attempts that are left, the number of the
-        one that was made, and its score."""
+        """Message to the policy after a wrong answer. {left}, {attempt} and {score} stand for the number of attempts
+        that are left, the number of the last attempt, and its score."""
 
     def __init__(self, config: Config, *, problem: Problem, seed: int) -> None:
         self._config, self._problem = config, problem

@@ -19,7 +19,7 @@ from rftstream.contracts.tasks import ChatMessage, Media, Problem
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """What the environment says to an assistant turn."""
+    """The environment's reply to an assistant turn."""
 
     done: bool
     messages: tuple[ChatMessage, ...] = ()
@@ -30,12 +30,12 @@ class Reply:
     parts: Mapping[str, float] = field(default_factory=dict)
     """Named parts of the reward. They add up over turns, too."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """What was measured. A later value of a name replaces an earlier one."""
+    """Metrics of the turn. A later value of a name replaces an earlier one."""
     rewrite: tuple[ChatMessage, ...] | None = None
     """The whole context from now on, for agents that rewrite theirs: a new segment begins."""
     reached: tuple[ChatMessage, ...] = ()
-    """What the policy would have been shown first in a problem that this attempt solves, for the operator `hindsight`;
-    a later one replaces an earlier one. Empty: the environment does not know of any."""
+    """First messages of a problem that this attempt does solve, for the operator `hindsight`. Later messages replace
+    earlier ones. Empty: the environment knows no such problem."""
 
 
 class Environment(Protocol):

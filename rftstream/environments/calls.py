@@ -36,7 +36,7 @@ CLOSE_S = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallResult:
-    """What became of a call: a value, an error, or that it was given up."""
+    """The result of a call: a value, an error, or the note that it exceeded its time."""
 
     value: Any = None
     error: BaseException | None = None
@@ -83,7 +83,7 @@ class CallRunner(Protocol):
 
 
 class Pause:
-    """What a coroutine of a simulated environment awaits: `await Pause(0.5)` takes half a second of the clock."""
+    """A pause in a coroutine of a simulated environment: `await Pause(0.5)` takes half a second of the clock."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds

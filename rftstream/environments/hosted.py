@@ -29,7 +29,7 @@ class HostedConfig:
     """Settings of code that runs in host processes."""
 
     target: str = ""
-    """What to run: `module:Thing`, `file.py:Thing`, or the name of an adapter."""
+    """Code to run: `module:Thing`, `file.py:Thing`, or the name of an adapter."""
     options: dict[str, Any] = field(default_factory=dict)
     """Settings of the target, which gets them as a dict."""
     python: str = ""

@@ -18,8 +18,9 @@ class LaunchedAgent(DrivesItself):
         """The settings in `[environments.hosted_agent]`."""
 
         on_restart: Literal["replay", "anew"] = "replay"
-        """What another explorer does with a rollout that it takes over. Both start the agent again. `replay`: a request
-        that equals a recorded one gets its answer. `anew`: the recorded calls are thrown away."""
+        """Behaviour of another explorer when it takes a rollout over. In both cases it starts the agent again.
+        `replay`: a request that equals a recorded one gets the recorded answer. `anew`: the recorded calls are thrown
+        away."""
 
     def __init__(self, config: Config, *, problem: Problem, seed: int) -> None:
         pass

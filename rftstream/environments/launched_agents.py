@@ -11,11 +11,11 @@ from rftstream.environments.hosts.agents import AgentResult, HostedAgent, Hosted
 
 
 class RunsAgent(Protocol):
-    """What runs the agents of one environment. An explorer makes one for its run file."""
+    """The runner of the agents of one environment. An explorer makes one for its run file."""
 
     is_elsewhere: bool
-    """Whether a service runs its agents. They may be on other machines, and so need an address that can be reached from
-    there. One may still run when its call is lost, and goes on with the key that it has."""
+    """Whether a service runs the agents. They may be on other machines, and then need an address that can be reached
+    from there. An agent may run on after its call is lost, with the key that it has."""
 
     async def run(
         self,

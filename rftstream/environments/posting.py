@@ -28,7 +28,7 @@ class AnswerLost(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What came back. `post` makes it."""
+    """The response to a POST. `post` makes it."""
 
     status: int
     headers: Mapping[str, str]

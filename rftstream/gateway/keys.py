@@ -38,7 +38,7 @@ MAX_KNOWN = 10_000
 
 @dataclass(frozen=True, slots=True)
 class KeyOwner:
-    """What a key belongs to."""
+    """The rollout and launch that a key belongs to."""
 
     rollout_id: str
     """The rollout."""

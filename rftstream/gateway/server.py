@@ -67,7 +67,7 @@ class GatewaySettings:
     address: str = "127.0.0.1:0"
     """`HOST:PORT`; port 0: any free one."""
     number: int = 0
-    """Of the explorer on its host: a fixed port is that of number 0, and each other one has a port further on."""
+    """Number of the explorer on its host. A fixed port is that of number 0; each further number adds 1 to the port."""
     public_url: str = ""
     """The URL up to `/v1` under which agents elsewhere reach it, with the port for `{port}`; empty: made from the
     address."""

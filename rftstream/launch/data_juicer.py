@@ -29,7 +29,7 @@ from rftstream.version import __version__
 
 VERSION = "1.6.1"
 PACKAGES = (f"py-data-juicer=={VERSION}", "aiohttp", "pip")
-"""What an environment gets. Data-Juicer 1.6.1 imports aiohttp at its start and does not ask for it."""
+"""Packages of a new environment. Data-Juicer 1.6.1 imports aiohttp at its start but does not require it."""
 DEFAULT_ENVIRONMENT = "~/.cache/rftstream/data-juicer-" + VERSION
 TAIL_LINES = 12
 """Last lines of its output that an error shows."""
@@ -49,11 +49,11 @@ class DataJuicerFailed(RftError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
-    """What a recipe made. `import_data` makes it; a command prints it."""
+    """The result of a recipe. `import_data` makes it; a command prints it."""
 
     out: Path
     report: dict[str, Any]
-    """As it stands in the folder."""
+    """Report as it stands in the folder."""
     is_new: bool
     """False if the folder was there already, made of the same data by the same recipe."""
 

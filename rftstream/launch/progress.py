@@ -21,8 +21,8 @@ studio show signs from the first step on."""
 
 
 class ProgressView(Protocol):
-    """What a person sees of a run while it works. `open_progress` makes it. A session calls `update` often, `note` for
-    single events, and `close` at the end."""
+    """The display of a run's progress. `open_progress` makes it. A session calls `update` often, `note` for single
+    events, and `close` at the end."""
 
     def update(self, news: Sequence[StepRecord | EvalResult]) -> None:
         """Take the news since the last call. Called often; the view draws as seldom as it needs to."""

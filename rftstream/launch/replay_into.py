@@ -62,7 +62,7 @@ OF_TASKSET = re.compile(r"tasksets\.[a-z0-9_-]+\.algorithm\b")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a replay into a new run would do. `Replay.plan` makes it; the command shows it."""
+    """The plan of a replay into a new run. `Replay.plan` makes it; the command shows it."""
 
     run: str
     """Folder of the run whose batches are trained."""

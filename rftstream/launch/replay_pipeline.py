@@ -38,7 +38,7 @@ OF_PIPELINE = re.compile(r"(tasksets\.[a-z0-9_-]+\.)?pipeline\b")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelinePlan:
-    """What a replay under other operators would do. `PipelineReplay.plan` makes it; the command shows it."""
+    """The plan of a replay under other operators. `PipelineReplay.plan` makes it; the command shows it."""
 
     run: str
     """Folder of the run whose groups are decided anew."""

@@ -31,11 +31,11 @@ hand."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSettings:
-    """What the job asks SLURM for. The command makes it from its options."""
+    """The requirements of a SLURM job. The command makes it from its options."""
 
     nodes: int = 1
     time: str = "24:00:00"
-    """As SLURM's --time."""
+    """Time limit, written as for SLURM's --time."""
     counts: tuple[tuple[str, int], ...] = ()
     """Role -> workers, where it is another number than the run file says."""
     more: tuple[str, ...] = ()

@@ -47,7 +47,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What a run does in a second, measured over its newest steps."""
+    """The speed of a run, measured over its newest steps."""
 
     steps_per_s: float
     rollouts_per_s: float

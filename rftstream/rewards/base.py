@@ -55,7 +55,7 @@ class TokenSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardInput:
-    """What a reward sees of a rollout. The verifier and the evaluator make it; a scorer hands it to the reward."""
+    """The rollout as a reward sees it. The verifier and the evaluator make it; a scorer passes it to the reward."""
 
     completion: str
     """The text of the last assistant turn. Those who look for an answer in it read `conclusion`."""
@@ -76,11 +76,11 @@ class RewardInput:
     segments: tuple[TokenSegment, ...] = ()
     """Prompt and completion as the policy saw them."""
     environment_reward: float | None = None
-    """What environment or agent gave as reward: the sum over all turns. None if they gave none, which is not 0."""
+    """Reward that the environment or agent gave, as the sum over all turns. None if they gave none, which is not 0."""
     environment_parts: Mapping[str, float] = field(default_factory=dict)
     """The named parts of that reward, summed over turns."""
     environment_error: str | None = None
-    """What is wrong with what they gave, such as a reward that is not finite."""
+    """Fault of the given reward, for example that it is not finite."""
     reasoning: str = ""
     """The thinking that the completion begins with, without marks around it; empty if there is none."""
 

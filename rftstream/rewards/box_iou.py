@@ -44,13 +44,14 @@ class BoxReward:
         at_least: Annotated[float, Meta(gt=0, le=1)] = 0.5
         """The IoU from which on a match counts for `f1` and `all`."""
         form: Literal["xyxy", "xywh", "cxcywh", "yxyx"] = "xyxy"
-        """What the four numbers of a list in the answer are."""
+        """Meaning of the four numbers of a list in the answer."""
         scale: Literal["absolute", "unit", "thousand"] = "absolute"
-        """What they measure: pixels of the problem's picture, shares of it from 0 to 1, or thousandths."""
+        """Unit of the numbers in the answer: pixels of the problem's picture, shares of it from 0 to 1, or
+        thousandths."""
         gold_form: Literal["xyxy", "xywh", "cxcywh", "yxyx"] = "xyxy"
-        """What the four numbers of a list of the problem are; COCO's are `xywh`."""
+        """Meaning of the four numbers of a list in the problem; COCO's are `xywh`."""
         gold_scale: Literal["absolute", "unit", "thousand"] = "absolute"
-        """What they measure."""
+        """Unit of the numbers in the problem."""
         column: str = ""
         """Column with the problem's boxes. Empty: its answer, else `objects`, `boxes`, `bboxes` or `bbox`."""
         width_column: str = "width"

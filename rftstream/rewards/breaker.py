@@ -29,7 +29,7 @@ def is_slow(reason: str | None, seconds: float, slow_s: float) -> bool:
 
 
 class Tried(Protocol):
-    """What a breaker needs to know of a rollout. `queue.Pending` keeps it."""
+    """A rollout as a breaker sees it. `queue.Pending` implements it."""
 
     @property
     def number(self) -> int:

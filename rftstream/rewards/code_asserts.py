@@ -10,7 +10,7 @@ from rftstream.sandbox.imports import USUAL_IMPORTS
 
 _BUILTIN = frozenset(dir(builtins))
 _PLAIN = frozenset(name for kind in (str, bytes, int, float, complex, list, tuple, dict, set) for name in dir(kind))
-"""What the values that come out of a sandbox have."""
+"""Attributes of the plain values that come out of a sandbox."""
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 

@@ -75,7 +75,7 @@ def pack(value: Any) -> bytes:
 
 
 class At(NamedTuple):
-    """What a child works on: an item, or several that are scored in one call."""
+    """The item that a child works on, or the first of several that are scored in one call."""
 
     number: int
     """Number of the item, or of the first of several. IDLE if there is none."""

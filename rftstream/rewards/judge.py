@@ -33,7 +33,7 @@ MAX_REPEATED = 4000
 
 @dataclass(slots=True)
 class _Spent:
-    """What one verdict cost."""
+    """The cost of one verdict."""
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -43,7 +43,7 @@ class _Spent:
     num_cached: int = 0
     """Questions that the cache answered."""
     num_asked: int = 0
-    """Those that it did not."""
+    """Questions that the cache did not answer."""
 
     def count(self, usage: Any) -> None:
         """Count a request by what the server says of it."""
@@ -88,8 +88,8 @@ class JudgeReward(Concurrent):
         """The settings in `[rewards.judge]`."""
 
         prompt: str | None = None
-        """What it is asked; {prompt}, {completion} and {answer} are filled in, {rubric} with a rubric, {first} and
-        {second} with `compare_with`. Default: how well the completion solves the problem."""
+        """Prompt for the judge. {prompt}, {completion} and {answer} are filled in, {rubric} with a rubric, {first} and
+        {second} with `compare_with`. Default: the question how well the completion solves the problem."""
         system: str | None = None
         """Its system prompt."""
         rubric: tuple[JudgeCriterion, ...] = ()
@@ -106,7 +106,7 @@ class JudgeReward(Concurrent):
         high: float = 10.0
         """The score that becomes a reward of 1; above it there is none."""
         max_tokens: Annotated[int, Meta(ge=1)] = 1024
-        """Of its answer."""
+        """Most tokens of the judge's answer."""
         asks: Annotated[int, Meta(ge=1)] = 2
         """How often it is asked in all if its answer cannot be read; it is told what is wrong."""
         response_format: Literal["schema", "object", "none"] = "schema"

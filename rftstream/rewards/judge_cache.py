@@ -26,7 +26,7 @@ USED_S = 3600.0
 KEPT_SHARE = 0.9
 """Share of the limit that is kept when the cache has grown beyond it."""
 ENTRY_BYTES = 100
-"""What an entry takes beside its text."""
+"""Bytes that an entry takes beside its text."""
 
 _TABLES = (
     "CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, said TEXT NOT NULL, bytes INTEGER NOT NULL,"

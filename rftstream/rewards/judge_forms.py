@@ -43,7 +43,7 @@ class JudgeForm(Protocol):
     schema: dict[str, Any] | None
     """JSON schema of an answer; None if the judge answers in prose."""
     wanted: str
-    """What the judge is told whose answer could not be read."""
+    """Instruction to the judge when its answer could not be read."""
 
     def questions(self, item: RewardInput) -> list[str]:
         """Return what the judge is asked about a rollout. RewardError if the problem lacks something."""
@@ -62,7 +62,7 @@ class JudgeCriterion:
     name: str
     """Name of the part of the verdict, letters, digits and `_`."""
     about: str = ""
-    """What the judge looks at."""
+    """Aspect that the judge looks at."""
     weight: Annotated[float, Meta(ge=0)] = 1.0
     """Its share in the reward, relative to the others."""
     low: float = 0.0

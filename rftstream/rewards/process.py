@@ -77,7 +77,7 @@ class BatchSizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerEvaluation:
-    """What a child was doing when it was lost: it evaluated what a policy wrote."""
+    """The work of a child that was lost: the evaluation of an answer that a policy wrote."""
 
     part: int
     """Number of the part of the reward, from 1."""

@@ -11,7 +11,7 @@ from rftstream.rewards.version import config_version
 
 
 class ReasoningGymReward:
-    """What the task's own `score_answer` says of the completion's answer, usually between 0 and 1."""
+    """The score that the task's own `score_answer` gives to the completion's answer, usually between 0 and 1."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config:

@@ -48,20 +48,20 @@ class ModelReward:
         """A Hugging Face model folder, relative to the run file: a ...ForSequenceClassification with its tokenizer.
         Each of `verifier.processes` children holds it."""
         endpoint: Literal["classify", "pooling", "score"] = "classify"
-        """Of a served one: what is asked below `url`, in vLLM's forms. `classify` gives outputs between 0 and 1 unless
+        """Endpoint of a served model below `url`, in vLLM's forms. `classify` gives outputs between 0 and 1 unless
         `extra = { use_activation = false }`; `score` reads the last user message and the completion alone."""
         label: int | str | None = None
         """The label whose output is the reward: its number, or (in a folder) its name. Unset: the model has only
         one."""
         activation: Literal["none", "sigmoid", "softmax"] = "none"
-        """What is made of the outputs before the label's is taken."""
+        """Function that is applied to the outputs before the label's output is taken."""
         offset: float = 0.0
         """Taken from it: for example the mean over the reference's answers, so that rewards lie around 0."""
         scale: float = 1.0
-        """What the result is multiplied by."""
+        """Factor of the result."""
         text: str | None = None
-        """What the model reads instead of the conversation; {prompt}, {completion} and {answer} are filled in. The
-        tokenizer adds its special tokens to it."""
+        """Text that the model reads instead of the conversation; {prompt}, {completion} and {answer} are filled in. The
+        tokenizer adds its special tokens to the text."""
         chat_template: str | None = None
         """A Jinja file, relative to the run file, instead of the folder's chat template."""
         rendering: Literal["template", "turn"] | None = None
@@ -70,18 +70,18 @@ class ModelReward:
         max_tokens: Annotated[int, Meta(ge=1)] | None = None
         """The longest text that a folder's model reads. Unset: its context."""
         too_long: Literal["unscorable", "cut_left", "cut_right"] = "unscorable"
-        """What becomes of longer texts: no reward, or they lose their beginning or their end, which metric `cut`
-        counts. A served model says itself what is too long, which has no reward."""
+        """Treatment of longer texts: no reward, or they lose their beginning or their end, which metric `cut` counts. A
+        served model decides itself which texts are too long; these have no reward."""
         steps: str | None = None
-        """What stands between the steps of an answer, for example "\\n\\n": makes it a process reward model, a folder
-        with the tokenizer of the run's model, read at the end of each step. Algorithms with `step_rewards` learn from
-        its rewards of steps."""
+        """Separator of the steps of an answer, for example "\n\n". It makes the model a process reward model: a folder
+        with the tokenizer of the run's model, whose outputs are read at the end of each step. Algorithms with
+        `step_rewards` learn from its rewards of steps."""
         steps_as: Literal["min", "last", "mean", "sum"] = "min"
-        """What the rollout's reward is made of, where there are steps. `min`: Math-Shepherd."""
+        """Way to make the rollout's reward from the rewards of its steps. `min`: Math-Shepherd."""
         device: str = "cpu"
         """Where a folder's model is computed: cpu, cuda, cuda:0 or the like."""
         dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-        """What it computes in."""
+        """Data type that the model computes in."""
         threads: Annotated[int, Meta(ge=1)] = 1
         """CPU threads of each child."""
         batch_size: Annotated[int, Meta(ge=1)] = 16

@@ -21,7 +21,7 @@ class ServedConfig:
     """Settings of a reward that asks a served model."""
 
     url: str | None = None
-    """Of the server, where the API begins: `http://127.0.0.1:8000/v1`."""
+    """URL of the server's API: `http://127.0.0.1:8000/v1`."""
     model: str | None = None
     """Name of the model on the server."""
     api_key: str | None = None
@@ -29,9 +29,9 @@ class ServedConfig:
     max_concurrent: Annotated[int, Meta(ge=1)] = 32
     """Requests on the way at once, of each of `verifier.processes` children."""
     timeout_s: Annotated[float, Meta(gt=0)] = 60.0
-    """Of one answer. A call takes no longer than `verifier.timeout_s` in any case: raise that as well."""
+    """Seconds to wait for one answer. No call takes longer than `verifier.timeout_s`: raise that setting, too."""
     tries: Annotated[int, Meta(ge=1)] = 3
-    """Of a request that meets no server, or a busy one."""
+    """Tries of a request that reaches no server, or a busy one."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Further fields of each request, as the server knows them."""
 

@@ -106,8 +106,8 @@ class WellFormedReward:
         """A regular expression that the whole completion has to match, instead of the blocks; `.` is any character,
         also the end of a line."""
         begun: str = ""
-        """What the chat template has written of the answer already, such as `<think>`: it is put before the completion.
-        """
+        """Beginning of the answer that the chat template has written already, such as `<think>`. It is put before the
+        completion."""
 
     def __init__(self, config: Config) -> None:
         self._config = config

@@ -19,7 +19,7 @@ from rftstream.rewards.classifier import StepClassifier
 from rftstream.rewards.steps import find_step_ends
 
 Marked = tuple[np.ndarray, np.ndarray]
-"""Of a segment: where steps end, bool [T], and the model's outputs there, float32 [S, L]."""
+"""Steps of a segment: the positions where steps end, bool [T], and the model's outputs there, float32 [S, L]."""
 
 
 class StepScores:

@@ -42,10 +42,10 @@ class TeacherReward(Concurrent):
         """`url` and `model` of a served one, or `path`."""
 
         path: str | None = None
-        """Of a small teacher: a Hugging Face model folder, relative to the run file. Each of `verifier.processes`
+        """Folder of a small teacher: a Hugging Face model, relative to the run file. Each of `verifier.processes`
         children holds it."""
         dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-        """What one in a folder computes in."""
+        """Data type that a teacher in a folder computes in."""
 
     def __init__(self, config: Config, *, base: str = ".") -> None:
         if (config.url is None) == (config.path is None):

@@ -33,9 +33,9 @@ class ControlView:
     ended: TasksEnded | None = None
     """Why no more tasks are made."""
     state: RunState | None = None
-    """What the run should do."""
+    """State that the run should be in."""
     trimmed: Trimmed | None = None
-    """What was deleted of the run; see `deleted`."""
+    """Newest record of deletions in the run; see `deleted`."""
     claims: dict[str, Claim] = field(default_factory=dict)
     """The newest claim of each role."""
     retries: dict[bytes, Request] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class ControlView:
 
     @property
     def deleted(self) -> Trimmed:
-        """What the log says was deleted of the run."""
+        """The newest record of deletions in the run; an empty one if nothing was deleted."""
         return self.trimmed or Trimmed(name=VersionName(trainer_epoch=0, version=0), checkpoints=())
 
     def absorb(self, key: bytes | None, message: Message | None) -> None:

@@ -24,7 +24,7 @@ MAX_ITEMS = 4096
 
 
 class OutcomesInForce:
-    """What stands on `outcomes` so far. RecordsInForce makes it, from nothing or from a summary, and calls
+    """The state of `outcomes` up to the last record. RecordsInForce makes it, from nothing or from a summary, and calls
     `why_foreign` for each record under a claimed epoch, in order."""
 
     def __init__(self, summary: OutcomesSummary | None = None) -> None:

@@ -38,7 +38,7 @@ class PendingResult:
     work: InHand
     """The record in hand."""
     records: list[NewRecord]
-    """What is published."""
+    """Records to publish."""
     num_bytes: int
     """Size of `records` together, in bytes."""
     finishes: bool = True

@@ -93,7 +93,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What a successor needs to go on with an item that is not finished."""
+    """The saved state of an unfinished item, from which a successor goes on."""
 
     number: int
     outputs: tuple[Publish, ...]
@@ -196,7 +196,7 @@ class SavingStep(ConcurrentStep, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SingleTransaction:
-    """What a single role publishes at once, with the positions of its own group."""
+    """A transaction of a single role: its outputs, with the positions of its own group."""
 
     outputs: tuple[Publish, ...]
     positions: Mapping[TopicPartition, Position] = field(default_factory=dict)
@@ -329,8 +329,8 @@ class Role:
     spec: RoleSpec
     step: ConcurrentStep | SingleStep | SourceStep
     after_the_end: Callable[[Log], bool] | None = None
-    """What a process of a single role still does if the run is finished when it starts. It does not take the role. This
-    is called until it returns True; None: nothing."""
+    """Work that a process of a single role does if the run is finished when the process starts, without taking the
+    role. It is called until it returns True; None: there is none."""
 
 
 class RunPlace(Protocol):

@@ -66,7 +66,7 @@ class RoleSpec:
     build: str
     """`module:function`, called with a RoleContext; returns the role's step."""
     summary: str
-    """What it does, in a line for help and docs."""
+    """One line about the role's work, for help and docs."""
     consumes: tuple[str, ...] = ()
     """Topics whose positions it commits (or keeps in its checkpoint)."""
     follows: tuple[str, ...] = ()
@@ -100,7 +100,8 @@ class RoleSpec:
     outlives_the_run: bool = False
     """It may have something left to do when the run is finished."""
     digests: tuple[str, ...] = ()
-    """What a worker compares with the manifest before it works: `model` (without weights), `weights`, `templates`."""
+    """Digests that a worker compares with the manifest before it works: `model` (without weights), `weights`,
+    `templates`."""
 
     def reads(self, config: RunConfig) -> tuple[str, ...]:
         """Return all topics that its workers read in this run, each once. The log may hide all others from them.

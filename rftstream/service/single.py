@@ -49,8 +49,8 @@ PRODUCER_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class InForce:
-    """What the loop has while it holds the role. SingleService makes it when the step has recovered, and gives it up
-    when the step has to recover again."""
+    """The loop's state while it holds the role. SingleService makes it when the step has recovered, and drops it when
+    the step has to recover again."""
 
     claim: Claim
     letters: UnsentLetters

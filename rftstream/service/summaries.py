@@ -40,7 +40,8 @@ class TopicStart:
     positions: dict[TopicPartition, int]
     """From where the topic is read on."""
     summary: Summary | None = None
-    """What stands below; None: nothing is known of it, and the positions are the beginning of the topic."""
+    """Summary of the records below the positions; None: there is none, and the positions are the beginning of the
+    topic."""
     record: Record | None = None
     """The record of the summary."""
 

@@ -48,7 +48,7 @@ FORMS = {"BF16": Form(2, 7), "F16": Form(2, 10), "F32": Form(4, 23)}
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    """What `take` noted of arrays that it changed. `code` needs it beside the arrays as they are now."""
+    """The changes that `take` noted of arrays. `code` needs it beside the arrays as they are now."""
 
     changed: np.ndarray
     """Which elements changed, uint64: a bit for each element; each array begins a new word."""

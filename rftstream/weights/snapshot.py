@@ -102,7 +102,7 @@ class HasMasters(Protocol):
 
 
 Line = tuple[str, str, tuple[int, ...], str]
-"""What a state's digest is made of, for each tensor: name, dtype, shape, sha256 (hex) of its bytes."""
+"""The part of a state's digest for one tensor: name, dtype, shape, sha256 (hex) of its bytes."""
 
 
 class Writable(Protocol):

@@ -192,8 +192,8 @@ class ObjectStore:
 
 
 class _Files(Protocol):
-    """What a local disk and other stores do differently. `ObjectStore` makes one, and makes every call; it has
-    checked the names."""
+    """The calls in which a local disk and other stores differ. `ObjectStore` makes one object of this kind and alone
+    calls it; it has checked the names before."""
 
     foreign_errors: bool
     """Whether the store's client raises other exceptions than OSErrors."""

@@ -70,8 +70,8 @@ class DeepSpeedBackend(LeavesDevice):
         """Ranks on this host: the trainer is the first and starts the others. On GPUs each takes one, from
         `trainer.device` on. Where DeepSpeed's launcher starts them, it says how many there are."""
         stage: Literal[0, 1, 2, 3] = 2
-        """Of ZeRO, what is spread over the processes: 0 nothing, 1 masters and moments, 2 gradients too, 3 weights
-        too."""
+        """Stage of ZeRO. 0 spreads nothing over the processes; 1 spreads masters and moments, 2 gradients, too, 3
+        weights, too."""
         sequence_parallel: Annotated[int, Meta(ge=1)] = 1
         """For long rollouts: this many ranks, a divisor of all, compute each micro-batch together, and each holds its
         part of the tokens of every row (DeepSpeed-Ulysses). It has to divide the heads of attention, and the
@@ -90,7 +90,7 @@ class DeepSpeedBackend(LeavesDevice):
         start_timeout_s: Annotated[float, Meta(gt=0)] = 600.0
         """The same for loading the model."""
         packing: bool = True
-        """As `backends.torch.packing`."""
+        """Packs rows without padding, as `backends.torch.packing`."""
         gradient_checkpointing: bool = False
         """Computes activations again in the backward pass."""
         autocast: Literal["auto", "none", "bfloat16"] = "auto"

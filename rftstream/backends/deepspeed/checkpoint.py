@@ -93,9 +93,11 @@ class SavedNetwork:
 
 
 class Restoring:
-    """What all ranks take over of a checkpoint beside random numbers: rank 0 reads, and the others are told.
+    """The restoring of a checkpoint on all ranks, except for random numbers: rank 0 reads, and sends its data to the
+    others.
 
-    `DeepSpeedBackend.load` makes one. The reference comes before the policy, in whose place it is received."""
+    `DeepSpeedBackend.load` makes one. The reference is restored before the policy, since it is received in the policy's
+    place."""
 
     def __init__(self, folder: Path, rank: Rank, call: Callable[..., Any]) -> None:
         """`call` lets all ranks do a call, as `Ranks.call`."""

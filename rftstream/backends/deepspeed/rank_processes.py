@@ -113,7 +113,7 @@ class Ranks:
     it with `end`."""
 
     module = "rftstream.backends.deepspeed.rank"
-    """What the processes run that it starts."""
+    """Module that the started processes run."""
 
     def __init__(self, processes: int, *, threads: int, timeout_s: float) -> None:
         """`processes` is the number of ranks on this host. If a launcher started them, its number counts instead."""

@@ -30,7 +30,7 @@ from rftstream.backends.torch.paths import path_of
 from rftstream.errors import ConfigError
 
 NAME = "rftstream_split"
-"""What transformers calls this attention."""
+"""Name of this attention in transformers."""
 
 distributed: Any = torch.distributed
 

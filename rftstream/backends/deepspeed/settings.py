@@ -36,7 +36,7 @@ OWNED = {
     "zero_optimization.compute_grad_norm": "the norm is always needed",
     "zero_optimization.zenflow": "nothing: a step ends before the next begins",
 }
-"""Of DeepSpeed's settings those that are made here -> what to set instead."""
+"""Settings of DeepSpeed that the backend makes itself -> the setting to use instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

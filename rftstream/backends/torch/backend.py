@@ -60,10 +60,11 @@ class TorchBackend(LeavesDevice):
         autocast: Literal["auto", "none", "bfloat16"] = "auto"
         """Matrix products in bfloat16; auto: on GPUs only. Masters, optimizer and logprobs are float32 always."""
         parameters: Literal["auto", "float32", "bfloat16"] = "auto"
-        """What the model computes with. bfloat16: weights rounded from the float32 masters after each step, the same
-        bits that are served in bfloat16; autocast is on then, and gradients of micro-batches are added up in float32.
-        Checkpoints hold the masters and are the same either way. auto: bfloat16 where matrix products are, but float32
-        where the model is a classifier or is shown images. Adapters and the critic are float32 always."""
+        """Data type of the weights that the model computes with. bfloat16: weights rounded from the float32 masters
+        after each step, the same bits that are served in bfloat16; autocast is on then, and gradients of micro-batches
+        are added up in float32. Checkpoints hold the masters and are the same either way. auto: bfloat16 where matrix
+        products are in bfloat16, but float32 where the model is a classifier or is shown images. Adapters and the
+        critic are always float32."""
         max_logits_bytes: Annotated[int, Meta(ge=1 << 16)] = 256 << 20
         """Logits held at once, in float32, forward and backward; those beyond are computed again in the backward
         pass."""

@@ -256,7 +256,7 @@ def load_model(spec: ModelSpec, device: torch.device) -> Any:
 
 
 TOWERS = ("vision_tower", "visual", "vision_model")
-"""What models call their vision tower."""
+"""Names under which models keep their vision tower."""
 
 
 def freeze_vision_tower(model: Any) -> str:

@@ -23,7 +23,7 @@ from rftstream.data.feedback.votes import Judged, QuestionVotes
 
 @dataclass(frozen=True, slots=True)
 class GroupStatus:
-    """What had become of a group when a vote on it was read."""
+    """The state of a group at the time when a vote on it was read."""
 
     result: GroupResult | None = None
     """None: it was open."""

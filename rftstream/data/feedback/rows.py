@@ -41,7 +41,7 @@ SWAPPED: dict[PairChoice | None, PairChoice] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vote:
-    """What somebody said. `vote_of` makes it; `runs/feedback.py` writes it."""
+    """A person's vote as it was read from a row. `vote_of` makes it; `runs/feedback.py` writes it."""
 
     where: str
     """The place that it comes from, for errors."""

@@ -17,7 +17,7 @@ CORRECTION_QUORUM = 1
 
 
 class Opinion(NamedTuple):
-    """What an annotator says on a question."""
+    """An annotator's answer to a question."""
 
     answer: float | str
     """The number of a label or rating, the choice of a pair, a digest of a corrected answer, or empty of a flag."""
@@ -26,20 +26,20 @@ class Opinion(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """What the votes on a question say together."""
+    """The joint result of the votes on a question."""
 
     num_votes: int
     """Distinct annotators whose votes stand."""
     agreement: float | None = None
     """Share of the votes that say what is judged; of ratings 1 minus their spread over the scale."""
     reward: float | None = None
-    """Of a label or rating."""
+    """Judged reward of a label or rating."""
     choice: PairChoice | None = None
-    """Of a pair."""
+    """Judged choice of a pair."""
     correction: str | None = None
     """The feedback_id of the corrected answer."""
     flagged: bool = False
-    """Of a flag."""
+    """Whether a flag is confirmed: the rollout must not be trained on."""
     reason: str = ""
     """Why it is not judged; empty if it is."""
 

@@ -26,7 +26,7 @@ class Keep:
 
 
 KEEP = Keep()
-"""What operators return most of the time."""
+"""The usual decision: the group or problem stays as it is."""
 
 
 # --------------------------------------------------------------------------------------------- task side
@@ -45,7 +45,7 @@ class Draw:
     index: int
     """Number of the problem in the taskset."""
     problem: Problem
-    """What is to be solved."""
+    """Problem to be solved."""
     sampling: Sampling
     """How its rollouts will be sampled."""
     group_size: int
@@ -111,10 +111,11 @@ class RunProblems:
 
 
 class PreparedOperator(Protocol):
-    """What an operator of the task side has beside `decide` if it needs to see all problems once: an index for example.
+    """The second method of operators on the task side that have to see all problems once, for example to build an
+    index.
 
-    Whoever builds the pipeline calls `prepare` once, before the first `decide`. What is kept from it must depend on the
-    problems and the settings alone, so that it is the same after every restart.
+    The builder of the pipeline calls `prepare` once, before the first `decide`. The data kept from it must depend on
+    the problems and the settings alone, so that they are the same after every restart.
 
     Worked example: `dedupe.Dedupe`."""
 
@@ -153,7 +154,7 @@ class ScoredRollout:
     oldest_version: int | None = None
     """The oldest version that sampled a token; None if none was sampled, and where the group has no version."""
     terms: Mapping[str, float] = field(default_factory=dict)
-    """What operators before have added to the reward, by name."""
+    """Amounts that operators before have added to the reward, by name."""
 
     @property
     def verified(self) -> VerifiedRollout:
@@ -227,7 +228,7 @@ class Shape:
     terms: Mapping[int, float]
     """By sibling; finite numbers."""
     name: str = ""
-    """Of the term; default: the operator's."""
+    """Name of the term; default: the operator's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,11 +249,11 @@ class ReuseLimits:
     kind: ReuseKind
     """Train on the group once more, or on its attempts as demonstrations."""
     per_batch: int
-    """At most so many groups are used once more in a batch."""
+    """Most groups that a batch uses once more."""
     max_uses: int = 1
-    """At most so often, beside the batch of its own."""
+    """Most uses of a group, beside its own batch."""
     cool_down: int = 0
-    """So many batches lie between two uses at least, the batch of its own included."""
+    """Fewest batches between two uses. The group's own batch counts as a use."""
     max_staleness: int = 8
     """No use in a batch whose version is more than this above the version that the offer's age counts from."""
     weight: float = 1.0
@@ -260,7 +261,7 @@ class ReuseLimits:
     decay: float = 1.0
     """Each further use has the weight of the one before times this."""
     max_held: int = 1024
-    """So many offers are kept in mind, the newest ones."""
+    """Most offers that are remembered, the newest ones."""
 
 
 @dataclass(frozen=True, slots=True)

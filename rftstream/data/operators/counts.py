@@ -30,7 +30,7 @@ SKIP, CHANGE = "skip", "change"
 
 @dataclass(slots=True)
 class Effect:
-    """What an operator did for one reason."""
+    """The sum of an operator's actions for one reason."""
 
     count: int = 0
     """Problems or groups."""
@@ -44,7 +44,7 @@ class Effect:
 
 @dataclass(slots=True)
 class OperatorCount:
-    """What one operator did. PipelineCounts makes it."""
+    """The counts of one operator's actions. PipelineCounts makes it."""
 
     name: str
     where: str

@@ -36,7 +36,7 @@ _KEPT_SHINGLES = 4096
 """Texts whose shingles are kept in memory for comparing."""
 
 _SEED = 1
-"""Of the hashes: the same for all runs, since nothing is to be had from another."""
+"""Seed of the hashes. It is the same for all runs, since another seed has no advantage."""
 
 
 class Dedupe:

@@ -80,8 +80,9 @@ class Budget:
         first_size: Positive | None = None
         """Rollouts of a problem of which nothing is known; default: feeder.group_size."""
         price: AboveZero = 0.001
-        """What a rollout costs, in the unit of `rollout_value`. With the default a problem that is solved half of the
-        time gets 7 rollouts, one that is solved one time in ten gets 20. A higher price makes all groups smaller."""
+        """Price of a rollout, in the unit of `rollout_value`. With the default a problem that is solved half of the
+        time gets 7 rollouts, a problem that is solved one time in ten gets 20. A higher price makes all groups
+        smaller."""
         on: str = ""
         """Named part of the verdict whose mean is the solve rate; default: the reward, before operators shape it. It
         should lie between 0 and 1; what is outside counts as 0 or 1."""

@@ -18,7 +18,7 @@ RECENT_GROUPS = 64
 
 
 class PastGroups:
-    """What became of the groups of a problem, or of a taskset. Facts makes it; operators read it."""
+    """The outcomes of the groups of a problem, or of a taskset. Facts makes it; operators read it."""
 
     __slots__ = ("_last", "_parts", "_reward", "_rollouts", "num_groups", "num_scored")
 
@@ -76,8 +76,8 @@ _NOTHING = PastGroups()
 
 
 class Fold(Protocol):
-    """What an operator wants to know of the outcomes beside what all are told. An operator of the task side that has a
-    method `fold` returns a new one from it, and finds it in the facts by `facts.fold(self)`.
+    """An operator's own summary of the outcomes, beside the facts that all operators get. An operator of the task side
+    that has a method `fold` returns a new summary from it, and finds it in the facts by `facts.fold(self)`.
 
     Worked example: `draws.Progress`."""
 
@@ -86,8 +86,8 @@ class Fold(Protocol):
 
 
 class Facts:
-    """What is known of the problems of a run. Feeder and buffer each make one at every recovery, call `absorb` for each
-    record of `outcomes` in order, and hand it to the operators."""
+    """The facts about the problems of a run. Feeder and buffer each make one at every recovery, call `absorb` for each
+    record of `outcomes` in order, and pass it to the operators."""
 
     def __init__(self, folds: Mapping[Any, Fold] | None = None) -> None:
         """`folds`: operator -> its own fold, see `TaskPipeline.new_facts`."""

@@ -114,7 +114,7 @@ _IMPOSSIBLE = -1e4
 """Stands for a logprob that is minus infinity or no number: sampled all the same, so something is wrong."""
 _LAYOUT = frozenset("\n\r\t\f")
 _REPLACEMENT = "\ufffd"
-"""What a decoder writes in the place of bytes that are no character."""
+"""The character that a decoder writes in the place of bytes that are no character."""
 
 
 class Gibberish:
@@ -207,7 +207,7 @@ class Outliers:
         """The settings of `op = "outliers"`."""
 
         of: Literal["reward", "length"] = "length"
-        """What is looked at: the reward, before operators shape it, or the number of sampled tokens."""
+        """Value that is compared: the reward, before operators shape it, or the number of sampled tokens."""
         on: str = ""
         """Named part of the verdict to look at in the place of the reward. Only within groups."""
         within: Literal["group", "taskset"] = "group"

@@ -64,7 +64,7 @@ class PlacedOperator:
     watch: OperatorWatch | None = None
     """Names it where it hangs."""
     complaint: str = ""
-    """What it did wrong last, with the group."""
+    """Fault that the operator had last, with the group."""
 
     @property
     def reuse(self) -> ReuseLimits | None:
@@ -130,10 +130,10 @@ def clean_reason(reason: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
-    """What became of a draw."""
+    """The decision on a drawn problem."""
 
     draw: Draw
-    """As operators have changed it."""
+    """Drawn problem with the changes of the operators."""
     skipped: tuple[str, str] | None = None
     """Operator and reason."""
     changed: tuple[str, ...] = ()
@@ -207,26 +207,26 @@ class TaskPipeline:
 
 @dataclass(frozen=True, slots=True)
 class OfferedReuse:
-    """What an operator offers of a group."""
+    """An operator's offer to use a group once more."""
 
     operator: int
-    """Its place among all operators of the run."""
+    """Place of the operator among all operators of the run."""
     limits: ReuseLimits
-    """How later batches use it."""
+    """Limits on the use by later batches."""
     siblings: tuple[int, ...] = ()
-    """Whom it is about, in order; none where it is the whole group."""
+    """Numbers of the siblings offered, in order; empty where the whole group is offered."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExperienceResult:
-    """What operators made of a group."""
+    """The joint decision of the operators on a group."""
 
     seen: int
     """Records of `outcomes` in the facts that they decided by."""
     version: int | None = None
     """The version of the group that they were shown."""
     decisions: tuple[OperatorDecision, ...] = ()
-    """Of those that did something, in order."""
+    """Decisions of the operators that did something, in order."""
     filtered: str | None = None
     """Why the whole group is left out; None: it is not."""
     rejected: Mapping[int, str] = field(default_factory=dict)
@@ -238,7 +238,7 @@ class ExperienceResult:
     priority: float = 1.0
     """How much the group matters."""
     offers: tuple[OfferedReuse, ...] = ()
-    """What later batches may have of it once more."""
+    """Offers to later batches to use the group once more."""
 
 
 class ExperiencePipeline:

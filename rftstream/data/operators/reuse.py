@@ -45,11 +45,11 @@ class ReplayGroups:
         """The settings of `op = "replay"`."""
 
         per_batch: Positive = 4
-        """At most so many groups of earlier batches are in a batch."""
+        """Most groups of earlier batches in a batch."""
         max_uses: Positive = 2
-        """A group is in at most so many batches beside its own."""
+        """Most batches that use a group, beside its own."""
         cool_down: Count = 1
-        """So many batches lie between two that have the group, at least; 0: the next batch may have it."""
+        """Fewest batches between two that use the group; 0: the next batch may use it."""
         max_staleness: Count = 8
         """A group is not used at a version that is more than this above the oldest that sampled one of its tokens.
         `feeder.max_staleness` is about a group's own batch alone. Until then retention keeps its rollouts."""
@@ -60,7 +60,7 @@ class ReplayGroups:
         flat_too: bool = False
         """Whether groups whose rewards are all the same are offered, too."""
         max_held: Positive = 1024
-        """So many groups are kept in mind, the newest ones; their rollouts stay on the log."""
+        """Most groups that are remembered, the newest ones; their rollouts stay on the log."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -104,7 +104,7 @@ class Hindsight:
         max_uses: Positive = 1
         """A group gives demonstrations to at most so many batches."""
         cool_down: Count = 1
-        """So many batches lie between two of them, at least."""
+        """Fewest batches between two that use the group."""
         max_staleness: Count = 8
         """A group gives none at a version that is more than this above the oldest that sampled one of its tokens. Until
         then retention keeps its rollouts."""
@@ -115,7 +115,7 @@ class Hindsight:
         right_from: float = 0.5
         """A rollout is right from this value on."""
         max_held: Positive = 1024
-        """So many groups are kept in mind, the newest ones; their rollouts stay on the log."""
+        """Most groups that are remembered, the newest ones; their rollouts stay on the log."""
 
     def __init__(self, config: Config) -> None:
         self._config = config

@@ -41,7 +41,7 @@ class ShapeReward:
         """The settings of `op = "shape"`."""
 
         term: Literal["length", "diversity"]
-        """What is added."""
+        """Quantity that the term measures."""
         weight: Annotated[float, Meta(ge=-100, le=100)] = 0.1
         """The term is multiplied by it. Keep it small beside what separates right from wrong."""
         on: str = ""
@@ -109,8 +109,8 @@ class Amplify:
         min_share: Annotated[float, Meta(gt=0, le=1)] = 0.25
         """Wrong siblings are left out until at least this share is right, or until `min_wrong` are left."""
         min_wrong: Positive = 2
-        """So many wrong siblings stay, since a group without any teaches nothing. With `buffer.min_siblings` above
-        this number and the right ones together, the group would be filtered."""
+        """Fewest wrong siblings that stay, since a group without any teaches nothing. The group is filtered if
+        `buffer.min_siblings` is above the sum of this number and the right siblings."""
         on: str = ""
         """Named part of the verdict that says whether a rollout is right; default: the reward, before it is shaped."""
         right_from: float = 0.5
@@ -150,14 +150,14 @@ class Priority:
         """The settings of `op = "priority"`."""
 
         by: Literal["difficulty", "spread", "advantage"] = "difficulty"
-        """What makes a group matter."""
+        """Measure of how much a group matters."""
         on: str = ""
         """Named part of the verdict that is the score; default: the reward, before it is shaped. Rollouts that lack the
         part are left out; a group without any stays as it is."""
         target: float = 0.5
-        """Of `difficulty`: the mean score that matters most."""
+        """Mean score that matters most, for `difficulty`."""
         width: AboveZero = 0.2
-        """Of `difficulty`: how far from `target` a mean score still matters."""
+        """Distance from `target` at which a mean score still matters, for `difficulty`."""
         floor: NotNegative = 0.01
         """It is added to every priority, so that no group is left out for good unless this is 0."""
         power: NotNegative = 1.0

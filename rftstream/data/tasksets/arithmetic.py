@@ -26,7 +26,7 @@ class ArithmeticTaskset(GeneratedTaskset):
         """The settings in `[tasksets.NAME.options]`."""
 
         operation: Literal["+", "-", "*"] = "+"
-        """What is done with the numbers."""
+        """Operation on the numbers."""
         low: Annotated[int, Meta(ge=0)] = 0
         """Smallest term."""
         high: Annotated[int, Meta(ge=0)] = 9

@@ -36,7 +36,7 @@ MAX_DEPTH = 24
 MAX_PROBLEM_BYTES = MAX_RECORD_BYTES // 2
 """The most bytes of a problem; its rollouts need the rest of a record."""
 PROBLEM_LIMITS = replace(LIMITS, total_items=LIMITS.total_items // 2)
-"""Of what is in a problem; its rollouts need the rest."""
+"""Limits on the content of a problem. The rest of a record's limits is for the rollouts of the problem."""
 
 
 class TableRow(dict[str, Any]):

@@ -29,7 +29,7 @@ class HfTaskset(RowTaskset):
         """The settings in `[tasksets.NAME.options]`."""
 
         subset: str | None = None
-        """Of a dataset that has several; `datasets` calls it the name of a configuration."""
+        """Name of the subset, in a dataset that has several; `datasets` calls it the name of a configuration."""
         split: str | None = None
         """Default: train, or the only one there is."""
         revision: str | None = None

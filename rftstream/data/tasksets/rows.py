@@ -69,7 +69,7 @@ class _PlacedRows:
     `_offsets` and `_state` while it looks at the whole file."""
 
     kind: ClassVar[str]
-    """What the file should be, for errors."""
+    """Kind of file that is expected, for errors."""
     _state: tuple[int, int]
 
     def __init__(self, path: Path) -> None:

@@ -31,14 +31,14 @@ class HostedAgentConfig(HostedConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentResult:
-    """What an agent returned."""
+    """The value that an agent returned."""
 
     reward: float | None = None
     """None if it gave none, which is not a reward of 0."""
     parts: Mapping[str, float] = field(default_factory=dict)
     """Named parts of the reward."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """What was measured."""
+    """Metrics that the agent measured."""
 
 
 class HostedAgent:

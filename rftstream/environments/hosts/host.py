@@ -37,7 +37,7 @@ END_S = 15.0
 
 @dataclass(frozen=True, kw_only=True)
 class HostSettings:
-    """What a host process depends on. Environments with equal settings share hosts."""
+    """The settings of a host process. Environments with equal settings share hosts."""
 
     python: str = ""
     """The interpreter: a path, or a name on PATH; empty for rftstream's own."""

@@ -35,10 +35,10 @@ class ToolBroken(RftError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolResult:
-    """What a tool may return instead of a text, if there is more to say."""
+    """The result of a tool that returns more than a text."""
 
     content: str
-    """What the model is told."""
+    """Text that the model is shown."""
     reward: float | None = None
     """Reward of the turn with this call; the rewards of all calls add up."""
     parts: Mapping[str, float] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class Tool:
     name: str
     """The name that the model calls."""
     description: str
-    """What the tool does, for the model."""
+    """Description of the tool, for the model."""
     parameters: Mapping[str, Any]
     """JSON Schema of the arguments, an object."""
     check: Callable[[dict[str, Any]], dict[str, Any]]

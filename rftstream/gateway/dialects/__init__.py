@@ -26,7 +26,7 @@ class ServedDialect(Dialect, Protocol):
 
     @property
     def settings(self) -> Table:
-        """What becomes of each setting of a request."""
+        """Return the table of the settings of a request."""
 
     def read(self, body: Mapping[str, Any], *, digest: str, idempotency_key: str | None, is_retry: bool) -> ModelCall:
         """Return the call that a request asks for; the arguments beside its body are fields of the call. RequestRefused

@@ -21,7 +21,7 @@ MAX_RECORDED = 64
 
 
 class Fate(StrEnum):
-    """What becomes of a setting."""
+    """The ways in which a setting of a request can be treated."""
 
     honoured = "honoured"
     recorded = "recorded"
@@ -34,7 +34,7 @@ class RequestSetting:
 
     fate: Fate
     note: str
-    """What it does, or why it does nothing. For a refused one: what the client is told."""
+    """Effect of the setting, or why it has none. For a refused setting: the message to the client."""
     is_recorded: bool = False
     """Whether the call on the log has it."""
     passes: tuple[Any, ...] = ()
@@ -42,7 +42,7 @@ class RequestSetting:
 
 
 Table = Mapping[str, RequestSetting]
-"""RequestSetting -> what becomes of it. A name with a dot is a setting within another one."""
+"""Name of a setting -> its line. A name with a dot is a setting within another one."""
 
 
 def honoured(note: str, *, is_recorded: bool = False) -> RequestSetting:

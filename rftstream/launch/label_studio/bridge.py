@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 MAX_NEW_TASKS = 1000
 """New tasks of one round: their texts are held at once."""
 BESIDE = (FeedbackKind.correction, FeedbackKind.flag)
-"""What can be said beside a rating or a label, each an answer to a question of its own."""
+"""Kinds of answers that may be given beside a rating or a label, each to a question of its own."""
 REASONS = {
     QuestionReason.unscorable: "its reward could not be computed",
     QuestionReason.disagreement: "the parts of its reward are far apart",
@@ -41,7 +41,7 @@ OVER = {
 
 @dataclass(slots=True, kw_only=True)
 class RoundReport:
-    """What a round found and did. `Bridge.round` makes it."""
+    """The counts of a round: tasks and votes that it found, and changes that it made. `Bridge.round` makes it."""
 
     questions: int = 0
     """Questions of the run that can be tasks."""

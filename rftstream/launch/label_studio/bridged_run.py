@@ -38,12 +38,12 @@ NewestVotes = Mapping[tuple[str, str], Feedback]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandingVote:
-    """What stands of an annotator in Label Studio. The bridge makes it; `BridgedRun.write` writes it if the log says
-    something else."""
+    """The vote of an annotator as it stands in Label Studio. The bridge makes it; `BridgedRun.write` writes it if the
+    log has another vote or none."""
 
     vote: Vote
     annotator: str
-    """As it stands on the log."""
+    """Annotator's hash as it stands on the log."""
     sequence: int
 
 

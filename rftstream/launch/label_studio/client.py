@@ -83,7 +83,7 @@ class PersonalToken:
 
 @dataclass(slots=True)
 class RequestCounts:
-    """What the client did. Whoever made the client reads it."""
+    """The counts of the client's requests. The maker of the client reads them."""
 
     requests: int = 0
     refreshes: int = 0

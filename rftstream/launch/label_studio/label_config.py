@@ -28,7 +28,7 @@ CHOICES = {
     "both_bad": "both bad",
     "cannot_judge": "cannot judge",
 }
-"""What an annotation of a pair says -> what annotators read."""
+"""Choice of an annotation of a pair -> the text that annotators read."""
 HOTKEYS = {"A": "a", "B": "b", "tie": "t", "both_bad": "x", "cannot_judge": "c"}
 TITLES = {
     FeedbackKind.pair: "which answer is better",
@@ -42,12 +42,12 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnnotationAnswers:
-    """What an annotation says. `read_results` makes it."""
+    """The answers in an annotation. `read_results` makes it."""
 
     answers: Mapping[FeedbackKind, Row]
-    """By the kind of the question that is answered; none of `cannot_judge` is left out."""
+    """Answer by the kind of its question. An answer `cannot_judge` is kept, too."""
     unread: tuple[str, ...]
-    """What could not be read, in words."""
+    """Descriptions of the answers that could not be read."""
 
 
 def make_config(kind: FeedbackKind, scale: tuple[float, float]) -> str:

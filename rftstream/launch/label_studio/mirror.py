@@ -19,7 +19,8 @@ from rftstream.launch.label_studio.projects import Projects, ServerTask
 FULL_EVERY_S = 600.0
 """Seconds between two full listings."""
 KEPT = ("question", "state", "notice")
-"""What is kept of a task's data; of one with annotations also the answer that a correction began with."""
+"""Keys of a task's data that are kept. For a task with annotations the answer that a correction began with is kept,
+too."""
 
 
 class TaskMirror:

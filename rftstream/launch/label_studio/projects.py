@@ -21,12 +21,12 @@ PAGE = 100
 """Projects or tasks of one request."""
 MAX_SENT_TASKS = 50
 MAX_SENT_CHARACTERS = 4_000_000
-"""Of the tasks of one request."""
+"""Characters of the tasks in one request, at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Annotation:
-    """What somebody says on a task. `Projects` makes it."""
+    """An annotation that a person made on a task. `Projects` makes it."""
 
     annotation_id: int
     user: int | None
@@ -48,9 +48,9 @@ class ServerTask:
 
     task_id: int
     kind: FeedbackKind
-    """Of its project."""
+    """Kind of question of the task's project."""
     question_id: str
-    """As its data says; empty if it says none."""
+    """Id of the question in the task's data; empty if there is none."""
     data: dict[str, Any]
     is_labeled: bool
     """Whether it has left the queue of the annotators."""

@@ -71,7 +71,8 @@ _TAIL = re.compile(
     re.IGNORECASE,
 )
 MAX_MARKS = 50
-"""Of so many marks, the last ones, the first that something follows is taken."""
+"""Most marks that are tried, from the end of the text. The answer is the text after the last of these marks that is
+followed by any."""
 MAX_MARKED = 4000
 """Characters after a mark in which the answer ends."""
 MAX_JOINED = 20
@@ -82,7 +83,7 @@ MAX_WHOLE = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundAnswer:
-    """What stands for the answer in a completion."""
+    """The answer that was found in a completion."""
 
     text: str
     how: str

@@ -39,7 +39,7 @@ _BARE_LOG = re.compile(r"(?<![a-zA-Z])log(?!\s*_|[a-z])")
 
 
 class Equality(StrEnum):
-    """What a comparison says."""
+    """The result of a comparison."""
 
     EQUAL = "equal"
     DIFFERENT = "different"

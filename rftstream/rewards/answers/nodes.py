@@ -116,7 +116,7 @@ Form = Value | AnswerGroup | RealSet | Relation | Matrix | Words | Based | Ratio
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What could be read of one answer: its cleaned text and all forms that it may have."""
+    """The reading of one answer: its cleaned text, and all forms that the text may have."""
 
     text: str
     forms: tuple[Form, ...] = field(default=())

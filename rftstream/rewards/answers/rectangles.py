@@ -22,9 +22,9 @@ from rftstream.rewards.answers.json_values import json_values
 from rftstream.rewards.answers.thoughts import after_thoughts
 
 BoxForm = Literal["xyxy", "xywh", "cxcywh", "yxyx"]
-"""What the four numbers of a list are: two corners, corner and size, centre and size, or two corners with y first."""
+"""Meaning of the four numbers of a list: two corners, corner and size, centre and size, or two corners with y first."""
 BoxScale = Literal["absolute", "unit", "thousand"]
-"""What the numbers measure: pixels, shares of the picture from 0 to 1, or thousandths of it."""
+"""Unit of the numbers: pixels, shares of the picture from 0 to 1, or thousandths of it."""
 
 MAX_BOXES = 200
 """Most boxes that are matched."""

@@ -92,14 +92,15 @@ class TrainerShare:
             self.leave()
 
     def metrics(self) -> dict[str, float]:
-        """Return what a step says of it."""
+        """Return the seconds that a step waited for the device, as metrics; nothing if the device is the trainer's
+        alone."""
         if self._lock is None:
             return {}
         waited_s, self._waited_s = self._waited_s, 0.0  # batches that follow in one go did not wait
         return {"device_wait_s": waited_s}
 
     def health(self) -> dict[str, object]:
-        """Return what people see of it."""
+        """Return for people whether the trainer has the device or waits for it."""
         if self._lock is None:
             return {}
         if self.is_waiting:

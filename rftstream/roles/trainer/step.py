@@ -73,7 +73,8 @@ class _Publication:
     rests_since: float
     """When its weights were taken over, by the clock."""
     share: dict[str, float]
-    """Shares of the step's time and memory on the device, as metrics."""
+    """Metrics of a shared device: seconds that the trainer waited for it. Empty if the device is the trainer's
+    alone."""
     goes_on: bool = False
     """Whether the next update has begun."""
 
