@@ -37,7 +37,7 @@ MAX_NAMES_OF_RECORD = 4096
 NAMES_LEFT_OUT = "metrics_left_out"
 """The metric that says how many others a record has no room for."""
 OF_REWARDS = ("part/", "metric/")
-"""What the names begin with that rewards and environments choose."""
+"""Prefixes of names that rewards and environments choose."""
 
 MAX_NAMES = 200
 """Series of a metric with names that people choose, such as those of evaluations; more are counted together, or not

@@ -20,10 +20,10 @@ from rftstream.commands.views import opened_run, print_out
 )
 @click.group()
 def feedback() -> None:
-    """What people say of rollouts: questions, votes, and how they are judged.
+    """Ask people about rollouts: questions, votes, and how they are judged.
 
-    [feedback] in the run file says what is asked of whom, and what the answers change. Votes can be added to any run,
-    live or not, asked for or not.
+    [feedback] in the run file says which questions are asked, and what the answers change. Votes can be added to any
+    run, live or not, asked for or not.
     """
 
 

@@ -104,7 +104,8 @@ def add(
 @click.option("--last", type=click.IntRange(min=1), metavar="NUM", help="Only the newest so many.")
 @json_option
 def list_(run: Path, taskset: str | None, rejected: bool, last: int | None, as_json: bool) -> None:
-    """What has joined, in order: who made it, of what, and how many attempts at it had its answer."""
+    """List the problems that have joined, in order: who made each, of which problem, and how many attempts at it had
+    its answer."""
     from rftstream.data.tasksets.open import grows
     from rftstream.queries.problem_list import list_problems
     from rftstream.runs.add_problems import choose_growing

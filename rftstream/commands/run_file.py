@@ -24,12 +24,11 @@ WIDTH = 110
 @click.argument("keys", metavar="[KEY]...", nargs=-1, shell_complete=complete_key)
 @json_option
 def explain(keys: tuple[str, ...], as_json: bool) -> None:
-    """What a setting, a section or a part means, with its values and its default.
+    """Explain a setting, a section or a part: its meaning, its values and its default.
 
-    KEY is a setting (trainer.lr), a section (trainer, tasksets.NAME), a part (algorithms.grpo, or grpo), a setting of
-    a part (algorithms.grpo.clip_low), a kind of parts (algorithms), or what another tool calls a setting
-    (learning_rate). Part names may be `module:Class` of your own. Without KEY: the sections of a run file and the
-    parts.
+    KEY is a setting (trainer.lr), a section (trainer, tasksets.NAME), a part (algorithms.grpo, or grpo), a setting of a
+    part (algorithms.grpo.clip_low), a kind of parts (algorithms), or another tool's name of a setting (learning_rate).
+    Part names may be `module:Class` of your own. Without KEY: the sections of a run file and the parts.
     """
     from rftstream.commands.views import print_out
     from rftstream.queries import explain as asked

@@ -156,7 +156,8 @@ def squared_regression_losses(
     row's advantages. Its gradient is -(A - tau x) grad log pi(row). Kimi k1.5 (arXiv 2501.12599, section 2.3.2). x is
     not exponentiated, so nothing is clamped: the further a row is off, the stronger it is pulled back.
 
-    tau above 0. Metrics: regression_log_ratio (sum of x, at each token)."""
+    tau above 0. Metrics: regression_log_ratio (sum of x, at each token).
+    """
     _check("squared_regression_losses", tau=(tau, tau > 0, "more than 0"))
     advantages_BT = _constant("squared_regression_losses", policy_logprobs_BT, advantages_BT, loss_mask_BT)
     x_B1 = exact_log_ratios(policy_logprobs_BT, start_logprobs_BT, loss_mask_BT, level="sequence")

@@ -94,7 +94,7 @@ _FENCED = re.compile(r"\s*([^\n]+)\n```(?:json)?[ \t]*\n(.*?)\n?```\s*\Z", re.DO
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What is known of the arguments that calls may have. A reader makes it of the tools that a prompt offers."""
+    """The known types of the arguments that calls may have. A reader makes it of the tools that a prompt offers."""
 
     schemas: Mapping[str, Mapping[str, Any]]
     """Name of a tool -> name of an argument -> its JSON schema."""

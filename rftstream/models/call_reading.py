@@ -23,7 +23,7 @@ class WrittenCall:
     """One call, or what should have been one, before it is part of a turn."""
 
     text: str
-    """As it was written."""
+    """Text of the call as it was written."""
     name: str = ""
     arguments: dict[str, Any] | None = None
     error: str | None = None

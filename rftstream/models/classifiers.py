@@ -17,7 +17,7 @@ CLASSIFIER = "ForSequenceClassification"
 TOKEN_CLASSIFIER = "ForTokenClassification"
 """How the names of its classifiers of tokens end."""
 HEADS = ("score", "classifier")
-"""What transformers calls the head of models for classification."""
+"""Names that transformers gives to the head of models for classification."""
 RENDERING_FILE = "rftstream_reward_model.json"
 """File beside the weights of a reward model that was trained here: `{"rendering": "turn"}`, how its texts ended."""
 NO_LIMIT = 1 << 24

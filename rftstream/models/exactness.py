@@ -41,7 +41,7 @@ SPREAD = 0.2
 """Standard deviation of the weights of a copy. Of transformers' own 0.02, attention would hardly show."""
 FAILURES = (ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError, RuntimeError,
             TypeError, ValueError)  # fmt: skip
-"""What the code of a model raises if it cannot be built, or called in some way."""
+"""The errors that the code of a model raises if it cannot be built, or cannot be called in some way."""
 EAGER, SDPA = "eager", "sdpa"
 
 PathT = TypeVar("PathT")

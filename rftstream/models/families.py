@@ -55,7 +55,7 @@ ERRORS = {
     "missing_name": "The tool call has no name",
     "malformed_structure": "The tool call does not have the form that the tools ask for",
 }
-"""What the package says of a call that it cannot read -> the same for the model."""
+"""The package's name of a fault in a call -> the message for the model."""
 
 
 def families_of(template: str) -> list[str]:

@@ -28,13 +28,14 @@ CACHE_BYTES = 256 << 20
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 """Files of a model folder that say what images become."""
 TEXT_KEYS = frozenset({"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"})
-"""What a processor makes of text."""
+"""Outputs of a processor that are about text."""
 FIXED_TYPES = ("llava",)
 """Model types whose images all have the number of tokens that their config says."""
 
 ImageInputs = Mapping[str, "np.ndarray"]
-"""What a vision tower gets of one image, by the names of its arguments. The first dimension of each array counts images
-or patches: pixel_values float32 [1, C, H, W] and, say, pixel_attention_mask; or [P, D] and image_grid_thw [1, 3]."""
+"""Inputs of a vision tower for one image, by the names of its arguments. The first dimension of each array counts
+images or patches: pixel_values float32 [1, C, H, W] and, say, pixel_attention_mask; or [P, D] and image_grid_thw [1,
+3]."""
 
 
 class FixedProcessor:
@@ -172,8 +173,8 @@ def _without_videos(base: Any) -> Any:
 
 
 class ImageCache:
-    """What a model gets of the images that were asked for last. Composition roots make one for a policy or a backend,
-    which calls `inputs` from any thread."""
+    """A cache of the inputs that a vision tower gets for images, the last ones asked for. Composition roots make one
+    for a policy or a backend, which calls `inputs` from any thread."""
 
     def __init__(self, fetch: Callable[[Media], bytes], folder: Path, *, max_bytes: int = CACHE_BYTES) -> None:
         """`fetch` returns an image's bytes; ImageError if they are gone. `folder`: the model's."""

@@ -23,8 +23,8 @@ KEPT_SIZES = 4096
 
 
 class ImageTexts:
-    """What stands for images in the prompts of a model whose images differ in it. `ImageTokens.of` makes it; the
-    processor is opened when the first image comes."""
+    """The texts that stand for images in prompts, for a model in which the text depends on the image's size.
+    `ImageTokens.of` makes it; the processor is opened when the first image comes."""
 
     def __init__(self, folder: Path, token_id: int) -> None:
         self._folder, self._token_id = folder, token_id
@@ -67,7 +67,7 @@ class ImageTokens:
     """Ids without a probability: the placeholders, and what stands for a whole image in a text. Policies and backends
     mask their logits alike."""
     texts: ImageTexts | None = field(default=None, repr=False, compare=False)
-    """What stands for an image, where that depends on the image."""
+    """Texts that stand for images, where they depend on the image; None where they do not."""
 
     @property
     def mark_id(self) -> int:

@@ -334,7 +334,8 @@ class HfRenderer:
 
     @functools.cached_property
     def family(self) -> FamilyParser | None:
-        """What parses the completions of the model's family, if it is known. `open_parsers` opens it early."""
+        """The parser for completions of the model's family; None if the family is not known. `open_parsers` opens it
+        early."""
         return open_parser(self._template.source, self._tokenizer)
 
     def as_chat_message(self, said: AssistantMessage, completion: Sequence[int]) -> ChatMessage:

@@ -38,12 +38,12 @@ def model_class(folder: Path) -> Any:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImageFeatures:
-    """What an image is to the language model. `SeeingModel` makes it."""
+    """The features of an image for the language model. `SeeingModel` makes it."""
 
     features_KD: Tensor
-    """What the tower makes of it, for each placeholder."""
+    """Output of the tower for each placeholder, float [K, D]."""
     layout: ImageInputs
-    """What the positions of its tokens depend on; empty where these are positions of text."""
+    """Inputs that the positions of the image's tokens depend on; empty where these are positions of text."""
 
 
 class SeeingModel:

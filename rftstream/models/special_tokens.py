@@ -47,7 +47,7 @@ class TokenForm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpecialTokens:
-    """What the files of a folder say of its special tokens. `read_special_tokens` makes it."""
+    """The special tokens of a model folder, as its files define them. `read_special_tokens` makes it."""
 
     named: Mapping[str, TokenForm]
     """Name that templates use -> token: `bos_token` and the like, and names that the model alone has."""

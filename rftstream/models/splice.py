@@ -42,7 +42,7 @@ _WINDOWS = (16, 8, 4, 2, 1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """What a prompt is rendered from."""
+    """The messages and tools that a prompt is rendered from."""
 
     messages: tuple[ChatMessage, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
@@ -64,7 +64,7 @@ class BreakReason(StrEnum):
     no_stop = "no_stop"
     """The turn was cut before its end, and how it would have ended cannot be told."""
     tail_varies = "tail_varies"
-    """What the template writes after the turn depends on what was said in it."""
+    """The text that the template writes after the turn depends on the content of the turn."""
     pieces_merge = "pieces_merge"
     """Pieces of the tokenizer would reach over from what is there to what is new."""
 
@@ -180,7 +180,8 @@ class Splicer:
 
 
 class _Turn:
-    """What a template writes around the assistant's last turn. Raises _BreakError where that cannot be told."""
+    """The text that a template writes around the assistant's last turn. Raises _BreakError if that text cannot be
+    told."""
 
     def __init__(
         self, template: ChatTemplate, prompt: str, before: Conversation, now: Conversation, *, is_cut: bool

@@ -47,7 +47,7 @@ SIZES: Mapping[str, int] = {
     **dict.fromkeys(("mamba_d_head", "mamba_head_dim", "mamba_headdim"), 16),
     **dict.fromkeys(("num_codebooks", "hidden_size_per_layer_input", "ple_embed_dim", "hc_lowrank"), 8),
 }
-"""What is small: attribute of a config -> its value in the copy."""
+"""Attribute of a config -> its small value in the copy."""
 
 WINDOWS = (
     "sliding_window",
@@ -98,7 +98,7 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "mamba2": {"head_dim": 16},
     "longcat_flash": {"head_dim": 4},
 }
-"""What else is small: kind of model -> attributes whose values follow from others."""
+"""Kind of model -> further attributes with small values, which follow from others."""
 NOT_COPIED = ("id2label", "label2id", "transformers_version", "architectures", "model_type", "_name_or_path",
               "output_attentions")  # fmt: skip
 

@@ -16,7 +16,7 @@ from rftstream.errors import ConfigError
 from rftstream.models.chat_template import END_THINK, THINK, ChatTemplate, split_thinking, with_thinking
 
 _OPENED = re.compile(rf"(?:{THINK}(\s*)|(?:{THINK}\s*)?{END_THINK}\s*)\Z")
-"""What a prompt ends with that opens a thought, or that closes it at once."""
+"""The end of a prompt that opens a thought, or opens it and closes it at once."""
 _THOUGHT = re.compile(rf"\s*(?:{THINK}.*?)?{END_THINK}\s*", re.DOTALL)
 
 

@@ -82,7 +82,7 @@ class SampleRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """What was sampled for a request. `Policy.step` returns it when the request has finished."""
+    """The completion of a request. `Policy.step` returns it when the request has finished."""
 
     request_id: str
     """The id of the request."""
@@ -96,7 +96,7 @@ class Completion:
     finish_reason: str
     """`stop`, `length` or `error`; `unfinished` in what `so_far` returns."""
     error: str | None = None
-    """What went wrong, for `error`."""
+    """Description of the error, where the finish reason is `error`."""
     sampler_state: bytes | None = None
     """In an unfinished completion: what another engine of this kind needs, beside request and tokens, to go on as this
     one would have. None where request and tokens are enough."""

@@ -38,7 +38,7 @@ class SleepsByMoving:
     again they are the same, to the bit. On a CPU there is nothing to give free, and nothing is moved."""
 
     _state: DeviceState
-    """What is moved. The policy makes it."""
+    """State on the device that is moved. The policy makes it."""
     is_asleep = False
     """Whether nothing is to be sampled now."""
 
@@ -57,10 +57,10 @@ class SleepsByMoving:
 
 
 class EngineShare:
-    """What an explorer or evaluator knows of the device that it shares with a trainer. Its worker makes it while it
-    holds the device; the step calls `poll` first in each slice of work, and loads weights and begins rollouts only if
-    that says so. The lock ends with the process: what libraries keep of the memory when a policy is closed goes with
-    the process, too."""
+    """The part of an explorer or evaluator in a device that it shares with a trainer. Its worker makes it while it
+    holds the device. The step calls `poll` first in each slice of work, and loads weights and begins rollouts only if
+    `poll` allows it. The lock ends with the process, and so does the memory that libraries keep when a policy is
+    closed."""
 
     def __init__(self, policy: SleepingPolicy, lock: DeviceLock, *, role: str) -> None:
         """`lock`: held already."""

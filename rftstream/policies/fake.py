@@ -36,11 +36,11 @@ class FakePolicy:
         batch_size: Annotated[int, Meta(ge=1)] = 256
         """Requests sampled at once; more wait."""
         tokens_per_s: Annotated[float, Meta(ge=0)] = 0.0
-        """Of each request, by the clock; 0: all at once."""
+        """Tokens per second of each request, by the clock; 0: all at once."""
         mean_tokens: Annotated[float, Meta(ge=0)] = 0.0
         """Mean length of completions, made up with white space before the answer; 0: no longer than the answer."""
         sigma: Annotated[float, Meta(ge=0)] = 1.0
-        """Of the lengths' lognormal distribution; 1 has a long tail."""
+        """Sigma of the lognormal distribution of lengths; 1 has a long tail."""
         fail_share: Annotated[float, Meta(ge=0, le=1)] = 0.0
         """Share of the requests that end with an error, half way."""
         answer_depends_on: Literal["weights", "task"] = "weights"

@@ -65,10 +65,10 @@ class HfPolicy(SleepsByMoving):
         rollout, if it comes before new weights do, then computes only what is new in its prompt, in the same pass as
         the next tokens of the others."""
         in_flight: Literal["keep", "recompute", "finish"] = "keep"
-        """What becomes of running requests when new weights come. keep: they go on, with the keys and values that the
-        old weights computed. recompute: they go on, with keys and values computed anew, which costs a pass over their
+        """Treatment of running requests when new weights come. keep: they go on, with the keys and values that the old
+        weights computed. recompute: they go on, with keys and values computed anew, which costs a pass over their
         tokens; the recorded logprobs are then those of the stamped weights alone. finish: they are finished with the
-        old weights first, and what is new waits for them."""
+        old weights first, and new requests wait for them."""
 
     def __init__(
         self,

@@ -57,16 +57,17 @@ class OpenAiPolicy:
         """Where the API begins: `http://127.0.0.1:8000/v1`. Its tokenizer must be that of `model.path`. Several servers
         of one model: `["http://one:8000/v1", "http://two:8000/v1"]`."""
         model: str
-        """What the server calls it, or each of them."""
+        """Name of the model on the server, or on each of them."""
         api_key: str | None = None
         """`"env:NAME"`: sent as the bearer token; it is looked up in the environment and written nowhere."""
         batch_size: Annotated[int, Meta(ge=1)] = 64
         """Requests on the way to each server at once; more wait."""
         timeout_s: Annotated[float, Meta(gt=0)] = 600.0
-        """Of one answer."""
+        """Seconds to wait for one answer."""
         tries: Annotated[int, Meta(ge=1)] = 5
-        """Of a request that meets no server, or a busy one. With several servers: of one that fails at each, and how
-        often in a row a server that is away is probed before the explorer ends because all are."""
+        """Tries of a request that reaches no server, or a busy one. With several servers: tries of a request that fails
+        at each. A server that is away is probed this many times in a row before the explorer ends because all are
+        away."""
         max_load: Annotated[float, Meta(ge=1)] = 1.25
         """With several servers: a rollout begins at the next server when the first one of its group has this many times
         the mean number of requests. It stays where it began."""

@@ -31,8 +31,8 @@ class Block:
     logits_UV: Tensor
     """Logits of the first token to be sampled after each prompt."""
     shifts_U: np.ndarray
-    """By how much the position of the first token after each prompt differs from the number of its tokens, int64: 0 but
-    for images that take fewer positions than tokens."""
+    """Difference between the position of the first token after each prompt and the number of the prompt's tokens, int64
+    [U]. It is 0 unless images take fewer positions than tokens."""
 
     @property
     def num_tokens(self) -> int:

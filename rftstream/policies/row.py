@@ -33,7 +33,8 @@ MAX_THREADS = 2
 MAX_BATCH = 4
 """Rows that row.c decodes at once."""
 LANES, ROWS = 16, 4
-"""Of row.c: inputs of a product, and a head's width, come in so many; outputs in so many."""
+"""Granularity of row.c: the inputs of a product and a head's width are multiples of LANES, the outputs multiples of
+ROWS."""
 CLASSES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
 """Models whose layers are those of row.c where their settings are plain."""
 NEEDED = {

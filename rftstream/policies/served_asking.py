@@ -114,7 +114,7 @@ class ServerAsker:
 
     @property
     def where(self) -> str:
-        """What is asked there."""
+        """Address of the server and endpoint, for messages."""
         return self._server.where
 
     def may_have_lost_version(self) -> bool:

@@ -22,12 +22,12 @@ from rftstream.models.server_client import Refused
 from rftstream.policies.base import SampleRequest
 
 RESOURCE = "inference/v1/generate"
-"""What is asked, below the server's root."""
+"""Path of the endpoint below the server's root."""
 HINT = (
     "prompts of a model that is shown images go to this endpoint, which vLLM has when it is started with "
     "--enable-scale-out; the policies 'hf' and 'vllm' need no server"
 )
-"""What may help when the server does not know it."""
+"""Advice for the user if the server does not know the endpoint."""
 NEVER = -1e30
 """Added to the logits of tokens that are never sampled: no probability is left in float32. JSON has no infinity."""
 SAMPLING = (

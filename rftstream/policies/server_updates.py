@@ -29,7 +29,7 @@ class UpdateRequest:
     """A POST that is part of giving a server a new version. A run file may list them, and KNOWN has those of vLLM."""
 
     path: str
-    """Of a POST, below the server's root: `/update_weights`."""
+    """Path of the POST below the server's root: `/update_weights`."""
     body: dict[str, Any] = field(default_factory=dict)
     """Sent as JSON, `{folder}` and `{version}` filled in wherever they stand in a text."""
 

@@ -24,7 +24,7 @@ class KeptTurn:
     states: LayerStates | None = None
     """Keys and values [1, H, L, D] of each layer; None while they are in the cache."""
     shift: int = 0
-    """By how much the positions behind it differ from the numbers of the tokens."""
+    """Difference between the positions behind the turn and the numbers of their tokens."""
 
 
 class TurnStore:

@@ -53,10 +53,10 @@ class VllmPolicy:
         batch_size: Annotated[int, Meta(ge=1)] = 256
         """Requests sampled at once (vLLM's max_num_seqs); more wait."""
         in_flight: Literal["keep", "recompute", "finish"] = "keep"
-        """What becomes of running requests when new weights come. keep: they go on, with the keys and values that the
-        old weights computed. recompute: they go on, with keys and values computed anew, which costs a pass over their
+        """Treatment of running requests when new weights come. keep: they go on, with the keys and values that the old
+        weights computed. recompute: they go on, with keys and values computed anew, which costs a pass over their
         tokens; the recorded logprobs are then those of the stamped weights alone. finish: they are finished with the
-        old weights first, and what is new waits for them."""
+        old weights first, and new requests wait for them."""
         engine: dict[str, Any] = field(default_factory=dict)
         """Any argument of vLLM's engine, by the names of its Python API: `{ tensor_parallel_size = 2,
         gpu_memory_utilization = 0.8, enforce_eager = true }`."""

@@ -36,7 +36,7 @@ OURS = {
 
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""What vLLM takes as the largest rank of adapters."""
+"""The values that vLLM takes as the largest rank of adapters."""
 
 
 class EngineSettings(Protocol):
@@ -48,7 +48,7 @@ class EngineSettings(Protocol):
 
     @property
     def in_flight(self) -> str:
-        """What becomes of running requests when new weights come: keep, recompute or finish."""
+        """The treatment of running requests when new weights come: keep, recompute or finish."""
 
     @property
     def adapters(self) -> str:

@@ -29,10 +29,10 @@ MAX_IMAGES = 64
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PreparedImage:
-    """What vLLM's processor makes of an image. `EngineImages.prepare` makes it."""
+    """An image as vLLM's processor has prepared it. `EngineImages.prepare` makes it."""
 
     item: Any
-    """What the engine gets of it, a MultiModalKwargsItem."""
+    """Item for the engine, a MultiModalKwargsItem."""
     token_ids: tuple[int, ...]
     """Tokens that stand for it in a prompt, from its first placeholder to its last."""
 

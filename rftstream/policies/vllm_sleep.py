@@ -18,7 +18,7 @@ class SleepingEngine:
     _engine: Any
     _running: dict[str, asyncio.Task[None]]
     _queues: dict[str, Any]
-    """What runs in the engine itself."""
+    """Queues of the requests that run in the engine itself, by request id."""
     _outcomes: queue.SimpleQueue[Any]
     _gate: asyncio.Lock
     _weights: WeightsExchange

@@ -23,8 +23,8 @@ from rftstream.runs.folder import lies_in_folder
 
 
 class Measured(Protocol):
-    """What `check` has measured of a taskset or an evaluation. `check_report.TasksetLine` keeps it; `find_warnings`
-    reads it."""
+    """The measurements of `check` on a taskset or an evaluation. `check_report.TasksetLine` keeps them; `find_warnings`
+    reads them."""
 
     @property
     def problems(self) -> int:

@@ -358,7 +358,7 @@ class Rendering:
     is_closed: bool = False
     """Whether there may be characters that the tokenizer has no token for."""
     controls: re.Pattern[str] | None = None
-    """What finds names of special tokens in a text; None if there are none."""
+    """Pattern that finds the names of special tokens in a text; None if there are none."""
 
     @staticmethod
     def of(spec: ModelSpec) -> Rendering:

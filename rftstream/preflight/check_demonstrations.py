@@ -20,7 +20,7 @@ Show = Callable[[int], str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemonstrationsLine:
-    """What was found of a run file's demonstrations. `demonstrations_line` makes it; the report shows it."""
+    """The line of the report about a run file's demonstrations. `demonstrations_line` makes it; the report shows it."""
 
     source: str
     loaded: Loaded

@@ -33,13 +33,13 @@ class Beginning:
     """How an environment begins its first problem. `begin_once` makes it."""
 
     messages: tuple[ChatMessage, ...]
-    """What the policy sees first."""
+    """First messages that the policy sees."""
     tools: tuple[Mapping[str, Any], ...]
     """The problem's tools, then those of the environment."""
     has_one_turn: bool = False
     """Whether every rollout ends with the first completion."""
     doubts: list[str] = field(default_factory=list)
-    """What went wrong at its end, in sentences that begin with the place."""
+    """Faults when the environment was closed, in sentences that begin with the place."""
 
 
 def begin_once(config: RunConfig, named: str | Mapping[str, Any], problem: Problem, where: str) -> Beginning:

@@ -39,7 +39,7 @@ class Prompt:
 
 @dataclass(slots=True, kw_only=True)
 class TasksetLine:
-    """What was found of a taskset or an evaluation. `check` makes and fills it."""
+    """The line of the report about a taskset or an evaluation. `check` makes and fills it."""
 
     name: str
     source: str
@@ -51,7 +51,7 @@ class TasksetLine:
     asked: list[int] | None = None
     """Hashes of what its problems ask, if the run file has evaluations."""
     trained: int = 0
-    """Of an evaluation: how many of its problems are trained on, too."""
+    """Problems of an evaluation that are trained on, too."""
     grows: bool = False
     """Whether problems join it while the run goes on; then there are none to look at before."""
     longest: int = 0
@@ -61,7 +61,7 @@ class TasksetLine:
     too_long: int = 0
     """Number of prompts that leave no room for a completion."""
     too_long_means: str = ""
-    """What becomes of these prompts: left out, or cut from the left."""
+    """Treatment of these prompts: left out, or cut from the left."""
     unknown: list[int] = field(default_factory=list)
     """Problems whose rendered prompt has characters that the tokenizer does not know. For each such character the first
     problem at least is here."""

@@ -45,7 +45,7 @@ COLUMNS = {
 
 @dataclass(frozen=True, kw_only=True)
 class FirstFile:
-    """What somebody wants to run, as far as they have said it. `init` or its flags give it; `write` makes the files."""
+    """The answers of a user who makes a first run file. `init` or its flags give them; `write` makes the files."""
 
     folder: Path
     name: str = ""
@@ -60,7 +60,7 @@ class FirstFile:
     """Empty: as the answers are."""
     algorithm: str = "grpo"
     servers: str = ""
-    """Of Kafka; empty: the log is a file in the run folder."""
+    """Addresses of Kafka's servers; empty: the log is a file in the run folder."""
     steps: int | None = None
     """Default: 250 for a made model, 100 for others."""
 

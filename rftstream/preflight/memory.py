@@ -33,7 +33,7 @@ from rftstream.roles.verifier import VERIFIER
 
 MAIN = "main memory"
 SCORING = "scorer"
-"""What the estimate calls a process in which rewards are computed."""
+"""Name that the estimate gives to a process in which rewards are computed."""
 
 PROCESS_BYTES = 120 << 20
 """Bytes of a worker that loads no torch."""
@@ -275,7 +275,7 @@ class _Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _TrainerFacts:
-    """What the memory of a trainer depends on."""
+    """The facts that the memory of a trainer depends on."""
 
     config: RunConfig
     sizes: ModelSizes
@@ -283,7 +283,7 @@ class _TrainerFacts:
     longest: int
     """Tokens of the longest prompt and completion."""
     needs: Collection[str]
-    """What the algorithms need of a batch."""
+    """Names of the algorithms' `needs` of a batch."""
     options: Any
     """The Config of the backend, or None if nothing is known of it."""
     critic: ModelSizes | None

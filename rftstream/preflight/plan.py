@@ -31,7 +31,8 @@ STORE_PATIENCE_S = 5.0
 
 
 class Purpose(Enum):
-    """What the caller of `plan` will do with the run. It decides what is looked at, and what becomes of problems."""
+    """The caller's purpose with a run that is planned. It decides which requirements are looked at, and whether a
+    problem is raised."""
 
     begin = "begin"
     """Begin a new run and start its workers here (`run`): all requirements are looked at, and a problem is raised."""
@@ -51,18 +52,18 @@ class Purpose(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
-    """What the steps after `plan` need of it. `plan` makes it."""
+    """The result of `plan` for the steps after it. `plan` makes it."""
 
     config: RunConfig
     purpose: Purpose
     run_dir: Path | None = None
     """The folder that the caller named. None: run.name decides the folder (preflight/folder_choice.py)."""
     looked: tuple[Looked, ...] = ()
-    """What was looked at, with what was found; empty for `build` and `join`."""
+    """Findings on the requirements that were looked at; empty for `build` and `join`."""
     modules: tuple[OwnModule, ...] = ()
     """The user's own modules that the config names, for `begin`, `resume` and `report`."""
     notes: tuple[str, ...] = ()
-    """What the user is told before the start: a line for each module that hides the one beside the run file."""
+    """Notes to the user before the start: a line for each module that hides the one beside the run file."""
 
     @property
     def problems(self) -> tuple[Looked, ...]:

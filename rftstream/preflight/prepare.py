@@ -37,11 +37,11 @@ from rftstream.version import __version__
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """What became of tasksets. `prepare` makes it; a command prints it."""
+    """The result of preparing tasksets. `prepare` makes it; a command prints it."""
 
     out: Path
     report: dict[str, Any]
-    """As it stands in the folder."""
+    """Report as it stands in the folder."""
     is_new: bool
     """False if the folder was there already, made of the same data by the same settings."""
 

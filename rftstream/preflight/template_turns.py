@@ -21,9 +21,9 @@ REPLIES = {
 }
 """Kind of reply -> what the policy could have said. Templates treat these kinds differently."""
 CALL = '<tool_call>\n{{"name": "{name}", "arguments": {{}}}}\n</tool_call>'
-"""What the policy could have said to call a tool, where tools are offered."""
+"""A call of a tool that the policy could have written, where tools are offered."""
 ASKED = "3+3="
-"""What the user asks in later turns, or the tool returns."""
+"""Text of the user in later turns, or of a tool's result."""
 TURNS = 3
 
 MEANINGS = {

@@ -46,7 +46,7 @@ class TriedRollout:
     """The prompt as the policy saw it first, with special tokens, cut where the run would cut it."""
     num_prompt_tokens: int
     turns: tuple[Pieces, ...]
-    """What each turn of the rollout says, with the special tokens that were sampled."""
+    """Parts of each turn of the rollout, with the special tokens that were sampled."""
     segments: tuple[tuple[TokenRun, ...], ...]
     """The tokens of each segment, as the model saw them."""
 

@@ -59,7 +59,7 @@ class Difference:
 
 @dataclass(slots=True, kw_only=True)
 class ReplayReport:
-    """What a replay found. `replay` makes it, fills it batch by batch through `differs`, and returns it to the
+    """The findings of a replay. `replay` makes it, fills it batch by batch through `differs`, and returns it to the
     command."""
 
     run: str
@@ -204,7 +204,7 @@ class _Again:
     in_use: _BackendInUse
     """The backend, which holds the state that training goes on from."""
     progress: TrainerProgress
-    """What had been trained in that state."""
+    """Progress of the training in that state."""
     checkpoint: VersionName | None
     """The checkpoint that it came from; None for the model."""
 

@@ -25,12 +25,12 @@ Place = tuple[TopicPartition, int]
 
 @dataclass(slots=True)
 class _RestOfShare:
-    """What is left of a batch in a share."""
+    """The experiences of a batch that stay in a share."""
 
     position: int = 0
     encoded: list[bytes] = field(default_factory=list)
     digest: str = ""
-    """Of the encoded experiences, once all are noted."""
+    """Digest of the encoded experiences, once all are noted."""
 
 
 class LeftOut:

@@ -107,7 +107,8 @@ class WellFormedReward:
         also the end of a line."""
         begun: str = ""
         """Beginning of the answer that the chat template has written already, such as `<think>`. It is put before the
-        completion."""
+        completion.
+        """
 
     def __init__(self, config: Config) -> None:
         self._config = config

@@ -27,7 +27,7 @@ LOOKING = (Operation.describe, Operation.describe_configs)
 
 @dataclass(frozen=True, slots=True)
 class Right:
-    """What one kind of user may do with one thing of a run. `rights_of` makes it; `grants_of` puts a user to it."""
+    """A right of one kind of user to one thing of a run. `rights_of` makes it; `grants_of` gives it to a user."""
 
     resource: Resource
     name: str

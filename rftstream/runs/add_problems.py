@@ -38,14 +38,14 @@ _PARENT = re.compile(r"[a-z0-9_-]+/\d+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProblemsFile:
-    """What is to be added, and in whose name. The command makes it."""
+    """A file of problems to add, and the name of their maker. The command makes it."""
 
     source: str
     """`jsonl:PATH` or another source of rows."""
     taskset: str
     """The growing taskset that the problems join."""
     made_by: str
-    """Who made them."""
+    """Name of the maker."""
     maker: ProblemMaker = ProblemMaker.person
     columns: Mapping[str, str]
     """Our name -> the file's; `parent` and `kind` beside those of tasksets."""
@@ -54,7 +54,7 @@ class ProblemsFile:
 
 @dataclass(slots=True, kw_only=True)
 class AddedProblems:
-    """What became of the rows of a file. `add_problems` makes and returns it."""
+    """The counts of rows when a file of problems was added. `add_problems` makes and returns it."""
 
     taskset: str
     rows: int

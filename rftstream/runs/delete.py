@@ -48,15 +48,16 @@ PARTS = (
     "config.toml",
     "run.lock",
 )
-"""What a run makes in its folder, in the order of deletion. The files that say that it is a run are deleted last."""
+"""Names that a run makes in its folder, in the order of deletion. The files that show that the folder is a run are
+deleted last."""
 
 OBJECTS = ("versions/", "checkpoints/", "evals/", "states/", "media/")
-"""What a run puts into its object store."""
+"""Folders that a run makes in its object store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deletion:
-    """What deleting a run would remove. `plan_deletion` makes it, a person confirms it, `delete_run` carries it out."""
+    """The plan of deleting a run. `plan_deletion` makes it, a person confirms it, `delete_run` carries it out."""
 
     folder: RunFolder
     parts: dict[str, int]

@@ -28,12 +28,12 @@ from rftstream.transport.base import Transport
 
 TOPICS = ("feedback", "questions", "judgements")
 MAX_RECORDS = 256
-"""Of one transaction."""
+"""Most records in one transaction."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Added:
-    """What became of the votes. `add_votes` makes and returns it."""
+    """The counts of votes when some were added. `add_votes` makes and returns it."""
 
     votes: int
     """Votes that were given."""

@@ -30,7 +30,7 @@ from rftstream.transport.base import Position, Transport
 GROUP = "import"
 STEPS = TopicPartition("steps", 0)
 MAX_RECORDS, MAX_BYTES = 512, 4 << 20
-"""Of one transaction."""
+"""Most records, and most bytes, in one transaction."""
 
 Say = Callable[[str], None]
 

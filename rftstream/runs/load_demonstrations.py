@@ -28,7 +28,7 @@ from rftstream.service.role import Log
 from rftstream.transport.base import Producer, Transport
 
 MAX_RECORDS, MAX_BYTES = 512, 4 << 20
-"""Of one transaction."""
+"""Most records, and most bytes, in one transaction."""
 SAY_EVERY_S = 5.0
 
 Say = Callable[[str], None]
@@ -36,7 +36,8 @@ Say = Callable[[str], None]
 
 @dataclass(slots=True, kw_only=True)
 class Loaded:
-    """What became of the rows of a load. `load_demonstrations` and `look_at_demonstrations` make and return it."""
+    """The counts of rows when demonstrations were loaded. `load_demonstrations` and `look_at_demonstrations` make and
+    return it."""
 
     rows: int
     new: int = 0

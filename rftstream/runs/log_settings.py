@@ -27,7 +27,7 @@ DELETES = ("retention.ms", "retention.bytes")
 
 
 GONE, ANEW = "is gone, expected the topic", "was deleted and made anew"
-"""What is said of topics whose records are lost."""
+"""Descriptions of topics whose records are lost."""
 
 NEVER_MISSING = ("control", "tasks", "rollouts", "verified", "batches", "outcomes", "weights", "steps")
 """Topics that every run has since it was made. Others may have come with a later release."""

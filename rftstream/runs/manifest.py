@@ -189,7 +189,7 @@ def _differences(then: Mapping[str, Any], now: Mapping[str, Any], prefix: str) -
 
 
 def _difference(key: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Of a text of several lines the first line that differs."""
+    """Return how a value differs; for a text of several lines, the first line that differs."""
     before, after = then.get(key, ""), now.get(key, "")
     if isinstance(before, str) and isinstance(after, str) and "\n" in before + after:
         lines = zip_longest(before.splitlines(keepends=True), after.splitlines(keepends=True), fillvalue="")

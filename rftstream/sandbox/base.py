@@ -24,16 +24,16 @@ class Isolation(StrEnum):
     """How far programs are kept apart from the user who runs them. Anything but `full` is weaker."""
 
     full = "full"
-    """As a user of their own, where this process may change its user."""
+    """Programs run as a user of their own, where this process may change its user."""
     shared_user = "shared_user"
-    """As the user of this process. For machines that let only root make user namespaces."""
+    """Programs run as the user of this process. For machines that let only root make user namespaces."""
 
 
 class Outcome(StrEnum):
-    """What is known of a program after it ran."""
+    """The kinds of results that a program can have."""
 
     passed = "passed"
-    """What came out is what was expected."""
+    """The output is the expected one."""
     failed = "failed"
     """The program's fault: wrong, crashed, or at one of its limits."""
     unscorable = "unscorable"
@@ -53,9 +53,9 @@ class Limits:
     memory_bytes: int = 512 * MIB
     """Memory of all its processes, with what it writes to its folders."""
     disk_bytes: int = 64 * MIB
-    """What it may write to its folders, /tmp and /dev/shm in all."""
+    """Most bytes that the program may write to its folders, /tmp and /dev/shm in all."""
     output_bytes: int = 4 * MIB
-    """What it may print, to stdout and to stderr each, and send as values."""
+    """Most bytes that the program may print, to stdout and to stderr each, and send as values."""
     processes: int = 64
     """Processes and threads at once."""
     stack_bytes: int = 64 * MIB

@@ -26,7 +26,7 @@ QUOTA_US = 110_000
 less than one, what waits for it would look like a program that others hold up."""
 """Microseconds over which the kernel counts processor time."""
 SLACK_BYTES = 4 << 20
-"""Who comes so near to a limit of memory has reached it: the kernel gives memory in pieces."""
+"""Distance from a limit of memory that counts as the limit reached: the kernel gives memory in pieces."""
 BUSY_S = 1.0
 """Most seconds in which a limit of memory is tried to be lowered. The memory of an ended program is freed later."""
 PREFIX = "rftstream-sandbox-"
@@ -177,7 +177,7 @@ def sweep(parents: Parents) -> int:
 
 
 def sweep_all() -> int:
-    """As `sweep`, wherever cgroups can be made here."""
+    """Remove the cgroups of owners that are gone, wherever cgroups can be made here. Return how many there were."""
     parents = find_parents() if sys.platform == "linux" else None
     return 0 if parents is None else sweep(parents)
 

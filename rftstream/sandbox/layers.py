@@ -28,7 +28,7 @@ class Layer:
     is_there: bool
     found: str
     cost: str
-    """What its absence costs."""
+    """Effect of the layer's absence."""
     is_needed: bool = False
     """Whether nothing is run without it."""
 

@@ -44,7 +44,7 @@ _STOPPED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallEnd:
-    """What came of one call of a function."""
+    """The result of one call of a function."""
 
     passed: bool | None
     """Whether the value is the expected one; None where nothing was expected."""
@@ -56,7 +56,7 @@ class CallEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramResult:
-    """What is known of a program after it ran. `run_program`, `run_function` and `run_check` return it."""
+    """The result of a program. `run_program`, `run_function` and `run_check` return it."""
 
     outcome: Outcome
     reason: str = ""
@@ -68,7 +68,7 @@ class ProgramResult:
     exit_code: int | None = None
     """Status, or the negative number of the signal that ended it. It proves nothing: programs choose their status."""
     calls: tuple[CallEnd, ...] = ()
-    """What came of each call of a function. As many as there were calls, also if the program died between them."""
+    """Results of the calls of a function: as many as there were calls, also if the program died between them."""
     wall_s: float = 0.0
     cpu_s: float = 0.0
 

@@ -26,7 +26,7 @@ _numbers = itertools.count()
 
 
 class ConformanceHarness(ABC):
-    """What a transport brings to be tested: one log, which lives for one test or for all of them.
+    """The harness that a transport brings to be tested: one log, which lives for one test or for all of them.
 
     A fixture makes it. The tests call `connect` and `peers`, and `expire` to let members fall silent.
     """

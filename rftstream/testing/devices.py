@@ -6,8 +6,8 @@ from rftstream.errors import TransportError
 
 
 class MemoryDevice:
-    """Who holds a device of a simulated machine. `Simulation` makes it, gives each process a `MemoryLock` of it, and
-    says which processes have ended."""
+    """A device of a simulated machine, with its holders. `Simulation` makes it, gives each process a `MemoryLock` of
+    it, and tells it which processes have ended."""
 
     def __init__(self) -> None:
         self.sharing: set[str] = set()

@@ -214,7 +214,7 @@ class ForeignWriter(_LogSample):
         return self._raw(dataclasses.replace(found[1], name=name, trained_groups=1000), "steps", name.trainer_epoch)
 
     def _jump(self) -> NewRecord | None:
-        """Of the right epoch, and far ahead."""
+        """Return an announcement or a step of the right epoch whose version is far ahead."""
         topic = self._random.choice(["weights", "steps"])
         found = self._some(topic, object)
         if found is None:
@@ -227,7 +227,7 @@ class ForeignWriter(_LogSample):
     # ------------------------------------------------------------------------------------------ tasks, outcomes, evals
 
     def _task(self) -> NewRecord | None:
-        """Of a group that nobody admitted."""
+        """Return a task of a group that nobody admitted."""
         found = self._some("tasks", Task)
         if found is None:
             return None
@@ -237,7 +237,8 @@ class ForeignWriter(_LogSample):
         return self._raw(dataclasses.replace(task, ids=ids), "tasks", self._strange_epoch(), record.partition)
 
     def _outcome(self) -> NewRecord | None:
-        """Of a group that has none, under an epoch that nobody claimed; or another one of a group that has one."""
+        """Return an outcome of a group that has none, under an epoch that nobody claimed; or a second outcome of a
+        group that has one."""
         found = self._some("outcomes", GroupOutcome)
         if found is None:
             return None
@@ -251,7 +252,7 @@ class ForeignWriter(_LogSample):
         return self._raw(group, "outcomes", self._strange_epoch() or 1000)
 
     def _result(self) -> NewRecord | None:
-        """Of an evaluation that nobody made."""
+        """Return a result of an evaluation that nobody made."""
         found = self._some("evals", EvalResult)
         if found is None:
             return None
@@ -261,11 +262,11 @@ class ForeignWriter(_LogSample):
     # ------------------------------------------------------------------------------------------ batches
 
     def _batch_manifest(self) -> NewRecord | None:
-        """Of a batch that was, is to come or is far away, with a field that is wrong."""
+        """Return a manifest with a wrong field, of a batch in the past, the near or the far future."""
         return self._changed(BatchManifest, _wrong_manifest)
 
     def _experience(self) -> NewRecord | None:
-        """Of another batch than it was in, or in another place."""
+        """Return an experience that is moved to another batch or another place."""
         return self._changed(Experience, _wrong_experience)
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 
 class Resource(StrEnum):
-    """What a right is about, as Kafka's tools name it."""
+    """The kinds of things that a right can be about, as Kafka's tools name them."""
 
     topic = "topic"
     group = "group"
@@ -20,7 +20,7 @@ class Resource(StrEnum):
 
 
 class Operation(StrEnum):
-    """What a right allows, as Kafka's tools name it. Read, Write and Delete include Describe."""
+    """The operations that a right can allow, as Kafka's tools name them. Read, Write and Delete include Describe."""
 
     read = "Read"
     write = "Write"
@@ -36,13 +36,13 @@ class Grant(NamedTuple):
     principal: str
     """The user as the servers name it, `User:NAME`."""
     resource: Resource
-    """What it is about."""
+    """Kind of thing that the right is about."""
     name: str
     """The full name on the servers, or how the names begin."""
     prefixed: bool
     """Whether it holds for all names that begin so."""
     operation: Operation
-    """What it allows."""
+    """Operation that the right allows."""
 
 
 class AccessRights(Protocol):

@@ -68,17 +68,19 @@ class Jump(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What a member owned at one moment; a transaction that commits positions of a group carries a snapshot.
+    """The partitions that a member owned at one moment. A transaction that commits positions of a group carries a
+    snapshot.
 
     The concurrent loop takes it with `Member.snapshot` *before* it collects results, and gives it to `Producer.commit`.
-    The commit is refused if any of its partitions has changed hands since, even if it came back (promise 5)."""
+    The commit is refused if any of its partitions has changed hands since, even if the partition came back (promise
+    5)."""
 
     group: str
     """Bare name of the group."""
     assignment: Mapping[TopicPartition, int]
     """Partition -> number of its assignment; a partition that comes back has another number."""
     token: object = None
-    """What the transport itself needs to recognize the member: generation, member id."""
+    """Data by which the transport recognizes the member: generation, member id."""
 
 
 class Reader(Protocol):
@@ -238,7 +240,7 @@ class Producer(Protocol):
 
 
 class Admin(Protocol):
-    """What is asked of a log beside reading and writing: topics, offsets, positions, and deletion.
+    """The operations on a log beside reading and writing: topics, offsets, positions, and deletion.
 
     Each transport has one, as `Transport.admin`. A new run is made so:
 

@@ -16,7 +16,7 @@ PUT_OUT = (
     "%s was put out of the group %s: it gave no sign for longer than transport.session_timeout_s = %g s; its work "
     "begins anew (was the process stopped, or the machine too busy? give it more seconds)"
 )
-"""What a member says that has been put out by the others: its name, its group, and the setting."""
+"""The message of a member that the others have put out, for its name, its group, and the setting."""
 
 
 def own_sources(sources: Collection[object], *kinds: type[S]) -> list[S]:

@@ -25,7 +25,7 @@ class PartitionBatch(NamedTuple):
 
 
 class PartitionLog(Protocol):
-    """What `Cursors` need of a log: where its partitions begin and end, and a read of one partition."""
+    """A log as `Cursors` need it: the begin and end of its partitions, and a read of one partition."""
 
     def spans(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, tuple[int, int]]:
         """Return, for each partition that exists, the first offset kept and the offset after the last record."""

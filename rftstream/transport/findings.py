@@ -30,17 +30,17 @@ class Finding:
     what: str
     """The name of the thing."""
     found: str
-    """What was found."""
+    """Value that was found."""
     wanted: str = ""
-    """What was expected; empty where anything will do."""
+    """Value that was expected; empty where anything will do."""
     todo: str = ""
-    """What a person should do; empty where the level is ok."""
+    """Advice to a person; empty where the level is ok."""
     exit_code: int = 1
     """The exit code of the command, if this is a problem."""
 
 
 class ServerLook(Protocol):
-    """What can be asked of a log that is kept by servers. Such a transport has it as `transport.admin.look`."""
+    """The checks of a log that is kept by servers. Such a transport has them as `transport.admin.look`."""
 
     def broker(self) -> list[Finding]:
         """Return findings about the version and the settings of the brokers."""

@@ -31,7 +31,7 @@ class GroupState:
     peer_pipes: Mapping[int, str]
     """Paths of the pipes of all members, this one included, by member number."""
     assignment: Mapping[TopicPartition, int]
-    """What this member owns, with the numbers of the assignments."""
+    """Partitions that this member owns, with the numbers of the assignments."""
 
 
 def join(store: Store, *, group: str, name: str, topics: Collection[str], session_timeout_s: float, pipe: str) -> int:

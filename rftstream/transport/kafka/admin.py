@@ -287,7 +287,7 @@ class KafkaAdmin:
 
 
 class _SeenTopics:
-    """What has become of topics since they were seen first. `KafkaAdmin` makes it, and notes each description."""
+    """The history of topics since each was seen first. `KafkaAdmin` makes it, and notes each description."""
 
     def __init__(self, clients: KafkaClientFactory) -> None:
         self._clients = clients

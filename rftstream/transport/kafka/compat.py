@@ -264,15 +264,15 @@ class _AddOffsetsAlone(AddOffsetsToTxnHandler):  # type: ignore[misc]
 
 
 class TransactionParts:
-    """What a transaction writes: records to partitions, and positions of a group. A producer makes one for each
+    """The parts of a transaction: records to partitions, and positions of a group. A producer makes one for each
     transaction that it has begun, and calls `begin`, `send` for each record, `flush` of the client, and
     `send_positions` last.
 
-    For 3.0.12: the client adds each partition when its first record comes, so a transaction over many partitions begins
-    with several requests, one after the other. It adds the group when its positions are sent, which is a round trip of
-    its own. For each record it checks and measures what is checked here already, which takes as long as writing it. And
-    a position that was refused it keeps, and commits it with whatever comes next: the refused work would be passed over
-    and lost."""
+    It replaces four habits of the client, version 3.0.12. The client adds each partition when its first record comes,
+    so a transaction over many partitions begins with several requests, one after the other. It adds the group when its
+    positions are sent, which is a round trip of its own. It checks and measures each record, as was done here already,
+    and that takes as long as writing the record. And it keeps a position that was refused, and commits it with the next
+    transaction: the refused work would be passed over and lost."""
 
     def __init__(self, producer: KafkaProducer, group: ConsumerGroupMetadata | None) -> None:
         self._producer = producer

@@ -132,4 +132,4 @@ def _mask_of(events: int) -> int:
 
 
 CONFIGURED: type[selectors.BaseSelector] = LazySelector if hasattr(select, "epoll") else selectors.DefaultSelector
-"""What the clients are given as their `selector`."""
+"""Class that the clients are given as their `selector`."""
