@@ -78,7 +78,7 @@ class AccessReport:
 
     run: str
     kind: str
-    """Of the transport."""
+    """Kind of the transport."""
     servers: str | None
     users: Mapping[str, str]
     """Kind of user -> its name on the servers, `User:NAME`."""

@@ -17,7 +17,7 @@ from rftstream.runs.folder import OpenRun
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentAccess:
-    """What an agent elsewhere is to be told. `find_agent_access` makes it."""
+    """The addresses and the token for an agent elsewhere. `find_agent_access` makes it."""
 
     run_id: str
     token: str

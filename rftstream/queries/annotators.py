@@ -39,7 +39,7 @@ class AnnotatorFigures:
     median_time_s: float | None
     """From seeing a question to the answer; None: not known."""
     cannot_judge: Share
-    """Of the pairs."""
+    """Share of the pairs that the annotator cannot judge."""
     left: Share
     """Pairs of which the left one was chosen, of those with one choice and a known order."""
     gold: Share

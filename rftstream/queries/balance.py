@@ -66,7 +66,7 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditReport:
-    """What an audit found. `audit` makes it; commands print it as text or JSON."""
+    """The findings of an audit. `audit` makes it; commands print it as text or JSON."""
 
     trainer_epoch: int
     version: int
@@ -96,13 +96,13 @@ class AuditReport:
     balanced: bool
     """Whether the law holds and nothing on the log contradicts it."""
     operators: OperatorTotals | None = None
-    """What operators did so far; None where the run has none."""
+    """Counts of the operators' actions so far; None where the run has no operators."""
     reuse: ReuseCounts | None = None
     """How often batches have groups once more; None where the run has no operator for that."""
     people: FeedbackBalance | None = None
-    """What became of votes; None where nobody was asked or said anything."""
+    """Counts of votes and judgements; None where nobody was asked and nobody voted."""
     recomputation: Recomputation | None = None
-    """What came of computing the operators' decisions again; None where nobody asked for it."""
+    """Result of computing the operators' decisions again; None where it was not asked for."""
 
     @property
     def fine(self) -> bool:

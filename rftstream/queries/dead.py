@@ -145,7 +145,7 @@ def error_kinds(letters: Iterable[Letter]) -> list[ErrorKind]:
 
 
 def _from_control(log: Log, now: float) -> tuple[set[str], set[str]]:
-    """What was dropped, and the groups that were asked for and not answered yet."""
+    """Return the dropped letters and groups, and the groups whose retry was requested and not answered yet."""
     dropped: set[str] = set()
     asked: dict[bytes, str] = {}
     for record in log.read("control"):

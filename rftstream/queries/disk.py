@@ -27,7 +27,7 @@ SOON_HOURS = 48.0
 """A disk that will be full sooner than this is told: the next look at the run may be after a weekend."""
 
 NEWEST_STEPS = 1000
-"""Of these the time of a step is taken."""
+"""Number of newest steps that the time of a step is measured over."""
 
 LEAST_S = 60.0
 """Steps of less time than this tell nothing about hours."""

@@ -26,7 +26,7 @@ MOST_PROPOSED = 6
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """What a key is about. `explain` finds it."""
+    """The section or setting that a key names. `explain` finds it."""
 
     section: SettingSection
     setting: Setting | None = None

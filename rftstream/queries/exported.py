@@ -36,7 +36,7 @@ WAITS_FOR = dict(zip(STAGES, (EXPLORER.name, VERIFIER.name, BUFFER.name, TRAINER
 
 
 class Kind(StrEnum):
-    """What Prometheus does with a metric."""
+    """The kinds of metrics in Prometheus."""
 
     gauge = "gauge"
     counter = "counter"
@@ -48,7 +48,7 @@ class Exported:
     """The declaration of a metric of runs. `run` is a label of each but those of the exporter itself."""
 
     name: str
-    """As Prometheus has it."""
+    """Name of the metric in Prometheus."""
     kind: Kind
     help: str
     labels: tuple[str, ...] = ("run",)

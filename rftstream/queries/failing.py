@@ -34,9 +34,9 @@ class FailingTaskset:
     taskset: str
     num_failed: int
     num_seen: int
-    """Of so many newest ones."""
+    """Number of newest rollouts that the share of failures is measured over."""
     error: str
-    """What the newest of them died of."""
+    """Error of the newest rollout that failed."""
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain values, for `--json`."""

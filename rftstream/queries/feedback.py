@@ -75,8 +75,8 @@ def has_feedback(log: Log) -> bool:
 
 
 class FeedbackRecords:
-    """What stands on the topics of people. `read_feedback` makes one, or is given one that its caller keeps for a run
-    and a transport: that one reads on from where it ended the last time."""
+    """The records on the topics of feedback. `read_feedback` makes one, or gets one that its caller keeps for a run and
+    a transport: that one reads on from where it ended the last time."""
 
     def __init__(self) -> None:
         self._begin()

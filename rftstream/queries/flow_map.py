@@ -37,7 +37,7 @@ class FlowRole:
 
     name: str
     claim: Claim | None
-    """Who is in force; None for roles of many workers."""
+    """Claim in force; None for roles of many workers."""
     workers: tuple[tuple[str, str, bool], ...]
     """Workers on this machine: process, what they are at, and whether they answer."""
     writes: str

@@ -28,7 +28,7 @@ OPERATORS_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """What a `RunFollower` found at one look."""
+    """The snapshot that a `RunFollower` takes of a run at one look."""
 
     status: Status
     counts: CatalogCounts | None

@@ -14,7 +14,7 @@ class LiveGateway:
 
     process: str
     base_url: str
-    """What clients take as their base URL."""
+    """Base URL for clients."""
     num_free: int
     """Rollouts there that wait for an agent."""
 

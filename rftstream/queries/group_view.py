@@ -24,7 +24,7 @@ from rftstream.transport.base import Transport
 MAX_SHOWN = 64
 """Siblings whose records are read for one page."""
 SAID_CHARACTERS = 600
-"""Of each sibling's last completion."""
+"""Characters of each sibling's last completion, at most."""
 MAX_EXPERIENCES = 1024
 """Experiences of a batch that are read for advantages which depend on the whole batch."""
 
@@ -56,7 +56,7 @@ class GroupView:
     part_names: tuple[str, ...]
     """Names of parts that a sibling has beside the reward."""
     decisions: tuple[OperatorDecision, ...]
-    """What operators did to the group."""
+    """Actions of operators on the group."""
 
 
 def read_group(transport: Transport, group: GroupRow, reader: CompletionReader, *, num_partitions: int) -> GroupView:

@@ -21,7 +21,7 @@ WATCHED = 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TasksetGrowth:
-    """What joined one taskset."""
+    """The problems that joined one taskset."""
 
     joined: int
     drawn: int
@@ -35,7 +35,7 @@ class TasksetGrowth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrowthReport:
-    """What joined the growing tasksets. `read_growth` makes it, for `status`."""
+    """The growth of the tasksets that grow. `read_growth` makes it, for `status`."""
 
     tasksets: Mapping[str, TasksetGrowth]
     rejected: Mapping[str, int]

@@ -25,10 +25,10 @@ from rftstream.queries.topics import num_offsets
 from rftstream.service.role import Log
 
 MAX_TEXT_CHARACTERS = 2_000
-"""Of one string in text output."""
+"""Characters of one string in text output, at most."""
 
 WIDTH = 110
-"""Of wrapped lines."""
+"""Characters of wrapped lines, at most."""
 
 # --------------------------------------------------------------------------------------------- which topics
 
@@ -279,7 +279,7 @@ def _part_lines(name: str, value: Any, reader: CompletionReader) -> list[str]:
 
 
 def _speech(who: str, pieces: Pieces, reader: CompletionReader = PLAIN) -> list[str]:
-    """What somebody said, its further lines indented."""
+    """Return the text of a speaker with the name before it and further lines indented."""
     first, *more = reader.text(cut(pieces, MAX_TEXT_CHARACTERS)).split("\n")
     return [f"{who}: {first}", *(f"  {line}" for line in more)]
 
@@ -297,7 +297,7 @@ def _segment_sentence(segment: Segment) -> str:
 
 
 def _sampling_facts(sampling: Sampling) -> str:
-    """What is always of interest, and what is not as usual."""
+    """Return the sampling settings that are always shown, and those that differ from the defaults."""
     usual = Sampling()
     always = ("temperature", "max_tokens")
     values = {item.name: getattr(sampling, item.name) for item in dataclasses.fields(sampling)}

@@ -118,7 +118,7 @@ def _passed(rows: RowArray, positions: Mapping[TopicPartition, Position]) -> Fla
 
 @dataclass(slots=True)
 class Shares:
-    """What batches hold, by (share, batch sequence)."""
+    """The contents of batches, by (share, batch sequence)."""
 
     counted: Counter[tuple[int, int]] = field(default_factory=Counter)
     """Experiences on the topic."""
@@ -149,12 +149,12 @@ def shares_of(table: TopicTable) -> Shares:
 
 @dataclass(frozen=True, slots=True)
 class Uses:
-    """Of demonstrations, in batches that are kept: each is a group of one or, of a pair, of two records."""
+    """The uses of demonstrations in batches that are kept: each is a group of one record or, for a pair, of two."""
 
     group_U: Digests
     """Each once."""
     number_U: Numbers
-    """Of the demonstration."""
+    """Number of the demonstration."""
     batch_U: Numbers
     num_double: int
     """Uses that stand in two batches."""

@@ -36,7 +36,7 @@ FORMS = (
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is to be traced; the fields that its kind has are set."""
+    """The target of a trace; the fields that its kind has are set."""
 
     kind: str
     """rollout, group, batch, version, demonstration, problem or record."""
@@ -69,7 +69,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
 
 
 def parse_target(text: str) -> Target:
-    """As other commands print it. ConfigError says which forms there are."""
+    """Return the target that a text names, as other commands print it. ConfigError says which forms there are."""
     if (name := parse_object_name(text)) is not None:
         return Target("version", version=name.version, trainer_epoch=name.trainer_epoch)
     for kind, pattern in _PATTERNS:
@@ -286,7 +286,7 @@ def sampled_by(segments: Iterable[Segment], other: str | None) -> str | None:
 
 
 def whereabouts(store: ObjectStore, announced: WeightsAnnounced) -> str:
-    """Of the object: its size, or that it is gone."""
+    """Return the size of the version's object, or that the object is gone."""
     try:
         there = store.exists(announced.object)
     except WeightsError as error:
@@ -305,7 +305,7 @@ def named_siblings(outcomes: Iterable[Message | str]) -> set[int]:
 
 
 def no_version(target: Target, names: Collection[VersionName], run_id: str) -> str:
-    """What to say when `names` are all versions that were recorded."""
+    """Return the message for a target that is not among `names`, all versions that were recorded."""
     epoch = "" if target.trainer_epoch is None else f"{target.trainer_epoch}/"
     text = f"trace: {epoch or 'v'}{target.version}: no such version"
     if not names:

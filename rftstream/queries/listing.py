@@ -48,11 +48,11 @@ class RunLine:
     folder: str
     state: str
     stopped: Ending | None = None
-    """What ended it, of a run that is neither live nor finished."""
+    """End of the newest session, for a run that is neither live nor finished."""
     version: int | None = None
     steps: int | None = None
     reward: float | None = None
-    """Of the last step."""
+    """Mean reward of the last step."""
     created_at: float | None = None
     error: str | None = None
     """Why nothing more is known."""
@@ -81,7 +81,7 @@ def part_to_json(part: PartEntry) -> dict[str, Any]:
 
 
 def how_to_plug(kind: str) -> str:
-    """What the kind's table says about adding one, without its title."""
+    """Return the instructions in the kind's table for adding a part, without their title."""
     module = registry.KINDS[kind].partition(":")[0]
     return (ast.get_docstring(find_tree(module) or ast.Module([], [])) or "").partition("\n\n")[2]
 

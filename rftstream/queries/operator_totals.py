@@ -24,7 +24,7 @@ NUM_IN_STATUS = 6
 
 @dataclass(slots=True)
 class OperatorTotals:
-    """What operators did so far. `read_totals` makes it."""
+    """The counts of the operators' actions so far. `read_totals` makes it."""
 
     drawn: Drawn | None = None
     """The feeder's newest counts; None: no operators of the task side."""

@@ -21,7 +21,7 @@ from rftstream.service.role import Log
 NUM_SAMPLES = 6
 """At the beginning, and as many at the end."""
 SHOWN_CHARACTERS = 1_000
-"""Of a turn."""
+"""Characters of a turn, at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class ShownSample:
     """The oldest that sampled a token of it."""
     reward: str
     turns: tuple[tuple[str, Pieces], ...]
-    """Who says what."""
+    """Speaker and text of each turn."""
 
 
 def own_settings(config: RunConfig) -> list[tuple[str, str]]:

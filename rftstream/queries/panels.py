@@ -34,7 +34,7 @@ TIME_UNITS = ((120.0, 1.0, "s"), (7200.0, 60.0, "min"), (4 * 86400.0, 3600.0, "h
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """What the panels are drawn over."""
+    """The horizontal axis of the panels."""
 
     file: str
     label: str

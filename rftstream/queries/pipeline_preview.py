@@ -39,14 +39,14 @@ SHOWN_CHARACTERS = 72
 
 @dataclass(slots=True, kw_only=True)
 class Preview:
-    """What a pipeline would do. `preview` makes it; a command prints it."""
+    """The result of a trial of a pipeline. `preview` makes it; a command prints it."""
 
     tasks: dict[str, PipelineCounts]
-    """Taskset -> what became of the problems that were looked at."""
+    """Taskset -> counts of the problems that were looked at."""
     sizes: dict[str, int]
     """Taskset -> its problems."""
     groups: dict[str, PipelineCounts] = field(default_factory=dict)
-    """Taskset -> what became of the recorded groups that were looked at."""
+    """Taskset -> counts of the recorded groups that were looked at."""
     seen: int = 0
     """Records of `outcomes` that are in the facts of the task side."""
     num_recorded: int = 0
@@ -54,7 +54,7 @@ class Preview:
     num_same: int = 0
     """Groups that were looked at and to which the same was done when the run decided."""
     recorded: Counter[str] = field(default_factory=Counter)
-    """What became of these groups in the run: batched, filtered, ..."""
+    """Recorded result of these groups in the run (batched, filtered, ...) -> groups."""
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -166,7 +166,7 @@ class _RecordedGroup:
     seen: int
     """Records of `outcomes` in the facts that the buffer decided by."""
     number: int
-    """Of its record on `outcomes`."""
+    """Number of the group's record on `outcomes`."""
     outcome: GroupOutcome
 
 

@@ -22,7 +22,7 @@ NUM_MARKED = 40
 """Up to so many points a line shows them."""
 
 MOST_DECADES = 4
-"""Of a logarithmic axis."""
+"""Decades of a logarithmic axis, at most."""
 
 NUM_COLUMNS = 3
 ROW_INCHES, MARGIN_INCHES = 3.15, 1.4
@@ -36,7 +36,7 @@ STROKES = {
     "longdash": (0, (8, 2)),
     "longdashdot": (0, (8, 1.5, 1, 1.5)),
 }
-"""Of panels.DASHES."""
+"""Strokes for the names in panels.DASHES."""
 DPI = 110
 MAX_POINTS = 2_000
 """Most points of a line on a page. A longer line is drawn by the means of equal parts: its page opens quickly."""

@@ -32,7 +32,7 @@ class ProblemLine:
     maker: str
     made_by: str
     text: str
-    """What is asked; of a rejected one what the model said."""
+    """Text of the problem; for a rejected problem, the text that the model wrote."""
     answer: str | None
     num_samples: int
     num_agreed: int

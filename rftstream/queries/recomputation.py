@@ -13,7 +13,7 @@ MAX_DIFFERENCES = 10
 
 @dataclass(slots=True)
 class Recomputation:
-    """What came of computing all decisions again."""
+    """The counts of a recomputation of all decisions."""
 
     num_draws: int = 0
     """Problems that the operators of the task side were asked about again."""

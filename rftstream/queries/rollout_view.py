@@ -24,13 +24,13 @@ from rftstream.service.reading import each_record
 from rftstream.transport.base import Transport
 
 MAX_CHARACTERS = 20_000
-"""Of one message on a page; the rest is counted."""
+"""Characters of one message on a page, at most; the rest is counted."""
 MAX_TURNS = 200
-"""Of one rollout on a page; the rest is counted."""
+"""Turns of one rollout on a page, at most; the rest is counted."""
 MAX_TOKENS = 1_500
-"""Of one page of tokens."""
+"""Tokens on one page of tokens, at most."""
 TOKEN_CHARACTERS = 60
-"""Of one token: some vocabularies have very long ones."""
+"""Characters of one token, at most: some vocabularies have very long tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,9 +71,9 @@ class ShownRollout:
     calls: tuple[str, ...]
     """Model calls of an agent, a line each."""
     posted: str | None
-    """What environment or agent gave as reward."""
+    """Reward that the environment or agent gave, as text."""
     places: Mapping[str, str] = field(default_factory=dict)
-    """What -> the record that says it, as `topic[partition]@offset`."""
+    """Fact -> place of the record that tells it, as `topic[partition]@offset`."""
 
     @property
     def sampled_by(self) -> dict[tuple[int, int], int]:

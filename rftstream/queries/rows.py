@@ -87,7 +87,7 @@ class Mark:
     last: int = -1
     """Offset of the last record seen, -1 if there was none."""
     fingerprint: int = 0
-    """Of that record."""
+    """Fingerprint of the last record seen."""
 
 
 @dataclass(slots=True)
@@ -191,7 +191,8 @@ def read_table(log: Log, topic: str, known: TopicTable | None = None) -> TopicTa
 
 
 def _encoder(topic: str) -> tuple[Callable[[Record], bytes], list[tuple[int, str]]]:
-    """What makes packed rows of a record, and where it says what it could not decode."""
+    """Return the function that makes packed rows of a record, and the list to which it adds records that it could not
+    decode."""
     broken: list[tuple[int, str]] = []
     if topic == "outcomes":
         return (lambda record: _outcome_rows(record, broken)), broken

@@ -100,11 +100,11 @@ class SettingSection:
     """Settings that stand together: a section of the run file, or the settings of one part."""
 
     key: str
-    """What the keys of its settings begin with: `trainer`, `tasksets.NAME`, `algorithms.grpo`."""
+    """Prefix of the keys of its settings: `trainer`, `tasksets.NAME`, `algorithms.grpo`."""
     place: str
     """Where they stand in a run file: `[trainer]`, `[[stages]]`, `[tasksets.NAME.options]`."""
     about: str
-    """What it is for; empty for [sampling]."""
+    """Purpose of the section; empty for [sampling]."""
     settings: tuple[Setting, ...]
     kind: str = ""
     """The kind of the part whose settings they are; empty for a section of the run file."""

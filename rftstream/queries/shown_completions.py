@@ -30,7 +30,7 @@ class CompletionReader:
     def turns(
         self, turns: Sequence[Turn], segments: Sequence[Segment], calls: Sequence[AgentCall] = ()
     ) -> list[Pieces]:
-        """What each turn says; `calls` are those of an agent."""
+        """Return the pieces of each turn; `calls` are those of an agent."""
         return pieces_of_turns(self.renderer, turns, segments, calls)
 
     def text(self, pieces: Pieces) -> str:
@@ -60,7 +60,7 @@ PLAIN = CompletionReader()
 
 
 def open_reader(run: OpenRun, *, dims: bool) -> CompletionReader:
-    """Of the model that the run samples from, if it is here; nothing is fetched."""
+    """Open the reader for the model that the run samples from, if it is here; nothing is fetched."""
     renderer = None
     with suppress(ConfigError):  # a damaged folder, which is not what was asked about
         spec = model_here(run.config.model, run.folder.model)

@@ -12,7 +12,7 @@ from rftstream.contracts.rollouts import AgentCall, Posted, Rollout, Segment, Tu
 from rftstream.queries.formatting import plural
 
 MAX_CALL_CHARACTERS = 300
-"""Of one tool call on its line."""
+"""Characters of one tool call on its line, at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ Key = tuple[str, str, str]
 
 @dataclass(slots=True)
 class RunSide:
-    """What one of the runs made of the groups. `read_side` makes it."""
+    """One run's side of a comparison of groups. `read_side` makes it."""
 
     run: str
     version: int = 0
@@ -36,9 +36,9 @@ class RunSide:
     reasons: Counter[str] = field(default_factory=Counter)
     """Groups that were filtered, by reason."""
     groups: Counter[Key] = field(default_factory=Counter)
-    """What operators did -> groups."""
+    """Action of operators -> groups."""
     siblings: Counter[Key] = field(default_factory=Counter)
-    """What operators did to some siblings of a group -> siblings."""
+    """Action of operators on some siblings of a group -> siblings."""
     batched: set[str] = field(default_factory=set)
     """Ids of the groups in batches."""
 

@@ -45,11 +45,11 @@ class SpanKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """What took some time."""
+    """A piece of work that took some time."""
 
     key: SpanKey
     name: str
-    """What kind of span; few names, so that tracing systems can group by them."""
+    """Kind of span; there are few names, so that tracing systems can group by them."""
     start_s: float
     end_s: float
     """Not before the start."""

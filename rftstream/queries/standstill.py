@@ -82,7 +82,7 @@ class Standstill:
     still_s: float | None
     """For how long nothing has moved; None if something has."""
     waits_for: tuple[str, ...]
-    """What the run waits for, each as half a sentence; empty if something has moved."""
+    """Things that the run waits for, each as half a sentence; empty if something has moved."""
     published: int | None = None
     """The newest version of the trainer, where nobody takes over what it publishes."""
     taken: int | None = None
@@ -163,7 +163,7 @@ def _waits_for(movement: Movement) -> Iterable[str]:
 
 
 def _who(movement: Movement, role: str) -> str:
-    """Who could take it."""
+    """Return how many workers of the role could take the work, or how to start one."""
     if alive := movement.alive.get(role, 0):
         return f" ({alive:,} alive)"
     if movement.expected.get(role, 0):

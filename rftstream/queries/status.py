@@ -54,7 +54,7 @@ class Status:
     elsewhere: Elsewhere | None
     """Workers that may be alive without a `run` or `resume` here; None if there are none, or one supervises it."""
     stopped: Ending | None
-    """What ended the newest session, if the run is neither live nor finished."""
+    """End of the newest session, if the run is neither live nor finished."""
     origin: Origin | None
     """Where its rollouts come from, if it has not sampled them itself."""
     control: ControlView
@@ -67,9 +67,9 @@ class Status:
     left_out: int
     """Problems that the feeder did not admit: their prompts are too long."""
     operators: OperatorTotals | None
-    """What operators did to problems and groups; None where the run has none."""
+    """Counts of the operators' actions on problems and groups; None where the run has no operators."""
     growing: GrowthReport | None
-    """What joined the tasksets that grow; None if there are none."""
+    """Growth of the tasksets that grow; None if there are none."""
     lag: Mapping[str, int]
     """Topic -> records that wait to be read; `batches`: batches that wait to be trained."""
     lost: Mapping[str, int]
@@ -89,7 +89,7 @@ class Status:
     failing: tuple[FailingTaskset, ...]
     """Tasksets whose newest rollouts fail."""
     standstill: Standstill | None
-    """What does not go on, of a run that should."""
+    """Parts of the run that do not go on and why; None if all does, or need not."""
 
     @property
     def failed(self) -> bool:
@@ -110,7 +110,7 @@ class Status:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownFacts:
-    """What somebody who follows a run knows of it already, so that `read_status` does not read it from the log."""
+    """The facts about a run that its follower knows already, so that `read_status` does not read them from the log."""
 
     live: bool
     """Whether somebody supervised it before `control` was read: a run that ends meanwhile is not taken for stopped."""

@@ -60,7 +60,7 @@ class TopicsReport:
 
     run: str
     kind: str
-    """Of the transport."""
+    """Kind of the transport."""
     lines: tuple[TopicLine, ...]
     made: tuple[str, ...] = ()
     """By `apply`, just now."""

@@ -18,7 +18,8 @@ from rftstream.weights.store import ObjectStore
 
 
 class TraceRecords:
-    """What a trace knows of a run beside its flow: steps, versions, evaluations, dead letters, deletions.
+    """The records about a run that a trace needs beside its flow: steps, versions, evaluations, dead letters,
+    deletions.
 
     `trace` makes it, and each of its topics is read when it is first asked for."""
 
@@ -43,7 +44,7 @@ class TraceRecords:
 
     @cached_property
     def deleted(self) -> Trimmed:
-        """What retention deleted of the log, as `control` says."""
+        """The deletions of the log by retention, as `control` records them."""
         return read_control(self.run.transport).deleted
 
     @cached_property

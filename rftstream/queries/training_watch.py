@@ -54,7 +54,7 @@ class Sign:
     kind: str
     """One of the words that the module which found it lists."""
     subject: str
-    """What it is about, such as an evaluation, a reward or a taskset; empty if it is about all rewards."""
+    """Subject of the sign, such as an evaluation, a reward or a taskset; empty if the sign is about all rewards."""
     text: str
 
     def to_json(self) -> dict[str, Any]:
@@ -63,7 +63,7 @@ class Sign:
 
     @property
     def heading(self) -> str:
-        """What to look at, in words."""
+        """Advice where to look, in words."""
         return f"look at {self.subject or 'rewards'}"
 
     def to_text(self) -> str:

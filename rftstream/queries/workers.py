@@ -30,7 +30,7 @@ class WorkerStatus:
     host: str
     """Where it runs."""
     health: Mapping[str, Any] | None
-    """What /health says; None if nobody answers, or it is on another host, which is not asked."""
+    """Answer of /health; None if nobody answers, or if the worker is on another host, which is not asked."""
 
     @property
     def is_here(self) -> bool:

@@ -22,7 +22,7 @@ _FATES = ("kept", "expired", "filtered", "dead")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogCounts:
-    """What became of a run's groups and rollouts. `count_fates` makes it."""
+    """The counts of a run's groups and rollouts by fate. `count_fates` makes it."""
 
     groups: Balance
     rollouts: Balance

@@ -18,7 +18,7 @@ PAGE = 25
 """Rows of a page, unless a caller asks for another number."""
 
 FATES = ("pending", "batched", "trained", "expired", "filtered", "dead")
-"""What can become of a group or a rollout, in the words of the audit; `batched` is pending, too."""
+"""The fates that a group or a rollout can have, in the words of the audit; `batched` is pending, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ class Moment:
     version: int = 0
     """The version in force then: batches below it are trained."""
     text: str = ""
-    """What was asked for, as links repeat it; empty for now."""
+    """Text of the moment as the user gave it and as links repeat it; empty for now."""
 
     @property
     def is_now(self) -> bool:
