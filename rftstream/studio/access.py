@@ -17,7 +17,7 @@ from pathlib import Path
 from rftstream.errors import ConfigError
 
 PREFIX = "rfts-"
-"""What a token begins with, so that scanners for lost secrets can find one."""
+"""Prefix of a token, by which scanners for lost secrets can find one."""
 SESSION_S = 12 * 3600.0
 """How long a browser stays logged in."""
 MAX_SESSIONS = 10_000
@@ -25,7 +25,7 @@ _NAME = re.compile(r"[A-Za-z0-9@._-]{1,64}")
 
 
 class StudioRole(IntEnum):
-    """What somebody may do. Each may do what those before it may."""
+    """The rights of a person. Each role has the rights of those before it, too."""
 
     viewer = 1
     """Look."""
@@ -37,7 +37,7 @@ class StudioRole(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Viewer:
-    """Who makes a request."""
+    """The person who makes a request."""
 
     name: str
     role: StudioRole

@@ -22,7 +22,7 @@ class RunItem(Struct, frozen=True, kw_only=True):
     """A run of this studio."""
 
     name: str
-    """As addresses have it."""
+    """Name of the run in addresses."""
     state: str | None
     """running, paused, draining, stopped or finished; None: not looked at yet."""
     version: int | None
@@ -55,7 +55,7 @@ class Glance(Struct, frozen=True, kw_only=True):
 
     name: str
     as_of: str
-    """What was asked for; empty for now."""
+    """Moment as it was asked for; empty for now."""
     version: int
     """The newest version."""
     groups: FateCounts
@@ -65,9 +65,9 @@ class Glance(Struct, frozen=True, kw_only=True):
     evaluations: Mapping[str, Mapping[str, float]]
     """Evaluation -> its newest result: version, metrics, num_tasks, num_samples of each, num_unscored of all."""
     wrong: tuple[Wrong, ...]
-    """What looks wrong; of now alone."""
+    """Signs that something may be wrong; for now alone."""
     status: Mapping[str, Any] | None
-    """What `rftstream status --json` says; of now alone."""
+    """Data of `rftstream status --json`; for now alone."""
 
 
 class RolloutItem(Struct, frozen=True, kw_only=True):
@@ -150,7 +150,7 @@ class RolloutDetail(Struct, frozen=True, kw_only=True):
     """The parts of the verdict's reward."""
     scorer: str | None
     places: Mapping[str, str]
-    """What -> the record that says it, as `topic[partition]@offset`."""
+    """Fact -> place of the record that tells it, as `topic[partition]@offset`."""
 
 
 class QuestionItem(Struct, frozen=True, kw_only=True):
@@ -159,7 +159,7 @@ class QuestionItem(Struct, frozen=True, kw_only=True):
     question_id: str
     """`kind/group_id/siblings`."""
     kind: str
-    """What is asked: label, rating or pair."""
+    """Kind of answer that is asked for: label, rating or pair."""
     rollouts: tuple[str, ...]
     order: tuple[int, ...]
     """In which order to show the rollouts, as indexes into them."""
@@ -190,21 +190,21 @@ class QuestionPage(Struct, frozen=True, kw_only=True):
 
 
 class VoteBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What somebody says, as a row of `rftstream feedback add`: rollouts and exactly one answer. Who says it is who
-    owns the token. Another answer to the same question is an edit."""
+    """A vote, as a row of `rftstream feedback add`: rollouts and exactly one answer. The voter is the owner of the
+    token. Another answer to the same question is an edit."""
 
     rollout: str | None = None
     """The rollout that is judged."""
     rollouts: list[str] | None = None
     """Two siblings, of a choice, or of a retracted pair."""
     label: float | None = None
-    """What the reward should be."""
+    """Reward that the rollout should have."""
     rating: float | None = None
     """A number on the scale of the run file."""
     choice: PairChoice | None = None
     """Which of the rollouts is better, as they are named here."""
     correction: str | None = None
-    """What the answer should have been."""
+    """The right answer, written out."""
     flag: str | bool | None = None
     """Why the rollout must not be trained on, or true."""
     retract: Literal["label", "rating", "pair", "correction", "flag"] | None = None
@@ -217,7 +217,7 @@ class VoteBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class VoteDone(Struct, frozen=True, kw_only=True):
-    """What became of a vote so far. The buffer judges it; `rftstream feedback list` says what came of it."""
+    """The effect of a vote so far. The buffer judges the vote later; `rftstream feedback list` shows the judgement."""
 
     question_id: str
     written: bool
@@ -264,7 +264,7 @@ class AnnotatorItem(Struct, frozen=True, kw_only=True):
     median_time_s: float | None
     """From seeing a question to the answer."""
     cannot_judge: ShareItem
-    """Of the pairs."""
+    """Share of the pairs that the annotator cannot judge."""
     left: ShareItem
     """Pairs of which the left one was chosen."""
     gold: ShareItem | None
@@ -310,7 +310,7 @@ Version = Annotated[int, Meta(ge=0, le=10**15 - 1)]
 
 
 class EvaluateBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is to be evaluated."""
+    """The evaluations that are requested."""
 
     evaluation: str | None = None
     """One of the run file; else all."""
@@ -321,7 +321,7 @@ class EvaluateBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class EvaluateDone(Struct, frozen=True, kw_only=True):
-    """What was asked of the evaluator."""
+    """The counts of requested evaluations."""
 
     asked: int
     """Evaluations that were asked for."""
@@ -341,7 +341,7 @@ class RetryBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class RetryDone(Struct, frozen=True, kw_only=True):
-    """What was asked about dead groups."""
+    """The counts of dead groups that were requested to be put back."""
 
     asked: int
     """Groups asked to be put back."""

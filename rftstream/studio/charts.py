@@ -15,7 +15,7 @@ from rftstream.queries.panels import COLORS, MAX_LINES, Axis, Line, Panel, over_
 from rftstream.queries.plot import goes_wide, log_view, smoothed_by_stage, thinned, view, window
 
 WIDTH, HEIGHT, MARGIN = 640, 200, 8
-"""Of a picture, in the units of its view box."""
+"""Size and margin of a picture, in the units of its view box."""
 FIRST_PANELS = ("Reward", "Loss", "Evaluations", "Completion length", "Staleness")
 """Titles of the panels of a run at a glance, as far as it has them."""
 NUM_FIRST = 4
@@ -41,7 +41,7 @@ class Chart:
     title: str
     unit: str
     label: str
-    """What the horizontal axis is."""
+    """Label of the horizontal axis."""
     curves: tuple[DrawnCurve, ...]
     low: str
     high: str

@@ -12,7 +12,7 @@ from rftstream.studio.watched_run import WatchedRun
 ALIVE_S = 20.0
 """Seconds between two comments on a connection on which nothing happens, so that nobody in between cuts it."""
 MAX_LISTENERS = 500
-"""Of all runs. One more is answered 503."""
+"""Listeners of all runs, at most. One more is answered 503."""
 
 
 class RunEvents:

@@ -30,9 +30,9 @@ from rftstream.studio.access import Sessions, StudioRole, TokenFile, Viewer
 COOKIE = "rftstream_studio"
 SAFE = ("GET", "HEAD")
 MAX_BODY_BYTES = 64 * 1024
-"""Of a request of somebody who only looks."""
+"""Bytes of a viewer's request, at most."""
 MAX_WRITE_BYTES = 1024 * 1024
-"""Of a request of an annotator or an operator: corrected answers are long."""
+"""Bytes of the request of an annotator or an operator, at most: corrected answers are long."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 HEADERS = {
@@ -50,7 +50,7 @@ HEADERS = {
 OPEN = ("/login", "/static/")
 """Paths that need no token: the page that asks for it, and what that page is made of."""
 FOR_ALL = ("/login", "/logout")
-"""What a viewer may send, too."""
+"""Paths to which a viewer may send a request, too."""
 API = "/api/"
 """Programs ask below this path, and are told in JSON what is wrong."""
 
@@ -80,20 +80,20 @@ class RateLimits:
 
 @dataclass(slots=True, kw_only=True)
 class GuardRules:
-    """What the guard of a studio lets pass. `server` makes it."""
+    """The rules by which the guard of a studio lets requests pass. `server` makes it."""
 
     hosts: frozenset[str]
     """Names by which the studio is reached, without ports."""
     tokens: TokenFile
-    """Who has a token."""
+    """Tokens and their owners."""
     local: Viewer | None = None
-    """Who comes without a token; None: a token is a must, since others than this machine reach the studio."""
+    """Viewer for requests without a token; None: a token is needed, since other machines can reach the studio."""
     limits: RateLimits = field(default_factory=RateLimits)
     sessions: Sessions = field(default_factory=Sessions)
     login_limits: RateLimits = field(default_factory=lambda: RateLimits(per_s=0.1, burst=10.0))
     """Tries of a token."""
     write_limits: RateLimits = field(default_factory=lambda: RateLimits(per_s=2.0, burst=60.0))
-    """What one person changes, by name."""
+    """Limits on the changes of one person, by name."""
 
 
 class RequestGuard:

@@ -48,7 +48,7 @@ register_url_convertor("count", CountConvertor())
 GROUP = "{taskset}/{taskset_pass:count}/{problem:count}/{attempt:count}"
 """A group in an address."""
 MAX_FIELDS = 200
-"""Of a form."""
+"""Fields of a form, at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,7 +55,7 @@ TITLES = {
 
 
 def questions(page: PageOfRun) -> Response:
-    """What people are asked: questions that wait, the most urgent first, or those that are judged or expired."""
+    """Show the questions to people: those that wait, the most urgent first, or those that are judged or expired."""
     view, now = page.run.people(), time.time()
     mine = own_opinions(page, view)
     state = page.asked("state") if page.asked("state") in STATES else "open"

@@ -15,7 +15,7 @@ from rftstream.queries.evaluations import unscored_text
 from rftstream.queries.formatting import duration, number, size, staleness_text
 
 SIGNS = {"trained": "✓", "batched": "▸", "pending": "…", "filtered": "∅", "expired": "⌛", "dead": "✕"}
-"""What stands before the name of a fate, so that it is not told by its colour alone."""
+"""Sign before the name of a fate, so that the fate is not told by its colour alone."""
 
 
 @cache

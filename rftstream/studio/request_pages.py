@@ -21,7 +21,8 @@ MAX_SHOWN = 100
 
 
 def requests(page: PageOfRun) -> Response:
-    """What the run was asked to do and by whom, what of it is not done yet, and for operators forms that ask more."""
+    """Show the requests to the run with their makers, the requests that are not done yet, and for operators forms for
+    more."""
 
     def read(run: OpenRun, _: object) -> tuple[ControlView, list[Request], tuple[str, ...]]:
         waiting = list(_waiting(Log(run.transport), time.time()))

@@ -22,7 +22,7 @@ from rftstream.studio.rendering import shade
 from rftstream.studio.run_pages import reward_limits
 
 COLORINGS = ("logprob", "version", "mask", "advantage")
-"""What tokens can be coloured by."""
+"""Values that tokens can be coloured by."""
 LEAST_LOGPROB = -5.0
 """Logprobs below this have the strongest colour."""
 NUM_VERSION_COLORS = 6
@@ -174,7 +174,7 @@ def rollout_text(page: PageOfRun) -> Response:
 
 
 def find(page: PageOfRun) -> Response:
-    """What somebody typed into the search field: the id of a rollout, a group, a batch or a version."""
+    """Open the page of the id in the search field: that of a rollout, a group, a batch or a version."""
     text = page.asked("id").strip()[:200]
     try:
         target = parse_target(text)

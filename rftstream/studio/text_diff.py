@@ -8,9 +8,9 @@ from difflib import SequenceMatcher
 from typing import Literal, NamedTuple
 
 MAX_WORDS = 2_000
-"""Of a text that is compared word by word; a longer one is compared line by line."""
+"""Words of a text that is compared word by word, at most; a longer text is compared line by line."""
 MAX_LINES = 2_000
-"""Of a text that is compared at all: the time grows with the square."""
+"""Lines of a text that is compared, at most: the time grows with the square."""
 
 
 class DiffPiece(NamedTuple):

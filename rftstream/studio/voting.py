@@ -31,7 +31,7 @@ from rftstream.studio.page import PageOfRun
 
 KINDS = tuple(kind for kind in FeedbackKind if kind is not FeedbackKind.retract)
 MAX_LEAD_S = 24 * 3600.0
-"""Who answers after more than this has done something else meanwhile: no time is recorded."""
+"""Seconds from question to answer above which no time is recorded: the annotator has done something else meanwhile."""
 Row = Mapping[str, Any]
 
 
@@ -50,7 +50,7 @@ class ShownQuestion:
     """None: the run does not ask this. People may say it all the same."""
     judgement: Judgement | None
     mine: VoteLine | None
-    """What stands of who asks for the page."""
+    """Vote in force of the person who asks for the page."""
 
     @property
     def rollouts(self) -> tuple[str, ...]:

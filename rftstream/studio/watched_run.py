@@ -46,7 +46,7 @@ PEOPLE_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSnapshot:
-    """What is known of a run since the last look. `WatchedRun` replaces it as a whole."""
+    """The state of a run at the last look. `WatchedRun` replaces it as a whole."""
 
     revision: int = 0
     """Grows with each change; browsers are told."""
