@@ -73,8 +73,8 @@ class ModelReward:
         """Treatment of longer texts: no reward, or they lose their beginning or their end, which metric `cut` counts. A
         served model decides itself which texts are too long; these have no reward."""
         steps: str | None = None
-        """Separator of the steps of an answer, for example "\\n\\n". It makes the model a process reward model: a folder
-        with the tokenizer of the run's model, whose outputs are read at the end of each step. Algorithms with
+        """Separator of the steps of an answer, for example "\\n\\n". It makes the model a process reward model: a
+        folder with the tokenizer of the run's model, whose outputs are read at the end of each step. Algorithms with
         `step_rewards` learn from its rewards of steps."""
         steps_as: Literal["min", "last", "mean", "sum"] = "min"
         """Way to make the rollout's reward from the rewards of its steps. `min`: Math-Shepherd."""
