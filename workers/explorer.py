@@ -19,9 +19,9 @@ from workers.agents import GatewayAddress, agent_parts
 from workers.parts import device_lock, engine_share, follower, model_spec, turn_loop
 
 STORE_PATIENCE_S = 5.0
-"""Of a fetch: it goes on with the weights that it has, and asks again."""
+"""Seconds to try to fetch weights. After them the explorer goes on with the weights that it has, and asks again."""
 STATES_PATIENCE_S = 30.0
-"""Of a large state of an environment: without it the rollout begins anew."""
+"""Seconds to try to fetch a large state of an environment. Without the state the rollout begins anew."""
 
 
 def build(context: RoleContext) -> Role:

@@ -38,7 +38,7 @@ from rftstream.weights.media import MediaStore
 from rftstream.weights.store import ObjectStore
 
 MEDIA_PATIENCE_S = 30.0
-"""Of an image: without it the rollout that shows it fails."""
+"""Seconds to try to fetch an image. Without the image the rollout that shows it fails."""
 
 
 def model_spec(context: RoleContext, *, device: str = "cpu", threads: int = 1) -> ModelSpec:
@@ -118,7 +118,8 @@ def _observe_call(method: str, seconds: float, timed_out: bool) -> None:
 
 
 def follower(context: RoleContext, policy_name: str, spec: ModelSpec, store: ObjectStore) -> WeightsFollower:
-    """What is fetched from elsewhere is kept beside the run, for all workers of this machine."""
+    """Return a follower of the run's weights. It keeps what it fetches from a remote store beside the run, for all
+    workers of this machine."""
     cache = None if store.is_local or context.simulated else AnchorCache(context.folder.anchors)
     # Adapters are no weights yet: the policy makes something of them.
     shared = spec.lora is None and registry.find_spec(PolicySpec, policy_name).reads_shared

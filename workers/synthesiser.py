@@ -30,7 +30,7 @@ from rftstream.service.self_pipe import SelfPipe
 from workers.parts import context_length, follower, model_spec, scorer, turn_loop
 
 STORE_PATIENCE_S = 5.0
-"""Of a fetch: it goes on with the weights that it has, and asks again."""
+"""Seconds to try to fetch weights. After them the synthesiser goes on with the weights that it has, and asks again."""
 
 
 def build(context: RoleContext) -> Role:

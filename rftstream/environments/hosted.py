@@ -75,7 +75,7 @@ class HostedEnvironment:
             raise ConfigError("environments.hosted.target: missing; name the class to run, as in my_envs:Game")
         self._config = config
         self.start_timeout_s = config.start_timeout_s
-        """What `start` and `load` may take beside the time limit of a call."""
+        """Seconds that `start` and `load` may take beside the time limit of a call."""
         self._pool = pool_of(config.hosts())
         self._arguments = {"config": config.options, "problem": problem_to_plain(problem), "seed": seed}
         self._session: HostSession | None = None

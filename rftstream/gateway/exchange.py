@@ -33,7 +33,7 @@ class AgentExchange:
     def __init__(self, inbox: CallInbox) -> None:
         self._inbox = inbox
         self._arrived: list[AgentRequest | Delivered] = []
-        """What came in this turn of the event loop."""
+        """Items that came in this turn of the event loop."""
         self._answers: deque[tuple[HttpConnection, TakesAnswer, AgentAnswer]] = deque()
         """Answers on their way from the agent loop's thread."""
         self._hands_out = False

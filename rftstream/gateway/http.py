@@ -100,7 +100,7 @@ class HttpConnection(Outgoing):
         self._is_busy = False
         """Whether a request is being done."""
         self._task: asyncio.Task[None] | None = None
-        """What the request waits for, if it waits in a coroutine."""
+        """Task that the request waits for, if it waits in a coroutine."""
         self._timer: asyncio.TimerHandle | None = None
         self._closes_at = math.inf
         """When the connection is closed if nothing comes, by the event loop's clock."""

@@ -107,7 +107,7 @@ class GatewayServer:
             ("POST", "sessions"): self._session,
         }
         self.base_url = ""
-        """What OpenAI's and Anthropic's clients take as base_url; known after `start`."""
+        """The base_url for OpenAI's and Anthropic's clients; known after `start`."""
         self.local_url = ""
         """The same for clients on this machine: it leads to this explorer and no other."""
 

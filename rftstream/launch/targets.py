@@ -27,7 +27,7 @@ class Targets:
         self._look_at = 0.0
         self._ports: dict[str, int] = {}
         self._known: dict[str, dict[str, object]] = {}
-        """What was told last of each process."""
+        """Process -> its target as it was last known."""
         self._written: str | None = None
 
     def update(self, slots: Sequence[Slot]) -> None:

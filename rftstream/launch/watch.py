@@ -79,7 +79,7 @@ class Watch:
         self.evaluations: dict[str, EvalResult] = {}
         """The newest result of each."""
         self.signs: tuple[Sign, ...] = ()
-        """What may be wrong with how the run learns."""
+        """Signs that something may be wrong with the training."""
         self.sample: Sample | None = None
         self.lags: dict[str, int] = {}
         self.standstill: Standstill | None = None

@@ -63,7 +63,7 @@ class OwnProcessor:
         if not isinstance(mark, str):
             raise ConfigError(f"model {folder}: its processor {type(self._processor).__name__} has no image_token")
         self.mark = mark
-        """What the chat template writes for an image, and the processor replaces."""
+        """Text that the chat template writes for an image, and that the processor replaces."""
 
     @property
     def mark_id(self) -> int:

@@ -195,7 +195,7 @@ class _Turn:
             raise _BreakError(BreakReason.turn_hidden)
         self.shows_calls = self.text.rfind(MARK) != self.text.find(MARK)
         self.after = self.text[self.text.rfind(MARK) + len(MARK) :]
-        """What is written after what was said."""
+        """Text that the template writes after the turn."""
 
     def prove_history(self, said: str) -> None:
         """Check that the template writes what was there before the turn as it did in the prompt. `said` is the text of

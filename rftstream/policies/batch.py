@@ -58,7 +58,7 @@ class DecodingBatch:
         self._lengths_B = np.zeros(0, dtype=np.int64)
         """Number of tokens of each row in the cache."""
         self._shifts_B = np.zeros(0, dtype=np.int64)
-        """By how much the positions of tokens behind the last image differ from their numbers in the row."""
+        """Difference between the positions of tokens behind the last image and their numbers in the row."""
         self._alive_B = np.zeros(0, dtype=bool)
         self._broken_B = np.zeros(0, dtype=bool)
         """Rows in whose slot there may be something else than numbers."""

@@ -28,7 +28,7 @@ class ServedEngine:
         self._asker, self._threads, self._num_places = asker, threads, num_places
         self.breaker = CircuitBreaker(time.monotonic)
         self.error = ""
-        """What it failed with last."""
+        """Error of the last failure."""
         self.version: VersionName | None = None
         """The version that the server has."""
         self.next: VersionName | None = None

@@ -124,7 +124,7 @@ class VllmPolicy:
         self._outcomes: queue.SimpleQueue[tuple[str, Completion] | RftError] = queue.SimpleQueue()
         self._loop = LoopThread("vllm")
         self._rest = PendingCall()
-        """What the engine was asked for last, of `sleep` and `wake`."""
+        """The last call of `sleep` or `wake` to the engine."""
         self._engine = Engine(config, model, renderer, self._outcomes, images)
         self._loop.soon(self._engine.start)  # takes a minute or more; what comes meanwhile waits
 

@@ -173,7 +173,7 @@ class Headers:
     def __init__(self, transport: Transport, index: Index | None = None) -> None:
         self.transport = transport
         self.index = index
-        """What was read before, as it stands; nothing is added to it."""
+        """Index of the records that were read before; nothing is added to it."""
         self._tables: dict[str, TopicTable] = {}
         self.searched: dict[str, int] = {}
         """Partition -> records looked at."""

@@ -326,7 +326,7 @@ class _RecordedBackends:
         self._device = device
         self._in_use: _BackendInUse | None = None
         self._said: dict[str, Mapping[str, str]] = {}
-        """What the trainers that are replayed said of their libraries, by device and threads to be used."""
+        """Libraries, device and threads that the replayed trainers recorded, each distinct record once, by its repr."""
         self._here: dict[str, str] = {}
 
     def use(self, version: int) -> _BackendInUse:

@@ -145,7 +145,7 @@ class VoteWriter:
         self._sequences = sequences
         self._newest = newest
         self._said: dict[tuple[str, str], Feedback] = {}
-        """What was made here, in the same form."""
+        """Votes that were made here, in the same form."""
 
     def record(self, vote: Vote, added: Added, run_id: str) -> NewRecord | None:
         """Return the record of a vote; None if the annotator says the same already. It counts in `added`."""

@@ -34,7 +34,7 @@ class ProgramRun:
         self._place, self._channel, self._pidfd, self._job, self._partner = place, channel, pidfd, job, partner
         self._is_test = job.mode == "check"
         self._judged = {"frames"} if job.mode == "calls" or self._is_test or partner is not None else {"stdout"}
-        """What is compared. Of anything else that the program writes, what is too much is dropped."""
+        """Outputs that are compared. Anything else that the program writes is dropped beyond its limit."""
         self._outputs: dict[int, bytearray] = {}
         self._names: dict[int, str] = {}
         self._stopped: Stopped | None = None

@@ -60,7 +60,7 @@ class Service:
         self.done = False
         """Whether the worker has nothing more to do and can be closed."""
         self.wakeups: Callable[[], Sequence[Wakeup]] = lambda: ()
-        """What the step waits for beside the log."""
+        """Returns the wakeups that the step waits for beside the log."""
         self.spec = role.spec
         self._writes = frozenset(role.spec.writes())
         self.context = context

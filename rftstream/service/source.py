@@ -53,7 +53,7 @@ class SourceService(Service):
         """Whether the step has seen all that stood on the followed topics when the manifest was there."""
         self.wakeups = lambda: self.step.wakeups() if self._listens() else ()
         self._pending: tuple[Publish, ...] = ()
-        """What is written next. It is kept until it is on the log."""
+        """Records of the next transaction, kept until they are on the log."""
         self._pending_records: list[NewRecord] = []
 
     def _open_producer(self) -> Producer:

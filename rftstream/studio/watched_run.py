@@ -87,7 +87,7 @@ class WatchedRun:
         """Where the topics ended, when that was, and what they said."""
         self._records = FeedbackRecords()
         self.revisions = VoteRevisions()
-        """What annotators said last, for who writes votes in `look`."""
+        """Newest statements of annotators, for writers of votes in `look`."""
 
     @property
     def history(self) -> HistoryReader | None:

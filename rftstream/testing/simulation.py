@@ -90,7 +90,7 @@ class Simulation(MemoryRun):
         self._seen_changes = 0
         self._agenda = Agenda()
         self.asked = DesiredState.running
-        """What the user wanted of the run last."""
+        """State of the run that the user asked for last."""
         self._faults = FaultInjector(self)
         self.log.fault = self._faults.at_producer
         self.store.fault = self._faults.at

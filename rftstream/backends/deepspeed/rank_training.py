@@ -85,7 +85,7 @@ class Rank:
         self.renewed: list[Tensor] | None = None
         """This process's part of the masters of a renewed reference. None while the reference is version 0."""
         self._linear = torch.nn.functional.linear
-        """As it was before ZeRO 3 put its own in its place, for the whole process."""
+        """The function as it was before ZeRO 3 replaced it for the whole process."""
         self._environment: dict[str, str | None] = {}
         """Environment variables that `join` changed, as they were before; None for those that were not set."""
         self.base_names: list[str] = []

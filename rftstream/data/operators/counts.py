@@ -102,7 +102,7 @@ class PipelineCounts:
         self.num_in = 0
         self.num_out = 0
         self.failures: list[str] = []
-        """What operators did wrong: place, problem, and what."""
+        """Faults of operators: the place, the problem, and the fault."""
 
     def task(self, result: TaskResult, example: dict[str, Any]) -> None:
         """Count what became of a draw."""

@@ -115,7 +115,7 @@ class _Search:
     def __init__(self, config: Dedupe.Config) -> None:
         self._config = config
         self._digests: dict[bytes, str] = {}
-        """Of a text -> where it was first."""
+        """Digest of a text -> the place where the text was first."""
         self._places: list[tuple[Problems, int, str]] = []
         """Texts that are in the bands, by their numbers."""
         self._is_near = config.similarity < 1

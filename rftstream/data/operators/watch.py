@@ -29,9 +29,9 @@ class OperatorWatch:
         self._hangs_after_s = hangs_after_s
         self._stuck_after_s = stuck_after_s
         self._asked: tuple[str, float, int] | None = None
-        """What is asked, since when, in which thread."""
+        """The call in progress: the operator and problem, when the call began, and its thread."""
         self._said: tuple[str, float, int] | None = None
-        """What was last complained about."""
+        """The call that the last complaint was about."""
         self._next_s = 0.0
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None

@@ -106,7 +106,7 @@ class Host:
         self._numbers = itertools.count(1)
         self._status = bytearray()
         self._fault = ""
-        """What the host did wrong, if that is why it was ended."""
+        """Fault of the host, if it was ended for one."""
 
     async def start(self) -> None:
         """Start the process, and wait until it is ready. ConfigError or HostError if it can't be."""

@@ -62,7 +62,7 @@ class BridgedRun:
         self._view: tuple[Any, FeedbackView] | None = None
         """Where the topics ended, and what they said."""
         self._written: dict[tuple[str, str], Feedback] = {}
-        """What this process has committed: on Kafka a reader may see it a little later."""
+        """Votes that this process has committed: on Kafka a reader may see them a little later."""
 
     def begin(self) -> None:
         """End what another bridge of this run may still write. Nothing that was read before counts any more."""

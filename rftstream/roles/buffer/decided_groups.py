@@ -17,7 +17,7 @@ class DecidedGroups:
 
     def __init__(self) -> None:
         self._digests = array("Q")
-        """Of group ids; 0 where nothing is known."""
+        """Digests of group ids, by sequence; 0 where the group is not known."""
         self._batches = array("q")
         """Batch sequence, or -1."""
         self._facts = array("I")

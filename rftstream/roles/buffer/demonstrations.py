@@ -135,7 +135,8 @@ class DemonstrationQueue:
         self.cursor = Cursor()
         """Where the passes stand once the batch that was taken last is on the log."""
         self._offsets: list[array[int]] = []
-        """Of each partition's demonstrations, in order: number n is the (n div partitions)-th of its partition."""
+        """Offsets of each partition's demonstrations, in order: number n is the (n div partitions)-th of its
+        partition."""
         self._numbers_of: dict[int, np.ndarray] = {}
         """How many there are -> the numbers of those that are trained on."""
         self._dead: set[Place] = set()

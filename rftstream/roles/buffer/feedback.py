@@ -60,7 +60,7 @@ class FeedbackIntake:
         self._coming: set[str] = set()
         """Rollouts of waiting votes that stand on `verified` and are not read yet."""
         self._outputs: list[Publish] = []
-        """What goes with the next transaction."""
+        """Records for the next transaction."""
 
     def bodies(self, transport: Transport, max_bytes: int) -> Bodies:
         """Return what keeps the bodies of open groups."""

@@ -42,7 +42,7 @@ class BufferProgress:
         self.read: dict[TopicPartition, int] = {}
         """The next offset of each partition of `verified`."""
         self._read_before: dict[TopicPartition, int] = {}
-        """What `read` was when the positions were committed from which this process began."""
+        """Value of `read` when the positions were committed from which this process began."""
 
     def begin(self, summary: OutcomesSummary) -> None:
         """Begin behind what a summary is about. It ends with an outcome of a batch: nothing was decided since."""

@@ -20,12 +20,12 @@ class Tally:
         self._sums: dict[str, float] = defaultdict(float)
         self._counts: dict[str, int] = defaultdict(int)
         self._squares: dict[str, float] = defaultdict(float)
-        """Of rewards, by taskset."""
+        """Sum of squared rewards, by taskset."""
         self._parts_of_tasksets: set[str] = set()
         """Names of means of one taskset's parts."""
         self._groups: dict[str, int] = defaultdict(int)
         self._spent: dict[str, float] = defaultdict(float)
-        """What the verdicts of the batch cost, by kind."""
+        """Cost of the verdicts of the batch, by kind."""
 
     def group(self, taskset: str, result: GroupResult, rollouts: Sequence[RolloutSummary]) -> None:
         """Count a group by nothing but its outcome, so that a successor counts the same."""

@@ -73,7 +73,7 @@ class AgentLauncher:
         self._running: dict[str, _Run] = {}
         """By rollout. What is not in it any more has nothing to say."""
         self._works: set[asyncio.Task[None]] = set()
-        """So that they live until they have left their hosts."""
+        """Tasks that are kept alive until they have left their hosts."""
         self._error: ConfigError | None = None
 
     def launch(self, task: Task) -> bool:

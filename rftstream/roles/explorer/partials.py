@@ -38,7 +38,7 @@ class Partials:
         self._rollouts: dict[int, dict[str, dict[int, Record]]] = {}
         """Partition -> rollout_id -> piece -> its record, without its body where there was no room."""
         self._num_bytes = 0
-        """Of the bodies."""
+        """Bytes of the bodies."""
 
     def clear(self, partition: int) -> None:
         """Forget all pieces of a partition."""

@@ -147,7 +147,7 @@ class TrainerStep(SingleStepDefaults):
         )
         self._writing, self._checkpointing = writing, checkpointing
         self._publication: _Publication | None = None
-        """What is written; None if nothing is."""
+        """Publication in progress; None if there is none."""
         self._paused = False
         self._reset(log_, epoch=0)
 
@@ -162,9 +162,9 @@ class TrainerStep(SingleStepDefaults):
         self._end.forget()
         self._epoch = epoch
         self._progress = TrainerProgress()
-        """What is on the log, and in the backend once the update that is pending has ended."""
+        """Progress on the log, and in the backend once the pending update has ended."""
         self._following: TrainerProgress | None = None
-        """What the progress becomes once the transaction that was returned is on the log; None if it stays."""
+        """Progress once the transaction that was returned is on the log; None if the progress stays."""
         self._assembly = BatchAssembly(self._settings.shares, 0, CommittedBatches(log_))
         self._versions = Versions(self._config.evaluations, self._config.weights.keep)
         self._retention = CheckpointRetention(self._config, self._store, self._clock, self._deletions, log_)

@@ -30,7 +30,7 @@ class Versions:
         self._newest: list[VersionName] = []
         """Announced versions in force, from the oldest anchor on that is kept."""
         self._parents: dict[VersionName, VersionName] = {}
-        """Of versions that are nothing but a delta, as long as they are there."""
+        """Parents of versions that are nothing but a delta, as long as these versions exist."""
         self._due: set[tuple[str, VersionName]] = set()
         """Evaluations that somebody still has to make."""
         self._evaluated: dict[tuple[str, int], list[VersionName]] = {}

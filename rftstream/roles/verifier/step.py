@@ -124,7 +124,7 @@ class VerifierStep(ConcurrentStepDefaults):
         self._max_dead_share = max_dead_share
         self._clock = clock
         self._active: dict[str, tuple[Item, float]] = {}
-        """What is being scored, and since when."""
+        """Items that are being scored, each with the time when its scoring began."""
         self._done: list[Done] = []
         self._deaths = Deaths()
         self._kinds = Kinds()
