@@ -42,7 +42,7 @@ NUM_GROUPS, GROUP_SIZE = 8, 8
 CONCURRENT = 32
 PARTITIONS = 4
 MEDIAN_TOKENS, SIGMA, MAX_TOKENS = 24, 1.0, 192
-"""Of the lengths' lognormal distribution."""
+"""Sigma of the lognormal distribution of lengths."""
 MADE = {"characters": "0123456789+-*/= ", "layers": 30, "width": 576, "heads": 9, "context": 512}
 """In place of SmolLM2 where it is not installed: as deep and wide, with a vocabulary of 19."""
 

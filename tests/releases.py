@@ -37,7 +37,7 @@ def later_release(folder: Path, *, skippable: bool = True) -> dict[str, str]:
     _change(folder, "rftstream/version.py", r'__version__ = ".*"', f'__version__ = "{VERSION}"')
     for file, last_line in (
         ("rollouts", '    """Model calls of an agent in order; empty for an environment\'s rollout."""'),
-        ("rollouts", '    """What the environment saved of itself, if that is large: an object that was there before '
+        ("rollouts", '    """Reference to a large saved state of the environment, as an object that is stored before '
                      'this record."""'),
         ("batches", '    """0 in the batch of its group; else the number of the use, as `BatchReuse` has it."""'),
         ("versions", '    """Set on resumed records: what the bits of the weights depend on (versions of libraries, '

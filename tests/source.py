@@ -70,6 +70,8 @@ class Source:
     """Line and text of each literal."""
     attributes: tuple[tuple[int, str], ...]
     """Line and name of each attribute that is asked for."""
+    docstrings: tuple[tuple[int, str], ...]
+    """Line and text of each string that is a statement, below the module's own docstring."""
 
 
 def source_files(*packages: str) -> list[Path]:
@@ -95,8 +97,11 @@ def read_source(path: Path) -> Source:
     calls: list[Call] = []
     strings: list[tuple[int, str]] = []
     attributes: list[tuple[int, str]] = []
+    docstrings: list[tuple[int, str]] = []
     for node in ast.walk(tree):
         match node:
+            case ast.Expr(value=ast.Constant(value=str(said))) if node is not tree.body[0]:
+                docstrings.append((node.lineno, said))
             case ast.Constant(value=str()):
                 strings.append((node.lineno, node.value))
             case ast.Attribute():
@@ -116,7 +121,7 @@ def read_source(path: Path) -> Source:
                 imports += (Import(module, f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
     return Source(
         path, module, ast.get_docstring(tree) or "", tuple(text.splitlines()), tuple(definitions_in(tree.body)),
-        tuple(imports), tuple(classes), tuple(calls), tuple(strings), tuple(attributes),
+        tuple(imports), tuple(classes), tuple(calls), tuple(strings), tuple(attributes), tuple(docstrings),
     )  # fmt: skip
 
 

@@ -317,8 +317,7 @@ class PartialRollout:
     saved_calls: tuple[SavedCall, ...] = ()
     """More of these calls, one for each."""
     stored_state: StoredState | None = None
-    """Reference to the saved state of the environment, if that is large. The object is stored before this record is
-    written."""
+    """Reference to a large saved state of the environment, as an object that is stored before this record."""
 
 
 @rule(

@@ -1,7 +1,8 @@
-"""Public names say what they are: how many have a docstring, read off the source."""
+"""Public names say what they are: how many have a docstring, and how it begins, read off the source."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -47,6 +48,10 @@ PROTOCOL_METHODS = frozenset(
     }
 )
 """Their protocols say what they do: classes that implement these need not say it again."""
+
+UNREADABLE_BEGINNINGS = re.compile(r"(What|Who|Whoever|Of|As|By how much|So)\b")
+"""Docstrings that begin like this have no subject, and are read twice. A field's is a noun phrase, a function's an
+imperative."""
 
 
 @dataclass(frozen=True)
@@ -110,3 +115,16 @@ def test_every_room_says_what_it_holds() -> None:
         if source.path.name == "__init__.py" and len(source.docstring) < 40
     ]
     assert not bare, f"say what is in it, and how to add to it: {', '.join(bare)}"
+
+
+def test_docstrings_of_fields_functions_and_classes_begin_with_what_they_are_about() -> None:
+    odd = [
+        f"{source.path.relative_to(ROOT)}:{line} {text.strip()[:60]}"
+        for source in sources("rftstream", "workers")
+        for line, text in source.docstrings
+        if UNREADABLE_BEGINNINGS.match(text.strip())
+    ]
+    assert not odd, (
+        "begin with a noun and its unit (fields), an imperative (functions), or what the object is (classes), as in "
+        "'Seconds to wait for an answer.', 'Return the newest version.':\n" + "\n".join(odd)
+    )
