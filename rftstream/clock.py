@@ -13,7 +13,7 @@ class Clock(Protocol):
         """Return the seconds since the Unix epoch."""
 
     def sleep(self, seconds: float) -> None:
-        """Wait for so many seconds of this clock."""
+        """Wait for a number of seconds of this clock."""
 
 
 class SystemClock:
@@ -24,5 +24,5 @@ class SystemClock:
         return time.time()
 
     def sleep(self, seconds: float) -> None:
-        """Block the thread for so many seconds."""
+        """Block the thread for a number of seconds."""
         time.sleep(seconds)

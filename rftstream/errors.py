@@ -132,7 +132,7 @@ class PositionMissing(TransportError):
 
 
 class RecordsDeleted(TransportError):
-    """Records that had to be read were deleted from the log, and not by the run itself. What they held is lost."""
+    """Records that had to be read were deleted from the log, and not by the run itself. Their content is lost."""
 
     retriable = False
 
@@ -204,7 +204,7 @@ class BackendError(RftError):
 
 
 class HostError(RftError):
-    """A host process died or could not be started. What ran in it is lost; it can be begun anew in another."""
+    """A host process died or could not be started. Its work is lost, and can be begun anew in another host."""
 
     retriable = True
 

@@ -15,7 +15,7 @@ from rftstream.algorithms.base import Spread
 from rftstream.config.sections import RunConfig
 
 STEPS_WITHOUT_SIGNAL = "steps_without_signal"
-"""Metric of a step: so many steps in a row, itself included, had no learning signal."""
+"""Name of a step's metric: the number of steps in a row, this one included, without a learning signal."""
 WARN_AFTER_STEPS = 10
 """Steps in a row before anything is said; fewer are not reported, since hard tasks begin like that."""
 MANY_CUT = 0.1

@@ -83,8 +83,8 @@ class ScoredBatch:
 
 
 def collect_scored(batch: Sequence[Experience]) -> ScoredBatch | None:
-    """Return the scored experiences of a batch, or None if nothing is scored. What has no reward is left out, and never
-    counts as a reward of 0."""
+    """Return the scored experiences of a batch, or None if nothing is scored. Experiences without a reward are left
+    out, and never count as a reward of 0."""
     scored = tuple(experience for experience in batch if experience.reward is not None)
     if not scored:
         return None

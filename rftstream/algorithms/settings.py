@@ -108,7 +108,7 @@ class CriticConfig:
     max_grad_norm: Annotated[float, Meta(ge=0)] = 1.0
     """0: no clipping."""
     warmup_batches: Annotated[int, Meta(ge=0)] = 0
-    """In the first so many batches of a run only the critic learns: versions go on, with the same weights."""
+    """Batches at the beginning of a run in which only the critic learns. Versions go on, with the same weights."""
     value_clip: Annotated[float, Meta(ge=0)] = 0.2
     """A value gains nothing by moving further than this from what it was before the batch; it is in units of rewards.
     0.2: PPO in OpenAI Baselines, TRL. 0: no clipping."""

@@ -269,7 +269,7 @@ def list_(kind: str, folder: Path | None, as_json: bool) -> None:
 
 @contextmanager
 def indexed(run: OpenRun, no_index: bool, *, looking: bool = False) -> Iterator[Index | None]:
-    """Yield the run's index, or None if it is not wanted. What is wrong with the index goes to stderr."""
+    """Yield the run's index, or None if it is not wanted. Faults of the index go to stderr."""
     from rftstream.queries.index import opened_index
 
     if no_index:

@@ -431,7 +431,8 @@ def split_key(key: str) -> list[str]:
 
 
 def _parse_value(text: str) -> Any:
-    """Return the value as TOML reads it. What is not TOML is taken as a string, so that quotes can be left out."""
+    """Return the value as TOML reads it. A value that is not TOML is taken as a string, so that quotes can be left
+    out."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

@@ -46,20 +46,22 @@ class ExplorerSection(WorkerSection):
     max_concurrent: Positive = 64
     """Rollouts in flight in one process."""
     partial_every_s: NotNegative = 30.0
-    """Saves what is not finished so often, so that whoever takes over from a process that died goes on from there: at
-    most so many seconds of sampling are lost. Each piece holds only what is new, some 10 bytes a token and 1 KB; short
-    rollouts are mostly finished before they are saved. 0: only when a process is told to leave."""
+    """Seconds between two savings of unfinished rollouts. A process that takes over from one that died goes on from the
+    saved pieces, and at most this many seconds of sampling are lost. Each piece holds only what is new, some 10 bytes a
+    token and 1 KB; short rollouts are mostly finished before they are saved. 0: only when a process is told to
+    leave."""
     yield_after_tokens: Count = 0
-    """A rollout that was given so many tokens in one go is saved and makes room for those that wait; it goes on when
-    they have had their turn. The process then takes twice `max_concurrent` tasks and samples as many at once as
-    before, or as many as the policy samples at once if that is less. 0: rollouts are finished in one go."""
+    """Tokens after which a rollout is saved and makes room for rollouts that wait; it goes on when they have had their
+    turn. The process then takes twice `max_concurrent` tasks and samples as many at once as before, or as many as the
+    policy samples at once if that is less. 0: rollouts are finished in one go."""
     repetition_tokens: Count = 0
-    """A rollout whose last so many tokens are one pattern over and over is cut short, as `truncated`. 0: never."""
+    """A rollout is cut short, as `truncated`, if this many tokens at its end repeat one pattern over and over. 0:
+    never."""
     repetition_period: Positive = 64
     """Longest pattern, in tokens; it has to be there at least twice."""
     gateway_address: str = "127.0.0.1:0"
     """`HOST:PORT` of the endpoint for agents, if a taskset has some; port 0: any free one. Agents that run elsewhere
-    need a fixed one, at which they find the process that takes over, too. Of several explorers `run` gives the first
+    need a fixed one, at which they find the process that takes over, too. With several explorers, `run` gives the first
     one this port, the second one the next port, and so on."""
     gateway_url: str = ""
     """The URL up to `/v1` under which agents elsewhere reach it; `{port}` in it stands for the explorer's port. Empty:
@@ -115,7 +117,7 @@ class BufferSection(WorkerSection):
     min_siblings: Positive = 2
     """Scored siblings that a group needs to be batched (never more than group_size)."""
     group_deadline_s: AboveZero | None = None
-    """Closes a group so long after its first record on `verified`."""
+    """Seconds after its first record on `verified` at which a group is closed."""
     max_body_bytes: Positive = 256 * 1024 * 1024
     """Bodies of open groups held in memory; the rest is read again from the log."""
 
@@ -141,8 +143,8 @@ class FeedbackSection:
     expires_s: AboveZero | None = None
     """Seconds after which answers to a question change nothing, by the log's time; default: never."""
     hold_s: NotNegative = 0.0
-    """Keeps a group with questions out of batches for so long, unless they are all judged earlier. Later groups wait
-    for it where `feeder.on_stale` is wait. 0: answers change the reward only if they come before the batch by
+    """Seconds that a group with questions is kept out of batches, unless all are judged earlier. Later groups wait for
+    it where `feeder.on_stale` is wait. 0: answers change the reward only if they come before the batch by
     themselves."""
     weight: Annotated[float, Meta(gt=0, le=1)] = 1.0
     """Share of the judged reward in the new reward; the rest is the scorer's. If the scorer gave a rollout no reward,
@@ -224,9 +226,9 @@ class TrainerSection(WorkerSection):
     max_skips_in_a_row: Positive = 3
     """NaN batches; then the run stops with exit 6."""
     max_steps_without_signal: Count = 100
-    """Stops with exit 6 after so many steps in a row in which no group had a spread of rewards (`reinforce_plus_plus`
-    and `ppo`: the batch), and again after as many more if the run was resumed. Steps of algorithms that learn without
-    a spread (`sft`, `dpo`, `reward_model`, `opd`, `topr`, `asymre`) do not count. 0: never."""
+    """Steps in a row without a spread of rewards in any group (`reinforce_plus_plus` and `ppo`: in the batch) after
+    which the run stops with exit 6. A resumed run stops again after as many more. Steps of algorithms that learn
+    without a spread (`sft`, `dpo`, `reward_model`, `opd`, `topr`, `asymre`) do not count. 0: never."""
     warn_mismatch: NotNegative = 0.05
     """Warns, with the likely cause, when `mismatch_k3` of a step is above this: sampler and trainer then disagree about
     the tokens' probabilities by more than some staleness explains. 0: never."""
@@ -330,10 +332,10 @@ class SynthesiserSection(WorkerSection):
     share: Annotated[float, Meta(gt=0, le=1)] = 1.0
     """Share of the problems that are taken, chosen by the run's seed."""
     solved: tuple[Fraction, Fraction] = (0.0, 1.0)
-    """Takes only problems of which this share of the attempts reached `pass_reward`, from and to. Of `verified` it is
-    that of one attempt, 0 or 1; of `tasks` and `problems` it is not known."""
+    """Takes only problems of which this share of the attempts reached `pass_reward`, from and to. With `verified` the
+    share is that of one attempt, 0 or 1; with `tasks` and `problems` it is not known."""
     most: Positive | None = None
-    """Makes no more once so many have joined, give or take what is in the making."""
+    """Most problems that join, give or take those in the making."""
     ask: Literal["policy", "server"] = "policy"
     """Model that makes the problems and attempts them: the run's policy with its newest weights, or the model of
     [synthesiser.server]."""

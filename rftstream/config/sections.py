@@ -34,9 +34,9 @@ class RunSection:
     name: RunName
     """Lower case letters, digits, - and _; names the run folder and the topics."""
     steps: Positive | None = None
-    """The run ends after so many batches."""
+    """The run ends after this many batches."""
     hours: AboveZero | None = None
-    """The run ends at the first step after so many hours."""
+    """The run ends at the first step after this many hours."""
     stop_reward: float | None = None
     """The run ends when the mean reward of the last `stop_reward_over` steps reaches this."""
     stop_reward_over: Positive = 10
@@ -252,9 +252,9 @@ class TransportSection:
     """Seconds that a worker retries when the log refuses or is gone (a full disk, no broker). After them the worker
     exits with code 3, and the run ends and can be resumed."""
     session_timeout_s: Annotated[float, Meta(ge=1)] = 10.0
-    """An explorer or verifier that gives no sign for so long is declared dead, and its work goes to others: its process
-    was killed or stopped, or cannot reach the log. One that is busy lives on, however long that takes. Brokers take 6
-    to 1,800, or what their `group.max.session.timeout.ms` says."""
+    """Seconds without a sign of life after which an explorer or verifier is declared dead, and its work goes to others:
+    its process was killed or stopped, or cannot reach the log. A busy process gives signs, however long its work takes.
+    Brokers take 6 to 1,800, or up to their `group.max.session.timeout.ms`."""
     options: dict[str, Any] = field(default_factory=dict)
     """`kafka`: settings of kafka-python's clients, as they are: security_protocol, sasl_mechanism, sasl_plain_username,
     sasl_plain_password = "env:NAME", ssl_cafile, ...; and replication_factor of the topics. `{role}` in a value becomes
@@ -271,14 +271,14 @@ class WeightsSection:
     never stand in it; they and the endpoint come from the environment (`AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`,
     `AWS_ENDPOINT_URL`)."""
     anchor_every: Positive = 20
-    """Versions are published as what changed since the one before, without loss and some hundred times smaller; each
-    so many there is a full snapshot as well, an anchor, where a worker that comes late begins. 1: snapshots alone."""
+    """Versions between two full snapshots (anchors), at which a worker that comes late begins. Each version is
+    published as its changes since the one before, without loss and some hundred times smaller. 1: snapshots alone."""
     patience_s: AboveZero = 120.0
     """Seconds that a request to a remote store is retried, with longer and longer pauses, while the store refuses for
     now, is cut off or does not answer. After them the process exits with code 3, and the run ends and can be resumed.
     An explorer retries for 5 s, goes on with the weights that it has, and asks again later."""
     timeout_s: AboveZero = 30.0
-    """A store elsewhere (S3) that is silent for so long in the middle of a request is asked again."""
+    """Seconds of silence in the middle of a request after which a remote store (S3) is asked again."""
     keep: Annotated[int, Meta(ge=2)] = 3
     """Newest anchors kept, with the versions since the oldest of them, beside those that something still needs."""
 
@@ -289,8 +289,8 @@ class RetentionSection:
     everything, and replay, rescore and trace reach back to the beginning."""
 
     checkpoints: Annotated[int, Meta(ge=2)] = 2
-    """Batches are kept from the oldest of the newest so many checkpoints on, so that each of them can be resumed from
-    and replayed; tasks and rollouts until their group was trained below it. At most `trainer.keep_checkpoints`."""
+    """Number of newest checkpoints that can be resumed from and replayed. Batches are kept from the oldest of them on;
+    tasks and rollouts are kept until their group was trained before it. At most `trainer.keep_checkpoints`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -118,7 +118,7 @@ class Stages:
 
     def batch_of_rollouts(self, first: int, number: int) -> int:
         """Return the batch with this number, from 0, among the batches from `first` on that take rollouts; the end of
-        the run, if there are not so many."""
+        the run, if there are fewer."""
         if not self.named:
             return first + number
         for stage in self.all:

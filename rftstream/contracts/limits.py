@@ -27,11 +27,10 @@ class MessageLimits:
     """The most items of all lists and maps together. Eight million empty lists fit into a record, and take fifty times
     its size in memory."""
     num_bytes: int = MAX_DEAD_BYTES
-    """The most bytes. What a topic takes may be less."""
+    """The most bytes. A topic may take less."""
 
     def holds(self, num_bytes: int) -> bool:
-        """Return whether a value of so many bytes is within all limits, whatever is in it: an item is at least one
-        byte."""
+        """Return whether any value of this size is within all limits. An item is at least one byte."""
         return num_bytes < min(self.items, self.total_items, self.num_bytes)
 
 

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class RoleName(StrEnum):
-    """A role. What each is and does is declared in `rftstream/roles/<role>/__init__.py`."""
+    """The roles. Each is declared in `rftstream/roles/<role>/__init__.py`."""
 
     feeder = "feeder"
     explorer = "explorer"

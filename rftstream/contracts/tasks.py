@@ -63,7 +63,7 @@ class Media:
     url: str
     """Where the bytes are: `store:NAME` for an object of the run's store, or any URL that fsspec opens."""
     digest: str
-    """`sha256:<hex>` of the bytes behind the url; empty if whoever made the reference could not read them."""
+    """`sha256:<hex>` of the bytes behind the url; empty if the maker of the reference could not read them."""
     kind: str
     """Media type, e.g. image/png; empty if it could not be told."""
     num_bytes: NonNegativeInt = 0

@@ -43,9 +43,9 @@ def positive(denominator: float) -> float:
 def check_rows(where: str, **arrays_BT: Tensor) -> None:
     """Refuse arrays that are not all float32 or float64 [B, T] of one shape, and a loss mask that is not of 0 and 1.
 
-    ValueError and TypeError name the odd one. Half precision is refused: what is exponentiated here goes up to
-    exp(20), and float16 ends at 65504. What a loss mask holds is looked at on CPUs alone: elsewhere whoever looks has
-    to wait for the device, and there it was looked at before it was sent.
+    ValueError and TypeError name the odd one. Half precision is refused: what is exponentiated here goes up to exp(20),
+    and float16 ends at 65504. The content of a loss mask is checked on CPUs alone: elsewhere the check would wait for
+    the device, and the mask was checked before it was sent.
     """
     shape = None
     for name, array in arrays_BT.items():

@@ -12,7 +12,7 @@ Level = Literal["token", "sequence", "geometric"]
 
 MAX_LOG_RATIO = 20.0
 """Log-ratios that are exponentiated are cut off here, with no gradient beyond: exp(20) is far outside any clip range,
-and finite. What is not exponentiated is not cut off."""
+and finite. Others are not cut off."""
 
 
 def exact_log_ratios(

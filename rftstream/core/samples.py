@@ -18,8 +18,8 @@ def pass_at_k(num_samples: int, num_passed: int, k: int) -> float:
 def best_at_k(values: Sequence[float], k: int) -> float:
     """Expected largest of k samples, estimated from n without bias: the mean over all subsets of k.
 
-    sum_i C(i - 1, k - 1) / C(n, k) x_(i), with x_(1) <= ... <= x_(n): x_(i) is the largest of so many subsets. For
-    values of 0 and 1 it is pass@k. The implementations that draw subsets (verl, Trinity-RFT) estimate this number.
+    sum_i C(i - 1, k - 1) / C(n, k) x_(i), with x_(1) <= ... <= x_(n): x_(i) is the largest of C(i - 1, k - 1) subsets.
+    For values of 0 and 1 it is pass@k. The implementations that draw subsets (verl, Trinity-RFT) estimate this number.
     """
     n = len(values)
     if not 1 <= k <= n:
@@ -44,8 +44,9 @@ def sample_std(values: Sequence[float]) -> float:
 def summarise_samples(groups: Iterable[Sequence[float]], ks: Sequence[int], *, pass_reward: float) -> dict[str, float]:
     """The numbers of an evaluation from the rewards of each problem's scored samples.
 
-    mean: of all samples.  std: among the samples of a problem, as a mean over the problems with at least two.  pass@k,
-    and for k > 1 best@k and worst@k: means over the problems with at least k. What has no such problem is left out.
+    mean: of all samples. std: among the samples of a problem, as a mean over the problems with at least two. pass@k,
+    and for k > 1 best@k and worst@k: means over the problems with at least k. A number without such a problem is left
+    out.
     """
     groups = [group for group in groups if group]
     samples = [reward for group in groups for reward in group]

@@ -49,7 +49,7 @@ Then = Callable[[CallResult], None]
 
 @dataclass(slots=True, eq=False)
 class EnvironmentCall:
-    """A call of a method. A CallLine makes it; whoever runs it sets `started_at`."""
+    """A call of a method. A CallLine makes it; its runner sets `started_at`."""
 
     line: CallLine
     method: str
@@ -117,8 +117,8 @@ class CallLine:
         self._add(EnvironmentCall(self, method, function, arguments, then, more_s))
 
     def close(self, method: str, function: Callable[[], Any] | None, *, then: Then | None = None) -> None:
-        """Make a last call, if there is one to make. What waits is dropped. What runs is cancelled or waited for, and
-        nobody hears of its result."""
+        """Make a last call, if there is one to make. Waiting calls are dropped. A running call is cancelled or waited
+        for, and its result is dropped."""
         self._is_closed = True
         self.waiting.clear()
         if (running := self.running) is not None:

@@ -23,7 +23,7 @@ from rftstream.environments.toolset.open import OpenedTools, finished
 from rftstream.errors import ConfigError
 
 MAX_HANGING = 32
-"""Calls that have exceeded their time limit and still run in this process. With so many no further one is begun."""
+"""Calls that have exceeded their time limit and still run in this process. At this number no further call is begun."""
 
 
 class ToolEnvironment:

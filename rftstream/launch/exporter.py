@@ -58,7 +58,7 @@ class FollowedRun:
             self._close()
 
     def follow_once(self) -> None:
-        """Look at the run once. What was known stays while it cannot be looked at, but for `rftstream_run_up`."""
+        """Look at the run once. While the run cannot be read, all metrics but `rftstream_run_up` keep their values."""
         try:
             if self._follower is None:
                 self._follower = RunFollower(self._open())

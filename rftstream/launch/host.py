@@ -395,7 +395,7 @@ def _close(close: Callable[[], None]) -> None:
 
 
 def _end_after(seconds: float) -> None:
-    """End this process after so many seconds, even if a slice of work does not end. The successor does that work
+    """End this process after a number of seconds, even if a slice of work does not end. The successor does that work
     again."""
     timer = threading.Timer(seconds, os._exit, (1,))
     timer.daemon = True

@@ -35,9 +35,9 @@ class ProgressView(Protocol):
 
 
 class Onlooker:
-    """A stream that somebody may look at. If nobody reads it any more, or its disk is full, the run goes on.
+    """A stream that a person may watch. If nobody reads it any more, or its disk is full, the run goes on.
 
-    What cannot be written is left out, and `say` is told so once.
+    Text that cannot be written is dropped, and `say` is called once.
     """
 
     def __init__(self, stream: TextIO, say: Callable[[str], None]) -> None:

@@ -176,8 +176,8 @@ class Replay:
         return left_out
 
     def _changed(self) -> tuple[str, ...]:
-        """Return the changed settings. What each trainer of these batches worked by is compared with the new settings,
-        and the other settings of the run as they are now."""
+        """Return the changed settings. The settings that each trainer of these batches had are compared with the new
+        settings; the run's other settings are compared as they are now."""
         now = self._source.config
         lines = [line for line in differences(self._source, self.config) if not _trained_by(line)]
         versions = range(self._extent.first + 1, self._extent.last + 1)

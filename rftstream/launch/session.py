@@ -204,7 +204,7 @@ class RunSession:
         return ("interrupted", 0 if self._interrupts == 1 else 1) if self._interrupts else ("left", 1)
 
     def note(self, text: str) -> None:
-        """Write a line to logs/run.log and show it to whoever watches."""
+        """Write a line to logs/run.log and show it in the progress view."""
         self._notes.warning(text)
         if self._progress is not None:
             self._progress.note(text)

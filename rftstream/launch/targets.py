@@ -48,8 +48,8 @@ class Targets:
 
     def close(self, *, failed: bool) -> None:
         """Remove the file, since the ports are gone with the processes. After a failure it stays, with all workers that
-        there were: Prometheus then sees that nobody answers any more, and an alert can say so. Whoever goes on with the
-        run writes the file anew."""
+        there were: Prometheus then sees that nobody answers any more, and an alert can say so. A session that resumes
+        the run writes the file anew."""
         if failed and self._known:
             self._write(list(self._known.values()))
         else:

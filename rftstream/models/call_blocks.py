@@ -103,7 +103,7 @@ class Tools:
 
     @staticmethod
     def of(tools: Sequence[Mapping[str, Any]], on_lines: bool | None = None) -> Tools:
-        """Read the tools' schemas. What is no schema is passed over."""
+        """Read the tools' schemas. Other values are passed over."""
         schemas: dict[str, Mapping[str, Any]] = {}
         for tool in tools:
             function = tool.get("function", tool)

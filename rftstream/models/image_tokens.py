@@ -60,7 +60,7 @@ class ImageTokens:
     backends ask it."""
 
     token_id: int
-    """The placeholder. As many stand for an image as the vision tower gives features."""
+    """Id of the placeholder. An image has one placeholder for each feature of the vision tower."""
     per_image: int | None
     """Number of placeholders of each image; None where that depends on the image."""
     never_sampled: tuple[int, ...]

@@ -33,7 +33,7 @@ MAX_PIXELS = 50_000_000
 
 
 def describe_image(data: bytes, url: str) -> Media:
-    """Return the reference to an image with these bytes. Of what is no image, kind and size stay empty."""
+    """Return the reference to an image with these bytes. Kind and size stay empty for bytes that are no image."""
     kind, width, height = _look_at(data)
     return Media(url=url, digest=digest_of(data), kind=kind, num_bytes=len(data), width=width, height=height)
 

@@ -94,7 +94,7 @@ def write_processor(folder: Path) -> None:
 
 def weights_around(text: Mapping[str, np.ndarray], make: MakeModel, seed: int) -> dict[str, np.ndarray]:
     """Return the weights of the whole model. `text` are those of the made Llama. Linear layers are N(0, 1/fan_in);
-    those that write to the residual stream are smaller by sqrt(2). What an image becomes is about as large as the
+    those that write to the residual stream are smaller by sqrt(2). The features of an image are about as large as the
     embeddings of text."""
     import numpy as np
 

@@ -92,7 +92,7 @@ class DeviceState:
                 self.leave()
 
     def leave(self) -> None:
-        """Move everything to main memory, and give the device's memory back to whoever else computes there."""
+        """Move everything to main memory, and release the device's memory to other processes."""
         assert not self._depth, "nothing computes with it"
         self._synchronize()  # what another stream still reads
         left: dict[int, _Moved] = {}

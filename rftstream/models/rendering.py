@@ -98,11 +98,11 @@ class Renderer(Protocol):
         finish_reason: str,
         turn: int,
     ) -> AssistantMessage:
-        """Return what was sampled in a turn, taken apart into text, reasoning and tool calls.
+        """Return the turn that was sampled, taken apart into text, reasoning and tool calls.
 
         `prompt`: the ids before it. `tools`: those that the prompt offers; without any, no calls are looked for.
-        `turn`: number of the turn, from 0, for the ids of calls. What cannot be read as a call is a call with an
-        error; nothing raises."""
+        `turn`: number of the turn, from 0, for the ids of calls. A call that cannot be read is returned as a call with
+        an error; nothing raises."""
 
     def as_chat_message(self, said: AssistantMessage, completion: Sequence[int]) -> ChatMessage:
         """Return what `parse` returned as a message for later prompts.

@@ -245,11 +245,11 @@ class _Address:
 
 
 class ServerWatch:
-    """A connection over which nothing goes. While it is open the server has not ended, whether it was asked or not:
-    what it was told before still holds. `ModelServer.watch` makes it; whoever has it closes it.
+    """An idle connection, by which a caller sees that the server still runs. While the connection is open the server
+    has not ended, so it still has the version that it was given. `ModelServer.watch` makes it; its caller closes it.
 
-    A server may close it for a reason of its own, but those of vLLM and SGLang close only connections that were used.
-    Behind a proxy it says how the proxy does."""
+    A server may close idle connections for reasons of its own, but vLLM and SGLang close only connections that were
+    used. Behind a proxy the connection shows only that the proxy runs."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)

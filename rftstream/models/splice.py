@@ -33,7 +33,7 @@ MARK = "<0marked-turn0>"
 NEXT_MARK = "<0marked-next0>"
 """Stands for what the message after it says."""
 KEPT_TEXTS = 256
-"""Number of conversations whose text is kept; so many rollouts may be open at once without a text written twice."""
+"""Number of conversations whose text is kept. With more open rollouts texts are written again."""
 _EMPTY_THOUGHT = re.compile(rf"{THINK}\s*{END_THINK}\s*")
 _ANY_THOUGHT = re.compile(rf"({THINK}.*?)?{END_THINK}\s*|{THINK}\s*\Z", re.DOTALL)
 _WINDOWS = (16, 8, 4, 2, 1)
@@ -125,8 +125,8 @@ class Splicer:
             return Continuation(break_reason=found.reason)
 
     def _written(self, conversation: Conversation) -> str:
-        """Return the conversation as the template writes it. What was the whole conversation in one turn is the prompt
-        in the next, so the newest texts are kept."""
+        """Return the conversation as the template writes it. The newest texts are kept, since the whole conversation of
+        one turn is the prompt of the next."""
         key = (*map(id, conversation.messages), 0, *map(id, conversation.tools))
         kept = self._kept.get(key)
         if kept is None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 LOOK_S = 0.05
-"""Longest time in seconds that a policy with active requests is left alone; so long a new request waits at most."""
+"""Longest time in seconds that a policy with active requests is left alone, and that a new request waits."""
 
 
 CONSTRAINTS = ("json", "json_object", "regex", "choice", "grammar")
@@ -157,8 +157,8 @@ class Policy(Protocol):
         """Return the seconds for which `step` will have nothing to do.
 
         The explorer asks it before it waits for the log. A policy that computes tokens itself returns 0 while requests
-        are active, and `math.inf` until the next `submit`. A policy whose engine works beside it says how long it may
-        be left alone, at most LOOK_S."""
+        are active, and `math.inf` until the next `submit`. A policy whose engine works beside it returns at most
+        LOOK_S."""
 
     def close(self) -> None:
         """End the engine and give back its memory. Active requests are dropped; no other call may follow."""

@@ -102,8 +102,8 @@ class DecodingBatch:
 
     def go_on(self, request: SampleRequest, turn: KeptTurn, own_3L: np.ndarray | None = None) -> None:
         """Add a request, whose prompt begins with a turn, as a new row. It takes the turn's slot; there must be a free
-        one if the turn has none. What is new in the prompt is among the next tokens. `own_3L`: positions of the prompt
-        if there are new images and the model has its own positions for them."""
+        one if the turn has none. The new part of the prompt is computed with the next tokens. `own_3L`: positions of
+        the prompt if there are new images and the model has its own positions for them."""
         length = len(turn.token_ids)
         if turn.slot is None:
             assert turn.states is not None, "it is in one place or the other"

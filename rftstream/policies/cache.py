@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
 SPARE_COLUMNS = 64
-"""Least number of decoding steps between two moves of the whole cache, if rows may grow so long."""
+"""Least number of decoding steps between two moves of the whole cache, unless rows end earlier."""
 SMALL = 16384
 """Numbers of a row in one layer up to which rows are copied together."""
 
@@ -29,8 +29,8 @@ class SlotCache:
     """The keys and values of at most `max_slots` rows. `DecodingBatch` makes it.
 
     `put` takes slots for rows that were computed, `write` says where the next pass writes, and `free` gives slots up.
-    Behind a row's tokens are zeros or stale values, which the attention mask hides. Of a model that keeps no keys and
-    values there are slots without layers."""
+    Behind a row's tokens are zeros or stale values, which the attention mask hides. A model that keeps no keys and
+    values has slots without layers."""
 
     def __init__(self, max_slots: int, max_columns: int | None = None) -> None:
         """`max_columns`: the longest that a row grows; None if nobody knows."""
@@ -157,7 +157,7 @@ class _Layer(DynamicLayer):  # type: ignore[no-untyped-call]
         return self.rooms[0], self.rooms[1]
 
     def reserve(self, num_slots: int, width: int, max_slots: int, max_columns: int | None) -> None:
-        """Make room for so many slots and columns. What is there is copied if there is none."""
+        """Make room for a number of slots and columns. If there is none, the cache is copied into a larger one."""
         slots, columns = self.rooms[0].shape[0], self.rooms[0].shape[2]
         if num_slots <= slots and width <= columns:
             return

@@ -59,7 +59,7 @@ class HfPolicy(SleepsByMoving):
         """Requests sampled at once; more wait."""
         prefill_tokens: Annotated[int, Meta(ge=1)] = 2048
         """Prompt tokens, padding included, computed in one step (a longer prompt goes alone); twice as many are kept
-        for siblings that come later. As many tokens that are new in further turns are computed in one step."""
+        for siblings that come later. The same number limits the new tokens of further turns in one step."""
         turn_tokens: Annotated[int, Meta(ge=0)] = 16384
         """Largest number of tokens of turns that have ended whose keys and values are kept. The next turn of such a
         rollout, if it comes before new weights do, then computes only what is new in its prompt, in the same pass as

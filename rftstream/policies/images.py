@@ -50,8 +50,7 @@ class PromptImages:
         """Digest -> the image that is being fetched."""
 
     def fetch(self, request: SampleRequest) -> tuple[Future[ImageInputs], ...]:
-        """Begin to fetch the request's images, each once whoever shows it. What an image raises is what `admit`
-        would."""
+        """Begin to fetch the request's images, each once for all requests. It raises what `admit` would raise."""
         if self._cache is None:
             return ()
         self._fetching = {digest: one for digest, one in self._fetching.items() if not one.done()}

@@ -74,12 +74,12 @@ class OpenAiPolicy:
         extra: dict[str, Any] = field(default_factory=dict)
         """Further fields of each request, as the server knows them."""
         update: Literal["vllm", "vllm-cpu"] | tuple[UpdateRequest, ...] | None = None
-        """How the server is told to load a new version from a folder, when what it was asked before is answered. vllm:
-        by vLLM's own endpoints, which it has when it is started with `VLLM_SERVER_DEV_MODE=1`. vllm-cpu: for its builds
-        for CPUs, which would go on with the old weights in an output layer that is tied to the embeddings; they are
-        started with `--worker-extension-cls rftstream.policies.vllm_worker.WeightsReceiver`, too. Of another server the
+        """Way to make the server load a new version from a folder, once it has answered all requests. vllm: by vLLM's
+        own endpoints, which it has when it is started with `VLLM_SERVER_DEV_MODE=1`. vllm-cpu: for its builds for CPUs,
+        which would go on with the old weights in an output layer that is tied to the embeddings; they are started with
+        `--worker-extension-cls rftstream.policies.vllm_worker.WeightsReceiver`, too. For other servers: a list of the
         requests, one after the other: `[{ path = "/update_weights", body = { model_path = "{folder}" } }]`. The servers
-        must be this worker's alone. Default: never, its weights are its own."""
+        must be this worker's alone. Default: the server keeps its own weights."""
         update_folder: str | None = None
         """Where versions are written for the servers, two or three at a time; they must read them under the same path.
         Default: the one for temporary files of this machine."""

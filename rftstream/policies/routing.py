@@ -35,7 +35,7 @@ def ranked(key: str, names: Collection[str]) -> list[str]:
 
 
 def pause_after(count: int) -> float:
-    """Return the seconds of the next pause after so many of them."""
+    """Return the seconds of the pause after a number of pauses."""
     return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(count, 16))  # a server may be away for weeks
 
 

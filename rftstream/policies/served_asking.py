@@ -192,7 +192,7 @@ class ServerAsker:
             self._events.put(UpdateEvent(self.url, name))
 
     def probe(self, call: Call) -> None:
-        """Ask for one token. What is refused was looked at, so the server is there."""
+        """Ask for one token. A refusal is an answer, too: the server is there."""
         assert self._probes is not None
         asked = ServedCall(SampleRequest(request_id="", token_ids=(0,), sampling=Sampling(), seed=0, max_tokens=1))
         asked.body = self._make_body(asked.request, 1)

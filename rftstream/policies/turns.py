@@ -70,7 +70,7 @@ class TurnStore:
                 yield from layer
 
     def make_room(self, num_slots: int) -> None:
-        """See to so many free slots in the cache. The oldest turns that have slots are copied out of it."""
+        """Free slots of the cache until it has this number. The oldest turns that have slots are copied out of it."""
         in_cache = (turn for turn in self._turns.values() if turn.slot is not None)
         while self._cache.num_free < num_slots:
             turn = next(in_cache)

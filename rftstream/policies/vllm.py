@@ -69,9 +69,9 @@ class VllmPolicy:
         environment: dict[str, str] = field(default_factory=dict)
         """Environment variables for the engine: `{ VLLM_BATCH_INVARIANT = "1" }`."""
         sleep_after_s: Annotated[float, Meta(gt=0)] | None = None
-        """Idle for so long, the engine gives the GPU's memory free (vLLM's sleep mode, level 1) until there is work
-        again, so that a trainer can have it meanwhile. New weights do not wake it: it takes them over when it wakes.
-        Default: never. Not on a CPU."""
+        """Idle seconds after which the engine releases the GPU's memory (vLLM's sleep mode, level 1) until there is
+        work again, so that a trainer can use it meanwhile. New weights do not wake it: it takes them over when it
+        wakes. Default: never. Not on a CPU."""
         sleeps: bool = False
         """The engine can give the GPU's memory free, as `sleep_after_s` has it do when it is idle. `trainer.colocate`
         sets it by itself."""

@@ -30,7 +30,7 @@ from rftstream.policies.vllm_sleep import SleepingEngine
 
 class Engine(SleepingEngine):
     """vLLM's engine. `VllmPolicy` makes it, then calls every method in the thread of the event loop: `start`, then
-    `load` and `begin`, `close` at the end. What finishes or fails goes into the queue `outcomes`."""
+    `load` and `begin`, `close` at the end. Results and failures go into the queue `outcomes`."""
 
     def __init__(
         self,

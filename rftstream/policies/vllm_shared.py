@@ -23,9 +23,8 @@ if TYPE_CHECKING:
 
 
 class WeightsMirror:
-    """Memory that engines read, for weights that no follower holds there: those that adapters are merged into, and
-    those of whoever has no follower. The policy makes it, and writes each version into it in the place of the one
-    before."""
+    """Shared memory with weights for engines, where no follower holds them: merged adapters, or the weights of a
+    process without a follower. The policy makes it, and overwrites it with each version."""
 
     def __init__(self, parameters: Parameters) -> None:
         """`parameters`: the form of all tensors."""
@@ -107,7 +106,7 @@ class SharedAdapter:
             self.path = _written(prefix, None, spec, tensors)
 
     def close(self) -> None:
-        """Remove the folder. What the engine has read stays with it."""
+        """Remove the folder. The engine keeps what it has read."""
         shutil.rmtree(self.path, ignore_errors=True)
 
 

@@ -80,7 +80,7 @@ class SleepingEngine:
         self._plan_sleep()
 
     async def _awake(self) -> None:
-        """Wake the engine if it sleeps. Whoever waits for that may be cancelled, the waking is not."""
+        """Wake the engine if it sleeps. A waiting caller may be cancelled; the waking goes on."""
         self._cancel_sleep()
         if self._asleep:
             if self._waking is None:

@@ -50,8 +50,8 @@ from rftstream.queries.formatting import plural
 from rftstream.rewards.resolve import build_reward
 
 RENDERED_PROMPTS = 1_000
-"""Prompts of each taskset that are rendered in any case. Of the others, those are rendered that may be too long by
-their bytes, or that bring a new character, which the tokenizer may not know."""
+"""Prompts of each taskset that are rendered in any case. Further prompts are rendered if they may be too long by their
+bytes, or bring a new character, which the tokenizer may not know."""
 
 TEMPLATE_TOKENS = 32
 """A generous number of tokens that a chat template adds per message, beside those that it adds to an empty one. With

@@ -42,7 +42,7 @@ class DiskEstimate:
     """The disk that a run may need. `estimate_disk` makes it; `check` reports it."""
 
     rollouts: int | None
-    """Rollouts of the whole run. None if nothing says how long it is."""
+    """Rollouts of the whole run. None if the run has no known end."""
     bytes_per_rollout: int
     """Bytes of a rollout on all topics of its way, with a completion of the greatest length."""
     saved_bytes: int

@@ -58,11 +58,11 @@ class Looked:
 def look(
     config: RunConfig, *, scratch: Path | None = None, patience_s: float | None = None, here: bool = True
 ) -> list[Looked]:
-    """Go through the list. Every problem is found, not the first alone. Own modules must be importable by now.
+    """Check all requirements, and return every problem, not the first alone. Own modules must be importable by now.
 
-    `scratch` is a folder in which a made or copied model is prepared, to be looked at. Without it, the model is left to
-    whoever makes the run. `patience_s` bounds the questions to a store elsewhere. Unless the workers run `here`, what
-    only they need (GPUs, weights, the store and its keys) is theirs to look at.
+    `scratch` is a folder in which a made or copied model is prepared, to be looked at. Without it, the model is
+    prepared when the run is made. `patience_s` bounds the questions to a store elsewhere. Unless the workers run
+    `here`, requirements of the workers alone (GPUs, weights, the store and its keys) are not checked.
     """
     found: list[Looked] = []
     for requirement in requirements(config, scratch, patience_s, here):
@@ -119,7 +119,7 @@ def requirements(
 
 
 def folder_of(config: RunConfig) -> RunFolder:
-    """Return the folder of the newest run here, or where the first run would be. What is asked of it needs no log."""
+    """Return the folder of the newest run here, or where the first run would be. The log is not opened."""
     try:
         existing = candidates_here(config)
     except OSError:  # a folder without rights, which is said of it where it is looked at

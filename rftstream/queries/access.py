@@ -177,9 +177,9 @@ def compare_access(report: AccessReport, config: RunConfig, folder: RunFolder) -
 def apply_access(
     report: AccessReport, config: RunConfig, folder: RunFolder, *, prune: bool = False
 ) -> AccessDifference:
-    """Give what is missing, and with `prune` take away what is superfluous. Return how it was before.
+    """Give the missing rights, and with `prune` take away superfluous ones. Return the report from before.
 
-    What is missing comes first, so that a role that is at work loses nothing in between."""
+    Rights are given before others are taken away, so that a working role loses none in between."""
     with _opened(config, folder) as rights:
         before = _difference(report, rights)
         rights.add(before.missing)

@@ -164,7 +164,7 @@ def read_annotators(view: FeedbackView, config: RunConfig) -> AnnotatorsView:
 
 
 def _standing(view: FeedbackView, effect: VoteEffect) -> Said:
-    """Return the votes that stand, of all that became this. What was taken back is left out."""
+    """Return the votes in force among those with this effect, without votes that were taken back."""
     newest: dict[str, dict[str, Feedback]] = defaultdict(dict)
     for line in view.votes:
         vote = line.vote

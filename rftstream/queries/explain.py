@@ -199,7 +199,7 @@ def _setting_json(setting: Setting, section: SettingSection) -> dict[str, Any]:
 
 
 def to_text(found: Sequence[Explained], width: int = 100) -> str:
-    """Return what was found for people. Of several parts only what they are; one alone has its settings."""
+    """Return the findings as text. Several parts are shown by their summaries; a single part with its settings."""
     if len(found) > 1 and not any(one.setting for one in found):
         rows = [(_title(one.section), one.section.about) for one in found]
         return "\n".join(columns(rows, left=2))

@@ -70,7 +70,7 @@ def select(
     last: int | None = None,
     where: Mapping[str, str] | None = None,
 ) -> Iterator[Record]:
-    """Records of a topic up to its end now, by partition and offset; with `last` the newest so many, by time.
+    """Records of a topic up to its end now, by partition and offset; with `last` only the newest ones, by time.
 
     `where`: headers and the values that they must have."""
     if topic not in TOPICS:

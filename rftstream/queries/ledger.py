@@ -214,7 +214,8 @@ class Outcomes:
 
 
 def outcomes_of(table: TopicTable, version: int) -> Outcomes:
-    """The fate of each group and of the rollouts it names, given the version in force. Of twins the first counts."""
+    """The fate of each group and of the rollouts it names, given the version in force. The first of several twins
+    counts."""
     outcomes = table.rows[table.rows["kind"] == OUTCOME]
     _, first = np.unique(outcomes["key"], return_index=True)
     counts = np.zeros(len(outcomes), np.bool_)

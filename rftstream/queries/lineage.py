@@ -202,7 +202,7 @@ class Headers:
     ) -> tuple[list[Record], dict[TopicPartition, int]]:
         """Records of these partitions that the index has with this value, and from where on it knows nothing.
 
-        Digests may be shared: whoever asks by one looks at the headers, too."""
+        Two ids may share a digest: callers that ask by digest compare the headers, too."""
         if self.index is None:
             return [], {}
         if topic not in self._tables:

@@ -29,7 +29,7 @@ MAX_LINES = 6
 """How many lines a panel shows. The number of further lines is said."""
 
 TIME_UNITS = ((120.0, 1.0, "s"), (7200.0, 60.0, "min"), (4 * 86400.0, 3600.0, "h"), (math.inf, 86400.0, "days"))
-"""Up to so many seconds -> seconds per unit, its name."""
+"""Greatest number of seconds that the unit is used for -> seconds per unit, and its name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from rftstream.queries.history import History
 from rftstream.queries.panels import COLORS, INK, MAX_LINES, Axis, Floats, Line, Panel, over_steps, over_time, panels
 
 NUM_MARKED = 40
-"""Up to so many points a line shows them."""
+"""Points of a line, at most, that are marked."""
 
 MOST_DECADES = 4
 """Decades of a logarithmic axis, at most."""
@@ -126,7 +126,8 @@ def goes_wide(values: Floats) -> bool:
 
 
 def log_view(values: Floats) -> tuple[float, float]:
-    """Limits of a logarithmic axis. What is next to nothing beside the rest, such as rounding, lies below it."""
+    """Limits of a logarithmic axis. Values that are negligible beside the rest, such as rounding errors, lie below
+    them."""
     top = float(values.max())
     return max(float(values.min()), top / 10**MOST_DECADES), top
 

@@ -75,7 +75,7 @@ def list_problems(
     log: Log, growing: list[str], *, taskset: str | None = None, rejected: bool = False, last: int | None = None
 ) -> ProblemList:
     """Return the problems of the growing tasksets (or of one of them), in the order in which they joined. `rejected`:
-    show those that did not join instead. `last`: show only the newest so many."""
+    show those that did not join instead. `last`: the number of newest problems to show; None: all."""
     names = [name for name in growing if taskset in (None, name)]
     tasksets = GrowingTasksets({name: empty_taskset() for name in names})
     reasons: dict[str, Counter[str]] = {name: Counter() for name in names}

@@ -133,7 +133,8 @@ _IDS = RolloutIds(rollout_id="a/0/0/0/0", group_id="a/0/0/0", taskset="a", sibli
 
 
 def _digest(what: Problem | Sampling) -> bytes:
-    """Return a digest of what stands on the log. Of images only their places: the feeder copies them."""
+    """Return a digest of the problem as it is on the log. Images count only by their places, since the feeder copies
+    them."""
     problem, sampling = Problem(messages=()), Sampling()
     if isinstance(what, Sampling):
         sampling = what
@@ -257,7 +258,7 @@ class _TaskSide:
         return True
 
     def _compare(self, where: str, group: _Admitted, draw: Draw) -> None:
-        """Compare what operators made of a draw. What they left alone follows the run file, which may have changed."""
+        """Compare the operators' changes of a draw. The other fields follow the run file, which may have changed."""
         source = self._draws.sources[draw.taskset]
         if _digest(draw.problem) != group.problem:
             self._found.differs(f"{where}: its problem, computed again another one")
@@ -420,8 +421,8 @@ def _verified(record: Record) -> VerifiedRollout | None:
 
 
 def _group_of(outcome: GroupOutcome, siblings: Mapping[str, Sequence[Sibling]]) -> Group | None:
-    """Return the group as the buffer had it; None if not all of it is on the log any more. Of a rollout that stands
-    twice, the buffer took the record that the outcome names, where it names one."""
+    """Return the group as the buffer had it; None if not all of it is on the log any more. If a rollout stands twice,
+    the buffer took the record that the outcome names, where it names one."""
     present: list[Sibling] = []
     for summary, offset in zip(outcome.rollouts, chain(outcome.offsets, repeat(None)), strict=False):
         records = siblings.get(summary.rollout_id)

@@ -67,8 +67,8 @@ class ReuseAgain:
             self._chosen |= {(batch, rollout_id): one for rollout_id in one.use.rollouts}
 
     def check_body(self, experience: Experience, said: Trimmed) -> bool:
-        """Return whether a batch holds what comes of the use, made again from `verified`. Of groups whose rollouts may
-        be gone it says yes."""
+        """Return whether a batch holds the result of the use, computed again from `verified`. True for groups whose
+        rollouts may be gone."""
         one = self._chosen.get((experience.batch_sequence, experience.ids.rollout_id))
         if one is None:
             return False

@@ -72,8 +72,8 @@ def _cut(place: str, words: int) -> str:
 
 
 def _places(typed: str, files: Sequence[Path]) -> Iterator[tuple[str, SettingSection]]:
-    """Yield each table that settings may stand in, by its place in these run files. Of parts only those of the kind
-    that is typed have their settings."""
+    """Yield each table that settings may stand in, by its place in these run files. Only parts of the kind that is
+    typed are listed with their settings."""
     given = _given(files)
     for section in settings.run_file_sections():
         first, _, rest = section.key.partition(".")

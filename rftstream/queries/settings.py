@@ -65,7 +65,7 @@ class Required:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """A setting of a run file. Whoever asks for a section gets it with that section."""
+    """A setting of a run file. It belongs to one section."""
 
     key: str
     """`trainer.lr`, `tasksets.NAME.source`, `algorithms.grpo.clip_low`."""

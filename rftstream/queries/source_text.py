@@ -112,9 +112,9 @@ def class_docs(cls: type) -> dict[str, str]:
 
 
 def config_fields(path: str) -> list[SourceField]:
-    """Return the fields of the `Config` of the part at `module:Class`, in order; none if it has no `Config`. What it
-    inherits from classes of its module, and of modules that this one imports from, comes first. A field that is given
-    anew keeps its place, and its text unless there is a new one."""
+    """Return the fields of the `Config` of the part at `module:Class`, in order; none if it has no `Config`. Fields
+    that it inherits from classes of its module, and of modules that this one imports from, come first. A field that is
+    given anew keeps its place, and its text unless there is a new one."""
     module, _, thing = path.partition(":")
     found = find_class_in(module, f"{thing}.Config")
     return [] if found is None else list(_fields(*found).values())

@@ -27,8 +27,8 @@ from rftstream.service.role_spec import RoleKind
 from rftstream.transport.base import Transport
 
 STILL_AFTER_S = 180.0
-"""Without a new record anywhere, or with a version that nobody takes over, for so long: then it is said. Explorers save
-unfinished rollouts more often than this, and so show that they are at work."""
+"""Seconds without a new record anywhere, or with a version that nobody takes over, after which a standstill is
+reported. Explorers save unfinished rollouts more often than this, and so show that they are at work."""
 
 MOVING = ("control", "tasks", "partials", "rollouts", "verified", "batches", "outcomes", "weights", "steps", "evals")
 """Topics on which a run that goes on puts something."""

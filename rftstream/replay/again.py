@@ -35,7 +35,7 @@ Report = Callable[[int, int, int], None]
 many versions differ so far."""
 
 NUM_KEPT = 100
-"""How many differences a report holds. Of further ones only the versions are counted."""
+"""Differences that a report holds in full. Further ones are counted by version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -134,8 +134,8 @@ class BatchImport(Import):
         return found | {place: (0, end) for place, end in zip(sorted(self._from.ends("batches")), ends, strict=True)}
 
     def copy(self) -> None:
-        """Write the claims, copy the records, decide what is undecided, and write the checkpoint and `end`. What is
-        there is kept."""
+        """Write the claims, copy the records, decide what is undecided, and write the checkpoint and `end`. Records
+        that are there are kept."""
         self._claim()
         self.copy_topic("experts", self.as_it_is)
         for topic in FLOW:

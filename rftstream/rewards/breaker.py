@@ -44,7 +44,8 @@ _Tried = TypeVar("_Tried", bound=Tried)
 
 
 class Breaker:
-    """The breaker of one reward. A ScoringQueue makes it, tells it how each try ended, and asks it what may be tried.
+    """The breaker of one reward. A ScoringQueue makes it, tells it how each try ended, and asks it which rollouts may
+    be tried.
 
     closed      Everything may be tried.
     suspicious  A try hung. One rollout at a time is tried (the probe), if possible of a group that has not hung; the
@@ -73,7 +74,7 @@ class Breaker:
 
     @property
     def given_up(self) -> bool:
-        """Return whether so many tries hung that nothing is tried twice."""
+        """Return whether the reward is given up: nothing is tried twice, since too many tries hung."""
         enough = self.num_hung >= HUNG_IN_A_ROW and len(self._groups) >= GROUPS_IN_A_ROW
         return enough or self.num_hung >= HUNG_ANYHOW
 

@@ -50,7 +50,8 @@ class ChartNumber:
 
 
 class ChartReward:
-    """1 if the answer is the problem's, a number within the tolerance; else 0. Of several right answers one is enough.
+    """1 if the answer is the problem's, a number within the tolerance; else 0. If the problem has several right
+    answers, one is enough.
 
     Metrics: `parsed` (the completion has an answer) and `numeric` (it can be read as a number).
     """

@@ -70,8 +70,8 @@ _MARKS = re.compile(
 
 
 def fill_prompt(template: str, texts: Mapping[str, str], plain: Mapping[str, str], *, fenced: bool) -> str:
-    """Return the template with `{name}` replaced by the text of that name: between tags if `fenced`. What is in `plain`
-    is ours and stands as it is. What is filled in is not looked at again."""
+    """Return the template with `{name}` replaced by the text of that name: between tags if `fenced`. Texts in `plain`
+    are ours and are filled in as they are. Names in filled-in text are not replaced."""
     used = {name: text for name, text in texts.items() if f"{{{name}}}" in template}
     if not fenced:
         return fill(template, {**texts, **plain})
@@ -102,7 +102,7 @@ def _broken(mark: str) -> str:
 
 
 def fill(template: str, values: Mapping[str, str]) -> str:
-    """Return a template with the values in the places of their names. What is filled in is not looked at again."""
+    """Return a template with the values in the places of their names. Names in filled-in text are not replaced."""
     names = "|".join(map(re.escape, values))
     return re.sub(rf"\{{({names})\}}", lambda match: values[match[1]], template) if values else template
 

@@ -287,7 +287,7 @@ def _order_share(gold: Sequence[str], answer: str) -> float | None:
 
 
 def _parts(answer: str, count: int) -> list[str]:
-    """Return the parts of an answer to several blanks, at the first separator that gives so many."""
+    """Return the parts of an answer to several blanks, split at the first separator that gives the right number."""
     if (numbered := enumerated(answer.strip())) is not None and len(numbered) == count:
         return numbered
     answer = plain(answer)

@@ -17,7 +17,7 @@ from rftstream.rewards.breaker import SLOW_SHARE, Breaker, is_slow
 logger = logging.getLogger(__name__)
 
 HELD_SHARE = 0.25
-"""Share of the time limit: a rollout waits at most so long for the probe of a reward that was given up."""
+"""Share of the time limit that a rollout waits at most for the probe of a reward that was given up."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -65,7 +65,7 @@ def noting_failure(notes: logging.Logger) -> Iterator[None]:
 
 
 def note_ending(notes: logging.Logger, by: str, error: str | None = None) -> None:
-    """Note how a session ended. Of an error only the last line is noted, without secrets."""
+    """Record how a session ended. Only the last line of an error is recorded, without secrets."""
     if error is None:
         notes.info("ended", extra={"by": by})
     else:

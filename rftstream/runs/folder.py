@@ -57,8 +57,7 @@ LOOKING_S = 0.3
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """The folder of a run and the paths in it. Whoever works on a run makes one from a path; making it creates
-    nothing."""
+    """The folder of a run and the paths in it. Callers make one from a path; making it creates no files."""
 
     path: Path
 
@@ -179,7 +178,8 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def _lock(descriptor: int) -> None:
-    """BlockingIOError if it stays taken: whoever looks whether a run is live has its lock for a moment, too."""
+    """Take the lock of a run. A reader that checks whether the run is live holds it for a moment; BlockingIOError if it
+    stays taken longer."""
     deadline = time.monotonic() + LOOKING_S
     while True:
         try:
@@ -352,8 +352,8 @@ def open_run(run: str | Path) -> OpenRun:
 
 
 def open_transport(config: RunConfig, folder: RunFolder, *, create: bool = False, user: str | None = None) -> Transport:
-    """Open the log of a run. `create` makes it if it is missing. `user` is who this process is to the log's servers:
-    the role of a worker, or None for whoever gives the commands here (config/log_users.py)."""
+    """Open the log of a run. `create` makes it if it is missing. `user` is this process's name to the log's servers:
+    the role of a worker, or None for commands (config/log_users.py)."""
     kind = config.transport.kind
     transport = registry.resolve("transport", kind, where="transport.kind")
     spec = registry.spec(TransportSpec, kind)

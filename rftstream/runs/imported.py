@@ -74,7 +74,7 @@ class Import:
         raise NotImplementedError
 
     def copy(self) -> None:
-        """Copy everything and write `end`. What is there already is passed over."""
+        """Copy everything and write `end`. Records that are there already are passed over."""
         raise NotImplementedError
 
     def _begin(self, manifest: RunManifest) -> None:

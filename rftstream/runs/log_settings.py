@@ -23,7 +23,7 @@ COMPACTED_BEFORE = "control"
 """Runs that were made before its history decided what is in force have it compacted, and go on with it as it is."""
 
 DELETES = ("retention.ms", "retention.bytes")
-"""Settings that make brokers delete records, by age or size, whoever has read them."""
+"""Settings that make brokers delete records by age or size, whether or not they were read."""
 
 
 GONE, ANEW = "is gone, expected the topic", "was deleted and made anew"

@@ -13,7 +13,7 @@ MIB = 1 << 20
 
 
 class SandboxError(RftError):
-    """A sandbox failed by no fault of the program in it. What it ran is unscorable."""
+    """A sandbox failed by no fault of the program in it. The program is unscorable."""
 
 
 class BoxRefused(SandboxError):
@@ -91,8 +91,8 @@ class Job:
     test: str = ""
     context: str = ""
     prelude: str = ""
-    """Trusted text that runs before a Python program, in its module, and before a test. What it raises does not
-    matter, and it does not define `function`."""
+    """Trusted text that runs before a Python program, in its module, and before a test. Its errors do not matter, and
+    it does not define `function`."""
     limits: Limits = Limits()
     bounds_addresses: bool = True
     """Whether the limit of memory also bounds addresses. Java and Node.js reserve more than they use."""

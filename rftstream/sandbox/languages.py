@@ -14,7 +14,7 @@ def _plain_name(name: str) -> Callable[[str], str]:
 
 
 def _java_name(source: str) -> str:
-    """Return the file that Java wants for a class. What a hostile text takes here is linear."""
+    """Return the file that Java wants for a class. The time is linear, also for a hostile text."""
     found = re.search(r"\bpublic\s++(?:final\s++|abstract\s++)*+class\s++(\w{1,60}+)\b", source) or re.search(
         r"\bclass\s++(\w{1,60}+)\b[^{]{0,1000}+\{(?:(?!\bclass\b).)*?\bvoid\s++main\b", source, re.DOTALL
     )

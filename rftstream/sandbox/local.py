@@ -57,7 +57,7 @@ class LocalBackend:
 
 
 class _Places:
-    """A number of places, each started when it is first needed. Who asks first is given one first."""
+    """A number of places, each started when it is first needed. Callers get places in the order of their requests."""
 
     def __init__(self, most: int, start: Callable[[], SandboxPlace]) -> None:
         self._num_free = most

@@ -149,8 +149,8 @@ def run_function(
     """Call a function of a Python program, or a method of its class Solution, once for each list of arguments.
 
     It passes if each call returns the value of `expected` in its place. Arguments and values are plain data: None,
-    bool, int, float, complex, str, bytes, list, tuple, set, frozenset, dict. Any other value is a failed call. What the
-    program prints does not matter. Without `expected` nothing is judged, and it has `finished` if each call returned.
+    bool, int, float, complex, str, bytes, list, tuple, set, frozenset, dict. Any other value is a failed call. The
+    program's output does not matter. Without `expected` nothing is judged, and it has `finished` if each call returned.
     """
     limits = limits or Limits()
     if expected is not None and len(expected) != len(calls):

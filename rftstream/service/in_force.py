@@ -288,8 +288,8 @@ class RecordsInForce:
         return None
 
     def _contradiction(self, said: Trimmed) -> str | None:
-        """Return why the record contradicts the log, or None. What it deletes must have been there, and must stay
-        deleted."""
+        """Return why the record contradicts the log, or None. The objects that it deletes must have been there, and
+        must stay deleted."""
         before = self._trimmed
         if before is not None and (said.version < before.version or said.sequence < before.sequence):
             return f"it takes back that what is below version {before.version} was deleted"

@@ -37,7 +37,7 @@ def read_problems(log_: Log) -> Iterator[tuple[Record, Message | None]]:
 
 
 class ProblemReader:
-    """Reads single problems again. Whoever makes GrowingTasksets hands them `get`."""
+    """Reads single problems again. The maker of GrowingTasksets passes them `get`."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport

@@ -123,12 +123,14 @@ class ConcurrentStep(Protocol):
 
     `workers/<role>.py` makes one for each process, and ConcurrentService alone calls it, from one thread. In each slice
     it calls `follow` for what came on followed topics, `start` for as many records as there is `room`, `drop` for those
-    whose partitions were lost, then `advance`. What `advance` hands out is committed before anybody sees it, and then
-    `committed` is called; a lost commit means that the record is started again. Worked example: VerifierStep."""
+    whose partitions were lost, then `advance`. The results that `advance` returns are committed before anybody sees
+    them, and then `committed` is called; a lost commit means that the record is started again. Worked example:
+    VerifierStep."""
 
     @property
     def room(self) -> int:
-        """How many more items the step takes. The service asks before each poll, and starts at most so many."""
+        """Number of further items that the step takes. The service asks before each poll, and starts at most this
+        many."""
 
     def follow(self, received: Received) -> None:
         """Take a record of a followed topic. Called for all of them in log order, from the first one on; of a topic
@@ -284,10 +286,10 @@ class SourceStep(Protocol):
     """The work of a source. SourceService calls, in this order: `follow` for everything on the followed topics so far,
     then `advance` and `committed` in turns, with `follow` in between, and at the end `draining` and `close`.
 
-    The step answers whoever is outside only in `committed`. Until then what was taken in must be able to come again: a
-    worker that dies before has written its output, or has not. To write it once all the same, the role follows its own
-    output, and the step answers at once what is on the log already. Keys of records name what they are about, so that
-    the loop can find them on the log."""
+    The step answers the outside only in `committed`. Until then an input must be able to come again: a worker that dies
+    before may or may not have written its output. To write it once all the same, the role follows its own output, and
+    the step answers at once what is on the log already. Keys of records name what they are about, so that the loop can
+    find them on the log."""
 
     def follow(self, received: Received) -> None:
         """Take a record of a followed topic. Those that stood there when the worker started come before `advance`."""

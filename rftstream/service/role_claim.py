@@ -140,8 +140,8 @@ class RoleClaim:
     def unless_taken_over(self) -> Iterator[None]:
         """Raise TakenOver in place of an error, if another process has taken over.
 
-        What looks like a broken log, or like a rule to stop by, may be the view of a process that was away: its
-        successor has gone on meanwhile, and has deleted what it does not need any more itself."""
+        An apparent fault of the log, or an apparent reason to stop, may come from having been away: the successor has
+        gone on meanwhile, and has deleted records that it no longer needs."""
         try:
             yield
         except RftError as error:

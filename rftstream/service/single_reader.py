@@ -31,7 +31,7 @@ class SingleReader:
         self._consumed: list[TopicPartition] = []
 
     def read_control(self, *, settled: bool = False) -> None:
-        """Read `control` to its end; `settled` as for `Admin.end_offsets`. What other topics bring is dropped, since
+        """Read `control` to its end; `settled` as for `Admin.end_offsets`. Records of other topics are dropped, since
         the step recovers afterwards."""
         ends = self._transport.admin.end_offsets("control", settled=settled)
         for records in read_to_ends(self._transport, self.reader, ends):

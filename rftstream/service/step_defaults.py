@@ -65,7 +65,7 @@ class ConcurrentStepDefaults:
         """Pass over the record."""
 
     def committed(self, saved: Collection[int], finished: Collection[int]) -> None:
-        """Tell nobody: whoever reads the log sees it."""
+        """Do nothing: readers of the log see the results."""
 
     def health(self) -> Mapping[str, object]:
         """Return nothing beside what the loop reports."""

@@ -87,7 +87,7 @@ class VersionsInForce:
         return None
 
     def is_ahead(self, name: VersionName) -> bool:
-        """Return whether versions are missing in front of this one. What stands first on a topic follows nothing."""
+        """Return whether versions are missing in front of this one. The first version on a topic follows no other."""
         newest = self._newest.get(name.trainer_epoch)
         limit = self._highest if newest is None else newest + 1
         return bool(self._first) and name.version > limit + self.num_unread

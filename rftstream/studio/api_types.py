@@ -170,7 +170,7 @@ class QuestionItem(Struct, frozen=True, kw_only=True):
     asked_at: float
     expires_at: float | None
     held_until: float | None
-    """The group waits so long for answers; None: it does not."""
+    """Time until which the group waits for answers; None: it does not wait."""
     state: str
     """open, judged or expired."""
     num_votes: int

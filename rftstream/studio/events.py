@@ -33,7 +33,7 @@ class RunEvents:
         run.listener = changed
 
     def _told(self, name: str) -> None:
-        """Wake everybody who waits for the run. Who comes later waits for a new event."""
+        """Wake everybody who waits for the run. Later listeners wait for a new event."""
         waiting = self._waiting.pop(name, None)
         if waiting is not None:
             waiting.set()

@@ -49,7 +49,7 @@ class ConformanceHarness(ABC):
     @abstractmethod
     def peers(self, peers: Sequence[tuple[Peer, tuple[Any, ...]]]) -> list[Any]:
         """Run all of these functions at the same time, and return their results. Each runs in a process (or thread) and
-        with a connection of its own. What one of them raises comes out here."""
+        with a connection of its own. An error of one of them is raised here."""
 
     def expire(self, alive: Collection[tuple[Transport, Member]]) -> None:
         """Let the session time-out pass, with a margin, for all members but these."""

@@ -64,7 +64,7 @@ class Faults:
     strangers: int = 0
     """Somebody writes a record on a topic that a role alone writes (testing/foreign.py)."""
     power_losses: int = 0
-    """All processes end at once. Of what was committed the newest may be missing, as from an embedded log."""
+    """All processes end at once. The newest commits may be missing, as from an embedded log."""
 
 
 _WHERE = {

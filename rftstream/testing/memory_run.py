@@ -52,11 +52,11 @@ class ManualClock:
         return self._now
 
     def sleep(self, seconds: float) -> None:
-        """Go on by so many seconds, and return at once."""
+        """Advance by a number of seconds, and return at once."""
         self._now += seconds
 
     def advance(self, seconds: float) -> None:
-        """Go on by so many seconds."""
+        """Advance by a number of seconds."""
         self._now += seconds
 
 

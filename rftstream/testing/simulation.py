@@ -40,8 +40,8 @@ DRAIN_S = 30.0
 """Seconds for a process that was told to leave. Then it is ended as it is."""
 
 RESTARTED = {1}
-"""Exit codes after which a supervisor starts a process again. Of 3 it makes the end of the run: a log that does not
-answer for a moment must not lead to it."""
+"""Exit codes after which a supervisor starts a process again. After 3 it ends the run: a log that does not answer for a
+moment must not lead to that code."""
 
 TAKEN_OVER = 5
 
@@ -160,7 +160,7 @@ class Simulation(MemoryRun):
         self.end(process)
 
     def at(self, seconds: float, what: Callable[[], None]) -> None:
-        """Let somebody outside of the run call `what` so many seconds from now. Nothing goes wrong for them."""
+        """Call `what` a number of seconds from now, as a user outside of the run. No faults happen to this caller."""
 
         def do() -> None:
             with self._faults.spared():
@@ -177,7 +177,7 @@ class Simulation(MemoryRun):
             process.wake_at = self.clock.now()
 
     def pause(self, process: SimulatedProcess, seconds: float) -> None:
-        """Stop the process as by SIGSTOP, and let it go on after so many seconds."""
+        """Stop the process as by SIGSTOP, and continue it after a number of seconds."""
         self.note(f"{process.name}: stands still for {seconds:.1f} s")
         process.paused_until = self.clock.now() + seconds
 

@@ -258,14 +258,14 @@ class Admin(Protocol):
         """Return the run's topics with their settings; empty for a run that was never made, or was deleted."""
 
     def begin_offsets(self, topic: str) -> dict[TopicPartition, int]:
-        """Return the first offset kept in each partition. Who reads a topic as a whole begins there."""
+        """Return the first offset kept in each partition. Readers of a whole topic begin there."""
 
     def end_offsets(
         self, topic: str, *, settled: bool = False, partitions: Collection[int] | None = None
     ) -> dict[TopicPartition, int]:
         """Return the offset after the last committed record that can be read, of each partition or of some.
 
-        Who reads to the end asks it first. On Kafka, an open transaction hides what others committed after it began.
+        Readers up to the end call it first. On Kafka, an open transaction hides what others committed after it began.
         With `settled`, the call raises TransportError while there is an open transaction, and the caller asks again;
         that is for callers that must know the newest record, such as a role that looks for its successor."""
 
@@ -297,8 +297,8 @@ class Admin(Protocol):
     def make_durable(self) -> None:
         """Make everything that was committed so far survive the loss of power.
 
-        Who is about to delete what the commit replaces, or to use up a name for good, calls it first. TransportError if
-        it cannot be had."""
+        A caller that is about to delete records that the commit replaces, or to use up a name for good, calls it first.
+        TransportError if the log cannot be made durable now."""
 
 
 class Transport(Protocol):

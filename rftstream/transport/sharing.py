@@ -19,10 +19,10 @@ def share_out(
     """Return who owns each partition from now on.
 
     `members` maps members to their topics, `num_partitions` topics to their widths, and `owners` partitions to the
-    members that own them so far. Topics with the same subscribers are shared out together, so that whoever owns a
-    partition of one topic owns the partitions of the same number of the others. Shares of such topics differ by one
-    number at most, and a partition changes hands only where that needs it. The result is deterministic: member numbers
-    order what is otherwise equal."""
+    members that own them so far. Topics with the same subscribers are shared out together: the owner of a partition of
+    one topic owns the partitions with the same number of the others. Shares of such topics differ by one number at
+    most, and a partition changes hands only where that needs it. The result is deterministic: member numbers order what
+    is otherwise equal."""
     together: dict[frozenset[int], list[str]] = {}
     for topic in sorted(num_partitions):
         subscribers = frozenset(member for member, topics in members.items() if topic in topics)

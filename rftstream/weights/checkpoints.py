@@ -26,8 +26,8 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class StagedCheckpoint:
-    """The files of a checkpoint that is not written yet. `CheckpointStore.stage` makes it. Whoever has it gives it to
-    `write_staged`, or not, and calls `drop` at the end."""
+    """The files of a checkpoint that is not written yet. `CheckpointStore.stage` makes it. Its owner may pass it to
+    `write_staged`, and calls `drop` at the end in any case."""
 
     folder: Path
     """A temporary folder of the store."""

@@ -246,11 +246,11 @@ def apply(state: ServedState, data: Buffer, *, where: str) -> DeltaHeader:
 
 
 def apply_chain(state: ServedState, deltas: Iterable[tuple[Buffer, str]]) -> DeltaHeader:
-    """Make a state what the last of several deltas makes, and return its header. A delta comes with what messages call
-    it (`where`), and is asked for when those before it are applied.
+    """Make a state what the last of several deltas makes, and return its header. Each delta comes with its name for
+    messages (`where`), and is fetched when those before it are applied.
 
-    What `apply` says holds. Only the states before the first delta and after the last one are digested: each delta
-    between names the state that the one before it makes. ValueError without deltas."""
+    The conditions of `apply` hold. Only the states before the first delta and after the last one are digested: each
+    delta between names the state that the one before it makes. ValueError without deltas."""
     last: tuple[DeltaHeader, str] | None = None
     for data, where in deltas:
         header, start = read_header(data, where=where)

@@ -179,9 +179,10 @@ class WeightsFollower:
         return self._load(anchor)
 
     def _links_from_held(self, digest: str, target: WeightsAnnounced, known: Known) -> list[Link] | None:
-        """Return the deltas from what is held to a version, oldest first; None if a full snapshot is cheaper.
+        """Return the deltas from the held state to a version, oldest first; None if a full snapshot is cheaper.
 
-        What is held is known by its digest, since a new trainer's anchor is often a state that is held already."""
+        The held state is identified by its digest, since a new trainer's anchor is often a state that is held
+        already."""
         links: list[Link] = []
         snapshot, cost = 0, 0.0  # bytes of the newest full snapshot, and what the deltas before it cost
         one: WeightsAnnounced | None = target

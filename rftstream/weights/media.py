@@ -37,8 +37,8 @@ class MediaStore:
         self._known: dict[str, None] = {}
 
     def keep_problem(self, problem: Problem) -> Problem:
-        """Return the problem with references that every host can follow. What cannot be shown stays as it is, and its
-        rollouts fail with the reason. WeightsError if the store does not answer."""
+        """Return the problem with references that every host can follow. An image that cannot be shown keeps its
+        reference, and its rollouts fail with the reason. WeightsError if the store does not answer."""
         if not any(message.media for message in problem.messages):
             return problem
         return replace(problem, messages=self.keep(problem.messages, files=True))

@@ -22,7 +22,7 @@ READ_BYTES = 4 * 1024 * 1024
 Announced = WeightsAnnounced | DeltaObject
 
 Allocate = Callable[[int], memoryview]
-"""Gives memory of so many bytes that can be written to."""
+"""Returns writable memory of a number of bytes."""
 
 
 def own_memory(num_bytes: int) -> memoryview:

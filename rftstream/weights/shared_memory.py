@@ -28,9 +28,9 @@ _SEAL_FUTURE_WRITE = 0x10
 
 
 class WeightsMemory:
-    """A snapshot's bytes where other processes of this user can map them, and who may use them when.
+    """Shared memory with a snapshot's bytes, which other processes of this user can map, and the rules for its use.
 
-    A follower makes it, or whoever has weights that no follower holds. The owner changes the bytes in one thread, a
+    A follower makes it, or the owner of weights that no follower holds. The owner changes the bytes in one thread, a
     reader has other processes read them in another:
 
         with memory.changing():
@@ -42,8 +42,8 @@ class WeightsMemory:
             if is_current:
                 tell_the_processes(memory.path)
 
-    A change waits until nobody reads. Who has not begun to read when a change begins is told that what was to be read
-    is gone, and need not be waited for."""
+    A change waits until nobody reads. A reader that has not begun when a change begins is told that the bytes are gone,
+    and need not be waited for."""
 
     def __init__(self) -> None:
         self._turn = threading.Condition()
@@ -85,8 +85,8 @@ class WeightsMemory:
                 self._turn.notify_all()
 
     def allocate(self, num_bytes: int) -> memoryview:
-        """Return so many bytes that can be written to, inside of `changing`. They are those of before if the number is
-        the same; else those are given back as soon as nobody has a view of them."""
+        """Return a number of writable bytes, inside of `changing`. They are the bytes of before if the number is the
+        same; else the old bytes are released as soon as nobody has a view of them."""
         if self._mapping is None or len(self._mapping) != max(num_bytes, 1):
             self.close()
             descriptor, self.path, is_file = _open(max(num_bytes, 1))
@@ -125,7 +125,7 @@ class SharedTensors(dict[str, RawTensor]):
 
 
 def _open(num_bytes: int) -> tuple[int, str, bool]:
-    """Return a new file of so many zeros, its path, and whether it has a name of its own that is to be removed."""
+    """Return a new file of a number of zeros, its path, and whether it has a name of its own that is to be removed."""
     try:
         descriptor = os.memfd_create("rftstream-weights", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     except (AttributeError, OSError):  # not Linux, or not allowed

@@ -208,7 +208,7 @@ class _Files(Protocol):
         """Give the file's contents the name; False if the name is taken."""
 
     def open(self, name: str, errors: Callable[[], AbstractContextManager[None]]) -> IO[bytes]:
-        """Open an object. What is raised while reading goes through `errors`, where that may happen."""
+        """Open an object. Errors while reading go through `errors`, where reading may fail later."""
 
     def size(self, name: str) -> int:
         """Return an object's size in bytes. FileNotFoundError if there is none."""

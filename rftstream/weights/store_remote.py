@@ -131,7 +131,7 @@ class RemoteFiles:
         return True
 
     def open(self, name: str, errors: Callable[[], AbstractContextManager[None]]) -> IO[bytes]:
-        """Open an object. What is raised while reading goes through `errors`, too."""
+        """Open an object. Errors while reading go through `errors`, too."""
         ranges = _Ranges(self._size(name), lambda start, end: self._range(name, start, end), errors)
         return io.BufferedReader(ranges, READ_BYTES)
 

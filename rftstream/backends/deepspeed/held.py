@@ -39,8 +39,8 @@ class OwnState(DeviceState):
         self._num_steps: dict[str, float] = {}
 
     def leave(self) -> None:
-        """Move everything to main memory. What is read there is looked up before: tensors without bytes have no
-        views."""
+        """Move everything to main memory. Views are looked up before the move, since tensors without bytes have
+        none."""
         if not self.is_away:
             trained = self._rank.trained
             self._places = {

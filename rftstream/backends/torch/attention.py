@@ -79,7 +79,7 @@ def attend(
 
 
 def _are_small(query: Tensor, lengths: Sequence[int]) -> bool:
-    """Return whether rows are so small, and so many of one length, that a call for each length is faster."""
+    """Return whether a call for each length is faster: rows are small, and many have the same length."""
     return query.numel() <= SMALL * len(lengths) and 4 * len(set(lengths)) <= len(lengths)
 
 

@@ -77,8 +77,8 @@ class TorchBackend(LeavesDevice):
         The same bits. While a batch is computed the device holds what it holds without."""
         compile: bool = False
         """Layers are compiled by torch.compile: fewer passes over memory, and minutes before the first batch. On a CPU
-        it needs a C++ compiler. Rounded otherwise than without. What has no backward pass (rows without an advantage)
-        is compiled apart, when it first comes."""
+        it needs a C++ compiler. Results are rounded otherwise than without it. Passes without a backward pass (rows
+        without an advantage) are compiled apart, when the first comes."""
         freeze_vision_tower: bool = False
         """Leaves the vision tower of a model with images as it is; what joins it to the language model is trained all
         the same. Off by default, as in verl (prime-rl freezes it): a tower learns to see what rewards ask for. On,
@@ -346,7 +346,7 @@ class TorchBackend(LeavesDevice):
         return self._reference
 
     def _put_reference(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Make these weights the reference. Of adapters a copy is held beside the policy's."""
+        """Make these weights the reference. A copy of adapters is held beside the policy's."""
         import torch
 
         from rftstream.backends.torch import lora

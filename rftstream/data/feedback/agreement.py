@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 Answer = float | str
 Z_95 = 1.959963984540054
-"""The normal distribution has 95 % within so many standard deviations."""
+"""Standard deviations within which the normal distribution has 95 %."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +33,8 @@ class Agreement:
 
 
 class Coincidences:
-    """Pairs of answers to the same question, as Krippendorff counts them. Whoever compares makes one, calls `add` for
-    each pair, and then `alpha`."""
+    """Pairs of answers to the same question, as Krippendorff counts them. The caller makes one, calls `add` for each
+    pair, and then `alpha`."""
 
     def __init__(self, *, is_interval: bool) -> None:
         """`is_interval`: answers are numbers, and their squared distance counts; else whether they are equal."""

@@ -45,8 +45,9 @@ def kind_of_question(question_id: str) -> FeedbackKind:
 
 
 class FeedbackFold:
-    """All questions with their votes. Whoever folds makes one, and calls `ask` for each question and, in the order of
-    each partition, `restore` for votes whose judgement stands on the log and `judge` for the others."""
+    """All questions with their votes. The buffer and the readers of feedback each make one, and call `ask` for each
+    question and, in the order of each partition, `restore` for votes whose judgement stands on the log and `judge` for
+    the others."""
 
     def __init__(self, settings: FeedbackSection) -> None:
         self._settings = settings

@@ -130,8 +130,8 @@ class TaskOperator(Protocol):
     Worked example: `texts.Length`."""
 
     def decide(self, draw: Draw, facts: Facts, seed: Seed) -> TaskDecision:
-        """Return what to do with a problem. What it raises skips the problem, with the error's name as the reason.
-        `facts` is what outcomes say so far; nothing in it may be changed."""
+        """Return what to do with a problem. An error skips the problem, with the error's name as the reason. `facts`
+        are the facts from outcomes so far; they must not be changed."""
 
 
 # --------------------------------------------------------------------------------------------- experience side
@@ -223,7 +223,7 @@ class Mask:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Add a term to rewards. What the verdict said is kept beside it."""
+    """Add a term to rewards. The reward of the verdict is kept beside them."""
 
     terms: Mapping[int, float]
     """By sibling; finite numbers."""
@@ -233,7 +233,8 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Prioritise:
-    """Say how much the group matters to those who choose among groups. What several operators say is multiplied."""
+    """Set a factor of the group's priority, by which batches choose among groups. Factors of several operators are
+    multiplied."""
 
     factor: float
     """At least 0; 1 changes nothing. A group with priority 0 is never used once more."""
@@ -285,5 +286,5 @@ class ExperienceOperator(Protocol):
     Worked example: `leaving_out.Truncated`; of one that offers `reuse.ReplayGroups`."""
 
     def decide(self, group: ScoredGroup, facts: Facts, seed: Seed) -> ExperienceDecision:
-        """Return what to do with a group. What it raises rejects the group, with the error's name as the reason.
-        `facts` is what outcomes say so far; nothing in it may be changed."""
+        """Return what to do with a group. An error rejects the group, with the error's name as the reason. `facts` are
+        the facts from outcomes so far; they must not be changed."""

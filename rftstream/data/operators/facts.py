@@ -82,7 +82,7 @@ class Fold(Protocol):
     Worked example: `draws.Progress`."""
 
     def absorb(self, outcome: GroupOutcome) -> None:
-        """Take the next outcome of a group. What it comes to may depend on the outcomes before alone."""
+        """Take the next outcome of a group. The summary may depend on the outcomes so far alone."""
 
 
 class Facts:

@@ -132,8 +132,8 @@ class Gibberish:
         """Rollouts whose mean behavior logprob is smaller are left out, in nats per token; default: not looked at. It
         depends on the temperature: a healthy policy has about minus its entropy. `status` shows that of a run."""
         window: Count = 0
-        """With a number of tokens, the mean is that of the worst stretch of so many tokens, since a text may become
-        gibberish after a good beginning. 0: of all tokens."""
+        """Tokens of the stretch over which the mean is taken; the worst stretch counts, since a text may become
+        gibberish after a good beginning. 0: all tokens."""
         spike_logprob: Annotated[float, Meta(lt=0)] = -10.0
         """A sampled token with a smaller behavior logprob is a spike, in nats."""
         max_spike_share: Fraction = 1.0
@@ -267,7 +267,7 @@ class Stale:
         """The settings of `op = "stale"`."""
 
         max_age: Count = 1
-        """Tokens may be so many versions old."""
+        """Greatest age of a token, in versions."""
         action: Literal["reject", "mask"] = "reject"
         """Leave the rollouts out of the group, or keep them and do not train on their old tokens. Masked or not,
         `feeder.max_staleness` counts every token, so masking needs a smaller number here than there."""

@@ -389,7 +389,7 @@ def _without(group: ScoredGroup, siblings: Sequence[int]) -> ScoredGroup:
 
 
 def _shaped(group: ScoredGroup, name: str, added: Mapping[int, float]) -> ScoredGroup:
-    """Add a term. Of operators that use one name the terms add up."""
+    """Add a term. Terms of one name add up."""
 
     def shaped(rollout: ScoredRollout) -> ScoredRollout:
         if rollout.sibling not in added:

@@ -98,11 +98,11 @@ class Hindsight:
         """The settings of `op = "hindsight"`."""
 
         per_batch: Positive = 4
-        """At most so many groups give demonstrations to a batch."""
+        """Most groups that give demonstrations to a batch."""
         per_group: Positive = 1
-        """At most so many attempts of a group, chosen by the seed."""
+        """Most attempts of a group that become demonstrations, chosen by the seed."""
         max_uses: Positive = 1
-        """A group gives demonstrations to at most so many batches."""
+        """Most batches to which a group gives demonstrations."""
         cool_down: Count = 1
         """Fewest batches between two that use the group."""
         max_staleness: Count = 8

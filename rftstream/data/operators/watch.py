@@ -15,7 +15,7 @@ HANGS_AFTER_S = 5.0
 """An operator that answers later than this is named in the log; again after twice the time, and so on."""
 
 STUCK_AFTER_S = 30.0
-"""An operator that lets no other Python code run for so long has its stack printed by faulthandler."""
+"""Seconds without any other Python code running after which faulthandler prints the stack of an operator."""
 
 
 class OperatorWatch:

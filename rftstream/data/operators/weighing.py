@@ -24,7 +24,7 @@ from rftstream.data.operators.sampled import hash_ngrams, is_right, sampled_toke
 
 
 class ShapeReward:
-    """Adds a term for quality or diversity to rewards. What the verdict said stays beside it on the log.
+    """Adds a term for quality or diversity to rewards. The reward of the verdict stays beside the term on the log.
 
     The term is named after its kind. For several terms the operator stands several times in the pipeline. Both terms
     compare siblings, so groups of one are left as they are.

@@ -36,7 +36,8 @@ class ArithmeticTaskset(GeneratedTaskset):
         size: Annotated[int, Meta(ge=1)] | None = None
         """Problems in one pass; default: all there are, at most 10,000."""
         skip: Annotated[int, Meta(ge=0)] = 0
-        """Leaves out the first so many: `size = 80` here and `skip = 80` there have no problem in common."""
+        """Number of first problems that are left out: `size = 80` here and `skip = 80` there have no problem in
+        common."""
         seed: Annotated[int, Meta(ge=0)] = 0
         """Another order for each."""
         template: str = "{problem}="

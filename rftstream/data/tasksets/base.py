@@ -16,8 +16,8 @@ class Taskset(Protocol):
         """Return `sha256:<hex>` of what the problems are. A resumed run refuses a taskset with another digest."""
 
     def __len__(self) -> int:
-        """Return the number of problems in one pass. Generators have a configured size. Of a taskset that grows
-        (growing.py) it is the number by now, which may be 0."""
+        """Return the number of problems in one pass. Generators have a configured size. A taskset that grows
+        (growing.py) returns the number so far, which may be 0."""
 
     def problem(self, index: int) -> Problem:
         """Return the problem of an index. ConfigError, which names file and line, if it is not there."""

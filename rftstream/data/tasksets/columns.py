@@ -53,9 +53,9 @@ class TableConfig:
     """Columns that go on to the reward beside the mapped ones; default: all. Long ones are worth leaving out: every
     rollout carries them."""
     skip: Annotated[int, Meta(ge=0)] = 0
-    """Leaves out the first so many rows: `size = 80` here and `skip = 80` there have no problem in common."""
+    """Number of first rows that are left out: `size = 80` here and `skip = 80` there have no problem in common."""
     size: Annotated[int, Meta(ge=1)] | None = None
-    """Takes at most so many rows; default: all."""
+    """Most rows that are taken; default: all."""
     image_folder: str | None = None
     """Folder that paths of images are relative to, and lie in; relative to that of the data file, which is the
     default."""
@@ -350,8 +350,8 @@ def without_nulls(value: Any) -> Any:
 
 
 class Plain:
-    """Turns values into what messages carry. What has no such form becomes text. Values and bytes are counted on the
-    way."""
+    """Turns values into plain values, as messages carry them. A value without such a form becomes text. Values and
+    bytes are counted on the way."""
 
     def __init__(self, where: str) -> None:
         self._where = where

@@ -33,8 +33,8 @@ def _cannot_read(offset: int) -> NewProblem:
 class GrowingTaskset:
     """Problems that people, agents or a model add to the run. `open_taskset` makes it, without problems.
 
-    Whoever has the log makes GrowingTasksets of all of them and hands it the records of `problems`; then the problems
-    are there by their index, as in any other taskset."""
+    The owner of the log makes GrowingTasksets of all of them and passes it the records of `problems`; then the problems
+    are found by their index, as in any other taskset."""
 
     grows = True
     """Whether its length changes."""
@@ -59,7 +59,7 @@ class GrowingTaskset:
 
     @property
     def digest(self) -> str:
-        """Return a digest of what all its problems have in common. What they are stands on the log."""
+        """Return a digest of what all its problems have in common. The problems themselves stand on the log."""
         text = "\0".join(["log:problems 1", *(message.content for message in self._system)])
         return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
@@ -119,8 +119,8 @@ class GrowingTaskset:
 
 
 class GrowingTasksets:
-    """All growing tasksets of a run, at one moment of it. Feeder, synthesiser, and whoever computes draws again each
-    make one, and hand it the records of `problems` in order: `absorb` for each. False if there are no such tasksets."""
+    """All growing tasksets of a run, at one moment of it. Feeder, synthesiser and the recomputation of draws each make
+    one, and call `absorb` for each record of `problems`, in order. False if there are no such tasksets."""
 
     def __init__(self, tasksets: Mapping[str, Taskset], fetch: FetchProblem = _cannot_read) -> None:
         """`tasksets`: those of the run; the others are left out."""

@@ -48,7 +48,8 @@ class SquaresTaskset(GeneratedTaskset):
         size: Annotated[int, Meta(ge=1)] = 10_000
         """Problems in one pass."""
         skip: Annotated[int, Meta(ge=0)] = 0
-        """Leaves out the first so many: `size = 80` here and `skip = 80` there are made from other numbers."""
+        """Number of first problems that are left out: `size = 80` here and `skip = 80` there are made from other
+        numbers."""
         seed: Annotated[int, Meta(ge=0)] = 0
         """Another seed makes other pictures."""
 

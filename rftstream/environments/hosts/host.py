@@ -23,8 +23,8 @@ from rftstream.frames import FrameReader, frame
 
 FOLDER = Path(__file__).parent
 MAX_FRAME_BYTES = 64 << 20
-"""Largest request and answer. What a rollout says has to fit on the log, but what an environment saves of itself may be
-an object of the store."""
+"""Bytes of the largest request and answer. The texts of a rollout have to fit on the log, but the saved state of an
+environment may be an object of the store."""
 LOG_BYTES = 1 << 20
 """Most bytes of output that are kept: of each host on stderr, of each file in a folder of logs."""
 START_S = 60.0

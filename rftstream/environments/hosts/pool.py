@@ -199,7 +199,7 @@ class HostSession:
         return await self._pool.loop.run(self._host.call(do, self._key, timeout_s, target=self._target, **fields))
 
     async def close(self, timeout_s: float) -> None:
-        """Let the environment close, and leave the host. What its `close` raises stands in the host's log."""
+        """Let the environment close, and leave the host. Errors of its `close` stand in the host's log."""
         await self._pool.loop.run(self._close(timeout_s))
 
     async def _close(self, timeout_s: float) -> None:
@@ -238,7 +238,7 @@ def pool_of(settings: HostSettings) -> HostPool:
 
 
 def close_pools() -> None:
-    """End all hosts of this process. What asks for one later gets new ones."""
+    """End all hosts of this process. Later callers get new hosts."""
     with _LOCK:
         pools, loops = list(_POOLS.values()), list(_LOOPS)
         _POOLS.clear()

@@ -56,7 +56,7 @@ class NotCarriedOut(Exception):
 
 
 class Channel:
-    """The two pipes. Whoever has an answer sends it here."""
+    """The two pipes. Threads send their answers here."""
 
     def __init__(self, requests: int, replies: int, max_bytes: int) -> None:
         self._requests = requests
@@ -171,7 +171,7 @@ class Room:
         self._jobs.put(request)
 
     def cancel(self, number: int) -> None:
-        """Cancel a call. What blocks goes on, and its answer counts for nothing."""
+        """Cancel a call. A call that blocks goes on, and its answer is dropped."""
         with self._lock:
             self._cancelled.add(number)
             if self._awaited is not None and self._awaited[0] == number:

@@ -116,7 +116,7 @@ def shown(text: str) -> str:
 
 
 def cut(text: str, limit: int = MAX_SHOWN) -> str:
-    """Return a text of at most so many characters, and how many are missing."""
+    """Return the text cut to a number of characters, and how many are missing."""
     return text if len(text) <= limit else f"{text[:limit]}... ({len(text) - limit:,} characters more)"
 
 

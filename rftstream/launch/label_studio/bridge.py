@@ -257,7 +257,8 @@ class Bridge:
         tasks: Mapping[str, Sequence[ServerTask]],
         report: RoundReport,
     ) -> None:
-        """Note in the tasks how their questions stand. What is over leaves the queue; nothing is deleted."""
+        """Write the state of the questions into their tasks. Tasks whose questions are over leave the queue; none is
+        deleted."""
         assert self._projects is not None
         now = self._now()
         for question_id, same in tasks.items():

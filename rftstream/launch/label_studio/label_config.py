@@ -109,8 +109,8 @@ def _ratings(scale: tuple[float, float]) -> Sequence[int]:
 
 
 def read_results(results: Any, kind: FeedbackKind, *, original: str, order: Sequence[int]) -> AnnotationAnswers:
-    """Return what the results of an annotation say. `original`: the answer that the field of the correction began with;
-    whoever leaves it as it is corrects nothing. `order`: how the rollouts of a pair are shown."""
+    """Return the answers in the results of an annotation. `original`: the answer that the field of the correction began
+    with; an unchanged field is no correction. `order`: the order in which the rollouts of a pair are shown."""
     answers: dict[FeedbackKind, Row] = {}
     unread: list[str] = []
     comment = ""

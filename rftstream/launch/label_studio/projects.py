@@ -127,7 +127,7 @@ class Projects:
             last = tasks[-1].task_id
 
     def list_newest(self, project: int, kind: FeedbackKind) -> Iterator[list[ServerTask]]:
-        """Yield pages of tasks, those first that were changed last. What changes meanwhile moves to the front."""
+        """Yield pages of tasks, the last changed first. A task that changes meanwhile moves to the front."""
         query, page = json.dumps({"ordering": ["-tasks:updated_at"]}), 0
         while True:
             page += 1

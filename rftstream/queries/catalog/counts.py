@@ -33,8 +33,8 @@ class CatalogCounts:
 
 
 def count_fates(catalog: CatalogReader, moment: Moment) -> CatalogCounts:
-    """Count what became of every group and rollout. What was decided in buckets before the moment's is summed up from
-    these; the groups of that bucket are looked at."""
+    """Count every group and rollout by fate. Decisions in buckets before the moment's are summed up by bucket; in the
+    moment's bucket each group is read."""
     bucket = 1 << 62 if moment.is_now else int(moment.at_s // BUCKET_S)
     at = {"at": moment.at_s, "bucket": bucket, "begin": float(bucket * BUCKET_S), "version": moment.version}
     sums = catalog.rows(

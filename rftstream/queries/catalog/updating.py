@@ -23,7 +23,7 @@ FILE = "studio.sqlite3"
 Ends = dict[str, dict[TopicPartition, int]]
 """Topic -> partition -> the offset at which it ends."""
 CHUNK_RECORDS = 50_000
-"""Records of one transaction while much is to be read. What is new since a moment ago fits into one."""
+"""Records of one transaction while much is to be read. Later updates are smaller, and fit into one."""
 
 
 class CatalogUpdater:

@@ -76,7 +76,7 @@ followed by any."""
 MAX_MARKED = 4000
 """Characters after a mark in which the answer ends."""
 MAX_JOINED = 20
-"""Boxes with nothing but commas between them that make one answer. Of more, the last one is the answer."""
+"""Boxes with nothing but commas between them that make one answer. If there are more, the last box is the answer."""
 MAX_WHOLE = 200
 """Characters up to which a completion may be an answer as it is."""
 
@@ -247,7 +247,8 @@ def _last_formula(text: str) -> str | None:
 
 
 def _formulas(text: str) -> Iterator[tuple[int, int, str]]:
-    """Yield the start, end and content of each formula. What is not closed is looked for once, not from each start."""
+    """Yield the start, end and content of each formula. The search for a missing end is made once, not from each
+    start."""
     place = 0
     never: set[str] = set()
     while match := _FORMULA_BEGIN.search(text, place):

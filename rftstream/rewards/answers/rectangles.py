@@ -103,8 +103,8 @@ def find_boxes(text: str, form: BoxForm) -> list[Rectangle] | None:
     is an answer.
 
     The answer is the last fenced block with boxes, else the last `\boxed{}`, else what stands in `<answer>`, else the
-    whole text without its thoughts. Of several JSON values, the last one that holds a list of boxes or an object
-    counts; if there are only single boxes, all of them do."""
+    whole text without its thoughts. If there are several JSON values, the last one that holds a list of boxes or an
+    object counts; if there are only single boxes, all of them do."""
     text = after_thoughts(text)[-MAX_TEXT:]
     for block in reversed(_FENCED.findall(text)):
         if (found := _boxes_of_text(block, form)) is not None:

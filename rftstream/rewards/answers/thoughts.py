@@ -33,8 +33,8 @@ def without_reasoning(completion: str, reasoning: str) -> str:
 
 
 def final_part(completion: str) -> str:
-    """Return the part of a completion that holds its answer: the last `<answer>`, else all after its thoughts. Of a
-    JSON object with an answer, that answer."""
+    """Return the part of a completion that holds its answer: the last `<answer>`, else all after its thoughts. If that
+    part is a JSON object with an answer, the answer alone is returned."""
     text = without_hidden(after_thoughts(completion)).strip()
     opened = [match for match in _TAG.finditer(text) if match[0][1] != "/"]
     if opened:

@@ -160,7 +160,7 @@ class DemonstrationQueue:
         return positions
 
     def absorb(self, record: Record) -> None:
-        """Take the next record. ContractError if numbers are left out: whoever writes here counts."""
+        """Take the next record. ContractError if numbers are missing: writers of demonstrations number them densely."""
         if record.value is None and not record.headers:
             return
         if codec.is_foreign(record):
@@ -242,7 +242,7 @@ class DemonstrationQueue:
             )
 
     def _next_numbers(self, walk: Walk, count: int) -> list[int]:
-        """Return the next numbers of this pass, at most so many."""
+        """Return the next numbers of this pass, up to a number of them."""
         numbers = self._numbers(walk.size)
         end = min(walk.taken + count, len(numbers))
         places: Iterable[int] = range(walk.taken, end)

@@ -58,7 +58,8 @@ class GroupOperators:
         return self.judge_at(group, min_siblings, self._version_of(group))
 
     def judge_at(self, group: Group, min_siblings: int, version: int | None) -> str | None:
-        """The same, where the operators are told this version. Who computes recorded decisions again calls it."""
+        """Judge a group as `judge` does, at a given version of the trainer. The recomputation of recorded decisions
+        calls it."""
         if self._pipeline:
             scored = self._seen(group, version)
             group.result = self._pipeline.decide(scored, self._facts, min_siblings)

@@ -110,16 +110,16 @@ class ChosenUse:
 
 @dataclass(slots=True)
 class ReusePool:
-    """The offers that batches may take up. Whoever needs the choice makes one, calls `learn` for each outcome and
-    `learn_uses` for each BatchReuse on the log, in order, and `choose` for a batch. The buffer does so, and so does
-    whoever computes recorded choices again."""
+    """The offers that batches may take up. Its owner calls `learn` for each outcome and `learn_uses` for each
+    BatchReuse on the log, in order, and `choose` for a batch. The buffer makes one, and so does the recomputation of
+    recorded choices."""
 
     reusing: Mapping[int, ReuseLimits]
     """Place of an operator -> how its offers are used, in order of the places."""
     run_seed: int
     in_order: bool
-    """Whether batches take groups in order of sequence. What was never in a batch then counts only from the first batch
-    on whose groups have higher sequences: when it was decided is a matter of time."""
+    """Whether batches take groups in order of sequence. A group that was never in a batch then counts only from the
+    first batch on whose groups have higher sequences, since the time of its decision is not deterministic."""
     _held: dict[int, dict[int, _Held]] = field(default_factory=dict)
     """Place of the operator -> sequence of the group -> the offer."""
 
@@ -160,8 +160,8 @@ class ReusePool:
         self._forget_too_old(reuse.batch_sequence)
 
     def _forget_too_old(self, batch: int) -> None:
-        """Forget what no batch behind this one may use. It happens where the log says so and not where a batch is made,
-        so that whoever comes next knows the same offers."""
+        """Forget the offers that no batch behind this one may use. This happens when the log is read and not when a
+        batch is made, so that a successor knows the same offers."""
         for own in self._held.values():
             for sequence in [sequence for sequence, held in own.items() if held.offer.until <= batch]:
                 del own[sequence]
@@ -351,6 +351,6 @@ def with_prompt(segment: Segment, prompt: Sequence[int], first: int) -> Segment:
 
 
 def takes_demonstrations(stages: Stages, stage: Stage) -> bool:
-    """Return whether batches of the stage may have demonstrations that operators make of attempts. Of a run without
+    """Return whether batches of the stage may have demonstrations that operators make of attempts. In a run without
     stages `check_reuse` has made sure of it."""
     return not stages.named or stage.kind is LossKind.sft

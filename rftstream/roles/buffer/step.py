@@ -228,8 +228,8 @@ class BufferStep(SingleStepDefaults):
     # ------------------------------------------------------------------------------------------ writing
 
     def advance(self) -> SingleTransaction | None:
-        """Return the next batch with its outcomes if there is one, else the outcomes that are due. What people were
-        asked and said goes with it."""
+        """Return the next batch with its outcomes if there is one, else the outcomes that are due. Questions and
+        judgements go into the same transaction."""
         if self._stop is not None:
             raise self._stop
         for group in self._feedback.fold(self._log, self._groups, self._progress):

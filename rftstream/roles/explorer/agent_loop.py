@@ -337,8 +337,8 @@ class AgentLoop:
             self._end(session, RolloutStatus.completed, None, posted, dict(end.metrics), word)
 
     def _end_late(self) -> None:
-        """End rollouts whose agents are silent, or whose time is up. What is heard of an agent only puts that off, so
-        nobody is looked at before the first of them could be late."""
+        """End rollouts whose agents are silent, or whose time is up. A sign from an agent only postpones its end, so no
+        rollout is checked before the first could be late."""
         now, limits = self._now(), self._limits
         if now < self._late_at:
             return

@@ -234,7 +234,8 @@ class EnvironmentSession:
         )
 
     def _more_s(self, method: str) -> float:
-        """Return what a method may take beside the time limit: an environment may say how long it takes to start."""
+        """Return the seconds that a method may take beside the time limit: an environment may declare how long it takes
+        to start."""
         return float(getattr(self._environment, "start_timeout_s", 0.0)) if method in ("start", "load") else 0.0
 
     def _checked(self, method: str, check: Callable[[Any], Any], result: CallResult) -> Any:

@@ -222,7 +222,8 @@ class Delivered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentBegins:
-    """An agent of the explorer's own begins to run. What an earlier run of it has asked for, nobody waits for."""
+    """A notice that an agent of the explorer's own begins to run. Answers to requests of its earlier runs are
+    dropped."""
 
     rollout_id: str
     """The rollout that it makes."""

@@ -199,7 +199,7 @@ class OpenRollout:
     """Whether it ends with its first turn, as far as is known."""
     phase: Phase = Phase.starting
     is_paused: bool = False
-    """Whether it is not to be sampled for now. What its environment does goes on."""
+    """Whether sampling is paused. Calls of its environment go on."""
     tools: tuple[Mapping[str, Any], ...] = ()
     """All that are offered: the problem's, then the environment's."""
     asked: Conversation | None = None
@@ -348,7 +348,7 @@ class OpenRollout:
         return found
 
     def saved(self, num_in_segment: int, *, environment: bool) -> None:
-        """Note that all of it is saved, with so many tokens of the last segment."""
+        """Note that all of the rollout is saved, with this number of tokens of the last segment."""
         self._mark = _Mark(
             len(self.turns),
             len(self.segments) - 1,

@@ -153,7 +153,7 @@ class SavedStates:
         self._items[item] = partition, self._folder_of(partition, rollout_id)
 
     def dropped(self, items: Iterable[int]) -> None:
-        """Forget items that are in hand no more; whoever gets them next takes care of their states."""
+        """Forget items that are no longer in hand; their next owner takes care of their states."""
         for item in items:
             self._saving.pop(item, None)
             if (found := self._items.pop(item, None)) is not None:

@@ -255,7 +255,7 @@ class ExplorerStep(ConcurrentStepDefaults):
     # ------------------------------------------------------------------------------------------ rollouts
 
     def _begin(self, behind: bool) -> None:
-        """Begin what may begin, in order. What waits for newer weights holds up nothing but itself."""
+        """Begin the rollouts that may begin, in order. A rollout that waits for newer weights holds up no other."""
         waiting: deque[RolloutInHand] = deque()
         for work in self._in_hand.waiting:
             task = work.task

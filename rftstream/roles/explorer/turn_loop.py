@@ -382,7 +382,7 @@ class TurnLoop:
         self._ask(state, num_said=len(ids))
 
     def _give_up(self, state: OpenRollout, text: str) -> None:
-        """End the rollout with what it has, since it or its environment took too long. What nothing was sampled of
+        """End the rollout with what it has, since it or its environment took too long. A rollout without sampled tokens
         has failed."""
         so_far = self.policy.so_far(state.key)
         if so_far is None and state.is_in_policy and not state.gives_up:

@@ -34,8 +34,8 @@ class _Fetch:
 
 
 class WeightsUpdate:
-    """The weights of an explorer's policy, or a synthesiser's. Whoever has the policy makes it, asks `newer` at each
-    slice of work, and if there is something newer calls `take_over` until the policy has it; `close` ends the
+    """The weights of an explorer's policy, or a synthesiser's. The owner of the policy makes it, asks `newer` at each
+    slice of work, and if there is a newer version calls `take_over` until the policy has it; `close` ends the
     fetching."""
 
     def __init__(

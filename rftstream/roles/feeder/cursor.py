@@ -130,8 +130,8 @@ class FeederCursor:
         return sum(self.drawn.values())
 
     def outgrows(self, num_bytes: int) -> bool:
-        """Return whether the numbers of so many tasksets may need more bytes than there are beside a position. They
-        then stand in a Drawn."""
+        """Return whether the numbers of this many tasksets may need more bytes than fit beside a position. They then
+        stand in a Drawn."""
         names, walks = dict.fromkeys(self.drawn, MOST), dict.fromkeys(self.walks, GrowthWalk(MOST, MOST, MOST, MOST))
         return len(FeederCursor(MOST, names, names, walks=walks).to_json(whole=True)) > num_bytes
 

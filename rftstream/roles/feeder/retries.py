@@ -93,7 +93,7 @@ class Retries:
         self._asked[key] = _Asked(group, parts[0], parts[2], places, request.expires_at)
 
     def taken_back(self, key: bytes) -> None:
-        """Forget a request: it is done, or whoever asked does not want it any more."""
+        """Forget a request: it is done, or was taken back."""
         self._asked.pop(key, None)
 
     def decided(self, outcome: GroupOutcome) -> None:

@@ -88,7 +88,8 @@ class ParentChooser:
         return Parent(_name(group), group, taskset.problem(index))
 
     def _of_new(self, new: NewProblem, offset: int) -> Parent | None:
-        """Return a problem that somebody added. What a model made is no parent: else there would be no end to it."""
+        """Return a problem that a person or program added. A problem that a model made is no parent: else there would
+        be no end."""
         if new.maker is ProblemMaker.model:
             return None
         taskset = self._tasksets[new.taskset]

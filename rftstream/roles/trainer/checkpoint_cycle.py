@@ -59,8 +59,9 @@ class CheckpointCycle:
         return version % self.settings.checkpoint_every == 0
 
     def has_room(self, version: int, seconds: float) -> bool:
-        """Whether this version may come: it needs no checkpoint, or none is written any more, for which this waits at
-        most so long. There is never more than one, on the disk or on its way."""
+        """Whether this version may be trained: it needs no checkpoint, or no checkpoint is being written. The call
+        waits at most the given seconds for the writing to end. There is never more than one, on the disk or on its
+        way."""
         if not self.is_due(version):
             return True
         self.look(seconds)
@@ -88,8 +89,8 @@ class CheckpointCycle:
         return [*self.retention.names, *([self._writing[0]] if self._writing is not None else ())]
 
     def look(self, seconds: float) -> None:
-        """Wait for at most so long for the checkpoint that is written, if there is one. Raises what its writing
-        raised."""
+        """Wait at most the given seconds for the checkpoint that is being written, if there is one. Raises the error of
+        its writing."""
         if self._writing is not None and ends_within(self._writing[1], seconds):
             self._finish()
 

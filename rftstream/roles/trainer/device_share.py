@@ -21,9 +21,9 @@ class TrainerShare:
     each update, and calls `leave` when no update follows. Where the trainer has the device alone, nothing happens.
 
     The log decides when: a trainer asks as soon as a batch is complete on `batches`, and leaves when none is. The lock
-    says who is there. So whoever dies holds nothing, and whoever starts finds out by asking. A trainer that ends
-    releases nothing by itself: what its libraries still have of the memory goes with the process, and so does the
-    lock."""
+    tells who has the device: a process that dies releases it, and a process that starts finds out by asking. A trainer
+    that ends releases nothing by itself: what its libraries still have of the memory goes with the process, and so does
+    the lock."""
 
     def __init__(self, lock: DeviceLock | None, backend: BackendThread, clock: Clock) -> None:
         """`lock`: None where the device is the trainer's alone."""

@@ -68,7 +68,7 @@ class _LaterFuture(Future[Any]):
 
 
 def ends_within(future: Future[Any], seconds: float) -> bool:
-    """Wait for at most so long; return whether the future has ended. In a simulation nobody waits."""
+    """Wait at most the given seconds; return whether the future has ended. In a simulation nobody waits."""
     return future.done() if isinstance(future, _LaterFuture) else bool(wait([future], seconds).done)
 
 
@@ -102,7 +102,7 @@ class PendingUpdate:
         self._future = compute.submit(timed)
 
     def ends_within(self, seconds: float) -> bool:
-        """Wait for at most so long; return whether the update has ended."""
+        """Wait at most the given seconds; return whether the update has ended."""
         return ends_within(self._future, seconds)
 
     def result(self) -> tuple[Update, dict[str, float], TrainedStaleness, float]:

@@ -90,7 +90,7 @@ class RecordedBatches:
 
 def foreign_places(transport: Transport, positions: Sequence[int], first: int) -> set[tuple[TopicPartition, int]]:
     """Place and offset of all records of `batches` that are no part of a batch, from batch `first` on, which begins at
-    these positions. What is damaged is not foreign: the rest of the log is left as it is, then."""
+    these positions. A damaged record is not foreign: the rest of the log is then left as it is."""
     batches = RecordedBatches(transport, positions, first)
     with contextlib.suppress(ContractError):
         batches.rest()

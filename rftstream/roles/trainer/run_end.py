@@ -68,7 +68,8 @@ class RunEnd:
         return True
 
     def comes_by_itself(self, progress: TrainerProgress) -> bool:
-        """Whether the run is drained and no last batch will come. What is recorded and not trained stays for later."""
+        """Whether the run is drained and no last batch will come. Recorded rollouts that are not trained stay for a
+        resumed run."""
         return self.drains and not self.stages.at(progress.version).takes_rollouts
 
     def reason(self, progress: TrainerProgress) -> str | None:

@@ -429,7 +429,7 @@ class TrainerStep(SingleStepDefaults):
         self._end.drains = True
 
     def leave(self) -> None:
-        """Write a checkpoint, so that whoever goes on trains nothing again."""
+        """Write a checkpoint, so that a successor trains nothing again."""
         if self._progress.version and not self._is_anchor_due and not self.done and self._stop is None:
             self._checkpoints.write_before_leaving(self._epoch, self._progress)
 

@@ -166,8 +166,8 @@ class Training:
         return tuple(kept), {"rows_without_image": float(num_lost)} if num_lost else {}
 
     def speeds(self, values: Mapping[str, float], step_s: float) -> dict[str, float]:
-        """Return how fast a step was that took so long: tokens of all rows that went through the model, and the share
-        of the device's speed."""
+        """Return the speed of a step of this duration: tokens per second of all rows that went through the model, and
+        the share of the device's peak."""
         if step_s <= 0 or "computed_tokens" not in values:
             return {}
         found = {"computed_tokens_per_s": values["computed_tokens"] / step_s}

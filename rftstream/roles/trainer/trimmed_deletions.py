@@ -36,10 +36,10 @@ than a transaction of somebody who died stays open (PRODUCER_TIMEOUT_S, and a br
 class TrimmedDeletions:
     """Deletes what was said to go, and remembers what is still owed. `workers/trainer.py` makes one for each process.
 
-    Of a process that takes the role, the step calls `begin_anew` at each recovery and `absorb` for each `Trimmed` that
+    In a process that takes the role, the step calls `begin_anew` at each recovery and `absorb` for each `Trimmed` that
     it reads, and then `carry_out` once. While it works it calls `absorb` and `carry_out` whenever a `Trimmed` of its
     own is on the log, and `delete_owed` in each slice. When the run is finished it calls `may_leave` until that is
-    true. Of a process that starts when the run is finished, the loop calls `after_the_end` alone.
+    true. In a process that starts when the run is finished, the loop calls `after_the_end` alone.
     """
 
     def __init__(self, transport: Transport, store: ObjectStore, clock: Clock, *, compacts: bool) -> None:
@@ -68,7 +68,7 @@ class TrimmedDeletions:
         self.said = trimmed
 
     def carry_out(self) -> None:
-        """Delete what was said, if anything was. What cannot be deleted now stays said, and is owed."""
+        """Carry out the recorded deletion, if there is one. A part that cannot be deleted now is owed."""
         if self.said is not None:
             self._owe(delete_trimmed(self.said, self._transport, self._checkpoints, compacts=self._compacts))
 
@@ -87,8 +87,8 @@ class TrimmedDeletions:
             self.carry_out()
 
     def delete_weights(self, names: Collection[VersionName]) -> None:
-        """Delete the objects of versions that an announcement said are gone. What cannot be deleted now is named again
-        by the next announcement."""
+        """Delete the objects of versions that an announcement said are gone. An object that cannot be deleted now is
+        named again by the next announcement."""
         if not names:
             return
         try:

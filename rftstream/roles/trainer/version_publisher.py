@@ -110,7 +110,7 @@ class VersionPublisher:
         return replace(announced, announced_at=self._clock.now(), gone=gone)
 
     def look_back(self, idle_s: float) -> None:
-        """Look whether the newest version is still there, if nothing was trained for so long that it is time.
+        """Check that the newest version is still there, if nothing was trained for a while.
 
         Explorers that cannot follow stay on older weights, and the batches that this trainer waits for may have to be
         sampled with newer ones. It cannot announce a version twice, but a trainer that begins anew announces an anchor.

@@ -148,8 +148,8 @@ class Versions:
         kept_checkpoints: Collection[VersionName],
         parent: VersionName | None,
     ) -> tuple[VersionName, ...]:
-        """Return the versions whose objects nothing needs any more once `name` is announced. What was given up before
-        stays given up. `parent`: the version that `name` is a delta to, if it is one."""
+        """Return the versions whose objects nothing needs any more once `name` is announced. Versions that were given
+        up before stay so. `parent`: the version that `name` is a delta to, if it is one."""
 
         def stays(known: VersionName) -> bool:
             passed = known.trainer_epoch < name.trainer_epoch and known.version > name.version

@@ -172,7 +172,7 @@ class Box:
         )
 
     def _become(self, job: dict[str, Any], descriptors: list[int], write: int) -> NoReturn:
-        """Become the program. What goes wrong before it begins is told through the pipe, which its beginning closes."""
+        """Become the program. Errors before its beginning are reported through the pipe, which its beginning closes."""
         try:
             self._channel.detach()
             status = os.dup2(write, 900, inheritable=False)

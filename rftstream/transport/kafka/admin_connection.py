@@ -33,7 +33,7 @@ class AdminConnection:
 
     @contextlib.contextmanager
     def patient(self, patience_s: float) -> Iterator[None]:
-        """Within this, ask again for so many seconds: brokers that have much to do may answer nothing for long."""
+        """Retry requests inside of this context for a number of seconds, since busy brokers may not answer for long."""
         before, self._patience_s = self._patience_s, patience_s
         try:
             yield

@@ -47,7 +47,7 @@ VERSION = "3.0.12"
 """The version of kafka-python that every part was measured with."""
 
 HANDSHAKE_S = 30.0
-"""Seconds for a TLS handshake; so long the client gives a whole connection."""
+"""Seconds for a TLS handshake; the client's own limit for a whole connection."""
 
 _RECEIVE_BYTES = 64 << 10
 """Bytes that one call takes from a connection at most."""

@@ -26,8 +26,8 @@ as it polls: less of what it has just finished is refused for an older generatio
 class BackgroundJoin:
     """Joins a consumer's group in the client's own thread; takes the place of the coordinator's `poll`.
 
-    For 3.0.12: the client by itself joins only while somebody stays inside its `poll`. What is finished between two
-    short polls it forgets, and begins again or, worse, takes for done."""
+    For 3.0.12: the client by itself joins only while somebody stays inside its `poll`. A step that ends between two
+    short polls is forgotten, and begun again or, worse, taken for done."""
 
     def __init__(self, consumer: KafkaConsumer) -> None:
         self._manager = consumer._manager

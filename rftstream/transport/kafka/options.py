@@ -65,7 +65,7 @@ _LEAST: dict[str, int] = {
     "receive_message_max_bytes": _RECORD_BYTES,
     "request_timeout_ms": 500,
 }
-"""Setting -> the least that can work. Of the others that are numbers it is 0."""
+"""Setting -> the least value that can work; 0 for all other numbers."""
 
 
 def check_options(options: Mapping[str, Any], *, session_s: float) -> None:

@@ -27,8 +27,8 @@ def wait_for_leaders(
     now: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Wait until so many partitions have leaders, for as long as their number grows. TransportError when it has not for
-    MAKING_S: whoever makes the topics may be called again, and goes on from there."""
+    """Wait until this number of partitions have leaders, as long as more get one. TransportError if none got one for
+    MAKING_S: topics may then be made again, which goes on from there."""
     best, since = -1, now()
     said_at = since
     while (led := num_led()) < wanted:

@@ -80,7 +80,8 @@ class Coordinator:
         self.num_durable = len(self.history)
 
     def lose(self, num_kept: int) -> list[MemoryTransaction]:
-        """Keep the first `num_kept` transactions, and return the others, which are lost. What is open is aborted."""
+        """Keep the first `num_kept` transactions, and return the others, which are lost. Open transactions are
+        aborted."""
         for transaction in list(self._unfinished.values()):
             self._end(transaction.transactional_id)
         lost = self.history[num_kept:]
