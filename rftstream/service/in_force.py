@@ -50,12 +50,12 @@ log = logging.getLogger(__name__)
 
 CONTROL = TopicPartition("control", 0)
 RULED = frozenset(("control", "summaries", *(name for name, topic in TOPICS.items() if topic.writer is not None)))
-"""Topics that the rule is about."""
+"""Topics whose records the rule judges."""
 PASSED_OVER = RULED - {"tasks", "batches"}
-"""Topics on which a record that cannot be decoded is passed over, too: its headers, or the records behind it, say what
-is needed of it."""
+"""Topics on which a record that cannot be decoded is passed over, too: its headers, or later records, tell enough of
+it."""
 FOLLOWING = frozenset(("control", "weights", "steps", "outcomes"))
-"""Topics on which a record has to follow from what stands before it. They have one partition."""
+"""Topics on which a record has to follow from the records before it. They have one partition."""
 
 
 class RecordsInForce:
@@ -106,7 +106,7 @@ class RecordsInForce:
         return message
 
     def _by_headers(self, record: Record, error: ContractError) -> Message:
-        """Return what the headers say of an outcome that cannot be decoded. ForeignRecord for all else."""
+        """Return the outcome that the headers of an undecodable record describe. ForeignRecord for other messages."""
         outcome = outcome_of_headers(record) if record.topic == "outcomes" else None
         if outcome is None:
             is_new = record.topic == "steps" and record.offset > self._judged.get("steps", -1)
@@ -121,7 +121,7 @@ class RecordsInForce:
     # ------------------------------------------------------------------------------------------ summaries
 
     def begin_anew(self, topic: str, summary: Summary | None = None) -> None:
-        """Forget what was judged of the topic; with a summary, take what it says for judged."""
+        """Forget the judgements on the topic; with a summary, begin with its state."""
         self._judged[topic] = -1 if summary is None else summary.through - 1
         self._foreign = {place: why for place, why in self._foreign.items() if place[0] != topic}
         if topic == "outcomes":
@@ -136,8 +136,8 @@ class RecordsInForce:
                 self._versions[topic, model] = there
 
     def summary(self, topic: str, through: int) -> Summary | None:
-        """Return what the records of the topic amount to that were judged so far, which are those below `through`. None
-        where there is no summary at this place: it would leave something out."""
+        """Return the summary of the records that were judged so far, which are those below `through`. None if a summary
+        at this place would leave something out."""
         if topic == "outcomes":
             outcomes = self.outcomes.summary()
             return None if outcomes is None else Summary(topic=topic, through=through, outcomes=outcomes)
@@ -224,7 +224,7 @@ class RecordsInForce:
         return self._foreign.get(place)
 
     def _why_unclaimed(self, record: Record, topic: str) -> str | None:
-        """Return why the record is none of the role that writes `topic`, or None."""
+        """Return why the role that writes `topic` did not write the record, or None if it did."""
         role, epoch = TOPICS[topic].writer or "", writer_epoch(record)
         if self.is_claimed(role, epoch) or self._may_lack_claims():
             return None

@@ -94,7 +94,7 @@ class OutcomesInForce:
             self._next_batch = (outcome.batch_sequence or 0) + 1
 
     def summary(self) -> OutcomesSummary | None:
-        """Return what stands there; None where a summary would leave something out, or be too large."""
+        """Return the summary of the topic so far; None if a summary would leave something out, or be too large."""
         if not self._is_even or self._unsized or self._late:
             return None
         above = self._decided.above()
@@ -114,8 +114,8 @@ class OutcomesInForce:
 
 
 def outcome_of_headers(record: Record) -> GroupOutcome | None:
-    """Return what the headers of a group's outcome say; None if they say too little, or are of another record. It names
-    no rollouts."""
+    """Return the outcome that headers describe, without its rollouts; None if they tell too little, or are of another
+    record."""
     if record.header("contract") != b"group_outcome" or record.header("late") is not None:
         return None
     names = ("group_id", "taskset", "sequence", "result", "reason", "batch_sequence")

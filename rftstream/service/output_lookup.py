@@ -10,7 +10,7 @@ from rftstream.transport.base import Transport
 
 
 class OutputLookup:
-    """Finds out what of a commit is on the log, when the commit raised ProducerLost.
+    """Finds out which records of a commit are on the log, when the commit raised ProducerLost.
 
     A loop calls `note_ends` before each commit. After a ProducerLost it closes or starts its producer again, so that
     nothing more of the lost commit can arrive, and asks `find` (or `holds`) before it writes anything else.
@@ -24,7 +24,7 @@ class OutputLookup:
         """The ends of the partitions before the commit that was tried last."""
 
     def note_ends(self, places: Collection[TopicPartition]) -> None:
-        """Remember where these partitions end, so that what is written now can be looked for there."""
+        """Note the ends of these partitions, so that records written from now on can be found there."""
         ends: dict[TopicPartition, int] = {}
         for topic in sorted({place.topic for place in places}):
             partitions = {place.partition for place in places if place.topic == topic}
@@ -32,7 +32,7 @@ class OutputLookup:
         self._ends = ends
 
     def find(self) -> list[Record]:
-        """Return what was written since `note_ends` to the partitions that it was given.
+        """Return the records that were written since `note_ends` to its partitions.
 
         Raises TransportError while a transaction in one of them is still open: it may be the lost one."""
         found: list[Record] = []

@@ -16,9 +16,9 @@ from rftstream.transport.base import Member, Position, Reader, Transport
 
 
 class PartialsRestore:
-    """Reads what former owners of some partitions have saved. OwnedPartitions makes it when the worker comes to own
-    them, calls `advance` until that returns True, takes `positions`, and calls `close`. It makes another if the
-    partitions change meanwhile. `places` are the partitions, with the numbers of their assignments."""
+    """Reads the partial rollouts that former owners of some partitions have saved. OwnedPartitions makes it when the
+    worker comes to own them, calls `advance` until that returns True, takes `positions`, and calls `close`. It makes
+    another if the partitions change meanwhile. `places` are the partitions, with the numbers of their assignments."""
 
     def __init__(
         self, transport: Transport, member: Member, places: Mapping[TopicPartition, int], topic: str | None = None
@@ -35,7 +35,7 @@ class PartialsRestore:
             self.reader = transport.reader(dict.fromkeys(self._ends, 0))
 
     def advance(self, step: SavingStep) -> bool:
-        """Hand the step some of what was saved; return whether that was all. If it raises, it is called again."""
+        """Pass the step some of the saved records; return whether these were all. If it raises, it is called again."""
         if self.reader is None:
             return True
         if not self._has_begun:

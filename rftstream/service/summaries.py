@@ -30,20 +30,20 @@ EVERY = {"outcomes": 512, "steps": 128, "weights": 128}
 """Topic -> records in force after which its writer summarises it again."""
 
 MAX_RECORDS_A_LOOK = 2000
-"""Records that a writer reads back at once. It has other things to do."""
+"""Records that a writer reads back at once, so that its other work goes on."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicStart:
-    """Where a reader of a topic begins, and what it knows by then."""
+    """The start of a reader of a topic: the place, and the summary of all before."""
 
     positions: dict[TopicPartition, int]
-    """From where the topic is read on."""
+    """Offsets from which the topic is read on."""
     summary: Summary | None = None
     """Summary of the records below the positions; None: there is none, and the positions are the beginning of the
     topic."""
     record: Record | None = None
-    """The record of the summary."""
+    """Record of the summary; None if there is none."""
 
     def received(self) -> list[Received]:
         """Return the summary as a step is given it; nothing where there is none."""
@@ -99,12 +99,11 @@ class SummaryWriter:
         self._ready: list[Summary] = []
 
     def begin(self) -> None:
-        """Begin with what stands on the log: another one may have written since."""
+        """Begin with the state of the log: another process may have written since."""
         self._topics, self._ready = None, []
 
     def look(self) -> None:
-        """Read back some of what was written, if it is time. Whatever is asked of the log is asked again later if it
-        does not answer."""
+        """Read back some of the written records, if it is time. If the log does not answer, they are read later."""
         if self._topics is None:
             there = SUMMARIES.topic in self._transport.admin.topics()  # a run of an older release has no such topic
             self._topics = [_Summarised(self._transport, *one) for one in self._every.items()] if there else []
@@ -117,7 +116,7 @@ class SummaryWriter:
         return bool(self._ready)
 
     def take(self) -> list[Publish]:
-        """Return what there is to be written, once."""
+        """Return the summaries to be written, once."""
         ready, self._ready = self._ready, []
         return [Publish(SUMMARIES.topic, 0, summary) for summary in ready]
 

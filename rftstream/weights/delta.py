@@ -132,7 +132,7 @@ class Changes:
 
 
 def take(state: ServedState, tensors: Mapping[str, RawTensor], *, span_elements: int = LANE_ELEMENTS) -> Changes:
-    """Make the state what `tensors` are, and return the changes.
+    """Copy `tensors` into the state, and return the changes.
 
     Each tensor is asked for once, in order of names, and held no longer than needed. WeightsError if names, dtypes or
     shapes differ; then the state is of no use."""

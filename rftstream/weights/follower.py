@@ -73,7 +73,7 @@ class WeightsFollower:
     # ------------------------------------------------------------------------------------------ announcements
 
     def begin(self, summary: WeightsSummary) -> None:
-        """Begin behind what a summary is about, with a full snapshot. Called before any announcement."""
+        """Begin behind the records of a summary, with a full snapshot. Called before any announcement."""
         runs = [run for run in summary.versions if run.model == self._model]
         if runs:
             newest = max(runs, key=lambda run: run.trainer_epoch)

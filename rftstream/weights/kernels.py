@@ -59,7 +59,7 @@ class Noted:
 
 
 def take(old: Sequence[np.ndarray], new: Sequence[np.ndarray], form: Form, ways: Sequence[int]) -> Noted:
-    """Make `old` what `new` is, pair by pair, and return what changed. The arrays are of bytes, aligned to elements.
+    """Copy `new` into `old`, pair by pair, and return the changes. The arrays are of bytes, aligned to elements.
 
     `ways` say how each of `new` is read: AS_IT_IS, or as float32 that is rounded, with FLOAT32_TO_F16 or, for BF16,
     the bits that NaNs become."""

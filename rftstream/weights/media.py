@@ -21,7 +21,7 @@ from rftstream.weights.store import ObjectStore
 log = logging.getLogger(__name__)
 
 FOLDER = "media"
-"""Where they lie in the store."""
+"""Folder of the images in the store."""
 SCHEME = "store:"
 """Begins the url of an object of the run's store."""
 MAX_KNOWN = 100_000

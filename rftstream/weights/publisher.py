@@ -98,7 +98,7 @@ class WeightsPublisher:
         resumed: bool = False,
         announced_at: float = 0.0,
     ) -> WeightsAnnounced:
-        """Take a version over and write it; what `take` and `write` say holds."""
+        """Take a version over and write it; the conditions of `take` and `write` hold."""
         return replace(self.write(self.take(tensors, name, resumed=resumed)), announced_at=announced_at)
 
     def take(self, tensors: Mapping[str, RawTensor], name: VersionName, *, resumed: bool = False) -> StagedVersion:

@@ -170,7 +170,7 @@ class ObjectStore:
 
     @contextlib.contextmanager
     def _errors(self, name: str) -> Iterator[None]:
-        """Turn what the store's client raises into our errors."""
+        """Turn errors of the store's client into our errors."""
         try:
             yield
         except (WeightsError, ConfigError):

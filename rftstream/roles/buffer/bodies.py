@@ -24,20 +24,20 @@ class Bodies:
         self.num_bytes = 0
 
     def hold(self, place: TopicPartition, offset: int, verified: VerifiedRollout, num_bytes: int) -> None:
-        """Keep the body if there is room. So the oldest are kept: batches take groups in order, and need the newest
+        """Keep the body if there is room. The oldest bodies are kept: batches take groups in order, and need the newest
         last."""
         if self.num_bytes + num_bytes <= self._max_bytes:
             self._held[place, offset] = (verified, num_bytes)
             self.num_bytes += num_bytes
 
     def get(self, place: TopicPartition, offset: int) -> VerifiedRollout:
-        """Return what stands there. PositionMissing if it is gone from the log."""
+        """Return the rollout at this place. PositionMissing if the record is gone from the log."""
         return self.get_all([(place, offset)])[place, offset]
 
     def get_all(
         self, places: Collection[tuple[TopicPartition, int]]
     ) -> dict[tuple[TopicPartition, int], VerifiedRollout]:
-        """Return what stands at these places. PositionMissing if something is gone from the log."""
+        """Return the rollouts at these places. PositionMissing if a record is gone from the log."""
         found = {place: self._held[place][0] for place in places if place in self._held}
         offsets: dict[TopicPartition, list[int]] = defaultdict(list)
         for partition, offset in places:

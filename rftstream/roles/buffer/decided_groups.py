@@ -38,8 +38,7 @@ class DecidedGroups:
         return sequence < len(self._digests) and self._digests[sequence] != 0
 
     def find(self, sequence: int, group_id: str, siblings: list[int]) -> GroupStatus | None:
-        """Return what became of the group that has this sequence; None if it is another one, or has no such
-        siblings."""
+        """Return the result of the group with this sequence; None if that is another group, or has no such siblings."""
         size, result = divmod(self._facts[sequence], len(RESULTS))
         if self._digests[sequence] != _digest(group_id) or max(siblings) >= size:
             return None

@@ -102,7 +102,8 @@ class Decisions:
 
 
 def no_batch(filtered: Counter[str]) -> StopRule:
-    """Return what ends a run in which no batch came together. `filtered`: the groups since the last one, by reason."""
+    """Return the error that ends a run in which no batch came together. `filtered`: the groups since the last batch, by
+    reason."""
     shown = ", ".join(f"{reason} {count:,}" for reason, count in filtered.most_common(5))
     return StopRule(
         "no_signal",

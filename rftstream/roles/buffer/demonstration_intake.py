@@ -29,7 +29,7 @@ class DemonstrationIntake:
         self._said_waiting = False
 
     def begin(self, log_: Log, kept: Cursor) -> dict[TopicPartition, int]:
-        """Start from a cursor that was committed; return from where the demonstrations are read."""
+        """Start from a committed cursor; return the offsets from which demonstrations are read."""
         self._kept = kept
         return {} if self._queue is None else self._queue.begin(log_, kept)
 
@@ -40,7 +40,8 @@ class DemonstrationIntake:
 
     @property
     def cursor(self) -> Cursor:
-        """Where the passes stand. It is kept where the run takes no demonstrations any more: it may do so again."""
+        """Cursor of the passes. It is kept in a run that takes no demonstrations any more, since the run may take some
+        again."""
         return self._kept if self._queue is None else self._queue.cursor
 
     def allows_batch(
@@ -61,7 +62,7 @@ class DemonstrationIntake:
         return self._queue is not None and self._takes(stage) and not self._queue.known
 
     def waits(self, stage: Stage) -> bool:
-        """Whether a batch of the stage has to wait for demonstrations. The first time it says so."""
+        """Whether a batch of the stage has to wait for demonstrations. The first wait is logged."""
         if not self.lacks(stage):
             return False
         if not self._said_waiting:

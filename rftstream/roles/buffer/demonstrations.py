@@ -36,7 +36,7 @@ from rftstream.transport.base import Transport
 log = logging.getLogger(__name__)
 
 DEMONSTRATIONS = "experts"
-"""The topic of demonstrations, and what stands in the place of a taskset in their ids: `experts/pass/number/0`."""
+"""Topic of demonstrations, and the word in the place of a taskset in their ids: `experts/pass/number/0`."""
 
 
 Place = tuple[int, int]
@@ -46,23 +46,23 @@ Letters = dict[Place, Publish]
 
 @dataclass(slots=True)
 class Walk:
-    """Where passes stand."""
+    """Progress of the passes through the demonstrations of a kind."""
 
     begun: int = 0
-    """Passes that were begun, this one included."""
+    """Number of passes that were begun, the current one included."""
     size: int = 0
-    """Demonstrations that there were when it began."""
+    """Number of demonstrations when the current pass began."""
     taken: int = 0
-    """How many of this pass were taken."""
+    """Number of demonstrations of the current pass that were taken."""
 
 
 @dataclass(slots=True)
 class Cursor:
-    """Where the passes stand. In a run with stages chats and pairs have passes of their own, each over all numbers."""
+    """Progress of all passes. In a run with stages chats and pairs have passes of their own, each over all numbers."""
 
     first: Walk = field(default_factory=Walk)
     total: int = 0
-    """How many are in batches so far."""
+    """Number of demonstrations in batches so far."""
     pairs: Walk = field(default_factory=Walk)
 
     @property
@@ -128,7 +128,7 @@ class DemonstrationQueue:
         context: int | None,
         clock: Clock,
     ) -> None:
-        """`kinds`: loss kinds that the run takes, in any stage; of others nothing can be learned here."""
+        """`kinds`: loss kinds that the run takes, in any stage; demonstrations of other kinds cannot be used."""
         self._settings, self._seed, self._passes = settings, seed, passes
         self._kinds, self._renderer, self._context, self._clock = kinds, renderer, context, clock
         self._transport = transport
@@ -143,7 +143,7 @@ class DemonstrationQueue:
         """Demonstrations that cannot be used, and have their letter."""
 
     def begin(self, log_: Log, cursor: Cursor) -> dict[TopicPartition, int]:
-        """Read what there is; return from where to read on."""
+        """Read the demonstrations so far; return the offsets to read on from."""
         self.cursor = cursor
         positions = log_.transport.admin.begin_offsets(DEMONSTRATIONS)
         self._offsets = [array("q") for _ in positions]
@@ -176,7 +176,7 @@ class DemonstrationQueue:
 
     @property
     def known(self) -> int:
-        """How many are here: numbers 0 ... known - 1."""
+        """Number of demonstrations that were read: numbers 0 ... known - 1."""
         numbers = (len(offsets) * len(self._offsets) + place for place, offsets in enumerate(self._offsets))
         return min(numbers, default=0)
 
@@ -191,7 +191,7 @@ class DemonstrationQueue:
         }
 
     def finished(self, walk: Walk, size: int | None = None) -> bool:
-        """Whether no pass has anything left. `size`: as for `take`."""
+        """Whether all passes are at their end. `size`: as for `take`."""
         full = walk.taken >= len(self._numbers(walk.size))
         last = self._passes is not None and walk.begun >= self._passes
         return full and (last or not len(self._numbers(self.known if size is None else size)))
@@ -199,9 +199,9 @@ class DemonstrationQueue:
     def take(
         self, count: int, size: int | None = None, kind: LossKind | None = None
     ) -> tuple[list[TokenizedDemonstration], list[Publish]]:
-        """Return the next ones, and letters about those that are of no use. There are fewer where the passes end.
-        `size`: how many a new pass goes through; default: all there are by then. `kind`: the others are passed over,
-        since another stage takes them."""
+        """Return the next demonstrations, and dead letters for those that cannot be used. There are fewer where the
+        passes end. `size`: the number that a new pass goes through; default: all so far. `kind`: the kind to take;
+        others are passed over, since another stage takes them."""
         taken: list[TokenizedDemonstration] = []
         letters: Letters = {}
         self._take(count, size, kind, taken, letters)
@@ -228,7 +228,7 @@ class DemonstrationQueue:
                     barren = False
 
     def _begin_pass(self, walk: Walk, size: int, letters: Letters, *, barren: bool, kind: LossKind | None) -> None:
-        """`barren`: a whole pass has just given nothing."""
+        """Begin a pass. `barren`: the pass before gave nothing."""
         before, walk.begun, walk.size, walk.taken = walk.size, walk.begun + 1, size, 0
         if all(self._is_dead(int(number), letters) for number in self._numbers(size)):
             raise ConfigError(

@@ -14,7 +14,7 @@ from rftstream.data.operators.pipeline import ExperienceResult
 from rftstream.roles.buffer.groups import Group
 
 VerifiedAt = Mapping[tuple[TopicPartition, int], VerifiedRollout]
-"""Partition and offset on `verified` -> what stands there."""
+"""Partition and offset on `verified` -> the rollout of the record."""
 
 
 def experience_of(
@@ -27,8 +27,8 @@ def experience_of(
     use: int = 0,
     weight: float = 1.0,
 ) -> Experience:
-    """Return what the trainer gets of a scored rollout. `position`: its place in the share of the batch. `result`: what
-    operators made of its group. `use` and `weight`: where it is not the batch of its group."""
+    """Return the experience of a scored rollout. `position`: its place in the share of the batch. `result`: the
+    decision of the operators on its group. `use` and `weight`: for a batch that uses the group once more."""
     rollout, verdict = verified.rollout, verified.verdict
     assert rollout is not None and verdict is not None, "others are in no batch"
     sibling = verified.ids.sibling

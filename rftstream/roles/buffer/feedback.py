@@ -63,7 +63,7 @@ class FeedbackIntake:
         """Records for the next transaction."""
 
     def bodies(self, transport: Transport, max_bytes: int) -> Bodies:
-        """Return what keeps the bodies of open groups."""
+        """Return the store of the bodies of open groups."""
         if self._settings is None:
             return Bodies(transport, max_bytes)
         return JudgedBodies(transport, max_bytes, self._rewards)
@@ -80,7 +80,7 @@ class FeedbackIntake:
         self._decided.add(outcome.sequence, outcome.group_id, size, outcome.result, outcome.batch_sequence)
 
     def begin(self, log_: Log) -> dict[TopicPartition, int]:
-        """Read what was asked, said and judged; return from where votes are read on."""
+        """Read questions, votes and judgements; return the offsets from which votes are read on."""
         if self._settings is None:
             return {}
         judgements: dict[str, Judgement] = {}
@@ -103,7 +103,7 @@ class FeedbackIntake:
             self._asked[question.sequence] = Asked((*before.questions, question.question_id), until)
 
     def _restore_votes(self, log_: Log, judgements: Mapping[str, Judgement]) -> dict[TopicPartition, int]:
-        """Take the votes that have a judgement. Return where the first one without stands, in each partition."""
+        """Take the votes that have a judgement. Return the offset of the first vote without, in each partition."""
         positions = log_.transport.admin.begin_offsets(FEEDBACK)
         unjudged: set[TopicPartition] = set()
         for record in log_.read(FEEDBACK):
@@ -170,7 +170,7 @@ class FeedbackIntake:
         return vote.sequence is not None and vote.sequence not in self._decided
 
     def _status_of(self, vote: Feedback, groups: OpenGroups) -> GroupStatus | None:
-        """Return what became of the group of a vote; None if its rollouts are not known here."""
+        """Return the result of the group of a vote; None if its rollouts are not known here."""
         sequence, group_id = vote.sequence, vote.rollout_id.rpartition("/")[0]
         siblings = [int(rollout.rpartition("/")[2]) for rollout in vote.rollouts]
         if sequence is None:
@@ -250,7 +250,8 @@ class FeedbackIntake:
     # ------------------------------------------------------------------------------------------ writing
 
     def with_outputs(self, transaction: SingleTransaction | None) -> SingleTransaction | None:
-        """Return the transaction with what was asked and judged since the last one. None if there is nothing."""
+        """Return the transaction with the questions and judgements since the last one. None if there is nothing to
+        write."""
         if not self._outputs:
             return transaction
         outputs, self._outputs = tuple(self._outputs), []

@@ -142,7 +142,7 @@ class Group:
 
     @property
     def priority(self) -> float:
-        """How much it matters, as operators said."""
+        """Priority of the group, the product of the operators' factors."""
         return self.result.priority if self.result is not None else 1.0
 
     @property
@@ -226,9 +226,10 @@ class OpenGroups:
         return chosen
 
     def oldest_first(self, count: int, last_chance: int) -> list[Group]:
-        """Return up to `count` ready groups, the one first that will be too old first. When many become ready at once,
-        a long one that came last would else expire behind fresh ones. `last_chance`: what has tokens of this version or
-        an older one is too old for the next batch; of the others those with a higher priority come first."""
+        """Return up to `count` ready groups in the order in which they become too old. When many become ready at once,
+        a group with long rollouts that came last would else expire behind fresh ones. `last_chance`: what has tokens of
+        this version or an older one is too old for the next batch; of the others those with a higher priority come
+        first."""
         ready = (self.by_sequence[sequence] for sequence in self._ready)
         return heapq.nsmallest(count, ready, key=lambda group: _turn(group, last_chance))
 

@@ -19,11 +19,11 @@ from rftstream.roles.buffer.groups import Group, Sibling
 from rftstream.transport.base import Transport
 
 HUMAN = "human"
-"""The part of a reward that people gave."""
+"""Name of the part of a reward that people gave."""
 SCORER = "feedback"
-"""The scorer of a verdict that people alone gave."""
+"""Name of the scorer of a verdict that people alone gave."""
 FLAGGED = "feedback: flagged"
-"""Why a sibling is left out that people flagged."""
+"""Reason of a sibling that is left out because people flagged it."""
 
 VERDICT_KINDS = (FeedbackKind.label, FeedbackKind.rating, FeedbackKind.flag)
 
@@ -41,7 +41,7 @@ class JudgedRewards:
 
     @property
     def num_rewards(self) -> int:
-        """How many rollouts have a reward that people gave."""
+        """Number of rollouts with a reward that people gave."""
         return len(self._rewards)
 
     def learn(self, judgement: Judgement) -> bool:
@@ -116,5 +116,5 @@ class JudgedBodies(Bodies):
     def get_all(
         self, places: Collection[tuple[TopicPartition, int]]
     ) -> dict[tuple[TopicPartition, int], VerifiedRollout]:
-        """Return what stands at these places, with rewards as they are judged now."""
+        """Return the rollouts at these places, with rewards as they are judged now."""
         return {place: self._judged.changed(verified) for place, verified in super().get_all(places).items()}

@@ -28,8 +28,8 @@ class GroupOperators:
         progress: BufferProgress | None = None,
         reuse: ReusePool | None = None,
     ) -> None:
-        """`progress` says the version at which the next batch is trained; None where the versions of rollouts are
-        another run's. `reuse` learns what operators offer and batches use."""
+        """`progress` gives the version at which the next batch is trained; None where the versions of rollouts are
+        another run's. `reuse` learns the operators' offers and the batches' uses."""
         self._reuse = reuse
         self._progress = progress
         self._pipeline = pipeline
@@ -54,7 +54,8 @@ class GroupOperators:
                 self._reuse.learn_uses(message)
 
     def judge(self, group: Group, min_siblings: int) -> str | None:
-        """Note in the group what operators make of it. Return why it is filtered, or None if it is not."""
+        """Apply the operators to the group, and keep their decision in it. Return why the group is filtered, or None if
+        it is not."""
         return self.judge_at(group, min_siblings, self._version_of(group))
 
     def judge_at(self, group: Group, min_siblings: int, version: int | None) -> str | None:
@@ -68,8 +69,8 @@ class GroupOperators:
         return "flagged" if group.left_out and len(group.kept) < min_siblings else None
 
     def outdated(self, groups: OpenGroups) -> list[Group]:
-        """Return the waiting groups whose operators look at the version and were told another one than the next
-        batch's. They are judged again, so that whatever is in a batch was judged at the batch's version. A restart
+        """Return the waiting groups whose operators depend on the version and decided by another one than the next
+        batch's. They are judged again, so that every group of a batch is judged at the batch's version. A restart
         changes nothing then."""
         if not self._pipeline.by_version:
             return []

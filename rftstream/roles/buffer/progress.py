@@ -45,7 +45,8 @@ class BufferProgress:
         """Value of `read` when the positions were committed from which this process began."""
 
     def begin(self, summary: OutcomesSummary) -> None:
-        """Begin behind what a summary is about. It ends with an outcome of a batch: nothing was decided since."""
+        """Begin behind the records of a summary. The last of them is an outcome of a batch, so no group was decided
+        since."""
         self.decided = DecidedSequences(summary.below, summary.above)
         self._missing = {one.sequence: set(one.siblings) for one in summary.missing}
         self.total_groups = summary.groups.get(GroupResult.batched, 0)

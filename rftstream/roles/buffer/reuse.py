@@ -73,7 +73,7 @@ def offers_of(group: Group, result: ExperienceResult, oldest: int | None, next_b
 
 
 def result_of(outcome: GroupOutcome) -> ExperienceResult:
-    """Return what operators made of a group, as far as its experiences depend on it."""
+    """Return the operators' decision on a group, as far as its experiences depend on it."""
     terms: dict[int, dict[str, float]] = {}
     for decision in outcome.decisions:
         if decision.action is OperatorAction.shape:
@@ -97,7 +97,7 @@ class _Held:
     offer: ReuseOffer
     num_uses: int = 0
     last: int | None = None
-    """The last batch that has the group, for `replay` its own to begin with; None: it was in none."""
+    """The last batch that has the group, at first its own (for `replay`); None: the group was in none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class ReusePool:
 
     @property
     def num_held(self) -> int:
-        """How many offers there are."""
+        """Number of offers."""
         return sum(map(len, self._held.values()))
 
     @property
@@ -167,8 +167,8 @@ class ReusePool:
                 del own[sequence]
 
     def choose(self, batch: int, sequences: Collection[int], *, takes_demonstrations: bool) -> list[ChosenUse]:
-        """Return what the batch uses once more. `sequences`: those of its new groups; without any it uses nothing.
-        `takes_demonstrations`: whether its algorithm learns from some beside rollouts."""
+        """Return the groups that the batch uses once more. `sequences`: those of its new groups; a batch without any
+        uses none. `takes_demonstrations`: whether its algorithm learns from demonstrations beside rollouts."""
         if not sequences:
             return []
         before = min(sequences) if self.in_order else ANY
@@ -229,7 +229,7 @@ def uses_of(chosen: Sequence[ChosenUse]) -> tuple[GroupUse, ...]:
 
 
 def metrics_of(chosen: Sequence[ChosenUse]) -> dict[str, float]:
-    """Return the metrics of a batch about what it has once more."""
+    """Return the metrics of a batch about groups that it uses once more."""
     values = {"reused_groups": float(len(chosen))}
     if chosen:
         values["reused_staleness_mean"] = sum(one.use.staleness for one in chosen) / len(chosen)
@@ -301,7 +301,7 @@ class ReusedBodies:
             yield made if use.kind is ReuseKind.replay else self._as_demonstration(made, bodies[name])
 
     def _as_demonstration(self, experience: Experience, verified: VerifiedRollout) -> Experience:
-        """Return what the attempt demonstrates: the problem that it solves, and what the policy said. If its prompt
+        """Return the attempt as a demonstration: the problem that it solves, and the policy's turns. If its prompt
         cannot be written, or is too long, no token of it is trained on."""
         rollout, renderer = verified.rollout, self._renderer
         assert rollout is not None

@@ -116,7 +116,7 @@ class BufferStep(SingleStepDefaults):
     # ------------------------------------------------------------------------------------------ reading
 
     def recover(self, log_: Log, claim: Claim) -> Mapping[TopicPartition, int]:
-        """Read what is decided, and begin where the committed positions say."""
+        """Read the decisions so far, and begin at the committed positions."""
         self._reset(log_)
         # Operators, what may be had once more, and votes go by more of the past than a summary says.
         needs_all = self._pipeline.is_declared or bool(self._reuse) or self._feedback_settings is not None
@@ -143,7 +143,7 @@ class BufferStep(SingleStepDefaults):
         return positions
 
     def absorb(self, received: Received) -> None:
-        """Add a rollout to its group; note demonstrations, and what the trainer and the feeder say."""
+        """Add a rollout to its group; note demonstrations, and records of the trainer and the feeder."""
         if received.record.topic == DEMONSTRATIONS:
             self._intake.absorb(received.record)
             return

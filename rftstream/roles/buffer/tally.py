@@ -13,8 +13,8 @@ from rftstream.contracts.verdicts import VerifiedRollout, spent_amounts
 
 
 class Tally:
-    """Sums of what was decided since the last batch. BufferProgress makes one for each batch. `group` is called for
-    each group with an outcome, `rollout` for each rollout of the batch, and then `metrics`."""
+    """Sums over the groups that were decided since the last batch. BufferProgress makes one for each batch. `group` is
+    called for each group with an outcome, `rollout` for each rollout of the batch, and then `metrics`."""
 
     def __init__(self) -> None:
         self._sums: dict[str, float] = defaultdict(float)

@@ -20,7 +20,7 @@ class AgentSamples:
     and `step` in each slice, as it does with the turn loop, `abort_all` if it begins anew, and `close` at the end."""
 
     def __init__(self, parts: AgentParts, *, now: Callable[[], float], patience_s: float) -> None:
-        """`patience_s`: seconds after which samples are given up for which no agent has come."""
+        """`patience_s`: seconds after which samples without an agent are given up."""
         self._parts, self._now, self._patience_s = parts, now, patience_s
         self._names: dict[int, tuple[str, Task]] = {}
         """Key in the loop -> the sample's key and task."""
@@ -31,17 +31,17 @@ class AgentSamples:
 
     @property
     def num_open(self) -> int:
-        """How many samples have not ended."""
+        """Number of samples that have not ended."""
         return len(self._names)
 
     @property
     def num_free(self) -> int:
-        """How many samples wait for an agent."""
+        """Number of samples that wait for an agent."""
         return sum(map(self._parts.loop.is_free, self._names))
 
     @property
     def gateway_url(self) -> str:
-        """Where agents come to."""
+        """URL of the gateway for agents."""
         return self._parts.gateway_url
 
     def takes(self, environment: str) -> bool:

@@ -21,7 +21,7 @@ from rftstream.weights.follower import WeightsFollower
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """A set of problems and how it is asked."""
+    """A set of problems, with the settings of their samples."""
 
     name: str
     section: EvaluationSection
@@ -32,7 +32,7 @@ class Evaluation:
 
     @property
     def num_tasks(self) -> int:
-        """How many of its problems are asked."""
+        """Number of its problems that are evaluated."""
         return min(len(self.taskset), self.section.num_tasks or len(self.taskset))
 
 
@@ -50,7 +50,7 @@ class DueEvaluation:
 
     evaluation: Evaluation
     announced: WeightsAnnounced
-    """The version."""
+    """Announcement of the version."""
     request_id: str | None = None
     """The request that it answers; None if it is due by itself."""
 
@@ -125,7 +125,7 @@ class DueEvaluations:
         return reached and self.next() is None
 
     def next(self) -> DueEvaluation | None:
-        """Return what is to be made next: what was asked for comes first, then versions from the oldest on."""
+        """Return the next evaluation to make: requests come first, then versions from the oldest on."""
         if (requested := self._requested()) is not None or self._only is not None:
             return requested
         for announced in self._follower.in_force():
@@ -138,7 +138,7 @@ class DueEvaluations:
         return None
 
     def _has(self, evaluation: Evaluation, name: VersionName) -> bool:
-        """Whether there is a result, or nothing to get one from."""
+        """Whether the evaluation of this version has a result, or was skipped because its weights are gone."""
         skipped = (evaluation.name, name) in self._skipped
         return skipped or self._results.find(evaluation.name, name, self._follower) is not None
 

@@ -100,8 +100,8 @@ class EvaluatorStep(SingleStepDefaults):
         clock: Clock,
         share: EngineShare | None = None,
     ) -> None:
-        """`agents`: what makes the samples of agents, if an evaluation has some. `share`: of the device, if the policy
-        shares it with a trainer."""
+        """`agents` makes the samples of agents, if an evaluation has some. `share` is the evaluator's part in the
+        device, if the policy shares it with a trainer."""
         self._share = share
         self._config = config
         self._evaluations = evaluations
@@ -137,7 +137,7 @@ class EvaluatorStep(SingleStepDefaults):
     # ------------------------------------------------------------------------------------------ reading
 
     def recover(self, log_: Log, claim: Claim) -> Mapping[TopicPartition, int]:
-        """Read what was asked for and what has a result; have announcements read from the beginning."""
+        """Read requests and results; have announcements read from the beginning."""
         if self._running is not None:
             for key in self._running.samples:
                 self._loop.abort(key)
@@ -307,7 +307,8 @@ class EvaluatorStep(SingleStepDefaults):
         )
 
     def _store_generations(self, running: _Running) -> str:
-        """Every completion with its reward, one JSON object a line. The claim's epoch keeps a redone one apart."""
+        """Store every completion with its reward, one JSON object a line. The claim's epoch keeps a repeated evaluation
+        apart."""
         renderer = running.due.evaluation.renderer or self._loop.renderer
         lines = [
             generation_line(key, sample.problem, sample.attempt, sample.reply, renderer)

@@ -31,7 +31,7 @@ class VersionInForce:
     last: bool = False
 
     def begin(self, summary: StepsSummary) -> None:
-        """Begin behind what a summary is about."""
+        """Begin behind the records of a summary."""
         self.name, self.last = summary.name, summary.last
         self.trained_groups, self.trained_rollouts = summary.trained_groups, summary.trained_rollouts
 
@@ -54,14 +54,14 @@ class Admission:
     groups_per_batch: int
     max_staleness: int
     admitted: int = 0
-    """Groups; also the sequence of the next one."""
+    """Number of admitted groups, which is the sequence of the next one."""
     rejected: int = 0
-    """Expired, filtered or dead."""
+    """Number of groups that expired, were filtered or are dead."""
     stages: Stages | None = None
-    """None: every batch takes rollouts."""
+    """Stages of the run; None: every batch takes rollouts."""
 
     def begin(self, summary: OutcomesSummary) -> None:
-        """Begin behind what a summary is about."""
+        """Begin behind the records of a summary."""
         self.rejected = sum(summary.groups.values()) - summary.groups.get(GroupResult.batched, 0)
 
     def absorb(self, outcome: GroupOutcome) -> None:
@@ -78,8 +78,8 @@ class Admission:
         return max(0, limit - self.admitted)
 
     def wanted(self, in_force: VersionInForce, steps: int | None) -> int:
-        """Return how many groups may be admitted now and are needed for `steps` batches. Stages know the number of
-        batches by themselves."""
+        """Return how many groups may be admitted now and are needed for `steps` batches. In a run with stages the
+        number of batches is theirs."""
         allowed = self.allowed(in_force)
         if steps is None or self.stages is not None:
             return allowed

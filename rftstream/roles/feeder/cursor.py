@@ -17,7 +17,7 @@ MAX_REASONS = 64
 OTHER = "other reasons"
 
 MOST = 10**12
-"""More problems than any taskset gives."""
+"""A number of problems above that of any taskset."""
 
 
 @dataclass(slots=True)
@@ -37,8 +37,8 @@ class OperatorCounts:
         return cls(deepcopy(drawn.skipped), deepcopy(drawn.changed), drawn.put_back)
 
     def copy(self) -> OperatorCounts:
-        """Return counts that go on by themselves. It is called for each group, and `deepcopy` would take longer than
-        all operators together."""
+        """Return an independent copy. It is made for each group, and `deepcopy` would take longer than all operators
+        together."""
         return OperatorCounts(
             {
                 name: {operator: dict(reasons) for operator, reasons in operators.items()}
@@ -85,28 +85,28 @@ class OperatorCounts:
 
     @property
     def num_skipped(self) -> int:
-        """Problems that were skipped in all."""
+        """Number of problems that were skipped."""
         return sum(n for operators in self.skipped.values() for some in operators.values() for n in some.values())
 
 
 @dataclass(slots=True)
 class FeederCursor:
-    """Where the next draw begins. The step makes one for each transaction and makes it its own once that is on the
+    """The place of the next draw. The step makes one for each transaction and makes it its own once that is on the
     log."""
 
     admitted: int
-    """Groups."""
+    """Number of admitted groups."""
     drawn: dict[str, int]
     """Taskset -> problems taken, left-out and skipped ones included."""
     left_out: dict[str, int]
     """Taskset -> problems whose prompt was too long."""
     counts: OperatorCounts = field(default_factory=OperatorCounts)
     walks: dict[str, GrowthWalk] = field(default_factory=dict)
-    """Growing taskset -> how far the feeder has come in it."""
+    """Growing taskset -> the feeder's progress in it."""
 
     @classmethod
     def of_json(cls, text: str, newest: Drawn | None) -> FeederCursor:
-        """Return what a committed position says, with what stands in the newest Drawn, if there is one."""
+        """Return the cursor of a committed position, with the numbers of the newest Drawn, if there is one."""
         values = json.loads(text)
         walks = {name: GrowthWalk(**walk) for name, walk in values.get("walks", {}).items()}
         counts = OperatorCounts() if newest is None else OperatorCounts.of(newest)
@@ -126,7 +126,7 @@ class FeederCursor:
 
     @property
     def num_drawn(self) -> int:
-        """Problems taken from all tasksets."""
+        """Number of problems taken from all tasksets."""
         return sum(self.drawn.values())
 
     def outgrows(self, num_bytes: int) -> bool:
@@ -136,7 +136,7 @@ class FeederCursor:
         return len(FeederCursor(MOST, names, names, walks=walks).to_json(whole=True)) > num_bytes
 
     def to_json(self, *, whole: bool) -> str:
-        """Return what travels with the position: all but the counts, for which there is no room. Unless `whole`, the
+        """Return the metadata of the position: all but the counts, for which there is no room. Unless `whole`, the
         numbers of the tasksets stand in a Drawn, too."""
         values: dict[str, object] = {"admitted": self.admitted}
         if whole:

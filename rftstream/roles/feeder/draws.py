@@ -46,7 +46,7 @@ class Source:
     """Problems join it while the run goes on, and it is never at its end."""
 
     def sampling_of(self, sampling: Sampling, sibling: int) -> Sampling:
-        """Return how a sibling is sampled whose group is sampled by `sampling`."""
+        """Return the sampling settings of a sibling, given those of its group."""
         return replace(sampling, temperature=0.0) if self.greedy_baseline and sibling == 0 else sampling
 
     def draw(self, group: str, problem: Problem, group_size: int) -> Draw:
@@ -69,8 +69,8 @@ class Source:
 
 
 def open_sources(config: RunConfig, spec: ModelSpec) -> tuple[dict[str, Source], int | None]:
-    """Return the tasksets of a run, and the longest prompt + completion in tokens: what the run file says, else what
-    the model's config says. ConfigErrors name the section."""
+    """Return the tasksets of a run, and the longest prompt + completion in tokens: that of the run file, else that of
+    the model's config. ConfigErrors name the section."""
     renderer = open_renderer(spec)
     own = own_renderers(spec, config.tasksets)
     greedy = has_greedy_sibling(config)
@@ -138,7 +138,7 @@ class Draws:
         self._context = context
 
     def without_operators(self) -> Draws:
-        """Return the same draws, of which nobody skips any."""
+        """Return the same draws without operators, so that none is skipped."""
         none = TaskPipeline({}, self._seed)
         return Draws(self.sources, none, run_seed=self._seed, group_size=self.group_size, context=self._context)
 

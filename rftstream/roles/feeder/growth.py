@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass
 
 @dataclass(slots=True)
 class GrowthWalk:
-    """How far the feeder has come in one growing taskset. It is part of the FeederCursor: `Draws` asks `has_next` and
-    calls `next` for each draw."""
+    """The feeder's progress in one growing taskset. It is part of the FeederCursor: `Draws` asks `has_next` and calls
+    `next` for each draw."""
 
     fresh: int = 0
     """Problems that were drawn for the first time: all below this index, in pass 0."""

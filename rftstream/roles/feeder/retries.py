@@ -25,11 +25,11 @@ class Retry:
     """A group to be admitted."""
 
     group: str
-    """With the new attempt."""
+    """The group, with the number of the new attempt."""
     taskset: str
     index: int
     stored: Mapping[int, str]
-    """Sibling -> where its rollout stands, for those that need not be sampled again."""
+    """Sibling -> place of its rollout on the log, for siblings that need not be sampled again."""
 
 
 @dataclass(frozen=True, slots=True)

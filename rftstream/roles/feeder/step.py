@@ -131,7 +131,7 @@ class FeederStep(SingleStepDefaults):
     # ------------------------------------------------------------------------------------------ reading
 
     def recover(self, log_: Log, claim: Claim) -> Mapping[TopicPartition, int]:
-        """Read how far the feeder has come, and check that the run is the same."""
+        """Read the feeder's progress, and check that the run is the same."""
         self._reset(log_)
         if self._config.demonstrations_alone:
             records = log_.read("experts", bodies=False)
