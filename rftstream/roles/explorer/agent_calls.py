@@ -28,11 +28,11 @@ class AgentLimits:
     """Limits on the calls and the time of an agent's rollout."""
 
     max_calls: int = 1000
-    """Calls of one rollout."""
+    """Most calls of one rollout."""
     max_in_flight: int = 16
-    """Calls of one rollout at the same time."""
+    """Most calls of one rollout at the same time."""
     idle_timeout_s: float = 600.0
-    """Seconds after which a rollout ends whose agent is silent."""
+    """Seconds of an agent's silence after which its rollout ends."""
     rollout_timeout_s: float = 0.0
     """Seconds after which a rollout ends in any case; 0: never."""
 
@@ -56,7 +56,7 @@ class CallSampler:
         self._context, self._explorer, self._now = context, explorer, now
 
     def finished(self) -> list[Completion]:
-        """Do a slice of the policy's work; return what has finished."""
+        """Do a slice of the policy's work; return the completions that have finished."""
         return self._policy.step()
 
     def idle_s(self) -> float:
@@ -64,7 +64,7 @@ class CallSampler:
         return min(self._policy.idle_s(), LOOK_S)
 
     def refusal(self, session: AgentSession, call: ModelCall) -> Refusal | None:
-        """Return why a new call is not done; None if it may be."""
+        """Return the refusal of a new call; None if the call may be made."""
         limits, sampling = self._limits, session.rollout.task.sampling
         num_calls = len(session.rollout.calls) + len(session.open_calls)
         if len(session.open_calls) >= limits.max_in_flight:
@@ -88,7 +88,7 @@ class CallSampler:
         return None
 
     def count(self, session: AgentSession, call: ModelCall) -> TokensCounted | Refusal:
-        """Return the number of tokens of a call's prompt. Nothing of the call stays."""
+        """Return the number of tokens of a call's prompt. The call itself is not made."""
         try:
             plan = session.rollout.plan(call)
         except ConfigError as error:
@@ -97,7 +97,7 @@ class CallSampler:
         return TokensCounted(count=len(plan.prompt))
 
     def begin(self, session: AgentSession, request: AgentRequest, call: ModelCall) -> None:
-        """Plan where a new call's tokens go; `sample` has them sampled."""
+        """Plan the segment of a new call; `sample` has its tokens sampled."""
         try:
             plan = session.rollout.plan(call)
         except ConfigError as error:
@@ -123,8 +123,8 @@ class CallSampler:
         faults.at("call_received", len(session.rollout.calls) + len(session.open_calls))
 
     def sample(self, session: AgentSession, may_sample: bool) -> None:
-        """Have the calls of a rollout sampled, or not: when the trainer went back to a version that is too old for its
-        task, what was sampled is forgotten, and sampled anew later."""
+        """Have the calls of a rollout sampled. If the trainer went back to a version that is too old for the task, the
+        tokens so far are dropped, and sampled anew later."""
         if may_sample:
             for open_call in session.open_calls.values():
                 if not open_call.is_submitted:
@@ -153,7 +153,7 @@ class CallSampler:
         )
 
     def complete(self, session: AgentSession, completion: Completion) -> None:
-        """Take what was sampled for a call, and write its answer. Nobody gets it before it is on the log."""
+        """Take the completion of a call, and write the answer. The agent gets the answer when it is on the log."""
         open_call = session.open_calls.get(completion.request_id)
         if open_call is None:
             return
@@ -238,7 +238,7 @@ def refused(sentence: str) -> Refusal:
 
 
 def _seed(task_seed: int, request_digest: str, occurrence: int) -> int:
-    """Return the seed of a call. It depends on what is asked for and how often, not on when: so a call that was sampled
-    and not committed is sampled again alike."""
+    """Return the seed of a call. It depends on the request and on how often it was made, not on the time: a call that
+    was sampled and not committed is sampled again alike."""
     text = f"{task_seed}/{request_digest}/{occurrence}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1

@@ -35,19 +35,19 @@ class RecordedCall:
     call: AgentCall
     """The record of the call on the log."""
     answer: bytes
-    """The body of its answer."""
+    """Body of the call's answer."""
     parent: int | None
-    """Number of the call that it goes on from."""
+    """Number of the call that this one continues; None if it continues none."""
     new_messages: tuple[ChatMessage, ...]
     """The conversation after the parent's answer."""
     conversation: Conversation
     """Conversation that the prompt was rendered from, with answers in the form that the template takes."""
     said: ChatMessage
-    """Its own answer as the template is to see it."""
+    """The answer in the form that the template takes."""
     place: Place
-    """Where its conversation and answer, as an agent sends them, end in the tree."""
+    """Place in the tree at which the conversation and the answer, as an agent sends them, end."""
     is_delivered: bool = False
-    """Whether the agent is known to have got the answer."""
+    """Whether the agent has certainly got the answer."""
 
     @property
     def end(self) -> int:
@@ -102,7 +102,7 @@ class CallHistory:
 
 
 def _identity(message: ChatMessage) -> Hashable:
-    """Return what two equal messages have in common."""
+    """Return a key that is the same for equal messages."""
     calls = canonical(message.tool_calls) if message.tool_calls else b""  # True and 1 are equal, and not the same call
     return message.role, message.content, message.name, message.tool_call_id, calls
 

@@ -25,7 +25,7 @@ from rftstream.roles.explorer.model_calls import AgentBegins, AgentRequest, Call
 log = logging.getLogger(__name__)
 
 MAX_STARTS = 3
-"""How often an agent is started that is lost, as with its host. After that its rollout fails."""
+"""Starts of an agent, at most, if it is lost, as with its host. After the last one its rollout fails."""
 MAX_NUMBERS = 256
 """Most parts or metrics of a result."""
 
@@ -91,7 +91,7 @@ class AgentLauncher:
         return task.ids.taskset in self._launched.anew and task.ids.taskset in self._launched.agents
 
     def cancel(self, rollout_ids: Iterable[str]) -> None:
-        """Cancel the agents of these rollouts. From now on nothing is heard of them."""
+        """Cancel the agents of these rollouts. Nothing that they send counts any more."""
         for rollout_id in rollout_ids:
             with self._lock:
                 run = self._running.pop(rollout_id, None)
@@ -121,7 +121,7 @@ class AgentLauncher:
         run.work.add_done_callback(self._works.discard)
 
     async def _attend(self, run: _Run, agent: RunsAgent) -> None:
-        """Run an agent to its end, and hand on what became of it."""
+        """Run an agent to its end, and put its result into the inbox."""
         rollout_id = run.task.ids.rollout_id
         try:
             end = await self._end_of(run, agent)

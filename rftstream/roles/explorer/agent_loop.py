@@ -53,7 +53,7 @@ class _Past:
 
     status: str
     word: str | None
-    """Digest of what its agent said at the end; None if somebody else ended it."""
+    """Digest of the agent's last request, which ended the rollout; None if it was ended otherwise."""
 
 
 class AgentLoop:
@@ -91,8 +91,9 @@ class AgentLoop:
     # ------------------------------------------------------------------------------------------ the step's side
 
     def start(self, key: int, rollout: AgentRollout, *, session: str | None, next_piece: int) -> None:
-        """Take a task in hand. `rollout` has the calls that were saved. `session` says who has it, if somebody does:
-        empty for an agent that this explorer starts itself. `next_piece`: number of its next piece."""
+        """Take a task in hand. `rollout` has the calls that were saved. `session`: digest of the request that the
+        rollout was given to; empty for an agent that this explorer starts itself, None if no agent has it.
+        `next_piece`: number of its next piece."""
         now = self._now()
         self._sessions[key] = self._by_id[rollout.task.ids.rollout_id] = AgentSession(
             key=key,
@@ -132,8 +133,8 @@ class AgentLoop:
         return ended
 
     def unsaved(self) -> dict[int, list[EncodedPiece]]:
-        """Return what is to be saved now, by rollout: calls, or who it was given to. It counts as on its way to the log
-        from now on."""
+        """Return the unsaved part of each rollout: calls, or the session that it was given to. It counts as on its way
+        to the log from now on."""
         found = {}
         keys, self._unsaved = self._unsaved, {}
         for key in keys:
@@ -159,7 +160,8 @@ class AgentLoop:
         return found
 
     def committed(self, saved: Collection[int], finished: Collection[int]) -> None:
-        """Take note that what was handed out for these rollouts is on the log, and answer those who wait for it."""
+        """Take note that the parts that `unsaved` returned for these rollouts are on the log, and answer the requests
+        that wait for them."""
         now = self._now()
         for key in saved:
             if (session := self._sessions.get(key)) is not None:
@@ -179,7 +181,7 @@ class AgentLoop:
                     request.reply(RolloutEnded(rollout_id=session.rollout_id, status=str(session.ended.status)))
 
     def drop(self, keys: Iterable[int]) -> None:
-        """Forget rollouts that are another explorer's now; their agents are told to come again."""
+        """Forget rollouts that another explorer has now; their agents are told to retry."""
         for key in keys:
             if (session := self._sessions.pop(key, None)) is not None:
                 del self._by_id[session.rollout_id]
@@ -189,8 +191,8 @@ class AgentLoop:
                 self._past.pop(session.rollout_id, None)
 
     def leave(self) -> list[int]:
-        """Stop sampling, and refuse what comes from now on, since the others may take long to finish; return the
-        rollouts that have nothing left to be saved, so that they can be given back."""
+        """Stop sampling and refuse further requests. Return the rollouts that have nothing left to be saved, so that
+        they can be given back; the others may take long to finish."""
         for item in self._inbox.take():
             if isinstance(item, AgentRequest):
                 item.reply(moving())
@@ -199,7 +201,7 @@ class AgentLoop:
         return [key for key, one in self._sessions.items() if one.ended is None and not one.has_work]
 
     def is_free(self, key: int) -> bool:
-        """Return whether nobody has the rollout yet."""
+        """Return whether no agent has the rollout yet."""
         session = self._sessions.get(key)
         return session is not None and session.session is None
 
@@ -217,7 +219,7 @@ class AgentLoop:
         return max(0.0, min(ends, default=FOREVER) - self._now())
 
     def close(self) -> None:
-        """Tell all agents to come again."""
+        """Tell all agents to retry."""
         self._inbox.close()
         self.drop(list(self._sessions))
 
@@ -255,7 +257,7 @@ class AgentLoop:
             request.reply(RolloutEnded(rollout_id=request.rollout_id, status=past.status))
 
     def _grant(self, request: AgentRequest, wanted: SessionWanted, is_to_come: Callable[[str], bool]) -> None:
-        """Give a rollout away, once that is on the log; the same one for a request of the same name."""
+        """Give a rollout to an agent, once that is on the log. A request of the same name gets the same rollout."""
         name = digest(wanted.name) if wanted.name else ""
         free = None
         for session in self._sessions.values():
@@ -366,7 +368,7 @@ class AgentLoop:
             self._end(session, RolloutStatus.failed, f"{why}, and made no call", None, {}, word)
 
     def _ends_at(self, session: AgentSession) -> float:
-        """Return when a rollout ends if nothing more is heard of it."""
+        """Return the time at which a rollout ends if its agent stays silent."""
         if session.ended is not None or session.session is None:
             return FOREVER
         at = FOREVER if session.has_work else session.last_active + session.idle_timeout_s

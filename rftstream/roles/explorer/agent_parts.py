@@ -15,23 +15,23 @@ from rftstream.roles.explorer.model_calls import CallInbox, Dialect
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentParts:
-    """The agent loop, what starts agents, and the gateway. `workers/agents.py` makes it. A step calls `new_rollout` and
-    `begin` for each task of an agent, drives the loop, and calls `close` at the end."""
+    """The agent loop, the launcher of agents, and the gateway. `workers/agents.py` makes it. A step calls `new_rollout`
+    and `begin` for each task of an agent, drives the loop, and calls `close` at the end."""
 
     loop: AgentLoop
     """The rollouts that agents make."""
     inbox: CallInbox
-    """Where the gateway puts requests, and the loop finds them."""
+    """Queue of requests from the gateway to the loop."""
     launcher: AgentLauncher
     """Starts those agents that do not come by themselves."""
     environments: frozenset[str]
     """Names of the environments whose tasks are agents'."""
     dialects: Mapping[str, Dialect]
-    """By their names on the log."""
+    """Dialects by their names on the log."""
     renderer: Renderer
     """Renderer for tasks without a chat template of their own."""
     gateway_url: str = ""
-    """Where the gateway is; empty in a simulated run, which has none."""
+    """URL of the gateway; empty in a simulated run, which has none."""
     close_gateway: Callable[[], object] = lambda: None
     """Ends the gateway."""
 
@@ -40,8 +40,8 @@ class AgentParts:
         return AgentRollout(task, renderer or self.renderer, self.dialects)
 
     def begin(self, key: int, rollout: AgentRollout, session: str | None = None, *, next_piece: int = 0) -> None:
-        """Open a rollout to calls, and start its agent unless that comes by itself. `session` says who has it, if
-        somebody does. `next_piece`: number of its next piece."""
+        """Open a rollout to calls, and start its agent unless that comes by itself. `session`: as for
+        `AgentLoop.start`. `next_piece`: number of its next piece."""
         is_ours = self.launcher.launch(rollout.task)
         self.loop.start(key, rollout, session="" if is_ours else session, next_piece=next_piece)
         if is_ours:

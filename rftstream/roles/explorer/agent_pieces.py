@@ -31,8 +31,8 @@ class EncodedPiece:
 def encode_piece(
     task: Task, call: CallToSave | None, *, number: int, session: str | None, now: float, explorer: str
 ) -> EncodedPiece:
-    """Return the piece that holds a call, or no call but who the rollout was given to. ContractError if no record can
-    hold it."""
+    """Return the piece that holds a call, or that holds only the session that the rollout was given to. ContractError
+    if no record can hold it."""
     calls = () if call is None else (call,)
     piece = PartialRollout(
         ids=task.ids,

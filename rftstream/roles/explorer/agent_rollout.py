@@ -31,10 +31,10 @@ from rftstream.roles.explorer.pieces import CannotGoOnError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedCall:
-    """Where the tokens of a call go. `AgentRollout.plan` makes it; then comes `record` or `release`."""
+    """The plan for the tokens of a call. `AgentRollout.plan` makes it; then comes `record` or `release`."""
 
     parent: int | None
-    """Number of the call that it goes on from."""
+    """Number of the call that this one continues; None if it continues none."""
     new_messages: tuple[ChatMessage, ...]
     """The conversation after the parent's answer."""
     conversation: Conversation
@@ -42,9 +42,9 @@ class PlannedCall:
     tools_digest: str
     """Digest of the tools."""
     segment: int | None
-    """The segment that it goes on in; None: it opens one."""
+    """Segment that the call continues; None: it opens a new one."""
     opened: str
-    """Why it opens one; empty if it does not."""
+    """Why the call opens a segment; empty if it does not."""
     prompt: tuple[int, ...]
     """The whole prompt."""
     new_prompt: tuple[int, ...]
@@ -77,8 +77,8 @@ class AgentRollout:
     # ------------------------------------------------------------------------------------------ a call
 
     def plan(self, call: ModelCall) -> PlannedCall:
-        """Return where a call's tokens go. Its segment is reserved until `record` or `release`. ConfigError if the chat
-        template or the tokenizer refuses its messages."""
+        """Return the plan for a call's tokens. The segment is reserved until `record` or `release`. ConfigError if the
+        chat template or the tokenizer refuses its messages."""
         tools_digest = digest_of_tools(call.tools)
         count, parents = self._history.deepest(call.messages, tools_digest)
         new = call.messages[count:]
@@ -121,7 +121,7 @@ class AgentRollout:
         return parent.call.segment, "", prompt, found.token_ids
 
     def _is_open(self, parent: RecordedCall) -> bool:
-        """Whether the segment ends with this call, and nobody goes on there."""
+        """Whether the segment ends with this call, and no planned call continues it."""
         number = parent.call.segment
         return number not in self._reserved and len(self._segments[number].token_ids) == parent.end
 
@@ -131,7 +131,7 @@ class AgentRollout:
             self._reserved.discard(plan.segment)
 
     def result(self, plan: PlannedCall, call: ModelCall, completion: Completion, now: float) -> SampledCall:
-        """Return what was said in a planned call, as the next one in order."""
+        """Return the answer of a planned call, as the next call in order."""
         number, token_ids = len(self.calls), completion.token_ids.tolist()
         said = self._renderer.parse(
             plan.prompt,
@@ -153,7 +153,7 @@ class AgentRollout:
     def new_call(
         self, plan: PlannedCall, call: ModelCall, completion: Completion, times: tuple[float, float]
     ) -> AgentCall:
-        """Return what stands on the log of a planned call, as the next one in order."""
+        """Return the log's record of a planned call, as the next call in order."""
         number = len(self._segments) if plan.segment is None else plan.segment
         before = 0 if plan.segment is None else len(self._segments[plan.segment].token_ids)
         return AgentCall(
@@ -181,7 +181,8 @@ class AgentRollout:
         told: Mapping[str, Any],
         added: OpenSegment,
     ) -> RecordedCall:
-        """Take a call whose tokens are there. `told` is what `answer` says, and `added` holds what it adds."""
+        """Take a call that has its tokens. `told` is the message in `answer`, and `added` holds the tokens that the
+        call adds."""
         self.release(plan)
         parent = None if plan.parent is None else self.calls[plan.parent]
         served = self._dialects[call.dialect].served(told)
@@ -275,7 +276,7 @@ class AgentRollout:
         return tuple(segment.close() for segment in self._segments)
 
     def turns(self) -> tuple[Turn, ...]:
-        """Return what was said, call by call: new messages, then the answer. The problem's messages are left out."""
+        """Return the turns, call by call: new messages, then the answer. The problem's messages are left out."""
         turns: list[Turn] = []
         for recorded in self.calls:
             messages = recorded.new_messages

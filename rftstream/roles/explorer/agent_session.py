@@ -19,15 +19,15 @@ class OpenCall:
     """A call that is being sampled, or waits for weights."""
 
     request_id: str
-    """Its name at the policy."""
+    """Id of the call's request at the policy."""
     call: ModelCall
     """The model call that the agent asked for."""
     plan: PlannedCall
-    """Where its tokens go."""
+    """Plan for the call's tokens."""
     requests: list[AgentRequest]
-    """Those that wait for it; the later ones are tries of the same request."""
+    """Requests that wait for the call; the later ones are tries of the same request."""
     started_at: float
-    """When the first of them came."""
+    """Time when the first of these requests came."""
     seed: int
     """Seed of its sampling."""
     is_submitted: bool = False
@@ -63,27 +63,27 @@ class AgentSession:
     rollout: AgentRollout
     """Its calls and segments."""
     started_at: float
-    """When the agent was given it, or the task came."""
+    """Time when an agent got the rollout, or when the task came."""
     last_active: float
-    """When the agent was heard of, or given an answer, for the last time."""
+    """Time of the agent's last request or answer."""
     idle_timeout_s: float
-    """Seconds of silence after which it ends."""
+    """Seconds of the agent's silence after which the rollout ends."""
     session: str | None = None
-    """Digest of the name of the request that it was given away by; None: nobody has it yet."""
+    """Digest of the name of the request that got the rollout; None: no agent has it yet."""
     launch: str = ""
     """The launch of its agent that may make calls; empty for an agent that no explorer has started."""
     is_session_saved: bool = False
-    """Whether that is on the log."""
+    """Whether `session` is on the log."""
     open_calls: dict[str, OpenCall] = field(default_factory=dict)
-    """By their names at the policy."""
+    """Calls being sampled or waiting for weights, by their ids at the policy."""
     num_asked: int = 0
-    """Calls that were begun, for their names."""
+    """Number of calls that were begun, from which their ids are made."""
     next_piece: int = 0
     """Number of the next piece."""
     unsaved: list[EncodedPiece] = field(default_factory=list)
     """Calls that are to be saved, in order."""
     waiting: dict[int, list[AgentRequest]] = field(default_factory=dict)
-    """Number of a call that is not on the log yet -> who waits for its answer."""
+    """Number of a call that is not on the log yet -> requests that wait for its answer."""
     num_committed: int = 0
     """Calls below this number are on the log."""
     num_committing: int = 0
@@ -93,9 +93,9 @@ class AgentSession:
     refused_for: str = ""
     """The limit that a call was refused for, in words, if there was no other call since."""
     ended: EndedAgent | None = None
-    """How it ended; from then on it waits for its record to be on the log."""
+    """The end of the rollout, which then waits for its record to be on the log; None before."""
     ends: list[AgentRequest] = field(default_factory=list)
-    """Requests to end it that wait for that."""
+    """Requests to end the rollout that wait for its record to be on the log."""
 
     @property
     def rollout_id(self) -> str:
@@ -104,7 +104,7 @@ class AgentSession:
 
     @property
     def new_session(self) -> str | None:
-        """`session` if it is not on the log yet; None if there is nothing to say."""
+        """`session` if it is not on the log yet; None if there is nothing to write."""
         return None if self.is_session_saved else self.session
 
     @property
@@ -181,19 +181,19 @@ class AgentSession:
         return None
 
     def is_given_up(self, launch: str | None) -> bool:
-        """Return whether what comes from this launch of its agent is too late: another one was begun since."""
+        """Return whether requests of this launch of the agent are too late: another launch was begun since."""
         return launch is not None and launch != self.launch
 
     def rewind(self) -> None:
         """Have the calls so far answer an agent that is run again from its start: each answers the next equal request,
-        as if nobody had got its answer or waited for it."""
+        as if its answer had not been delivered before."""
         for request in self.requests():
             request.is_gone = True
         for recorded in self.rollout.calls:
             recorded.is_delivered = False
 
     def wait_for(self, found: RecordedCall | OpenCall, request: AgentRequest) -> None:
-        """Answer a request as the call that it repeats, at once or when that is on the log."""
+        """Answer a request with the answer of the call that it repeats, at once or when that call is on the log."""
         if isinstance(found, OpenCall):
             found.requests.append(request)
         elif found.call.number < self.num_committed:
@@ -202,7 +202,7 @@ class AgentSession:
             self.waiting.setdefault(found.call.number, []).append(request)
 
     def acknowledge(self) -> None:
-        """Note that all that was being committed is on the log, and answer those who wait for it."""
+        """Note that the committed transaction is on the log, and answer the requests that wait for it."""
         newly, self.num_committed = range(self.num_committed, self.num_committing), self.num_committing
         for number in newly:
             faults.at("call_committed", number + 1)

@@ -59,7 +59,7 @@ class AgentExplorerStep(ExplorerStep):
 
     @property
     def room(self) -> int:
-        """How many more rollouts there is room for."""
+        """Number of further rollouts that there is room for."""
         return super().room - len(self._agent_works)
 
     def follow(self, received: Received) -> None:
@@ -88,7 +88,7 @@ class AgentExplorerStep(ExplorerStep):
         self._partials.forget(work.partition, task.ids.rollout_id)
 
     def drop(self, numbers: Collection[int]) -> None:
-        """Forget rollouts; the agents of these are told to come again."""
+        """Forget rollouts; their agents are told to retry."""
         super().drop(numbers)
         self._launcher.cancel(
             work.task.ids.rollout_id for number in numbers if (work := self._agent_works.get(number)) is not None
@@ -123,7 +123,7 @@ class AgentExplorerStep(ExplorerStep):
         return () if self._pipe is None else (self._pipe,)
 
     def save(self, *, leaving: bool) -> Sequence[Saved]:
-        """Return what the agents' calls and the other rollouts have to be saved."""
+        """Return the records that save the agents' calls and the other rollouts."""
         saved = list(super().save(leaving=leaving))
         idle: Collection[int] = ()
         if leaving:
@@ -160,8 +160,8 @@ class AgentExplorerStep(ExplorerStep):
     # ------------------------------------------------------------------------------------------ parts of it
 
     def _restored(self, work: RolloutInHand, records: Sequence[Record]) -> tuple[AgentRollout, str | None]:
-        """Return the rollout with the calls that were saved, and whose it is. One that cannot go on from its pieces
-        begins anew: they are taken back with the first new one."""
+        """Return the rollout with its saved calls, and the session that has it. A rollout that cannot go on from its
+        pieces begins anew: the pieces are taken back with the first new one."""
         task = work.task
         renderer = self._own_renderers.get(task.ids.taskset)
         rollout = self._parts.new_rollout(task, renderer)
@@ -182,12 +182,12 @@ class AgentExplorerStep(ExplorerStep):
         return rollout, next((piece.session for piece in pieces if piece.session is not None), "")
 
     def _is_to_come(self, session: str) -> bool:
-        """Return whether the saved rollout of a session will be started soon. It will not while what nobody has taken
-        fills all places."""
+        """Return whether the saved rollout of a session will be started soon. It will not while rollouts without an
+        agent fill all places."""
         return self.room > 0 and self._partials.holds_session(session)
 
     def _outputs(self, work: RolloutInHand, pieces: Sequence[EncodedPiece]) -> tuple[Publish, ...]:
-        """Return the records of what is new of an agent's rollout: a piece for each call, or one for a session."""
+        """Return the records of the new part of an agent's rollout: a piece for each call, or one for a session."""
         stale = self._stale.pop(work.item.number, [])
         outputs = list(tombstones(work.task.ids.rollout_id, work.partition, stale))
         for encoded in pieces:
@@ -196,7 +196,7 @@ class AgentExplorerStep(ExplorerStep):
         return tuple(outputs)
 
     def _skip_decided(self) -> None:
-        """Give up tasks that nobody has, and whose groups have an outcome."""
+        """Give up tasks that no agent has and whose groups have an outcome."""
         if not self._has_decided:
             return
         self._has_decided = False
@@ -215,7 +215,7 @@ class AgentExplorerStep(ExplorerStep):
 
 
 def rollout_of_agent(task: Task, ended: EndedAgent, now: float) -> Rollout:
-    """Return the rollout that an agent's attempt at the task has become."""
+    """Return the rollout record of an agent's attempt at the task."""
     return Rollout(
         ids=task.ids,
         status=ended.status,

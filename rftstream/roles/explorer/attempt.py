@@ -19,7 +19,7 @@ from rftstream.policies.base import Completion
 log = logging.getLogger(__name__)
 
 CUT_SHORT = ("length", "repetition")
-"""Reasons why a completion finished that mean that it was cut off."""
+"""Finish reasons of completions that were cut off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,19 +38,19 @@ class Attempt:
 
 
 class FailureLog:
-    """Logs what failed in rollouts: of each kind the first, with its traceback. A turn loop makes it."""
+    """Logs failures of rollouts: the first of each kind, with its traceback. A turn loop makes it."""
 
     def __init__(self) -> None:
         self._kinds = Kinds()
 
     def say(self, rollout: str, text: str, error: BaseException | None) -> None:
-        """Log the text unless one of its kind was."""
+        """Log the text unless a failure of this kind was logged before."""
         if self._kinds.is_new(text):
             log.warning("%s: %s (the first of its kind in this process)", rollout, text, exc_info=error)
 
 
 def find_oddity(completion: Completion) -> str:
-    """Return what is wrong with a completion, since a policy may be anybody's; empty if a trainer can learn from it."""
+    """Return the fault of a completion, since a policy may be a user's own; empty if a trainer can learn from it."""
     logprobs, count = completion.behavior_logprobs, len(completion.token_ids)
     if len(logprobs) != count:
         return f"{len(logprobs)} logprobs for {count} tokens"
@@ -76,7 +76,8 @@ def without_more(key: str, reason: str) -> Completion:
 
 
 def recordable_call(call: ToolCall) -> ToolCall:
-    """Return the call as a record can hold it: a model may write numbers, texts and depths that none can."""
+    """Return the call in a form that a record can hold: a model may write numbers, texts and depths that no record
+    holds."""
     try:
         msgspec.msgpack.encode((call.name, call.arguments, call.text))
         if _depth(call.arguments) <= MAX_DEPTH:

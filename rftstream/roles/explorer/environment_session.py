@@ -20,7 +20,7 @@ from rftstream.metrics import named_by_people
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallFailure:
-    """Why a call of an environment gave nothing."""
+    """The failure of a call of an environment."""
 
     text: str
     """Environment, method and the last line of the traceback, for people."""
@@ -35,12 +35,12 @@ class CallFailure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening:
-    """How a conversation begins, or goes on from what was saved."""
+    """The beginning of a conversation, or the saved conversation that it goes on from."""
 
     messages: tuple[ChatMessage, ...]
     """First messages of the environment, or the saved conversation if the rollout goes on from it."""
     tools: tuple[Mapping[str, Any], ...]
-    """The tools that it offers."""
+    """Tools that the environment offers."""
 
 
 class StateKeeper(Protocol):
@@ -91,7 +91,7 @@ class EnvironmentSession:
         return self._line.is_busy
 
     def begin(self, then: Callable[[Opening | CallFailure], None]) -> None:
-        """Make the object and have it start."""
+        """Make the environment and call its `start`."""
 
         def started(found: Any) -> None:
             if isinstance(found, CallFailure):
@@ -113,7 +113,7 @@ class EnvironmentSession:
         messages: Sequence[ChatMessage],
         then: Callable[[Opening | CallFailure], None],
     ) -> None:
-        """Make the object and have it go on from `state`; None: it starts, and has to begin with `messages`."""
+        """Make the environment and load `state`; None: the environment starts, and has to begin with `messages`."""
 
         def loaded(found: Any) -> None:
             if isinstance(found, CallFailure):
@@ -146,7 +146,7 @@ class EnvironmentSession:
             fetched(CallResult(value=state))
 
     def reply(self, said: AssistantMessage, then: Callable[[Reply | CallFailure], None]) -> None:
-        """Have the environment answer."""
+        """Ask the environment for its reply to a turn."""
 
         def replied(found: Reply | CallFailure) -> None:
             if isinstance(found, CallFailure):
@@ -173,7 +173,7 @@ class EnvironmentSession:
         self._line.call(method, keep, messages, then=done)
 
     def save(self, then: Callable[[bytes | StoredState | CallFailure | None], None]) -> None:
-        """Ask for its state. A large one is kept before `then` hears of it."""
+        """Ask the environment for its state. A large state is in the store before `then` is called."""
         states = self._states
 
         def kept(result: CallResult) -> None:
@@ -191,7 +191,7 @@ class EnvironmentSession:
         self._call("save", _checked_state, saved)
 
     def close(self, told: Callable[[CallFailure], None]) -> None:
-        """Have it closed once nothing of it runs. `told` hears of a failure."""
+        """Close the environment once none of its calls runs. `told` is called with a failure."""
         self._line.close("close", self._close, then=lambda result: self._told("close", _anything, result, told))
 
     def _close(self) -> object:
@@ -280,7 +280,7 @@ def _line_of(error: BaseException) -> str:
 
 
 def add_reply(posted: Posted | None, reply: Reply, turn: int) -> Posted | None:
-    """Return what the environment gave in all, with the reply to turn number `turn`."""
+    """Return the environment's whole reward, with that of the reply to turn number `turn`."""
     if reply.reward is None and not reply.parts and not reply.reached:
         return posted
     posted = posted or Posted(reward=None)

@@ -17,8 +17,7 @@ too."""
 
 
 def fit_to_record(rollout: Rollout) -> tuple[Rollout, bytes]:
-    """Return the rollout and its bytes. If no record can hold it, little more is left than its ids, its length and the
-    reason."""
+    """Return the rollout and its bytes. If no record can hold it, only its ids, its length and the reason are kept."""
     try:
         return rollout, _encode(rollout)
     except MessageTooLarge as error:
@@ -44,7 +43,7 @@ def _without_content(rollout: Rollout, status: RolloutStatus, error: str) -> Rol
 
 
 def rollout_of(attempt: Attempt, ids: RolloutIds, problem: Problem, sampling: Sampling, now: float) -> Rollout:
-    """Return the rollout that an attempt at the problem has become."""
+    """Return the rollout record of an attempt at the problem."""
     return Rollout(
         ids=ids,
         status=attempt.status,

@@ -41,7 +41,7 @@ class RolloutsInHand:
         return len(self.waiting) + len(self.active)
 
     def begin(self, work: RolloutInHand) -> None:
-        """Have the rollout sampled: from the start, from what was saved, or from where it was paused."""
+        """Have the rollout sampled: from the start, from its saved pieces, or from where it was paused."""
         task, saved = work.task, work.saved
         self.active[work.item.number] = work
         if work.is_paused:
@@ -92,7 +92,7 @@ class RolloutsInHand:
         return self.active.pop(number, None)
 
     def abort(self, work: RolloutInHand) -> None:
-        """End what was begun of the rollout, and lose what is not saved of it."""
+        """Abort the rollout; its unsaved part is lost."""
         metrics.PARTIAL_TOKENS.labels("lost").inc(self._loop.view(work.key).num_unsaved)
         self._loop.abort(work.key)
 
@@ -107,8 +107,7 @@ class RolloutsInHand:
             self.abort(self.active.pop(number))
 
     def next_piece(self, work: RolloutInHand, *, now: float, explorer: str) -> Publish | None:
-        """Return the record of what is new of the rollout since it was saved last; None if there is nothing that can be
-        saved."""
+        """Return the record of the rollout's new part since it was saved last; None if nothing can be saved."""
         if not work.may_save or (new := self._loop.save(work.key)) is None:
             return None
         piece = work.next_piece(new, now=now, explorer=explorer)

@@ -24,7 +24,7 @@ RETRY_AFTER_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """Why a request is not done."""
+    """The refusal of a request."""
 
     status: int
     """Status of HTTP: 400 what cannot be done exactly, 401 an unknown key, 409 the rollout has ended, 413 too large,
@@ -43,7 +43,7 @@ class SampledCall:
     call_id: str
     """`rollout_id/call/N`."""
     created: int
-    """When the call was finished, in seconds."""
+    """Unix time when the call was finished, in seconds."""
     model: str
     """The name that the agent called the model by."""
     said: AssistantMessage
@@ -53,7 +53,7 @@ class SampledCall:
     num_sampled_tokens: int
     """Tokens that were sampled."""
     stop: tuple[str, ...] = ()
-    """The agent's stop strings: what it is told ends before the first of them."""
+    """The agent's stop strings; the answer ends before the first of them."""
 
 
 class Dialect(Protocol):

@@ -31,7 +31,7 @@ class OpenSegment:
 
     @staticmethod
     def of(segment: Segment) -> OpenSegment:
-        """Return an open segment that begins with what a closed one holds."""
+        """Return an open segment that begins with the tokens of a closed one."""
         opened = OpenSegment()
         opened.extend(segment)
         return opened
@@ -52,7 +52,7 @@ class OpenSegment:
         self._stamp(completion.versions, start)
 
     def append(self, added: OpenSegment) -> None:
-        """Add what came later."""
+        """Add the tokens of a segment that continues this one."""
         start = len(self.token_ids)
         self._show(added.images, start)
         self.token_ids.extend(added.token_ids)
@@ -88,7 +88,7 @@ class OpenSegment:
             )
 
     def from_token(self, start: int) -> OpenSegment:
-        """Return what follows the first `start` tokens, as a segment of its own."""
+        """Return the tokens after the first `start` ones, as a segment of its own."""
         return OpenSegment(
             self.token_ids[start:],
             self.logprobs[start:],
@@ -129,7 +129,7 @@ class Increment:
     messages: tuple[ChatMessage, ...]
     metrics: dict[str, float]
     environment_state: bytes | StoredState | None
-    """A large one is in the store already."""
+    """State of the environment; a large one is in the store already."""
     sampler_state: bytes | None
     started_at: float
     posted: Posted | None
@@ -156,14 +156,14 @@ class NextPrompt:
     """Tokens of the whole prompt."""
     opens_segment: bool
     break_reason: BreakReason | None = None
-    """Why it begins a new segment; None for the first one, and where it goes on."""
+    """Why the prompt begins a new segment; None for the first segment, and for a prompt that continues one."""
     images: tuple[ImageSpan, ...] = ()
     """Where images stand in `token_ids`."""
 
 
 @dataclass(slots=True)
 class _Mark:
-    """How much of a rollout is saved."""
+    """The saved part of a rollout."""
 
     num_turns: int = 0
     segment: int = 0
@@ -171,7 +171,7 @@ class _Mark:
     num_in_segment: int = 0
     messages: tuple[ChatMessage, ...] = ()
     environment_turn: int = -1
-    """Before which turn the environment was saved last."""
+    """Number of the turn before which the environment was saved last."""
 
 
 @dataclass(slots=True)
@@ -196,12 +196,12 @@ class OpenRollout:
     context: float
     """Most tokens of prompt and completion together; infinite for no limit."""
     has_one_turn: bool = False
-    """Whether it ends with its first turn, as far as is known."""
+    """Whether the rollout is known to end with its first turn."""
     phase: Phase = Phase.starting
     is_paused: bool = False
     """Whether sampling is paused. Calls of its environment go on."""
     tools: tuple[Mapping[str, Any], ...] = ()
-    """All that are offered: the problem's, then the environment's."""
+    """All tools that are offered: the problem's, then the environment's."""
     asked: Conversation | None = None
     """Conversation that the last prompt was rendered from."""
     said: AssistantMessage | None = None
@@ -213,7 +213,7 @@ class OpenRollout:
     environment_state: bytes | StoredState | None = None
     """Saved state of the environment before `state_turn`."""
     state_turn: int = -1
-    """Before which turn it was asked for its state last."""
+    """Number of the turn before which the environment was asked for its state last."""
     posted: Posted | None = None
     """Reward that the environment gave so far."""
     turns: list[Turn] = field(default_factory=list)
@@ -223,7 +223,7 @@ class OpenRollout:
     turn: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
     carried: int = 0
-    """How many of the last segment's tokens belong to the turn that is being sampled."""
+    """Number of the last segment's tokens that belong to the turn being sampled."""
     sampler_state: bytes | None = None
     """The state of the sampler that these tokens came with."""
     _mark: _Mark = field(default_factory=_Mark)
@@ -232,8 +232,8 @@ class OpenRollout:
         self._mark.messages = self.problem.messages
 
     def next_prompt(self, num_said: int) -> NextPrompt:
-        """Return what is asked next. It continues the tokens that are there, the last `num_said` of them those of the
-        turn before, if the renderer can prove that they stay what they are. Errors are those of the template."""
+        """Return the next prompt. It continues the segment's tokens, whose last `num_said` are the turn before, if the
+        renderer can prove that they stay the same. Errors are those of the template."""
         now, reason = Conversation(messages=tuple(self.messages), tools=self.tools), None
         if self.segments and self.asked is not None:
             known = self.segments[-1].token_ids
@@ -280,7 +280,7 @@ class OpenRollout:
         self.carried, self.sampler_state, self.said = 0, None, None
 
     def give_up_turn(self, so_far: Completion | None) -> None:
-        """End the turn that is being sampled or answered with what there is of it."""
+        """End the turn that is being sampled or answered with its tokens so far."""
         if so_far is not None:
             self.carry(so_far)
         if self.carried or self.said is not None:
@@ -359,11 +359,11 @@ class OpenRollout:
 
     @property
     def is_in_policy(self) -> bool:
-        """Whether the policy has it: it samples it, or has finished a turn and is about to say so."""
+        """Whether the policy has the rollout: it samples a turn, or has finished one that `step` returns next."""
         return self.phase is Phase.sampling and not self.is_paused and self.held is None
 
     def lacks_state(self, so_far: Completion | None) -> bool:
-        """Return whether the environment is to be asked for its state, so that what is new can be saved."""
+        """Return whether the environment is to be asked for its state, so that the new part can be saved."""
         return (
             self.phase is Phase.sampling
             and self.turn not in (self.state_turn, self._mark.environment_turn)
@@ -380,7 +380,7 @@ class OpenRollout:
 
     @property
     def num_left(self) -> int:
-        """How many tokens more may be sampled of this turn."""
+        """Number of tokens that may still be sampled in this turn."""
         context = self.context - len(self.segments[-1].token_ids)
         return int(min(context, self.sampling.max_tokens - self.num_tokens))
 
@@ -403,19 +403,19 @@ class RolloutView:
 
     @property
     def num_sampled(self) -> int:
-        """How many tokens were sampled so far."""
+        """Number of tokens that were sampled so far."""
         if self._state is None:
             return 0
         return self._state.num_tokens + (0 if self._so_far is None else len(self._so_far.token_ids))
 
     @property
     def num_unsaved(self) -> int:
-        """How many tokens are lost if the rollout is aborted."""
+        """Number of tokens that are lost if the rollout is aborted."""
         return 0 if self._state is None else self._state.num_unsaved(self._so_far)
 
     @property
     def is_calling(self) -> bool:
-        """Whether its environment is asked for something."""
+        """Whether a call of its environment runs."""
         return self._state is not None and self._state.session.is_busy
 
     def newest_tokens(self, count: int) -> np.ndarray:

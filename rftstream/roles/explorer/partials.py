@@ -77,12 +77,12 @@ class Partials:
         )
 
     def forget(self, partition: int, rollout_id: str) -> None:
-        """Forget the rollout's pieces: somebody else keeps count of them from now on."""
+        """Forget the rollout's pieces: its owner keeps count of them from now on."""
         pieces = self._rollouts.get(partition, {}).pop(rollout_id, {})
         self._num_bytes -= sum(map(_num_bytes, pieces.values()))
 
     def saved(self, task: Task, records: Sequence[Record]) -> SavedRollout:
-        """Return what the rollout goes on from. CannotGoOnError if it has to be begun anew."""
+        """Return the saved rollout to go on from. CannotGoOnError if the rollout has to be begun anew."""
         return join_pieces(task, self.read(records))
 
     def read(self, records: Sequence[Record]) -> list[PartialRollout]:

@@ -12,7 +12,7 @@ from rftstream.roles.explorer.open_rollout import OpenRollout, OpenSegment
 
 
 class CannotGoOnError(Exception):
-    """Why a rollout has to be begun anew, in a few words."""
+    """The rollout has to be begun anew; the text says why, in a few words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,18 +23,18 @@ class SavedRollout:
     segments: tuple[Segment, ...]
     num_tokens: int
     carried: int
-    """How many of the last segment's tokens are of a turn that is not finished."""
+    """Number of the last segment's tokens that belong to an unfinished turn."""
     messages: tuple[ChatMessage, ...]
     metrics: dict[str, float]
     environment_state: bytes | StoredState | None
-    """None: no turn is finished, so that its start is as good."""
+    """State of the environment; None: no turn is finished, so the environment starts anew."""
     sampler_state: bytes | None
     started_at: float
     posted: Posted | None = None
 
 
 def join_pieces(task: Task, pieces: Sequence[PartialRollout]) -> SavedRollout:
-    """Return what the pieces of the task's rollout say together. CannotGoOnError if it would not be what was saved."""
+    """Join the pieces of the task's rollout. CannotGoOnError if they do not give the rollout that was saved."""
     segments: list[OpenSegment] = []
     turns: list[Turn] = []
     messages = task.problem.messages
@@ -76,7 +76,7 @@ def join_pieces(task: Task, pieces: Sequence[PartialRollout]) -> SavedRollout:
 
 
 def go_on_from(state: OpenRollout, saved: SavedRollout) -> None:
-    """Put what was saved into a rollout that has been opened again, with its tools."""
+    """Put the saved rollout into one that has been opened again, with its tools."""
     state.started_at, state.metrics, state.posted = saved.started_at, dict(saved.metrics), saved.posted
     state.turns, state.segments = list(saved.turns), [OpenSegment.of(segment) for segment in saved.segments]
     state.num_tokens, state.carried, state.sampler_state = saved.num_tokens, saved.carried, saved.sampler_state
@@ -98,5 +98,5 @@ def _check(piece: PartialRollout, number: int, task: Task, *, known: int, contin
 
 
 def num_finished(turns: Sequence[Turn]) -> int:
-    """Return how many turns the policy has taken; those of the environment do not count."""
+    """Return the number of the policy's finished turns, without those of the environment."""
     return sum(turn.finish_reason is not None for turn in turns)

@@ -33,7 +33,7 @@ from rftstream.weights.store import ObjectStore
 log = logging.getLogger(__name__)
 
 FOLDER = "states"
-"""Where they lie in the store."""
+"""Folder of the states in the store."""
 LARGE_BYTES = 64 << 10
 """Size above which a state is an object of the store."""
 DELETE_EVERY_S = 1.0
@@ -42,7 +42,7 @@ DELETE_EVERY_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class RolloutStates:
-    """Where the states of one rollout are kept. `SavedStates.of` makes it; its methods may be called in any thread."""
+    """The stored states of one rollout. `SavedStates.of` makes it; its methods may be called in any thread."""
 
     states: SavedStates
     folder: str
@@ -70,18 +70,18 @@ class _Partition:
     """The saved states of one partition, from the time when the explorer got it."""
 
     listing: Future[list[str] | None] | None
-    """The objects that were there; None when that was looked at."""
+    """Listing of the objects that were there when the partition came; None once it was read."""
     live: set[str] | None = None
     """Folders of rollouts whose pieces refer to objects: when the first task came, and since."""
     orphans: list[str] = field(default_factory=list)
-    """Objects that nobody refers to; deleted once a number of `proofs` is on the log."""
+    """Objects that no piece refers to; deleted once a number of `proofs` is on the log."""
     proofs: set[int] = field(default_factory=set)
     """Items that finished after the orphans were found."""
 
 
 class SavedStates:
-    """The large states that an explorer has to do with. `workers/explorer.py` makes it. The explorer's step alone calls
-    it:
+    """The large states of the rollouts in an explorer's partitions. `workers/explorer.py` makes it. The explorer's step
+    alone calls it:
 
     - `forget` when partitions come, `begins` for each task, `dropped` for those that are lost;
     - `of` for a rollout that is sampled, `saving` when a piece refers to a state;
@@ -133,11 +133,11 @@ class SavedStates:
     # ------------------------------------------------------------------------------------------ the step's side
 
     def of(self, partition: int, rollout_id: str) -> RolloutStates:
-        """Return where the states of a rollout are kept."""
+        """Return the keeper of a rollout's states."""
         return RolloutStates(self, self._folder_of(partition, rollout_id))
 
     def forget(self, partitions: Collection[int]) -> None:
-        """Take note that these partitions have come: what was known of them may be outdated."""
+        """Take note that these partitions have come: earlier knowledge of them may be outdated."""
         for partition in partitions:
             folder = f"{self._folder}{partition}/"
             with self._lock:
@@ -233,7 +233,7 @@ class SavedStates:
                     known.orphans.append(name)
 
     def _supersede(self, folder: str, name: str) -> None:
-        """Condemn what the rollout had before this object."""
+        """Mark the rollout's objects before this one for deletion."""
         with self._lock:
             names = self._known.get(folder, [])
             if name in names:

@@ -53,7 +53,7 @@ class PolicyShare:
         self._policy.abort(request_id)
 
     def step(self) -> list[Completion]:
-        """Do a slice of work, and return what of this user's has finished; the rest waits for the other's `step`."""
+        """Do a slice of work, and return this user's finished completions; the others wait for their user's `step`."""
         if self._policy.num_active:
             self._finished += self._policy.step()
         own = [one for one in self._finished if self._is_own(one.request_id)]

@@ -52,7 +52,7 @@ log = logging.getLogger(__name__)
 
 
 LOOK_EVERY_S = 0.25
-"""Seconds between two looks at what is being sampled: whether it has had its share, whether it repeats itself."""
+"""Seconds between two checks of rollouts being sampled: whether one has had its share of tokens, or repeats itself."""
 
 
 class ExplorerStep(ConcurrentStepDefaults):
@@ -117,7 +117,7 @@ class ExplorerStep(ConcurrentStepDefaults):
 
     @property
     def room(self) -> int:
-        """How many more rollouts there is room for."""
+        """Number of further rollouts that there is room for."""
         return (2 * self._places if self._settings.yield_after_tokens else self._places) - len(self._in_hand)
 
     def follow(self, received: Received) -> None:
@@ -164,7 +164,7 @@ class ExplorerStep(ConcurrentStepDefaults):
         return [work.item.number for work in self._in_hand.waiting if not work.is_paused]
 
     def advance(self) -> Sequence[Done]:
-        """Take newer weights over, begin what may begin, sample a slice; return what is finished."""
+        """Take newer weights over, begin the rollouts that may begin, sample a slice; return the finished rollouts."""
         if self._pipe is not None:
             self._pipe.clear()
         self._states.poll()
@@ -203,7 +203,7 @@ class ExplorerStep(ConcurrentStepDefaults):
         return () if self._pipe is None or not self._loop.calls.num_running else (self._pipe,)
 
     def undecodable(self, record: Record, ids: RolloutIds, error: ContractError) -> tuple[Publish, ...]:
-        """Return a rollout that says so; pieces of it are taken back."""
+        """Return a rollout with status undecodable, and tombstones for its pieces."""
         pieces = self._partials.of(record.partition, ids.rollout_id)
         self._partials.forget(record.partition, ids.rollout_id)
         rollout = undecodable_rollout(ids, error, self._clock.now())
@@ -276,8 +276,8 @@ class ExplorerStep(ConcurrentStepDefaults):
         self._in_hand.waiting = waiting
 
     def _look(self, behind: bool) -> None:
-        """Look at what is being sampled: a rollout that repeats itself is cut short, and one that had its share of
-        tokens makes room for others."""
+        """Check the rollouts being sampled: one that repeats itself is cut short, and one that had its share of tokens
+        makes room for others."""
         settings, now = self._settings, self._clock.now()
         if not (settings.yield_after_tokens or settings.repetition_tokens) or now < self._look_at:
             return
@@ -307,7 +307,7 @@ class ExplorerStep(ConcurrentStepDefaults):
             self._partials.absorb(record)
 
     def save(self, *, leaving: bool) -> Sequence[Saved]:
-        """Return pieces of what was paused, and every so often of all that is sampled."""
+        """Return pieces of paused rollouts, and at intervals of all rollouts being sampled."""
         if leaving:
             return self._leave()
         now, every_s = self._clock.now(), self._settings.partial_every_s
@@ -323,7 +323,7 @@ class ExplorerStep(ConcurrentStepDefaults):
         return [Saved(work.item.number, (piece,)) for work, piece in pieces if piece is not None]
 
     def _leave(self) -> list[Saved]:
-        """Return what can be saved, to be given back with the next transaction. The rest goes on."""
+        """Return the rollouts that can be saved, to be given back with the next transaction. The others go on."""
         self._leaving = True
         for work in [work for work in self._in_hand.active.values() if work.leaves is None]:
             self._in_hand.pause(work)
@@ -361,5 +361,6 @@ def _num_tokens(piece: Record) -> int:
 
 
 def may_begin(task: Task, policy: Policy, behind: bool) -> bool:
-    """Return whether the policy has weights that are new enough for a task. `behind`: newer ones come first."""
+    """Return whether the policy has weights that are new enough for a task. `behind`: newer weights are to be taken
+    over first."""
     return not behind and policy.version is not None and policy.version.version >= task.ids.min_version

@@ -70,6 +70,6 @@ def stored_rollout(task: Task, fetch: Callable[[str], Rollout | None]) -> Rollou
 
 
 def _same_task(stored: RolloutIds, ids: RolloutIds) -> bool:
-    """Whether they differ in the attempt alone."""
+    """Whether the two tasks differ in the attempt alone."""
     then, now = stored.group_id.rpartition("/")[0], ids.group_id.rpartition("/")[0]
     return then == now and stored.sibling == ids.sibling

@@ -97,7 +97,7 @@ class TurnLoop:
 
     @property
     def num_open(self) -> int:
-        """How many rollouts have not ended, paused ones included."""
+        """Number of rollouts that have not ended, paused ones included."""
         return len(self._open)
 
     def idle_s(self) -> float:
@@ -188,7 +188,7 @@ class TurnLoop:
             state.session.resume(saved.environment_state, saved.messages, resumed)
 
     def abort(self, key: str) -> None:
-        """Give a rollout up; nothing is handed out for it."""
+        """Abort a rollout; `step` returns nothing for it."""
         state = self._open.pop(key, None)
         if state is not None:
             self.policy.abort(key)
@@ -203,13 +203,13 @@ class TurnLoop:
     # ------------------------------------------------------------------------------------------ unfinished ones
 
     def view(self, key: str) -> RolloutView:
-        """Return what may be asked about a rollout."""
+        """Return a read-only view of a rollout."""
         return RolloutView(self._open.get(key), self.policy.so_far(key))
 
     def save(self, key: str) -> Increment | None:
-        """Return what is new of the rollout since it was saved last; None if nothing is, or if it cannot be saved now.
+        """Return the rollout's new part since it was saved last; None if there is none, or if it cannot be saved now.
 
-        Where the environment has to be asked for its state, that may take a while: try again when the rollout is not
+        If the environment has to be asked for its state, that may take a while: call again when the rollout is not
         `is_calling` any more."""
         state, so_far = self._open[key], self.policy.so_far(key)
 
@@ -250,7 +250,7 @@ class TurnLoop:
             self._submit(state)
 
     def cut(self, key: str, reason: str) -> None:
-        """End the rollout with what it has, as `truncated`."""
+        """End the rollout with its tokens so far, as `truncated`."""
         so_far = self.policy.so_far(key)
         if so_far is not None:
             self.policy.abort(key)
@@ -382,8 +382,8 @@ class TurnLoop:
         self._ask(state, num_said=len(ids))
 
     def _give_up(self, state: OpenRollout, text: str) -> None:
-        """End the rollout with what it has, since it or its environment took too long. A rollout without sampled tokens
-        has failed."""
+        """End the rollout with its tokens so far, since it or its environment took too long. A rollout without sampled
+        tokens has failed."""
         so_far = self.policy.so_far(state.key)
         if so_far is None and state.is_in_policy and not state.gives_up:
             state.gives_up = text
@@ -415,5 +415,5 @@ class TurnLoop:
         )
 
     def _close(self, state: OpenRollout) -> None:
-        """Have the environment closed. Nobody waits for that."""
+        """Close the environment without waiting for it."""
         state.session.close(lambda failure: self._failures.say(state.name, failure.text, failure.error))

@@ -26,7 +26,7 @@ RETRY_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class _Fetch:
-    """A version on its way."""
+    """A version that is being fetched."""
 
     target: WeightsAnnounced
     tensors: Future[Mapping[str, RawTensor]]
@@ -104,14 +104,14 @@ class WeightsUpdate:
         return True
 
     def close(self) -> None:
-        """End the fetching; what waits for its turn is given up."""
+        """End the fetching; waiting fetches are given up."""
         self._fetching.shutdown(cancel_futures=True)
 
     def _begin_fetch(self, newest: WeightsAnnounced) -> _Fetch:
         return _Fetch(newest, self._fetching.submit(self._follower.fetch, newest), time.perf_counter())
 
     def _goes_on_meanwhile(self) -> bool:
-        """Whether the weights that are sampled with are still in force: else nobody is held up by waiting."""
+        """Whether the current weights are still in force, so that sampling goes on while newer ones are fetched."""
         current = self._policy.version
         return current is not None and self._follower.find(current) is not None
 

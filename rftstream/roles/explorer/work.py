@@ -26,23 +26,23 @@ class RolloutInHand:
     item: Item
     """The record of the task."""
     saved: SavedRollout | None = None
-    """Where it goes on from, until it is begun."""
+    """Saved rollout to go on from, until this one is begun."""
     pieces: list[int] = field(default_factory=list)
-    """Numbers of the pieces that are on the log, or on their way there."""
+    """Numbers of the rollout's pieces that are on the log, or on their way there."""
     is_paused: bool = False
-    """Whether it was begun and waits in the middle."""
+    """Whether the rollout was begun and waits in the middle."""
     is_due: bool = False
-    """Whether it is to be saved because it was paused."""
+    """Whether the rollout is to be saved because it was paused."""
     leaves: bool | None = None
-    """When the worker is to leave: whether it is given back, which it cannot be if it cannot be saved."""
+    """Whether the rollout is given back when the worker leaves; one that cannot be saved is not."""
     began_with: int = 0
-    """Tokens that it had when its turn came."""
+    """Number of tokens that the rollout had when its turn came."""
     may_save: bool = True
     """Whether pieces of it can be saved."""
 
     @property
     def key(self) -> str:
-        """Its name in the turn loop."""
+        """Name of the rollout in the turn loop."""
         return str(self.item.number)
 
     @property
@@ -53,11 +53,12 @@ class RolloutInHand:
 
     @property
     def partition(self) -> int:
-        """The partition of `tasks` that it is from, and so of all that is published for it."""
+        """Partition of the task on `tasks`, and of all records that are published for it."""
         return self.item.received.record.partition
 
     def begin_anew(self, why: str, num_tokens: int) -> None:
-        """Give up what was saved. Its pieces stay until it is finished: the numbers of new ones would be theirs."""
+        """Give up the saved pieces. They stay on the log until the rollout is finished, and no new ones are saved,
+        since these would have the same numbers."""
         self.saved, self.may_save = None, False
         metrics.PARTIAL_TOKENS.labels("lost").inc(num_tokens)
         log.warning(
@@ -65,7 +66,7 @@ class RolloutInHand:
         )
 
     def next_piece(self, new: Increment, *, now: float, explorer: str) -> Publish | None:
-        """Return the record of the next piece, which holds what is new; None if no record can hold it."""
+        """Return the record of the next piece, with the rollout's new part; None if no record can hold it."""
         state = new.environment_state
         piece = PartialRollout(
             ids=self.task.ids,

@@ -29,8 +29,9 @@ SAID_CHARACTERS = 500
 
 @dataclass(slots=True, kw_only=True)
 class Making:
-    """A problem in the making. The step makes one for each that is wanted of a parent. It calls `made` when the model
-    has said it, then `attempted` for each attempt, and at any time `reject`; `result` is there at the end."""
+    """A problem in the making. The step makes one for each problem that is wanted of a parent. It calls `made` when the
+    model has answered, then `attempted` for each attempt, and at any time `reject`; `result` gives the record at the
+    end."""
 
     problem_id: str
     taskset: str
@@ -47,24 +48,24 @@ class Making:
     num_scored: int = 0
     num_agreed: int = 0
     trouble: str = ""
-    """Why the newest attempt without a reward has none."""
+    """Reason why the newest attempt without a reward has none."""
     rejected: RejectReason | None = None
     detail: str = ""
     keys: set[str] = field(default_factory=set)
-    """Questions and scores that are waited for."""
+    """Keys of the questions and scores that the problem waits for."""
 
     @property
     def is_ended(self) -> bool:
-        """Whether it is decided."""
+        """Whether the problem is admitted or rejected."""
         return self.rejected is not None or (self.problem is not None and not self.num_open)
 
     def made(self, problem: Problem, version: VersionName | None) -> None:
-        """Take what the model made; now it is to be attempted."""
+        """Take the problem that the model made; it is attempted next."""
         self.problem, self.version = problem, version
         self.num_open = self.settings.check_samples
 
     def attempted(self, reward: float | None, trouble: str = "") -> None:
-        """Take the reward of an attempt; None: it has none, and `trouble` says why."""
+        """Take the reward of an attempt; None: the attempt has none, and `trouble` says why."""
         self.num_open -= 1
         if reward is None:
             self.trouble = trouble
@@ -75,11 +76,11 @@ class Making:
             self._judge()
 
     def reject(self, reason: RejectReason, detail: str) -> None:
-        """End it without a problem."""
+        """Reject the problem."""
         self.rejected, self.detail = reason, detail
 
     def result(self, now: float) -> NewProblem | RejectedProblem:
-        """Return the record of what became of it."""
+        """Return the record of the admitted or rejected problem."""
         if self.rejected is not None:
             return RejectedProblem(
                 problem_id=self.problem_id,
@@ -126,7 +127,7 @@ class Making:
 
 
 def wanted_of(parent: Parent, settings: SynthesiserSection, *, into: str, made_by: str) -> list[Making]:
-    """Return what is to be made of a parent."""
+    """Return the problems that are to be made of a parent."""
     has_images = any(message.media for message in parent.problem.messages)
     return [
         Making(

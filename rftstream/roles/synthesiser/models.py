@@ -37,7 +37,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRequest:
-    """Something that a model is to say. The step makes it."""
+    """A request to a model. The step makes it."""
 
     key: str
     problem: Problem
@@ -53,9 +53,9 @@ class ModelReply:
 
     key: str
     item: RewardInput | None = None
-    """The conversation as a reward sees it; its completion is what the model said. None: it said nothing."""
+    """The conversation as a reward sees it, with the model's answer as its completion. None: there is no answer."""
     error: str = ""
-    """Why it said nothing."""
+    """Why there is no answer."""
     refused: bool = False
     """Whether the model's server refused the request."""
 
@@ -66,35 +66,35 @@ class SynthesisModel(Protocol):
 
     @property
     def name(self) -> str:
-        """Return what the model is called in the problems that it makes."""
+        """Return the model's name in the problems that it makes."""
 
     @property
     def version(self) -> VersionName | None:
-        """Return the version of the policy that answers now; None if it is none of the run's."""
+        """Return the version of the policy that answers now; None if the model is none of the run's."""
 
     def announced(self, announced: WeightsAnnounced) -> None:
         """Take an announcement of weights."""
 
     def ask(self, question: ModelRequest) -> None:
-        """Have something said. The answer comes from a later `step`."""
+        """Begin a request. A later `step` returns the answer."""
 
     def drop(self, keys: Collection[str]) -> None:
-        """Forget questions; nothing is handed out for them."""
+        """Forget requests; `step` returns nothing for them."""
 
     def step(self) -> Sequence[ModelReply]:
-        """Do a bounded slice of work; return what was said."""
+        """Do a bounded slice of work; return the answers that have come."""
 
     def idle_s(self) -> float:
         """Return for how many seconds `step` need not be called."""
 
     def wakeups(self) -> Sequence[Wakeup]:
-        """Return what ends a wait, beside the log."""
+        """Return the wakeups that end a wait, beside the log."""
 
     def waits_for(self) -> str:
-        """Return in words what the model cannot go on without; empty if it can go on."""
+        """Return in words the thing that the model waits for; empty if it can go on."""
 
     def close(self) -> None:
-        """Release what it holds."""
+        """Release the model's resources."""
 
 
 class PolicyModel:
@@ -129,7 +129,7 @@ class PolicyModel:
         self._follower.announced(announced)
 
     def ask(self, question: ModelRequest) -> None:
-        """Have it sampled: a request as one turn, an attempt with the environment of the taskset."""
+        """Have the request sampled: a question as one turn, an attempt with the environment of the taskset."""
         self._asked[question.key] = question
         self._loop.start(
             question.key,
@@ -142,7 +142,7 @@ class PolicyModel:
         )
 
     def drop(self, keys: Collection[str]) -> None:
-        """Abort what is sampled."""
+        """Abort the sampling of these requests."""
         for key in keys:
             if self._asked.pop(key, None) is not None:
                 self._loop.abort(key)
@@ -162,11 +162,11 @@ class PolicyModel:
         return min(self._policy.idle_s(), self._loop.idle_s(), LOOK_S)
 
     def wakeups(self) -> Sequence[Wakeup]:
-        """Return nothing: it is looked at often enough."""
+        """Return nothing: `step` is called often enough."""
         return ()
 
     def waits_for(self) -> str:
-        """Return whether there are no weights yet."""
+        """Return that weights are missing, if there are none yet."""
         return "" if self._policy.version is not None else "the first weights"
 
     def close(self) -> None:
@@ -200,7 +200,7 @@ class _Request:
     question: ModelRequest
     call: Call
     answer: Future[dict[str, Any]] | None = None
-    """None: it is to be sent (again)."""
+    """Answer on its way; None: the request is to be sent (again)."""
 
 
 class ServedModel:
@@ -228,7 +228,7 @@ class ServedModel:
         self._trouble = ""
 
     def announced(self, announced: WeightsAnnounced) -> None:
-        """Pass over it: the server has weights of its own."""
+        """Ignore the announcement: the server has weights of its own."""
 
     def ask(self, question: ModelRequest) -> None:
         """Send the question with the next step."""
@@ -241,7 +241,7 @@ class ServedModel:
                 request.call.cancel()
 
     def step(self) -> Sequence[ModelReply]:
-        """Send what waits, and collect what has come."""
+        """Send waiting requests, and collect answers."""
         if self._pipe is not None:
             self._pipe.clear()
         found = [said for request in list(self._requests.values()) if (said := self._collect(request)) is not None]
@@ -263,7 +263,7 @@ class ServedModel:
         return () if self._pipe is None else (self._pipe,)
 
     def waits_for(self) -> str:
-        """Return what is wrong with the server."""
+        """Return the fault of the server, in words."""
         return self._trouble
 
     def close(self) -> None:

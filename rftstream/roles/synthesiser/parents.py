@@ -46,7 +46,8 @@ class ParentChooser:
         self._names = set(section.tasksets) or default
 
     def parent_of(self, message: Message | None, offset: int) -> Parent | None:
-        """Return what the record is about; None if nothing is to be made of it. NotYetKnown: ask again later."""
+        """Return the problem that the record is about; None if no problem is to be made of it. NotYetKnown: ask again
+        later."""
         match message:
             case GroupOutcome() as outcome if not outcome.late and self._takes(outcome.group_id):
                 rewards = [one.reward for one in outcome.rollouts if one.reward is not None]
@@ -62,7 +63,7 @@ class ParentChooser:
         return None
 
     def _takes(self, group: str) -> bool:
-        """Return whether new problems are to be made of this group's problem, whatever became of the group."""
+        """Return whether new problems are to be made of this group's problem, whatever its result."""
         place = split_group_id(group)
         if place is None or place[0] not in self._names:
             return False

@@ -39,7 +39,7 @@ WAIT_S = 0.02
 
 @dataclass(slots=True)
 class _InHand:
-    """A record in hand, with what is made of its problem; None: the problem is not known yet."""
+    """A record in hand, with the problems in the making; None: its problem is not known yet."""
 
     item: Item
     makings: list[Making] | None = None
@@ -51,12 +51,12 @@ class SynthesisPlan:
 
     settings: SynthesiserSection
     into: str
-    """The taskset that what is made joins."""
+    """Name of the taskset that new problems join."""
     run_seed: int
     asking: Sampling
-    """How requests are sampled."""
+    """Sampling settings of requests."""
     attempting: Sampling
-    """How attempts are sampled."""
+    """Sampling settings of attempts."""
     reader: AnswerReader
     num_tokens: Callable[[Problem], int]
     """Returns the length of a problem's prompt. ConfigError if it cannot be rendered."""
@@ -70,7 +70,7 @@ class _Waiting:
 
     makings: dict[str, Making] = field(default_factory=dict)
     attempts: set[str] = field(default_factory=set)
-    """Questions that are attempts."""
+    """Keys of the questions that are attempts."""
 
     def add(self, key: str, making: Making) -> None:
         self.makings[key] = making
@@ -116,7 +116,7 @@ class SynthesiserStep(ConcurrentStepDefaults):
 
     @property
     def room(self) -> int:
-        """How many more records this worker can take now."""
+        """Number of further records that this worker can take now."""
         return self._plan.settings.max_concurrent - len(self._in_hand)
 
     def follow(self, received: Received) -> None:
@@ -131,7 +131,7 @@ class SynthesiserStep(ConcurrentStepDefaults):
         self._in_hand[item.number] = _InHand(item)
 
     def drop(self, numbers: Collection[int]) -> None:
-        """Forget records, and what is made of them."""
+        """Forget records, and the problems in the making."""
         for number in numbers:
             if (work := self._in_hand.pop(number, None)) is not None:
                 for making in work.makings or ():
@@ -142,7 +142,7 @@ class SynthesiserStep(ConcurrentStepDefaults):
         return list(self._in_hand)
 
     def advance(self) -> Sequence[Done]:
-        """Begin what is new, take what the model said and what was scored, and return the records that are done."""
+        """Begin new records, take answers of the model and scores, and return the records that are done."""
         for work in self._in_hand.values():
             if work.makings is None:
                 self._begin(work)
@@ -154,11 +154,11 @@ class SynthesiserStep(ConcurrentStepDefaults):
         return [self._finish(number) for number, work in list(self._in_hand.items()) if _is_ended(work)]
 
     def idle_s(self) -> float:
-        """Return the seconds until the model may have said something; 0 while attempts are scored."""
+        """Return the seconds until the model may have answered; 0 while attempts are scored."""
         return 0.0 if self._scorer.num_active else self._model.idle_s()
 
     def wakeups(self) -> Sequence[Wakeup]:
-        """Return what rings when the model has said something."""
+        """Return the wakeups that ring when the model has answered."""
         return self._model.wakeups()
 
     def undecodable(self, record: Record, ids: RolloutIds, error: ContractError) -> tuple[Publish, ...]:
@@ -166,7 +166,7 @@ class SynthesiserStep(ConcurrentStepDefaults):
         return ()
 
     def health(self) -> Mapping[str, object]:
-        """Return what is being made, what came of it, and what is wrong."""
+        """Return the number of problems in the making, admitted and rejected, and faults, for people."""
         version = self._model.version
         return {
             **({} if version is None else {"version": version.version}),
@@ -185,7 +185,7 @@ class SynthesiserStep(ConcurrentStepDefaults):
     # ------------------------------------------------------------------------------------------ making
 
     def _begin(self, work: _InHand) -> None:
-        """Ask the model for what is wanted of a record's problem, once that is known."""
+        """Ask the model for new problems of a record's problem, once that is known."""
         settings, into = self._plan.settings, self._plan.into
         try:
             parent = self._parents.parent_of(work.item.received.message, work.item.received.record.offset)
@@ -207,7 +207,7 @@ class SynthesiserStep(ConcurrentStepDefaults):
         self._model.ask(ModelRequest(key=key, problem=problem, sampling=sampling, seed=seed, is_attempt=is_attempt))
 
     def _take(self, said: ModelReply) -> None:
-        """Take what the model said: a problem that is to be attempted, or an attempt that is to be scored."""
+        """Take an answer of the model: a problem that is to be attempted, or an attempt that is to be scored."""
         is_attempt = said.key in self._waiting.attempts
         making = self._waiting.pop(said.key)
         if making is None:
@@ -238,7 +238,7 @@ class SynthesiserStep(ConcurrentStepDefaults):
                     self._ask(making, key, problem, self._plan.attempting, is_attempt=True)
 
     def _check(self, problem: Problem) -> None:
-        """Raise RejectedAnswer for a problem that cannot join, whatever attempts at it say."""
+        """Raise RejectedAnswer for a problem that cannot join, however its attempts end."""
         if self._growing.tasksets[self._plan.into].has_digest(problem_digest(problem)):
             raise RejectedAnswer(RejectReason.known, "the taskset has this problem already")
         context = self._plan.context
@@ -273,7 +273,7 @@ class SynthesiserStep(ConcurrentStepDefaults):
         metrics.SYNTHESISED.labels(str(result.kind), str(rejected.reason) if rejected else "admitted").inc()
 
     def _forget(self, making: Making) -> None:
-        """Let go of all that is waited for. Scores that come later are nobody's."""
+        """Forget the keys that the problem waits for. Scores that come later are dropped."""
         self._model.drop(making.keys)
         for key in list(making.keys):
             self._waiting.pop(key)

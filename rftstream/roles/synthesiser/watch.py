@@ -14,10 +14,11 @@ WATCHED = 50
 
 
 class RejectWatch:
-    """Counts what was admitted and rejected lately. The step makes it and calls `note` for each problem that ended."""
+    """Counts the problems that were admitted and rejected lately. The step makes it and calls `note` for each problem
+    that ended."""
 
     def __init__(self, warn_share: float) -> None:
-        """`warn_share`: a larger share of rejected ones is told."""
+        """`warn_share`: a larger share of rejected problems is reported."""
         self._warn_share = warn_share
         self._recent: deque[RejectedProblem | None] = deque(maxlen=WATCHED)
         """The last problems; None for one that was admitted."""
@@ -33,7 +34,7 @@ class RejectWatch:
             log.warning("%s; `rftstream problems list RUN --rejected` shows them", self.trouble())
 
     def trouble(self) -> str:
-        """Return what is wrong, for people; empty if enough is admitted, or too little has ended to tell."""
+        """Return a warning for people; empty if enough problems are admitted, or too few have ended to tell."""
         rejected = [one for one in self._recent if one is not None]
         if len(self._recent) < WATCHED or len(rejected) <= self._warn_share * WATCHED:
             return ""

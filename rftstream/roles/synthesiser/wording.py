@@ -27,7 +27,7 @@ PROMPTS: Mapping[str, str] = {
         '{"problem": "...", "answer": "..."}'
     ),
 }
-"""Kind -> what the model is asked, unless the run file says it. {problem} and {answer} are the parent's."""
+"""Kind -> prompt for the model, unless the run file has one. {problem} and {answer} are the parent's."""
 
 FILLED = re.compile(r"\{(problem|answer)\}")
 
@@ -41,7 +41,7 @@ class RejectedAnswer(Exception):
 
 
 def text_asked(problem: Problem) -> str:
-    """Return what a problem asks: its last user message."""
+    """Return the question of a problem: its last user message."""
     asked = [message.content for message in problem.messages if message.role == "user"]
     return asked[-1] if asked else ""
 
@@ -55,13 +55,13 @@ def request_for(kind: ProblemKind, parent: Problem, prompts: Mapping[str, str]) 
 
 @dataclass(frozen=True, slots=True)
 class AnswerReader:
-    """Reads a problem out of what a model said. The step makes one by the run file's `pattern`."""
+    """Reads a problem out of a model's answer. The step makes one with the run file's `pattern`."""
 
     pattern: re.Pattern[str] | None = None
     """A regular expression with the groups `problem` and perhaps `answer`; None: the last JSON object is read."""
 
     def read(self, said: str, kind: ProblemKind, parent: Problem) -> Problem:
-        """Return the problem that the model made of the parent. Raises RejectedAnswer if it said something else."""
+        """Return the problem that the model made of the parent. Raises RejectedAnswer for other answers."""
         found = self._found(said)
         text = found.get("problem")
         if not isinstance(text, str) or not text.strip():
@@ -86,8 +86,8 @@ class AnswerReader:
 
 
 def _made_of(parent: Problem, text: str, answer: str, *, keeps: bool) -> Problem:
-    """Return the parent with another last user message. With `keeps` it keeps the parent's columns and images: these
-    say what is true of the same problem in other words alone."""
+    """Return the parent with another last user message. With `keeps` it keeps the parent's columns and images, which
+    stay true only if the problem is the same in other words."""
     last = max(number for number, message in enumerate(parent.messages) if message.role == "user")
     changed = replace(parent.messages[last], content=text)
     messages = tuple(

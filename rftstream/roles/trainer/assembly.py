@@ -38,13 +38,13 @@ class Batch:
 
     @property
     def manifest(self) -> BatchManifest:
-        """The manifest of the first share; they differ in what the shares hold alone."""
+        """The manifest of the first share. Those of other shares differ only in the content of their share."""
         return self.manifests[0]
 
     @property
     def num_rollouts(self) -> int:
-        """How many of the experiences are rollouts that are trained on for the first time; the others are
-        demonstrations, and rollouts that were in a batch before."""
+        """Number of the experiences that are rollouts trained on for the first time. The others are demonstrations, and
+        rollouts that were in a batch before."""
         return sum(not experience.expert and not experience.use for experience in self.experiences)
 
 
@@ -88,18 +88,18 @@ class CommittedBatches:
 @dataclass(slots=True)
 class _Share:
     experiences: list[Received] = field(default_factory=list)
-    """Those that may belong to the next batch."""
+    """Experiences that may belong to the next batch."""
     manifests: list[Received] = field(default_factory=list)
-    """Those that name the next batch, and did not close it."""
+    """Manifests that name the next batch, and did not close it."""
     closed: list[tuple[BatchManifest, tuple[Experience, ...], int]] = field(default_factory=list)
     num_closed: int = 0
     next_sequence: int = 0
     found_to_close: int = -1
-    """The batch of which the log was looked through, and has what closes it."""
+    """The last batch for which the log was searched and has a manifest that closes it."""
 
 
 class BatchAssembly:
-    """The batches that are not complete yet, and those that nobody has taken. The trainer's step makes it at each
+    """The batches that are not complete yet, and complete ones that were not taken. The trainer's step makes it at each
     recovery, for batch `first` and those behind it; it calls `add` for each record of `batches` (or `undecodable`), and
     `take` when it can train another batch."""
 
@@ -108,8 +108,8 @@ class BatchAssembly:
         self._log = log
 
     def add(self, received: Received) -> list[Foreign]:
-        """Take the next record of a share; return what turned out to be foreign. ContractError if the next batch cannot
-        be completed."""
+        """Take the next record of a share; return the records that turned out to be foreign. ContractError if the next
+        batch cannot be completed."""
         message, share = received.message, self._shares[received.record.partition]
         if not isinstance(message, Experience | BatchManifest):
             return []
@@ -129,8 +129,8 @@ class BatchAssembly:
         return self._close(received, message)
 
     def undecodable(self, record: Record, error: ContractError) -> None:
-        """Note that a record was passed over that cannot be decoded. ContractError if the next batch is not complete
-        without it."""
+        """Note that an undecodable record was passed over. ContractError if the next batch is not complete without
+        it."""
         self._doubt(record, error.text)
 
     def _close(self, received: Received, manifest: BatchManifest) -> list[Foreign]:
@@ -159,7 +159,7 @@ class BatchAssembly:
         ]
 
     def _doubt(self, record: Record, why: str) -> None:
-        """Something does not fit: either it is foreign, or the next batch of the share is damaged."""
+        """Decide whether a record that does not fit is foreign, or the next batch of the share is damaged."""
         share = self._shares[record.partition]
         sequence = share.next_sequence
         if share.found_to_close == sequence or not self._log.is_committed(sequence):
@@ -173,8 +173,8 @@ class BatchAssembly:
         )
 
     def _is_empty(self, received: Received, sequence: int) -> bool:
-        """Whether a batch has nothing in this share, as its manifest says: nothing needs to fit to an empty one, so
-        anybody could say it."""
+        """Whether a batch is empty in this share, as its manifest says. No experience has to fit to an empty manifest,
+        so any writer could have made it."""
         return self._log.is_committed(sequence) and not self._closes_behind(received.record, sequence, up_to=sequence)
 
     def _closes_behind(self, record: Record, sequence: int, up_to: int | None = None) -> bool:
@@ -218,7 +218,7 @@ class BatchAssembly:
 
 
 def _chosen(found: Sequence[Received], manifest: BatchManifest, num_shares: int) -> Sequence[Received] | None:
-    """The experiences that a manifest names, out of those that may be; None if they are not there."""
+    """Return the experiences that a manifest names, out of the possible ones; None if they are not there."""
     if manifest.num_shares != num_shares:
         return None
     if _digest(found) == manifest.digest and len(found) == manifest.count:

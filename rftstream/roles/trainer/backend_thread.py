@@ -14,7 +14,7 @@ Answer = TypeVar("Answer")
 
 
 class BackendThread:
-    """A backend and the thread in which all is asked that it is asked. The trainer's step makes it and calls `open` at
+    """A backend, and the thread in which all its methods are called. The trainer's step makes it and calls `open` at
     each recovery, then `load` or `begin_anew`; before anything else that changes the weights it sets `is_touched`;
     `close` comes last."""
 
@@ -27,7 +27,7 @@ class BackendThread:
         self._is_open = False
 
     def asked(self, function: Callable[Given, Answer]) -> Callable[Given, Answer]:
-        """Return the same function, which runs in the thread of the backend; the caller waits for the answer."""
+        """Return a function that calls the given one in the thread of the backend and waits for the answer."""
 
         def ask(*args: Given.args, **kwargs: Given.kwargs) -> Answer:
             return self.executor.submit(function, *args, **kwargs).result()

@@ -37,11 +37,11 @@ class CheckpointCycle:
     executor: Executor
     """Executor with one thread, in which checkpoints are written."""
     trim_due: bool = field(default=False, init=False)
-    """Whether a checkpoint was written, and what goes since then is not said and deleted yet."""
+    """Whether a checkpoint was written whose deletions are not recorded and carried out yet."""
     _staged: StagedCheckpoint | None = field(default=None, init=False)
     """Checkpoint that was saved last and is not on the store yet."""
     _writing: tuple[VersionName, Future[None]] | None = field(default=None, init=False)
-    """Its name, and the end of its writing; None if that has not begun."""
+    """Name of the checkpoint being written, and the future of the writing; None if none is written."""
 
     def load(self, begins: tuple[int, ...], ends: tuple[int, ...]) -> TrainerProgress | None:
         """Load the newest good checkpoint that is in force by `steps`, and whose positions lie between `begins` and
@@ -72,7 +72,8 @@ class CheckpointCycle:
         self._staged = self.retention.stage(self.backend.asked(self.backend.backend.save))
 
     def begin_write(self, epoch: int, progress: TrainerProgress) -> None:
-        """Begin to write what was staged, if anything was. It is the state of `progress`, whose step is on the log."""
+        """Begin to write the staged checkpoint, if there is one. It has the state of `progress`, whose step is on the
+        log."""
         if self._staged is not None and self._writing is None:
             name = progress.name(epoch)
             writing = self.retention.begin_write(name, self._staged, progress.to_state(), self.executor)
@@ -80,12 +81,12 @@ class CheckpointCycle:
 
     @property
     def is_writing(self) -> bool:
-        """Whether a checkpoint is written."""
+        """Whether a checkpoint is being written."""
         return self._writing is not None
 
     @property
     def names(self) -> list[VersionName]:
-        """The checkpoints that are kept, and the one that is written."""
+        """The checkpoints that are kept, and the one being written."""
         return [*self.retention.names, *([self._writing[0]] if self._writing is not None else ())]
 
     def look(self, seconds: float) -> None:
@@ -95,7 +96,7 @@ class CheckpointCycle:
             self._finish()
 
     def _finish(self) -> None:
-        """Wait for the checkpoint that is written, if there is one."""
+        """Wait for the checkpoint being written, if there is one."""
         if self._writing is not None:
             try:
                 name, writing = self._writing
@@ -106,7 +107,7 @@ class CheckpointCycle:
                 self.abandon()
 
     def abandon(self) -> None:
-        """Give up what is not written yet. Returns when nothing is written any more."""
+        """Give up the checkpoint that is not written yet, and wait until the writer has stopped."""
         if self._writing is not None:
             abandon(self._writing[1])
         if self._staged is not None:
@@ -134,7 +135,7 @@ class CheckpointCycle:
             log.warning("leaves without a checkpoint of version %d: %s", version, error)
 
     def plan(self) -> Trimmed | None:
-        """Return what is to be said before anything goes, or None if nothing does."""
+        """Return the record of the deletions that are due, which is written before them; None if none are due."""
         trimmed = self.retention.plan(self._precious(), self.versions.in_force)
         if trimmed is None:
             self.trim_due = False

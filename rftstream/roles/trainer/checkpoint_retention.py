@@ -32,9 +32,10 @@ InForce = Callable[[VersionName], bool]
 
 
 class CheckpointRetention:
-    """The checkpoints that are kept, and what may go beside them, for one epoch of the trainer. The step makes it at
-    each recovery and calls `begin` once when `control` was read. CheckpointCycle calls the rest: `newest` and `read` to
-    begin with a checkpoint, `stage`, `begin_write` and `note` to make one, and `plan` afterwards to see what goes."""
+    """The checkpoints that are kept, and the deletions that they allow, for one epoch of the trainer. The step makes it
+    at each recovery and calls `begin` once when `control` was read. CheckpointCycle calls the rest: `newest` and `read`
+    to begin with a checkpoint, `stage`, `begin_write` and `note` to make one, and `plan` afterwards to see what
+    goes."""
 
     def __init__(
         self, config: RunConfig, store: ObjectStore, clock: Clock, deletions: TrimmedDeletions, log_: Log
@@ -49,7 +50,7 @@ class CheckpointRetention:
         self._names: list[VersionName] = []
 
     def begin(self) -> None:
-        """Do again what a predecessor may have left undone, and look which checkpoints there are."""
+        """Repeat the deletions that a predecessor may have left undone, and list the checkpoints."""
         if self._deletions.said is not None:
             self._log_retention.begin(self._deletions.said)
         self._deletions.carry_out()
@@ -111,11 +112,11 @@ class CheckpointRetention:
         return executor.submit(self._checkpoints.write_staged, name, staged, state)
 
     def note(self, name: VersionName) -> None:
-        """Note that this checkpoint is there."""
+        """Note that this checkpoint is written."""
         self._names.append(name)
 
     def plan(self, also: Collection[VersionName], in_force: InForce) -> Trimmed | None:
-        """Return what is to be said after a checkpoint; None if there is nothing to be deleted. `also`: checkpoints
+        """Return the record of deletions after a checkpoint; None if there is nothing to delete. `also`: checkpoints
         that are kept beside the newest ones."""
         there = self._there()
         wanted = [name for name in there if in_force(name)][-self._keep :]
@@ -132,7 +133,8 @@ class CheckpointRetention:
         return planned if leftovers or planned.offsets != now.offsets else None
 
     def _with_log(self, planned: Trimmed, oldest: VersionName) -> Trimmed:
-        """Return the plan with what of the log is not needed any more by who begins with the checkpoint `oldest`."""
+        """Return the plan with the parts of the log that a trainer starting from the checkpoint `oldest` no longer
+        needs."""
         try:
             positions = TrainerProgress.from_state(self._checkpoints.state(oldest)).positions
         except WeightsError as error:
@@ -141,5 +143,5 @@ class CheckpointRetention:
         return self._log_retention.plan(planned, oldest.version, positions)
 
     def _there(self) -> list[VersionName]:
-        """Return the complete checkpoints that nobody was told to delete."""
+        """Return the complete checkpoints that are not recorded as deleted."""
         return [name for name in self._checkpoints.names() if not is_gone(name, self._deletions.said)]

@@ -15,25 +15,25 @@ TRAINED = "trained"
 class _Group:
     size: int
     result: GroupResult | None = None
-    """None: only late siblings were heard of."""
+    """Result of the group; None: only late siblings were seen."""
     batch: int = -1
-    """-1: in none."""
+    """Batch of the group; -1: none."""
     until: int = -1
-    """The last batch that may have it once more; -1: none may."""
+    """The last batch that may use the group once more; -1: none may."""
     rollouts: Counter[str] = field(default_factory=Counter)
     """Result -> number of siblings that have it."""
 
 
 class CompletedGroups:
-    """Counts what became of all groups below `sequence`, and of their rollouts, by the words of the audit. LogRetention
-    makes it, calls `add` for each outcome in log order, and `advance` in between.
+    """Counts the groups below `sequence` and their rollouts by fate, in the words of the audit. LogRetention makes it,
+    calls `add` for each outcome in log order, and `advance` in between.
 
     A group is through when it has its outcome, each of its siblings is named by it or by a late record, and its batch,
     if it is in one, lies below the version from which on batches are kept, with each batch that may have the group once
     more."""
 
     def __init__(self, sequence: int = 0, groups: Mapping[str, int] = {}, rollouts: Mapping[str, int] = {}) -> None:
-        """Begin with what a predecessor has counted."""
+        """Begin with a predecessor's counts."""
         self.sequence = sequence
         self.groups = Counter(groups)
         self.rollouts = Counter(rollouts)
@@ -62,7 +62,7 @@ class CompletedGroups:
 
 
 def _fate(outcome: GroupOutcome, rollout: RolloutSummary) -> str:
-    """Return what became of a sibling. In a batched group a latecomer is expired, one without a reward is dead, and one
+    """Return the fate of a sibling. In a batched group a late sibling is expired, one without a reward is dead, and one
     that an operator rejected is filtered."""
     if outcome.late or outcome.result is not GroupResult.batched:
         return str(outcome.result)

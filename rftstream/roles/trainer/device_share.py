@@ -45,7 +45,7 @@ class TrainerShare:
 
     @contextlib.contextmanager
     def recovering(self) -> Iterator[None]:
-        """Have the device for the time that the backend is opened and loaded. Waits for it.
+        """Hold the device while the backend is opened and loaded. Waits for the device.
 
         After an error it is left as after an update. If that cannot be done it is held, since something is on it: until
         the next try, or the process ends."""
@@ -63,7 +63,7 @@ class TrainerShare:
         self.leave()
 
     def take(self) -> bool:
-        """Return whether the trainer has the device; if not, it is asked for, and engines give way."""
+        """Return whether the trainer has the device; if not, ask for it, so that engines give way."""
         if self._lock is None or self._held_since is not None:
             return True
         now = self._clock.now()
@@ -76,7 +76,7 @@ class TrainerShare:
         return True
 
     def leave(self) -> None:
-        """Give the device to the engines, or ask for it no more."""
+        """Give the device to the engines, or stop asking for it."""
         if self._lock is None or (self._asked_at is None and self._held_since is None):
             return
         if self._held_since is not None:
@@ -87,7 +87,7 @@ class TrainerShare:
         self._asked_at = self._held_since = None
 
     def wait_no_more(self) -> None:
-        """Ask for the device no more, if it is waited for: there is nothing to train."""
+        """Stop asking for the device, since there is nothing to train."""
         if self.is_waiting:
             self.leave()
 

@@ -61,7 +61,7 @@ class HeldOut:
             log.warning("experts.held_out: there are too few demonstrations to hold any out")
 
     def due(self, stage: Stage, version: int, *, last: bool) -> bool:
-        """Whether it is time to look at this version, which the stage has made."""
+        """Whether this version, which the stage has made, is to be measured."""
         algorithm = self._training.at(stage).algorithm
         if not self._experiences or not hasattr(algorithm, "held_out"):
             return False
@@ -84,7 +84,7 @@ class HeldOut:
         return found
 
     def _choose(self, log_: Log, numbers: Sequence[int]) -> Iterator[Experience]:
-        """Return the first ones. In a run with stages these are some of each kind: chats for one, pairs for another."""
+        """Return the first demonstrations. In a run with stages these are some of each kind, chats and pairs."""
         most, counts = self._settings.held_out_most, Counter[str]()
         if not self._training.algorithms:
             numbers = numbers[:most]
@@ -97,7 +97,7 @@ class HeldOut:
                 return
 
     def _count(self, log_: Log) -> int:
-        """Note where each demonstration stands; return how many there are."""
+        """Note the place of each demonstration; return their number."""
         for record in log_.read(DEMONSTRATIONS, bodies=False):
             if not codec.is_foreign(record) and (number := record.number("number")) is not None:
                 self._offsets[number] = record.place, record.offset

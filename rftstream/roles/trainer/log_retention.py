@@ -42,23 +42,23 @@ class LogRetention:
         """Where the topics of the flow ended when no group was admitted that is not through by now."""
 
     def begin(self, said: Trimmed) -> None:
-        """Go on from the count of groups that a predecessor has said."""
+        """Go on from the counts of groups that a predecessor has recorded."""
         self._completed = CompletedGroups(said.sequence, said.groups, said.rollouts)
 
     def mark(self) -> None:
-        """Note where the topics of the flow end, and how many groups are admitted by then.
+        """Note the ends of the topics of the flow, and the number of groups admitted by then.
 
-        The ends are read first: all that stands below them belongs to groups that the feeder's count, which is read
-        later, includes."""
+        The ends are read first: all records below them belong to groups that the feeder's count, which is read later,
+        includes."""
         ends = {topic: _by_partition(self._log.ends(topic)) for topic in READERS}
         cursor = self._log.committed(FEEDER.name).get(STEPS)
         admitted = json.loads(cursor.metadata)["admitted"] if cursor is not None and cursor.metadata else 0
         self._marks.append((admitted, ends))
 
     def plan(self, now: Trimmed, version: int, positions: tuple[int, ...]) -> Trimmed:
-        """Return what was said so far (`now`), with all of the log that may go besides.
+        """Return the record of deletions so far (`now`), with all parts of the log that may go now.
 
-        `version` and `positions` are those of the oldest checkpoint that somebody may begin with."""
+        `version` and `positions` are those of the oldest checkpoint that a trainer may start from."""
         version = max(now.version, version)
         self._complete(version)
         offsets = {"batches": at_least(now.offsets.get("batches", ()), positions)}
@@ -96,7 +96,7 @@ class LogRetention:
 
 
 def at_least(before: tuple[int, ...], offsets: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the larger one of each pair of offsets; those of `offsets` if nothing was said before."""
+    """Return the larger one of each pair of offsets; those of `offsets` if none were recorded before."""
     return tuple(max(pair) for pair in zip(before, offsets, strict=True)) if before else offsets
 
 

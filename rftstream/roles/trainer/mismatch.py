@@ -16,8 +16,8 @@ log = logging.getLogger(__name__)
 
 
 class MismatchWatch:
-    """Warns at the first step above `trainer.warn_mismatch`, and again when the mismatch is twice what was told last.
-    The trainer's UpdateCycle makes it and calls `look` once for each trained batch."""
+    """Warns at the first step above `trainer.warn_mismatch`, and again when the mismatch is twice that of the last
+    warning. The trainer's UpdateCycle makes it and calls `look` once for each trained batch."""
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config
@@ -39,7 +39,7 @@ class MismatchWatch:
 
 
 def likely_cause(config: RunConfig, values: Mapping[str, float], batch: Sequence[Experience]) -> str:
-    """Return the likeliest cause: what certainly makes a difference comes first, then what may."""
+    """Return the likeliest cause: certain causes come first, then possible ones."""
     if config.run.imported_from is not None:
         return "the rollouts are another run's; of the algorithms topr and asymre are made for that"
     policy = config.explorer.policy

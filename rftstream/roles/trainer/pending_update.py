@@ -18,7 +18,7 @@ Computed = tuple[Update, dict[str, float], TrainedStaleness]
 
 
 class Inline(Executor):
-    """Computes at once, in the thread that asks, so that the order is the same each time."""
+    """Computes at once, in the caller's thread, so that the order is the same each time."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Call the function; return its result or its error."""
@@ -31,11 +31,11 @@ class Inline(Executor):
 
 
 class DeferredExecutor(Executor):
-    """Computes in the thread that asks for the result, or that has asked often enough whether it is done. This is as
-    slow as another thread can be, and the order is the same each time."""
+    """Computes in the thread that takes the result, or that has asked `done` often enough. This is as slow as another
+    thread can be, and the order is the same each time."""
 
     LOOKS = 2
-    """How many times the answer is that it is not done yet."""
+    """Number of times that `done` is False before the function is called."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Return a future that calls the function later."""
@@ -73,7 +73,7 @@ def ends_within(future: Future[Any], seconds: float) -> bool:
 
 
 def abandon(future: Future[Any]) -> None:
-    """Give up what is computed. Returns when nothing computes any more."""
+    """Cancel the future and wait until its thread has stopped computing."""
     future.cancel()
     with contextlib.suppress(CancelledError):
         future.exception()
@@ -106,16 +106,17 @@ class PendingUpdate:
         return ends_within(self._future, seconds)
 
     def result(self) -> tuple[Update, dict[str, float], TrainedStaleness, float]:
-        """Return what `Training.update` did, and the seconds that it took. Raises what the update raised."""
+        """Return the result of `Training.update`, and the seconds that it took. Raises the error of the update."""
         return self._future.result()
 
     def speeds(self, values: Mapping[str, float], *, step_s: float, publish_s: float) -> dict[str, float]:
-        """Return how long everything took that training has to wait for, and how much was trained per second."""
+        """Return the seconds of everything that training has to wait for, and the rollouts and tokens trained per
+        second, as metrics."""
         times = {"step_s": step_s, "publish_s": publish_s, "wait_s": self.waited_s}
         if (total := sum(times.values())) <= 0:
             return times
         return times | {"rollouts_per_s": self.batch.num_rollouts / total, "tokens_per_s": values["tokens"] / total}
 
     def abandon(self) -> None:
-        """Give the update up. Returns when nothing computes any more."""
+        """Cancel the update and wait until its thread has stopped computing."""
         abandon(self._future)

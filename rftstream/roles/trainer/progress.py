@@ -17,8 +17,8 @@ from rftstream.roles.trainer.assembly import Batch
 
 @dataclass(slots=True)
 class TrainerProgress:
-    """How far the trainer has come. The step holds that of the last transaction; `after` makes the next one, and all of
-    it is in the checkpoint."""
+    """The progress of a trainer. The step holds that of the last transaction; `after` makes the next one, and a
+    checkpoint holds all of it."""
 
     version: int = 0
     positions: tuple[int, ...] = ()
@@ -44,7 +44,7 @@ class TrainerProgress:
             self.totals = self.totals.plus(values, token_staleness, group_staleness)
 
     def after(self, batch: Batch, *, skipped: bool, without_signal: bool, rewards_kept: int) -> TrainerProgress:
-        """Return what the progress is once the batch is trained."""
+        """Return the progress once the batch is trained."""
         manifest = batch.manifest
         rewards = deque(self.rewards, maxlen=rewards_kept)
         if "reward" in manifest.metrics:
@@ -62,7 +62,7 @@ class TrainerProgress:
         )
 
     def to_state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps."""
+        """Return the progress as a checkpoint keeps it."""
         return {
             "version": self.version,
             "positions": list(self.positions),

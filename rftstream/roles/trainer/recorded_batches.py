@@ -32,8 +32,8 @@ class RecordedBatches:
         """Place and offset of what was found to be no part of any batch."""
 
     def next(self) -> Batch | None:
-        """Return the next batch; None at the end of the log. ContractError if the batch cannot be read, or is not what
-        its manifest says."""
+        """Return the next batch; None at the end of the log. ContractError if the batch cannot be read, or contradicts
+        its manifest."""
         for number, share in enumerate(self._shares):
             num_closed = self._assembly.num_closed(number)
             while self._assembly.num_closed(number) == num_closed:

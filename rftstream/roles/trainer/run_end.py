@@ -32,8 +32,8 @@ class RunEnd:
         newest_epoch: Callable[[], int],
         describe: Callable[[Path, int], None] | None = None,
     ) -> None:
-        """`final`: the folder where the trained model is left. `export` fills it; `describe` puts what is said of the
-        version into it. `newest_epoch`: reads the newest claim of the trainer's role from the log."""
+        """`final`: the folder where the trained model is left. `export` fills it; `describe` writes a description of
+        the version into it. `newest_epoch`: reads the newest claim of the trainer's role from the log."""
         self._newest_epoch = newest_epoch
         self._given = config
         self._clock = clock
@@ -45,7 +45,7 @@ class RunEnd:
         self.forget()
 
     def forget(self) -> None:
-        """Forget what the log said: it is read again."""
+        """Forget the state of the log, which is read again."""
         self.created_at: float | None = None
         """When the run was made; None until its manifest was read."""
         self.ended: TasksEnded | None = None
@@ -56,8 +56,8 @@ class RunEnd:
         self._end_of_steps = "steps"
 
     def is_known(self) -> bool:
-        """Whether the feeder has counted how many steps there are, which learning rates depend on. Asked in a run of
-        demonstrations alone."""
+        """Whether the feeder has counted the steps, which learning rates depend on. Asked in a run of demonstrations
+        alone."""
         if self.ended is None:
             return False
         steps, counted = self.config.run.steps, self.ended.batches
@@ -85,8 +85,8 @@ class RunEnd:
         return self._reason_of_last(progress) or ("hours" if self._hours_over() else None)
 
     def finish(self, reason: str, name: VersionName) -> RunFinished:
-        """Leave the trained model; return the record that says that the run is finished. BackendError if another
-        trainer has taken over: the model that is left is that of the log."""
+        """Write the trained model; return the record of the run's end. BackendError if another trainer has taken over,
+        so that the model is that of the log."""
 
         def fill(folder: Path) -> None:
             self._export(folder)
@@ -118,8 +118,8 @@ class RunEnd:
 
 
 def leave_final(final: Path, export: Callable[[Path], None]) -> None:
-    """Leave the trained model in the folder `final`, which appears whole or not at all. `export` fills it; a model that
-    was left there before is replaced. BackendError if somebody removes what is written here."""
+    """Write the trained model into the folder `final`, which appears whole or not at all. `export` fills it; an earlier
+    model is replaced. BackendError if another process removes the files while they are written."""
     final.parent.mkdir(parents=True, exist_ok=True)
     for leftover in final.parent.glob(".final-*"):  # of a trainer that was killed here
         shutil.rmtree(leftover, ignore_errors=True)

@@ -15,8 +15,8 @@ def rate_at(stages: Stages, version: int) -> float:
 
 
 def rate_change(before: Stages, after: Stages, version: int) -> str | None:
-    """Return how the learning rate goes on at `version` under another schedule, for people; None if as it would have.
-    At the first version there is nothing that it could go on from."""
+    """Return for people how the learning rate at `version` differs under another schedule; None if it is the same. The
+    first version has no rate before it."""
     planned, new = rate_at(before, version), rate_at(after, version)
     if version == 0 or math.isclose(planned, new, rel_tol=1e-6, abs_tol=1e-12):
         return None

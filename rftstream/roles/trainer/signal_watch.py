@@ -23,8 +23,8 @@ class SignalWatch:
         self._warns_at = WARN_AFTER_STEPS
 
     def look(self, values: Mapping[str, float]) -> StopRule | None:
-        """`values`: of the step. Returns the rule if the run is to end by it: at each multiple of the setting, so that
-        a run that was resumed has as many steps again before it ends for the second time."""
+        """Check a step. `values`: its metrics. Returns the rule if the run is to end by it: at each multiple of the
+        setting, so that a resumed run has as many steps again before it ends for the second time."""
         steps = int(values.get(STEPS_WITHOUT_SIGNAL, 0))
         if steps and self._most and steps % self._most == 0:
             return StopRule(

@@ -55,23 +55,23 @@ BATCHES_AHEAD = 1
 """Batches that are read while one is trained. More stay on the log, however many were recorded."""
 
 LOOK_UP_S = 0.2
-"""Seconds to wait for an update before looking at the log."""
+"""Seconds to wait for an update before the log is read."""
 
 LOOK_FOR_BATCH_S = 0.02
-"""Seconds to wait for what is written before looking at the log, while nothing is computed."""
+"""Seconds to wait for a version being written before the log is read, while no update is computed."""
 
 
 @dataclass(slots=True)
 class _Publication:
-    """A trained batch whose version is written."""
+    """A trained batch whose version is being written."""
 
     trained: TrainedBatch
     writing: Future[WeightsAnnounced] | None
     """The writing of its object; None if the version is not published."""
     stays: bool
-    """Whether nothing may be trained before it is on the log: the run ends."""
+    """Whether no batch may be trained before the version is on the log, since the run ends."""
     rests_since: float
-    """When its weights were taken over, by the clock."""
+    """Time when the weights were taken over, by the clock."""
     share: dict[str, float]
     """Metrics of a shared device: seconds that the trainer waited for it. Empty if the device is the trainer's
     alone."""
@@ -152,7 +152,7 @@ class TrainerStep(SingleStepDefaults):
         self._reset(log_, epoch=0)
 
     def _reset(self, log_: Log, epoch: int) -> None:
-        """Begin an epoch of which nothing is known yet."""
+        """Reset all state for a new epoch."""
         self._updates.abandon()
         if self._publication is not None:
             self._publication.abandon()
@@ -191,7 +191,7 @@ class TrainerStep(SingleStepDefaults):
 
     @property
     def outlives_the_run(self) -> bool:
-        """Whether something is to be deleted still."""
+        """Whether deletions are still to be carried out."""
         return self._checkpoints.trim_due or self._deletions.owes
 
     # ------------------------------------------------------------------------------------------ reading
@@ -225,7 +225,7 @@ class TrainerStep(SingleStepDefaults):
         return {**dict(zip(places, self._progress.positions, strict=True)), **evals}
 
     def absorb(self, received: Received) -> Sequence[Foreign] | None:
-        """Put a record of `batches` to its batch; note what the others say."""
+        """Add a record of `batches` to its batch; note records of other topics."""
         match received.message:
             case Experience() | BatchManifest():
                 return self._assembly.add(received)
@@ -246,7 +246,7 @@ class TrainerStep(SingleStepDefaults):
         return None
 
     def undecodable(self, record: Record, error: ContractError) -> None:
-        """See whether the next batch can do without the record."""
+        """Check that the next batch is complete without the record."""
         if record.topic == "batches":
             self._assembly.undecodable(record, error)
 
@@ -258,7 +258,8 @@ class TrainerStep(SingleStepDefaults):
     # ------------------------------------------------------------------------------------------ one slice of work
 
     def advance(self) -> SingleTransaction | None:
-        """Return what is due first: the anchor of this epoch, what is trimmed, or the next step with its weights."""
+        """Return the transaction that is due first: the anchor of this epoch, a record of deletions, or the next step
+        with its weights."""
         rests = not self.busy and (self._paused or not self.full)
         self._checkpoints.look(LOOK_FOR_BATCH_S if rests else 0.0)
         if self._publication is not None:
@@ -318,8 +319,8 @@ class TrainerStep(SingleStepDefaults):
         return True
 
     def _publish(self, trained: TrainedBatch) -> SingleTransaction | None:
-        """Take the weights of a trained batch over if they are due, and save its state if that is, then begin the next
-        update. Return what `_go_on_publishing` returns."""
+        """Take the weights of a trained batch over if they are due, save a checkpoint if one is due, then begin the
+        next update. Return what `_go_on_publishing` returns."""
         progress, is_last = trained.progress, trained.end_reason is not None
         # Before it has to wait it publishes in any case: what it waits for may be waiting for this version.
         waits = not self._assembly.num_ready
@@ -364,7 +365,7 @@ class TrainerStep(SingleStepDefaults):
     # ------------------------------------------------------------------------------------------ afterwards
 
     def committed(self, transaction: SingleTransaction) -> None:
-        """Note what is on the log now: delete what was trimmed, or go on with the progress of the step."""
+        """Go on after a transaction: carry out its deletions, or take over the progress of its step."""
         if self._following is None:
             for output in transaction.outputs:
                 if isinstance(output.message, Trimmed):
@@ -399,13 +400,13 @@ class TrainerStep(SingleStepDefaults):
 
     @property
     def done(self) -> bool:
-        """Whether the run is finished, and what was given up is deleted or will stay."""
+        """Whether the run is finished, and all recorded deletions are carried out or given up."""
         if not self._done:
             self._done = self._is_finished and not self._checkpoints.trim_due and self._deletions.may_leave()
         return self._done
 
     def idle_s(self) -> float:
-        """Return 0 while there is a batch or an update, else the time until something owed is to be deleted."""
+        """Return 0 while there is a batch or an update, else the seconds until an owed deletion is tried again."""
         if self.busy:
             return 0.0  # it waits by itself
         if self._share.is_waiting:
@@ -438,7 +439,7 @@ class TrainerStep(SingleStepDefaults):
         return {"version": self._progress.version, "batches_ready": self._assembly.num_ready, **self._share.health()}
 
     def close(self) -> None:
-        """Abandon the update and what is written, and close the backend."""
+        """Abandon the update and the version being written, and close the backend."""
         self._updates.abandon()
         if self._publication is not None:
             self._publication.abandon()

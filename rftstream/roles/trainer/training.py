@@ -49,14 +49,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TrainedStaleness:
-    """Histograms of the staleness of what a batch trained, as StepRecord has them. `Training.update` makes it."""
+    """Histograms of the staleness of a batch's trained tokens, as StepRecord has them. `Training.update` makes it."""
 
     tokens: tuple[int, ...] = ()
     groups: tuple[int, ...] = ()
 
     @staticmethod
     def of(rows: Sequence[TrainingRow], version: int) -> TrainedStaleness:
-        """Count the unmasked tokens of rows that are trained at `version`, by the stamps of what sampled them."""
+        """Count the unmasked tokens of rows that are trained at `version`, by the versions that sampled them."""
         ages: list[int] = []
         counts: list[int] = []
         oldest: dict[int, int] = {}
@@ -93,7 +93,7 @@ class Training:
     """Pixels of the images that rows show, which the backend uses, too; None if the model is not shown any."""
 
     def at(self, stage: Stage) -> Training:
-        """Return how this stage is trained: by the same backend, and so with the same masters and optimizer."""
+        """Return the training of this stage, by the same backend, and so with the same masters and optimizer."""
         if not self.algorithms:
             return self
         algorithm = self.algorithms[stage.number]
@@ -103,8 +103,8 @@ class Training:
         )
 
     def update(self, batch: Batch, lr: float) -> tuple[Update, dict[str, float], TrainedStaleness]:
-        """Train the batch. Return what the backend says of the update, all metrics that do not depend on time, and how
-        old what it trained was."""
+        """Train the batch. Return the backend's result, all metrics that do not depend on time, and the staleness of
+        the trained tokens."""
         with on_device(self.backend):
             return self._update(batch, lr)
 
@@ -149,8 +149,8 @@ class Training:
         return update, metrics.fit_names({name: float(value) for name, value in values.items()}), staleness
 
     def _that_can_be_shown(self, rows: Sequence[TrainingRow]) -> tuple[tuple[TrainingRow, ...], dict[str, float]]:
-        """Return the rows, with nothing to train on in those whose images are gone or damaged, and how many these are.
-        Others of the batch are worth as much as without them."""
+        """Return the rows, with all tokens masked in those whose images are gone or damaged, and the number of these.
+        The other rows count as much as before."""
         kept = []
         for row in rows:
             try:

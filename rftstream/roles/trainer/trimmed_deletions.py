@@ -25,16 +25,18 @@ from rftstream.weights.trimming import delete_trimmed
 log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 1.0
-"""Seconds before what could not be deleted is tried again; then twice as long each time."""
+"""Seconds before a failed deletion is tried again; then twice as long each time."""
 LONGEST_PAUSE_S = 30.0
 """Seconds that a pause between two tries lasts at most."""
 OWED_S = 90.0
-"""Seconds that a trainer stays at most, when the run is finished, for what it has said and cannot delete yet. Longer
-than a transaction of somebody who died stays open (PRODUCER_TIMEOUT_S, and a broker looks every ten seconds)."""
+"""Seconds that a trainer of a finished run stays at most for deletions that it has recorded and cannot carry out yet.
+This is longer than the transaction of a dead process stays open (PRODUCER_TIMEOUT_S, and a broker looks every ten
+seconds)."""
 
 
 class TrimmedDeletions:
-    """Deletes what was said to go, and remembers what is still owed. `workers/trainer.py` makes one for each process.
+    """Carries out recorded deletions, and remembers those that it still owes. `workers/trainer.py` makes one for each
+    process.
 
     In a process that takes the role, the step calls `begin_anew` at each recovery and `absorb` for each `Trimmed` that
     it reads, and then `carry_out` once. While it works it calls `absorb` and `carry_out` whenever a `Trimmed` of its
@@ -52,7 +54,7 @@ class TrimmedDeletions:
         self.begin_anew()
 
     def begin_anew(self) -> None:
-        """Forget what was said and what is owed: the log is read again."""
+        """Forget recorded and owed deletions: the log is read again."""
         self.said: Trimmed | None = None
         """The newest record of what was given up; None if nothing ever was."""
         self._again_at: float | None = None
@@ -64,7 +66,7 @@ class TrimmedDeletions:
         """When `may_leave` was asked first; None if it was not."""
 
     def absorb(self, trimmed: Trimmed) -> None:
-        """Take the next record of what was given up."""
+        """Take the next record of deletions."""
         self.said = trimmed
 
     def carry_out(self) -> None:
@@ -74,20 +76,20 @@ class TrimmedDeletions:
 
     @property
     def owes(self) -> bool:
-        """Whether something that was said may still be there."""
+        """Whether a recorded deletion may not be carried out yet."""
         return self._again_at is not None
 
     def again_in_s(self) -> float:
-        """Return the seconds until what is owed is tried again; FOREVER if nothing is owed."""
+        """Return the seconds until owed deletions are tried again; FOREVER if none are owed."""
         return FOREVER if self._again_at is None else max(0.0, self._again_at - self._clock.now())
 
     def delete_owed(self) -> None:
-        """Try again to delete what was said, if it is time."""
+        """Try owed deletions again, if it is time."""
         if self.again_in_s() <= 0:
             self.carry_out()
 
     def delete_weights(self, names: Collection[VersionName]) -> None:
-        """Delete the objects of versions that an announcement said are gone. An object that cannot be deleted now is
+        """Delete the objects of versions that an announcement names as gone. An object that cannot be deleted now is
         named again by the next announcement."""
         if not names:
             return
@@ -100,7 +102,8 @@ class TrimmedDeletions:
             log.warning("%s; old weights are deleted after the next version", error)
 
     def may_leave(self) -> bool:
-        """Return whether a finished run leaves nothing to be deleted, or nothing that can be deleted soon."""
+        """Return whether the process of a finished run may leave: no deletion is owed, or none can be carried out
+        soon."""
         now = self._clock.now()
         self._ended_at = now if self._ended_at is None else self._ended_at
         if not self.owes:
@@ -111,10 +114,11 @@ class TrimmedDeletions:
         return True
 
     def after_the_end(self, log_: Log) -> bool:
-        """Delete what the trainer of a finished run has left; return False to be asked again a moment later.
+        """Carry out the deletions that the trainer of a finished run has left; return False to be called again a moment
+        later.
 
-        A process that starts when the run is finished calls this. It has not taken the role, and needs not: what was
-        said may be deleted by anybody."""
+        A process that starts when the run is finished calls this. It need not take the role: any process may carry out
+        recorded deletions."""
         if not self.owes or self.again_in_s() <= 0:
             try:
                 self.said = _newest_said(log_)

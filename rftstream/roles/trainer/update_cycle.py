@@ -42,9 +42,9 @@ class TrainedBatch:
     step_s: float
     """Seconds that the update took."""
     ended_at: float
-    """When the update ended, by the clock."""
+    """Time when the update ended, by the clock."""
     end_reason: str | None
-    """Why the run has come to its end by it; None if it goes on."""
+    """Why the run ends with this batch; None if it goes on."""
     stop: StopRule | None
     """The rule by which the run is to end; None if it goes on."""
 
@@ -85,7 +85,7 @@ class UpdateCycle:
     held_out: HeldOut | None
     clock: Clock
     pending: PendingUpdate | None = field(default=None, init=False)
-    """The update that was begun last; None if nothing is computed."""
+    """The update that was begun last; None if none is computed."""
 
     def __post_init__(self) -> None:
         self.mismatch = MismatchWatch(self.config)
@@ -120,7 +120,7 @@ class UpdateCycle:
         )
 
     def finish(self, pending: PendingUpdate) -> TrainedBatch:
-        """Return what came of the update; wait for it if need be. Raises what the update raised."""
+        """Return the result of the update; wait for it if need be. Raises the error of the update."""
         update, values, staleness, step_s = pending.result()
         self.pending = None
         batch, before = pending.batch, pending.progress
@@ -158,7 +158,7 @@ class UpdateCycle:
         )
 
     def abandon(self) -> None:
-        """Give up the update, if there is one. Nothing is computed any more afterwards."""
+        """Cancel the update, if there is one, and wait until its thread has stopped computing."""
         if self.pending is not None:
             self.pending.abandon()
             self.pending = None

@@ -26,8 +26,8 @@ from rftstream.weights.store import ObjectStore
 log = logging.getLogger(__name__)
 
 LOOK_BACK_S = 60.0
-"""Seconds without a batch before the trainer looks whether its newest weights are still there: without them there will
-be no batch. It looks again after twice as long, and so on."""
+"""Seconds without a batch before the trainer checks that its newest weights are still there: without them there will be
+no batch. It checks again after twice as long, and so on."""
 
 
 class VersionPublisher:
@@ -96,14 +96,14 @@ class VersionPublisher:
         return taken
 
     def begin_write(self, taken: StagedVersion) -> Future[WeightsAnnounced]:
-        """Begin to write the object of the version that was taken last; return what comes of it, for `announcement`."""
+        """Begin to write the object of the version that was taken last; return the future for `announcement`."""
         return self._executor.submit(self._publisher.write, taken)
 
     def announcement(
         self, writing: Future[WeightsAnnounced], kept_checkpoints: Collection[VersionName]
     ) -> WeightsAnnounced:
-        """Return the announcement of a version, which also names the versions whose objects nobody needs any more; wait
-        for the end of its writing if need be. Raises what the writing raised."""
+        """Return the announcement of a version, which also names the versions whose objects are no longer needed; wait
+        for the end of the writing if need be. Raises the error of the writing."""
         announced = writing.result()
         metrics.WEIGHTS_PUBLISH_SECONDS.observe(time.perf_counter() - self._began)
         gone = self._versions.to_delete(self._store, announced.name, kept_checkpoints, announced.parent)
@@ -128,5 +128,5 @@ class VersionPublisher:
             log.warning("%s; looking again later", error)
 
     def noted(self) -> None:
-        """Look back soon again: something was committed."""
+        """Note a commit, after which `look_back` is due soon again."""
         self._look_back_after_s = LOOK_BACK_S

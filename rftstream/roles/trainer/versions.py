@@ -17,9 +17,9 @@ from rftstream.weights.store import ObjectStore
 
 
 class Versions:
-    """Which versions are in force, and which of them somebody still needs. The trainer's step makes it at each recovery
-    and tells it every record of `steps`, `weights` and `evals`, in log order. VersionPublisher asks `to_delete` for
-    each version; CheckpointCycle asks about checkpoints."""
+    """The versions in force, and those of them that are still needed. The trainer's step makes it at each recovery and
+    tells it every record of `steps`, `weights` and `evals`, in log order. VersionPublisher asks `to_delete` for each
+    version; CheckpointCycle asks about checkpoints."""
 
     def __init__(self, evaluations: Mapping[str, EvaluationSection], keep: int) -> None:
         self._evaluations = evaluations
@@ -48,7 +48,7 @@ class Versions:
         return bool(self._recorded)
 
     def record(self, step: StepRecord) -> None:
-        """Take a step. That of a trainer which another has replaced does not count."""
+        """Take a step. A step of a trainer that another has replaced does not count."""
         if not self._lineage.accepts(step.name.trainer_epoch):
             return
         if step.resumed and step.name.trainer_epoch > self._lineage.epoch:
@@ -125,8 +125,8 @@ class Versions:
             self._best[result.evaluation] = result.name
 
     def best_or_due(self, evaluation: str, names: Collection[VersionName]) -> set[VersionName]:
-        """Return the best of these versions by an evaluation (of equals the newest), and those that it has yet to
-        judge."""
+        """Return the best of these versions by an evaluation (the newest of several equal ones), and those that it has
+        yet to judge."""
         due = {name.version for judge, name in self._due if judge == evaluation}
         means: dict[VersionName, tuple[float, int]] = {}
         for name in names:
@@ -137,7 +137,7 @@ class Versions:
         return best | {name for name in names if name.version in due}
 
     def in_force(self, name: VersionName) -> bool:
-        """Whether a checkpoint of this version counts. Version 0 always does: it is what every trainer begins with."""
+        """Whether a checkpoint of this version counts. Version 0 always does, since every trainer begins with it."""
         first, newest = self._recorded.get(name.trainer_epoch, (1, 0))
         return (first <= name.version <= newest or name.version == 0) and self._lineage.in_force(name)
 
@@ -148,8 +148,8 @@ class Versions:
         kept_checkpoints: Collection[VersionName],
         parent: VersionName | None,
     ) -> tuple[VersionName, ...]:
-        """Return the versions whose objects nothing needs any more once `name` is announced. Versions that were given
-        up before stay so. `parent`: the version that `name` is a delta to, if it is one."""
+        """Return the versions whose objects are no longer needed once `name` is announced. Versions that were given up
+        before stay so. `parent`: the version that `name` is a delta to, if it is one."""
 
         def stays(known: VersionName) -> bool:
             passed = known.trainer_epoch < name.trainer_epoch and known.version > name.version

@@ -131,7 +131,7 @@ class VerifierStep(ConcurrentStepDefaults):
 
     @property
     def room(self) -> int:
-        """How many more rollouts this worker can take now."""
+        """Number of further rollouts that this worker can take now."""
         return self._max_concurrent - len(self._active)
 
     def start(self, item: Item) -> None:
