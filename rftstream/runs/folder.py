@@ -310,8 +310,7 @@ def _writer_of(folder: RunFolder) -> str | None:
 
 
 def _nearest(path: Path) -> str:
-    """Return a hint at a misspelt RUN: the nearest name among run folders and run files beside it, and run folders in
-    ./runs."""
+    """Return a hint at a misspelt RUN: the nearest run folder or run file beside it, or run folder in ./runs."""
     beside = path.parent
     known = [
         *(one for one in _listed(beside) if one.suffix == ".toml" or RunFolder(one).exists()),

@@ -73,8 +73,7 @@ class _Publication:
     rests_since: float
     """Time when the weights were taken over, by the clock."""
     share: dict[str, float]
-    """Metrics of a shared device: seconds that the trainer waited for it. Empty if the device is the trainer's
-    alone."""
+    """Metrics: seconds of waiting for a shared device; empty if the trainer has the device alone."""
     goes_on: bool = False
     """Whether the next update has begun."""
 
@@ -258,8 +257,7 @@ class TrainerStep(SingleStepDefaults):
     # ------------------------------------------------------------------------------------------ one slice of work
 
     def advance(self) -> SingleTransaction | None:
-        """Return the transaction that is due first: the anchor of this epoch, a record of deletions, or the next step
-        with its weights."""
+        """Return the transaction that is due first: the anchor, deletions, or the next step with its weights."""
         rests = not self.busy and (self._paused or not self.full)
         self._checkpoints.look(LOOK_FOR_BATCH_S if rests else 0.0)
         if self._publication is not None:
