@@ -128,7 +128,7 @@ class StepTotals:
     steps: NonNegativeInt = 0
     """How many there are."""
     spent: dict[str, float] = field(default_factory=dict)
-    """What the verdicts of their batches cost, by kind such as `requests`."""
+    """Cost of the verdicts of their batches, by kind such as `requests`."""
     token_staleness: StalenessCounts = ()
     """Trained tokens by staleness, as a step has them."""
     group_staleness: StalenessCounts = ()
@@ -198,7 +198,8 @@ class StepRecord:
     group_staleness: StalenessCounts = ()
     """Trained groups by the staleness of the oldest token that was trained, in the same form."""
     totals: StepTotals | None = None
-    """Of this step and all before it that are in force. None in a run that a release without them has trained."""
+    """Totals of this step and all before it that are in force. None in a run that a release without them has
+    trained."""
 
 
 @rule(

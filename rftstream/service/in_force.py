@@ -79,7 +79,7 @@ class RecordsInForce:
         self._judged: dict[str, int] = {}
         """The offset of the last record that was judged, by topic."""
         self.outcomes = OutcomesInForce()
-        """What stands on `outcomes`, as far as it was judged."""
+        """State of `outcomes`, as far as the topic was judged."""
         self._recorded = RecordedVersions(transport)
         self._foreign: dict[tuple[str, int], str] = {}
         """Why a record is foreign, by topic and offset, on topics of FOLLOWING."""

@@ -32,7 +32,7 @@ class TrainerProgress:
     last_admitted: int | None = None
     """How many groups there were in all, if the last batch was marked as the run's last."""
     totals: StepTotals | None = field(default_factory=StepTotals)
-    """What all steps so far amount to; None where a release without it has trained some of them."""
+    """Totals of all steps so far; None where a release without them has trained some of the steps."""
 
     def name(self, epoch: int) -> VersionName:
         """Return the full name of the version in this epoch of the trainer."""
