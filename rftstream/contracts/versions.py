@@ -123,10 +123,10 @@ StalenessCounts = Annotated[tuple[NonNegativeInt, ...], Meta(max_length=STALENES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTotals:
-    """What all steps up to a version amount to, so that nobody has to read them all."""
+    """Totals of all steps up to a version, so that no reader has to read them all."""
 
     steps: NonNegativeInt = 0
-    """How many there are."""
+    """Number of steps."""
     spent: dict[str, float] = field(default_factory=dict)
     """Cost of the verdicts of their batches, by kind such as `requests`."""
     token_staleness: StalenessCounts = ()

@@ -219,8 +219,8 @@ def _fold(records: Iterable[StepRecord | VersionName], evaluations: Iterable[Eva
 
 
 class _Fold:
-    """What is in force of the records so far. Its owner calls `add` and `add_result` for each in the order of the log,
-    and `history` at any time."""
+    """The steps and results in force of the records so far. Its owner calls `add` and `add_result` for each in the
+    order of the log, and `history` at any time."""
 
     def __init__(self) -> None:
         self._lineage = Lineage()

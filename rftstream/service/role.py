@@ -360,7 +360,7 @@ class RunPlace(Protocol):
 
     @property
     def index(self) -> Path:
-        """What was found in data files and on the log, so that it need not be looked for again."""
+        """Folder of indexes of data files and of the log, so that they need not be read again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
