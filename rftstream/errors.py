@@ -10,9 +10,11 @@
     │   ├── AssignmentLost        3     yes   a partition of the transaction belongs to another member now
     │   ├── ProducerLost          3     no    fenced, timed out or unknown: only the log can tell which
     │   ├── PositionMissing       3     no    a position that must exist does not (or lies outside the log)
+    │   │   └── LogTruncated      3     no    a position lies beyond the end: the log has lost what was there
     │   ├── RecordsDeleted        3     no    records are gone that had to be read; `control` does not say so
     │   ├── RecordTooLarge        4     no    a record over the limit of its topic
-    │   └── LogFull               3     yes   no room on the disk of the log
+    │   ├── LogFull               3     yes   no room on the disk of the log
+    │   └── LogRefused            2     yes   rights or credentials that the log does not take; a ConfigError, too
     ├── TakenOver                 5     no    another process claimed the role
     ├── StopRule                  6     no    a rule of the run itself ended it (NaN, dead letters, no signal)
     ├── PolicyError               1     yes   the inference engine failed
@@ -131,6 +133,20 @@ class PositionMissing(TransportError):
     retriable = False
 
 
+class LogTruncated(PositionMissing):
+    """A partition ends before a position that somebody has reached or committed: its newest records are lost."""
+
+    def __init__(self, topic: str, partition: int, position: int, end: int) -> None:
+        super().__init__(
+            f"{topic}[{partition}]@{position}: beyond the end of the log ({end}), so the log has lost "
+            f"{position - end:,} offsets: a broker without them became the leader (unclean.leader.election.enable), a "
+            f"disk lost them, or the topic was deleted and made anew; begin a new run under another name from what was "
+            f"trained, with model.init_from"
+        )
+        self.topic = topic
+        self.num_lost = position - end
+
+
 class RecordsDeleted(TransportError):
     """Records that had to be read were deleted from the log, and not by the run itself. Their content is lost."""
 
@@ -146,6 +162,11 @@ class RecordTooLarge(TransportError):
 
 class LogFull(TransportError):
     """The log has no room for the transaction. Nothing of it is visible."""
+
+
+class LogRefused(ConfigError, TransportError):
+    """The log does not take the credentials, or they lack a right. At a start that is told at once. A worker that has
+    been at work waits for `transport.patience_s`: they may have been taken away by mistake."""
 
 
 class TakenOver(RftError):

@@ -25,16 +25,17 @@ from rftstream import faults, metrics
 from rftstream.clock import SystemClock
 from rftstream.config import loader
 from rftstream.config.sections import RunConfig
-from rftstream.errors import PositionMissing, RecordsDeleted, RftError, TransportError, exit_code_of
+from rftstream.errors import LogRefused, PositionMissing, RftError, TransportError, exit_code_of
 from rftstream.launch import logging as logs
 from rftstream.launch.health import Health, HealthServer
+from rftstream.launch.log_watch import LogWatch
 from rftstream.launch.processes import die_with_parent, is_orphan
 from rftstream.models.device_lock import FileLock
 from rftstream.preflight.plan import Purpose, plan
 from rftstream.roles import role_spec
 from rftstream.roles.build import role_builder
 from rftstream.runs.folder import RunFolder, candidates, open_transport, read_config
-from rftstream.runs.log_settings import dangers, explained, in_words, is_lost
+from rftstream.runs.log_settings import explained
 from rftstream.service.control_view import ControlView, read_control
 from rftstream.service.losses import check_beginnings
 from rftstream.service.role_spec import RoleKind
@@ -60,8 +61,6 @@ _LONGEST_LOOK_S = 0.4
 _SAY_S = 5.0
 _HEALTH_S = 1.0
 _MEASURE_S = 5.0
-LOOK_AT_LOG_S = 30.0
-"""Seconds between two looks at the settings of the topics that the role reads."""
 _LAST_RESORT_S = 10.0
 
 
@@ -157,8 +156,8 @@ class _Worker:
     """Whether somebody can ask for /metrics."""
     health_at: float = field(default=0.0, init=False)
     measured_at: float = field(default=-_MEASURE_S, init=False)
-    looked_at: float = field(default_factory=time.monotonic, init=False)
-    """When the settings of the topics were looked at. The run's start has done so."""
+    log_watch: LogWatch | None = field(default=None, init=False)
+    """Looks at the settings of the topics beside the loop."""
 
     def run(self, metrics_port: int | None) -> None:
         server = self._serve_health(metrics_port)
@@ -216,8 +215,12 @@ class _Worker:
             log.info("started", extra={"role": self.role, "pid": os.getpid()})
             if role.spec.kind is RoleKind.concurrent:
                 calm_collector()
+            self.log_watch = LogWatch(self.config, self.folder.run_id, role.spec.reads(self.config))
+            self.log_watch.start(lambda: open_transport(self.config, self.folder, user=self.role))
             self._loop(service)
         finally:
+            if self.log_watch is not None:
+                self.log_watch.close()
             _close(close)
         log.info("left: %s", "stopped" if self.stop.requested else "the run is finished")
 
@@ -275,30 +278,12 @@ class _Worker:
             self.measured_at = now
             with contextlib.suppress(TransportError):  # the loop finds out by itself, and says so
                 service.measure()
-        if now - self.looked_at >= LOOK_AT_LOG_S:
-            self.looked_at = now
-            try:
-                look_at_log(service, self.config)
-            except TransportError as error:
-                if not error.retriable:
-                    raise
+        if self.log_watch is not None:
+            self.log_watch.act(service)
 
     def _until(self, ready: Callable[[], Any], what: str) -> Any:
         """Wait for something, with a line every few seconds. TransportError if it takes too long."""
         return wait_until(ready, what, wait_s=self.wait_s, stop=self.stop, say=log.info, beat=self.health.beat)
-
-
-def look_at_log(service: Service, config: RunConfig) -> None:
-    """Pause the run if a topic has got settings that would lose records, and say why. RecordsDeleted if a topic was
-    deleted. A role may see no other topics than those it reads."""
-    found = dangers(service.transport, config, begun=True, topics=service.spec.reads(config))
-    metrics.WRONG_TOPICS.set(len(found))
-    if found:
-        why = in_words(service.context.folder.run_id, found)
-        if is_lost(found):
-            raise RecordsDeleted(why)
-        log.error("%s; single roles pause the run for it: then `rftstream unpause`", why)
-        service.pause_run(why)
 
 
 def calm_collector() -> None:
@@ -329,7 +314,7 @@ def wait_until(
             if result := ready():
                 return result
         except TransportError as error:
-            if not error.retriable:
+            if not error.retriable or isinstance(error, LogRefused):
                 raise
             trouble = f" ({error})"
         if stop.requested:

@@ -4,7 +4,7 @@ them."""
 from __future__ import annotations
 
 from rftstream.config.sections import RunConfig
-from rftstream.errors import RftError, TransportError
+from rftstream.errors import LogRefused, RftError, TransportError
 from rftstream.preflight.readiness import folder_of
 from rftstream.runs.folder import lies_in_folder, open_transport
 from rftstream.runs.log_settings import dangers, in_words
@@ -23,6 +23,8 @@ def look_at_topics(config: RunConfig) -> tuple[list[str], list[str]]:
             found = dangers(transport, config, begun=False)
         finally:
             transport.close()
+    except LogRefused as error:
+        return [str(error)], []
     except TransportError as error:
         return [], [f"transport: the topics were not looked at: {error}"]
     except RftError as error:

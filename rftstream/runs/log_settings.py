@@ -1,7 +1,8 @@
 """Whether the topics of a run still are what the run needs: made by other hands, changed by them, or gone.
 
-What would delete records that nobody has read, or gives topics another shape, is a danger: a run does not begin with
-it, and one that goes on is paused. Whatever else differs costs speed or safety alone, and `topics list` shows it.
+What would delete records that nobody has read, gives topics another shape, or lets nobody write to them, is a danger: a
+run does not begin with it, and one that goes on is paused. Whatever else differs costs speed or safety alone, and
+`topics list` shows it.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ COMPACTED_BEFORE = "control"
 DELETES = ("retention.ms", "retention.bytes")
 """Settings that make brokers delete records by age or size, whether or not they were read."""
 
+
+UNWRITABLE = "min.insync.replicas"
+"""A setting by which nobody can write to a topic that has fewer replicas."""
 
 GONE, ANEW = "is gone, expected the topic", "was deleted and made anew"
 """Descriptions of topics whose records are lost."""
@@ -61,8 +65,8 @@ def dangers(
     found = [f"{name}: {GONE}" for name in missing]
     for name, settings in wanted.items():
         if name in there:
-            deletes = [text for text in more.get(name, ()) if text.startswith((*DELETES, ANEW))]
-            found += [f"{name}: {text}" for text in (*shape_differences(name, there[name], settings), *deletes)]
+            grave = [text for text in more.get(name, ()) if text.startswith((*DELETES, UNWRITABLE, ANEW))]
+            found += [f"{name}: {text}" for text in (*shape_differences(name, there[name], settings), *grave)]
     return found
 
 
@@ -104,6 +108,8 @@ def in_words(run: str, found: list[str]) -> str:
             "partitions are fixed for a run, and nobody can take some away: begin a new run under another name, from "
             f'what was trained, with model.init_from = "{run}"'
         )
+    if any(f": {UNWRITABLE}" in text for text in found):
+        todo.append("nobody can write to these topics: set min.insync.replicas to no more than their replicas")
     if is_lost(found):
         todo.append(f'what it held is lost: begin a new run under another name, with model.init_from = "{run}"')
     if any("takes records" in text for text in found):

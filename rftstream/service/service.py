@@ -17,7 +17,7 @@ from rftstream.clock import Clock
 from rftstream.contracts import codec
 from rftstream.contracts.control import Claim, DesiredState, RunFinished, RunManifest, RunState
 from rftstream.contracts.records import NewRecord, Record, TopicPartition
-from rftstream.errors import ConfigError, ContractError, ProducerLost, TransportError
+from rftstream.errors import ConfigError, ContractError, LogTruncated, ProducerLost, TransportError
 from rftstream.service.control_view import note_claim
 from rftstream.service.in_force import RecordsInForce
 from rftstream.service.losses import check_beginnings, check_jumps
@@ -97,6 +97,9 @@ class Service:
             check_jumps(self.transport, self.context.folder.run_id, self.role, self._jumps)
             self._jumps.clear()
             return idle_s
+        except LogTruncated as error:
+            metrics.LOST.labels(self.role, error.topic).inc(error.num_lost)
+            raise
         except TransportError as error:
             # Whatever was asked of the log is asked again: what was begun is certain, or it is looked up there.
             if not error.retriable and not isinstance(error, ProducerLost):

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple, Protocol
 
 from rftstream.contracts.records import Record, TopicPartition
-from rftstream.errors import ConfigError, PositionMissing
+from rftstream.errors import ConfigError, LogTruncated, PositionMissing
 from rftstream.transport.base import Jump
 from rftstream.transport.checks import check_owned
 
@@ -126,10 +126,7 @@ class Cursors:
             begin, end = spans[place]
             offset = self._positions[place]
             if offset > end:
-                raise PositionMissing(
-                    f"{place}@{offset}: beyond the end of the log ({end}); the log has lost records, or the"
-                    f" topic was deleted and made anew, and the position is of the one before: take an earlier position"
-                )
+                raise LogTruncated(*place, offset, end)
             if offset < begin:
                 log.jumped(Jump(place, offset, begin))
                 self._positions[place] = offset = begin

@@ -13,15 +13,17 @@ from rftstream.contracts.control import DesiredState, RunState, Trimmed
 from rftstream.contracts.outcomes import GroupOutcome, GroupResult
 from rftstream.contracts.records import TopicPartition
 from rftstream.contracts.versions import EvalResult, VersionName
-from rftstream.errors import ConfigError, PositionMissing, RecordsDeleted
-from rftstream.launch.host import look_at_log
+from rftstream.errors import ConfigError, LogRefused, LogTruncated, PositionMissing, RecordsDeleted
+from rftstream.launch.log_watch import LogWatch
 from rftstream.metrics import LOST, WRONG_TOPICS
 from rftstream.runs.folder import wanted_topics
 from rftstream.runs.log_settings import check_log, dangers, explained
 from rftstream.service.losses import deleted_unsaid
+from rftstream.service.service import CALM_S
 from rftstream.testing import RoleDriver
 from rftstream.transport.base import Position, TopicSettings
 from rftstream.transport.memory.transport import MemoryLog
+from tests.flow.disturbed import FaultAt
 from tests.flow.scene import Scene, make_config
 
 pytestmark = pytest.mark.law("lost")
@@ -75,6 +77,62 @@ def test_what_nobody_has_read_is_missed_at_once(
     assert f"{topic}[0] from 0 to 3" in str(lost.value)
     assert 'model.init_from = "flow"' in str(lost.value)
     assert LOST.labels(role, topic)._value.get() == before + 4
+
+
+@pytest.mark.parametrize(("role", "topic", "write"), READERS)
+def test_newest_records_that_a_log_has_lost_are_counted(
+    tmp_path: Path, role: str, topic: str, write: Callable[[Scene], None]
+) -> None:
+    """As after an unclean election: the log ends before what somebody has read already."""
+    scene = Scene(tmp_path)
+    driver = RoleDriver(scene, role)
+    write(scene)
+    driver.work()
+    partition = scene.log.partitions[TopicPartition(topic, 0)]
+    end = partition.end
+    partition.keep(lambda record: False)
+    partition.end = partition.written = 0
+    before = LOST.labels(role, topic)._value.get()
+    with pytest.raises(LogTruncated, match=rf"{topic}\[0\]@{end}: beyond the end of the log \(0\), .* lost {end} off"):
+        driver.work()
+    assert LOST.labels(role, topic)._value.get() == before + end
+
+
+PATIENCE_S = 20.0
+
+
+def decide(scene: Scene) -> None:
+    """Let the feeder admit one more group."""
+    scene.decide(sum(isinstance(one, GroupOutcome) for one in scene.messages("outcomes")), GroupResult.dead)
+
+
+@pytest.mark.parametrize(("role", "write"), [("explorer", admit), ("verifier", sample), ("feeder", decide)])
+def test_a_log_that_refuses_a_worker_which_is_at_work_is_waited_for_within_patience(
+    tmp_path: Path, role: str, write: Callable[[Scene], None]
+) -> None:
+    """Rights or credentials were taken away. They may come back."""
+    scene = Scene(tmp_path, manifest=role != "feeder", transport__patience_s=PATIENCE_S)
+    driver = RoleDriver(scene, role)
+    driver.work()
+
+    def work_for(seconds: float) -> None:
+        until = scene.clock.now() + seconds
+        while scene.clock.now() < until:
+            scene.clock.advance(min(0.5, max(driver.tick(), 0.01)))
+
+    scene.log.fault = refusing = FaultAt("before_commit", LogRefused, role)
+    began = scene.clock.now()
+    write(scene)
+    work_for(PATIENCE_S - 1)
+    refusing.most = refusing.count
+    work_for(CALM_S + 1)
+    assert refusing.count > 3
+    assert driver.service.health()["failures_in_a_row"] == 0 and driver.service.last_progress_at > began
+    refusing.most = float("inf")
+    write(scene)
+    with pytest.raises(LogRefused) as refused:
+        work_for(2 * PATIENCE_S)
+    assert refused.value.exit_code == 2
 
 
 def test_what_the_run_itself_deletes_is_no_loss(tmp_path: Path) -> None:
@@ -135,7 +193,9 @@ def test_each_worker_looks_at_the_topics_that_it_reads_and_single_roles_pause(tm
     scene.log.settings["outcomes"] = replace(scene.log.settings["outcomes"], compacted=True)
     del scene.log.settings["verified"]  # as if rights hid it from both
     for driver, paused in ((explorer, 0), (feeder, 1)):
-        look_at_log(driver.service, scene.config)
+        watch = LogWatch(scene.config, "flow", driver.service.spec.reads(scene.config))
+        watch.look(driver.service.transport)
+        watch.act(driver.service)
         driver.work()
         assert WRONG_TOPICS._value.get() == 1
         states = [one for one in scene.messages("control") if isinstance(one, RunState)]

@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 from rftstream.clock import Clock
 from rftstream.contracts.control import Trimmed
 from rftstream.contracts.versions import VersionName
-from rftstream.errors import RftError, TransportError, WeightsError
+from rftstream.errors import LogRefused, RftError, TransportError, WeightsError
 from rftstream.service.role import FOREVER, Log
 from rftstream.transport.base import Transport
 from rftstream.weights.checkpoints import CheckpointStore
@@ -139,7 +139,10 @@ class TrimmedDeletions:
             log.log(level, "%s; what was given up is deleted later, next try in %g s", error, self._pause_s)
         self._again_at = self._clock.now() + self._pause_s
         self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s)
-        self._may_pass = any(isinstance(error, TransportError) and error.retriable for error in errors)
+        self._may_pass = any(
+            isinstance(error, TransportError) and error.retriable and not isinstance(error, LogRefused)
+            for error in errors
+        )
 
 
 def _newest_said(log_: Log) -> Trimmed | None:

@@ -306,12 +306,16 @@ class _SeenTopics:
         """Forget a topic that the run itself deletes."""
         self._ids.pop(topic, None)
 
-    def texts(self, topic: str) -> list[str]:
-        """Return what is wrong with a topic, a sentence each."""
+    def texts(self, topic: str, min_in_sync: int) -> list[str]:
+        """Return what is wrong with a topic, a sentence each. Without `min_in_sync` replicas it takes nothing."""
         first, last = self._ids.get(topic, (None, None))
         texts = ["was deleted and made anew"] if first != last else []
         wanted, replicas = self._clients.replication_factor, self._replicas.get(topic, 0)
         if 0 < replicas < wanted:
             count = "1 replica" if replicas == 1 else f"{replicas} replicas"
             texts.append(f"has {count}, expected {wanted} (transport.options.replication_factor)")
+        if min_in_sync > replicas > 0:
+            texts.append(
+                f"min.insync.replicas is {min_in_sync}, expected at most {replicas}, the number of its replicas"
+            )
         return texts

@@ -20,6 +20,9 @@ TESTED = (4, 0)
 TRANSACTION_MS = 60_000
 """Time-out of the longest transactions, those of single roles, in milliseconds."""
 
+OF_SHAPE = ("max.message.bytes", "cleanup.policy", "min.insync.replicas")
+"""Settings of a topic that are judged elsewhere: by its shape, and by how many replicas it has."""
+
 _Judge = Callable[[int], bool]
 
 _SETTINGS: tuple[tuple[str, _Judge, str, Level, str], ...] = (
@@ -75,7 +78,7 @@ class KafkaLook:
 
     `ask` puts a question to the client, again while brokers come and go. `topics` returns the run's topics with their
     settings. `topic_options` returns what a topic of given settings should have on the broker. `history` says what has
-    become of a topic, a sentence each: made anew, fewer replicas."""
+    become of a topic with this least number of replicas in step, a sentence each: made anew, too few replicas."""
 
     def __init__(
         self,
@@ -83,7 +86,7 @@ class KafkaLook:
         ask: Callable[[str, Callable[[Any], Any]], Any],
         topics: Callable[[], Mapping[str, TopicSettings]],
         topic_options: Callable[[TopicSettings], Mapping[str, Any]],
-        history: Callable[[str], list[str]],
+        history: Callable[[str, int], list[str]],
     ) -> None:
         self._clients = clients
         self._ask = ask
@@ -178,9 +181,9 @@ class KafkaLook:
             wrong = [
                 f"{key} is {found[key]['value']}, expected {value}"
                 for key, value in expected.items()
-                if key in found and found[key]["value"] != value and key not in ("max.message.bytes", "cleanup.policy")
+                if key in found and found[key]["value"] != value and key not in OF_SHAPE
             ]
-            wrong += self._history(name)
+            wrong += self._history(name, int(found.get("min.insync.replicas", {"value": 0})["value"]))
             if wrong:
                 differences[name] = wrong
         return differences

@@ -18,7 +18,7 @@ from kafka import errors as kafka_errors
 from kafka.structs import TopicPartition as KafkaPartition
 
 from rftstream.contracts.records import TopicPartition
-from rftstream.errors import ConfigError, RftError, TransportError
+from rftstream.errors import ConfigError, LogRefused, RftError, TransportError
 from rftstream.transport.base import Jump
 from rftstream.transport.kafka import compat, selector
 from rftstream.transport.kafka.options import FETCH_WAIT_MS, REQUEST_MS, check_options
@@ -55,6 +55,18 @@ _RESOURCES: dict[type[BaseException], tuple[str, str, str]] = {
     ),
 }
 """For each refusal: what it was about, the option of kafka-acls for that, and the operations that a run needs."""
+
+CAUSES = {
+    "imestamp": (
+        "the clock of this host and those of the brokers are apart, or message.timestamp.before.max.ms or "
+        "message.timestamp.after.max.ms of the topic is too small: set the clocks, or the setting"
+    ),
+    "InvalidTransactionTimeoutError": "set transaction.max.timeout.ms in the brokers' properties to 60000 or more",
+    "NotEnoughReplicas": (
+        "its topic has fewer replicas in step than min.insync.replicas asks for: bring brokers back, or set it to less"
+    ),
+}
+"""A sign in an error of brokers that names no cause -> what is behind it, and what to do about it."""
 
 MAX_SAID = 300
 """Longest text of a client's error, in characters: some errors hold the whole request."""
@@ -238,7 +250,7 @@ class KafkaClientFactory:
         if isinstance(error, RftError):
             return error
         if isinstance(error, _UNKNOWN_USER):
-            return ConfigError(
+            return LogRefused(
                 f"transport.options: {self.servers} refused the credentials for {where}"
                 f" ({shorten(error) or type(error).__name__}); mend sasl_* or ssl_*"
             )
@@ -249,26 +261,36 @@ class KafkaClientFactory:
                 f"transport.session_timeout_s: got {self.session_timeout_s:g}, which {self.servers} does not take;"
                 " its group.min.session.timeout.ms and group.max.session.timeout.ms say what it does (6 to 1,800 s)"
             )
+        if "InvalidTransactionTimeoutError" in (said := named(error)):
+            return ConfigError(f"{where}: {self.servers} does not take transactions for so long: {said}")
         if isinstance(error, kafka_errors.NodeNotReadyError | kafka_errors.KafkaConnectionError):
             return TransportError(f"{where}: no Kafka broker answers at {self.servers}; look whether it runs")
         text = shorten(error) or type(error).__name__
         return TransportError(f"{where}: {type(error).__name__} from {self.servers}: {text}")
 
-    def _not_allowed(self, error: BaseException, where: str) -> ConfigError:
+    def _not_allowed(self, error: BaseException, where: str) -> LogRefused:
         """Return the error for a known user who lacks an ACL."""
         user = self._options.get("sasl_plain_username")
         who = f"the user {user!r}" if user is not None else "this client"
         head = f"{where}: {self.servers} does not allow it to {who} ({type(error).__name__}); grant "
         if type(error) not in _RESOURCES:
-            return ConfigError(f"{head}Describe, DescribeConfigs and IdempotentWrite on the cluster")
+            return LogRefused(f"{head}Describe, DescribeConfigs and IdempotentWrite on the cluster")
         things, option, operations = _RESOURCES[type(error)]
         principal = f"User:{user or 'NAME'}"
         asked = " ".join(f"--operation {one}" for one in operations.replace(" and ", ", ").split(", "))
-        return ConfigError(
+        return LogRefused(
             f"{head}{operations} on the {things} whose names begin with '{self.run_id}.' (`rftstream topics acls` "
             f"shows what each role needs of that): kafka-acls --add "
             f"--allow-principal {principal} {asked} {option} {self.run_id}. --resource-pattern-type prefixed"
         )
+
+
+def named(error: BaseException) -> str:
+    """Return a client's error with its type, and with what its cause is likely to be."""
+    text, name = shorten(error), type(error).__name__
+    said = text if name in text else f"{name}: {text}"
+    cause = next((cause for sign, cause in CAUSES.items() if sign in said), "")
+    return said + (f" ({cause})" if cause else "")
 
 
 def in_words(text: str) -> str:

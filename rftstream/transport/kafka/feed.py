@@ -20,7 +20,7 @@ from kafka import errors as kafka_errors
 from kafka.structs import TopicPartition as KafkaPartition
 
 from rftstream.contracts.records import Record, TopicPartition
-from rftstream.errors import PositionMissing, RftError
+from rftstream.errors import LogTruncated, PositionMissing, RftError
 from rftstream.transport.base import Jump
 from rftstream.transport.kafka import compat_consumer
 from rftstream.transport.kafka.connection import KafkaClientFactory, is_passing
@@ -149,6 +149,8 @@ class Feed:
                 step = max(1, min(2000, 4 * step, MAX_HELD_BYTES // (2 * mean_bytes)))
         except kafka_errors.OffsetOutOfRangeError as error:
             self._mend_positions(error)
+        except kafka_errors.LogTruncationError as error:
+            self._note_truncation(error)
         except kafka_errors.NoOffsetForPartitionError:
             pass  # the partition was lost before it was positioned
         except Exception as error:
@@ -251,10 +253,16 @@ class Feed:
                 self._clients.jumps.append(Jump(place, offset, begin))
                 self.consumer.seek(partition, begin)
             elif offset > end:
-                self._failure = PositionMissing(
-                    f"{place}@{offset}: beyond the end of the log ({end}); the log has lost records, or the"
-                    f" topic was deleted and made anew, and the position is of the one before: take an earlier position"
-                )
+                self._failure = LogTruncated(*place, offset, end)
+
+    def _note_truncation(self, error: kafka_errors.LogTruncationError) -> None:
+        """Keep an error for partitions whose leader lacks records that the consumer has passed already."""
+        for partition, kept in error.divergent_offsets.items():
+            place = self._clients.place(partition)
+            position = compat_consumer.position(self.consumer, partition)
+            if position is not None:
+                end = kept.offset if kept is not None else self.consumer.beginning_offsets([partition])[partition]
+                self._failure = LogTruncated(*place, position, end)
 
     def _bear(self, error: BaseException) -> None:
         """Log an error that may pass; keep any other for `take` to raise."""

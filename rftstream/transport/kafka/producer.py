@@ -34,7 +34,7 @@ from rftstream.errors import (
 from rftstream.transport.base import Position, Snapshot, TopicSettings
 from rftstream.transport.checks import check_metadata
 from rftstream.transport.kafka import compat
-from rftstream.transport.kafka.connection import KafkaClientFactory, is_passing
+from rftstream.transport.kafka.connection import KafkaClientFactory, is_passing, named
 
 log = logging.getLogger(__name__)
 
@@ -199,8 +199,8 @@ class KafkaProducer:
             if forbidden is not None:
                 raise self._clients.reworded(forbidden, f"producer {self._id}: commit") from None
             raise ProducerLost(
-                f"producer {self._id}: the transaction failed ({_named(error)}) and could not be aborted"
-                f" ({_named(other)}), so it may have been committed, or another process"
+                f"producer {self._id}: the transaction failed ({named(error)}) and could not be aborted"
+                f" ({named(other)}), so it may have been committed, or another process"
                 f" may have fenced this producer; call start, then read the committed records and positions"
             ) from None
         if isinstance(error, _Undelivered):
@@ -213,15 +213,15 @@ class KafkaProducer:
         if isinstance(error, _OF_THE_GROUP):
             raise AssignmentLost(
                 f"producer {self._id}: the group assigned its partitions again after the snapshot for"
-                f" {', '.join(map(str, places))} was taken ({_named(error)}); take a new snapshot, and commit only the"
+                f" {', '.join(map(str, places))} was taken ({named(error)}); take a new snapshot, and commit only the"
                 f" results of partitions that are still owned"
             ) from None
         if forbidden is not None:
             raise self._clients.reworded(forbidden, f"producer {self._id}: commit") from None
         if not is_passing(error):
-            log.warning("producer %s: transaction aborted after %s", self._id, _named(error))
+            log.warning("producer %s: transaction aborted after %s", self._id, named(error))
         raise TransactionAborted(
-            f"producer {self._id}: transaction aborted after {_named(error)}; commit it again"
+            f"producer {self._id}: transaction aborted after {named(error)}; commit it again"
         ) from None
 
     def _lose(self) -> None:
@@ -275,7 +275,7 @@ def _check_delivery(sent: Sequence[Any]) -> None:
         try:
             record.get(DELIVERY_S)
         except kafka_errors.RetriableError as error:
-            raise _Undelivered(_named(error)) from error
+            raise _Undelivered(named(error)) from error
 
 
 class _Hand:
@@ -317,11 +317,6 @@ def _end(client: Client | None) -> None:
     except Exception as error:  # This does no harm: the broker aborts an open transaction after its time limit.
         log.info("closing a producer: %s", error)
         compat.force_close(client)
-
-
-def _named(error: BaseException) -> str:
-    text = str(error)
-    return text if type(error).__name__ in text else f"{type(error).__name__}: {text}"
 
 
 def _forbidden(client: Client, error: Exception) -> BaseException | None:

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Collection
 
-from rftstream.errors import TransportError
+from rftstream.errors import LogRefused, TransportError
 from rftstream.transport.kafka.admin_connection import AdminConnection
 
 log = logging.getLogger(__name__)
@@ -50,6 +50,8 @@ def num_led(connection: AdminConnection, names: Collection[str]) -> int:
     """Return how many partitions of these topics have a leader. None counts while the brokers do not answer."""
     try:
         described = connection.ask("wait for topics", lambda client: client.describe_topics(list(names)))
+    except LogRefused:
+        raise
     except TransportError as error:
         log.debug("waiting for topics: %s", error)
         return 0
