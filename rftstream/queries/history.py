@@ -234,12 +234,13 @@ class _Fold:
     def add(self, message: StepRecord | VersionName) -> None:
         """Take a step. A name stands for the start of a trainer of which nothing else is known."""
         if isinstance(message, VersionName):
-            self._start(message)
+            self._start(message, resumed=True)
             return
         if not self._lineage.accepts(message.name.trainer_epoch):
             return
         before, self._current = self._current, message
         if not message.resumed:
+            self._start(message.name, resumed=False)
             self._steps[message.name.version] = message
             if before is not None:
                 self._longest_s = max(self._longest_s, message.recorded_at - before.recorded_at)
@@ -248,12 +249,12 @@ class _Fold:
             self._resumes.append(message)
         if before is not None:
             self._gaps.append((before.recorded_at, message.recorded_at))
-        self._start(message.name)
+        self._start(message.name, resumed=True)
 
-    def _start(self, name: VersionName) -> None:
+    def _start(self, name: VersionName, *, resumed: bool) -> None:
         if name.trainer_epoch <= self._lineage.epoch:
             return
-        self._lineage.start(name)
+        self._lineage.take(name, resumed=resumed)
         in_force = self._lineage.in_force
         self._steps = {version: step for version, step in self._steps.items() if in_force(step.name)}
         self._results = {key: result for key, result in self._results.items() if in_force(result.name)}

@@ -174,6 +174,7 @@ class Headers:
         self.transport = transport
         self.index = index
         """Index of the records that were read before; nothing is added to it."""
+        self._newest: tuple[tuple[TopicPartition, int], Message | str] | None = None
         self._tables: dict[str, TopicTable] = {}
         self.searched: dict[str, int] = {}
         """Partition -> records looked at."""
@@ -240,8 +241,14 @@ class Headers:
         return read_records(self.transport, place, [offset]).get(offset)
 
     def message_of(self, record: Record) -> Message | str:
-        """Decoded, or why it cannot be."""
-        whole = self.record_at(record.place, record.offset)
+        """Return the decoded message, or why there is none. The newest one is kept: several facts are asked of it."""
+        where = record.place, record.offset
+        if self._newest is None or self._newest[0] != where:
+            self._newest = where, self._read_message(*where)
+        return self._newest[1]
+
+    def _read_message(self, place: TopicPartition, offset: int) -> Message | str:
+        whole = self.record_at(place, offset)
         if whole is None or whole.value is None:
             return "its body is gone"
         try:

@@ -67,8 +67,8 @@ class TraceRecords:
         lineage = Lineage()
         for record in self.steps:
             name = version_of(record)
-            if name is not None and header(record, "resumed") is not None and name.trainer_epoch > lineage.epoch:
-                lineage.start(name)
+            if name is not None:
+                lineage.take(name, resumed=header(record, "resumed") is not None)
         return lineage
 
     @cached_property

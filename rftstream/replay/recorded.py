@@ -62,12 +62,10 @@ def read_recorded(log: Log) -> Recorded:
     """Read `steps` and return the records in force."""
     recorded = Recorded()
     for _, message in log.in_force("steps"):
-        if not isinstance(message, StepRecord) or not recorded.lineage.accepts(message.name.trainer_epoch):
+        if not isinstance(message, StepRecord) or not recorded.lineage.take(message.name, resumed=message.resumed):
             continue
         if message.resumed:
-            if message.name.trainer_epoch > recorded.lineage.epoch:
-                recorded.lineage.start(message.name)
-                recorded.anchors[message.name.trainer_epoch] = message
+            recorded.anchors.setdefault(message.name.trainer_epoch, message)
         else:
             recorded.steps[message.name.version] = message
     recorded.steps = {version: one for version, one in recorded.steps.items() if recorded.lineage.in_force(one.name)}

@@ -31,11 +31,11 @@ class Curve:
 
     def absorb(self, step: StepRecord) -> bool:
         """Take in a step record. Return whether it is a newly trained step in force."""
-        if not self._lineage.accepts(step.name.trainer_epoch):
+        epoch_before = self._lineage.epoch
+        if not self._lineage.take(step.name, resumed=step.resumed):
             return False
-        if step.resumed or step.name.trainer_epoch > self._lineage.epoch:
+        if self._lineage.epoch > epoch_before:
             start = step.name.version if step.resumed else step.name.version - 1
-            self._lineage.start(type(step.name)(trainer_epoch=step.name.trainer_epoch, version=start))
             for version in [version for version in self._rewards if version > start]:
                 del self._rewards[version]
             for kept in (self.recent, self._first):

@@ -41,9 +41,7 @@ def _roll_back(
     lineage, recorded = Lineage(), set()
     for received in Log(transport).messages("steps"):
         step = received.message
-        if isinstance(step, StepRecord) and lineage.accepts(step.name.trainer_epoch):
-            if step.resumed and step.name.trainer_epoch > lineage.epoch:
-                lineage.start(step.name)
+        if isinstance(step, StepRecord) and lineage.take(step.name, resumed=step.resumed):
             recorded.add(step.name)
 
     def usable(name: VersionName) -> bool:

@@ -29,6 +29,17 @@ class Lineage:
         assert name.trainer_epoch > self.epoch, "epochs start in order"
         self._starts.append((name.trainer_epoch, name.version))
 
+    def take(self, name: VersionName, *, resumed: bool) -> bool:
+        """Take note of a record of `steps`, in log order. Return False for one of a trainer that another has replaced.
+
+        A trainer's first record is `resumed` and names the version that it starts from. One whose first record is a
+        step has started from the version before."""
+        if not self.accepts(name.trainer_epoch):
+            return False
+        if name.trainer_epoch > self.epoch:
+            self.start(VersionName(trainer_epoch=name.trainer_epoch, version=name.version - (not resumed)))
+        return True
+
     def in_force(self, name: VersionName) -> bool:
         """Return True for a version that no later start has left behind, provided that it was recorded at all."""
         return all(name.version <= version for epoch, version in self._starts if epoch > name.trainer_epoch)

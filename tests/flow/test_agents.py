@@ -530,8 +530,12 @@ def test_a_stored_rollout_that_may_not_be_taken_is_made_by_an_agent_again(tmp_pa
     ids = [replace(one, group_id=(group := next_attempt(one.group_id)), rollout_id=f"{group}/{one.sibling}",
                    sequence=5, min_version=1) for one in (first, second)]  # fmt: skip
     scene.put("tasks", *(replace(base, ids=one, stored_rollout=f"rollouts[0]@{i}") for i, one in enumerate(ids)))
-    explorer = RoleDriver(scene, "explorer")
+    explorer, fetched = RoleDriver(scene, "explorer"), []
+    step: Any = explorer.service.step
+    fetch = step._fetch_rollout
+    step._fetch_rollout = lambda where: (fetched.append(where), fetch(where))[1]
     explorer.work()
+    assert sorted(fetched) == ["rollouts[0]@0", "rollouts[0]@1"], "each once"
     found = {one.ids.rollout_id: one for one in scene.messages("rollouts") if isinstance(one, Rollout)}
     assert ids[0].rollout_id not in found and found[ids[1].rollout_id].status is RolloutStatus.completed
     agent = Agent(explorer, ids[0].rollout_id)

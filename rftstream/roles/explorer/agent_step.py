@@ -67,13 +67,15 @@ class AgentExplorerStep(ExplorerStep):
         super().follow(received)
         self._has_decided = True
 
-    def start(self, item: Item) -> None:
+    def start(self, item: Item, stored: Rollout | None = None) -> None:
         """Take a task in hand; an agent's is open to calls from now on."""
         work = RolloutInHand(item)
         task = work.task
         is_agents = task.environment in self._parts.environments
-        if not is_agents or stored_rollout(task, self._fetch_rollout) is not None:
-            super().start(item)
+        if is_agents and task.ids.sequence not in self._decided:
+            stored = stored_rollout(task, self._fetch_rollout)
+        if not is_agents or stored is not None:
+            super().start(item, stored)
             return
         records = self._partials.of(work.partition, task.ids.rollout_id)
         if task.ids.sequence in self._decided:

@@ -132,16 +132,15 @@ class ExplorerStep(ConcurrentStepDefaults):
             case Summary(outcomes=OutcomesSummary() as summary):
                 self._decided = DecidedSequences(summary.below, summary.above)
 
-    def start(self, item: Item) -> None:
-        """Take a task in hand. It waits, unless its rollout stands on the log already."""
+    def start(self, item: Item, stored: Rollout | None = None) -> None:
+        """Take a task in hand. It waits, unless its rollout stands on the log already: `stored`, if it was read."""
         work = RolloutInHand(item)
         task, records = work.task, self._partials.of(work.partition, work.task.ids.rollout_id)
         self._states.begins(
             item.number, work.partition, task.ids.rollout_id, lambda: self._partials.rollout_ids(work.partition)
         )
         work.pieces = numbers_of(records)
-        stored = None
-        if task.ids.sequence not in self._decided:
+        if stored is None and task.ids.sequence not in self._decided:
             stored = stored_rollout(task, self._fetch_rollout)
         if records and stored is None and task.ids.sequence not in self._decided:
             try:

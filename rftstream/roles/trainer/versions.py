@@ -49,11 +49,8 @@ class Versions:
 
     def record(self, step: StepRecord) -> None:
         """Take a step. A step of a trainer that another has replaced does not count."""
-        if not self._lineage.accepts(step.name.trainer_epoch):
-            return
-        if step.resumed and step.name.trainer_epoch > self._lineage.epoch:
-            self._lineage.start(step.name)
-        self._note(step.name)
+        if self._lineage.take(step.name, resumed=step.resumed):
+            self._note(step.name)
 
     def begin(self, log_: Log) -> dict[TopicPartition, int]:
         """Begin behind summaries of `steps` and `weights`. Return from where the two topics are read on."""
@@ -68,8 +65,7 @@ class Versions:
 
     def _begin_steps(self, summary: StepsSummary) -> None:
         for run in summary.versions:
-            if run.resumed and run.trainer_epoch > self._lineage.epoch:
-                self._lineage.start(VersionName(trainer_epoch=run.trainer_epoch, version=run.first))
+            self._lineage.take(VersionName(trainer_epoch=run.trainer_epoch, version=run.first), resumed=run.resumed)
             self._recorded[run.trainer_epoch] = run.first, run.last
 
     def _begin_announcements(self, summary: WeightsSummary) -> None:

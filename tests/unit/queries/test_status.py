@@ -29,8 +29,10 @@ from rftstream.queries.flow_map import what_is_wrong
 from rftstream.queries.history import read_history
 from rftstream.queries.status import Status, read_status
 from rftstream.queries.worker_status_text import health_sentence, worker_sentence
+from rftstream.replay.recorded import read_recorded
 from rftstream.runs.ending import noting_failure
 from rftstream.runs.folder import OpenRun, RunFolder
+from rftstream.runs.observer import Observer
 from rftstream.service.role import Log
 from rftstream.transport.memory.transport import MemoryLog
 from tests.unit.synthetic import SyntheticLog
@@ -83,6 +85,21 @@ def test_only_steps_in_force_count(log: SyntheticLog) -> None:
     assert [record.name.version for record in history.resumes] == [2]
     assert [result.metrics["mean"] for result in history.evaluations] == [0.2, 0.8]
     assert history.version == 3
+
+
+def test_a_newer_trainer_whose_start_was_not_said_counts_the_same_for_all_who_look(log: SyntheticLog) -> None:
+    train(log, 0.1, 0.2, 0.3)
+    train(log, 0.9, epoch=2, start=1)
+    observer = Observer(log.transport)
+    observer.catch_up()
+    looked = {
+        "history": list(read_history(Log(log.transport)).steps),
+        "recorded": [step for _, step in sorted(read_recorded(Log(log.transport)).steps.items())],
+        "observer": observer.curve.steps(),
+    }
+    observer.close()
+    names = [VersionName(trainer_epoch=1, version=1), VersionName(trainer_epoch=2, version=2)]
+    assert {who: [step.name for step in steps] for who, steps in looked.items()} == dict.fromkeys(looked, names)
 
 
 def test_a_pause_is_longer_than_any_step(log: SyntheticLog) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from click.testing import Result
 from rftstream.config import loader
 from rftstream.contracts.assistant import ToolCall
 from rftstream.contracts.outcomes import GroupResult
-from rftstream.contracts.records import NewRecord, TopicPartition
+from rftstream.contracts.records import NewRecord, Record, TopicPartition
 from rftstream.contracts.rollouts import AgentCall, Posted, Turn
 from rftstream.contracts.versions import EvalResult, VersionName, WeightsAnnounced, WeightsKind
 from rftstream.queries.lineage import Headers, Node
@@ -99,8 +100,17 @@ def nodes(node: Node) -> Iterator[Node]:
 
 
 @pytest.mark.law("lineage")
-def test_a_rollout_from_its_task_to_the_evaluation(scene: Scene) -> None:
+def test_a_rollout_from_its_task_to_the_evaluation(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: Counter[str] = Counter()
+    read = Headers.record_at
+
+    def counted(headers: Headers, place: TopicPartition, offset: int) -> Record | None:
+        reads[f"{place}@{offset}"] += 1
+        return read(headers, place, offset)
+
+    monkeypatch.setattr(Headers, "record_at", counted)
     found = scene.trace("sums/0/1/0/1")
+    assert reads["rollouts[1]@1"] == 1, "its body is read once, whatever is said of it"
     assert places(found) == [
         "tasks[1]@1", "rollouts[1]@1", "weights[0]@0", "verified[1]@1", "outcomes[0]@1", "batches[0]@3", "steps[0]@1",
         "weights[0]@1", "evals[0]@0",
