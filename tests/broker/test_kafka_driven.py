@@ -32,7 +32,7 @@ from rftstream.studio.watched_run import WatchedRun
 from rftstream.testing.foreign import ForeignWriter
 from tests.broker.conftest import Made
 from tests.broker.driven import Driven, DrivenRun
-from tests.e2e.test_bounds import LARGEST, SMALLEST, run_with
+from tests.e2e.test_bounds import COLUMNS, column, run_with
 from tests.e2e.test_dead_and_rescore import BROKEN
 from tests.e2e.test_partials import RUN, alone, pieces_of
 from tests.e2e.test_resume import digests
@@ -314,8 +314,9 @@ def test_pages_and_votes_of_the_studio(place: Workplace, make: Make) -> None:
 
 @pytest.mark.heavy("two whole runs on a real broker, whose transactions wait for one another")
 @pytest.mark.law("bounded", "conservation")
-@pytest.mark.parametrize("values", [SMALLEST, LARGEST], ids=["smallest", "largest"])
-def test_all_bounds_at_once(place: Workplace, servers: str, run_id: Callable[[], str], values: dict[str, int]) -> None:
+@pytest.mark.parametrize("number", [0, *(pytest.param(one, marks=pytest.mark.long) for one in (1, 2)), 3], ids=COLUMNS)
+def test_all_bounds_at_once(place: Workplace, servers: str, run_id: Callable[[], str], number: int) -> None:
+    values = column(number)
     partitions = min(33, values["transport.partitions"])  # a small broker takes long to make a thousand of them
     run_with(place, {**values, "transport.partitions": partitions}, run_id(), servers)
 
