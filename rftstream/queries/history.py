@@ -181,9 +181,8 @@ def read_glance(log: Log) -> History:
     begin = start.positions[STEPS]
     steps: list[StepRecord | VersionName] = [step for offset, step in first if offset < begin]
     steps += [
-        VersionName(trainer_epoch=run.trainer_epoch, version=run.first)
+        VersionName(trainer_epoch=run.trainer_epoch, version=run.first - (not run.resumed))
         for run in start.summary.steps.versions
-        if run.resumed
     ]
     newest = [message for _, message in log.rule.messages(log.read("steps", start=start.positions))]
     steps += [step for step in newest if isinstance(step, StepRecord)]
