@@ -167,12 +167,12 @@ def taints(run: Path, as_json: bool) -> None:
 
     `rftstream replay RUN --without feedback --into NEWRUN` trains the batches again without them.
     """
-    from rftstream.queries.ledger import read_steps
+    from rftstream.queries.history import read_history
     from rftstream.queries.taints import read_taints, taints_to_json, taints_to_text
     from rftstream.service.role import Log
 
     with opened_run(run) as opened:
-        found, version = read_taints(Log(opened.transport), opened.config), read_steps(Log(opened.transport)).version
+        found, version = read_taints(Log(opened.transport), opened.config), read_history(Log(opened.transport)).version
     print_out(taints_to_json(found, version) if as_json else taints_to_text(found, version))
 
 

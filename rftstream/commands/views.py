@@ -29,7 +29,7 @@ from rftstream.commands.options import (
 from rftstream.commands.param_types import KINDS, AnyPath, Word, complete_topic
 
 if TYPE_CHECKING:
-    from rftstream.queries.index import Index
+    from rftstream.queries.facts.database import Index
     from rftstream.queries.status import Status
     from rftstream.runs.folder import OpenRun
 

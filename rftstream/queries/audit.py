@@ -8,44 +8,46 @@ and not just pending.
 
 from __future__ import annotations
 
+import contextlib
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
 
 from rftstream.contracts.control import Trimmed
 from rftstream.contracts.topics import TOPICS
-from rftstream.queries import ledger
 from rftstream.queries.balance import STAGES, AuditReport, Balance, Lengths
 from rftstream.queries.demonstration_counts import count_demonstrations
+from rftstream.queries.facts.database import Index, StoreError
 from rftstream.queries.feedback import count_feedback, has_feedback
 from rftstream.queries.foreign import (
-    announcements_in_force,
-    batches_in_force,
-    outcomes_in_force,
-    records_of,
-    tasks_in_force,
+    claimed_tasks,
+    note_foreign_announcements,
+    note_foreign_experiences,
+    note_foreign_outcomes,
     without_copies,
 )
 from rftstream.queries.formatting import plural
-from rftstream.queries.index import Index, read_kept_table
-from rftstream.queries.ledger import (
+from rftstream.queries.laws import (
     BATCHED,
     DEAD,
+    EMPTIED,
     EXPIRED,
     FILTERED,
+    NUM_EXAMPLES,
     PENDING,
+    TEMPORARY,
     TRAINED,
-    Digests,
-    Outcomes,
-    RolloutRows,
-    TrainingInForce,
+    broken_laws,
+    make_views,
+    note_done,
+    twin_sentences,
+    twins_on,
 )
 from rftstream.queries.operator_totals import read_totals
-from rftstream.queries.reuse_counts import count_reuse, reuse_of, reuse_problems
-from rftstream.queries.rows import TopicTable
+from rftstream.queries.reuse_counts import count_reuse
+from rftstream.queries.rows import headers_of, twin_key
 from rftstream.queries.summary_check import Steps, read_summaries, summary_problems
+from rftstream.queries.training_in_force import TrainingInForce, follow_training
 from rftstream.roles.buffer import BUFFER
 from rftstream.roles.explorer import EXPLORER
 from rftstream.roles.verifier import VERIFIER
@@ -56,106 +58,79 @@ from rftstream.transport.base import Transport
 from rftstream.weights.trimming import undeleted
 
 OUTCOMES = {"trained": TRAINED, "expired": EXPIRED, "filtered": FILTERED, "dead": DEAD}
+_NAMES = {fate: name for name, fate in OUTCOMES.items()} | dict.fromkeys((PENDING, BATCHED), "pending")
 
 MAX_TRIES = 5
-
-NUM_EXAMPLES = 3
-"""How many names the sentence about a problem gives."""
 
 
 def audit(transport: Transport, index: Index | None = None) -> AuditReport:
     """Count what became of every rollout and group. The whole log is read once, or with an index only what is new
     since.
 
-    Only `outcomes` is read with bodies. Memory grows by some 400 bytes per rollout. Groups whose records were deleted
-    count as `control` says. If a trainer deletes more during the audit, the log is read again."""
-    for _ in range(MAX_TRIES):
-        said = read_control(transport).deleted
-        report = _audit(transport, index, said)
-        if not _deleted(transport, said) or read_control(transport).deleted == said:
-            break
+    Only `outcomes` is read with bodies. Memory does not grow with the run. Groups whose records were deleted count as
+    `control` says. If a trainer deletes more during the audit, the log is read again."""
+    with contextlib.ExitStack() as stack:
+        if index is None:
+            index = stack.enter_context(contextlib.closing(Index()))
+        for _ in range(MAX_TRIES):
+            said = read_control(transport).deleted
+            try:
+                report = _audit(transport, index, said)
+            except StoreError as error:
+                if index.folder is None:
+                    raise
+                index.give_up(error)
+                report = _audit(transport, index, said)
+            if not _deleted(transport, said) or read_control(transport).deleted == said:
+                break
     return report
 
 
-def _audit(transport: Transport, index: Index | None, said: Trimmed) -> AuditReport:
+def _audit(transport: Transport, index: Index, said: Trimmed) -> AuditReport:
     """Audit the log once. `said` is what `control` said of deleted records before anything else was read."""
     log = Log(transport)
-
-    def table(topic: str) -> TopicTable:
-        return read_kept_table(log, topic, index)
-
-    def table_in_force(topic: str) -> TopicTable:
-        """Return the topic's table without groups that are through, since more of their records may be deleted at any
-        time."""
-        return table(topic).where(lambda rows: (rows["sequence"] < 0) | (rows["sequence"] >= said.sequence))
-
-    done_by_explorers, done_by_verifiers, done_by_buffer = map(
-        log.committed, (EXPLORER.name, VERIFIER.name, BUFFER.name)
-    )
+    for statement in (*TEMPORARY.split(";\n"), *(f"DELETE FROM temp.{table}" for table in EMPTIED)):
+        index.execute(statement)
+    for role, topic in ((EXPLORER, "tasks"), (VERIFIER, "rollouts"), (BUFFER, "verified")):
+        note_done(index, topic, log.committed(role.name))
     ended = read_control(transport).ended
     operators = read_totals(log)
     summaries = read_summaries(log)
-    steps = ledger.read_steps(log, (summarised := Steps(summaries)).pass_)
-    decided = outcomes_in_force(log, outcomes_there := table("outcomes"))
-    outcomes = ledger.outcomes_of(decided.where(lambda rows: rows["sequence"] >= said.sequence), steps.version)
-    through = ledger.outcomes_of(decided.where(lambda rows: rows["sequence"] < said.sequence), steps.version)
-    reuse = reuse_of(decided)
-    batches_table = table("batches").where(lambda rows: (rows["number"] < 0) | (rows["number"] >= said.version))
-    batches_table = batches_in_force(log, batches_there := batches_table, said)
-    batches, shares = ledger.rows_of("batches", batches_table), ledger.shares_of(batches_table)
-    uses = ledger.uses_of(batches_table)
-    verified = ledger.rows_of("verified", table_in_force("verified"), done_by_buffer)
-    rollouts = ledger.rows_of("rollouts", table_in_force("rollouts"), done_by_verifiers)
-    partials = ledger.rows_of("partials", table_in_force("partials"))
-    tasks_table = tasks_in_force(log, tasks_there := table_in_force("tasks"))
-    tasks = ledger.rows_of("tasks", tasks_table, done_by_explorers)
-    there = transport.admin.topics()
-    written = ("questions", "judgements") if has_feedback(log) else ()
-    others = [topic for topic in ("problems", *written) if topic in there]
-    rest = [ledger.rows_of(topic, table(topic)) for topic in ("experts", *others)]
-    announced = announcements_in_force(log, announced_there := table("weights"))
-    rest.append(ledger.rows_of("weights", announced))
+    steps = _read_steps(index, log, summarised := Steps(summaries))
+    foreign, rest = _read(index, log, said)
+    make_views(index, said, version=steps.version, claimed=claimed_tasks(log))
+    foreign["tasks"] = index.number(
+        f"SELECT count(*) FROM on_tasks WHERE (sequence < 0 OR sequence >= {said.sequence})"
+    )
+    foreign["tasks"] -= index.number("SELECT count(*) FROM all_tasks")
 
-    rows = (tasks, rollouts, verified, batches)
-    fates = _fates(tasks, rollouts, verified, outcomes, said, through)
-    twins = {
-        "steps": steps.twins,
-        "outcomes": np.concatenate([through.twins, outcomes.twins, reuse.twins]),
-        **{one.topic: one.twins for one in (*rows, partials, *rest)},
-    }
-    twins, copies = without_copies(log, twins)
-    foreign = {
-        "tasks": len(tasks_there.rows) - len(tasks_table.rows),
-        "weights": len(announced_there.rows) - len(announced.rows),
-        "batches": len(batches_there.rows) - len(batches_table.rows),
-        "outcomes": records_of(outcomes_there) - records_of(decided),
-    }
-    foreign = {topic: foreign.get(topic, 0) + copies.get(topic, 0) for topic in TOPICS}
+    fates = _count_fates(index, said)
+    flow = ("tasks", "rollouts", "verified", "batches")
+    twins, copies = without_copies(
+        log, {topic: twins_on(index, topic) for topic in ("steps", "outcomes", *flow, "partials", *rest)}
+    )
+    num_shares = len(log.ends("batches"))
+    demonstrations, of_demonstrations = count_demonstrations(index, log, steps.version, num_shares=num_shares)
+    people, of_people = count_feedback(log)
     contradictions = [
         *_deleted(transport, said),
-        *_counted(said, through),
-        *(f"{text}; it was left out" for text in outcomes.broken),
-        *_foreign(log, rows, partials, outcomes),
-        *_lost(log, rows, outcomes),
-        *_incomplete(log, tasks),
-        *_outcomes_against_batches(log, outcomes, batches, reuse.in_batches(said.version), said.version),
-        *reuse_problems(reuse, outcomes, through),
-        *_batches_against_steps(steps, outcomes, shares, said, num_shares=len(log.ends("batches"))),
+        *_counted(index, said),
+        *(f"{text}; it was left out" for text in _broken(index)),
+        *broken_laws(index, said),
+        *_batches_against_steps(index, steps, said, num_shares=num_shares),
+        *of_demonstrations,
+        *of_people,
     ]
-    demonstrations, more = count_demonstrations(
-        log, rest[0], uses, shares, steps.version, num_shares=len(log.ends("batches"))
-    )
-    contradictions += more
-    people, more = count_feedback(log)
-    contradictions += more
     if ended is not None and fates.groups.admitted < ended.admitted:
         found = plural(fates.groups.admitted, "group")
         contradictions.append(f"tasks: {found}, expected {ended.admitted:,} as `end` says")
     contradictions += operators.problems(fates.groups.admitted) if operators is not None else []
-    contradictions += summary_problems(log, summaries, decided, announced, summarised)
+    contradictions += summary_problems(index, log, summaries, summarised)
+    unreadable = {topic: _count_unreadable(index, topic) for topic in flow}
+    foreign = {topic: foreign.get(topic, 0) + copies.get(topic, 0) for topic in TOPICS}
     return AuditReport(
         operators=operators,
-        reuse=count_reuse(reuse, steps.version),
+        reuse=count_reuse(index, steps.version),
         people=people,
         trainer_epoch=steps.trainer_epoch,
         version=steps.version,
@@ -166,16 +141,44 @@ def _audit(transport: Transport, index: Index | None, said: Trimmed) -> AuditRep
         deleted_rollouts=sum(said.rollouts.values()),
         earliest_version=said.version,
         undeleted=undeleted(said, transport),
-        twins={topic: len(twins[topic]) for topic in TOPICS if topic in twins},
+        twins={topic: twins[topic].total() for topic in TOPICS if topic in twins},
         foreign={topic: count for topic, count in foreign.items() if count},
         lengths=fates.lengths,
-        unreadable={one.topic: one.num_unreadable for one in rows if one.num_unreadable},
-        problems=(*contradictions, *_twin_sentences(log, twins)),
+        unreadable={topic: count for topic, count in unreadable.items() if count},
+        problems=(*contradictions, *twin_sentences(log, twins)),
         balanced=fates.rollouts.balanced
         and fates.groups.balanced
         and not contradictions
         and (demonstrations is None or demonstrations.balanced),
     )
+
+
+def _read(index: Index, log: Log, said: Trimmed) -> tuple[dict[str, int], list[str]]:
+    """Read what is new of every topic, from the end of the flow to its beginning. Return how many records of some are
+    foreign, and the topics beside the flow."""
+    foreign = {}
+    index.read(log, "outcomes")
+    foreign["outcomes"] = note_foreign_outcomes(index, log)
+    index.read(log, "batches")
+    foreign["batches"] = note_foreign_experiences(index, log, said)
+    for topic in ("verified", "rollouts", "partials", "tasks"):
+        index.read(log, topic)
+    there = log.transport.admin.topics()
+    written = ("questions", "judgements") if has_feedback(log) else ()
+    rest = ["experts", *(topic for topic in ("problems", *written) if topic in there), "weights"]
+    for topic in rest:
+        index.read(log, topic)
+    foreign["weights"] = note_foreign_announcements(index, log)
+    index.keep()
+    return foreign, rest
+
+
+def _read_steps(index: Index, log: Log, summarised: Steps) -> TrainingInForce:
+    newest = TrainingInForce()
+    for record, newest in follow_training(log):
+        index.insert("step_keys", 2, [(twin_key("steps", headers_of(record)), record.offset)])
+        summarised.pass_(record.offset, newest)
+    return newest
 
 
 # --------------------------------------------------------------------------------------------- fates
@@ -188,66 +191,84 @@ class _Fates:
     lengths: dict[str, Lengths]
 
 
-def _fates(
-    tasks: RolloutRows,
-    rollouts: RolloutRows,
-    verified: RolloutRows,
-    outcomes: Outcomes,
-    said: Trimmed,
-    through: Outcomes,
-) -> _Fates:
-    """Return the balances of all who were admitted or got an outcome, so that an outcome too many does not balance.
-    Groups of which the log only keeps the number are added."""
-    known = ledger.distinct(np.concatenate([tasks.rollout_R, outcomes.rollout_N]))
-    fate = np.full(len(known), PENDING, np.int8)
-    named, first = np.unique(outcomes.rollout_N, return_index=True)
-    fate[np.searchsorted(known, named)] = outcomes.fate_N[first]
-    stage = ledger.isin(known, rollouts.rollout_R).astype(np.int64)
-    stage[ledger.isin(known, verified.rollout_R)] = 2
+_VERIFIED = "EXISTS (SELECT 1 FROM verified v WHERE v.rollout = t.rollout)"
+_SAMPLED = "EXISTS (SELECT 1 FROM rollouts r WHERE r.rollout = t.rollout)"
+_STAGE = f"CASE WHEN {_VERIFIED} THEN 2 WHEN {_SAMPLED} THEN 1 ELSE 0 END"
+_ROLLOUTS = f"""
+SELECT admitted, coalesce(fate, 0), CASE WHEN fate IS NULL THEN {_STAGE} ELSE 2 END, tokens, count(*) FROM (
+    SELECT rollout, admitted,
+        (SELECT fate FROM named n WHERE n.rollout = k.rollout ORDER BY offset, place LIMIT 1) AS fate,
+        (SELECT number FROM rollouts r WHERE r.rollout = k.rollout ORDER BY partition, offset LIMIT 1) AS tokens
+    FROM (
+        SELECT rollout, 1 AS admitted FROM tasks GROUP BY rollout
+        UNION ALL SELECT rollout, 0 AS admitted FROM named n
+            WHERE NOT EXISTS (SELECT 1 FROM tasks a WHERE a.rollout = n.rollout) GROUP BY rollout
+    ) k
+) t GROUP BY 1, 2, 3, 4
+"""
+"""Everybody who was admitted or got an outcome, so that an outcome too many does not balance."""
+_PENDING_GROUPS = f"""
+SELECT stage, count(*) FROM (
+    SELECT grp, min({_STAGE}) AS stage FROM tasks t
+    WHERE NOT EXISTS (SELECT 1 FROM outcomes o WHERE o.grp = t.grp) GROUP BY grp
+) GROUP BY stage
+"""
+_DECIDED_GROUPS = "SELECT fate, count(*) FROM (SELECT grp, fate, min(offset) FROM outcomes GROUP BY grp) GROUP BY fate"
 
-    groups = ledger.distinct(np.concatenate([tasks.group_R, outcomes.group_G]))
-    group_fate = np.full(len(groups), PENDING, np.int8)
-    decided, first = np.unique(outcomes.group_G, return_index=True)
-    group_fate[np.searchsorted(groups, decided)] = outcomes.fate_G[first]
-    group_stage = np.full(len(groups), 2)
-    siblings = np.searchsorted(known, tasks.rollout_R)
-    np.minimum.at(group_stage, np.searchsorted(groups, tasks.group_R), stage[siblings])
+
+def _count_fates(index: Index, said: Trimmed) -> _Fates:
+    """Return the balances of rollouts and groups. Groups of which the log only keeps the number are added."""
+    fates, stages, num_admitted = Counter[int](), Counter[int](), 0
+    lengths = {name: Counter[int]() for name in (*OUTCOMES, "pending")}
+    for admitted, fate, stage, tokens, count in index.rows(_ROLLOUTS):
+        num_admitted += admitted * count
+        fates[fate] += count
+        if fate == PENDING:
+            stages[stage] += count
+        if tokens is not None and tokens >= 0:
+            lengths[_NAMES[fate]][tokens] += count
+    of_deleted = "SELECT fate, tokens, count(*) FROM all_named WHERE sequence < ? AND tokens >= 0 GROUP BY 1, 2"
+    for fate, tokens, count in index.rows(of_deleted, (said.sequence,)):
+        lengths[_NAMES[fate]][tokens] += count
+    group_fates, group_stages = Counter(dict(index.rows(_DECIDED_GROUPS))), Counter(dict(index.rows(_PENDING_GROUPS)))
     return _Fates(
-        rollouts=_balance(len(ledger.distinct(tasks.rollout_R)), fate, stage, said.rollouts),
-        groups=_balance(len(ledger.distinct(tasks.group_R)), group_fate, group_stage, said.groups),
-        lengths=_lengths(rollouts, known, fate, through),
+        rollouts=_balance(num_admitted, fates, stages, said.rollouts),
+        groups=_balance(index.number("SELECT count(*) FROM admitted"), group_fates, group_stages, said.groups),
+        lengths={name: _lengths(counts) for name, counts in lengths.items()},
     )
 
 
-def _balance(admitted: int, fate: Any, stage: Any, counted: Mapping[str, int]) -> Balance:
-    by_stage = {name: int(np.sum((fate == PENDING) & (stage == i))) for i, name in enumerate(STAGES[:3])}
+def _balance(admitted: int, fates: Counter[int], stages: Counter[int], counted: Mapping[str, int]) -> Balance:
     return Balance(
         admitted=admitted + sum(counted.values()),
-        pending_by_stage={**by_stage, "batched": int(np.sum(fate == BATCHED))},
-        **{name: int(np.sum(fate == code)) + counted.get(name, 0) for name, code in OUTCOMES.items()},
+        pending_by_stage={**{name: stages[i] for i, name in enumerate(STAGES[:3])}, "batched": fates[BATCHED]},
+        **{name: fates[code] + counted.get(name, 0) for name, code in OUTCOMES.items()},
     )
 
 
-def _lengths(rollouts: RolloutRows, known: Digests, fate: Any, through: Outcomes) -> dict[str, Lengths]:
-    """Return completion lengths by outcome, from the headers of `rollouts`, or from the outcomes of groups that are
-    through."""
-    sampled, first = np.unique(rollouts.rollout_R, return_index=True)
-    tokens = rollouts.number_R[first]
-    keep = (tokens >= 0) & ledger.isin(sampled, known)
-    tokens, codes = tokens[keep], fate[np.searchsorted(known, sampled[keep])]
-    with_length = through.tokens_N >= 0
-    tokens = np.concatenate([tokens, through.tokens_N[with_length]])
-    codes = np.concatenate([codes, through.fate_N[with_length]])
-    picked = {name: tokens[codes == code] for name, code in OUTCOMES.items()}
-    picked["pending"] = tokens[(codes == PENDING) | (codes == BATCHED)]
-    return {
-        name: Lengths(
-            count=len(some), mean=float(some.mean()), p50=float(np.median(some)), p95=float(np.percentile(some, 95))
-        )
-        if len(some)
-        else Lengths(count=0)
-        for name, some in picked.items()
-    }
+def _lengths(counts: Mapping[int, int]) -> Lengths:
+    """Return what there is to say of completions, given how many of each length there are."""
+    num = sum(counts.values())
+    if not num:
+        return Lengths(count=0)
+    ordered = sorted(counts.items())
+
+    def at(place: int) -> int:
+        for tokens, count in ordered:
+            if place < count:
+                return tokens
+            place -= count
+        raise IndexError(place)
+
+    def quantile(share: float) -> float:
+        """Return what np.quantile does."""
+        place = (num - 1) * share
+        low = int(place)
+        below, above, weight = at(low), at(min(low + 1, num - 1)), place - low
+        return float(above - (above - below) * (1 - weight) if weight >= 0.5 else below + (above - below) * weight)
+
+    mean = sum(tokens * count for tokens, count in ordered) / num
+    return Lengths(count=num, mean=mean, p50=quantile(0.5), p95=quantile(0.95))
 
 
 # --------------------------------------------------------------------------------------------- promises
@@ -263,14 +284,16 @@ def _deleted(transport: Transport, said: Trimmed) -> list[str]:
     ]
 
 
-def _counted(said: Trimmed, through: Outcomes) -> list[str]:
+def _counted(index: Index, said: Trimmed) -> list[str]:
     """Compare what `control` says of groups whose records are gone with their outcomes, which stay."""
     sentences = []
     if sum(said.groups.values()) != said.sequence:
         sentences.append(f"control: trimmed counts {sum(said.groups.values()):,} groups, expected {said.sequence:,}")
-    for what, told, fates in (("group", said.groups, through.fate_G), ("rollout", said.rollouts, through.fate_N)):
+    for what, told, table in (("group", said.groups, "decided"), ("rollout", said.rollouts, "all_named")):
+        rows = index.rows(f"SELECT fate, count(*) FROM {table} WHERE sequence < ? GROUP BY fate", (said.sequence,))
+        fates = dict(rows)
         for name, code in OUTCOMES.items():
-            if (found := int(np.sum(fates == code))) != told.get(name, 0):
+            if (found := fates.get(code, 0)) != told.get(name, 0):
                 sentences.append(
                     f"outcomes: {plural(found, f'{name} {what}')} below sequence {said.sequence}, expected "
                     f"{told.get(name, 0):,} as `trimmed` says"
@@ -278,144 +301,63 @@ def _counted(said: Trimmed, through: Outcomes) -> list[str]:
     return sentences
 
 
-def _foreign(log: Log, rows: tuple[RolloutRows, ...], partials: RolloutRows, outcomes: Outcomes) -> list[str]:
-    """Return a sentence for each kind of id without an origin: an id must stand on the topic before, a group must be
-    admitted."""
-    tasks, rollouts, verified, batches = rows
-    sentences = []
-    for here, before in ((rollouts, tasks), (partials, tasks), (verified, rollouts), (batches, verified)):
-        if len(strangers := ledger.missing(here.rollout_R, before.rollout_R)):
-            sentences.append(
-                f"{here.topic}: {plural(len(strangers), 'rollout')} that {before.topic} does not have: "
-                + _examples(log, here.topic, strangers, "rollout_id")
-            )
-    if len(strangers := ledger.missing(outcomes.group_G, tasks.group_R)):
-        sentences.append(
-            f"outcomes: {plural(len(strangers), 'group')} that was never admitted: "
-            + _examples(log, "outcomes", strangers, "group_id")
-        )
-    if len(strangers := ledger.missing(outcomes.rollout_N, verified.rollout_R)):
-        sentences.append(f"outcomes: {plural(len(strangers), 'rollout')} named that verified does not have")
-    if len(double := ledger.distinct(ledger.repeated(outcomes.rollout_N))):
-        sentences.append(
-            f"outcomes: {plural(len(double), 'rollout')} named by more than one record: "
-            + _examples(log, "verified", double, "rollout_id")
-        )
-    return sentences
+def _broken(index: Index) -> list[str]:
+    """Return why outcomes cannot be decoded that are in force by their headers."""
+    rows = index.rows(
+        "SELECT why FROM broken WHERE offset NOT IN (SELECT offset FROM foreign_places WHERE topic = 'outcomes')"
+        " ORDER BY offset"
+    )
+    return [why for (why,) in rows]
 
 
-def _lost(log: Log, rows: tuple[RolloutRows, ...], outcomes: Outcomes) -> list[str]:
-    """Return a sentence for each topic with records that their reader has finished and of which nothing came out."""
-    tasks, rollouts, verified, _ = rows
-    sentences = []
-    for here, readers, after, found in (
-        (tasks, "the explorers", "rollouts", rollouts.rollout_R),
-        (rollouts, "the verifiers", "verified", verified.rollout_R),
-        (verified, "the buffer", "outcomes", outcomes.rollout_N),
-    ):
-        if len(lost := ledger.missing(here.rollout_R[here.passed_R], found)):
-            sentences.append(
-                f"{here.topic}: {plural(len(lost), 'rollout')} that {readers} passed, with nothing on "
-                f"{after}: {_examples(log, here.topic, lost, 'rollout_id')}"
-            )
-    return sentences
+def _count_unreadable(index: Index, topic: str) -> int:
+    return index.number(
+        "SELECT count(*) FROM unreadable u WHERE topic = ? AND NOT EXISTS (SELECT 1 FROM foreign_places f"
+        " WHERE f.topic = u.topic AND f.partition = u.partition AND f.offset = u.offset)",
+        (topic,),
+    )
 
 
-def _incomplete(log: Log, tasks: RolloutRows) -> list[str]:
-    """Return a sentence about groups without all their siblings: a group is admitted as a whole."""
-    _, first = np.unique(tasks.rollout_R, return_index=True)
-    groups, sizes, counts = np.unique(tasks.group_R[first], return_index=True, return_counts=True)
-    wrong = groups[counts != tasks.number_R[first][sizes]]
-    if not len(wrong):
-        return []
-    return [
-        f"tasks: {plural(len(wrong), 'group')} with other than group_size siblings: "
-        + _examples(log, "tasks", wrong, "group_id")
-    ]
+_COUNTED = "SELECT share, number, count(*) AS found FROM all_batches WHERE kind != 2 GROUP BY share, number"
+_ANNOUNCED = "SELECT share, number, max(count) AS told FROM manifests GROUP BY share, number"
+_WRONG_SHARES = (
+    f"SELECT a.share, a.number, coalesce(found, 0), told FROM ({_ANNOUNCED}) a LEFT JOIN ({_COUNTED}) c"
+    " ON c.share = a.share AND c.number = a.number WHERE coalesce(found, 0) != told",
+    f"SELECT c.share, c.number, found, NULL FROM ({_COUNTED}) c"
+    " WHERE NOT EXISTS (SELECT 1 FROM manifests m WHERE m.share = c.share AND m.number = c.number)",
+)
+"""Shares of batches that hold something else than their manifests say, or have none."""
 
 
-def _outcomes_against_batches(
-    log: Log, outcomes: Outcomes, batches: RolloutRows, reused: Digests, first: int
-) -> list[str]:
-    """Compare outcomes with batches. Both are written in one transaction, so a batch holds exactly the rollouts that
-    outcomes name, and those that it has once more (`reused`). Batches below `first` are deleted."""
-    sentences = []
-    batched = outcomes.batch_N >= first
-    promised = ledger.in_batch(outcomes.rollout_N[batched], outcomes.batch_N[batched])
-    held = ledger.in_batch(batches.rollout_R, batches.number_R)
-    absent = ~ledger.isin(promised, held)
-    if absent.any():
-        sentences.append(
-            f"batches: {plural(int(absent.sum()), 'rollout')} not in the batch that the outcome says: "
-            + _examples(log, "verified", outcomes.rollout_N[batched][absent], "rollout_id")
-        )
-    if lacking := len(ledger.missing(reused, held)):
-        sentences.append(f"batches: {plural(lacking, 'rollout')} not in the batch that is said to have it once more")
-    newest = int(outcomes.batch_G.max(initial=-1))  # outcomes of later batches were written after we looked
-    early = batches.number_R <= newest
-    unnamed = early & ~ledger.isin(batches.rollout_R, outcomes.rollout_N[batched]) & ~ledger.isin(held, reused)
-    if unnamed.any():
-        strangers = ledger.distinct(batches.rollout_R[unnamed])
-        sentences.append(
-            f"batches: {plural(len(strangers), 'rollout')} that no outcome batched: "
-            + _examples(log, "batches", strangers, "rollout_id")
-        )
-    again = early & ~unnamed & ~ledger.isin(held, np.concatenate([promised, reused]))
-    if again.any():
-        strangers = ledger.distinct(batches.rollout_R[again])
-        sentences.append(
-            f"batches: {plural(len(strangers), 'rollout')} in a batch for which neither its outcome nor a reuse is "
-            "there: " + _examples(log, "batches", strangers, "rollout_id")
-        )
-    return sentences
-
-
-def _batches_against_steps(
-    steps: TrainingInForce, outcomes: Outcomes, shares: ledger.Shares, said: Trimmed, *, num_shares: int
-) -> list[str]:
+def _batches_against_steps(index: Index, steps: TrainingInForce, said: Trimmed, *, num_shares: int) -> list[str]:
     """Every version stands on whole batches."""
     sentences = []
-    places = ((share, batch) for batch in range(said.version, steps.version) for share in range(num_shares))
-    if absent := [place for place in places if place not in shares.announced]:
-        sentences.append(
-            f"batches: {plural(len(absent), 'manifest')} missing below version {steps.version}, first of "
-            f"batch {absent[0][1]}, share {absent[0][0]}"
+    batches = range(said.version, steps.version)
+    there = (
+        "SELECT count(*) FROM (SELECT DISTINCT share, number FROM manifests"
+        " WHERE share >= 0 AND share < ? AND number >= ? AND number < ?)"
+    )
+    num_there = index.number(there, (num_shares, batches.start, batches.stop))
+    if num_absent := len(batches) * num_shares - num_there:
+        one = "SELECT count(*) FROM manifests WHERE share = ? AND number = ?"
+        batch, share = next(
+            (batch, share) for batch in batches for share in range(num_shares) if not index.number(one, (share, batch))
         )
-    wrong = [place for place in sorted(shares.announced) if shares.announced[place] != shares.counted[place]]
-    orphans = [place for place in sorted(shares.counted) if place not in shares.announced]
-    for share, batch in (wrong + orphans)[:NUM_EXAMPLES]:
-        expected = shares.announced.get((share, batch), "a manifest")
         sentences.append(
-            f"batches[{share}]: {plural(shares.counted[share, batch], 'experience')} of batch {batch}, "
-            f"expected {expected}"
+            f"batches: {plural(num_absent, 'manifest')} missing below version {steps.version}, first of "
+            f"batch {batch}, share {share}"
         )
-    trained = len(ledger.distinct(outcomes.group_G[outcomes.fate_G == TRAINED])) + said.groups.get("trained", 0)
+    wrong = [row for query in _WRONG_SHARES for row in index.rows(f"{query} ORDER BY 1, 2 LIMIT {NUM_EXAMPLES}")]
+    sentences += [
+        f"batches[{share}]: {plural(found, 'experience')} of batch {batch}, "
+        f"expected {'a manifest' if told is None else told}"
+        for share, batch, found, told in wrong[:NUM_EXAMPLES]
+    ]
+    trained = index.number(f"SELECT count(DISTINCT grp) FROM outcomes WHERE fate = {TRAINED}")
+    trained += said.groups.get("trained", 0)
     if trained != steps.trained_groups:
         sentences.append(
             f"steps: {plural(steps.trained_groups, 'trained group')} by version {steps.version}, "
             f"expected {trained:,} as outcomes says"
         )
     return sentences
-
-
-def _twin_sentences(log: Log, twins: Mapping[str, Digests]) -> list[str]:
-    return [
-        f"{topic}: {plural(len(keys), 'twin')}: " + _examples(log, topic, keys, *(TOPICS[topic].twin or ()))
-        for topic, keys in twins.items()
-        if len(keys)
-    ]
-
-
-def _examples(log: Log, topic: str, digests: Digests, *headers: str) -> str:
-    """Return the first names behind the digests, with the places of their records."""
-
-    def text(found: Mapping[str, bytes]) -> bytes | None:
-        return b"\0".join(found[name] for name in headers) if all(name in found for name in headers) else None
-
-    places: dict[str, list[str]] = {}
-    for name, record in ledger.named(log.read(topic, bodies=False), ledger.distinct(digests).tolist(), text):
-        if name in places or len(places) < NUM_EXAMPLES:
-            places.setdefault(name, []).append(str(record))
-    more = len(ledger.distinct(digests)) - len(places)
-    shown = [f"{name} ({', '.join(where[:4])})" for name, where in places.items()]
-    return ", ".join(shown) + (f" and {more:,} more" if more > 0 and shown else "")

@@ -2,43 +2,49 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
-import numpy as np
-
 from rftstream.queries.balance import STAGES, Balance
+from rftstream.queries.facts.database import Index
 from rftstream.queries.formatting import plural
-from rftstream.queries.ledger import RolloutRows, Shares, Uses
 from rftstream.service.role import Log
 
-NUM_EXAMPLES = 3
 
-
-def count_demonstrations(
-    log: Log, loaded: RolloutRows, uses: Uses, shares: Shares, version: int, *, num_shares: int
-) -> tuple[Balance | None, list[str]]:
+def count_demonstrations(index: Index, log: Log, version: int, *, num_shares: int) -> tuple[Balance | None, list[str]]:
     """None where none were loaded or used; and each broken promise in a sentence. Uses in batches that retention
     deleted count as manifests that are kept say.
 
     admitted = as many as the newest manifest counts, and those that went to `dead` instead."""
-    there = Counter(batch for _, batch in shares.announced)
-    newest = max((batch for batch, count in there.items() if count == num_shares), default=-1)
-    total, num_loaded = shares.demonstrations.get(newest, 0), loaded.num_keyed
-    if not num_loaded and not len(uses.group_U):
+
+    def up_to(batch: int, otherwise: int = 0) -> int:
+        """Return how many were used up to a batch, as its manifest says."""
+        found = list(index.rows("SELECT experts FROM manifests WHERE number = ? ORDER BY partition DESC, offset DESC",
+                                (batch,)))  # fmt: skip
+        return int(found[0][0]) if found else otherwise
+
+    num_loaded = index.number("SELECT count(DISTINCT key) FROM keyed WHERE topic = 'experts'")
+    if not num_loaded and not index.number("SELECT count(*) FROM demonstrations_used"):
         return None, []
+    newest = index.number(
+        "SELECT coalesce(max(number), -1) FROM (SELECT number FROM manifests GROUP BY number"
+        " HAVING count(DISTINCT share) = ?)",
+        (num_shares,),
+    )
+    total = up_to(newest)
     dead = sum((record.header("id") or b"").startswith(b"buffer/experts/") for record in log.read("dead", bodies=False))
-    first = min(shares.demonstrations, default=0)  # what was before it is deleted, and was trained
-    before = shares.demonstrations.get(first, 0) - int(np.sum(uses.batch_U == first))
-    found = before + int(np.sum(uses.batch_U <= newest))
-    trained = shares.demonstrations.get(version - 1, before)
+    first = index.number("SELECT min(number) FROM manifests")  # what was before it is deleted, and was trained
+    before = up_to(first) - index.number("SELECT count(*) FROM demonstrations_used WHERE batch = ?", (first,))
+    found = before + index.number("SELECT count(*) FROM demonstrations_used WHERE batch <= ?", (newest,))
+    trained = up_to(version - 1, before)
     sentences = []
     if found != total:
         sentences.append(
             f"batches: {plural(found, 'demonstration')} up to batch {newest}, expected {total:,} as its manifest says"
         )
-    if uses.num_double:
-        sentences.append(f"batches: {plural(uses.num_double, 'demonstration')} a second time in the same pass")
-    if foreign := int(np.sum((uses.number_U < 0) | (uses.number_U >= num_loaded))):
+    double = "SELECT 1 FROM all_batches WHERE kind = 1 GROUP BY grp, number"
+    once = "SELECT 1 FROM demonstrations_used"
+    if num_double := index.number(f"SELECT (SELECT count(*) FROM ({double})) - (SELECT count(*) FROM ({once}))"):
+        sentences.append(f"batches: {plural(num_double, 'demonstration')} a second time in the same pass")
+    strangers = "SELECT count(*) FROM demonstrations_used WHERE number < 0 OR number >= ?"
+    if foreign := index.number(strangers, (num_loaded,)):
         sentences.append(f"batches: {plural(foreign, 'demonstration')} that experts does not have")
     pending = {**dict.fromkeys(STAGES, 0), "batched": found - trained}
     balance = Balance(

@@ -15,8 +15,9 @@ from rftstream.contracts.records import Record, TopicPartition
 from rftstream.contracts.rollouts import Segment
 from rftstream.contracts.versions import VersionName, WeightsAnnounced
 from rftstream.errors import ConfigError, ContractError, WeightsError
+from rftstream.queries.facts.tables import BITS, WHOLE
 from rftstream.queries.formatting import moment, size
-from rftstream.queries.rows import Mark, TopicTable, fingerprint
+from rftstream.queries.rows import Mark, fingerprint
 from rftstream.service.reading import read_records, read_to_ends
 from rftstream.transport.base import Transport
 from rftstream.weights.publisher import parse_object_name
@@ -24,7 +25,7 @@ from rftstream.weights.publisher import parse_object_name
 if TYPE_CHECKING:
     from rich.tree import Tree
 
-    from rftstream.queries.index import Index
+    from rftstream.queries.facts.database import Index
     from rftstream.weights.store import ObjectStore
 
 FORMS = (
@@ -175,7 +176,6 @@ class Headers:
         self.index = index
         """Index of the records that were read before; nothing is added to it."""
         self._newest: tuple[tuple[TopicPartition, int], Message | str] | None = None
-        self._tables: dict[str, TopicTable] = {}
         self.searched: dict[str, int] = {}
         """Partition -> records looked at."""
 
@@ -198,28 +198,44 @@ class Headers:
         finally:
             reader.close()
 
-    def indexed(
-        self, topic: str, places: Collection[TopicPartition], column: str, value: int
+    def of_group(
+        self, places: Collection[TopicPartition], group_id: bytes
     ) -> tuple[list[Record], dict[TopicPartition, int]]:
-        """Records of these partitions that the index has with this value, and from where on it knows nothing.
+        """Return the records of a group in these partitions of one topic as far as the index has them, and from where
+        on it knows nothing."""
+        if self.index is None or (number := self.index.names.find(group_id)) is None:
+            return [], self._read_up_to(places)
+        topic = next(iter(places)).topic
+        if topic == "outcomes":
+            return self._indexed(places, "SELECT 0, offset FROM on_outcomes WHERE grp = ?", (number,))
+        own, rest = "rollout BETWEEN ? AND ?", "grp = ? AND grp != rollout >> 20"
+        query = " UNION ALL ".join(f"SELECT partition, offset FROM on_{topic} WHERE {which}" for which in (own, rest))
+        records, start = self._indexed(places, query, (number << BITS, number << BITS | WHOLE, number))
+        return [record for record in records if record.header("group_id") == group_id], start
 
-        Two ids may share a digest: callers that ask by digest compare the headers, too."""
-        if self.index is None:
-            return [], {}
-        if topic not in self._tables:
-            self._tables[topic] = self.index.load(topic)
-        table = self._tables[topic]
-        start = {
-            place: mark.end
-            for place in places
-            if (mark := table.marks.get(place.partition)) is not None and self._is_as_it_was(place, mark)
-        }
-        rows = table.rows[table.rows[column] == value]
+    def of_batch(self, batch: int) -> tuple[list[Record], dict[TopicPartition, int]]:
+        """Return the outcomes of a batch, as `of_group` does."""
+        return self._indexed(self.places("outcomes"), "SELECT 0, offset FROM on_outcomes WHERE batch = ?", (batch,))
+
+    def _indexed(
+        self, places: Collection[TopicPartition], query: str, parameters: tuple[Any, ...]
+    ) -> tuple[list[Record], dict[TopicPartition, int]]:
+        start = self._read_up_to(places)
+        found: dict[int, set[int]] = defaultdict(set)
+        for partition, offset in self.index.rows(query, parameters) if self.index is not None and start else ():
+            found[partition].add(offset)
         records: list[Record] = []
         for place in sorted(start):
-            offsets = set(rows["offset"][rows["partition"] == place.partition].tolist())
-            records += read_records(self.transport, place, offsets).values()
+            records += read_records(self.transport, place, found[place.partition]).values()
         return records, start
+
+    def _read_up_to(self, places: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        marks = {} if self.index is None else self.index.marks(next(iter(places)).topic)
+        return {
+            place: mark.end
+            for place in places
+            if (mark := marks.get(place)) is not None and self._is_as_it_was(place, mark)
+        }
 
     def _is_as_it_was(self, place: TopicPartition, mark: Mark) -> bool:
         admin = self.transport.admin

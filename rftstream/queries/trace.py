@@ -11,7 +11,7 @@ from rftstream.contracts.dead import DeadLetter
 from rftstream.contracts.topics import TOPICS
 from rftstream.errors import ConfigError
 from rftstream.queries.demonstration_uses import DEMONSTRATION_IDS, trace_demonstration
-from rftstream.queries.index import Index
+from rftstream.queries.facts.database import Index, StoreError
 from rftstream.queries.lineage import (
     FORMS,
     Headers,
@@ -41,7 +41,11 @@ def trace(run: OpenRun, text: str, index: Index | None = None, *, dims: bool = F
     """Return the chain of `text`, a name as the other commands print it. ConfigError if there is no such thing.
 
     `index`: what an audit has read spares reading it again. `dims`: special tokens of completions are dimmed."""
-    node = _Tracer(run, index, open_reader(run, dims=dims)).chain_of(parse_target(text), text)
+    reader, target = open_reader(run, dims=dims), parse_target(text)
+    try:
+        node = _Tracer(run, index, reader).chain_of(target, text)
+    except StoreError:  # the file is damaged: who only looks has not read all of it before
+        node = _Tracer(run, None, reader).chain_of(target, text)
     node.children += origin_node(run)
     return node
 

@@ -92,7 +92,7 @@ class BatchTracer:
 
     def _outcomes_of(self, batch: int) -> Iterator[Record]:
         places = self._headers.places("outcomes")
-        indexed, start = self._headers.indexed("outcomes", places, "number", batch)
+        indexed, start = self._headers.of_batch(batch)
         records = itertools.chain(indexed, self._headers.scan(places, start=start))
         return (record for record in records if number(record, "batch_sequence") == batch)
 

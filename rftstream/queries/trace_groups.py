@@ -25,7 +25,6 @@ from rftstream.queries.lineage import (
     named_siblings,
     number,
 )
-from rftstream.queries.rows import digest
 from rftstream.queries.shown_completions import CompletionReader
 from rftstream.queries.shown_turns import call_text, has_many_turns, model_call_text, posted_text, segment_starts
 from rftstream.queries.trace_batches import BatchTracer
@@ -97,8 +96,7 @@ class GroupTracer:
         """Return the records of the group (with `first` only the first), and names of groups that were passed."""
         known: set[str] = set()
         wanted = group_id.encode()
-        indexed, start = self._headers.indexed(topic, places, "group", digest(wanted))
-        found = [record for record in indexed if record.header("group_id") == wanted]
+        found, start = self._headers.of_group(places, wanted)
         if first and found:
             return found[:1], known
         for record in self._headers.scan(places, start=start):

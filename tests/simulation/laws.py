@@ -32,6 +32,7 @@ from tests.simulation.people import PeopleLaws
 from tests.simulation.reused import Reused
 from tests.simulation.staged import batches_of
 from tests.simulation.unfinished import Unfinished
+from tests.unit.queries.naive_counts import check_counts
 
 STEPS = TopicPartition("steps", 0)
 
@@ -446,6 +447,7 @@ class Laws:
         self.simulation.clock.advance(ALL_THROUGH_S)
         report = self.simulation.audit()
         assert report.fine, report.to_text()
+        check_counts(report, self.simulation.transport())
         self._recompute()
         self.deletions.check_end()
         self.demonstrations.check_end()

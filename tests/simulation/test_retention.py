@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from random import Random
 
@@ -10,7 +11,7 @@ import pytest
 from rftstream.config import loader
 from rftstream.config.sections import RunConfig
 from rftstream.queries.audit import audit
-from rftstream.queries.index import Index
+from rftstream.queries.facts.database import Index
 from rftstream.runs.roll_back import roll_back
 from rftstream.service.control_view import read_control
 from rftstream.testing import Faults, Simulation
@@ -69,8 +70,8 @@ def test_laws_hold_and_an_index_made_before_a_deletion_says_the_same_after_it(tm
             )
         )
         assert simulation.failed is None, simulation.to_text()
-        index = Index(tmp_path / "index", "this run")
-        report = audit(simulation.transport(), index)
+        with closing(Index(tmp_path / "index", "this run")) as index:
+            report = audit(simulation.transport(), index)
         assert report == simulation.audit()
         assert report.fine, report.to_text()
         assert [note for note in index.notes if "rebuilt" in note] == []

@@ -85,6 +85,7 @@ EXCEPTIONS = {
     ("rftstream.runs.manifest", "tomllib"): "compares with the config that the manifest recorded",
     ("rftstream.rewards.judge_cache", "sqlite3"): "keeps what judges said, which is no part of any log",
     ("rftstream.queries.catalog.database", "sqlite3"): "keeps what pages ask about, which is made from the log",
+    ("rftstream.queries.facts.database", "sqlite3"): "keeps what the log says, which is made from it",
     ("rftstream.data.tasksets.datafolder", "fsspec"): "shows names to datasets, which looks for files through it",
 }
 """Module, what it imports all the same -> why."""

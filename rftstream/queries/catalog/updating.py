@@ -14,10 +14,9 @@ from rftstream.contracts.records import Record, TopicPartition
 from rftstream.queries.catalog.database import CatalogDatabase, CatalogReader, Connection, open_catalog
 from rftstream.queries.catalog.writer import READ, CatalogWriter
 from rftstream.queries.index import folder_of, identity_of
-from rftstream.queries.rows import MAX_POLLED, LogChanged, Mark, fingerprint
+from rftstream.queries.rows import LogChanged, Mark, new_records
 from rftstream.runs.folder import OpenRun
 from rftstream.service.control_view import read_control
-from rftstream.service.reading import read_to_ends
 
 FILE = "studio.sqlite3"
 Ends = dict[str, dict[TopicPartition, int]]
@@ -150,47 +149,8 @@ class CatalogUpdater:
         """Yield topics with their new records, and move the marks on."""
         self._check_ends(marks, ends)
         for topic in READ:
-            yield from self._of_topic(topic, marks, ends[topic])
-
-    def _of_topic(
-        self, topic: str, marks: dict[TopicPartition, Mark], ends: Mapping[TopicPartition, int]
-    ) -> Iterator[tuple[str, list[Record]]]:
-        transport = self._run.transport
-        begins = transport.admin.begin_offsets(topic)
-        own = {place: marks.get(place, Mark(0)) for place in ends}
-        own = {place: mark for place, mark in own.items() if mark.end < ends[place]}
-        if not own:
-            return
-        # From the last record seen, not behind it: it tells whether this is still the same log.
-        unseen = {place: mark for place, mark in own.items() if mark.last >= begins[place]}
-        starts = {place: mark.last if place in unseen else max(begins[place], mark.end) for place, mark in own.items()}
-        reader = transport.reader(starts, bodies=topic == "outcomes")
-        try:
-            for records in read_to_ends(
-                transport, reader, {place: ends[place] for place in own}, max_records=MAX_POLLED
-            ):
-                fresh = []
-                for record in records:
-                    place = record.place
-                    if record.offset >= ends[place]:
-                        continue
-                    if unseen and (mark := unseen.pop(place, None)) is not None:
-                        if record.offset != mark.last or fingerprint(record) != mark.fingerprint:
-                            raise LogChanged(f"{place}@{mark.last} is not the record that was read")
-                        continue
-                    fresh.append(record)
-                last = {record.place: record for record in fresh}
-                for place, record in last.items():
-                    marks[place] = Mark(record.offset + 1, record.offset, fingerprint(record))
-                if fresh:
-                    yield topic, fresh
-        finally:
-            reader.close()
-        if unseen:
-            raise LogChanged(f"{next(iter(unseen))} lacks the record that was read last")
-        for place in own:
-            known = marks.get(place, Mark(0))
-            marks[place] = Mark(ends[place], known.last, known.fingerprint)
+            for records in new_records(self._run.transport, topic, marks, ends[topic], bodies=topic == "outcomes"):
+                yield topic, records
 
     @staticmethod
     def _check_ends(marks: Mapping[TopicPartition, Mark], ends: Mapping[str, Mapping[TopicPartition, int]]) -> None:

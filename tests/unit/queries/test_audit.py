@@ -24,6 +24,7 @@ from rftstream.queries.balance import AuditReport, Balance
 from rftstream.service.role import Log
 from rftstream.transport.base import Transport
 from rftstream.transport.memory.transport import MemoryLog
+from tests.unit.queries.naive_counts import check_counts
 from tests.unit.synthetic import SyntheticLog, experience, outcome, piece, rollout, task, verified
 
 pytestmark = pytest.mark.law("conservation")
@@ -44,6 +45,7 @@ def balanced(log: SyntheticLog) -> AuditReport:
     report = audit(log.transport)
     assert report.fine
     assert report.problems == ()
+    check_counts(report, log.transport)
     return report
 
 
@@ -501,5 +503,6 @@ def test_any_flow_balances_at_any_moment(seed: int, num_before: int, num_between
     still = audit(run.log.transport)
     assert still.problems == ()
     assert still.fine
+    check_counts(still, run.log.transport)
     assert still.groups.admitted == run.admitted
     assert still.groups.trained == run.log.trained[run.version]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from rftstream.contracts.versions import VersionName
 from rftstream.queries import audit as audits
 from rftstream.queries.audit import audit
 from rftstream.queries.balance import AuditReport
-from rftstream.queries.index import Index
+from rftstream.queries.facts.database import Index
 from tests.unit.queries.test_audit import counts, new_log
 from tests.unit.synthetic import SyntheticLog, outcome
 
@@ -94,14 +95,14 @@ def test_what_was_said_and_is_still_there_is_told(log: SyntheticLog) -> None:
 
 @pytest.mark.parametrize("made", ["before", "after"])
 def test_an_index_made_before_or_after_says_the_same(log: SyntheticLog, tmp_path: Path, made: str) -> None:
-    index = Index(tmp_path, "this run")
-    if made == "before":
-        audit(log.transport, index)
-    trim(log)
-    for _ in range(2):
-        assert audit(log.transport, index) == audit(log.transport)
-        log.flow(7)
-    assert index.notes == []
+    with closing(Index(tmp_path, "this run")) as index:
+        if made == "before":
+            audit(log.transport, index)
+        trim(log)
+        for _ in range(2):
+            assert audit(log.transport, index) == audit(log.transport)
+            log.flow(7)
+        assert index.notes == []
 
 
 def test_counts_that_outcomes_do_not_bear_out(log: SyntheticLog) -> None:

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -23,8 +24,9 @@ from rftstream.errors import ConfigError
 from rftstream.queries import index as indexes
 from rftstream.queries.audit import audit
 from rftstream.queries.balance import AuditReport
-from rftstream.queries.index import Index, folder_of, opened_index
-from rftstream.queries.rows import ROW
+from rftstream.queries.facts import database
+from rftstream.queries.facts.database import FILE, SEAL, Index, StoreError
+from rftstream.queries.index import folder_of, opened_index
 from rftstream.queries.trace import trace
 from rftstream.runs.folder import OpenRun, RunFolder
 from rftstream.service.role import Log
@@ -47,17 +49,17 @@ KEPT = {
 }
 
 
-def open_index(folder: Path, identity: str = "this run") -> Index:
-    folder.mkdir(exist_ok=True)
-    return Index(folder, identity)
-
-
 def audited(log: SyntheticLog, folder: Path, identity: str = "this run") -> tuple[AuditReport, list[str]]:
     """With what is kept, after it was seen to say the same as without."""
-    index = open_index(folder, identity)
-    report = audit(log.transport, index)
+    with closing(Index(folder, identity)) as index:
+        report = audit(log.transport, index)
     assert report == audit(log.transport)
     return report, index.notes
+
+
+def num_rows(folder: Path, table: str) -> int:
+    with closing(Index(folder, "this run", looking=True)) as index:
+        return index.number(f"SELECT count(*) FROM {table}")
 
 
 @pytest.fixture
@@ -144,7 +146,8 @@ def test_only_what_is_new_is_read(log: SyntheticLog, tmp_path: Path, monkeypatch
         return reader
 
     monkeypatch.setattr(type(log.transport), "reader", watched)
-    audit(log.transport, open_index(tmp_path))
+    with closing(Index(tmp_path, "this run")) as index:
+        audit(log.transport, index)
     kept = [one for one in read if one.partition("[")[0] in KEPT]
     # of each partition that has grown the last known record, and the new ones
     assert sorted(kept) == sorted([
@@ -160,14 +163,14 @@ def test_only_what_is_new_is_read(log: SyntheticLog, tmp_path: Path, monkeypatch
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda folder: (folder / "tasks.rows").write_bytes(b""),
-        lambda folder: (folder / "tasks.rows").unlink(),
-        lambda folder: (folder / "tasks.json").write_text("{}"),
-        lambda folder: (folder / "tasks.json").write_bytes(b"\xff"),
-        lambda folder: _flip(folder / "tasks.rows", ROW.itemsize),
-        lambda folder: (folder / "tasks.json").write_text(
-            (folder / "tasks.json").read_text().replace('"rows": 12', '"rows": 11')
-        ),
+        lambda folder: (folder / FILE).write_bytes(b""),
+        lambda folder: (folder / FILE).unlink(),
+        lambda folder: (folder / FILE).write_bytes(b"no database"),
+        lambda folder: (folder / SEAL).write_text("{}"),
+        lambda folder: (folder / SEAL).write_bytes(b"\xff"),
+        lambda folder: (folder / SEAL).unlink(),
+        lambda folder: _flip(folder / FILE, 5000),
+        lambda folder: (folder / SEAL).write_text((folder / SEAL).read_text().replace('"crc32": ', '"crc32": 1')),
     ],
 )
 def test_what_is_damaged_is_rebuilt_and_said(
@@ -177,7 +180,7 @@ def test_what_is_damaged_is_rebuilt_and_said(
     damage(tmp_path)
     _, notes = audited(log, tmp_path)
     (note,) = notes
-    assert note.startswith(f"{tmp_path / 'tasks'}: ")
+    assert note.startswith(f"{tmp_path / FILE}: damaged")
     assert note.endswith("rebuilt")
     assert audited(log, tmp_path)[1] == [], "it was mended"
 
@@ -188,13 +191,39 @@ def _flip(path: Path, at: int) -> None:
     path.write_bytes(content)
 
 
-def test_a_writer_that_died_before_it_counted_its_rows(log: SyntheticLog, tmp_path: Path) -> None:
+def test_a_file_of_an_earlier_release_is_made_anew_and_what_it_kept_otherwise_goes(
+    log: SyntheticLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tasks.rows").write_bytes(b"rows")
     audited(log, tmp_path)
-    with (tmp_path / "tasks.rows").open("ab") as file:
-        file.write(b"half a row")
+    assert not (tmp_path / "tasks.rows").exists()
+    monkeypatch.setattr(database, "FORMAT", 1000)
+    assert audited(log, tmp_path)[1] == [f"{tmp_path / FILE}: of another release; rebuilt"]
+
+
+def test_a_writer_that_died_leaves_the_file_as_it_was(log: SyntheticLog, tmp_path: Path) -> None:
+    audited(log, tmp_path)
     log.admit(6, 7)
+    with closing(Index(tmp_path, "this run")) as index:
+        index.read(Log(log.transport), "tasks")
+    assert num_rows(tmp_path, "on_tasks") == 12
     assert audited(log, tmp_path)[1] == []
-    assert (tmp_path / "tasks.rows").stat().st_size == 16 * ROW.itemsize
+    assert num_rows(tmp_path, "on_tasks") == 16
+
+
+def test_a_file_that_fails_while_it_is_read_is_done_without(log: SyntheticLog, tmp_path: Path) -> None:
+    """As where the disk is full."""
+    with closing(Index(tmp_path, "this run")) as index:
+        index.execute("DROP TABLE on_tasks")
+        assert audit(log.transport, index) == audit(log.transport)
+        assert "no such table" in index.notes[0]
+        assert index.notes[0].endswith("the whole log is read")
+    assert audited(log, tmp_path)[1] == []
+    with closing(Index(tmp_path, "this run")) as index:
+        index.execute("DROP TABLE on_tasks")
+        index.folder = None
+        with pytest.raises(StoreError):
+            audit(log.transport, index)
 
 
 def test_another_run_of_the_same_name(log: SyntheticLog, tmp_path: Path) -> None:
@@ -202,7 +231,7 @@ def test_another_run_of_the_same_name(log: SyntheticLog, tmp_path: Path) -> None
     other = new_log()
     other.flow(*range(9))
     _, notes = audited(other, tmp_path, "another run")
-    assert {note.partition(": ")[2] for note in notes} == {"of another run of this name; rebuilt"}
+    assert notes == [f"{tmp_path / FILE}: of another run of this name; rebuilt"]
 
 
 @pytest.mark.parametrize(("flows", "says"), [
@@ -226,7 +255,7 @@ def test_what_was_deleted_from_the_log_leaves_the_index(log: SyntheticLog, tmp_p
     assert (report.rollouts.admitted, notes) == (3, [])
     log.admit(6)
     assert audited(log, tmp_path)[0].rollouts.admitted == 5
-    assert (tmp_path / "tasks.rows").stat().st_size == 5 * ROW.itemsize
+    assert num_rows(tmp_path, "on_tasks") == 5
 
 
 # --------------------------------------------------------------------------------------------- runs
@@ -253,11 +282,11 @@ def test_the_command_keeps_an_index_unless_told_not_to(run: OpenRun) -> None:
     without = call("audit", path, "--no-index", "--json")
     assert not (path / "index").exists()
     first = call("audit", path, "--json")
-    assert {file.stem for file in (path / "index").glob("*.json")} == KEPT
+    assert {file.name for file in (path / "index").iterdir()} == {FILE, SEAL, "lock"}
     assert json.loads(without.stdout) == json.loads(first.stdout) == json.loads(call("audit", path, "--json").stdout)
-    (path / "index" / "tasks.rows").write_bytes(b"?")
+    (path / "index" / FILE).write_bytes(b"?")
     damaged = call("audit", path, "--json")
-    assert "tasks: damaged; rebuilt" in damaged.stderr
+    assert f"{FILE}: damaged; rebuilt" in damaged.stderr
     assert damaged.stdout == first.stdout
 
 
@@ -280,7 +309,7 @@ def test_two_audits_at_once(run: OpenRun, monkeypatch: pytest.MonkeyPatch) -> No
             assert "held by another audit" in other.notes[0]
         with opened_index(run, looking=True) as looked:
             assert looked is not None
-            assert not looked.load("tasks").marks
+            assert not looked.marks("tasks")
     with opened_index(run) as after:
         assert after is not None
         assert audit(run.transport, after) == audit(run.transport)
@@ -301,7 +330,8 @@ def test_an_audit_waits_for_another(run: OpenRun, monkeypatch: pytest.MonkeyPatc
 
 def test_a_run_begun_anew_under_its_name(run: OpenRun) -> None:
     call("audit", run.folder.path)
-    Index(run.folder.path / "index", "of a run before").table(Log(run.transport), "tasks")
+    with closing(Index(run.folder.path / "index", "of a run before")) as index:
+        audit(run.transport, index)
     assert "of another run of this name; rebuilt" in call("audit", run.folder.path).stderr
 
 
@@ -319,7 +349,7 @@ def test_a_run_without_a_folder_here_has_its_index_in_the_cache(
     assert folder_of(elsewhere).parent == tmp_path / "cache" / "rftstream" / "index"
     with opened_index(elsewhere) as index:
         audit(run.transport, index)
-    assert (folder_of(elsewhere) / "tasks.rows").stat().st_size
+    assert (folder_of(elsewhere) / FILE).stat().st_size
     assert not elsewhere.folder.path.exists()
 
 
@@ -342,6 +372,21 @@ def test_a_trace_says_the_same_with_an_index_and_without(run: OpenRun, name: str
     assert found.to_json() == trace(run, name).to_json()
 
 
+def test_a_trace_does_without_a_damaged_file(run: OpenRun) -> None:
+    call("audit", run.folder.path)
+    file = run.folder.index / FILE
+    with opened_index(run, looking=True) as index:
+        assert index is not None
+        page = index.number("SELECT rootpage FROM sqlite_master WHERE name = 'names'")
+    content = bytearray(file.read_bytes())
+    content[4096 * (page - 1) : 4096 * page] = b"\xff" * 4096
+    file.write_bytes(content)
+    with opened_index(run, looking=True) as index:
+        assert index is not None
+        assert index.folder == run.folder.index, "its size is right, and nobody has read all of it"
+        assert trace(run, NAMES[0], index).to_json() == trace(run, NAMES[0]).to_json()
+
+
 def test_a_name_that_is_not_there_gets_the_same_hint(run: OpenRun) -> None:
     call("audit", run.folder.path)
     with pytest.raises(ConfigError) as without:
@@ -360,6 +405,6 @@ def test_a_trace_reads_no_more_than_it_must(run: OpenRun) -> None:
         from rftstream.queries.lineage import Headers
 
         headers = Headers(run.transport, index)
-        found, start = headers.indexed("tasks", headers.places("tasks"), "group", 0)
-        assert found == []
+        found, start = headers.of_group(headers.places("tasks"), b"sums/0/1/0")
+        assert [str(record) for record in found] == ["tasks[1]@0", "tasks[1]@1"]
         assert start == Log(run.transport).ends("tasks")

@@ -1,0 +1,236 @@
+"""The SQLite file of facts: how it is opened, read on from the log, and sealed.
+
+RUN/index/ (for a run without a folder here, $XDG_CACHE_HOME/rftstream/index/<run>-<digest>/) has
+
+  facts.sqlite3   the tables (tables.py)
+  facts.json      the seal: size and CRC of the file, of which run it is, and in which format
+  lock            held by whoever writes (exclusively) or only looks (shared)
+
+It saves work and is never needed: it can be deleted at any time, and what is damaged, of another run or at odds with
+the log is read anew. An audit writes in one transaction, and then the seal, so that it may die at any point.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from rftstream.contracts.records import TopicPartition
+from rftstream.contracts.topics import TOPICS
+from rftstream.queries.facts.tables import COMPACTED, FORMAT, READ, SCHEMA, TABLES_OF, Names
+from rftstream.queries.facts.writer import FactsWriter
+from rftstream.queries.rows import LogChanged, Mark, new_records
+from rftstream.service.role import Log
+
+FILE, SEAL = "facts.sqlite3", "facts.json"
+CACHE_KIB = 32 * 1024
+"""Pages that are kept in memory."""
+_CHUNK_BYTES = 1 << 20
+
+StoreError = sqlite3.Error
+"""Error of a file that is damaged, or of a full disk."""
+
+
+class Index:
+    """The facts of one run, while its lock is held; without a folder in a temporary file that ends with it.
+
+    `notes` has a sentence for each thing that was not as expected. `close` it in the end."""
+
+    def __init__(self, folder: Path | None = None, identity: str = "", *, looking: bool = False) -> None:
+        """Open the file, or make it anew if it cannot be used. With `looking` it is only read, and an empty one is
+        shown in place of one that cannot be used. `identity` says which run it is."""
+        self.folder = folder
+        """Where the file is; None: it is a temporary one."""
+        self._file = None if folder is None else _SealedFile(folder, identity)
+        self._is_sealed = True
+        self.notes: list[str] = []
+        self._db = self._opened(looking)
+        self.names = Names(self._db)
+
+    def close(self) -> None:
+        """Close the file. What was not kept is forgotten."""
+        self._db.close()
+
+    def rows(self, query: str, parameters: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+        """Return the rows of a query, one after the other."""
+        return self._db.execute(query, parameters)
+
+    def number(self, query: str, parameters: tuple[Any, ...] = ()) -> int:
+        """Return the one number that a query asks for; 0 for none."""
+        return int(self._db.execute(query, parameters).fetchone()[0] or 0)
+
+    def execute(self, statement: str, parameters: tuple[Any, ...] = ()) -> None:
+        """Execute a statement. Whoever asks makes temporary tables and views by it."""
+        self._db.execute(statement, parameters)
+
+    def insert(self, table: str, width: int, rows: Iterable[tuple[Any, ...]]) -> None:
+        """Put rows of so many columns into a temporary table."""
+        self._db.executemany(f"INSERT OR IGNORE INTO temp.{table} VALUES ({', '.join('?' * width)})", rows)
+
+    # ------------------------------------------------------------------------------------------ reading on
+
+    def read(self, log: Log, topic: str) -> None:
+        """Read the topic up to its end now. `keep` makes it last."""
+        if not self._db.in_transaction:
+            self._db.execute("BEGIN IMMEDIATE")
+        try:
+            self._read(log, topic)
+        except LogChanged as error:
+            self.notes.append(
+                f"{topic if self.folder is None else self.folder / topic}: of another log ({error}); rebuilt"
+            )
+            self._forget(topic)
+            self._read(log, topic)
+
+    def _read(self, log: Log, topic: str) -> None:
+        if TOPICS[topic].compacted:
+            self._forget(topic)
+        begins = dict(self._db.execute("SELECT partition, begin FROM marks WHERE topic = ?", (topic,)))
+        marks = self.marks(topic)
+        known, writer = dict(marks), FactsWriter(self._db)
+        for records in new_records(log.transport, topic, marks, log.ends(topic), bodies=topic == "outcomes"):
+            writer.absorb(topic, records)
+        there = log.transport.admin.begin_offsets(topic)
+        for place in sorted(marks):
+            begin = there[place]
+            if begin > begins.get(place.partition, 0):
+                for table in (*TABLES_OF[topic], "unreadable"):
+                    self._db.execute(*_deletion(table, place, begin))
+            elif marks[place] == known.get(place) or TOPICS[topic].compacted:
+                continue
+            self._is_sealed = False
+            row = (*place, marks[place].end, marks[place].last, marks[place].fingerprint, begin)
+            self._db.execute("INSERT OR REPLACE INTO marks VALUES (?, ?, ?, ?, ?, ?)", row)
+
+    def marks(self, topic: str) -> dict[TopicPartition, Mark]:
+        """Return how far the topic was read."""
+        rows = self._db.execute("SELECT partition, end, last, fingerprint FROM marks WHERE topic = ?", (topic,))
+        return {TopicPartition(topic, partition): Mark(*mark) for partition, *mark in rows}
+
+    def _forget(self, topic: str) -> None:
+        """Remove all rows of a topic."""
+        for table in (*TABLES_OF[topic], "unreadable", "marks"):
+            if table in ("keyed", "unreadable", "marks"):
+                self._db.execute(f"DELETE FROM {table} WHERE topic = ?", (topic,))
+            else:
+                self._db.execute(f"DELETE FROM {table}")
+
+    # ------------------------------------------------------------------------------------------ the file
+
+    def keep(self) -> None:
+        """Make what was read last, and seal the file."""
+        if not self._db.in_transaction:
+            return
+        self._db.execute("COMMIT")
+        if self._file is not None and not self._is_sealed:
+            try:
+                self._file.seal()
+            except OSError as error:  # the next audit finds file and seal at odds
+                self.notes.append(f"{self._file.path}: cannot be sealed ({error.strerror or error}); not kept")
+        self._is_sealed = True
+
+    def give_up(self, error: StoreError) -> None:
+        """Go on with an empty temporary file, since this one cannot be used."""
+        assert self._file is not None
+        self.notes.append(f"{self._file.path}: cannot be used ({error}); the whole log is read")
+        self._db.close()
+        with contextlib.suppress(OSError):
+            self._file.remove()
+        self.folder = self._file = None
+        self._db = self._opened(looking=False)
+        self.names = Names(self._db)
+
+    def _opened(self, looking: bool) -> sqlite3.Connection:
+        if (file := self._file) is not None:
+            if file.is_there():
+                if (why := file.why_useless(looking)) is None:
+                    return _made(_connected(file.path, looking), is_there=True)
+                self.notes.append(f"{file.path}: {why}; rebuilt")
+            if not looking:
+                try:
+                    file.remove()
+                    db = _made(_connected(file.path))
+                    file.seal()
+                    return db
+                except (OSError, sqlite3.Error) as error:
+                    self.notes.append(f"{file.path}: cannot be used ({error}); the whole log is read")
+        self.folder = self._file = None
+        return _made(_connected(None))
+
+
+class _SealedFile:
+    """The file on disk, and the seal beside it."""
+
+    def __init__(self, folder: Path, identity: str) -> None:
+        self._folder, self._identity = folder, identity
+        self.path, self._seal = folder / FILE, folder / SEAL
+
+    def is_there(self) -> bool:
+        return self.path.exists() or self._seal.exists()
+
+    def why_useless(self, looking: bool) -> str | None:
+        """Return why the file is not the one that was sealed, or None. Who only looks does not read all of it."""
+        try:
+            told = json.loads(self._seal.read_text(encoding="ascii"))
+            if told["format"] != FORMAT or told["columns"] != _columns():
+                return "of another release"
+            if told["run"] != self._identity:
+                return "of another run of this name"
+            with contextlib.closing(_connected(self.path, looking)) as db:
+                db.execute("SELECT count(*) FROM sqlite_master").fetchone()  # undoes a transaction that was cut off
+            found = {"bytes": self.path.stat().st_size, **({} if looking else {"crc32": self._crc32()})}
+            return None if all(told[name] == value for name, value in found.items()) else "damaged"
+        except (OSError, ValueError, TypeError, LookupError, sqlite3.Error):
+            return "damaged"
+
+    def seal(self) -> None:
+        """Note what the file is like now."""
+        size, crc32 = self.path.stat().st_size, self._crc32()
+        told = {"format": FORMAT, "columns": _columns(), "run": self._identity, "bytes": size, "crc32": crc32}
+        self._seal.write_text(json.dumps(told), encoding="ascii")
+
+    def _crc32(self) -> int:
+        crc32 = 0
+        with self.path.open("rb") as content:
+            while chunk := content.read(_CHUNK_BYTES):
+                crc32 = zlib.crc32(chunk, crc32)
+        return crc32
+
+    def remove(self) -> None:
+        """Remove the file and its seal, and what earlier releases kept in their place."""
+        names = (FILE, f"{FILE}-journal", SEAL, *(f"{topic}.{end}" for topic in READ for end in ("rows", "json")))
+        for name in names:
+            (self._folder / name).unlink(missing_ok=True)
+
+
+def _connected(path: Path | None, looking: bool = False) -> sqlite3.Connection:
+    name = "" if path is None else f"{path.absolute().as_uri()}?mode={'ro' if looking else 'rwc'}"
+    db = sqlite3.connect(name, uri=path is not None, isolation_level=None, timeout=0.0)
+    # What is lost with the power shows by the seal.
+    db.execute("PRAGMA synchronous=OFF")
+    db.execute(f"PRAGMA cache_size=-{CACHE_KIB}")
+    return db
+
+
+def _made(db: sqlite3.Connection, *, is_there: bool = False) -> sqlite3.Connection:
+    db.executescript(("" if is_there else SCHEMA) + COMPACTED)
+    return db
+
+
+def _deletion(table: str, place: TopicPartition, begin: int) -> tuple[str, tuple[Any, ...]]:
+    """Return the statement that removes rows of records that were deleted from the log, with its parameters."""
+    query, values = f"DELETE FROM {table} WHERE offset < ?", (begin,)
+    if place.topic == "outcomes" and table != "unreadable":
+        return query, values  # it has one partition
+    if table in ("keyed", "unreadable"):
+        return f"{query} AND topic = ? AND partition = ?", (*values, *place)
+    return f"{query} AND partition = ?", (*values, place.partition)
+
+
+def _columns() -> dict[str, list[str]]:
+    return {topic: list(TOPICS[topic].twin or ()) for topic in READ}
