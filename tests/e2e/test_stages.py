@@ -32,7 +32,7 @@ def test_the_example_made_shorter(place: Workplace) -> None:
     assert steps[10]["loss"] == pytest.approx(math.log(2), abs=1e-5), "DPO begins with the policy itself as reference"
     assert steps[11]["loss"] < math.log(2)
     assert {version for version in steps if "held_out_loss" in steps[version]} == {6, 11}
-    assert [steps[version]["lr"] for version in (9, 10, 11)] == pytest.approx([2e-3, 2e-4, 1e-4])
+    assert [steps[version]["lr"] for version in (9, 10, 11)] == pytest.approx([1e-3, 2e-4, 1e-4])
     report = view.audit()
     assert report.fine, report.to_text()
     assert (report.groups.admitted, report.groups.trained) == (6, 6)
