@@ -30,9 +30,9 @@ class Sapo(GroupRelative, CorrectedPolicyGradient):
         """The settings in `[algorithms.sapo]`."""
 
         tau_positive: Annotated[float, Meta(gt=0)] = 1.0
-        """How fast the gate closes for what was good. 1.0: the paper."""
+        """Speed at which the gate closes for tokens with positive advantages. 1.0: the paper."""
         tau_negative: Annotated[float, Meta(gt=0)] = 1.05
-        """And for what was bad. 1.05: the paper."""
+        """Speed at which the gate closes for tokens with negative advantages. 1.05: the paper."""
 
     def token_losses(self, policy_BT: Tensor, old_BT: Tensor, rows: MicroBatch) -> tuple[Tensor, dict[str, Any]]:
         """Return the losses of `core.losses.soft_gate_losses`."""

@@ -106,7 +106,7 @@ class CriticConfig:
     """Constant learning rate of the critic's own optimizer, whose other settings are the trainer's. 1e-5: verl. Where
     the policy learns faster, the critic should learn faster still."""
     max_grad_norm: Annotated[float, Meta(ge=0)] = 1.0
-    """0: no clipping."""
+    """Norm to which the critic's gradients are clipped; 0: no clipping."""
     warmup_batches: Annotated[int, Meta(ge=0)] = 0
     """Batches at the beginning of a run in which only the critic learns. Versions go on, with the same weights."""
     value_clip: Annotated[float, Meta(ge=0)] = 0.2

@@ -32,7 +32,7 @@ class PartSpec:
     """Whether a user's class that inherits from a built-in part has what that one declares."""
 
     path: str
-    """Where the part is: `module:Class`."""
+    """Place of the part: `module:Class`."""
     _: KW_ONLY
     preload: tuple[str, ...] = ()
     """Modules that are imported, beside its own, before a worker with this built-in part is forked: it imports them
@@ -187,7 +187,8 @@ class OperatorSpec(PartSpec):
     kind = "operator"
 
     side: Literal["task", "experience"] = "task"
-    """Where it works: on problems before they are tasks (feeder), or on groups before they are experience (buffer)."""
+    """Side on which the operator works: on problems before they are tasks (feeder), or on groups before they are
+    experience (buffer)."""
     by_version: bool = False
     """Whether its answer depends on the trainer's version at which a group is trained. While a group waits for a batch,
     the operators of its taskset are then asked again at each version."""

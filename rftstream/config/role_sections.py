@@ -195,7 +195,7 @@ class TrainerSection(WorkerSection):
     adam_eps: AboveZero = 1e-8
     """AdamW's."""
     max_grad_norm: NotNegative = 1.0
-    """0: no clipping."""
+    """Norm to which gradients are clipped; 0: no clipping."""
     minibatches: Positive = 1
     """Optimizer steps in one pass over a batch; each has as much of every kind and taskset."""
     updates_per_batch: Positive = 1
@@ -212,14 +212,14 @@ class TrainerSection(WorkerSection):
     checkpoint_every: Positive = 20
     """Versions between two checkpoints."""
     keep_checkpoints: Annotated[int, Meta(ge=2)] = 2
-    """How many of the newest checkpoints are kept."""
+    """Number of newest checkpoints that are kept."""
     keep_every: Positive | None = None
     """Beside them each one whose version is a multiple of this; itself a multiple of `checkpoint_every`."""
     keep_best: str | None = None
     """Name of an evaluation: beside them the best one by its mean, of those versions that have a checkpoint. Let its
     `every` be a multiple of `checkpoint_every`."""
     publish_every: Positive = 1
-    """At most max_staleness + 1."""
+    """Versions from one that is published to the next; at most max_staleness + 1."""
     peak_tflops: AboveZero | None = None
     """Peak speed of the device in 10^12 operations a second. The metric `mfu` is the share of it that the model's own
     products use. Default: the data sheet's figure for the usual GPUs; for other devices there is no such metric."""
@@ -244,7 +244,7 @@ class StageSection:
     steps: Positive
     """Batches, of which each makes a version."""
     name: RunName | None = None
-    """In what is shown; default: its algorithm's."""
+    """Name of the stage for people; default: its algorithm's."""
     algorithm: str | dict[str, Any] | None = None
     """A name, or a name with differences from the settings in [algorithms.NAME], `{ name = "sft", normalise =
     "sequence" }`; default: `trainer.algorithm`. Tasksets with an algorithm of their own keep it."""
@@ -265,9 +265,9 @@ class StageSection:
     reference of the stage before, which is version 0 if no stage renewed it. The first stage always compares with
     version 0."""
     experts_ratio: Annotated[float, Meta(gt=0)] | None = None
-    """Where it takes demonstrations beside rollouts; default: `experts.ratio`."""
+    """As `experts.ratio`, for a stage that takes demonstrations beside rollouts; default: `experts.ratio`."""
     experts_per_batch: Positive | None = None
-    """Where it takes them alone; default: `experts.per_batch`."""
+    """Number per batch, for a stage that takes demonstrations alone; default: `experts.per_batch`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,7 +275,7 @@ class EvaluatorSection(WorkerSection):
     """The evaluator samples and scores the evaluations of each version that is due."""
 
     count: Annotated[int, Meta(ge=0, le=1)] = 1
-    """1, or 0 to start it by hand."""
+    """Number of evaluators that `run` starts: 1, or 0 to start it by hand."""
     policy: str | None = None
     """The policy that evaluates; default: the explorers'."""
     device: str = "cpu"
@@ -294,7 +294,7 @@ class SynthesisServer:
     """The model that a synthesiser asks, where it is a served one: any server with OpenAI's `/chat/completions`."""
 
     url: str
-    """Where the API begins: `http://127.0.0.1:8000/v1`."""
+    """URL of the server's API: `http://127.0.0.1:8000/v1`."""
     model: str
     """Name of the model on the server."""
     api_key: str | None = None
@@ -344,7 +344,7 @@ class SynthesiserSection(WorkerSection):
     device: str = "cpu"
     """Device of the run's policy in this process."""
     server: SynthesisServer | None = None
-    """Where that model is served."""
+    """Server of that model."""
     max_concurrent: Positive = 16
     """Problems that one process makes of at once."""
     sampling: dict[str, Any] = field(default_factory=dict)

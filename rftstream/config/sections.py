@@ -44,7 +44,7 @@ class RunSection:
     seed: Count = 0
     """The order of problems, the seed of each rollout and made weights derive from it. Fixed for a run."""
     folder: str = "runs"
-    """Where run folders are made."""
+    """Folder in which run folders are made."""
     resume: Literal["never", "auto"] | Count = "never"
     """Behaviour of `run` if the run exists already. never: refuses a run that has not ended; beside one that has ended,
     begins a new run. auto: resumes a run that has not ended, and leaves a complete run as it is. A number: resumes from
@@ -144,11 +144,11 @@ class TasksetSection:
     shuffle: bool = True
     """Each pass in another order, derived from the run's seed. `log:problems` keeps the order in which they joined."""
     passes: Positive | None = None
-    """How often the taskset is gone through; default: as often as the run needs."""
+    """Passes through the taskset; default: as many as the run needs."""
     too_long: Literal["error", "skip", "truncate"] = "error"
     """Prompts that leave no room for a completion in the context: refuse at check, leave out, or cut from the left."""
     chat_template: str | None = None
-    """For this taskset alone, instead of the model's."""
+    """Chat template for this taskset alone, instead of the model's."""
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     """Differences from the model's."""
     options: dict[str, Any] = field(default_factory=dict)
@@ -213,7 +213,7 @@ class EvaluationSection:
     every: Positive = 50
     """Versions between two evaluations; version 0 and the final one are always evaluated."""
     num_tasks: Positive | None = None
-    """How many of the first problems are evaluated; default: all."""
+    """Number of first problems that are evaluated; default: all."""
     n: Positive = 1
     """Samples per problem."""
     k: tuple[Positive, ...] = (1,)
@@ -230,7 +230,7 @@ class EvaluationSection:
     system: str | None = None
     """System prompt put in front."""
     chat_template: str | None = None
-    """For this evaluation alone, instead of the model's."""
+    """Chat template for this evaluation alone, instead of the model's."""
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     """Differences from the model's."""
     options: dict[str, Any] = field(default_factory=dict)

@@ -33,7 +33,7 @@ class Stage:
     steps: int | None = None
     """Number of its batches; None: as many as there are."""
     where: str = "trainer.algorithm"
-    """Where the run file names its algorithm."""
+    """Key of the run file that names the stage's algorithm."""
     trainer: TrainerSection
     """The trainer's settings in this stage."""
     own_reference: bool = False

@@ -39,4 +39,4 @@ class AssistantMessage:
     finish_reason: str = "stop"
     """Why the turn ended: stop, length or repetition. After the last two the rollout ends, whatever the reply is."""
     text: str = ""
-    """All that was sampled, decoded without special tokens."""
+    """The whole sampled text, decoded without special tokens."""

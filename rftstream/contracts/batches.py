@@ -53,9 +53,9 @@ class Experience:
     segments: tuple[Segment, ...]
     """Token segments to train on, with their loss masks."""
     reward: float | None
-    """None for expert data."""
+    """Reward of the rollout; None for expert data."""
     sampling: Sampling
-    """How it was sampled."""
+    """Sampling settings of the rollout."""
     truncated: bool = False
     """A token limit ended the rollout."""
     expert: bool = False

@@ -59,7 +59,7 @@ class Claim:
     epoch: NonNegativeInt
     """Dense from 1, per role."""
     host: str
-    """Where it runs."""
+    """Host that the process runs on."""
     pid: NonNegativeInt
     """Process id there."""
     process: str
@@ -216,7 +216,7 @@ class Request:
     arguments: dict[str, Any]
     """Arguments of this kind of request; plain values only."""
     expires_at: float
-    """Not done after this time."""
+    """Time after which the request is not done any more."""
     by: str = ""
     """Name of the person or process that made the request; empty in version 1."""
 

@@ -18,11 +18,11 @@ class DeadLetter:
     """A record that could not be dealt with, as it was. `dead`: any -> any."""
 
     topic: str
-    """Where the record stands."""
+    """Topic of the record."""
     partition: NonNegativeInt
-    """Where the record stands."""
+    """Partition of the record."""
     offset: NonNegativeInt
-    """Where the record stands."""
+    """Offset of the record."""
     key: bytes | None
     """Key of the record."""
     value: bytes | None
@@ -36,7 +36,7 @@ class DeadLetter:
     detail: str
     """The error, for people."""
     tries: NonNegativeInt
-    """How often it was tried."""
+    """Number of tries."""
     dead_at: float = 0.0
     """When it was given up."""
 

@@ -18,7 +18,7 @@ class GroupResult(StrEnum):
     """The results that a decided group can have."""
 
     batched = "batched"
-    """In a batch."""
+    """The group is in a batch."""
     filtered = "filtered"
     """Left out on purpose, e.g. for rewards that are all the same."""
     expired = "expired"
@@ -38,7 +38,7 @@ class RolloutSummary:
     status: RolloutStatus
     """How it ended."""
     reward: float | None = None
-    """None: not scored."""
+    """Reward of the rollout; None: not scored."""
     reason: UnscorableReason | None = None
     """Why it was not scored."""
     rejected: str | None = None
@@ -83,9 +83,9 @@ class ReuseKind(StrEnum):
     """How a batch uses a group that was decided before."""
 
     replay = "replay"
-    """It is trained on once more, with its rewards."""
+    """The group is trained on once more, with its rewards."""
     hindsight = "hindsight"
-    """Its attempts are demonstrations of what they did reach."""
+    """The group's attempts become demonstrations of problems that they do solve."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +155,7 @@ class GroupOutcome:
     """The trainer's version that operators were told, at which the group would be trained; of a batched group that is
     the batch's. None: no operator looks at it, or the versions of rollouts say nothing about this run."""
     priority: NonNegativeFloat = 1.0
-    """How much the group matters, the product of what operators said."""
+    """Priority of the group, the product of the operators' factors."""
     offers: tuple[ReuseOffer, ...] = ()
     """Offers to later batches to use the group once more, in order of the operators."""
     offsets: tuple[NonNegativeInt, ...] = ()
@@ -222,7 +222,7 @@ class GroupUse:
     sequence: NonNegativeInt
     """The feeder's count of admitted groups."""
     kind: ReuseKind
-    """How the batch uses it."""
+    """How the batch uses the group."""
     operator: NonNegativeInt
     """Place, among all operators of the run, of the one that offered it."""
     use: NonNegativeInt
@@ -247,7 +247,7 @@ class BatchReuse:
     seen: NonNegativeInt
     """The groups were chosen by this many outcomes, the first ones on `outcomes`."""
     uses: tuple[GroupUse, ...]
-    """In the order in which they were chosen."""
+    """Uses in the order in which they were chosen."""
 
 
 @rule(BatchReuse)

@@ -34,7 +34,7 @@ class ProblemKind(StrEnum):
     """The ways in which a problem can derive from its parent."""
 
     given = "given"
-    """It has no parent."""
+    """The problem has no parent."""
     reworded = "reworded"
     """Other words, the same answer."""
     varied = "varied"
@@ -92,7 +92,7 @@ class NewProblem:
     num_samples: NonNegativeInt = 0
     """Attempts at it that were scored before it was admitted."""
     num_agreed: NonNegativeInt = 0
-    """Those of them that had its answer."""
+    """Number of these attempts that had the problem's answer."""
     made_at: float = 0.0
     """When it was admitted."""
 
@@ -143,7 +143,7 @@ class RejectedProblem:
     reason: RejectReason
     """Why it was rejected."""
     detail: str = ""
-    """The same in a sentence."""
+    """The reason in a sentence."""
     said: str = ""
     """The beginning of what the model said."""
     version: VersionName | None = None
@@ -151,7 +151,7 @@ class RejectedProblem:
     num_samples: NonNegativeInt = 0
     """Attempts at it that were scored."""
     num_agreed: NonNegativeInt = 0
-    """Those of them that had its answer."""
+    """Number of these attempts that had the problem's answer."""
     made_at: float = 0.0
     """When it was rejected."""
 

@@ -21,7 +21,7 @@ class QuestionReason(StrEnum):
     disagreement = "disagreement"
     """The parts of its reward are far apart."""
     share = "share"
-    """It belongs to the seeded share of rollouts, or its group to that of groups."""
+    """The rollout belongs to the seeded share of rollouts, or its group to the seeded share of groups."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class Question:
     held_until: float | None = None
     """The group is in no batch before that, unless all its questions are judged; None: it does not wait."""
     order: tuple[NonNegativeInt, ...] = ()
-    """In which order to show the rollouts, as indexes into `rollouts`; derived from the run's seed."""
+    """Order in which to show the rollouts, as indexes into `rollouts`; derived from the run's seed."""
 
 
 QUESTION = MessageSpec(
@@ -65,19 +65,20 @@ class VoteEffect(StrEnum):
     """The effects that a record of `feedback` can have on its question."""
 
     counted = "counted"
-    """It is the newest that its annotator says on the question."""
+    """The record is its annotator's newest on the question."""
     duplicate = "duplicate"
-    """Its revision was there before."""
+    """A record with the same revision was there before."""
     outdated = "outdated"
     """A newer revision was there before."""
     unknown = "unknown"
     """No such rollout was scored in this run."""
     expired = "expired"
-    """It came after the question had expired."""
+    """The record came after the question had expired."""
     invalid = "invalid"
-    """It cannot be read, answers no question, or its number is not on the scale."""
+    """The record cannot be read, answers no question, or has a number that is not on the scale."""
     gold = "gold"
-    """It answers a gold question, or says the right answer to one: it measures its annotator, and changes nothing."""
+    """The record answers a gold question, or gives the right answer to one: it measures its annotator, and changes
+    nothing."""
 
 
 class Applied(StrEnum):
@@ -88,7 +89,8 @@ class Applied(StrEnum):
     pair = "pair"
     """There is a preference pair."""
     correction = "correction"
-    """It stands beside history: what was judged after the rollout had come into a batch, or a corrected answer."""
+    """The judgement stands beside history: the rollout was in a batch before, or the judgement is a corrected
+    answer."""
     none = "none"
     """Nothing; `reason` says why."""
 
@@ -103,7 +105,7 @@ class Judgement:
     judgement_id: str
     """`partition/offset` of the record of `feedback`."""
     feedback_id: str
-    """Its id; empty if it could not be read."""
+    """Id of that record; empty if the record could not be read."""
     effect: VoteEffect
     """Effect of the record on its question. The fields below are meaningful where this is `counted`."""
     question_id: str = ""

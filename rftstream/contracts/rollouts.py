@@ -298,8 +298,8 @@ class PartialRollout:
     continues: bool = False
     """The first segment goes on where the last one of the piece before ended."""
     kept_messages: NonNegativeInt = 0
-    """How many messages stay of the conversation as the piece before left it; for the first piece that is the problem's
-    messages."""
+    """Number of messages that stay of the conversation as the piece before left it; for the first piece, of the
+    problem's messages."""
     messages: tuple[ChatMessage, ...] = ()
     """Messages after the kept ones. Together they are what the policy is shown now."""
     metrics: dict[str, float] = field(default_factory=dict)

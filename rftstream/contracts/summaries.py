@@ -26,7 +26,7 @@ class MissingSiblings:
     sequence: NonNegativeInt
     """The feeder's count of admitted groups."""
     siblings: tuple[NonNegativeInt, ...]
-    """Their numbers in the group, in order."""
+    """Numbers of these siblings in the group, in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class KeptVersion:
     """A version that was announced and whose object was not given up."""
 
     version: NonNegativeInt
-    """Its number."""
+    """Number of the version."""
     parent: VersionName | None = None
     """The version that its object is a delta to; None for a full snapshot."""
 
@@ -81,7 +81,7 @@ class StepsSummary:
     """Which versions were trained, and where training stands."""
 
     versions: tuple[VersionRun, ...]
-    """In order of the trainers."""
+    """Versions of each trainer, in order of the trainers."""
     name: VersionName
     """The version in force."""
     trained_groups: NonNegativeInt
@@ -97,7 +97,7 @@ class WeightsSummary:
     """Which versions were announced before a full snapshot, which is the first record above the summary."""
 
     versions: tuple[VersionRun, ...]
-    """In order of the trainers."""
+    """Versions of each trainer, in order of the trainers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -98,19 +98,19 @@ class Sampling:
     exact."""
 
     temperature: float = 1.0
-    """0 is greedy; the recorded logprobs are then those of temperature 1."""
+    """Temperature of sampling. 0 is greedy; the recorded logprobs are then those of temperature 1."""
     top_p: float = 1.0
-    """1: off."""
+    """Probability mass that tokens are sampled from; 1: off."""
     top_k: NonNegativeInt = 0
-    """0: off."""
+    """Number of likeliest tokens that are sampled from; 0: off."""
     min_p: float = 0.0
-    """0: off."""
+    """Least probability of a sampled token, relative to the likeliest one; 0: off."""
     presence_penalty: float = 0.0
-    """0: off."""
+    """Penalty on tokens that have been sampled before; 0: off."""
     frequency_penalty: float = 0.0
-    """0: off."""
+    """Penalty on tokens for each time that they have been sampled before; 0: off."""
     repetition_penalty: float = 1.0
-    """1: off."""
+    """Factor that makes tokens of prompt and completion less likely; 1: off."""
     min_tokens: NonNegativeInt = 0
     """No end of sequence before this many completion tokens."""
     max_tokens: NonNegativeInt = 256
@@ -144,7 +144,7 @@ class Task:
     problem: Problem
     """Problem to solve."""
     sampling: Sampling
-    """How to sample it; set per taskset."""
+    """Sampling settings of the rollout; set per taskset."""
     seed: Annotated[int, Meta(ge=0, le=_MAX_SEED)]
     """Derived from the run's seed and the rollout_id; non-negative, below 2**63."""
     environment: str = "single_turn"

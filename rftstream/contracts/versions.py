@@ -29,7 +29,7 @@ class VersionName:
     """A version's full name."""
 
     trainer_epoch: NonNegativeInt
-    """How often a trainer had taken the run."""
+    """Number of the trainer's claim: how often a trainer had taken the run."""
     version: NonNegativeInt
     """Weights after batches 0 ... version-1."""
 

@@ -81,8 +81,8 @@ class OpenAiPolicy:
         requests, one after the other: `[{ path = "/update_weights", body = { model_path = "{folder}" } }]`. The servers
         must be this worker's alone. Default: the server keeps its own weights."""
         update_folder: str | None = None
-        """Where versions are written for the servers, two or three at a time; they must read them under the same path.
-        Default: the one for temporary files of this machine."""
+        """Folder to which versions are written for the servers, two or three at a time; they must read them under the
+        same path. Default: the folder for temporary files of this machine."""
 
         def __post_init__(self) -> None:
             if not self.urls or len(set(self.urls)) < len(self.urls):

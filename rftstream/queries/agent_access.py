@@ -21,9 +21,9 @@ class AgentAccess:
 
     run_id: str
     token: str
-    """With which sessions are asked for."""
+    """Token with which sessions are asked for."""
     gateways: tuple[LiveGateway, ...]
-    """Those of the workers on this machine that answer."""
+    """Gateways of the workers on this machine that answer."""
 
     def to_json(self) -> dict[str, Any]:
         """Return it for scripts."""

@@ -35,9 +35,9 @@ class AnnotatorFigures:
     votes: Mapping[str, int]
     """Answers that stand, by kind, without those to gold questions."""
     agreement: Mapping[str, Agreement]
-    """With the others on the same questions, by kind; without kinds of which there is nothing to compare."""
+    """Agreement with the others on the same questions, by kind; kinds with nothing to compare are left out."""
     median_time_s: float | None
-    """From seeing a question to the answer; None: not known."""
+    """Seconds from seeing a question to the answer, median; None: not known."""
     cannot_judge: Share
     """Share of the pairs that the annotator cannot judge."""
     left: Share
@@ -63,7 +63,7 @@ class AnnotatorsView:
     """How the annotators of a run judge. `read_annotators` makes it."""
 
     annotators: Sequence[AnnotatorFigures]
-    """By hash."""
+    """Figures of the annotators, by hash."""
     all_together: Mapping[str, Agreement]
     """Agreement of all on each question, by kind."""
     num_gold: int

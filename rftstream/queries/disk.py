@@ -38,7 +38,7 @@ class DiskRoom:
     """The room that a run has left."""
 
     free_bytes: int
-    """On the disk of the run folder."""
+    """Free bytes on the disk of the run folder."""
     hours_left: float | None
     """Until that disk is full, if the run goes on as it did, without pauses, and nobody else writes there. None: it has
     not made enough steps to tell."""

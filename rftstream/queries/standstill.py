@@ -49,7 +49,7 @@ WAITING = {
 TAIL = 4
 """Offsets before the end of a partition in which its newest record is looked for: some may be gaps."""
 PATIENCE_S = 1.0
-"""For the tails of all partitions."""
+"""Seconds to wait for the tails of all partitions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

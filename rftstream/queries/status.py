@@ -62,7 +62,7 @@ class Status:
     num_steps: int | None
     """The configured end."""
     stage: str | None
-    """In which it is, of a run with stages."""
+    """Current stage of a run with stages; None in others."""
     groups: Mapping[str, int]
     left_out: int
     """Problems that the feeder did not admit: their prompts are too long."""

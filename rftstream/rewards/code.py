@@ -58,7 +58,7 @@ class CodeReward:
         max_tests: Annotated[int, Meta(ge=0)] = 0
         """Most tests of a problem that are run, from the first on. 0: all."""
         tolerance: Annotated[float, Meta(ge=0)] = 0.0
-        """How far numbers may differ, relative or absolute."""
+        """Greatest difference of numbers that count as equal, relative or absolute."""
         imports: bool = True
         """Put the usual imports before a Python program (`from typing import *` and others), as the graders of these
         data sets do."""

@@ -91,7 +91,7 @@ class JudgeReward(Concurrent):
         """Prompt for the judge. {prompt}, {completion} and {answer} are filled in, {rubric} with a rubric, {first} and
         {second} with `compare_with`. Default: the question how well the completion solves the problem."""
         system: str | None = None
-        """Its system prompt."""
+        """System prompt of the judge."""
         rubric: tuple[JudgeCriterion, ...] = ()
         """Criteria that the judge gives a number for, in JSON. Each becomes a part of the verdict, from 0 to 1; the
         reward is their weighted mean."""
@@ -108,7 +108,7 @@ class JudgeReward(Concurrent):
         max_tokens: Annotated[int, Meta(ge=1)] = 1024
         """Most tokens of the judge's answer."""
         asks: Annotated[int, Meta(ge=1)] = 2
-        """How often it is asked in all if its answer cannot be read; it is told what is wrong."""
+        """Number of times that the judge is asked in all if its answer cannot be read; it is told what is wrong."""
         response_format: Literal["schema", "object", "none"] = "schema"
         """How the server is told that the answer is JSON. A server that refuses it is asked without."""
         fenced: bool = True
@@ -116,7 +116,8 @@ class JudgeReward(Concurrent):
         cache_mib: Annotated[int, Meta(ge=0)] = 256
         """Size of what judges said, on disk. All runs of this user on a host share it. 0: it is not kept."""
         cache_folder: str | None = None
-        """Where it is kept, relative to the run file. Default: `rftstream/judge` in $XDG_CACHE_HOME, or in ~/.cache."""
+        """Folder of the cache, relative to the run file. Default: `rftstream/judge` in $XDG_CACHE_HOME, or in
+        ~/.cache."""
         price_prompt: Annotated[float, Meta(ge=0)] = 0.0
         """Price of a million tokens of prompts, for the metric `spent_money`."""
         price_completion: Annotated[float, Meta(ge=0)] = 0.0

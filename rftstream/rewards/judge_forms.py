@@ -64,7 +64,7 @@ class JudgeCriterion:
     about: str = ""
     """Aspect that the judge looks at."""
     weight: Annotated[float, Meta(ge=0)] = 1.0
-    """Its share in the reward, relative to the others."""
+    """Share of the criterion in the reward, relative to the others."""
     low: float = 0.0
     """The worst number that the judge may give."""
     high: float = 10.0

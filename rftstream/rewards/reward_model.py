@@ -79,7 +79,7 @@ class ModelReward:
         steps_as: Literal["min", "last", "mean", "sum"] = "min"
         """Way to make the rollout's reward from the rewards of its steps. `min`: Math-Shepherd."""
         device: str = "cpu"
-        """Where a folder's model is computed: cpu, cuda, cuda:0 or the like."""
+        """Device of a folder's model: cpu, cuda, cuda:0 or the like."""
         dtype: Literal["float32", "bfloat16", "float16"] = "float32"
         """Data type that the model computes in."""
         threads: Annotated[int, Meta(ge=1)] = 1

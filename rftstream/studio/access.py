@@ -19,7 +19,7 @@ from rftstream.errors import ConfigError
 PREFIX = "rfts-"
 """Prefix of a token, by which scanners for lost secrets can find one."""
 SESSION_S = 12 * 3600.0
-"""How long a browser stays logged in."""
+"""Seconds that a browser stays logged in."""
 MAX_SESSIONS = 10_000
 _NAME = re.compile(r"[A-Za-z0-9@._-]{1,64}")
 

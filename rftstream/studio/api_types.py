@@ -141,7 +141,7 @@ class RolloutDetail(Struct, frozen=True, kw_only=True):
     """The reference answer."""
     turns: tuple[MessageItem, ...]
     num_turns: int
-    """Also of those that are left out of `turns`."""
+    """Number of turns, also of those that are left out of `turns`."""
     missing: str
     """Why there is no body; empty where there is one."""
     reward: float | None
@@ -162,7 +162,7 @@ class QuestionItem(Struct, frozen=True, kw_only=True):
     """Kind of answer that is asked for: label, rating or pair."""
     rollouts: tuple[str, ...]
     order: tuple[int, ...]
-    """In which order to show the rollouts, as indexes into them."""
+    """Order in which to show the rollouts, as indexes into them."""
     reason: str
     """Which rule chose them."""
     quorum: int
@@ -184,7 +184,7 @@ class QuestionPage(Struct, frozen=True, kw_only=True):
 
     questions: tuple[QuestionItem, ...]
     total: int
-    """All questions in this state."""
+    """Number of all questions in this state."""
     skip: int | None
     """Ask with this `skip` for more; None: there are no more."""
 
@@ -211,7 +211,7 @@ class VoteBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The kind of the answer that is taken back."""
     comment: str | None = None
     order: list[int] | None = None
-    """How the rollouts were shown."""
+    """Order in which the rollouts were shown, as indexes into them."""
     lead_time_s: float | None = None
     """Seconds from seeing the rollouts to the answer."""
 
@@ -234,7 +234,7 @@ class AgreementItem(Struct, frozen=True, kw_only=True):
     """How far answers of one kind agree."""
 
     questions: int
-    """Those that at least two have answered."""
+    """Number of questions that at least two annotators have answered."""
     agreement: float | None
     """Share of pairs of answers that are equal; of ratings 1 minus the mean distance over the scale."""
     alpha: float | None
@@ -260,9 +260,9 @@ class AnnotatorItem(Struct, frozen=True, kw_only=True):
     votes: Mapping[str, int]
     """Answers that stand, by kind."""
     agreement: Mapping[str, AgreementItem]
-    """With the others on the same questions, by kind."""
+    """Agreement with the others on the same questions, by kind."""
     median_time_s: float | None
-    """From seeing a question to the answer."""
+    """Seconds from seeing a question to the answer, median."""
     cannot_judge: ShareItem
     """Share of the pairs that the annotator cannot judge."""
     left: ShareItem
@@ -278,23 +278,23 @@ class AnnotatorList(Struct, frozen=True, kw_only=True):
     all_together: Mapping[str, AgreementItem]
     """Agreement of all, by kind; empty to all but operators."""
     gold_questions: int | None
-    """None to all but operators."""
+    """Number of gold questions with a right answer; None to all but operators."""
 
 
 class StateBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Why the run is asked for another state."""
+    """The reason why the run is asked for another state."""
 
     reason: str = ""
-    """It stands on the log."""
+    """Reason for people; it stands on the log."""
 
 
 class DrainBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """That a run is to be drained."""
+    """A request to drain a run."""
 
     sure: Literal["drain"]
     """The word `drain`: it is not taken back."""
     reason: str = ""
-    """It stands on the log."""
+    """Reason for people; it stands on the log."""
 
 
 class StateDone(Struct, frozen=True, kw_only=True):
@@ -313,11 +313,11 @@ class EvaluateBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """The evaluations that are requested."""
 
     evaluation: str | None = None
-    """One of the run file; else all."""
+    """Name of an evaluation of the run file; None: all."""
     versions: list[Version] | Literal["all"] = []
     """Versions; none: the newest one. `all`: those that can still be made from the store."""
     again: bool = False
-    """Also those that have their result."""
+    """Evaluates also versions that have their result."""
 
 
 class EvaluateDone(Struct, frozen=True, kw_only=True):
@@ -326,18 +326,18 @@ class EvaluateDone(Struct, frozen=True, kw_only=True):
     asked: int
     """Evaluations that were asked for."""
     known: int
-    """Those that have their result already."""
+    """Number of evaluations that have their result already."""
 
 
 class RetryBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which dead groups are to be put back."""
+    """The dead groups that are to be put back."""
 
     groups: list[str] = []
-    """Their ids."""
+    """Ids of the groups."""
     everything: bool = False
-    """All that are still dead."""
+    """Puts back all groups that are still dead."""
     sample: bool = False
-    """They are sampled anew, also where a rollout could be used again."""
+    """Samples the groups anew, also where a rollout could be used again."""
 
 
 class RetryDone(Struct, frozen=True, kw_only=True):
@@ -346,4 +346,4 @@ class RetryDone(Struct, frozen=True, kw_only=True):
     asked: int
     """Groups asked to be put back."""
     put_back_before: int
-    """Those that were asked to be put back before."""
+    """Number of groups that were requested to be put back before."""

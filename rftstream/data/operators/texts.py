@@ -55,7 +55,7 @@ class Regex:
         r"""The settings of `op = "regex"`, for example `skip = "https?://"` for problems that need a page."""
 
         field: Literal["prompt", "answer"] = "prompt"
-        """Where to look: in each message of the prompt, or in the reference answer (empty if there is none)."""
+        """Field that is searched: each message of the prompt, or the reference answer (empty if there is none)."""
         skip: str | None = None
         """Problems in which it is found are skipped."""
         need: str | None = None

@@ -159,7 +159,7 @@ class Priority:
         width: AboveZero = 0.2
         """Distance from `target` at which a mean score still matters, for `difficulty`."""
         floor: NotNegative = 0.01
-        """It is added to every priority, so that no group is left out for good unless this is 0."""
+        """Amount that is added to every priority, so that no group is left out for good unless this is 0."""
         power: NotNegative = 1.0
         """The priority is the sum to this power: 0 makes all equal, more than 1 prefers high ones all the more."""
 
