@@ -265,7 +265,7 @@ class StageSection:
     reference of the stage before, which is version 0 if no stage renewed it. The first stage always compares with
     version 0."""
     experts_ratio: Annotated[float, Meta(gt=0)] | None = None
-    """As `experts.ratio`, for a stage that takes demonstrations beside rollouts; default: `experts.ratio`."""
+    """Share of demonstrations, for a stage that takes them beside rollouts; default: `experts.ratio`."""
     experts_per_batch: Positive | None = None
     """Number per batch, for a stage that takes demonstrations alone; default: `experts.per_batch`."""
 
