@@ -123,7 +123,7 @@ def follower(context: RoleContext, policy_name: str, spec: ModelSpec, store: Obj
     cache = None if store.is_local or context.simulated else AnchorCache(context.folder.anchors)
     # Adapters are no weights yet: the policy makes something of them.
     shared = spec.lora is None and registry.find_spec(PolicySpec, policy_name).reads_shared
-    return WeightsFollower(store, spec.name, cache=cache, threads=spec.threads, shared=shared)
+    return WeightsFollower(store, spec.name, cache=cache, threads=spec.threads, shared=shared, forgets=True)
 
 
 def demonstrations(context: RoleContext) -> DemonstrationQueue | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 
 from rftstream.contracts.summaries import WeightsSummary
@@ -28,6 +29,9 @@ logger = logging.getLogger(__name__)
 
 LOCAL_PASS = 1 / 8
 """Share of a snapshot that could be read from a disk while a delta is applied; from elsewhere it is next to none."""
+
+MAX_GONE = 1_000
+"""Versions that are remembered though their objects were given up: somebody may still be at one of them."""
 
 Link = tuple[WeightsAnnounced, DeltaObject]
 """A version, and the delta from its parent."""
@@ -51,14 +55,19 @@ class WeightsFollower:
         cache: AnchorCache | None = None,
         threads: int | None = None,
         shared: bool = False,
+        forgets: bool = False,
     ) -> None:
         """`cache` keeps the newest full snapshot for the next start. `threads` is the number of threads that deltas are
         applied in; all cores by default. With `shared` the copy of the model lies where other processes can read it,
-        and tensors come as SharedTensors."""
+        and tensors come as SharedTensors. With `forgets`, versions whose objects were given up long ago are not
+        remembered: a worker has no use for them, and a run may be long."""
         self._store, self._model, self._cache, self._threads = store, model, cache, threads
         self._memory = WeightsMemory() if shared else None
         self._lineage = Lineage()
         self._announced: dict[VersionName, WeightsAnnounced] = {}
+        self._forgets = forgets
+        self._gone: deque[VersionName] = deque()
+        """Versions whose objects were given up, and that are still remembered, oldest first."""
         self._state: ServedState | None = None
         self._held: VersionName | None = None
         self.num_refused = 0
@@ -68,7 +77,14 @@ class WeightsFollower:
     def fresh(self) -> WeightsFollower:
         """Return a follower of the same store and model that knows nothing yet."""
         shared = self._memory is not None
-        return WeightsFollower(self._store, self._model, cache=self._cache, threads=self._threads, shared=shared)
+        return WeightsFollower(
+            self._store,
+            self._model,
+            cache=self._cache,
+            threads=self._threads,
+            shared=shared,
+            forgets=self._forgets,
+        )
 
     # ------------------------------------------------------------------------------------------ announcements
 
@@ -90,6 +106,10 @@ class WeightsFollower:
             self._lineage.start(message.name)
             self._announced = {n: m for n, m in self._announced.items() if self._lineage.in_force(n)}
         self._announced[message.name] = message
+        if self._forgets:
+            self._gone.extend(message.gone)
+            while len(self._gone) > MAX_GONE:
+                self._announced.pop(self._gone.popleft(), None)
         return True
 
     def newest(self) -> WeightsAnnounced | None:
@@ -137,7 +157,7 @@ class WeightsFollower:
 
         WeightsGone if an object was deleted, WeightsError if an object is damaged; `held` then tells how far it
         came."""
-        known = self._announced  # only added to; a new trainer's begin another one
+        known = self._announced  # what is needed is only added to; a new trainer's begin another one
         state = self._follow_from_held(announcement, known)
         if state is None:
             anchor, links = _links_from_anchor(announcement, known)

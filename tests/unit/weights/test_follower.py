@@ -105,6 +105,20 @@ def test_the_newest_announcement_is_the_one_to_be_on(store: ObjectStore) -> None
     assert newest.name == name(1, 3)
 
 
+@pytest.mark.law("bounded")
+def test_a_worker_forgets_what_was_given_up_long_ago(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rftstream.weights.follower.MAX_GONE", 20)
+    worker, tool = WeightsFollower(store, "m", forgets=True), WeightsFollower(store, "m")
+    for version in range(200):
+        gone = (name(1, version - 3),) if version > 5 and version % 50 else ()  # the best ones stay
+        told = dataclasses.replace(announcement(1, version, resumed=version == 0), gone=gone)
+        assert worker.announced(told) and tool.announced(told)
+    assert len(tool.in_force()) == 200
+    kept = [one.name.version for one in worker.in_force()]
+    assert kept == [0, 1, 2, 47, 97, 147, *range(177, 200)]
+    assert worker.fresh().announced(announcement(1, 0, resumed=True))
+
+
 def test_a_newer_trainer_puts_what_it_does_not_build_on_out_of_force(store: ObjectStore) -> None:
     follower = WeightsFollower(store, "m")
     for version in range(6):
