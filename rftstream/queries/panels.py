@@ -242,6 +242,17 @@ def spread(history: History, axis: Axis) -> list[Line]:
     return [*metric(history, axis, "reward_std", "all" if tasksets else "", color=INK if tasksets else None), *tasksets]
 
 
+def evaluation_panel(history: History, axis: Axis, *, optional: bool = False) -> Panel:
+    """Return the panel of all evaluations."""
+    return Panel(
+        title="Evaluations",
+        unit="reward of samples",
+        lines=evaluations(history, axis),
+        empty="no evaluation yet",
+        optional=optional,
+    )
+
+
 def panels(history: History, axis: Axis) -> list[Panel]:
     """Return the panels in the order in which they are shown. The first one is wider."""
 
@@ -274,13 +285,7 @@ def panels(history: History, axis: Axis) -> list[Panel]:
     terms = [*of("policy_loss", "policy"), *of("kl_loss", "divergence"), *of("entropy_loss", "entropy")]
     return [
         main,
-        Panel(
-            title="Evaluations",
-            unit="reward of samples",
-            lines=evaluations(history, axis),
-            empty="no evaluation yet",
-            optional=not explores,
-        ),
+        evaluation_panel(history, axis, optional=not explores),
         Panel(
             title="Completion length",
             unit="tokens",

@@ -11,7 +11,17 @@ import numpy as np
 
 from rftstream.queries.formatting import number
 from rftstream.queries.history import History
-from rftstream.queries.panels import COLORS, MAX_LINES, Axis, Line, Panel, over_steps, over_time, panels
+from rftstream.queries.panels import (
+    COLORS,
+    MAX_LINES,
+    Axis,
+    Line,
+    Panel,
+    evaluation_panel,
+    over_steps,
+    over_time,
+    panels,
+)
 from rftstream.queries.plot import goes_wide, log_view, smoothed_by_stage, thinned, view, window
 
 WIDTH, HEIGHT, MARGIN = 640, 200, 8
@@ -66,6 +76,12 @@ def run_charts(history: History, *, by_time: bool = False, only_first: bool = Fa
     if only_first:
         shown = [panel for panel in shown if panel.title in FIRST_PANELS][:NUM_FIRST]
     return [make_chart(panel, axis) for panel in shown]
+
+
+def evaluation_chart(history: History) -> Chart:
+    """Return the chart of a run's evaluations, over versions."""
+    axis = over_steps(history)
+    return make_chart(evaluation_panel(history, axis), axis)
 
 
 def runs_chart(title: str, runs: Mapping[str, History], *, by_time: bool = False) -> Chart:

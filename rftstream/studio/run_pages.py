@@ -38,7 +38,7 @@ from rftstream.queries.history import History
 from rftstream.queries.inspect import record_to_text
 from rftstream.service.control_view import read_control
 from rftstream.service.role import Log
-from rftstream.studio.charts import run_charts, runs_chart
+from rftstream.studio.charts import evaluation_chart, run_charts
 from rftstream.studio.page import PageOfRun
 
 VERSIONS_PAGE = 50
@@ -249,7 +249,7 @@ def batch(page: PageOfRun) -> Response:
 
 def evaluations(page: PageOfRun) -> Response:
     """Evaluations beside each other: versions down, metrics across, and a curve of each."""
-    history, charted = page.history, page.charted
+    history = page.history
     found: dict[str, list[EvalResult]] = defaultdict(list)
     for result in reversed(history.evaluations):
         if len(results := found[result.evaluation]) < MAX_EVALUATIONS:
@@ -257,13 +257,12 @@ def evaluations(page: PageOfRun) -> Response:
     tables = {
         name: (shown_metrics([one.metrics for one in results]), results) for name, results in sorted(found.items())
     }
-    whole = [one for one in run_charts(charted) if one.title == "Evaluations"]
     return page.answer(
         "evaluations.html",
         "evaluations",
         "Evaluations",
         tables=tables,
-        charts=whole or [runs_chart("Evaluations", {page.run.name: charted})],
+        charts=[evaluation_chart(page.charted)],
         best=newest_and_best(history.evaluations),
     )
 
