@@ -32,6 +32,7 @@ from rftstream.contracts.versions import StepRecord
 from rftstream.data.demonstrations.split import trained_numbers
 from rftstream.data.operators.base import Draw
 from rftstream.data.operators.pipeline import TaskPipeline
+from rftstream.data.tasksets.files import JsonlTaskset
 from rftstream.errors import ConfigError, PositionMissing
 from rftstream.roles.feeder import FEEDER
 from rftstream.roles.feeder.admission import Admission, VersionInForce
@@ -99,8 +100,8 @@ class FeederStep(SingleStepDefaults):
         self._partitions = config.transport.partitions
         self._paused = False
         self._draining = False
-        self._has_unchecked = True
-        """Whether large files have rows that nobody has looked at. They are looked at while tasks flow."""
+        self._has_unchecked = any(isinstance(source.taskset, JsonlTaskset) for source in sources.values())
+        """Whether large files may have rows that nobody has looked at. They are looked at while tasks flow."""
         self._reset(log_)
 
     def _reset(self, log_: Log) -> None:
