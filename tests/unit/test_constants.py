@@ -34,6 +34,7 @@ REACHED: dict[str, str] = {
     "service/versions_in_force.py MAX_ITEMS": "tests/unit/service/test_summaries.py",
     "service/versions_in_force.py MAX_RUNS": "tests/unit/service/test_summaries.py",
     "service/dead_letters.py MAX_LETTER_BYTES": "tests/flow/test_explorer.py",
+    "weights/follower.py MAX_GONE": "tests/unit/weights/test_follower.py",
     "transport/base.py MAX_METADATA_BYTES": "rftstream/testing/conformance_transactions.py",
     "transport/kafka/feed.py MAX_HELD_BYTES": "tests/broker/test_kafka_own.py",
     "data/tasksets/columns.py MAX_DEPTH MAX_PROBLEM_BYTES": "tests/unit/data/test_tasksets_tables.py",
