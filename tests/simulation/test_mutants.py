@@ -18,7 +18,7 @@ KNOWN = {
     "ids-drawn": 4, "filtered-held": 1, "pieces-left": 0, "nothing-durable": 8, "pieces-of-anybody": 7,
     "summary-late": 0, "passes-forgotten": 25, "half-decided-kept": 8, "stages-ignored": 1, "deletions-given-up": 8,
     "strangers-believed": 0, "chain-not-asked": 1, "answered-before-commit": 0, "retries-sampled-again": 0,
-    "any-answer-replayed": 0, "answer-made-again": 0, "any-key-accepted": 0, "states-of-anybody": 328,
+    "any-answer-replayed": 0, "answer-made-again": 0, "any-key-accepted": 0,
     "older-revisions-counted": 0, "judged-again": 11, "votes-forgotten": 11, "asked-again": 0, "nobody-waits": 0,
     "bodies-as-scored": 2, "flags-ignored": 13, "history-changes": 1, "gold-judged": 1,
     "uses-forgotten": 68, "uses-untold": 2, "uses-counted-as-new": 4, "luck-of-the-clock": 5,
