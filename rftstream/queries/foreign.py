@@ -67,7 +67,13 @@ def note_foreign_outcomes(index: Index, log: Log) -> int:
     if not any(map(index.number, suspicious)):
         return 0
     all_ = "SELECT 0 AS partition, offset FROM on_outcomes UNION ALL SELECT 0, offset FROM broken"
-    return _note_all_but_those_in_force(index, log, "outcomes", all_)
+    num_foreign = _note_all_but_those_in_force(index, log, "outcomes", all_)
+    index.execute(  # of twins in force the first counts
+        "INSERT INTO temp.twin_outcomes SELECT offset FROM (SELECT offset, row_number() OVER (PARTITION BY key"
+        " ORDER BY offset) AS place FROM on_outcomes WHERE grp IS NOT NULL"
+        " AND offset NOT IN (SELECT offset FROM foreign_places WHERE topic = 'outcomes')) WHERE place > 1"
+    )
+    return num_foreign
 
 
 def _note_all_but_those_in_force(index: Index, log: Log, topic: str, all_: str) -> int:
@@ -84,9 +90,10 @@ def note_foreign_experiences(index: Index, log: Log, said: Trimmed) -> int:
     """`batches` from the first batch on that `said` has not deleted. Return how many records are foreign."""
     kept = f"SELECT * FROM on_batches WHERE number < 0 OR number >= {said.version}"
     unreadable = _UNREADABLE.format(topic="batches")
-    twice = f"SELECT count(*) FROM (SELECT 1 FROM ({kept}) GROUP BY key HAVING count(*) > 1)"
+    index.execute(f"INSERT INTO temp.repeated_keys SELECT key FROM ({kept}) GROUP BY key HAVING count(*) > 1")
+    suspicious = (f"SELECT count(*) FROM ({unreadable})", "SELECT count(*) FROM repeated_keys")
     rows = index.rows(f"SELECT partition, kind, number, count FROM ({kept}) ORDER BY partition, offset")
-    if not index.number(f"SELECT count(*) FROM ({unreadable})") and not index.number(twice) and _are_chains(rows):
+    if not any(map(index.number, suspicious)) and _are_chains(rows):
         return 0
     begins = [begin for _, begin in sorted(log.transport.admin.begin_offsets("batches").items())]
     told = said.offsets.get("batches") or tuple(begins)

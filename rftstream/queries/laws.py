@@ -40,9 +40,21 @@ CREATE TEMP TABLE IF NOT EXISTS foreign_places(topic TEXT, partition INTEGER, of
     PRIMARY KEY (topic, partition, offset));
 CREATE TEMP TABLE IF NOT EXISTS twin_outcomes(offset INTEGER PRIMARY KEY);
 CREATE TEMP TABLE IF NOT EXISTS step_keys(key BLOB, offset INTEGER, PRIMARY KEY (key, offset));
-CREATE TEMP TABLE IF NOT EXISTS admitted(grp INTEGER PRIMARY KEY, siblings INTEGER, size INTEGER)
+CREATE TEMP TABLE IF NOT EXISTS admitted(grp INTEGER PRIMARY KEY, siblings INTEGER, size INTEGER);
+CREATE TEMP TABLE IF NOT EXISTS repeated_keys(key INTEGER PRIMARY KEY);
+CREATE TEMP TABLE IF NOT EXISTS unpromised(rollout INTEGER, is_batched INTEGER)
 """
-EMPTIED = ("done", "finished", "in_force", "foreign_places", "twin_outcomes", "step_keys", "admitted")
+EMPTIED = (
+    "done",
+    "finished",
+    "in_force",
+    "foreign_places",
+    "twin_outcomes",
+    "step_keys",
+    "admitted",
+    "repeated_keys",
+    "unpromised",
+)
 
 _FATE = """CASE WHEN result != 0 THEN result + 2 {more} WHEN batch >= 0 AND batch < {version} THEN 2 ELSE 1 END"""
 # Of the siblings of a batched group a latecomer is expired, one without a reward dead, one that an operator rejected
@@ -109,10 +121,11 @@ def _lost(here: str, readers: str, after: str, found: str) -> Law:
     return Law(
         f"{here}: {{}} that {readers} passed, with nothing on {after}: ",
         "rollout",
-        f"SELECT DISTINCT rollout FROM {here} h WHERE (offset < (SELECT below FROM done d WHERE d.topic = '{here}'"
-        " AND d.partition = h.partition) OR EXISTS (SELECT 1 FROM finished f"
-        f" WHERE f.topic = '{here}' AND f.partition = h.partition AND f.offset = h.offset))"
-        f" AND NOT EXISTS (SELECT 1 FROM {found} a WHERE a.rollout = h.rollout)",
+        f"SELECT DISTINCT rollout FROM {here} h WHERE NOT EXISTS"
+        f" (SELECT 1 FROM {found} a WHERE a.rollout = h.rollout)"
+        f" AND (offset < (SELECT below FROM done d WHERE d.topic = '{here}' AND d.partition = h.partition)"
+        f" OR EXISTS (SELECT 1 FROM finished f WHERE f.topic = '{here}' AND f.partition = h.partition"
+        " AND f.offset = h.offset))",
         here,
     )
 
@@ -123,7 +136,10 @@ _PROMISED = (
 )
 _REUSED = "EXISTS (SELECT 1 FROM used u WHERE u.rollout = b.rollout AND u.batch = b.number)"
 _HELD = "EXISTS (SELECT 1 FROM batches b WHERE b.rollout = t.rollout AND b.number = {batch})"
-_EARLY = "SELECT DISTINCT rollout FROM batches b WHERE number <= (SELECT coalesce(max(batch), -1) FROM outcomes)"
+_UNPROMISED = (
+    f"SELECT rollout, {_BATCHED} FROM batches b WHERE number <= (SELECT coalesce(max(batch), -1) FROM outcomes)"
+    f" AND NOT {_PROMISED} AND NOT {_REUSED}"
+)
 """Outcomes of later batches were written after we looked."""
 
 LAWS = (
@@ -164,9 +180,9 @@ LAWS = (
         + _HELD.replace("{batch}", "t.batch"),
     ),
     Law("batches: {} that no outcome batched: ", "rollout",
-        f"{_EARLY} AND NOT {_BATCHED} AND NOT {_REUSED}", "batches"),
+        "SELECT DISTINCT rollout FROM unpromised WHERE NOT is_batched", "batches"),
     Law("batches: {} in a batch for which neither its outcome nor a reuse is there: ", "rollout",
-        f"{_EARLY} AND {_BATCHED} AND NOT {_PROMISED} AND NOT {_REUSED}", "batches"),
+        "SELECT DISTINCT rollout FROM unpromised WHERE is_batched", "batches"),
     # Uses are of decided groups, later than the groups' own batches, and numbered without a gap.
     Law("outcomes: {} used once more that have no outcome", "group",
         "SELECT DISTINCT grp FROM uses u WHERE NOT EXISTS (SELECT 1 FROM decided d WHERE d.grp = u.grp)"),
@@ -200,11 +216,11 @@ def make_views(index: Index, said: Trimmed, *, version: int, claimed: int | None
     for name, question in VIEWS.items():
         index.execute(f"CREATE TEMP VIEW {name} AS {question.format(**values)}")
     # Of the siblings of a group the first one says how many there are.
-    index.execute("DELETE FROM temp.admitted")
     index.execute(
         "INSERT INTO temp.admitted SELECT grp, siblings, size FROM (SELECT grp, count(*) AS siblings, number AS size,"
         " min(rollout) FROM (SELECT rollout, grp, number, min(offset) FROM tasks GROUP BY rollout) GROUP BY grp)"
     )
+    index.execute(f"INSERT INTO temp.unpromised {_UNPROMISED.format(**values)}")
 
 
 def broken_laws(index: Index, said: Trimmed) -> list[str]:
@@ -252,7 +268,7 @@ def twins_on(index: Index, topic: str) -> Twins:
         rows = index.rows(_repeated(f"all_{topic}", "rollout"))
         return Twins({digest(names.of_rollout(one)): count for one, count in list(rows)})
     if topic == "batches":
-        return Twins(dict(index.rows(_repeated("all_batches", "key"))))
+        return Twins(dict(index.rows(_repeated("all_batches WHERE key IN (SELECT key FROM repeated_keys)", "key"))))
     if topic == "outcomes":
         found = Twins()
         for key, _, count in index.rows(_repeated("all_outcomes", "key, grp IS NULL")):
