@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol
+from contextlib import suppress
+from typing import Any, Protocol
 
 from rftstream.algorithms.policy_gradient import CORRECTIONS
 from rftstream.config import registry
@@ -14,12 +15,16 @@ from rftstream.config.part_specs import AlgorithmSpec
 from rftstream.config.reward_uses import reward_names, reward_uses
 from rftstream.config.sections import EvaluationSection, RunConfig, TasksetSection, name_of_part
 from rftstream.config.stages import Stages
+from rftstream.contracts.tasks import Sampling
 from rftstream.errors import ConfigError
 from rftstream.preflight.estimate import DiskEstimate
 from rftstream.queries.formatting import plural, size
 from rftstream.roles.explorer import EXPLORER
 from rftstream.roles.verifier import VERIFIER
 from rftstream.runs.folder import lies_in_folder
+
+FEW_TOKENS = 8
+"""Tokens that are fewer than many an answer."""
 
 
 class Measured(Protocol):
@@ -62,6 +67,7 @@ def find_warnings(
         *_groups(config),
         *_algorithm(config),
         *_sampling(config),
+        *_overlong(config),
         *_rewards(config),
         *_unused_tables(config),
         *_lengths(config, measured, context),
@@ -150,14 +156,8 @@ _CHANGES = {
 
 def _sampling(config: RunConfig) -> Iterator[str]:
     """Yield a warning where a correction takes what sampling left out for a difference between policies."""
-    for name, section in config.tasksets.items():
-        place = f"tasksets.{name}"
-        where = f"{place}.algorithm" if section.algorithm else "trainer.algorithm"
-        try:
-            correction = getattr(config.build_algorithm(where)[1], "correction", "none")
-        except ConfigError:  # reported elsewhere
-            continue
-        sampling = sampling_for(config, section.sampling, where=f"{place}.sampling")
+    for place, algorithm, sampling in _learned(config):
+        correction = getattr(algorithm, "correction", "none")
         odd = [f"{key} = {getattr(sampling, key):g}" for key, off in _CHANGES.items() if getattr(sampling, key) != off]
         if not odd or correction == "none":
             continue
@@ -170,6 +170,28 @@ def _sampling(config: RunConfig) -> Iterator[str]:
             f"trainer's: {how}, and correction = {correction!r} {what}, whoever sampled; leave these settings to "
             'evaluations, or set correction = "none"'
         )
+
+
+def _overlong(config: RunConfig) -> Iterator[str]:
+    """Yield a warning where a penalty for long completions begins within the length of a right answer."""
+    for place, algorithm, sampling in _learned(config):
+        share, most = getattr(algorithm, "overlong_share", 0.0), sampling.max_tokens
+        if 0 < share * most < FEW_TOKENS:
+            yield (
+                f"{place}: overlong_share = {share:g} takes from the reward of completions of more than "
+                f"{most * (1 - share):g} tokens, their end among them, since max_tokens is {most}; if right answers "
+                "are so long, set it to 0, or raise max_tokens"
+            )
+
+
+def _learned(config: RunConfig) -> Iterator[tuple[str, Any, Sampling]]:
+    """Yield the place of each taskset, the settings of the algorithm that learns from it, and its sampling."""
+    for name, section in config.tasksets.items():
+        place = f"tasksets.{name}"
+        where = f"{place}.algorithm" if section.algorithm else "trainer.algorithm"
+        with suppress(ConfigError):  # reported elsewhere
+            algorithm = config.build_algorithm(where)[1]
+            yield place, algorithm, sampling_for(config, section.sampling, where=f"{place}.sampling")
 
 
 def _rewards(config: RunConfig) -> Iterator[str]:

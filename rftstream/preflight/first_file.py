@@ -23,7 +23,7 @@ from rftstream.errors import ConfigError
 from rftstream.preflight.check import check
 from rftstream.queries.run_file_schema import FILE_NAME as SCHEMA
 from rftstream.queries.run_file_schema import schema_text
-from rftstream.queries.source_text import config_fields
+from rftstream.queries.source_text import config_fields, evaluate
 
 RUN_FILE = "rftstream.toml"
 SAMPLE = "problems.jsonl"
@@ -218,7 +218,7 @@ def _training(wanted: FirstFile, problems: Sequence[Problem]) -> list[list[str]]
                 'lr_schedule = "cosine"',
                 "adam_betas = [0.9, 0.99]",
             ],
-            *_off_policy_mask(wanted.algorithm),
+            *_algorithm_section(wanted.algorithm),
         ]
     return [
         ["[sampling]", "max_tokens = 512           # of a whole answer"],
@@ -227,13 +227,19 @@ def _training(wanted: FirstFile, problems: Sequence[Problem]) -> list[list[str]]
     ]
 
 
-def _off_policy_mask(algorithm: str) -> list[list[str]]:
-    """Return the section of the algorithm by which samples of an older version push nothing down twice, if it can."""
+def _algorithm_section(algorithm: str) -> list[list[str]]:
+    """Return the section of the algorithm: samples of an older version push nothing down twice, and right answers are
+    not taken for too long, which are as long as is allowed."""
     spec = registry.table("algorithm").get(algorithm)
-    if spec is None or all(one.name != "sequence_mask" for one in config_fields(spec.path)):
-        return []
-    about = "# what is wrong and has become unlikelier since it was sampled is not pushed down again"
-    return [[f"[algorithms.{algorithm}]", f"sequence_mask = 1e-4       {about}"]]
+    known = {} if spec is None else {one.name: one for one in config_fields(spec.path)}
+    lines = []
+    if "sequence_mask" in known:
+        about = "# what is wrong and has become unlikelier since it was sampled is not pushed down again"
+        lines.append(f"sequence_mask = 1e-4       {about}")
+    share = known.get("overlong_share")
+    if share is not None and share.default is not None and evaluate(share.default, share.module):
+        lines.append("overlong_share = 0.0       # right answers are as long as max_tokens allows")
+    return [[f"[algorithms.{algorithm}]", *lines]] if lines else []
 
 
 def _feeder(groups: int) -> list[str]:

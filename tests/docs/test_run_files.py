@@ -12,6 +12,7 @@ import pytest
 from rftstream.config import loader
 from rftstream.config.part_names import check_part_names
 from rftstream.data.tasksets.open import open_taskset
+from rftstream.preflight.advice import find_warnings
 from rftstream.preflight.first_file import FirstFile, write
 from tests.docs.reading import PAGES, ROOT, Block, blocks, shown
 
@@ -56,6 +57,15 @@ def test_what_is_called_held_out_is_held_out(file: Path) -> None:
     trained = set[tuple[str, ...]]().union(*(asked(name, one) for name, one in config.tasksets.items()))
     for name, section in config.evaluations.items():
         assert not asked(name, section) & trained, name
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "dapo", "rloo"])
+def test_what_init_writes_takes_nothing_from_right_answers(tmp_path: Path, algorithm: str) -> None:
+    """They are as long as is allowed, where an algorithm takes something for the last tokens by itself."""
+    write(FirstFile(folder=tmp_path, algorithm=algorithm))
+    config = loader.load([tmp_path / "rftstream.toml"], env={})
+    assert config.build_algorithm("trainer.algorithm")[1].overlong_share == 0
+    assert not [one for one in find_warnings(config, {}, None, None) if "overlong" in one]
 
 
 @pytest.mark.parametrize(("rows", "held"), [(0, 0), (19, 0), (20, 2), (3000, 100)])

@@ -464,6 +464,7 @@ def test_how_many_prompts_were_rendered_is_said_if_not_all(write: Write) -> None
         ({"tasksets__train__passes": 1}, "the tasksets end after 2 groups, which make 0 batches"),
         ({"transport": {"kind": "embedded", "servers": "x:1"}}, "transport.servers: nothing uses it, since"),
         ({"transport": {"kind": "embedded", "options": {"acks": 1}}}, "transport.options: nothing uses it, since"),
+        ({"trainer__algorithm": "dapo"}, "overlong_share = 0.2 takes from the reward of completions of more than 6.4"),
     ],
 )
 def test_warnings(write: Write, changes: dict[str, Any], text: str) -> None:
