@@ -10,11 +10,14 @@ from click.testing import CliRunner
 
 from rftstream.commands import cli
 from rftstream.config.loader import from_dict, to_toml
-from rftstream.contracts.control import DesiredState, RunFinished
+from rftstream.contracts.control import DesiredState, Request, RunFinished
+from rftstream.contracts.dead import DeadDropped
 from rftstream.contracts.versions import VersionName
 from rftstream.runs.folder import RunFolder, create_log, open_run, open_transport
 from rftstream.runs.observer import Observer
+from rftstream.runs.requests import NAMES_A_RECORD, ask_retries, drop_dead
 from rftstream.service.control_view import read_control
+from rftstream.service.role import Log
 from rftstream.testing.played import played_records
 
 CONFIG = {
@@ -65,6 +68,26 @@ def test_a_drain_is_not_taken_back(folder: RunFolder) -> None:
     assert code == 2
     assert "is draining" in said
     assert state_of(folder) is DesiredState.draining
+
+
+@pytest.mark.law("bounded")
+@pytest.mark.parametrize("count", [1, NAMES_A_RECORD - 1, NAMES_A_RECORD, NAMES_A_RECORD + 1, 3 * NAMES_A_RECORD])
+def test_any_number_of_groups_is_put_back_or_dropped_at_once(folder: RunFolder, count: int) -> None:
+    """No record grows with their number, and all of them are asked for in one transaction."""
+    groups = [f"sums/0/{number}/0" for number in range(count)]
+    run = open_run(folder.path)
+    try:
+        ask_retries(run, {group: [None, "rollouts[0]@1"] for group in groups}, within_s=60.0)
+        drop_dead(run, groups, groups[: count // 2], reason="old")
+        messages = [received.message for received in Log(run.transport).messages("control")]
+    finally:
+        run.transport.close()
+    asked = [one for one in messages if isinstance(one, Request)]
+    dropped = [one for one in messages if isinstance(one, DeadDropped)]
+    assert [one.request_id for one in asked] == [f"retry/{group}" for group in groups]
+    assert [name for one in dropped for name in one.letters] == groups
+    assert [name for one in dropped for name in one.groups] == groups[: count // 2]
+    assert len(dropped) == -(-count // NAMES_A_RECORD)
 
 
 def test_what_cannot_be_decoded_takes_nothing_back(folder: RunFolder) -> None:
