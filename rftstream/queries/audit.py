@@ -30,7 +30,6 @@ from rftstream.queries.formatting import plural
 from rftstream.queries.laws import (
     BATCHED,
     DEAD,
-    EMPTIED,
     EXPIRED,
     FILTERED,
     NUM_EXAMPLES,
@@ -89,8 +88,9 @@ def audit(transport: Transport, index: Index | None = None) -> AuditReport:
 def _audit(transport: Transport, index: Index, said: Trimmed) -> AuditReport:
     """Audit the log once. `said` is what `control` said of deleted records before anything else was read."""
     log = Log(transport)
-    for statement in (*TEMPORARY.split(";\n"), *(f"DELETE FROM temp.{table}" for table in EMPTIED)):
-        index.execute(statement)
+    for table, columns in TEMPORARY.items():
+        index.execute(f"CREATE TEMP TABLE IF NOT EXISTS {table}({columns})")
+        index.execute(f"DELETE FROM temp.{table}")
     for role, topic in ((EXPLORER, "tasks"), (VERIFIER, "rollouts"), (BUFFER, "verified")):
         note_done(index, topic, log.committed(role.name))
     ended = read_control(transport).ended

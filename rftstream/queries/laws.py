@@ -31,30 +31,19 @@ NUM_EXAMPLES = 3
 Twins = Counter[int]
 """Digest of a key -> records that are too many."""
 
-TEMPORARY = """
-CREATE TEMP TABLE IF NOT EXISTS done(topic TEXT, partition INTEGER, below INTEGER, PRIMARY KEY (topic, partition));
-CREATE TEMP TABLE IF NOT EXISTS finished(topic TEXT, partition INTEGER, offset INTEGER,
-    PRIMARY KEY (topic, partition, offset));
-CREATE TEMP TABLE IF NOT EXISTS in_force(offset INTEGER PRIMARY KEY);
-CREATE TEMP TABLE IF NOT EXISTS foreign_places(topic TEXT, partition INTEGER, offset INTEGER,
-    PRIMARY KEY (topic, partition, offset));
-CREATE TEMP TABLE IF NOT EXISTS twin_outcomes(offset INTEGER PRIMARY KEY);
-CREATE TEMP TABLE IF NOT EXISTS step_keys(key BLOB, offset INTEGER, PRIMARY KEY (key, offset));
-CREATE TEMP TABLE IF NOT EXISTS admitted(grp INTEGER PRIMARY KEY, siblings INTEGER, size INTEGER);
-CREATE TEMP TABLE IF NOT EXISTS repeated_keys(key INTEGER PRIMARY KEY);
-CREATE TEMP TABLE IF NOT EXISTS unpromised(rollout INTEGER, is_batched INTEGER)
-"""
-EMPTIED = (
-    "done",
-    "finished",
-    "in_force",
-    "foreign_places",
-    "twin_outcomes",
-    "step_keys",
-    "admitted",
-    "repeated_keys",
-    "unpromised",
-)
+_PLACE = "topic TEXT, partition INTEGER, offset INTEGER, PRIMARY KEY (topic, partition, offset)"
+TEMPORARY = {
+    "done": "topic TEXT, partition INTEGER, below INTEGER, PRIMARY KEY (topic, partition)",
+    "finished": _PLACE,
+    "in_force": "offset INTEGER PRIMARY KEY",
+    "foreign_places": _PLACE,
+    "twin_outcomes": "offset INTEGER PRIMARY KEY",
+    "step_keys": "key BLOB, offset INTEGER, PRIMARY KEY (key, offset)",
+    "admitted": "grp INTEGER PRIMARY KEY, siblings INTEGER, size INTEGER",
+    "repeated_keys": "key INTEGER PRIMARY KEY",
+    "unpromised": "rollout INTEGER, is_batched INTEGER",
+}
+"""Temporary table -> its columns."""
 
 _FATE = """CASE WHEN result != 0 THEN result + 2 {more} WHEN batch >= 0 AND batch < {version} THEN 2 ELSE 1 END"""
 # Of the siblings of a batched group a latecomer is expired, one without a reward dead, one that an operator rejected
