@@ -13,7 +13,7 @@ import numpy as np
 
 from rftstream.algorithms.scored import ScoredBatch
 from rftstream.contracts.batches import Experience
-from rftstream.core.process_supervision import compute_step_advantages
+from rftstream.core.advantages import compute_step_advantages
 from rftstream.errors import ConfigError
 
 STEP_REWARDS, STEP_ENDS = "step_rewards", "step_ends"

@@ -405,11 +405,10 @@ def sharing_store(config: RunConfig, folder: RunFolder) -> list[str]:
         if path == folder.path or not other.exists():
             continue
         try:
-            is_same = store_place(read_config(other), other) == place
+            if store_place(read_config(other), other) == place:
+                found.append(other.run_id)
         except ConfigError:  # of another release
             continue
-        if is_same:
-            found.append(other.run_id)
     return found
 
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from rftstream.core.process_supervision import compute_step_advantages
+from rftstream.core.advantages import compute_step_advantages
 
 
 def steps(*pairs, length):

@@ -15,7 +15,7 @@ from rftstream.config.part_names import check_part_names, check_steps
 from rftstream.contracts.arrays import Array
 from rftstream.contracts.verdicts import VerifiedRollout
 from rftstream.contracts.versions import StepRecord
-from rftstream.core.process_supervision import compute_step_advantages
+from rftstream.core.advantages import compute_step_advantages
 from rftstream.errors import ConfigError, RewardError
 from rftstream.rewards import classifier
 from rftstream.rewards.base import TokenSegment
