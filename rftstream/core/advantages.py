@@ -1,5 +1,6 @@
-"""Advantages from the rewards of groups, and from those of steps. Shapes: N rollouts, `groups_N` names the group of each,
-T tokens of a rollout, S steps of all rollouts.
+"""Advantages from the rewards of groups, and from those of steps.
+
+Shapes: N rollouts, `groups_N` names the group of each; T tokens of a rollout, S steps of all rollouts.
 
 A group whose rewards are all equal but for rounding says nothing: where their variance (with n - 1) is below
 MIN_VARIANCE, all advantages are exactly 0. All is computed in float64, whatever float type comes in.
