@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rftstream.config import loader, registry
-from rftstream.config.part_specs import TasksetSpec
+from rftstream.config.part_specs import AlgorithmSpec, TasksetSpec
 from rftstream.config.sections import RunConfig, RunSection, TasksetSection
 from rftstream.contracts.tasks import Problem
 from rftstream.data.tasksets.open import open_taskset
@@ -233,7 +233,8 @@ def _algorithm_section(algorithm: str) -> list[list[str]]:
     spec = registry.table("algorithm").get(algorithm)
     known = {} if spec is None else {one.name: one for one in config_fields(spec.path)}
     lines = []
-    if "sequence_mask" in known:
+    # Where greedy answers are the baseline most advantages are negative, and the mask would drop nearly all.
+    if "sequence_mask" in known and not (isinstance(spec, AlgorithmSpec) and spec.greedy_baseline):
         about = "# what is wrong and has become unlikelier since it was sampled is not pushed down again"
         lines.append(f"sequence_mask = 1e-4       {about}")
     share = known.get("overlong_share")

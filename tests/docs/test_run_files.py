@@ -59,12 +59,14 @@ def test_what_is_called_held_out_is_held_out(file: Path) -> None:
         assert not asked(name, section) & trained, name
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "dapo", "rloo"])
+@pytest.mark.parametrize("algorithm", ["grpo", "dapo", "rloo", "remax"])
 def test_what_init_writes_takes_nothing_from_right_answers(tmp_path: Path, algorithm: str) -> None:
     """They are as long as is allowed, where an algorithm takes something for the last tokens by itself."""
     write(FirstFile(folder=tmp_path, algorithm=algorithm))
     config = loader.load([tmp_path / "rftstream.toml"], env={})
-    assert config.build_algorithm("trainer.algorithm")[1].overlong_share == 0
+    settings = config.build_algorithm("trainer.algorithm")[1]
+    assert settings.overlong_share == 0
+    assert settings.sequence_mask == (None if algorithm == "remax" else 1e-4), "greedy answers are mostly better"
     assert not [one for one in find_warnings(config, {}, None, None) if "overlong" in one]
 
 
