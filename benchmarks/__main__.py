@@ -22,7 +22,7 @@ from rich.table import Table
 
 import benchmarks
 from benchmarks._aims import aim_of
-from rftstream.config.registry import suggest
+from rftstream.config.parts.registry import suggest
 
 KEYS = ("name", "unit", "ours", "reference", "reference_name", "ratio")
 RESULT = Path("bench.json")

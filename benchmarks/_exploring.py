@@ -26,7 +26,7 @@ from rftstream.contracts.rollouts import Rollout
 from rftstream.contracts.tasks import ChatMessage, Problem, RolloutIds, Sampling, Task
 from rftstream.contracts.versions import VersionName
 from rftstream.errors import ConfigError
-from rftstream.models.folder import prepare_model
+from rftstream.models.folders.folder import prepare_model
 from rftstream.models.rendering import open_renderer
 from rftstream.models.spec import ModelSpec
 from rftstream.roles.build import role_builder, service_of
@@ -56,7 +56,7 @@ class Load:
 
 
 def choose_model() -> tuple[dict[str, Any], str]:
-    from rftstream.models.convert import convert_smollm2
+    from rftstream.models.folders.convert import convert_smollm2
 
     try:
         return {"path": str(convert_smollm2(CACHE / "SmolLM2-135M-Instruct"))}, "SmolLM2-135M"

@@ -34,7 +34,7 @@ from rftstream.contracts.tasks import RolloutIds, Task
 from rftstream.errors import ContractError, TransportError
 from rftstream.roles.explorer import EXPLORER
 from rftstream.runs.folder import RunFolder
-from rftstream.service.concurrent import ConcurrentService
+from rftstream.service.loops.concurrent import ConcurrentService
 from rftstream.service.role import FOREVER, Done, Item, Publish, Role, RoleContext, Saved
 from rftstream.service.step_defaults import ConcurrentStepDefaults
 from rftstream.transport.kafka.connection import BACKOFF_MS

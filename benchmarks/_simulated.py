@@ -26,7 +26,7 @@ from rftstream.contracts.tasks import Task
 from rftstream.contracts.versions import StepRecord
 from rftstream.policies.fake import made_up_tokens
 from rftstream.runs.folder import RunFolder, open_run
-from rftstream.runs.requests import ask_state
+from rftstream.runs.writes.requests import ask_state
 from rftstream.service.role import Log
 from rftstream.transport.base import Transport
 

@@ -16,7 +16,7 @@ from typing import Any
 from rftstream.contracts.versions import VersionName
 from rftstream.weights.checkpoints import CheckpointStore
 from rftstream.weights.snapshot import RawTensor, data_view
-from rftstream.weights.store import ObjectStore
+from rftstream.weights.stores.store import ObjectStore
 from rftstream.weights.tensors import raw, write_tensors
 
 NUM_TENSORS, NUM_ELEMENTS = 272, 134_515_008

@@ -185,7 +185,7 @@ def _resumed(folder: str) -> dict[tuple[str, str], float]:
     steps = 1 + int(
         subprocess.run(
             [sys.executable, "-c", "import sys; from rftstream.runs.folder import open_run; "
-             "from rftstream.queries.history import read_history; from rftstream.service.role import Log; "
+             "from rftstream.queries.curves.history import read_history; from rftstream.service.role import Log; "
              "print(read_history(Log(open_run(sys.argv[1]).transport)).version)", folder],
             capture_output=True, text=True, check=True,
         ).stdout

@@ -23,10 +23,10 @@ from benchmarks._exploring import CONCURRENT, MAX_TOKENS, Load, choose_model, ex
 from rftstream.clock import SystemClock
 from rftstream.contracts.tasks import Sampling
 from rftstream.contracts.versions import VersionName
-from rftstream.models.folder import prepare_model
+from rftstream.models.folders.folder import prepare_model
 from rftstream.models.rendering import open_renderer
 from rftstream.policies.base import SampleRequest
-from rftstream.policies.hf import HfPolicy
+from rftstream.policies.hf.policy import HfPolicy
 
 ROW_TOKENS, ROW_PROMPT = 60, 200
 """Tokens of a row that is sampled alone, and of its prompt."""

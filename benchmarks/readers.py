@@ -22,11 +22,11 @@ from typing import IO, Any
 import numpy as np
 
 from rftstream.contracts.versions import VersionName, WeightsAnnounced
-from rftstream.weights.anchors import AnchorCache, HasObject
 from rftstream.weights.follower import WeightsFollower
 from rftstream.weights.publisher import WeightsPublisher
 from rftstream.weights.snapshot import RawTensor
-from rftstream.weights.store import ObjectStore
+from rftstream.weights.stores.anchors import AnchorCache, HasObject
+from rftstream.weights.stores.store import ObjectStore
 from tests.s3 import BUCKET, S3Server
 
 MODEL = "bench"

@@ -25,8 +25,8 @@ from rftstream.contracts.versions import VersionName
 from rftstream.models.fake_renderer import FakeRenderer
 from rftstream.models.spec import ModelSpec
 from rftstream.policies.base import SampleRequest
-from rftstream.policies.openai import OpenAiPolicy
-from rftstream.policies.routing import Router
+from rftstream.policies.openai.policy import OpenAiPolicy
+from rftstream.policies.openai.routing import Router
 
 SERVERS = (2, 4)
 GROUPS, GROUP_SIZE, TURNS = 12, 8, 4

@@ -38,7 +38,7 @@ from rftstream.backends.torch.backend import TorchBackend
 from rftstream.config import loader
 from rftstream.core.logprobs import token_logprobs
 from rftstream.core.packing import pad_rows, split_microbatches
-from rftstream.models.folder import prepare_model
+from rftstream.models.folders.folder import prepare_model
 from rftstream.models.spec import ModelSpec
 
 LENGTHS = tuple(range(64, 513, 64))

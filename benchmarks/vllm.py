@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._exploring import CONCURRENT, Load, choose_model, explore, make_load
-from rftstream.models.folder import prepare_model
+from rftstream.models.folders.folder import prepare_model
 from rftstream.models.rendering import open_renderer
 
 ENGINE = {"enforce_eager": True, "kv_cache_memory_bytes": 1 << 28}

@@ -26,16 +26,16 @@ from rftstream.clock import SystemClock
 from rftstream.config import loader
 from rftstream.contracts.tasks import Sampling
 from rftstream.contracts.versions import VersionName
-from rftstream.models.folder import prepare_model
+from rftstream.models.folders.folder import prepare_model
 from rftstream.models.rendering import open_renderer
 from rftstream.policies.base import SampleRequest
-from rftstream.policies.vllm import VllmPolicy
-from rftstream.policies.vllm_engine import label_of
+from rftstream.policies.vllm.engine import label_of
+from rftstream.policies.vllm.policy import VllmPolicy
 from rftstream.weights.follower import WeightsFollower
 from rftstream.weights.publisher import WeightsPublisher
 from rftstream.weights.shared_memory import SharedTensors, WeightsMemory
 from rftstream.weights.snapshot import RawTensor, data_view, write_snapshot
-from rftstream.weights.store import ObjectStore
+from rftstream.weights.stores.store import ObjectStore
 
 NUM_VERSIONS = 3
 """Of each kind."""

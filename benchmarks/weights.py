@@ -29,14 +29,14 @@ from rftstream.config.sections import RunConfig
 from rftstream.contracts.tasks import ChatMessage
 from rftstream.contracts.versions import VersionName, WeightsAnnounced
 from rftstream.errors import ConfigError
-from rftstream.models.convert import convert_smollm2
-from rftstream.models.folder import prepare_model
+from rftstream.models.folders.convert import convert_smollm2
+from rftstream.models.folders.folder import prepare_model
 from rftstream.models.rendering import open_renderer
 from rftstream.policies.base import Policy
 from rftstream.weights.follower import WeightsFollower
 from rftstream.weights.publisher import WeightsPublisher
 from rftstream.weights.snapshot import RawTensor, data_view
-from rftstream.weights.store import ObjectStore
+from rftstream.weights.stores.store import ObjectStore
 
 CACHE = Path(__file__).parent.parent / ".cache" / "models"
 LRS = (1e-6, 5e-6, 2e-5)
@@ -242,7 +242,7 @@ def _config(model: Mapping[str, Any], folder: Path) -> RunConfig:
 
 
 def _policy(model: Mapping[str, Any], folder: Path) -> Policy:
-    from rftstream.policies.hf import HfPolicy
+    from rftstream.policies.hf.policy import HfPolicy
 
     run = _config(model, folder)
     spec = prepare_model(run.model, folder / "model", run.run.seed, threads=1)

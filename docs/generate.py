@@ -39,7 +39,7 @@ from pages import (  # noqa: E402
 from pictures import flow, start, weights  # noqa: E402
 from pictures import scale as scale_picture  # noqa: E402
 
-from rftstream.queries import run_file_schema  # noqa: E402
+from rftstream.queries.reference import run_file_schema  # noqa: E402
 from schemas import generate as contract_schemas  # noqa: E402
 
 PICTURES = {"flow": flow, "scale": scale_picture, "start": start, "weights": weights}

@@ -102,7 +102,7 @@ class MessageTooLarge(ContractError):
 
 
 class ForeignRecord(ContractError):
-    """A record is not in force (service/in_force.py). Readers skip it; nothing ends because of it."""
+    """A record is not in force (service/records/in_force.py). Readers skip it; nothing ends because of it."""
 
 
 class TransportError(RftError):

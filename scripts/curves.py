@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from rftstream.config import loader
-from rftstream.config.registry import suggest
+from rftstream.config.parts.registry import suggest
 from rftstream.contracts.versions import EvalResult
 from rftstream.errors import ConfigError
-from rftstream.models.folder import CONVERTED
-from rftstream.queries.history import History, read_history
+from rftstream.models.folders.folder import CONVERTED
+from rftstream.queries.curves.history import History, read_history
 from rftstream.runs.folder import OpenRun, RunFolder, find_run, open_run
 from rftstream.service.control_view import read_control
 from rftstream.service.role import Log

@@ -12,8 +12,8 @@ import rftstream
 from rftstream.commands.options import can_dim
 from rftstream.contracts.versions import EvalResult
 from rftstream.errors import RftError
-from rftstream.models.made import END
-from rftstream.queries.shown_completions import DIM, NOT_DIM
+from rftstream.models.folders.made import END
+from rftstream.queries.records.shown_completions import DIM, NOT_DIM
 from rftstream.runs.folder import OpenRun, open_run
 from rftstream.service.role import Log
 

@@ -31,8 +31,8 @@ from typing import Any
 from rftstream import __version__
 from rftstream.config import loader
 from rftstream.contracts.versions import WeightsAnnounced
-from rftstream.models.folder import CONVERTED
-from rftstream.queries.history import read_history
+from rftstream.models.folders.folder import CONVERTED
+from rftstream.queries.curves.history import read_history
 from rftstream.runs.folder import open_run
 from rftstream.service.role import Log
 from scripts.experiments import ROOT, Experiment
@@ -320,7 +320,7 @@ def draw(one: Comparison, rows: Rows, picture: Path | None = None) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from rftstream.queries.panels import COLORS, INK
+    from rftstream.queries.curves.panels import COLORS, INK
 
     figure = Figure(figsize=(11, 3.6), dpi=110, facecolor="white", layout="constrained")
     FigureCanvasAgg(figure)

@@ -21,12 +21,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rftstream.config import loader, registry
+from rftstream.config import loader
+from rftstream.config.parts import registry
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.ids import derive_seed
 from rftstream.contracts.tasks import Problem, Sampling
 from rftstream.data.tasksets.open import open_taskset, order
-from rftstream.models.folder import prepare_model
+from rftstream.models.folders.folder import prepare_model
 from rftstream.rewards.base import RewardInput
 from rftstream.rewards.resolve import build_reward
 

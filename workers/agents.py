@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rftstream.config import registry
-from rftstream.config.part_specs import EnvironmentSpec, PolicySpec, TransportSpec
+from rftstream.config.parts import registry
+from rftstream.config.parts.part_specs import EnvironmentSpec, PolicySpec, TransportSpec
 from rftstream.config.sections import RunConfig, name_of_part
 from rftstream.environments import ENVIRONMENTS
 from rftstream.environments.launched_agents import RunsAgent, agent_of
@@ -19,11 +19,11 @@ from rftstream.gateway.keys import GatewayKeys, run_secret
 from rftstream.gateway.server import GatewayServer, GatewaySettings
 from rftstream.models.spec import ModelSpec
 from rftstream.policies.base import Policy
-from rftstream.queries.gateways import find_gateways
-from rftstream.roles.explorer.agent_calls import AgentLimits
-from rftstream.roles.explorer.agent_launcher import AgentLauncher, LaunchedAgents
-from rftstream.roles.explorer.agent_loop import AgentLoop
-from rftstream.roles.explorer.agent_parts import AgentParts
+from rftstream.queries.state.gateways import find_gateways
+from rftstream.roles.explorer.agents.calls import AgentLimits
+from rftstream.roles.explorer.agents.launcher import AgentLauncher, LaunchedAgents
+from rftstream.roles.explorer.agents.loop import AgentLoop
+from rftstream.roles.explorer.agents.parts import AgentParts
 from rftstream.roles.explorer.model_calls import CallInbox
 from rftstream.roles.explorer.shared_policy import share_policy
 from rftstream.roles.explorer.turn_loop import TurnLoop

@@ -7,14 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 from rftstream.models.rendering import open_parsers, own_renderers
 from rftstream.roles.explorer import EXPLORER
-from rftstream.roles.explorer.agent_step import AgentExplorerStep
+from rftstream.roles.explorer.agents.step import AgentExplorerStep
 from rftstream.roles.explorer.partials import Partials
 from rftstream.roles.explorer.saved_states import SavedStates
 from rftstream.roles.explorer.step import ExplorerStep
 from rftstream.roles.explorer.stored import StoredRollouts
 from rftstream.roles.trainer.pending_update import DeferredExecutor
+from rftstream.service.loops.self_pipe import SelfPipe
 from rftstream.service.role import Role, RoleContext
-from rftstream.service.self_pipe import SelfPipe
 from workers.agents import GatewayAddress, agent_parts
 from workers.parts import device_lock, engine_share, follower, model_spec, turn_loop
 

@@ -14,7 +14,7 @@ from rftstream.roles.feeder.draws import open_sources, tasksets_of
 from rftstream.roles.feeder.step import FeederStep
 from rftstream.runs.manifest import check_same_run, data_digests, make_manifest
 from rftstream.service.role import Log, Role, RoleContext
-from rftstream.weights.media import MediaStore
+from rftstream.weights.stores.media import MediaStore
 from workers.parts import model_spec
 
 

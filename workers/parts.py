@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import cast
 
 from rftstream import metrics
-from rftstream.config import registry
 from rftstream.config.colocation import is_shared
-from rftstream.config.part_specs import EnvironmentSpec, PolicySpec
+from rftstream.config.parts import registry
+from rftstream.config.parts.part_specs import EnvironmentSpec, PolicySpec
 from rftstream.config.sections import RunConfig
 from rftstream.config.stages import taken_kinds
 from rftstream.contracts.tasks import Problem
@@ -20,22 +20,22 @@ from rftstream.environments.call_workers import CallWorkers
 from rftstream.environments.calls import EnvironmentCalls
 from rftstream.errors import ConfigError
 from rftstream.models.device_lock import DeviceLock
-from rftstream.models.folder import prepare_model
-from rftstream.models.image_tokens import check_takes_images, image_cache
+from rftstream.models.folders.folder import prepare_model
 from rftstream.models.rendering import Renderer, open_renderer
 from rftstream.models.spec import ModelSpec
+from rftstream.models.vision.image_tokens import check_takes_images, image_cache
 from rftstream.policies.base import Policy
 from rftstream.policies.colocated import EngineShare, SleepingPolicy
 from rftstream.rewards.base import Scorer
 from rftstream.roles.buffer.demonstrations import DemonstrationQueue
 from rftstream.roles.explorer.turn_loop import TurnLoop
-from rftstream.roles.trainer.held_out import HeldOut
 from rftstream.roles.trainer.training import Training
+from rftstream.roles.trainer.watches.held_out import HeldOut
 from rftstream.service.role import RoleContext
-from rftstream.weights.anchors import AnchorCache
 from rftstream.weights.follower import WeightsFollower
-from rftstream.weights.media import MediaStore
-from rftstream.weights.store import ObjectStore
+from rftstream.weights.stores.anchors import AnchorCache
+from rftstream.weights.stores.media import MediaStore
+from rftstream.weights.stores.store import ObjectStore
 
 MEDIA_PATIENCE_S = 30.0
 """Seconds to try to fetch an image. Without the image the rollout that shows it fails."""

@@ -24,9 +24,9 @@ from rftstream.roles.synthesiser.parents import ParentChooser
 from rftstream.roles.synthesiser.step import SynthesiserStep, SynthesisPlan
 from rftstream.roles.synthesiser.wording import AnswerReader
 from rftstream.roles.trainer.pending_update import DeferredExecutor
-from rftstream.service.problem_records import ProblemReader
+from rftstream.service.loops.self_pipe import SelfPipe
+from rftstream.service.records.problem_records import ProblemReader
 from rftstream.service.role import Role, RoleContext
-from rftstream.service.self_pipe import SelfPipe
 from workers.parts import context_length, follower, model_spec, scorer, turn_loop
 
 STORE_PATIENCE_S = 5.0

@@ -6,16 +6,16 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 
 from rftstream.config.colocation import check_colocation
-from rftstream.models.image_tokens import image_cache
-from rftstream.queries.model_card import write_model_card
+from rftstream.models.vision.image_tokens import image_cache
+from rftstream.queries.curves.model_card import write_model_card
 from rftstream.roles.trainer import TRAINER
 from rftstream.roles.trainer.pending_update import DeferredExecutor, Inline
+from rftstream.roles.trainer.retention.trimmed_deletions import TrimmedDeletions
 from rftstream.roles.trainer.step import TrainerStep
 from rftstream.roles.trainer.training import build_training
-from rftstream.roles.trainer.trimmed_deletions import TrimmedDeletions
 from rftstream.service.control_view import read_control
 from rftstream.service.role import Log, Role, RoleContext
-from rftstream.weights.media import MediaStore
+from rftstream.weights.stores.media import MediaStore
 from workers.parts import device_lock, held_out, model_spec
 
 

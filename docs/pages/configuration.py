@@ -7,10 +7,10 @@ import functools
 from collections.abc import Iterable
 
 from pages.markdown import table
-from rftstream.config import registry
-from rftstream.config.part_specs import OperatorSpec
-from rftstream.queries import settings, source_text
-from rftstream.queries.settings import Setting, SettingSection
+from rftstream.config.parts import registry
+from rftstream.config.parts.part_specs import OperatorSpec
+from rftstream.queries.reference import settings, source_text
+from rftstream.queries.reference.settings import Setting, SettingSection
 
 HEAD = ("key", "value", "default", "meaning")
 

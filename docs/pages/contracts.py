@@ -11,7 +11,7 @@ from pages.markdown import table
 from rftstream.contracts import codec
 from rftstream.contracts.messages import CONTRACTS_ON, MESSAGES
 from rftstream.contracts.topics import TOPICS
-from rftstream.queries.source_text import field_docs, find_class, tree
+from rftstream.queries.reference.source_text import field_docs, find_class, tree
 from rftstream.roles import role_specs
 
 GOLDEN = Path(schemas.__file__).parent / "golden"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pages.markdown import escaped, table
-from rftstream.config.reward_uses import reward_names
+from rftstream.config.parts.reward_uses import reward_names
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -1,5 +1,5 @@
 """docs/operations.md: exit codes from errors.py, rights from the declarations of the roles. docs/monitoring.md: metrics
-from metrics.py and queries/exported.py, dashboards from deploy/grafana."""
+from metrics.py and queries/curves/exported.py, dashboards from deploy/grafana."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rftstream import metrics as declared
 from rftstream.config import loader
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.topics import TOPICS
-from rftstream.queries.exported import EXPORTED
+from rftstream.queries.curves.exported import EXPORTED
 from rftstream.runs.access import rights_of, user_kinds
 from rftstream.transport.access import Operation, Resource
 

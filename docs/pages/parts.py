@@ -6,12 +6,12 @@ import dataclasses
 import importlib
 
 from pages.markdown import table
-from rftstream.config import part_specs, registry
-from rftstream.config.part_specs import PartSpec
-from rftstream.config.registry import KINDS
-from rftstream.queries.setting_types import toml
-from rftstream.queries.settings import NAMING
-from rftstream.queries.source_text import field_docs, find_class, tree
+from rftstream.config.parts import part_specs, registry
+from rftstream.config.parts.part_specs import PartSpec
+from rftstream.config.parts.registry import KINDS
+from rftstream.queries.reference.setting_types import toml
+from rftstream.queries.reference.settings import NAMING
+from rftstream.queries.reference.source_text import field_docs, find_class, tree
 
 
 def kinds() -> str:

@@ -37,7 +37,7 @@ PROCESSES = (
             ("preflight/", "plan"),
             ("runs/", "services"),
             ("workers/", "explorer"),
-            ("service/", "concurrent"),
+            ("service/loops/", "concurrent"),
         ),
     ),
 )

@@ -8,7 +8,7 @@ To add one: a module with a class that has a `Config` and keeps `rftstream.algor
 Most of it is in `rftstream.algorithms.policy_gradient`: inherit from there, and say advantages and losses of tokens.
 """
 
-from rftstream.config.part_specs import AlgorithmSpec
+from rftstream.config.parts.part_specs import AlgorithmSpec
 
 ALGORITHMS = {
     "grpo": AlgorithmSpec("rftstream.algorithms.grpo:Grpo", compares_siblings=True, steps_setting="step_rewards"),

@@ -157,7 +157,7 @@ class Algorithm(Protocol):
     from none.
 
     Properties that others must know before the algorithm is made, such as `greedy_baseline`, are declared in its
-    table's record (`rftstream.config.part_specs.AlgorithmSpec`).
+    table's record (`rftstream.config.parts.part_specs.AlgorithmSpec`).
 
     An algorithm that learns from demonstrations or pairs names them in `loss_kinds`, a set of LossKind (else `rl`
     alone). It may have `held_out(rows, logprobs, reference_logprobs)`, which returns metrics of rows that are not

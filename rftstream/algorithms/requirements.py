@@ -9,9 +9,9 @@ from typing import cast
 
 from rftstream.algorithms.base import Algorithm, CriticAlgorithm
 from rftstream.algorithms.settings import CriticConfig
-from rftstream.config import registry
 from rftstream.config.loader import sampling_for
-from rftstream.config.part_specs import AlgorithmSpec, BackendSpec
+from rftstream.config.parts import registry
+from rftstream.config.parts.part_specs import AlgorithmSpec, BackendSpec
 from rftstream.config.sections import RunConfig, name_of_part
 from rftstream.config.stages import Stages
 from rftstream.errors import ConfigError

@@ -3,7 +3,7 @@
 To add one: a module with a class that has a `Config` and keeps `rftstream.backends.base.Backend`, and a line here.
 """
 
-from rftstream.config.part_specs import ARCHITECTURE, BackendSpec
+from rftstream.config.parts.part_specs import ARCHITECTURE, BackendSpec
 
 BACKENDS = {
     "torch": BackendSpec(

@@ -41,7 +41,7 @@ def drain(run: Path, reason: str) -> None:
 def _ask(path: Path, state: str, reason: str, done: str) -> None:
     from rftstream.contracts.control import DesiredState
     from rftstream.runs.folder import open_run
-    from rftstream.runs.requests import ask_state
+    from rftstream.runs.writes.requests import ask_state
 
     run = open_run(path)
     try:

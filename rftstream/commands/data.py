@@ -75,7 +75,7 @@ def import_(recipe: Path, dataset: Path | None, python: Path | None, out: Path, 
     need them. DIR gets data.jsonl, the recipe and report.json, and appears whole or not at all. The result is a data
     set for a taskset; name its columns there.
     """
-    from rftstream.launch.data_juicer import import_data
+    from rftstream.integrations.data_juicer import import_data
 
     def say(text: str) -> None:
         click.echo(text, err=True)

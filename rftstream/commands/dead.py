@@ -39,7 +39,7 @@ def dead() -> None:
 @json_option
 def list_(run: Path, num: int, with_dropped: bool, as_json: bool) -> None:
     """Count dead letters by reason, role and topic, and dead groups by reason; show the newest letters."""
-    from rftstream.queries.dead import read_dead, view_to_json, view_to_text
+    from rftstream.queries.records.dead import read_dead, view_to_json, view_to_text
     from rftstream.service.role import Log
 
     with opened_run(run) as opened:
@@ -59,8 +59,8 @@ def show(run: Path, name: str, as_json: bool) -> None:
     ID is that of a letter as `list` shows it, or of a rollout or group: then all its letters. With --json one list.
     """
     from rftstream.errors import ConfigError
-    from rftstream.queries.dead import find_letters, letter_to_json, letter_to_text
-    from rftstream.queries.shown_completions import open_reader
+    from rftstream.queries.records.dead import find_letters, letter_to_json, letter_to_text
+    from rftstream.queries.records.shown_completions import open_reader
     from rftstream.service.role import Log
 
     with opened_run(run) as opened:
@@ -111,8 +111,8 @@ def retry(
     dead: the dead sibling of a batched group stays dead.
     """
     _one_choice(names, reason, everything)
-    from rftstream.queries.dead import plan_retries
-    from rftstream.runs.requests import ask_retries
+    from rftstream.queries.records.dead import plan_retries
+    from rftstream.runs.writes.requests import ask_retries
     from rftstream.service.control_view import read_control
     from rftstream.service.role import Log
 
@@ -151,8 +151,8 @@ def drop(run: Path, names: tuple[str, ...], reason: str | None, everything: bool
     it back.
     """
     _one_choice(names, reason, everything)
-    from rftstream.queries.dead import read_dead, to_drop
-    from rftstream.runs.requests import drop_dead
+    from rftstream.queries.records.dead import read_dead, to_drop
+    from rftstream.runs.writes.requests import drop_dead
     from rftstream.service.role import Log
 
     with opened_run(run) as opened:

@@ -16,7 +16,7 @@ from rftstream.contracts.role_names import RoleName
 
 if TYPE_CHECKING:
     from rftstream.contracts.versions import EvalResult
-    from rftstream.launch.evaluation import Versions
+    from rftstream.launch.sessions.evaluation import Versions
 
 
 def _versions(ctx: click.Context, param: click.Parameter, value: str | None) -> Versions:
@@ -24,7 +24,7 @@ def _versions(ctx: click.Context, param: click.Parameter, value: str | None) -> 
     if value is None:
         return ()
     from rftstream.errors import ConfigError
-    from rftstream.launch.evaluation import parse_versions
+    from rftstream.launch.sessions.evaluation import parse_versions
 
     try:
         return parse_versions(value)
@@ -115,9 +115,9 @@ def _evaluate_versions(
     run: Path, evaluation: str | None, versions: Versions, *, again: bool, here: bool, timeout_s: float, as_json: bool
 ) -> None:
     from rftstream.commands.views import opened_run, print_out
-    from rftstream.launch import evaluation as work
+    from rftstream.launch.sessions import evaluation as work
     from rftstream.preflight.plan import Purpose, plan
-    from rftstream.queries.evaluations import result_to_json, results_to_text
+    from rftstream.queries.curves.evaluations import result_to_json, results_to_text
 
     found: list[work.Evaluated] = []
     with opened_run(run) as opened, _stopped("what has its result keeps it, and the same command does the rest") as end:
@@ -152,9 +152,9 @@ def _evaluate_models(
     as_json: bool,
 ) -> None:
     from rftstream.commands.views import print_out
-    from rftstream.launch.model_evaluation import Scored, evaluate_model, result_row
+    from rftstream.launch.sessions.model_evaluation import Scored, evaluate_model, result_row
     from rftstream.preflight.plan import Purpose, plan
-    from rftstream.queries.evaluations import table
+    from rftstream.queries.curves.evaluations import table
 
     config = load_run_file([file / "config.toml" if file.is_dir() else file], sets)
     plan(config, Purpose.build, role=RoleName.evaluator)
@@ -203,6 +203,6 @@ def _say(text: str) -> None:
 
 
 def _line(result: EvalResult, of: str) -> str:
-    from rftstream.queries.evaluations import mean_text
+    from rftstream.queries.curves.evaluations import mean_text
 
     return f"{result.evaluation} of {of}: mean {mean_text(result)}"

@@ -69,7 +69,7 @@ def load(
     from rftstream.config.loader import demonstrations_source
     from rftstream.config.sections import DemonstrationsSection
     from rftstream.preflight.plan import Purpose, plan
-    from rftstream.runs.load_demonstrations import load_demonstrations
+    from rftstream.runs.writes.load_demonstrations import load_demonstrations
 
     options = {name: value for name, value in (("split", split), ("subset", subset)) if value is not None}
     section = DemonstrationsSection(

@@ -34,7 +34,7 @@ def exporter(runs: tuple[Path, ...], host: str, port: int, every_s: float) -> No
     It only reads, and nothing waits for it; what it knows of a log is kept in RUN/index (safe to delete). Also /livez
     and /readyz. RUN is a run folder, or a run file (then its newest run).
     """
-    from rftstream.launch.exporter import serve
+    from rftstream.integrations.exporter import serve
     from rftstream.launch.logging import setup
 
     setup("exporter", level="info", form="text")
@@ -64,9 +64,9 @@ def scale_plan(run: Path, as_json: bool, at_least: int) -> None:
     hand or not. An autoscaler that reads the exporter's metrics computes the same. RUN is a run folder, or a run file
     (then its newest run).
     """
-    from rftstream.queries.following import RunFollower
-    from rftstream.queries.scale_plan import plan_text
-    from rftstream.queries.scale_plan import scale_plan as plan
+    from rftstream.queries.state.following import RunFollower
+    from rftstream.queries.state.scale_plan import plan_text
+    from rftstream.queries.state.scale_plan import scale_plan as plan
     from rftstream.runs.folder import open_run
 
     with at_work("reading the log"), closing(RunFollower(open_run(run))) as follower:

@@ -51,7 +51,7 @@ def add(run: Path, source: Path, dry_run: bool, as_json: bool) -> None:
     there stands their HMAC under the run's secret. An error names the line, and then nothing is written.
     """
     from rftstream.data.feedback.rows import read_votes
-    from rftstream.runs.feedback import add_votes
+    from rftstream.runs.writes.feedback import add_votes
 
     with opened_run(run) as opened:
         added = add_votes(opened.transport, opened.config, opened.folder, read_votes(source), dry_run=dry_run)
@@ -82,7 +82,7 @@ def gold(run: Path, source: Path, dry_run: bool, as_json: bool) -> None:
     (`feedback.gold` says how many) and never shows the right answer. The log has it: who can read the log can read it.
     """
     from rftstream.data.feedback.rows import read_gold
-    from rftstream.runs.feedback import add_votes
+    from rftstream.runs.writes.feedback import add_votes
 
     with opened_run(run) as opened:
         added = add_votes(opened.transport, opened.config, opened.folder, read_gold(source), gold=True, dry_run=dry_run)
@@ -99,8 +99,8 @@ def annotators(run: Path, as_json: bool) -> None:
     Annotators are keyed hashes, as on the log. Labels, ratings and choices are compared each for itself. Shares come
     with Wilson's interval of 95 %.
     """
-    from rftstream.queries.annotators import read_annotators
-    from rftstream.queries.feedback import read_feedback
+    from rftstream.queries.people.annotators import read_annotators
+    from rftstream.queries.people.feedback import read_feedback
     from rftstream.service.role import Log
 
     with opened_run(run) as opened:
@@ -115,7 +115,7 @@ def annotators(run: Path, as_json: bool) -> None:
 @json_option
 def questions(run: Path, only_open: bool, as_json: bool) -> None:
     """List what people are asked about rollouts, why, and how many have answered."""
-    from rftstream.queries.feedback import question_state, questions_to_json, questions_to_text, read_feedback
+    from rftstream.queries.people.feedback import question_state, questions_to_json, questions_to_text, read_feedback
     from rftstream.service.role import Log
 
     now = time.time()
@@ -136,7 +136,7 @@ def judgements(run: Path, as_json: bool) -> None:
 
     What was said after the run had ended is judged here by the same rules, and recorded by the next resume.
     """
-    from rftstream.queries.feedback import judgements_to_json, judgements_to_text, read_feedback
+    from rftstream.queries.people.feedback import judgements_to_json, judgements_to_text, read_feedback
     from rftstream.service.role import Log
 
     with opened_run(run) as opened:
@@ -150,7 +150,7 @@ def judgements(run: Path, as_json: bool) -> None:
 @json_option
 def list_(run: Path, as_json: bool) -> None:
     """List everything that was said, and what became of it: counted, late, unknown, twice or taken back."""
-    from rftstream.queries.feedback import read_feedback, votes_to_json, votes_to_text
+    from rftstream.queries.people.feedback import read_feedback, votes_to_json, votes_to_text
     from rftstream.service.role import Log
 
     with opened_run(run) as opened:
@@ -167,8 +167,8 @@ def taints(run: Path, as_json: bool) -> None:
 
     `rftstream replay RUN --without feedback --into NEWRUN` trains the batches again without them.
     """
-    from rftstream.queries.history import read_history
-    from rftstream.queries.taints import read_taints, taints_to_json, taints_to_text
+    from rftstream.queries.curves.history import read_history
+    from rftstream.queries.people.taints import read_taints, taints_to_json, taints_to_text
     from rftstream.service.role import Log
 
     with opened_run(run) as opened:
@@ -196,8 +196,8 @@ def export(run: Path, what: str, target: Path, as_json: bool) -> None:
     """
     import json
 
-    from rftstream.queries.feedback import read_feedback
-    from rftstream.queries.feedback_data import demonstration_rows, preference_rows
+    from rftstream.queries.people.feedback import read_feedback
+    from rftstream.queries.people.feedback_data import demonstration_rows, preference_rows
     from rftstream.service.role import Log
 
     with opened_run(run) as opened:
@@ -260,8 +260,8 @@ def label_studio(
     Account & Settings > Personal Access Token. Names do not reach the log: there stands an HMAC of the user's id. With
     --json, --once prints what was done.
     """
-    from rftstream.launch.label_studio.client import PersonalToken
-    from rftstream.launch.label_studio.serving import run_once, serve
+    from rftstream.integrations.label_studio.client import PersonalToken
+    from rftstream.integrations.label_studio.serving import run_once, serve
     from rftstream.launch.logging import setup
 
     if not re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,39}", source):

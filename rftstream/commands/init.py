@@ -105,7 +105,7 @@ def _asked(given: str | None, question: str, default: str, check: Callable[[str]
 
 def _known(kind: str) -> Callable[[str], str]:
     def check(name: str) -> str:
-        from rftstream.config import registry
+        from rftstream.config.parts import registry
 
         known = registry.table(kind)
         if name and name not in known and ":" not in name:

@@ -61,7 +61,7 @@ def slurm(
     goes on from where its log says. Logs are kept for each attempt. All nodes must see the run file and rftstream under
     the same paths.
     """
-    from rftstream.launch.slurm import SHARING, JobSettings, job_script
+    from rftstream.integrations.slurm import SHARING, JobSettings, job_script
 
     files = run_files(files)
     config = load_run_file(files, sets)

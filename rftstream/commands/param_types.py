@@ -92,21 +92,21 @@ def complete_algorithm(ctx: click.Context, param: click.Parameter, incomplete: s
 
 
 def _parts(kind: str, incomplete: str) -> list[str]:
-    from rftstream.config import registry
+    from rftstream.config.parts import registry
 
     return _beginning(registry.table(kind), incomplete)
 
 
 def complete_key(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Return the sections, parts and settings that begin so."""
-    from rftstream.queries.setting_completion import complete_explained
+    from rftstream.queries.reference.setting_completion import complete_explained
 
     return [CompletionItem(value, help=about) for value, about in complete_explained(incomplete)]
 
 
 def complete_assignment(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Return the settings that begin so, with `=`; behind it the values that it may have."""
-    from rftstream.queries.setting_completion import complete_set
+    from rftstream.queries.reference.setting_completion import complete_set
 
     return [CompletionItem(value, help=about) for value, about in complete_set(incomplete, _named_files(ctx.obj or ()))]
 

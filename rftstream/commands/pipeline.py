@@ -51,7 +51,7 @@ def preview(file: Path | None, run: Path | None, num: int, sets: tuple[str, ...]
         raise click.UsageError("FILE and --run are missing; name a run file, a run, or both")
 
     from rftstream.config.pipeline_files import with_pipelines_of
-    from rftstream.queries.pipeline_preview import preview as look
+    from rftstream.queries.decisions.pipeline_preview import preview as look
 
     if run is None:
         assert file is not None

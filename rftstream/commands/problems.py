@@ -71,7 +71,7 @@ def add(
     """
     from rftstream.contracts.problems import ProblemMaker
     from rftstream.preflight.plan import Purpose, plan
-    from rftstream.runs.add_problems import ProblemsFile, add_problems, choose_growing, problems_source
+    from rftstream.runs.writes.add_problems import ProblemsFile, add_problems, choose_growing, problems_source
 
     def say(text: str) -> None:
         click.echo(text, err=True)
@@ -107,8 +107,8 @@ def list_(run: Path, taskset: str | None, rejected: bool, last: int | None, as_j
     """List the problems that have joined, in order: who made each, of which problem, and how many attempts at it had
     its answer."""
     from rftstream.data.tasksets.open import grows
-    from rftstream.queries.problem_list import list_problems
-    from rftstream.runs.add_problems import choose_growing
+    from rftstream.queries.records.problem_list import list_problems
+    from rftstream.runs.writes.add_problems import choose_growing
     from rftstream.service.role import Log
 
     with opened_run(run) as opened:

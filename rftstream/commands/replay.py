@@ -150,7 +150,7 @@ def _branch(
     as_json: bool,
     progress: str,
 ) -> None:
-    from rftstream.launch.replay_into import Replay
+    from rftstream.launch.sessions.replay_into import Replay
 
     branch = Replay(opened, into, sets=sets, first=first, last=last, without=without)
     if not as_json:
@@ -177,8 +177,8 @@ def _decide_anew(
     as_json: bool,
     progress: str,
 ) -> NoReturn:
-    from rftstream.launch.replay_pipeline import PipelineReplay
-    from rftstream.queries.side_by_side import compare_runs
+    from rftstream.launch.sessions.replay_pipeline import PipelineReplay
+    from rftstream.queries.decisions.side_by_side import compare_runs
     from rftstream.runs.folder import open_run
 
     replayed = PipelineReplay(opened, pipeline, into, sets=sets)

@@ -39,9 +39,9 @@ def rescore(run: Path, reward: str, into: Path, sets: tuple[str, ...], as_json: 
     With --reward feedback nothing is scored: rollouts that people have judged get their reward (as [feedback] says),
     all others keep the verdict that they have.
     """
-    from rftstream.launch.rescore import rescore as score
-    from rftstream.queries.comparison import compare
-    from rftstream.queries.shown_completions import open_reader
+    from rftstream.launch.sessions.rescore import rescore as score
+    from rftstream.queries.decisions.comparison import compare
+    from rftstream.queries.records.shown_completions import open_reader
 
     def say(text: str) -> None:
         click.echo(text, err=True)

@@ -31,7 +31,7 @@ def explain(keys: tuple[str, ...], as_json: bool) -> None:
     Part names may be `module:Class` of your own. Without KEY: the sections of a run file and the parts.
     """
     from rftstream.commands.views import print_out
-    from rftstream.queries import explain as asked
+    from rftstream.queries.reference import explain as asked
 
     if not keys:
         print_out(asked.sections_to_json() if as_json else asked.sections_to_text())
@@ -54,6 +54,6 @@ def schema() -> None:
     An editor with Taplo (Even Better TOML) or Tombi then shows what a setting means, completes keys and names, and
     marks what is wrong. It finds the schema by the first line of the run file: #:schema ./rftstream.schema.json.
     """
-    from rftstream.queries.run_file_schema import schema_text
+    from rftstream.queries.reference.run_file_schema import schema_text
 
     click.echo(schema_text(), nl=False)

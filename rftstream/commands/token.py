@@ -26,7 +26,7 @@ def token(run: Path, as_json: bool) -> None:
     (then its newest run).
     """
     from rftstream.commands.views import opened_run, print_out
-    from rftstream.queries.agent_access import find_agent_access
+    from rftstream.queries.state.agent_access import find_agent_access
 
     with opened_run(run) as opened:
         access = find_agent_access(opened)

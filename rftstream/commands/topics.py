@@ -59,7 +59,7 @@ def apply(file: Path | None, as_json: bool) -> None:
 
 def _report(file: Path | None, as_json: bool, *, make: bool) -> None:
     from rftstream.preflight.plan import Purpose, plan
-    from rftstream.queries.topics import apply_topics, find_log, list_topics
+    from rftstream.queries.state.topics import apply_topics, find_log, list_topics
 
     (path,) = run_files([file] if file is not None else [])
     config, folder = find_log(path)
@@ -121,7 +121,7 @@ def acls(
     asked as the user `admin`, which needs Describe and Alter on the cluster.
     """
     from rftstream.preflight.plan import Purpose, plan
-    from rftstream.queries.access import apply_access, compare_access, find_named, needed_access
+    from rftstream.queries.state.access import apply_access, compare_access, find_named, needed_access
 
     if prune and not (applies or dry_run):
         raise click.UsageError("--prune removes rights; give --apply with it")

@@ -35,7 +35,7 @@ def trace(run: Path, name: str, as_json: bool, no_index: bool) -> None:
     (RUN/index) is not read again. RUN is a run folder, or a run file (then its newest run).
     """
     from rftstream.commands.views import indexed, opened_run, print_out
-    from rftstream.queries.trace import trace as follow
+    from rftstream.queries.traces.trace import trace as follow
 
     with opened_run(run) as opened, indexed(opened, no_index, looking=True) as index, at_work("reading the log"):
         found = follow(opened, name, index, dims=can_dim() and not as_json)

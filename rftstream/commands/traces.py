@@ -44,8 +44,8 @@ def export(run: Path, otlp: str | None, follow: bool, every_s: float, as_json: b
     are derived from the run: exported twice, the same spans have the same ids. Headers for the collector come from
     OTEL_EXPORTER_OTLP_HEADERS. RUN is a run folder, or a run file (then its newest run).
     """
-    from rftstream.launch.traces import Collector, Sent, send_new
-    from rftstream.queries.spans import SpanReader
+    from rftstream.integrations.traces import Collector, Sent, send_new
+    from rftstream.queries.traces.spans import SpanReader
     from rftstream.runs.folder import open_run
     from rftstream.service.control_view import read_control
     from rftstream.service.role import Log

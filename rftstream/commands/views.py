@@ -30,7 +30,7 @@ from rftstream.commands.param_types import KINDS, AnyPath, Word, complete_topic
 
 if TYPE_CHECKING:
     from rftstream.queries.facts.database import Index
-    from rftstream.queries.status import Status
+    from rftstream.queries.state.status import Status
     from rftstream.runs.folder import OpenRun
 
 T = TypeVar("T")
@@ -56,7 +56,7 @@ def check(files: tuple[Path, ...], sets: tuple[str, ...], as_json: bool) -> None
         from rftstream.threads import limit_threads
 
         limit_threads(1)
-        from rftstream.preflight.check import check as look
+        from rftstream.preflight.checks.check import check as look
 
         report = look(config)
     print_out(report.to_json() if as_json else report.to_text())
@@ -79,7 +79,7 @@ def status(run: Path, as_json: bool, within_s: float) -> None:
 
     RUN is a run folder, or a run file (then its newest run).
     """
-    from rftstream.queries.status import read_status
+    from rftstream.queries.state.status import read_status
 
     def ask(doing: Callable[[str], None]) -> Status:
         doing("which run it is")
@@ -110,8 +110,8 @@ def audit(run: Path, as_json: bool, no_index: bool, decisions: bool) -> None:
     that the log says they had, and any other answer is shown; exit 1 if there is one. That reads the whole log, and
     opens tasksets and operators. RUN is a run folder, or a run file (then its newest run).
     """
-    from rftstream.queries.audit import audit as count
-    from rftstream.queries.recompute import recompute_run
+    from rftstream.queries.audits.audit import audit as count
+    from rftstream.queries.decisions.recompute import recompute_run
 
     with opened_run(run) as opened:
         with indexed(opened, no_index) as index, at_work("reading the log"):
@@ -163,8 +163,8 @@ def inspect(
         if not equals:
             raise click.BadParameter(f"got {condition!r}, expected HEADER=VALUE", param_hint="--where")
         where[header] = value
-    from rftstream.queries.inspect import list_topics, record_to_json, record_to_text, select, topics_to_text
-    from rftstream.queries.shown_completions import open_reader
+    from rftstream.queries.records.inspect import list_topics, record_to_json, record_to_text, select, topics_to_text
+    from rftstream.queries.records.shown_completions import open_reader
     from rftstream.service.role import Log
 
     num_shown = 0
@@ -208,11 +208,11 @@ def plot(run: Path, out: Path | None, tensorboard: Path | None, as_json: bool) -
     at, to zoom into and to switch off, completions from the beginning and the end, and the run's own settings. RUN is
     a run folder, or a run file (then its newest run).
     """
-    from rftstream.queries.history import read_history
-    from rftstream.queries.page_facts import own_settings, read_samples
-    from rftstream.queries.plot import can_draw, write_events
-    from rftstream.queries.plot import plot as draw
-    from rftstream.queries.shown_completions import open_reader
+    from rftstream.queries.curves.history import read_history
+    from rftstream.queries.curves.page_facts import own_settings, read_samples
+    from rftstream.queries.curves.plot import can_draw, write_events
+    from rftstream.queries.curves.plot import plot as draw
+    from rftstream.queries.records.shown_completions import open_reader
     from rftstream.service.role import Log
     from rftstream.studio.plot_page import write_page
 
@@ -256,7 +256,7 @@ def list_(kind: str, folder: Path | None, as_json: bool) -> None:
     KIND is transports, policies, backends, algorithms, rewards, environments, tasksets, or runs. `list runs` looks
     where `run` writes: beside the run files in this folder and in the folders of it, and in runs/.
     """
-    from rftstream.queries import listing
+    from rftstream.queries.reference import listing
 
     if kind in ("run", "runs"):
         lines = listing.list_runs(*(listing.run_places(Path()) if folder is None else [folder]))
@@ -270,7 +270,7 @@ def list_(kind: str, folder: Path | None, as_json: bool) -> None:
 @contextmanager
 def indexed(run: OpenRun, no_index: bool, *, looking: bool = False) -> Iterator[Index | None]:
     """Yield the run's index, or None if it is not wanted. Faults of the index go to stderr."""
-    from rftstream.queries.index import opened_index
+    from rftstream.queries.audits.index import opened_index
 
     if no_index:
         yield None
@@ -325,6 +325,6 @@ def print_out(what: Any) -> None:
 
 
 def _to_json(what: Any) -> str:
-    from rftstream.queries.inspect import to_plain
+    from rftstream.queries.records.inspect import to_plain
 
     return json.dumps(to_plain(what), ensure_ascii=False, allow_nan=False)

@@ -36,7 +36,7 @@ def list_(run: Path, everything: bool, as_json: bool) -> None:
 
     With --json one list.
     """
-    from rftstream.queries.weights import line_to_json, lines_to_table, list_versions
+    from rftstream.queries.records.weights import line_to_json, lines_to_table, list_versions
     from rftstream.runs.published import read_published
 
     with opened_run(run) as opened:
@@ -136,14 +136,14 @@ def export(
 
     With --json one object a line: version, folder, weights_digest, and url if it was uploaded.
     """
-    from rftstream.queries.model_card import write_model_card
+    from rftstream.queries.curves.model_card import write_model_card
     from rftstream.runs.published import model_of, read_published, write_model_folder
     from rftstream.service.role import Log
 
     versions = tuple(dict.fromkeys(versions))
     places: list[Any] = []
     if repository is not None:
-        from rftstream.models import hub
+        from rftstream.models.folders import hub
 
         places = hub.places_of(repository, versions, where="--upload")
     elif private:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rftstream.config import registry
-from rftstream.config.part_specs import BackendSpec, PolicySpec
-from rftstream.config.reward_uses import reward_uses
+from rftstream.config.parts import registry
+from rftstream.config.parts.part_specs import BackendSpec, PolicySpec
+from rftstream.config.parts.reward_uses import reward_uses
 from rftstream.config.sections import RunConfig
 from rftstream.errors import ConfigError
 

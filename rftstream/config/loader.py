@@ -17,8 +17,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rftstream.config import registry, secrets
-from rftstream.config.part_specs import EnvironmentSpec, Location, TasksetSpec
+from rftstream.config import secrets
+from rftstream.config.parts import registry
+from rftstream.config.parts.part_specs import EnvironmentSpec, Location, TasksetSpec
 from rftstream.config.plain import plain_values
 from rftstream.config.sections import EvaluationSection, RunConfig, TasksetSection
 from rftstream.config.sizes import check_sizes

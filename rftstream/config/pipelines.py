@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rftstream.config import registry, secrets
-from rftstream.config.part_specs import OperatorSpec
+from rftstream.config import secrets
+from rftstream.config.parts import registry
+from rftstream.config.parts.part_specs import OperatorSpec
 from rftstream.config.sections import RunConfig
 from rftstream.errors import ConfigError
 

@@ -9,9 +9,10 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from rftstream.config import registry, secrets
+from rftstream.config import secrets
+from rftstream.config.parts import registry
+from rftstream.config.parts.reward_uses import RewardNamed
 from rftstream.config.ranges import AboveZero, Count, NotNegative, Positive, RunName, SectionName
-from rftstream.config.reward_uses import RewardNamed
 from rftstream.config.role_sections import (
     BufferSection,
     EvaluatorSection,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from rftstream.config import registry
+from rftstream.config.parts import registry
 from rftstream.config.role_sections import StageSection, TrainerSection
 from rftstream.config.sections import DemonstrationsSection, RunConfig, name_of_part
 from rftstream.contracts.batches import LossKind

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from rftstream.config import registry
-from rftstream.config.part_specs import EnvironmentSpec, TasksetSpec
+from rftstream.config.parts import registry
+from rftstream.config.parts.part_specs import EnvironmentSpec, TasksetSpec
 from rftstream.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -38,8 +38,8 @@ class Topic:
     compacted: bool = False
     max_record_bytes: int = MAX_RECORD_BYTES
     writer: str | None = None
-    """The single role whose claimed epochs its records must name to be in force (service/in_force.py); None: records
-    stand for themselves. On `control` and `summaries` it depends on the message."""
+    """The single role whose claimed epochs its records must name to be in force (service/records/in_force.py); None:
+    records stand for themselves. On `control` and `summaries` it depends on the message."""
     description: str = ""
 
 

@@ -4,7 +4,7 @@ To add one: a module with a class that has a `Config` and keeps `rftstream.envir
 here. `toolset` holds the tools of the environment `tools`.
 """
 
-from rftstream.config.part_specs import EnvironmentSpec
+from rftstream.config.parts.part_specs import EnvironmentSpec
 
 ENVIRONMENTS = {
     "single_turn": EnvironmentSpec(

@@ -1,7 +1,7 @@
 """One port per worker: `/metrics` for Prometheus, `/health` for whoever asks whether it still works, and `/livez` and
 `/readyz` for what starts it anew and sends it work.
 
-queries/workers.py asks."""
+queries/state/workers.py asks."""
 
 from __future__ import annotations
 

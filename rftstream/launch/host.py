@@ -37,7 +37,7 @@ from rftstream.roles.build import role_builder
 from rftstream.runs.folder import RunFolder, candidates, open_transport, read_config
 from rftstream.runs.log_settings import explained
 from rftstream.service.control_view import ControlView, read_control
-from rftstream.service.losses import check_beginnings
+from rftstream.service.records.losses import check_beginnings
 from rftstream.service.role_spec import RoleKind
 from rftstream.transport.base import Transport
 
@@ -226,13 +226,13 @@ class _Worker:
 
     def _prepare(self, manifest: RunManifest) -> None:
         """Make the run's model if it is not on this machine yet, as the run made it when it began."""
-        from rftstream.models.made import make_as_recorded
+        from rftstream.models.folders.made import make_as_recorded
 
         make_as_recorded(self.config.model, self.folder.model, self.config.run.seed, manifest.digests)
 
     def _check(self, manifest: RunManifest) -> None:
         """Refuse to work for a run with other settings than it was started with."""
-        from rftstream.models.folder import prepare_model
+        from rftstream.models.folders.folder import prepare_model
         from rftstream.runs.manifest import check_worker, digests_for
 
         self._prepare(manifest)

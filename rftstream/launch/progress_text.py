@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from rftstream.algorithms.learning_signal import find_no_signal
 from rftstream.contracts.versions import EvalResult
 from rftstream.launch.watch import Rates, Sample, Watch
-from rftstream.queries.evaluations import unscored_text
+from rftstream.queries.curves.evaluations import unscored_text
 from rftstream.queries.formatting import duration
-from rftstream.queries.shown_completions import LINE_END
+from rftstream.queries.records.shown_completions import LINE_END
 
 SPARKLINE_WIDTH = 48
 

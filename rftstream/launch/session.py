@@ -23,14 +23,14 @@ from rftstream.launch.result import RunResult, result_of
 from rftstream.launch.supervisor import Failure, Supervisor, default_spawner, worker_commands
 from rftstream.launch.targets import Targets
 from rftstream.launch.watch import Watch
-from rftstream.models.folder import prepare_model
+from rftstream.models.folders.folder import prepare_model
 from rftstream.models.rendering import is_light, open_renderer
 from rftstream.models.spec import ModelSpec
-from rftstream.queries.model_card import write_model_card
-from rftstream.runs.create import begin, discard
+from rftstream.queries.curves.model_card import write_model_card
 from rftstream.runs.ending import RUN_LOG, note_ending, noting_failure
 from rftstream.runs.folder import RunFolder, open_transport
-from rftstream.runs.init_from import fetch_initial
+from rftstream.runs.making.create import begin, discard
+from rftstream.runs.making.init_from import fetch_initial
 from rftstream.runs.observer import Observer
 from rftstream.service.control_view import ControlView
 from rftstream.service.role import Log

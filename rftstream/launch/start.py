@@ -22,12 +22,11 @@ from rftstream.errors import ConfigError
 from rftstream.launch.processes import Spawner
 from rftstream.launch.result import RunResult, result_of
 from rftstream.launch.session import DEADLINE_S, RunSession
-from rftstream.models.folder import prepare_model
-from rftstream.models.made import make_as_recorded
+from rftstream.models.folders.folder import prepare_model
+from rftstream.models.folders.made import make_as_recorded
 from rftstream.preflight.folder_choice import choose_folder, folder_after, newest_folder, run_state
 from rftstream.preflight.plan import Purpose, RunPlan, plan
 from rftstream.roles.trainer.schedule import rate_change
-from rftstream.runs.create import begin, say_aside, write_config
 from rftstream.runs.folder import (
     RunFolder,
     complete_log,
@@ -38,15 +37,16 @@ from rftstream.runs.folder import (
     shown_path,
     wanted_topics,
 )
-from rftstream.runs.init_from import fetch_initial
-from rftstream.runs.load_demonstrations import load_demonstrations
 from rftstream.runs.log_settings import check_log
+from rftstream.runs.making.create import begin, say_aside, write_config
+from rftstream.runs.making.init_from import fetch_initial
 from rftstream.runs.manifest import changed_settings, changes_of_resume, check_same_run, data_digests
 from rftstream.runs.modules import changes_of_modules, write_modules
 from rftstream.runs.observer import Observer
 from rftstream.runs.roll_back import roll_back
+from rftstream.runs.writes.load_demonstrations import load_demonstrations
 from rftstream.service.control_view import read_control
-from rftstream.service.losses import WHOLE, check_beginnings
+from rftstream.service.records.losses import WHOLE, check_beginnings
 from rftstream.transport.base import Transport
 from rftstream.weights.checkpoints import CheckpointStore
 from rftstream.weights.trimming import delete_trimmed, undeleted

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from rftstream.config import registry
-from rftstream.config.part_specs import ARCHITECTURE
+from rftstream.config.parts import registry
+from rftstream.config.parts.part_specs import ARCHITECTURE
 from rftstream.config.sections import RunConfig
 from rftstream.errors import ENDS_THE_RUN
 from rftstream.launch import logging as logs

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from rftstream.contracts.tasks import ChatMessage
 from rftstream.errors import ConfigError
-from rftstream.models.images import IMAGE_MARK
+from rftstream.models.vision.images import IMAGE_MARK
 
 if TYPE_CHECKING:
     import jinja2

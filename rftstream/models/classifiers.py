@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rftstream.errors import ConfigError
-from rftstream.models.files import digest_files, read_json
+from rftstream.models.folders.files import digest_files, read_json
 
 CLASSIFIER = "ForSequenceClassification"
 """How the names of transformers' sequence classifiers end."""

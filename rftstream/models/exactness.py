@@ -20,11 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from rftstream.errors import ConfigError, PolicyError
-from rftstream.models.folder import loading
-from rftstream.models.image_tokens import ImageTokens
-from rftstream.models.seeing import model_class
+from rftstream.models.folders.folder import loading
+from rftstream.models.folders.tiny_copy import VOCABULARY, tiny_config
 from rftstream.models.spec import ModelSpec
-from rftstream.models.tiny_copy import VOCABULARY, tiny_config
+from rftstream.models.vision.image_tokens import ImageTokens
+from rftstream.models.vision.seeing import model_class
 
 log = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ from typing import Any
 from rftstream.contracts.assistant import AssistantMessage
 from rftstream.contracts.tasks import ChatMessage
 from rftstream.errors import ConfigError
-from rftstream.models import tool_calls
-from rftstream.models.image_tokens import ImageTokens, images_of
+from rftstream.models.calls import tool_calls
 from rftstream.models.splice import Continuation, Conversation, difference
+from rftstream.models.vision.image_tokens import ImageTokens, images_of
 
 
 class FakeRenderer:

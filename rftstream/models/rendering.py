@@ -13,18 +13,18 @@ from rftstream.contracts.assistant import AssistantMessage
 from rftstream.contracts.rollouts import AgentCall, ImageSpan, Segment, Turn
 from rftstream.contracts.tasks import ChatMessage
 from rftstream.errors import ConfigError
-from rftstream.models import folder as model_folder
-from rftstream.models import tool_calls
+from rftstream.models.calls import tool_calls
+from rftstream.models.calls.families import FamilyParser, open_parser
+from rftstream.models.calls.written_turns import said_after
 from rftstream.models.chat_template import ChatTemplate
 from rftstream.models.fake_renderer import FakeRenderer
-from rftstream.models.families import FamilyParser, open_parser
-from rftstream.models.files import read_json
-from rftstream.models.image_tokens import ImageTokens, images_of, why_no_images
+from rftstream.models.folders import folder as model_folder
+from rftstream.models.folders.files import read_json
+from rftstream.models.folders.special_tokens import SPECIAL_NAMES
 from rftstream.models.spec import ModelSpec
-from rftstream.models.special_tokens import SPECIAL_NAMES
 from rftstream.models.splice import Continuation, Conversation, Splicer
 from rftstream.models.tokenizer import open_tokenizer
-from rftstream.models.written_turns import said_after
+from rftstream.models.vision.image_tokens import ImageTokens, images_of, why_no_images
 
 if TYPE_CHECKING:
     from rftstream.config.sections import EvaluationSection, TasksetSection

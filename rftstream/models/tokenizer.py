@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from rftstream.models import folder as model_folder
+from rftstream.models.folders import folder as model_folder
+from rftstream.models.folders.special_tokens import SpecialTokens, TokenForm, class_defaults, read_special_tokens
 from rftstream.models.spec import ModelSpec
-from rftstream.models.special_tokens import SpecialTokens, TokenForm, class_defaults, read_special_tokens
 
 if TYPE_CHECKING:
     import tokenizers

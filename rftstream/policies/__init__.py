@@ -4,11 +4,11 @@ To add one: a module with a class that keeps `rftstream.policies.base.Policy` an
 It is built as `Class(config: Class.Config, *, model: ModelSpec, renderer: Renderer, clock: Clock)`.
 """
 
-from rftstream.config.part_specs import ARCHITECTURE, PolicySpec
+from rftstream.config.parts.part_specs import ARCHITECTURE, PolicySpec
 
 POLICIES = {
     "hf": PolicySpec(
-        "rftstream.policies.hf:HfPolicy",
+        "rftstream.policies.hf.policy:HfPolicy",
         loads_model=True,
         sleeps=True,
         is_estimated=True,
@@ -18,12 +18,12 @@ POLICIES = {
             "transformers",
             ARCHITECTURE,
             "transformers.models.auto.modeling_auto",
-            "rftstream.policies.attention",
-            "rftstream.policies.batch",
+            "rftstream.policies.hf.attention",
+            "rftstream.policies.hf.batch",
         ),
     ),
     "vllm": PolicySpec(
-        "rftstream.policies.vllm:VllmPolicy",
+        "rftstream.policies.vllm.policy:VllmPolicy",
         loads_model=True,
         reads_shared=True,
         sleeps=True,
@@ -32,7 +32,7 @@ POLICIES = {
         preload=("torch", "transformers", ARCHITECTURE),
     ),
     "openai": PolicySpec(
-        "rftstream.policies.openai:OpenAiPolicy",
+        "rftstream.policies.openai.policy:OpenAiPolicy",
         takes_weights=False,
         takes_images=True,
         constrains=True,

@@ -18,7 +18,7 @@ def served_parameters(model: ModelSpec) -> tuple[Parameters, int]:
     import torch
     from transformers import AutoConfig
 
-    from rftstream.models.seeing import model_class
+    from rftstream.models.vision.seeing import model_class
 
     config = AutoConfig.from_pretrained(model.folder)
     with torch.device("meta"):

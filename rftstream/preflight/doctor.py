@@ -19,7 +19,7 @@ import psutil
 
 from rftstream.config.sections import RunConfig
 from rftstream.errors import RftError
-from rftstream.models.folder import FAKE, prepare_model
+from rftstream.models.folders.folder import FAKE, prepare_model
 from rftstream.preflight import readiness
 from rftstream.preflight.plan import Purpose, plan
 from rftstream.queries.formatting import columns, plural, size
@@ -29,7 +29,7 @@ from rftstream.sandbox.layers import find_layers
 from rftstream.transport.base import Transport
 from rftstream.transport.embedded import system_check
 from rftstream.transport.findings import Finding, Level, ServerLook
-from rftstream.weights import kernels
+from rftstream.weights.deltas import kernels
 
 FREE_BYTES = 5e9
 MEMORY_BYTES = 2e9

@@ -22,7 +22,7 @@ from rftstream.contracts.tasks import Problem, RolloutIds, Sampling, Task
 from rftstream.contracts.verdicts import Verdict, VerifiedRollout
 from rftstream.models.spec import ModelSpec
 from rftstream.preflight.sizes import SERVED_BYTES, ModelSizes
-from rftstream.weights.store import place_on_disk
+from rftstream.weights.stores.store import place_on_disk
 
 MASTER_BYTES = 12
 """Bytes per parameter of a checkpoint: master and two moments, float32."""

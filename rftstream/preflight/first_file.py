@@ -14,16 +14,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rftstream.config import loader, registry
-from rftstream.config.part_specs import AlgorithmSpec, TasksetSpec
+from rftstream.config import loader
+from rftstream.config.parts import registry
+from rftstream.config.parts.part_specs import AlgorithmSpec, TasksetSpec
 from rftstream.config.sections import RunConfig, RunSection, TasksetSection
 from rftstream.contracts.tasks import Problem
 from rftstream.data.tasksets.open import open_taskset
 from rftstream.errors import ConfigError
-from rftstream.preflight.check import check
-from rftstream.queries.run_file_schema import FILE_NAME as SCHEMA
-from rftstream.queries.run_file_schema import schema_text
-from rftstream.queries.source_text import config_fields, evaluate
+from rftstream.preflight.checks.check import check
+from rftstream.queries.reference.run_file_schema import FILE_NAME as SCHEMA
+from rftstream.queries.reference.run_file_schema import schema_text
+from rftstream.queries.reference.source_text import config_fields, evaluate
 
 RUN_FILE = "rftstream.toml"
 SAMPLE = "problems.jsonl"

@@ -15,9 +15,9 @@ from typing import Any
 import psutil
 
 from rftstream.backends.torch.backend import TorchBackend, rounds_parameters
-from rftstream.config import registry
 from rftstream.config.loader import sampling_for
-from rftstream.config.part_specs import EnvironmentSpec
+from rftstream.config.parts import registry
+from rftstream.config.parts.part_specs import EnvironmentSpec
 from rftstream.config.sections import EvaluationSection, RunConfig, TasksetSection, name_of_part
 from rftstream.config.stages import Stages
 from rftstream.models.classifiers import HeldClassifier

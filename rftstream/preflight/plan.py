@@ -17,7 +17,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rftstream.config.part_names import check_part_names
+from rftstream.config.parts.part_names import check_part_names
 from rftstream.config.sections import RunConfig
 from rftstream.errors import ConfigError, RftError
 from rftstream.threads import limit_threads

@@ -15,26 +15,26 @@ from pathlib import Path
 
 from rftstream.algorithms.by_taskset import build_algorithm
 from rftstream.algorithms.requirements import check_demands, the_critic, trained_spec
-from rftstream.config import registry
-from rftstream.config.part_names import PART_CHECKS
-from rftstream.config.part_specs import BackendSpec, PolicySpec
+from rftstream.config.parts import registry
+from rftstream.config.parts.part_names import PART_CHECKS
+from rftstream.config.parts.part_specs import BackendSpec, PolicySpec
 from rftstream.config.pipelines import operator_places
 from rftstream.config.sections import RunConfig, name_of_part
 from rftstream.config.stages import Stages
 from rftstream.data.operators.pipeline import ExperiencePipeline
 from rftstream.errors import ConfigError, RftError
 from rftstream.models.devices import check_device
-from rftstream.models.folder import FAKE, check_complete, prepare_model
-from rftstream.models.image_tokens import ImageTokens, check_takes_images
+from rftstream.models.folders.folder import FAKE, check_complete, prepare_model
 from rftstream.models.rendering import open_renderer
 from rftstream.models.spec import ModelSpec
-from rftstream.preflight.model_servers import look_at_servers
-from rftstream.preflight.programs import isolations, look_at_sandbox
+from rftstream.models.vision.image_tokens import ImageTokens, check_takes_images
+from rftstream.preflight.checks.model_servers import look_at_servers
+from rftstream.preflight.checks.programs import isolations, look_at_sandbox
 from rftstream.runs.folder import RunFolder, candidates_here, check_transport, open_store, store_place
-from rftstream.runs.init_from import fetch_initial
-from rftstream.runs.load_demonstrations import check_demonstrations
+from rftstream.runs.making.init_from import fetch_initial
+from rftstream.runs.writes.load_demonstrations import check_demonstrations
 from rftstream.trackers import check_trackers
-from rftstream.weights.store import place_on_disk
+from rftstream.weights.stores.store import place_on_disk
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rftstream.config.sections import LoraSection
-from rftstream.models.files import read_json
-from rftstream.models.folder import tensor_headers
+from rftstream.models.folders.files import read_json
+from rftstream.models.folders.folder import tensor_headers
 
 SERVED_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 

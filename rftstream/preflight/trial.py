@@ -14,14 +14,21 @@ from typing import Any
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.rollouts import ImageSpan, Rollout, Segment
 from rftstream.contracts.verdicts import VerifiedRollout
-from rftstream.models.folder import prepare_model
+from rftstream.models.folders.folder import prepare_model
 from rftstream.models.rendering import Pieces, Renderer, image_spans, joined, pieces_of_turns
-from rftstream.preflight.check import Rendering
+from rftstream.preflight.checks.check import Rendering
 from rftstream.preflight.trial_run import trial_config, try_tasks
 from rftstream.queries.formatting import image_text, number, plural
-from rftstream.queries.inspect import to_plain
-from rftstream.queries.shown_completions import PLAIN, CompletionReader
-from rftstream.queries.shown_turns import has_many_turns, numbers, posted_text, segment_starts, start_text, turn_lines
+from rftstream.queries.records.inspect import to_plain
+from rftstream.queries.records.shown_completions import PLAIN, CompletionReader
+from rftstream.queries.records.shown_turns import (
+    has_many_turns,
+    numbers,
+    posted_text,
+    segment_starts,
+    start_text,
+    turn_lines,
+)
 from rftstream.runs.folder import RunFolder
 
 

@@ -12,7 +12,8 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack
 
 from rftstream.clock import SystemClock
-from rftstream.config import loader, registry
+from rftstream.config import loader
+from rftstream.config.parts import registry
 from rftstream.config.sections import RunConfig
 from rftstream.contracts import codec
 from rftstream.contracts.control import Claim, TasksEnded
@@ -21,7 +22,7 @@ from rftstream.contracts.verdicts import VerifiedRollout
 from rftstream.contracts.versions import StepRecord, VersionName, WeightsAnnounced
 from rftstream.data.tasksets.open import grows
 from rftstream.errors import ConfigError
-from rftstream.models.folder import prepare_model
+from rftstream.models.folders.folder import prepare_model
 from rftstream.roles.explorer import EXPLORER
 from rftstream.roles.feeder import FEEDER
 from rftstream.roles.trainer import TRAINER
@@ -34,7 +35,7 @@ from rftstream.service.service import Service
 from rftstream.transport.base import Transport
 from rftstream.transport.memory.transport import MemoryLog
 from rftstream.weights.publisher import publish
-from rftstream.weights.store import ObjectStore
+from rftstream.weights.stores.store import ObjectStore
 
 ROLES = (FEEDER.name, EXPLORER.name, VERIFIER.name)
 

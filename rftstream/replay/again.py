@@ -16,8 +16,8 @@ from rftstream.config.sections import RunConfig
 from rftstream.config.stages import Stages
 from rftstream.contracts.versions import StepRecord, VersionName
 from rftstream.errors import ConfigError, ContractError, PositionMissing
-from rftstream.models.folder import prepare_model
-from rftstream.models.image_tokens import image_cache
+from rftstream.models.folders.folder import prepare_model
+from rftstream.models.vision.image_tokens import image_cache
 from rftstream.replay.recorded import Recorded, read_recorded, settings_of
 from rftstream.roles.trainer.assembly import Batch
 from rftstream.roles.trainer.progress import TrainerProgress
@@ -27,8 +27,8 @@ from rftstream.roles.trainer.training import Training, build_training
 from rftstream.runs.folder import OpenRun
 from rftstream.service.role import Log
 from rftstream.weights.checkpoints import CheckpointStore
-from rftstream.weights.media import MediaStore
 from rftstream.weights.snapshot import state_digest
+from rftstream.weights.stores.media import MediaStore
 
 Report = Callable[[int, int, int], None]
 """A function that is called after each batch with the version that the batch made, the last version to come, and how

@@ -10,7 +10,7 @@ from rftstream.contracts.records import NewRecord, TopicPartition
 from rftstream.replay.branch import as_verified
 from rftstream.roles.explorer import EXPLORER
 from rftstream.roles.verifier import VERIFIER
-from rftstream.runs.imported import RolloutImport, skipped_rollouts, without
+from rftstream.runs.making.imported import RolloutImport, skipped_rollouts, without
 
 
 class VerdictImport(RolloutImport):

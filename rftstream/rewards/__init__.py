@@ -4,7 +4,7 @@ To add one: a module with a class that has a `Config` and keeps `rftstream.rewar
 or, outside, any function of ours, verl's or TRL's signature (functions.py), named `module:function`.
 """
 
-from rftstream.config.part_specs import RewardSpec
+from rftstream.config.parts.part_specs import RewardSpec
 
 REWARDS = {
     "environment": RewardSpec("rftstream.rewards.simple:EnvironmentReward", takes_given=True),

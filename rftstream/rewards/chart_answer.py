@@ -15,7 +15,7 @@ from msgspec import Meta
 from rftstream.rewards.answers.boxes import find_answers
 from rftstream.rewards.answers.choices import same_words
 from rftstream.rewards.answers.golds import right_answers
-from rftstream.rewards.answers.words import number_in_words
+from rftstream.rewards.answers.maths.words import number_in_words
 from rftstream.rewards.base import RewardInput, Score
 from rftstream.rewards.evaluating import evaluating_answer
 from rftstream.rewards.version import config_version

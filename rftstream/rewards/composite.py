@@ -1,7 +1,7 @@
 """Several rewards of a taskset as one: sum, minimum, gates, and second opinions.
 
-What each reward is used for is in `config/reward_uses.py`. The whole is `unscorable` if any reward that was asked has
-no result, gates included; a check alone may fail, which is a metric.
+What each reward is used for is in `config/parts/reward_uses.py`. The whole is `unscorable` if any reward that was asked
+has no result, gates included; a check alone may fail, which is a metric.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rftstream.config.reward_uses import RewardUse
+from rftstream.config.parts.reward_uses import RewardUse
 from rftstream.contracts.arrays import Array
 from rftstream.errors import RewardError
 from rftstream.rewards.base import Reward, RewardInput, Score

@@ -19,8 +19,9 @@ from rftstream.rewards.answers.boxes import find_answers
 from rftstream.rewards.answers.choices import choice_text, same_words
 from rftstream.rewards.answers.clean import bare_words
 from rftstream.rewards.answers.compare import AnswerComparison, Equality
-from rftstream.rewards.answers.guards import TooCostly, check_size
-from rftstream.rewards.answers.nodes import AnswerGroup, Form, Ratio, Reading, Value, Words
+from rftstream.rewards.answers.maths.guards import TooCostly, check_size
+from rftstream.rewards.answers.maths.nodes import AnswerGroup, Form, Ratio, Reading, Value, Words
+from rftstream.rewards.answers.maths.units import load_pint
 from rftstream.rewards.answers.reading import read_answer
 from rftstream.rewards.answers.school import (
     blanks_of,
@@ -36,7 +37,6 @@ from rftstream.rewards.answers.school import (
     same_pairs,
     same_symbols,
 )
-from rftstream.rewards.answers.units import load_pint
 from rftstream.rewards.answers.verdicts import truth_of
 from rftstream.rewards.base import RewardInput, Score, needed_answer
 from rftstream.rewards.evaluating import evaluating_answer

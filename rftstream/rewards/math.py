@@ -18,12 +18,12 @@ from rftstream.rewards.answers.boxes import FoundAnswer, find_answers, last_boxe
 from rftstream.rewards.answers.choices import chosen_letters, listed_letters, lone_letter
 from rftstream.rewards.answers.clean import bare_words, is_formula
 from rftstream.rewards.answers.compare import AnswerComparison, Equality
-from rftstream.rewards.answers.guards import TooCostly, check_size, check_text
-from rftstream.rewards.answers.nodes import AnswerGroup, Form, Reading, Value, symbols_of
+from rftstream.rewards.answers.maths.guards import TooCostly, check_size, check_text
+from rftstream.rewards.answers.maths.nodes import AnswerGroup, Form, Reading, Value, symbols_of
+from rftstream.rewards.answers.maths.values import constant
 from rftstream.rewards.answers.reading import read_answer
 from rftstream.rewards.answers.second import SecondChecker
 from rftstream.rewards.answers.thoughts import final_part
-from rftstream.rewards.answers.values import constant
 from rftstream.rewards.answers.verdicts import verdict_word
 from rftstream.rewards.base import RewardInput, Score, needed_answer
 from rftstream.rewards.evaluating import apart_from_answer, evaluating_answer

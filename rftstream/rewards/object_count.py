@@ -8,7 +8,7 @@ from typing import Literal
 
 from rftstream.errors import RewardError
 from rftstream.rewards.answers.boxes import find_answers
-from rftstream.rewards.answers.words import number_in_words
+from rftstream.rewards.answers.maths.words import number_in_words
 from rftstream.rewards.base import RewardInput, Score, needed_answer
 from rftstream.rewards.evaluating import evaluating_answer
 from rftstream.rewards.version import config_version

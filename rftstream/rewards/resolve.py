@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from rftstream.config import registry, secrets
-from rftstream.config.part_names import gives_steps
-from rftstream.config.part_specs import RewardSpec
-from rftstream.config.reward_uses import RewardNamed, RewardUse, part_names, reward_uses
+from rftstream.config import secrets
+from rftstream.config.parts import registry
+from rftstream.config.parts.part_names import gives_steps
+from rftstream.config.parts.part_specs import RewardSpec
+from rftstream.config.parts.reward_uses import RewardNamed, RewardUse, part_names, reward_uses
 from rftstream.config.sections import EvaluationSection, RunConfig, TasksetSection
 from rftstream.errors import ConfigError, MissingChecker
 from rftstream.rewards.base import Reward

@@ -20,7 +20,7 @@ import numpy as np
 
 from rftstream.contracts.arrays import Array
 from rftstream.errors import ConfigError, RewardError
-from rftstream.models.files import digest_files
+from rftstream.models.folders.files import digest_files
 from rftstream.rewards.base import RewardInput, Score
 from rftstream.rewards.served import UNSEEN, AskedModel, Concurrent, ServedConfig
 from rftstream.rewards.version import config_version

@@ -26,7 +26,7 @@ ROLES: dict[str, str] = {
 
 def role_spec(name: str) -> RoleSpec:
     """Return the declaration of a role. ConfigError names the nearest known one."""
-    from rftstream.config import registry
+    from rftstream.config.parts import registry
     from rftstream.errors import ConfigError
 
     if name not in ROLES:

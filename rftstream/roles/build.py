@@ -5,15 +5,15 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable
 
-from rftstream.config import registry
+from rftstream.config.parts import registry
 from rftstream.errors import ConfigError
 from rftstream.roles import role_spec
-from rftstream.service.concurrent import ConcurrentService
+from rftstream.service.loops.concurrent import ConcurrentService
+from rftstream.service.loops.single import SingleService
+from rftstream.service.loops.source import SourceService
 from rftstream.service.role import Role, RoleContext
 from rftstream.service.role_spec import RoleKind, RoleSpec
 from rftstream.service.service import Service
-from rftstream.service.single import SingleService
-from rftstream.service.source import SourceService
 
 LOOPS: dict[RoleKind, type[Service]] = {
     RoleKind.concurrent: ConcurrentService,

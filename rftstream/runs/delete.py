@@ -31,7 +31,7 @@ from rftstream.service.role_spec import RoleKind
 from rftstream.trackers import folders_of_trackers
 from rftstream.transport.base import Transport
 from rftstream.transport.findings import ServerLook
-from rftstream.weights.store import ObjectStore, place_on_disk
+from rftstream.weights.stores.store import ObjectStore, place_on_disk
 
 PARTS = (
     "log",

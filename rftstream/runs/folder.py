@@ -29,8 +29,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rftstream.config import loader, log_users, registry, secrets
-from rftstream.config.part_specs import TransportSpec
+from rftstream.config import loader, log_users, secrets
+from rftstream.config.parts import registry
+from rftstream.config.parts.part_specs import TransportSpec
 from rftstream.config.sections import RunConfig, TransportSection
 from rftstream.contracts.topics import TOPICS, num_partitions
 from rftstream.errors import ConfigError
@@ -39,7 +40,7 @@ from rftstream.transport.base import TopicSettings, Transport
 from rftstream.version import __version__
 
 if TYPE_CHECKING:
-    from rftstream.weights.store import ObjectStore
+    from rftstream.weights.stores.store import ObjectStore
 
 
 def consumer_groups(config: RunConfig) -> dict[str, tuple[str, ...]]:
@@ -376,7 +377,7 @@ def _revealed(config: RunConfig, user: str | None = None) -> TransportSection:
 
 def open_store(config: RunConfig, folder: RunFolder, *, patience_s: float | None = None) -> ObjectStore:
     """Open the object store of a run. `patience_s` shortens the seconds to wait for a store that does not answer."""
-    from rftstream.weights.store import ObjectStore
+    from rftstream.weights.stores.store import ObjectStore
 
     settings = config.weights
     patience_s = settings.patience_s if patience_s is None else min(patience_s, settings.patience_s)
@@ -390,7 +391,7 @@ def open_store(config: RunConfig, folder: RunFolder, *, patience_s: float | None
 
 def store_place(config: RunConfig, folder: RunFolder) -> str:
     """Return where a run's objects are: a path, or a URL."""
-    from rftstream.weights.store import place_on_disk
+    from rftstream.weights.stores.store import place_on_disk
 
     url = config.weights.store.replace("{run}", folder.run_id)
     place = place_on_disk(url, folder.path)

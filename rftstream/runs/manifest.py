@@ -17,7 +17,7 @@ from rftstream.contracts.control import RunManifest
 from rftstream.data.tasksets.base import Taskset
 from rftstream.data.tasksets.open import open_taskset
 from rftstream.errors import ConfigError
-from rftstream.models.folder import for_section, model_digests, template_digest
+from rftstream.models.folders.folder import for_section, model_digests, template_digest
 from rftstream.models.spec import ModelSpec
 from rftstream.roles import role_spec
 from rftstream.version import __version__

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
-from rftstream.config.part_names import named_parts
+from rftstream.config.parts.part_names import named_parts
 from rftstream.config.sections import RunConfig
 from rftstream.runs.folder import RunFolder, naming, shown_path
 

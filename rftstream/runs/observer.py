@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from rftstream.contracts.records import Record, TopicPartition
 from rftstream.contracts.versions import EvalResult, StepRecord
 from rftstream.service.control_view import ControlView
-from rftstream.service.in_force import RecordsInForce
 from rftstream.service.reading import read_to_ends
+from rftstream.service.records.in_force import RecordsInForce
 from rftstream.transport.base import Reader, Transport
 from rftstream.weights.lineage import Lineage
 

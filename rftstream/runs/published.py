@@ -11,7 +11,7 @@ from pathlib import Path
 from rftstream.algorithms.requirements import trained_spec
 from rftstream.contracts.versions import VersionName, WeightsAnnounced
 from rftstream.errors import ConfigError, WeightsError
-from rftstream.models.folder import copy_companions, prepare_model
+from rftstream.models.folders.folder import copy_companions, prepare_model
 from rftstream.models.spec import ModelSpec
 from rftstream.runs.folder import OpenRun
 from rftstream.service.role import Log

@@ -19,7 +19,7 @@ from rftstream.service.role_claim import new_claim
 from rftstream.transport.base import Producer, Transport
 from rftstream.weights.checkpoints import CheckpointStore, is_gone
 from rftstream.weights.lineage import Lineage
-from rftstream.weights.store import ObjectStore
+from rftstream.weights.stores.store import ObjectStore
 
 
 def roll_back(transport: Transport, store: ObjectStore, run_id: str, version: int) -> None:

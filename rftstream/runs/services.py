@@ -16,7 +16,7 @@ from rftstream.service.service import Service
 from rftstream.transport.base import Transport
 
 if TYPE_CHECKING:
-    from rftstream.weights.store import ObjectStore
+    from rftstream.weights.stores.store import ObjectStore
 
 
 def role_context(

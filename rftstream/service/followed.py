@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 from rftstream.contracts.records import Record, TopicPartition
-from rftstream.service.in_force import RecordsInForce
 from rftstream.service.reading import begin_positions
+from rftstream.service.records.in_force import RecordsInForce
+from rftstream.service.records.summaries import begin_with_summary
 from rftstream.service.role import Log, Received
-from rftstream.service.summaries import begin_with_summary
 from rftstream.transport.base import Transport
 
 

@@ -29,13 +29,13 @@ from rftstream.contracts.tasks import RolloutIds
 from rftstream.contracts.topics import TOPICS
 from rftstream.errors import ContractError, ForeignRecord
 from rftstream.models.device_lock import DeviceLock, FileLock
-from rftstream.service.in_force import RecordsInForce, writer_epoch
 from rftstream.service.reading import read_to_ends
+from rftstream.service.records.in_force import RecordsInForce, writer_epoch
 from rftstream.service.role_spec import RoleSpec
 from rftstream.transport.base import Position, Transport
 
 if TYPE_CHECKING:
-    from rftstream.weights.store import ObjectStore
+    from rftstream.weights.stores.store import ObjectStore
 
 log = logging.getLogger(__name__)
 
@@ -378,7 +378,7 @@ class RoleContext:
     simulated: bool = False
     """Driven by a scheduler in one process: no children, no threads."""
     summary_every: int | None = None
-    """After how many records a single role summarises a topic again; None: as `service/summaries.py` has it."""
+    """After how many records a single role summarises a topic again; None: as `service/records/summaries.py` has it."""
     make_store: StoreMaker
     open_lock: LockMaker = FileLock
     check_manifest: ManifestCheck

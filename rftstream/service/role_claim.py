@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from rftstream.contracts.control import Claim
 from rftstream.errors import RftError, TakenOver
 from rftstream.service.control_view import read_control
+from rftstream.service.loops.single_reader import SingleReader
 from rftstream.service.role import RoleContext
-from rftstream.service.single_reader import SingleReader
 
 log = logging.getLogger(__name__)
 

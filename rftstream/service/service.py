@@ -19,8 +19,8 @@ from rftstream.contracts.control import Claim, DesiredState, RunFinished, RunMan
 from rftstream.contracts.records import NewRecord, Record, TopicPartition
 from rftstream.errors import ConfigError, ContractError, LogTruncated, ProducerLost, TransportError
 from rftstream.service.control_view import note_claim
-from rftstream.service.in_force import RecordsInForce
-from rftstream.service.losses import check_beginnings, check_jumps
+from rftstream.service.records.in_force import RecordsInForce
+from rftstream.service.records.losses import check_beginnings, check_jumps
 from rftstream.service.role import Publish, Received, Role, RoleContext, Wakeup
 from rftstream.transport.base import Jump, Member, Reader, Transport
 from rftstream.version import __version__

@@ -16,12 +16,12 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 from rftstream.errors import ConfigError, RftError
-from rftstream.studio import many_pages, question_pages, request_pages, rollout_pages, run_pages
 from rftstream.studio.access import StudioRole
-from rftstream.studio.api import api_routes
+from rftstream.studio.api.routes import api_routes
 from rftstream.studio.events import MAX_LISTENERS, RunEvents
 from rftstream.studio.guard import API, GuardRules, RequestGuard, refuse
-from rftstream.studio.page import GROUP, Form, PageCache, PageOfRun, form_page, fresh_page, run_page, viewer_of
+from rftstream.studio.pages import many_pages, question_pages, request_pages, rollout_pages, run_pages
+from rftstream.studio.pages.page import GROUP, Form, PageCache, PageOfRun, form_page, fresh_page, run_page, viewer_of
 from rftstream.studio.rendering import render
 from rftstream.studio.watched_run import WatchedRun
 

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 from rftstream.contracts.control import DesiredState
 from rftstream.errors import ConfigError
-from rftstream.launch.evaluation import Versions, ask_evaluations
-from rftstream.queries.dead import plan_retries
+from rftstream.launch.sessions.evaluation import Versions, ask_evaluations
+from rftstream.queries.records.dead import plan_retries
 from rftstream.runs.folder import OpenRun
-from rftstream.runs.requests import ask_retries, ask_state, user_here
+from rftstream.runs.writes.requests import ask_retries, ask_state, user_here
 from rftstream.service.role import Log
-from rftstream.studio.page import PageOfRun
+from rftstream.studio.pages.page import PageOfRun
 
 WITHIN_S = 7 * 24 * 3600.0
 """Seconds after which a dead group is not put back any more, as with the command."""

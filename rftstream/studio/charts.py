@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from rftstream.queries.formatting import number
-from rftstream.queries.history import History
-from rftstream.queries.panels import (
+from rftstream.queries.curves.history import History
+from rftstream.queries.curves.panels import (
     COLORS,
     MAX_LINES,
     Axis,
@@ -22,7 +21,8 @@ from rftstream.queries.panels import (
     over_time,
     panels,
 )
-from rftstream.queries.plot import goes_wide, log_view, smoothed_by_stage, thinned, view, window
+from rftstream.queries.curves.plot import goes_wide, log_view, smoothed_by_stage, thinned, view, window
+from rftstream.queries.formatting import number
 
 WIDTH, HEIGHT, MARGIN = 640, 200, 8
 """Size and margin of a picture, in the units of its view box."""

@@ -12,10 +12,10 @@ from typing import Any
 
 from markupsafe import Markup
 
-from rftstream.queries.evaluations import mean_text
-from rftstream.queries.history import History
-from rftstream.queries.page_facts import ShownSample
-from rftstream.queries.plot import subtitle
+from rftstream.queries.curves.evaluations import mean_text
+from rftstream.queries.curves.history import History
+from rftstream.queries.curves.page_facts import ShownSample
+from rftstream.queries.curves.plot import subtitle
 from rftstream.studio.charts import run_charts
 from rftstream.studio.rendering import render
 

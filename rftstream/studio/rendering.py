@@ -11,7 +11,7 @@ from urllib.parse import quote, urlencode
 
 import jinja2
 
-from rftstream.queries.evaluations import unscored_text
+from rftstream.queries.curves.evaluations import unscored_text
 from rftstream.queries.formatting import duration, number, size, staleness_text
 
 SIGNS = {"trained": "✓", "batched": "▸", "pending": "…", "filtered": "∅", "expired": "⌛", "dead": "✕"}

@@ -20,14 +20,14 @@ from rftstream.data.feedback.agreement import Share
 from rftstream.data.feedback.rows import vote_of
 from rftstream.data.feedback.selection import choose_order
 from rftstream.gateway.keys import GatewayKeys, run_secret
-from rftstream.queries.annotators import AnnotatorsView, read_annotators
-from rftstream.queries.asked import disguised, questions_to
 from rftstream.queries.catalog.finding import GroupRow, RolloutRow, find_group
-from rftstream.queries.feedback import FeedbackView, VoteLine, open_questions, opinions_of
-from rftstream.runs.feedback import Added, add_votes
+from rftstream.queries.people.annotators import AnnotatorsView, read_annotators
+from rftstream.queries.people.asked import disguised, questions_to
+from rftstream.queries.people.feedback import FeedbackView, VoteLine, open_questions, opinions_of
 from rftstream.runs.folder import OpenRun
+from rftstream.runs.writes.feedback import Added, add_votes
 from rftstream.studio.access import StudioRole
-from rftstream.studio.page import PageOfRun
+from rftstream.studio.pages.page import PageOfRun
 
 KINDS = tuple(kind for kind in FeedbackKind if kind is not FeedbackKind.retract)
 MAX_LEAD_S = 24 * 3600.0

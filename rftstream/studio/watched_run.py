@@ -21,13 +21,13 @@ from rftstream.queries.catalog.counts import CatalogCounts
 from rftstream.queries.catalog.database import CatalogReader
 from rftstream.queries.catalog.finding import find_vote_statuses
 from rftstream.queries.catalog.moments import Moment, find_moment
-from rftstream.queries.feedback import TOPICS, FeedbackRecords, FeedbackView, has_feedback, read_feedback
-from rftstream.queries.following import RunFollower
-from rftstream.queries.history import HistoryReader
-from rftstream.queries.shown_completions import PLAIN, CompletionReader, open_reader
-from rftstream.queries.status import Status
-from rftstream.runs.feedback import VoteRevisions
+from rftstream.queries.curves.history import HistoryReader
+from rftstream.queries.people.feedback import TOPICS, FeedbackRecords, FeedbackView, has_feedback, read_feedback
+from rftstream.queries.records.shown_completions import PLAIN, CompletionReader, open_reader
+from rftstream.queries.state.following import RunFollower
+from rftstream.queries.state.status import Status
 from rftstream.runs.folder import OpenRun
+from rftstream.runs.writes.feedback import VoteRevisions
 from rftstream.service.role import Log
 
 log = logging.getLogger(__name__)

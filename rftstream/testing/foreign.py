@@ -18,7 +18,7 @@ from rftstream.contracts.records import NewRecord, Record
 from rftstream.contracts.role_names import RoleName
 from rftstream.contracts.tasks import Task
 from rftstream.contracts.versions import EvalResult, StepRecord, VersionName, WeightsAnnounced, WeightsKind
-from rftstream.service.in_force import writer_epoch
+from rftstream.service.records.in_force import writer_epoch
 from rftstream.service.role import Log
 from rftstream.transport.base import Transport
 

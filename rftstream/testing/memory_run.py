@@ -32,11 +32,11 @@ from rftstream.testing.played import played_records
 from rftstream.transport.base import Position, Transport
 from rftstream.transport.memory.transport import MemoryLog
 from rftstream.version import __version__
-from rftstream.weights.store import ObjectStore
+from rftstream.weights.stores.store import ObjectStore
 
 if TYPE_CHECKING:
-    from rftstream.queries.balance import AuditReport
-    from rftstream.queries.recomputation import Recomputation
+    from rftstream.queries.audits.balance import AuditReport
+    from rftstream.queries.decisions.recomputation import Recomputation
 
 START_TIME_S = 1_700_000_000.0
 
@@ -175,15 +175,15 @@ class MemoryRun:
 
     def audit(self) -> AuditReport:
         """Audit the run, and return the report."""
-        from rftstream.queries.audit import audit
+        from rftstream.queries.audits.audit import audit
 
         return audit(self.transport())
 
     def recompute(self, config: RunConfig | None = None) -> Recomputation:
         """Compute the decisions of all operators again from the log, and return what came of it. `config`: of a run
         with other settings."""
-        from rftstream.models.folder import prepare_model
-        from rftstream.queries.recompute import recompute
+        from rftstream.models.folders.folder import prepare_model
+        from rftstream.queries.decisions.recompute import recompute
 
         spec = prepare_model(self.config.model, self.folder.model, self.config.run.seed)
         return recompute(self.transport(), config or self.config, spec)

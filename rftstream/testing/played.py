@@ -13,7 +13,7 @@ from rftstream.contracts.summaries import Summary
 from rftstream.contracts.topics import TOPICS
 from rftstream.contracts.versions import StepRecord, WeightsAnnounced
 from rftstream.service.control_view import read_control
-from rftstream.service.in_force import RULED
+from rftstream.service.records.in_force import RULED
 from rftstream.transport.base import Transport
 
 

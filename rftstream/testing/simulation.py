@@ -14,10 +14,10 @@ from random import Random
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.control import DesiredState, RunState
 from rftstream.errors import ProducerLost, RftError, TransactionAborted, TransportError
-from rftstream.queries.dead import read_dead, stored_rollouts
+from rftstream.queries.records.dead import read_dead, stored_rollouts
 from rftstream.roles import role_specs
-from rftstream.runs.requests import retry_request
 from rftstream.runs.services import build_service, role_context
+from rftstream.runs.writes.requests import retry_request
 from rftstream.service.role import Log
 from rftstream.service.role_spec import RoleKind, RoleSpec
 from rftstream.service.service import Service

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from rftstream.config import registry
-from rftstream.config.part_specs import TrackerSpec
+from rftstream.config.parts import registry
+from rftstream.config.parts.part_specs import TrackerSpec
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.versions import EvalResult, StepRecord
 from rftstream.errors import ConfigError

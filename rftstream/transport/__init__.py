@@ -3,7 +3,7 @@
 To add one: a class that passes `rftstream.testing.conformance`, and a line in `TRANSPORTS`.
 """
 
-from rftstream.config.part_specs import TransportSpec
+from rftstream.config.parts.part_specs import TransportSpec
 
 TRANSPORTS = {
     "embedded": TransportSpec(

@@ -124,7 +124,7 @@ def transposed_weights(folder: Path) -> frozenset[str]:
     from transformers.pytorch_utils import Conv1D
 
     from rftstream.models.exactness import outline_of
-    from rftstream.models.seeing import model_class
+    from rftstream.models.vision.seeing import model_class
 
     modules = outline_of(model_class(folder), folder).named_modules()
     return frozenset(f"{name}.weight" for name, module in modules if isinstance(module, Conv1D))

@@ -17,7 +17,7 @@ from rftstream.contracts.control import Trimmed
 from rftstream.contracts.versions import VersionName
 from rftstream.errors import WeightsError
 from rftstream.weights.publisher import Fault
-from rftstream.weights.store import CHUNK_BYTES, ObjectStore
+from rftstream.weights.stores.store import CHUNK_BYTES, ObjectStore
 
 logger = logging.getLogger(__name__)
 

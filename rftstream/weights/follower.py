@@ -15,15 +15,15 @@ from collections.abc import Callable, Iterator, Mapping
 from rftstream.contracts.summaries import WeightsSummary
 from rftstream.contracts.versions import DeltaObject, VersionName, WeightsAnnounced, WeightsKind
 from rftstream.errors import StoreRefused, StoreUnreachable, WeightsError
-from rftstream.weights import delta
-from rftstream.weights.anchors import AnchorCache
-from rftstream.weights.delta import text_of
+from rftstream.weights.deltas import delta
+from rftstream.weights.deltas.delta import text_of
 from rftstream.weights.lineage import Lineage
-from rftstream.weights.object_reading import Allocate, own_memory, read_object
 from rftstream.weights.shared_memory import SharedTensors, WeightsMemory
 from rftstream.weights.snapshot import RawTensor, decode_snapshot
 from rftstream.weights.state import ServedState
-from rftstream.weights.store import ObjectStore
+from rftstream.weights.stores.anchors import AnchorCache
+from rftstream.weights.stores.object_reading import Allocate, own_memory, read_object
+from rftstream.weights.stores.store import ObjectStore
 
 logger = logging.getLogger(__name__)
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 
 from rftstream import faults
 from rftstream.contracts.versions import DeltaObject, VersionName, WeightsAnnounced, WeightsKind
-from rftstream.weights import delta, kernels
+from rftstream.weights.deltas import delta, kernels
 from rftstream.weights.snapshot import RawTensor, write_snapshot
 from rftstream.weights.state import ServedState
-from rftstream.weights.store import ObjectStore, StoredObject
+from rftstream.weights.stores.store import ObjectStore, StoredObject
 
 log = logging.getLogger(__name__)
 

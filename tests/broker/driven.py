@@ -10,8 +10,8 @@ from typing import Any
 
 from rftstream.launch.start import reopen
 from rftstream.roles import role_specs
-from rftstream.runs.create import write_config
 from rftstream.runs.folder import RunFolder, open_transport, read_config
+from rftstream.runs.making.create import write_config
 from rftstream.runs.services import build_service, role_context
 from rftstream.service.service import Service
 from rftstream.testing.conformance_bench import PATIENCE_S

@@ -18,11 +18,11 @@ from rftstream import faults, metrics
 from rftstream.contracts.rollouts import Rollout
 from rftstream.contracts.tasks import Task
 from rftstream.errors import RftError, TransportError
-from rftstream.launch.exporter import FollowedRun
+from rftstream.integrations.exporter import FollowedRun
 from rftstream.launch.health import Health
-from rftstream.launch.replay_into import Replay
+from rftstream.launch.sessions.replay_into import Replay
 from rftstream.launch.watch import Watch
-from rftstream.queries.exported import Figures
+from rftstream.queries.curves.exported import Figures
 from rftstream.roles.explorer.partials import parse_key
 from rftstream.roles.verifier import step as verifier_step
 from rftstream.runs.folder import open_run

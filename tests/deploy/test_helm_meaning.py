@@ -21,10 +21,10 @@ from rftstream.config.role_sections import ExplorerSection, SynthesiserSection, 
 from rftstream.config.sections import RunConfig, TransportSection
 from rftstream.errors import ENDS_THE_RUN, TransportError
 from rftstream.launch import host
-from rftstream.queries.access import needed_access
-from rftstream.queries.balance import Balance
-from rftstream.queries.exported import EXPORTED
-from rftstream.queries.scale_plan import scale_plan
+from rftstream.queries.audits.balance import Balance
+from rftstream.queries.curves.exported import EXPORTED
+from rftstream.queries.state.access import needed_access
+from rftstream.queries.state.scale_plan import scale_plan
 from rftstream.roles import role_specs
 from rftstream.runs.folder import RunFolder, open_transport
 from rftstream.service.role_spec import RoleKind

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rftstream.metrics import REGISTRY
-from rftstream.queries.exported import EXPORTED
+from rftstream.queries.curves.exported import EXPORTED
 from tests.deploy.conftest import ROOT, read_yaml
 
 FOLDER = ROOT / "deploy" / "prometheus"

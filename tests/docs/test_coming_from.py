@@ -17,7 +17,8 @@ from rftstream.algorithms.ppo import Ppo
 from rftstream.algorithms.settings import CriticConfig
 from rftstream.backends.torch.backend import TorchBackend
 from rftstream.commands import COMMANDS
-from rftstream.config import aliases, registry
+from rftstream.config import aliases
+from rftstream.config.parts import registry
 from rftstream.config.sections import (
     EvaluationSection,
     LoraSection,

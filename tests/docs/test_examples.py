@@ -14,7 +14,8 @@ from my_policies import Uniform
 from my_tasksets import Backwards
 
 from rftstream.algorithms.base import Denominators, MicroBatch
-from rftstream.config import loader, registry
+from rftstream.config import loader
+from rftstream.config.parts import registry
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.arrays import Array
 from rftstream.contracts.assistant import AssistantMessage

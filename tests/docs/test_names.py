@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from pages import configuration
 
-from rftstream.queries import settings
+from rftstream.queries.reference import settings
 from tests.docs.reading import PAGES, ROOT, code, shown
 
 PACKAGE = ROOT / "rftstream"

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from rftstream.config import loader, registry
+from rftstream.config import loader
+from rftstream.config.parts import registry
 from rftstream.rewards import REWARDS
 from rftstream.rewards.anls import AnlsReward
 from rftstream.rewards.base import RewardInput

@@ -16,8 +16,8 @@ from click.testing import CliRunner
 
 from rftstream.commands import cli
 from rftstream.config import loader
-from rftstream.queries import settings
-from rftstream.queries.run_file_schema import FILE_NAME, run_file_schema
+from rftstream.queries.reference import settings
+from rftstream.queries.reference.run_file_schema import FILE_NAME, run_file_schema
 from tests.docs.reading import ROOT, shown
 
 SHIPPED = ROOT / "schemas" / "run_file" / FILE_NAME

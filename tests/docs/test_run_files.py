@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from rftstream.config import loader
-from rftstream.config.part_names import check_part_names
+from rftstream.config.parts.part_names import check_part_names
 from rftstream.data.tasksets.open import open_taskset
-from rftstream.preflight.advice import find_warnings
+from rftstream.preflight.checks.advice import find_warnings
 from rftstream.preflight.first_file import FirstFile, write
 from tests.docs.reading import PAGES, ROOT, Block, blocks, shown
 

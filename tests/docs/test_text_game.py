@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from text_game import RULES, House, Houses, TextGame
 
-from rftstream.config import registry
+from rftstream.config.parts import registry
 from rftstream.contracts.assistant import AssistantMessage
 from rftstream.contracts.tasks import Problem
 from rftstream.environments.base import Reply

@@ -11,10 +11,10 @@ import pytest
 from rftstream.config.loader import from_dict
 from rftstream.data.tasksets.open import open_taskset
 from rftstream.data.tasksets.squares import draw_png
-from rftstream.models.images import digest_of
+from rftstream.models.vision.images import digest_of
 from rftstream.policies import POLICIES
-from rftstream.preflight.check import check
-from rftstream.preflight.check_report import CheckReport
+from rftstream.preflight.checks.check import check
+from rftstream.preflight.checks.check_report import CheckReport
 from tests.docs.reading import ROOT, blocks
 from tests.unit.seeing_families import FAMILIES
 

@@ -16,8 +16,8 @@ from rftstream.contracts.topics import TOPICS
 from rftstream.contracts.versions import StepRecord
 from rftstream.launch.result import RunResult
 from rftstream.metrics import REGISTRY
-from rftstream.queries.exported import EXPORTED
-from rftstream.queries.worker_status_text import FIELD_TEXTS, SHOWN_ELSEWHERE, UNUSUAL_TEXTS
+from rftstream.queries.curves.exported import EXPORTED
+from rftstream.queries.state.worker_status_text import FIELD_TEXTS, SHOWN_ELSEWHERE, UNUSUAL_TEXTS
 from rftstream.runs.folder import OpenRun
 from rftstream.testing import MemoryRun, Simulation
 from tests.docs.reading import PAGES, ROOT, blocks, code, read, shown
@@ -100,9 +100,9 @@ def test_json_of_run() -> None:
 
 
 def test_json_of_views(simulation: MemoryRun) -> None:
-    from rftstream.preflight.check import check
-    from rftstream.queries.inspect import record_to_json
-    from rftstream.queries.status import read_status
+    from rftstream.preflight.checks.check import check
+    from rftstream.queries.records.inspect import record_to_json
+    from rftstream.queries.state.status import read_status
 
     assert keys_told("audit") == set(simulation.audit().to_json())
     assert keys_told("inspect") == set(record_to_json(simulation.records("steps")[-1]))

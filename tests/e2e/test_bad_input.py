@@ -17,7 +17,7 @@ import pytest
 
 from rftstream.config.sections import MakeModel, ModelSection
 from rftstream.contracts.verdicts import VerifiedRollout
-from rftstream.models.folder import prepare_model
+from rftstream.models.folders.folder import prepare_model
 from tests.e2e.played import play
 from tests.e2e.workplace import COMMAND, FAKE, Finished, Workplace, sets
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from rftstream.launch.exporter import FollowedRun
+from rftstream.integrations.exporter import FollowedRun
 from rftstream.launch.health import Health
-from rftstream.queries.exported import MAX_NAMES, OTHERS, figures_of
-from rftstream.queries.feedback import FeedbackView
-from rftstream.queries.following import RunFollower
+from rftstream.queries.curves.exported import MAX_NAMES, OTHERS, figures_of
+from rftstream.queries.people.feedback import FeedbackView
+from rftstream.queries.state.following import RunFollower
 from rftstream.runs.folder import open_run
 from tests.e2e.workplace import Workplace
 from tests.exporters import check_exporter

@@ -19,7 +19,7 @@ from rftstream.contracts.feedback import Feedback, PairChoice
 from rftstream.contracts.questions import Question
 from rftstream.faults import VARIABLE
 from rftstream.gateway.keys import SECRET_VARIABLE, GatewayKeys
-from rftstream.launch.label_studio.client import TOKEN_VARIABLE
+from rftstream.integrations.label_studio.client import TOKEN_VARIABLE
 from tests.e2e.label_studio import ACCESS_S, Person, RealLabelStudio
 from tests.e2e.workplace import FAKE, Process, RunView, Workplace
 from tests.label_studio_server import PERSONAL, choice, running, words

@@ -9,10 +9,10 @@ import pytest
 from rftstream.contracts.versions import StepRecord, VersionName, WeightsAnnounced, WeightsKind
 from rftstream.runs.folder import open_run
 from rftstream.service.role import Log
-from rftstream.weights.anchors import AnchorCache
 from rftstream.weights.follower import WeightsFollower
 from rftstream.weights.snapshot import state_digest
-from rftstream.weights.store import ObjectStore
+from rftstream.weights.stores.anchors import AnchorCache
+from rftstream.weights.stores.store import ObjectStore
 from tests.e2e.workplace import Workplace, sets
 from tests.s3 import BUCKET, S3Server
 

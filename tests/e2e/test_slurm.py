@@ -15,7 +15,7 @@ import pytest
 from rftstream.config import loader
 from rftstream.config.sections import RunConfig
 from rftstream.errors import ConfigError
-from rftstream.launch.slurm import JobSettings, job_script, plan_steps
+from rftstream.integrations.slurm import JobSettings, job_script, plan_steps
 from tests.e2e.workplace import FAKE, Workplace
 from tests.slurm_cluster import SlurmCluster, slurm_cluster
 from tests.warm import MARK

@@ -12,7 +12,7 @@ import pytest
 
 from rftstream.contracts.rollouts import RolloutStatus
 from rftstream.data.tasksets.reasoning_gym import import_reasoning_gym
-from rftstream.models.convert import SMOLLM2_FILE
+from rftstream.models.folders.convert import SMOLLM2_FILE
 from tests.e2e.workplace import EXAMPLES, RunView, Workplace, sets
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -97,7 +97,7 @@ def test_a_few_steps_of_a_small_smollm2(
     place: Workplace, made: Callable[[str, Callable[[Path], None]], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = made("small-smollm2", cut_package)
-    monkeypatch.setattr("rftstream.models.convert._package_folder", lambda module, name: package)
+    monkeypatch.setattr("rftstream.models.folders.convert._package_folder", lambda module, name: package)
     model = place.folder / "models" / "small"
     done = place.look("convert", "smollm2", model)
     assert (done.code, done.out.strip()) == (0, str(model)), done.err

@@ -31,8 +31,8 @@ from rftstream.contracts.records import NewRecord, Record
 from rftstream.contracts.rollouts import Rollout
 from rftstream.contracts.verdicts import VerifiedRollout
 from rftstream.contracts.versions import StepRecord
-from rftstream.queries.audit import audit
-from rftstream.queries.balance import AuditReport
+from rftstream.queries.audits.audit import audit
+from rftstream.queries.audits.balance import AuditReport
 from rftstream.runs.folder import RunFolder, open_run
 from rftstream.runs.observer import Curve, Observer
 from rftstream.service.control_view import ControlView, read_control

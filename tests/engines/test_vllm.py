@@ -15,7 +15,7 @@ from rftstream.contracts.rollouts import VersionSpan
 from rftstream.errors import PolicyError, WeightsError
 from rftstream.models.rendering import open_renderer
 from rftstream.policies.base import Constraint
-from rftstream.policies.vllm import VllmPolicy
+from rftstream.policies.vllm.policy import VllmPolicy
 from tests.engines.replay import Replay
 from tests.engines.test_in_flight import PROMPTS, check_stamps, check_under_updates, versions_of
 from tests.unit import tiny

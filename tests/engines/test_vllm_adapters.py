@@ -11,7 +11,7 @@ from rftstream.clock import SystemClock
 from rftstream.config.sections import LoraSection
 from rftstream.errors import WeightsError
 from rftstream.models.rendering import open_renderer
-from rftstream.policies.vllm import VllmPolicy
+from rftstream.policies.vllm.policy import VllmPolicy
 from rftstream.weights.adapters import whole_tensors
 from tests.engines.replay import Replay
 from tests.engines.test_in_flight import PROMPTS, check_stamps, versions_of

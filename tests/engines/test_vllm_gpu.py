@@ -11,7 +11,7 @@ import torch
 from rftstream.clock import SystemClock
 from rftstream.config.sections import LoraSection
 from rftstream.models.rendering import open_renderer
-from rftstream.policies.vllm import VllmPolicy
+from rftstream.policies.vllm.policy import VllmPolicy
 from tests.engines.test_in_flight import versions_of
 from tests.unit import tiny
 from tests.unit.policies.test_hf import row

@@ -11,7 +11,7 @@ import torch
 from rftstream.algorithms.grpo import Grpo
 from rftstream.clock import SystemClock
 from rftstream.models.rendering import open_renderer
-from rftstream.policies.vllm import VllmPolicy
+from rftstream.policies.vllm.policy import VllmPolicy
 from rftstream.weights.snapshot import RawTensor
 from tests.engines.test_vllm import TOLERANCE, in_flight, pytestmark  # noqa: F401
 from tests.unit import tiny

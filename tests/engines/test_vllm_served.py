@@ -15,7 +15,7 @@ import pytest
 
 from rftstream.clock import SystemClock
 from rftstream.models.rendering import open_renderer
-from rftstream.policies.openai import OpenAiPolicy
+from rftstream.policies.openai.policy import OpenAiPolicy
 from tests.engines.replay import Replay
 from tests.engines.test_in_flight import PROMPTS, versions_of
 from tests.engines.test_vllm import TOLERANCE
@@ -48,7 +48,7 @@ def serving(spec, log, *options):
     command = [
         sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(spec.folder),
         "--served-model-name", "made", "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32",
-        "--enforce-eager", "--worker-extension-cls", "rftstream.policies.vllm_worker.WeightsReceiver",
+        "--enforce-eager", "--worker-extension-cls", "rftstream.policies.vllm.worker.WeightsReceiver",
         "--logprobs-mode", "processed_logprobs", "--kv-cache-memory-bytes", str(1 << 26), "--max-num-seqs", "32",
         *options,
     ]  # fmt: skip

@@ -9,7 +9,7 @@ import pytest
 
 from rftstream.clock import SystemClock
 from rftstream.models.rendering import open_renderer
-from rftstream.policies.openai import OpenAiPolicy
+from rftstream.policies.openai.policy import OpenAiPolicy
 from tests.engines.test_vllm import pytestmark  # noqa: F401
 from tests.engines.test_vllm_images import MODEL, check, sampled, versions  # noqa: F401
 from tests.engines.test_vllm_served import serving

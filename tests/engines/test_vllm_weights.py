@@ -10,12 +10,12 @@ import torch
 
 from rftstream.clock import SystemClock
 from rftstream.models.rendering import open_renderer
-from rftstream.policies.vllm import VllmPolicy
+from rftstream.policies.vllm.policy import VllmPolicy
 from rftstream.weights.follower import WeightsFollower
 from rftstream.weights.publisher import WeightsPublisher
 from rftstream.weights.shared_memory import SharedTensors
 from rftstream.weights.snapshot import RawTensor
-from rftstream.weights.store import ObjectStore
+from rftstream.weights.stores.store import ObjectStore
 from tests.engines.replay import Replay
 from tests.engines.test_in_flight import PROMPTS, check_stamps
 from tests.engines.test_vllm import so_far

@@ -6,7 +6,7 @@ import re
 import signal
 from collections.abc import Mapping
 
-from rftstream.queries.balance import AuditReport
+from rftstream.queries.audits.balance import AuditReport
 from tests.e2e.workplace import Process, Workplace
 from tests.exporters import read_metrics
 

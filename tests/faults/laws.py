@@ -10,7 +10,7 @@ from rftstream.contracts.outcomes import GroupResult
 from rftstream.contracts.tasks import Task
 from rftstream.contracts.topics import TOPICS
 from rftstream.contracts.versions import StepRecord
-from rftstream.queries.balance import AuditReport
+from rftstream.queries.audits.balance import AuditReport
 from tests.e2e.workplace import RunView
 
 SINGLE_WRITERS = {"tasks": "feeder", "batches": "buffer", "outcomes": "buffer", "steps": "trainer",

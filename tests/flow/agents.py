@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from rftstream.gateway.dialects import DIALECTS, read_call
-from rftstream.roles.explorer.agent_step import AgentExplorerStep
+from rftstream.roles.explorer.agents.step import AgentExplorerStep
 from rftstream.roles.explorer.model_calls import (
     AgentAnswer,
     AgentRequest,

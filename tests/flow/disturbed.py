@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from rftstream.errors import ProducerLost, TransactionAborted
-from rftstream.service.single import SingleService
+from rftstream.service.loops.single import SingleService
 from rftstream.testing import MemoryRun, RoleDriver
 from rftstream.testing.faults import Kill
 

@@ -13,11 +13,11 @@ from rftstream.contracts.batches import BatchManifest
 from rftstream.contracts.control import RunFinished, RunManifest, TasksEnded
 from rftstream.contracts.outcomes import GroupOutcome
 from rftstream.errors import ConfigError
-from rftstream.models.folder import prepare_model
+from rftstream.models.folders.folder import prepare_model
 from rftstream.replay.again import save_state
 from rftstream.replay.branch import BatchImport, measure
 from rftstream.replay.recorded import read_recorded
-from rftstream.runs import imported
+from rftstream.runs.making import imported
 from rftstream.runs.manifest import data_digests, make_manifest
 from rftstream.service.role import Log
 from rftstream.testing import MemoryRun, RoleDriver, Simulation

@@ -21,7 +21,7 @@ from rftstream.contracts.dead import DeadLetter
 from rftstream.contracts.demonstrations import Demonstration, Preference
 from rftstream.contracts.tasks import ChatMessage
 from rftstream.errors import ConfigError, ContractError, TransactionAborted, TransportError
-from rftstream.runs.load_demonstrations import Loaded, load_demonstrations
+from rftstream.runs.writes.load_demonstrations import Loaded, load_demonstrations
 from rftstream.testing import RoleDriver
 from tests.flow import scene as scenes
 
@@ -251,7 +251,7 @@ def test_a_number_left_out_is_noticed(tmp_path: Path) -> None:
 
 
 def test_an_algorithm_that_takes_none_is_refused(tmp_path: Path) -> None:
-    from rftstream.runs.load_demonstrations import check_demonstrations
+    from rftstream.runs.writes.load_demonstrations import check_demonstrations
 
     scene = Scene(tmp_path, trainer__algorithm="grpo")
     with pytest.raises(ConfigError, match=r"trainer.algorithm 'grpo' takes none, expected mix or chord"):

@@ -17,8 +17,8 @@ from rftstream.contracts.rollouts import Rollout, RolloutStatus
 from rftstream.contracts.tasks import Task
 from rftstream.contracts.verdicts import VerifiedRollout
 from rftstream.contracts.versions import StepRecord
-from rftstream.queries.dead import read_dead, stored_rollouts
-from rftstream.runs.requests import retry_request
+from rftstream.queries.records.dead import read_dead, stored_rollouts
+from rftstream.runs.writes.requests import retry_request
 from rftstream.service.role import Log
 from rftstream.testing import MemoryRun, RoleDriver, Simulation
 from rftstream.testing.faults import Kill

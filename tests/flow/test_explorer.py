@@ -16,7 +16,7 @@ from rftstream.contracts.rollouts import Rollout, RolloutStatus
 from rftstream.contracts.tasks import ChatMessage, Problem, Sampling, Task
 from rftstream.contracts.versions import VersionName
 from rftstream.metrics import REGISTRY
-from rftstream.service.tracker import decode_finished
+from rftstream.service.loops.tracker import decode_finished
 from rftstream.testing import RoleDriver
 from tests.flow.disturbed import FaultAt
 from tests.flow.scene import Scene

@@ -19,7 +19,7 @@ from rftstream.contracts.questions import Applied, Judgement, Question, VoteEffe
 from rftstream.contracts.records import NewRecord
 from rftstream.contracts.verdicts import VerifiedRollout
 from rftstream.errors import ConfigError
-from rftstream.queries.feedback import read_feedback
+from rftstream.queries.people.feedback import read_feedback
 from rftstream.roles.buffer.feedback import FeedbackIntake
 from rftstream.roles.buffer.groups import OpenGroups, sibling_of
 from rftstream.roles.buffer.progress import BufferProgress

@@ -21,7 +21,7 @@ from rftstream.data.tasksets.images import image_in
 from rftstream.data.tasksets.squares import SquaresTaskset, draw_png
 from rftstream.environments.base import Reply
 from rftstream.errors import ConfigError
-from rftstream.models.images import digest_of
+from rftstream.models.vision.images import digest_of
 from rftstream.testing import RoleDriver
 from tests.flow.scene import Scene
 from tests.flow.test_replay import replayed

@@ -15,10 +15,10 @@ from rftstream.contracts.control import RunManifest, TasksEnded
 from rftstream.contracts.outcomes import GroupOutcome, GroupResult
 from rftstream.contracts.rollouts import Rollout, RolloutStatus
 from rftstream.errors import ConfigError
-from rftstream.runs import imported
 from rftstream.runs.folder import RunFolder
-from rftstream.runs.fork import copy_model
-from rftstream.runs.imported import RolloutImport
+from rftstream.runs.making import imported
+from rftstream.runs.making.fork import copy_model
+from rftstream.runs.making.imported import RolloutImport
 from rftstream.testing import RoleDriver
 from rftstream.testing.faults import Kill
 from tests.flow.disturbed import copy_on

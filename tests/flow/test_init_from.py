@@ -13,9 +13,9 @@ from rftstream.config import loader
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.versions import VersionName
 from rftstream.errors import ConfigError
-from rftstream.models.folder import initial_of, model_digests, prepare_model
+from rftstream.models.folders.folder import initial_of, model_digests, prepare_model
 from rftstream.runs.folder import RunFolder, create_log, open_store
-from rftstream.runs.init_from import fetch_initial
+from rftstream.runs.making.init_from import fetch_initial
 from rftstream.testing.played import played_records
 from rftstream.transport.embedded.transport import EmbeddedTransport
 from rftstream.weights.publisher import publish

@@ -87,7 +87,7 @@ def test_divergence_begins_anew_with_each_reference(tmp_path: Path) -> None:
 ])  # fmt: skip
 def test_what_cannot_be_held_is_refused(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
     scene = Scene(tmp_path, **settings)
-    from rftstream.models.folder import prepare_model
+    from rftstream.models.folders.folder import prepare_model
 
     spec = prepare_model(scene.config.model, scene.folder.model, 0)
     with pytest.raises(ConfigError, match=message):

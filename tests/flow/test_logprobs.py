@@ -29,7 +29,7 @@ from rftstream.contracts.versions import VersionName
 from rftstream.models.rendering import open_renderer
 from rftstream.models.spec import ModelSpec
 from rftstream.policies.base import Completion, SampleRequest
-from rftstream.policies.hf import HfPolicy
+from rftstream.policies.hf.policy import HfPolicy
 from rftstream.testing import RoleDriver
 from rftstream.testing.driver import TICK_S
 from rftstream.weights.publisher import publish

@@ -15,11 +15,11 @@ from rftstream.config import loader
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.versions import VersionName, WeightsAnnounced, WeightsKind
 from rftstream.errors import ConfigError
-from rftstream.models.folder import prepare_model
+from rftstream.models.folders.folder import prepare_model
 from rftstream.models.spec import ModelSpec
 from rftstream.policies.served import served_parameters
 from rftstream.runs.folder import RunFolder, create_log
-from rftstream.runs.init_from import fetch_initial
+from rftstream.runs.making.init_from import fetch_initial
 from rftstream.runs.manifest import check_worker, make_manifest
 from rftstream.testing.played import played_records
 from rftstream.transport.embedded.transport import EmbeddedTransport
@@ -27,7 +27,7 @@ from rftstream.weights.adapters import whole_tensors
 from rftstream.weights.follower import WeightsFollower
 from rftstream.weights.publisher import WeightsPublisher
 from rftstream.weights.snapshot import RawTensor, state_digest
-from rftstream.weights.store import ObjectStore
+from rftstream.weights.stores.store import ObjectStore
 from tests import commands
 from tests.unit import tiny
 

@@ -18,7 +18,7 @@ from rftstream.launch.log_watch import LogWatch
 from rftstream.metrics import LOST, WRONG_TOPICS
 from rftstream.runs.folder import wanted_topics
 from rftstream.runs.log_settings import check_log, dangers, explained
-from rftstream.service.losses import deleted_unsaid
+from rftstream.service.records.losses import deleted_unsaid
 from rftstream.service.service import CALM_S
 from rftstream.testing import RoleDriver
 from rftstream.transport.base import Position, TopicSettings

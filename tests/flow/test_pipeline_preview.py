@@ -12,7 +12,7 @@ from rftstream.config.loader import replace
 from rftstream.config.pipeline_files import with_pipelines_of
 from rftstream.contracts.outcomes import GroupOutcome
 from rftstream.errors import ConfigError
-from rftstream.queries.pipeline_preview import Preview, preview
+from rftstream.queries.decisions.pipeline_preview import Preview, preview
 from rftstream.testing import RoleDriver
 from tests.flow.scene import Scene
 from tests.flow.test_pipelines import buffering, check_balance, feeding, indexes_of, outcomes_of, own, put_group

@@ -22,7 +22,7 @@ from rftstream.data.operators.facts import Facts
 from rftstream.data.operators.pipeline import PlacedOperator, TaskPipeline
 from rftstream.data.operators.watch import OperatorWatch
 from rftstream.errors import StopRule
-from rftstream.queries.operator_totals import totals_of
+from rftstream.queries.audits.operator_totals import totals_of
 from rftstream.testing import RoleDriver
 from rftstream.testing.faults import Kill
 from tests.flow.disturbed import FaultAt, work_on

@@ -10,9 +10,9 @@ import pytest
 
 from rftstream.contracts.outcomes import GroupResult
 from rftstream.contracts.verdicts import UnscorableReason, VerifiedRollout
-from rftstream.queries.side_by_side import compare_runs
+from rftstream.queries.decisions.side_by_side import compare_runs
 from rftstream.replay.regrouped import VerdictImport
-from rftstream.runs import imported
+from rftstream.runs.making import imported
 from rftstream.testing import RoleDriver
 from tests.flow.disturbed import copy_on
 from tests.flow.scene import Scene

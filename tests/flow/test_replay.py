@@ -28,7 +28,7 @@ from rftstream.runs.folder import OpenRun, RunFolder, create_log
 from rftstream.runs.services import build_service, role_context
 from rftstream.testing import RoleDriver
 from rftstream.transport.embedded.transport import EmbeddedTransport
-from rftstream.weights.store import ObjectStore
+from rftstream.weights.stores.store import ObjectStore
 from tests.flow.scene import Scene
 from tests.flow.trained import checkpoints_of, names, steps_of, trained
 

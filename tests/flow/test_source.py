@@ -18,9 +18,9 @@ from rftstream.contracts.feedback import Feedback
 from rftstream.contracts.records import NewRecord
 from rftstream.contracts.versions import VersionName
 from rftstream.errors import ProducerLost, TransactionAborted, TransportError
+from rftstream.service.loops.self_pipe import SelfPipe
 from rftstream.service.role import FOREVER, Publish, Received, Role, RoleContext, Wakeup
 from rftstream.service.role_spec import RoleKind, RoleSpec
-from rftstream.service.self_pipe import SelfPipe
 from rftstream.testing import Faults, RoleDriver, Simulation
 from rftstream.testing.faults import Kill
 from tests.flow.scene import Scene, make_config

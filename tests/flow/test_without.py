@@ -12,7 +12,7 @@ from rftstream.errors import ConfigError
 from rftstream.replay.branch import BatchImport, measure
 from rftstream.replay.recorded import read_recorded
 from rftstream.replay.without import LeftOut, find_left_out
-from rftstream.runs import imported
+from rftstream.runs.making import imported
 from rftstream.service.role import Log
 from rftstream.testing import MemoryRun, Simulation
 from rftstream.testing.faults import Kill

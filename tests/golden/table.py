@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from rftstream.algorithms.base import Denominators, MicroBatch, TrainingRow
-from rftstream.config import registry
-from rftstream.config.part_specs import AlgorithmSpec
+from rftstream.config.parts import registry
+from rftstream.config.parts.part_specs import AlgorithmSpec
 from rftstream.contracts.arrays import Array
 from rftstream.contracts.batches import Experience, LossKind
 from rftstream.contracts.rollouts import Segment, VersionSpan

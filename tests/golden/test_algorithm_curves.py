@@ -9,7 +9,7 @@ import pytest
 
 from rftstream.algorithms import ALGORITHMS
 from rftstream.algorithms.policy_gradient import PolicyGradient
-from rftstream.config import registry
+from rftstream.config.parts import registry
 from tests.golden import table
 
 STEPS = 25

@@ -16,7 +16,7 @@ from pathlib import Path
 from rftstream.config import loader
 from rftstream.contracts.versions import StepRecord
 from rftstream.errors import TransportError
-from rftstream.models.folder import prepare_model
+from rftstream.models.folders.folder import prepare_model
 from tests.e2e.workplace import COMMAND, RunView
 from tests.faults.laws import Facts, check_the_end
 from tests.faults.rig import run_file

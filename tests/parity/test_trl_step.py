@@ -13,7 +13,7 @@ from rftstream.algorithms.grpo import Grpo
 from rftstream.backends.base import OptimizerSettings, UpdatePlan
 from rftstream.backends.torch.backend import TorchBackend
 from rftstream.config.sections import MakeModel, ModelSection
-from rftstream.models.folder import prepare_model
+from rftstream.models.folders.folder import prepare_model
 
 PROMPT = 3
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from rftstream.gateway.keys import PREFIX, GatewayKeys, KeyOwner
-from rftstream.roles.explorer import agent_session as session_module
-from rftstream.roles.explorer.agent_loop import AgentLoop
-from rftstream.roles.explorer.agent_session import AgentSession
+from rftstream.roles.explorer.agents import session as session_module
+from rftstream.roles.explorer.agents.loop import AgentLoop
+from rftstream.roles.explorer.agents.session import AgentSession
 from rftstream.roles.explorer.model_calls import CallAnswer
 from tests.simulation.changes import changed
 

@@ -17,7 +17,7 @@ from rftstream.contracts.records import Record
 from rftstream.contracts.rollouts import PartialRollout, Rollout, RolloutStatus
 from rftstream.gateway.dialects import DIALECTS, read_call
 from rftstream.gateway.keys import GatewayKeys, KeyOwner
-from rftstream.roles.explorer.agent_step import AgentExplorerStep
+from rftstream.roles.explorer.agents.step import AgentExplorerStep
 from rftstream.roles.explorer.model_calls import (
     AgentAnswer,
     AgentRequest,

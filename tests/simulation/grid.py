@@ -16,7 +16,7 @@ from rftstream.contracts.rollouts import Rollout
 from rftstream.data.demonstrations.split import trained_numbers
 from rftstream.errors import RewardError
 from rftstream.roles.verifier.step import reward_input
-from rftstream.runs.load_demonstrations import load_demonstrations
+from rftstream.runs.writes.load_demonstrations import load_demonstrations
 from rftstream.testing import Faults, Simulation
 from rftstream.testing.faults import FaultScript
 from tests.simulation.games import draw_games

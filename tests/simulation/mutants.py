@@ -36,14 +36,14 @@ from rftstream.roles.feeder.admission import Admission, VersionInForce
 from rftstream.roles.feeder.step import FeederStep
 from rftstream.roles.trainer.assembly import CommittedBatches
 from rftstream.roles.verifier.step import VerifierStep
-from rftstream.service import summaries
-from rftstream.service.concurrent import ConcurrentService
-from rftstream.service.in_force import RecordsInForce
-from rftstream.service.owned_partitions import OwnedPartitions
+from rftstream.service.loops.concurrent import ConcurrentService
+from rftstream.service.loops.owned_partitions import OwnedPartitions
+from rftstream.service.loops.single import SingleService
+from rftstream.service.loops.single_reader import SingleReader
+from rftstream.service.records import summaries
+from rftstream.service.records.in_force import RecordsInForce
 from rftstream.service.role import Log, SingleTransaction
 from rftstream.service.role_claim import RoleClaim
-from rftstream.service.single import SingleService
-from rftstream.service.single_reader import SingleReader
 from rftstream.testing import Faults
 from rftstream.testing.faults import FaultScript
 from rftstream.transport.base import Position, Snapshot

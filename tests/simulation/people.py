@@ -16,8 +16,8 @@ from rftstream.contracts.questions import Applied, Judgement, Question, VoteEffe
 from rftstream.contracts.records import Record
 from rftstream.contracts.verdicts import VerifiedRollout
 from rftstream.errors import ContractError
-from rftstream.queries.balance import AuditReport
-from rftstream.queries.feedback import read_feedback
+from rftstream.queries.audits.balance import AuditReport
+from rftstream.queries.people.feedback import read_feedback
 from rftstream.service.role import Log
 from rftstream.transport.memory.log import MemoryTransaction
 

@@ -10,7 +10,7 @@ import pytest
 from rftstream.config import loader
 from rftstream.contracts.rollouts import PartialRollout, Rollout
 from rftstream.roles.explorer.step import ExplorerStep
-from rftstream.service.concurrent import ConcurrentService
+from rftstream.service.loops.concurrent import ConcurrentService
 from rftstream.testing import Simulation
 from rftstream.testing.simulation import SimulatedProcess
 from tests.simulation.laws import Laws

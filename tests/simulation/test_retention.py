@@ -10,7 +10,7 @@ import pytest
 
 from rftstream.config import loader
 from rftstream.config.sections import RunConfig
-from rftstream.queries.audit import audit
+from rftstream.queries.audits.audit import audit
 from rftstream.queries.facts.database import Index
 from rftstream.runs.roll_back import roll_back
 from rftstream.service.control_view import read_control

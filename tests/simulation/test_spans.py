@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rftstream.contracts.outcomes import GroupOutcome, GroupResult
-from rftstream.queries.spans import Span, SpanReader
+from rftstream.queries.traces.spans import Span, SpanReader
 from rftstream.service.role import Log
 from rftstream.testing import Faults, Simulation
 from tests.simulation.seeds import seeds

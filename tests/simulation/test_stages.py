@@ -15,7 +15,7 @@ from rftstream.config.sections import RunConfig
 from rftstream.contracts.batches import BatchManifest, Experience, LossKind
 from rftstream.contracts.tasks import Task
 from rftstream.contracts.versions import StepRecord
-from rftstream.runs.load_demonstrations import load_demonstrations
+from rftstream.runs.writes.load_demonstrations import load_demonstrations
 from rftstream.testing import Faults, Simulation
 from tests.simulation.laws import Laws
 from tests.simulation.seeds import seeds

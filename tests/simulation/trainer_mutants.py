@@ -8,10 +8,10 @@ from typing import Any
 from rftstream.contracts.control import Claim
 from rftstream.contracts.versions import StepRecord, VersionName
 from rftstream.roles.trainer import versions as versions_module
-from rftstream.roles.trainer.checkpoint_cycle import CheckpointCycle
-from rftstream.roles.trainer.checkpoint_retention import CheckpointRetention
 from rftstream.roles.trainer.progress import TrainerProgress
-from rftstream.roles.trainer.trimmed_deletions import TrimmedDeletions
+from rftstream.roles.trainer.retention.checkpoint_cycle import CheckpointCycle
+from rftstream.roles.trainer.retention.checkpoint_retention import CheckpointRetention
+from rftstream.roles.trainer.retention.trimmed_deletions import TrimmedDeletions
 from rftstream.service.role_claim import RoleClaim
 from rftstream.testing.faults import AFTER_COMMIT, BEFORE_COMMIT, BETWEEN, FaultScript
 from rftstream.transport.memory.transport import MemoryAdmin

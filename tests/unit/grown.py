@@ -10,7 +10,7 @@ import pytest
 from rftstream.contracts.outcomes import GroupOutcome, GroupResult
 from rftstream.contracts.summaries import Summary
 from rftstream.contracts.versions import VersionName, WeightsAnnounced, WeightsKind
-from rftstream.service.summaries import SummaryWriter
+from rftstream.service.records.summaries import SummaryWriter
 from rftstream.transport.memory.clients import MemoryReader
 from tests.unit.synthetic import SyntheticLog, outcome
 

@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 
 from rftstream.algorithms import ALGORITHMS
-from rftstream.config import loader, registry
-from rftstream.config.part_names import check_part_names
+from rftstream.config import loader
+from rftstream.config.parts import registry
+from rftstream.config.parts.part_names import check_part_names
 from rftstream.config.sections import RunConfig
 from rftstream.config.stages import loss_kinds
 from rftstream.contracts.batches import LossKind
 from rftstream.contracts.control import RunFinished
 from rftstream.contracts.versions import EvalResult, VersionName
-from rftstream.preflight.check import check
+from rftstream.preflight.checks.check import check
 from rftstream.runs.folder import RunFolder, create_log
 from rftstream.transport.embedded.transport import EmbeddedTransport
 from scripts import curves, experiments

@@ -6,6 +6,7 @@ import graphlib
 import json
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -47,6 +48,7 @@ ROOMS = (
     ("replay",),
     ("preflight",),
     ("launch",),
+    ("integrations",),
     ("studio",),
     ("commands",),
     ("testing",),
@@ -66,14 +68,14 @@ ONLY = {
         "rftstream.errors",
         "rftstream.faults",
         "rftstream.contracts.records",
-        "rftstream.config.part_specs",
+        "rftstream.config.parts.part_specs",
     ),
     "rftstream.environments": (
         "rftstream.environments",
         "rftstream.errors",
         "rftstream.frames",
         "rftstream.contracts",
-        "rftstream.config.part_specs",
+        "rftstream.config.parts.part_specs",
         "rftstream.config.secrets",  # the key of a server stands in no run file
         "rftstream.data.gym_entries",
         "rftstream.sandbox",  # where the tool `python` runs programs
@@ -96,16 +98,16 @@ OWNERS = {
     "deepspeed": "rftstream.backends.deepspeed",
     "peft": "rftstream.backends.torch.lora",
     "sqlite3": "rftstream.transport.embedded",
-    "fsspec": "rftstream.weights.store",
+    "fsspec": "rftstream.weights.stores.store",
     "tomllib": "rftstream.config.loader",
-    "matplotlib": "rftstream.queries.plot",
+    "matplotlib": "rftstream.queries.curves.plot",
     "tensorboard": "rftstream.trackers.tensorboard",
     "wandb": "rftstream.trackers.wandb",
     "mlflow": "rftstream.trackers.mlflow",
     "pyarrow": "rftstream.data.tasksets.arrow",
     "datasets": "rftstream.data.tasksets.datafolder",
     "httpcore": "rftstream.models.server_client",
-    "renderers": "rftstream.models.families",
+    "renderers": "rftstream.models.calls.families",
     "gymnasium": "rftstream.environments.hosts.adapters.gymnasium",
     "textarena": "rftstream.environments.hosts.adapters.textarena",
     "websockets": "rftstream.environments.hosts.adapters.openenv",
@@ -130,6 +132,13 @@ HEAVY = {
 BAGS = {"utils", "util", "helpers", "helper", "common", "misc"}
 
 SMALL, LARGE = 450, 600
+
+MAX_MODULES = 15
+LISTS = {
+    "rftstream/algorithms", "rftstream/commands", "rftstream/contracts", "rftstream/data/operators",
+    "rftstream/data/tasksets", "rftstream/rewards",
+}  # fmt: skip
+"""Rooms that list parts of one kind, and may have any number of modules."""
 
 
 def excepted(one: Import) -> bool:
@@ -217,9 +226,9 @@ def test_roles_know_of_the_service_only_what_a_role_is() -> None:
             "rftstream.service.step_defaults",
             "rftstream.service.reading",
             "rftstream.service.dead_letters",
-            "rftstream.service.self_pipe",
-            "rftstream.service.problem_records",
-            "rftstream.service.summaries",
+            "rftstream.service.loops.self_pipe",
+            "rftstream.service.records.problem_records",
+            "rftstream.service.records.summaries",
         )
     ]
     assert not wrong, "\n".join(wrong)
@@ -241,7 +250,12 @@ def test_a_class_name_means_one_thing() -> None:
     assert not twice, f"classes of the same name: {twice}"
 
 
-ROLE_WORDS = ("contracts/role_names.py", "rftstream/roles/__init__.py", "config/aliases.py", "launch/replay_into.py")
+ROLE_WORDS = (
+    "contracts/role_names.py",
+    "rftstream/roles/__init__.py",
+    "config/aliases.py",
+    "launch/sessions/replay_into.py",
+)
 """Where the names of roles stand as literals: their declaration, their table, what others call them, and the sections
 of the run file that a replay may change."""
 
@@ -346,6 +360,12 @@ def test_no_bags() -> None:
     named = {path for path in source_files(*LIBRARY, "tests", "benchmarks") for part in path.relative_to(ROOT).parts
              if part.removesuffix(".py") in BAGS}  # fmt: skip
     assert not named, f"{', '.join(map(str, sorted(named)))}: a name that says nothing; name it for what it holds"
+
+
+def test_a_room_with_many_modules_is_divided() -> None:
+    rooms = Counter(str(path.parent.relative_to(ROOT)) for path in source_files("rftstream") if path.name[0] != "_")
+    crowded = {room: count for room, count in rooms.items() if count > MAX_MODULES and room not in LISTS}
+    assert not crowded, f"more than {MAX_MODULES} modules; divide them by purpose: {crowded}"
 
 
 def test_no_file_eats_the_project() -> None:

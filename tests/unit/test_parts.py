@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rftstream.config import registry
+from rftstream.config.parts import registry
 from rftstream.trackers import TRACKERS
 
 ROOT = Path(__file__).parents[2]
@@ -35,24 +35,24 @@ EXCEPTIONS = {
     ("rftstream/gateway/dialects/chat.py", "tools"): "a setting of a request",
     ("rftstream/gateway/dialects/fields.py", "regex"): "a form of answers",
     ("rftstream/commands/__init__.py", "replay"): "a command",
-    ("rftstream/config/registry.py", "environment"): "a kind of parts",
+    ("rftstream/config/parts/registry.py", "environment"): "a kind of parts",
     ("rftstream/roles/buffer/decisions.py", "priority"): "a field of an outcome",
     ("rftstream/studio/charts.py", "log"): "a key of a chart: whether its axis is logarithmic",
     ("rftstream/environments/hosts/guard.py", "log"): "the file that a host writes into",
     ("rftstream/environments/hosts/host.py", "log"): "the file that a host writes into",
     ("rftstream/launch/zygote.py", "log"): "the file that a worker writes into",
-    ("rftstream/rewards/answers/expressions.py", "log"): "the logarithm",
-    ("rftstream/rewards/answers/values.py", "log"): "the logarithm",
-    ("rftstream/queries/settings.py", "environment"): "a kind of parts",
-    ("rftstream/queries/trace_groups.py", "environment"): "a key of what is shown of a task",
-    ("rftstream/preflight/check_report.py", "memory"): "a key of the report: the estimate of memory",
+    ("rftstream/rewards/answers/maths/expressions.py", "log"): "the logarithm",
+    ("rftstream/rewards/answers/maths/values.py", "log"): "the logarithm",
+    ("rftstream/queries/reference/settings.py", "environment"): "a kind of parts",
+    ("rftstream/queries/traces/trace_groups.py", "environment"): "a key of what is shown of a task",
+    ("rftstream/preflight/checks/check_report.py", "memory"): "a key of the report: the estimate of memory",
     ("rftstream/preflight/prepare.py", "tools"): "a column of a row",
-    ("rftstream/preflight/check_report.py", "tools"): "a key of the report: what a prompt offers",
+    ("rftstream/preflight/checks/check_report.py", "tools"): "a key of the report: what a prompt offers",
     ("rftstream/data/demonstrations/rows.py", "tools"): "a column of a row",
-    ("rftstream/queries/feedback_data.py", "tools"): "a column of a row",
+    ("rftstream/queries/people/feedback_data.py", "tools"): "a column of a row",
     ("rftstream/data/demonstrations/tokens.py", "tools"): "a key of what a problem knows",
     ("rftstream/gateway/dialects/responses.py", "tools"): "a field of an answer",
-    ("rftstream/roles/explorer/agent_loop.py", "tools"): "a field of an answer",
+    ("rftstream/roles/explorer/agents/loop.py", "tools"): "a field of an answer",
     ("rftstream/preflight/estimate.py", "exact"): "a made verdict, as large as those of a run",
     ("rftstream/environments/hosts/adapters/openenv.py", "code"): "a field of an answer",
     ("rftstream/environments/hosts/guard.py", "code"): "a field of an answer",
@@ -60,13 +60,13 @@ EXCEPTIONS = {
     ("rftstream/gateway/dialects/chat.py", "code"): "a field of an answer",
     ("rftstream/launch/zygote.py", "code"): "the exit code of a worker",
     ("rftstream/rewards/code.py", "language"): "a column: the programming language of an answer",
-    ("rftstream/policies/served_completions.py", "length"): "why a completion ended",
-    ("rftstream/policies/vllm_engine.py", "length"): "why a completion ended",
+    ("rftstream/policies/openai/completions.py", "length"): "why a completion ended",
+    ("rftstream/policies/vllm/engine.py", "length"): "why a completion ended",
     ("rftstream/preflight/trial.py", "length"): "why a completion ended",
     ("rftstream/roles/explorer/attempt.py", "length"): "why a completion ended",
     ("rftstream/roles/explorer/attempt.py", "repetition"): "why a completion ended",
     ("rftstream/preflight/sizes.py", "shape"): "of an array",
-    ("rftstream/queries/inspect.py", "shape"): "of an array",
+    ("rftstream/queries/records/inspect.py", "shape"): "of an array",
     ("rftstream/weights/snapshot.py", "shape"): "of an array",
     ("rftstream/sandbox/cgroups.py", "memory"): "a controller of cgroups",
     ("rftstream/sandbox/inside/programs.py", "environment"): "variables of a job",
@@ -144,7 +144,7 @@ def found_uses() -> list[tuple[str, int, str]]:
 
 @pytest.mark.slow
 def test_no_part_is_asked_for_by_its_name() -> None:
-    """What others must know of a part stands in its record (rftstream/config/part_specs.py)."""
+    """What others must know of a part stands in its record (rftstream/config/parts/part_specs.py)."""
     wrong = [f"{file}:{line} {name!r}" for file, line, name in found_uses() if (file, name) not in EXCEPTIONS]
     assert not wrong, "compared with the name of a part; declare a capability instead:\n" + "\n".join(wrong)
 

@@ -18,7 +18,7 @@ from rftstream.config.sections import RunConfig
 from rftstream.contracts.control import RunFinished
 from rftstream.contracts.tasks import Task
 from rftstream.contracts.versions import EvalResult, VersionName, WeightsAnnounced, WeightsKind
-from rftstream.models.folder import prepare_model
+from rftstream.models.folders.folder import prepare_model
 from rftstream.models.rendering import open_renderer
 from rftstream.runs.folder import RunFolder, create_log
 from rftstream.testing import MemoryRun, RoleDriver

@@ -11,12 +11,12 @@ from rftstream.clock import SystemClock
 from rftstream.config.sections import MakeModel, ModelSection
 from rftstream.contracts.tasks import Sampling
 from rftstream.contracts.versions import VersionName
-from rftstream.models.folder import prepare_model
-from rftstream.models.image_tokens import image_cache
-from rftstream.models.images import decode_data_url
+from rftstream.models.folders.folder import prepare_model
 from rftstream.models.rendering import open_renderer
+from rftstream.models.vision.image_tokens import image_cache
+from rftstream.models.vision.images import decode_data_url
 from rftstream.policies.base import SampleRequest
-from rftstream.policies.hf import HfPolicy
+from rftstream.policies.hf.policy import HfPolicy
 
 VOCABULARY = 17
 """The end, and the characters of a made model, `0` from 1 on."""

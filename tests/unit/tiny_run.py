@@ -7,8 +7,8 @@ from pathlib import Path
 from rftstream.config import loader
 from rftstream.contracts.control import RunFinished
 from rftstream.contracts.versions import VersionName
-from rftstream.runs.create import write_config
 from rftstream.runs.folder import RunFolder, create_log, open_transport
+from rftstream.runs.making.create import write_config
 from rftstream.testing.played import played_records
 
 RUN_FILE = """

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from rftstream.contracts.versions import VersionName
-from rftstream.weights import delta
+from rftstream.weights.deltas import delta
 from rftstream.weights.snapshot import RawTensor, encode_snapshot
 from rftstream.weights.state import ServedState
 

@@ -51,9 +51,9 @@ from rftstream.backends.leaving import LeavesDevice
 from rftstream.backends.passes import check_needs
 from rftstream.backends.torch import lora
 from rftstream.errors import BackendError, ConfigError, require_package
-from rftstream.models import folder as model_folder
-from rftstream.models.image_inputs import ImageCache
+from rftstream.models.folders import folder as model_folder
 from rftstream.models.spec import ModelSpec
+from rftstream.models.vision.image_inputs import ImageCache
 from rftstream.weights.snapshot import RawTensor
 from rftstream.weights.tensors import REFERENCE_FILE, SERVED
 

@@ -25,7 +25,7 @@ from rftstream.backends.deepspeed.settings import CriticStart, RankSettings
 from rftstream.backends.deepspeed.wire import algorithm_in, array_out, pack, put, row_in, spec_in, take, unpack
 from rftstream.contracts.tasks import Media
 from rftstream.errors import ImageError, RftError
-from rftstream.models.image_tokens import image_cache
+from rftstream.models.vision.image_tokens import image_cache
 
 log = logging.getLogger(__name__)
 

@@ -43,9 +43,9 @@ from rftstream.backends.torch.critic import ValueNetwork, load_critic
 from rftstream.backends.torch.inputs import Inputs
 from rftstream.backends.torch.network import Network, NetworkSettings, load_model, recompute_activations
 from rftstream.errors import ConfigError
-from rftstream.models.image_inputs import ImageCache
-from rftstream.models.seeing import SeeingModel
 from rftstream.models.spec import ModelSpec
+from rftstream.models.vision.image_inputs import ImageCache
+from rftstream.models.vision.seeing import SeeingModel
 
 
 class Rank:

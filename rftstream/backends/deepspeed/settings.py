@@ -16,8 +16,8 @@ from rftstream.algorithms.settings import CriticConfig
 from rftstream.backends.base import UpdatePlan
 from rftstream.backends.deepspeed.rank_processes import RankPlace
 from rftstream.errors import ConfigError
-from rftstream.models.image_tokens import ImageTokens
 from rftstream.models.spec import ModelSpec
+from rftstream.models.vision.image_tokens import ImageTokens
 
 OWNED = {
     "train_batch_size": "a batch is what the feeder makes: feeder.groups_per_batch and feeder.group_size",

@@ -15,12 +15,12 @@ import numpy as np
 
 from rftstream.algorithms.base import Algorithm, TrainingRow
 from rftstream.algorithms.by_taskset import ByTaskset, TasksetAlgorithm
-from rftstream.config import registry
+from rftstream.config.parts import registry
 from rftstream.config.sections import LoraSection
 from rftstream.contracts.rollouts import ImageSpan
 from rftstream.errors import ConfigError
-from rftstream.models.image_inputs import ImageCache
 from rftstream.models.spec import ModelSpec
+from rftstream.models.vision.image_inputs import ImageCache
 
 ARRAYS = ("token_ids", "loss_mask", "behavior_logprobs", "advantages")
 """Names of a row's arrays."""

@@ -20,11 +20,11 @@ from rftstream.algorithms.settings import CriticConfig
 from rftstream.backends.base import OptimizerSettings, Update, UpdatePlan
 from rftstream.backends.leaving import LeavesDevice
 from rftstream.errors import ConfigError
-from rftstream.models import folder as model_folder
-from rftstream.models.image_inputs import ImageCache
-from rftstream.models.image_tokens import ImageTokens
-from rftstream.models.seeing import SeeingModel
+from rftstream.models.folders import folder as model_folder
 from rftstream.models.spec import ModelSpec
+from rftstream.models.vision.image_inputs import ImageCache
+from rftstream.models.vision.image_tokens import ImageTokens
+from rftstream.models.vision.seeing import SeeingModel
 from rftstream.weights.snapshot import RawTensor
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from rftstream.backends.torch.paths import TrainerPath, load, path_of
 from rftstream.errors import ConfigError
 from rftstream.models import exactness
 from rftstream.models.classifiers import HEADS
-from rftstream.models.files import read_json
+from rftstream.models.folders.files import read_json
 from rftstream.models.offload import tensors_of
 from rftstream.weights.tensors import raw, write_tensors
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rftstream.config.registry import suggest
+from rftstream.config.parts.registry import suggest
 from rftstream.errors import ConfigError
 from rftstream.models.spec import ModelSpec
 from rftstream.weights.adapters import PREFIX, whole_tensors, write_adapter

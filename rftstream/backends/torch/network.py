@@ -23,11 +23,11 @@ from rftstream.contracts.tasks import Media
 from rftstream.core.logprobs import token_logprobs
 from rftstream.errors import ConfigError
 from rftstream.models.exactness import check_names
-from rftstream.models.folder import loading
-from rftstream.models.image_inputs import ImageInputs
-from rftstream.models.image_tokens import ImageTokens
-from rftstream.models.seeing import ImageFeatures, SeeingModel, model_class
+from rftstream.models.folders.folder import loading
 from rftstream.models.spec import ModelSpec
+from rftstream.models.vision.image_inputs import ImageInputs
+from rftstream.models.vision.image_tokens import ImageTokens
+from rftstream.models.vision.seeing import ImageFeatures, SeeingModel, model_class
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

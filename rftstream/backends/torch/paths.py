@@ -16,7 +16,7 @@ from torch import Tensor
 from rftstream.backends.torch import attention
 from rftstream.models import exactness
 from rftstream.models.exactness import EAGER, SDPA, Probe
-from rftstream.models.tiny_copy import names_window
+from rftstream.models.folders.tiny_copy import names_window
 
 log = logging.getLogger(__name__)
 

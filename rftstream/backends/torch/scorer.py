@@ -23,8 +23,8 @@ from rftstream.backends.torch.network import NetworkSettings
 from rftstream.backends.torch.paths import load
 from rftstream.errors import ConfigError
 from rftstream.models.classifiers import HEADS, as_classifier
-from rftstream.models.files import read_json
-from rftstream.models.folder import loading
+from rftstream.models.folders.files import read_json
+from rftstream.models.folders.folder import loading
 from rftstream.models.spec import ModelSpec
 
 

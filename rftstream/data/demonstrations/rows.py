@@ -17,8 +17,8 @@ from typing import Any
 
 import msgspec
 
-from rftstream.config import registry
-from rftstream.config.part_specs import TasksetSpec
+from rftstream.config.parts import registry
+from rftstream.config.parts.part_specs import TasksetSpec
 from rftstream.config.sections import DemonstrationsSection
 from rftstream.contracts.demonstrations import Demonstration, Preference
 from rftstream.contracts.tasks import ChatMessage

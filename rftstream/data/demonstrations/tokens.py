@@ -11,9 +11,9 @@ from rftstream.contracts.demonstrations import Demonstration
 from rftstream.contracts.rollouts import Segment
 from rftstream.contracts.tasks import ChatMessage
 from rftstream.errors import ConfigError
+from rftstream.models.calls.tool_calls import PROMPT_END
+from rftstream.models.calls.written_turns import why_not_learned
 from rftstream.models.rendering import Renderer, joined
-from rftstream.models.tool_calls import PROMPT_END
-from rftstream.models.written_turns import why_not_learned
 
 CHOSEN, REJECTED = "chosen", "rejected"
 Sides = dict[str | None, tuple[Segment, ...]]

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rftstream.config import registry
+from rftstream.config.parts import registry
 from rftstream.contracts.feedback import FeedbackKind, PairChoice, group_of_rollouts, question_id_of
 from rftstream.errors import ConfigError
 
@@ -41,7 +41,7 @@ SWAPPED: dict[PairChoice | None, PairChoice] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vote:
-    """A person's vote as it was read from a row. `vote_of` makes it; `runs/feedback.py` writes it."""
+    """A person's vote as it was read from a row. `vote_of` makes it; `runs/writes/feedback.py` writes it."""
 
     where: str
     """The place that it comes from, for errors."""

@@ -6,7 +6,7 @@ line here that says its side. It is built as `Class(config: Class.Config)`, once
 names it. Its answer must depend on its arguments alone: every decision can be computed again from the log.
 """
 
-from rftstream.config.part_specs import OperatorSpec
+from rftstream.config.parts.part_specs import OperatorSpec
 
 OPERATORS = {
     "length": OperatorSpec("rftstream.data.operators.texts:Length"),

@@ -7,7 +7,7 @@ It is built as `Class(config: Class.Config, *, location: str, columns: Mapping[s
 `generated.GeneratedTaskset`.
 """
 
-from rftstream.config.part_specs import TasksetSpec
+from rftstream.config.parts.part_specs import TasksetSpec
 
 TASKSETS = {
     "jsonl": TasksetSpec("rftstream.data.tasksets.files:JsonlTaskset", location="path", has_rows=True),

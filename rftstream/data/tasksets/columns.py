@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from rftstream.config import registry
+from rftstream.config.parts import registry
 from rftstream.contracts.limits import LIMITS, find_excess
 from rftstream.contracts.tasks import ChatMessage, Problem
 from rftstream.contracts.topics import MAX_RECORD_BYTES

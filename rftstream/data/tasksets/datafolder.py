@@ -20,7 +20,7 @@ from typing import Any
 
 import fsspec  # type: ignore[import-untyped]
 
-from rftstream.config import registry
+from rftstream.config.parts import registry
 from rftstream.errors import ConfigError, importing
 
 SUFFIXES = (".parquet", ".arrow", ".jsonl", ".ndjson", ".json", ".csv", ".tsv")

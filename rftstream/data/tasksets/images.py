@@ -14,7 +14,7 @@ from typing import Any
 
 from rftstream.contracts.tasks import ChatMessage, Media
 from rftstream.errors import ConfigError, ImageError
-from rftstream.models.images import IMAGE_MARK, MAX_IMAGE_BYTES, data_url, decode_data_url, describe_image
+from rftstream.models.vision.images import IMAGE_MARK, MAX_IMAGE_BYTES, data_url, decode_data_url, describe_image
 
 MAX_IMAGES = 64
 """Largest number of images of a problem."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rftstream.config import registry
+from rftstream.config.parts import registry
 from rftstream.config.sections import EvaluationSection, RunConfig, TasksetSection
 from rftstream.config.synthesis import grows
 from rftstream.data.tasksets import TASKSETS

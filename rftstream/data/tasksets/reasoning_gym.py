@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rftstream.config import registry
+from rftstream.config.parts import registry
 from rftstream.contracts.tasks import Problem
 from rftstream.data.gym_entries import import_reasoning_gym, pack_value
 from rftstream.data.tasksets.generated import GeneratedTaskset

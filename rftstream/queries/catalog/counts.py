@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rftstream.queries.balance import STAGES, Balance
+from rftstream.queries.audits.balance import STAGES, Balance
+from rftstream.queries.audits.rows import RESULTS
 from rftstream.queries.catalog.database import BUCKET_S, CatalogReader
 from rftstream.queries.catalog.moments import Moment
-from rftstream.queries.rows import RESULTS
 
 NEWER = 10_000
 """How far behind a group of a later sequence one may be admitted: feeders admit in order, writers' clocks differ."""

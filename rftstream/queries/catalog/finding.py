@@ -10,9 +10,9 @@ from rftstream.contracts.feedback import Feedback
 from rftstream.contracts.ids import next_attempt, split_group_id
 from rftstream.contracts.outcomes import GroupResult
 from rftstream.data.feedback.fold import GroupStatus
+from rftstream.queries.audits.rows import RESULTS
 from rftstream.queries.catalog.database import CatalogReader, Row
 from rftstream.queries.catalog.moments import Moment
-from rftstream.queries.rows import RESULTS
 
 PAGE = 25
 """Rows of a page, unless a caller asks for another number."""

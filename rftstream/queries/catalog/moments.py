@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from rftstream.errors import ConfigError
-from rftstream.queries.history import HistoryReader
+from rftstream.queries.curves.history import HistoryReader
 
 FORMS = "a version (v12), a time (2026-01-31T12:00:00Z), or seconds since 1970"
 

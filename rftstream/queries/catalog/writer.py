@@ -16,8 +16,8 @@ from rftstream.contracts.outcomes import GroupOutcome, GroupResult, RolloutSumma
 from rftstream.contracts.records import Record
 from rftstream.error_kinds import kind_of
 from rftstream.errors import ContractError
+from rftstream.queries.audits.rows import RESULTS, headers_of, integer
 from rftstream.queries.catalog.database import BUCKET_S, Connection
-from rftstream.queries.rows import RESULTS, headers_of, integer
 
 READ = ("dead", "batches", "outcomes", "verified", "rollouts", "tasks")
 """The topics that a catalog is made from, in the order in which an update reads them."""

@@ -22,9 +22,9 @@ from typing import Any
 
 from rftstream.contracts.records import TopicPartition
 from rftstream.contracts.topics import TOPICS
+from rftstream.queries.audits.rows import LogChanged, Mark, new_records
 from rftstream.queries.facts.tables import COMPACTED, FORMAT, READ, SCHEMA, TABLES_OF, Names
 from rftstream.queries.facts.writer import FactsWriter
-from rftstream.queries.rows import LogChanged, Mark, new_records
 from rftstream.service.role import Log
 
 FILE, SEAL = "facts.sqlite3", "facts.json"

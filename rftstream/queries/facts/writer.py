@@ -12,6 +12,7 @@ from rftstream.contracts.outcomes import BatchReuse, GroupOutcome, ReuseKind
 from rftstream.contracts.records import Record
 from rftstream.contracts.topics import TOPICS
 from rftstream.errors import ContractError
+from rftstream.queries.audits.rows import RESULTS, digest, headers_of, integer, twin_key
 from rftstream.queries.catalog.database import Connection
 from rftstream.queries.facts.tables import (
     DEMONSTRATION,
@@ -23,8 +24,7 @@ from rftstream.queries.facts.tables import (
     UNSAMPLED,
     Names,
 )
-from rftstream.queries.rows import RESULTS, digest, headers_of, integer, twin_key
-from rftstream.service.in_force import writer_epoch
+from rftstream.service.records.in_force import writer_epoch
 
 KINDS = (ReuseKind.replay, ReuseKind.hindsight)
 """A kind of a use as a number: its place here."""

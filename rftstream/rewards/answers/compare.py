@@ -10,7 +10,7 @@ from fractions import Fraction
 import mpmath  # type: ignore[import-untyped]
 
 from rftstream.rewards.answers.clean import compact, is_formula
-from rftstream.rewards.answers.nodes import (
+from rftstream.rewards.answers.maths.nodes import (
     AnswerGroup,
     Based,
     Form,
@@ -27,10 +27,10 @@ from rftstream.rewards.answers.nodes import (
     number,
     symbols_of,
 )
+from rftstream.rewards.answers.maths.realsets import from_inequality, interval_of, points_of, without_points
+from rftstream.rewards.answers.maths.units import equal_quantities, same_kind
+from rftstream.rewards.answers.maths.values import are_near, constant, equal_trees
 from rftstream.rewards.answers.reading import assigned_name
-from rftstream.rewards.answers.realsets import from_inequality, interval_of, points_of, without_points
-from rftstream.rewards.answers.units import equal_quantities, same_kind
-from rftstream.rewards.answers.values import are_near, constant, equal_trees
 
 MAX_MATCHED = 60
 """Most items of two lists that are compared each with each."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 import re
 
 from rftstream.rewards.answers.clean import bare_words, clean, is_formula
-from rftstream.rewards.answers.compounds import read_compound
-from rftstream.rewards.answers.expressions import FUNCTIONS
-from rftstream.rewards.answers.guards import check_size
-from rftstream.rewards.answers.nodes import (
+from rftstream.rewards.answers.maths.compounds import read_compound
+from rftstream.rewards.answers.maths.expressions import FUNCTIONS
+from rftstream.rewards.answers.maths.guards import check_size
+from rftstream.rewards.answers.maths.nodes import (
     AnswerGroup,
     Form,
     Matrix,
@@ -25,8 +25,8 @@ from rftstream.rewards.answers.nodes import (
     symbol,
     symbols_of,
 )
-from rftstream.rewards.answers.quantities import read_based, read_ratio, read_value
-from rftstream.rewards.answers.realsets import (
+from rftstream.rewards.answers.maths.quantities import read_based, read_ratio, read_value
+from rftstream.rewards.answers.maths.realsets import (
     ALL_REALS,
     from_inequality,
     intersected,
@@ -34,8 +34,8 @@ from rftstream.rewards.answers.realsets import (
     points_of,
     united,
 )
+from rftstream.rewards.answers.maths.words import number_in_words
 from rftstream.rewards.answers.scan import is_balanced, split_outside, whole_brackets
-from rftstream.rewards.answers.words import number_in_words
 
 MAX_ITEMS = 200
 _MAX_DEPTH = 12

@@ -11,7 +11,7 @@ from typing import Any
 
 from rftstream.rewards.answers.choices import chosen_letters
 from rftstream.rewards.answers.clean import without_hidden
-from rftstream.rewards.answers.words import number_in_words
+from rftstream.rewards.answers.maths.words import number_in_words
 
 LETTERS = "ABCDEFGHIJ"
 _OPTION = re.compile(r"(?:^|(?<=\s))[(（]?([A-J])[).）、:：．]\s*(.+?)(?=\s+[(（]?[A-J][).）、:：．]\s|\n|$)")

@@ -40,9 +40,9 @@ from rftstream.roles.buffer.operators import GroupOperators
 from rftstream.roles.buffer.progress import BufferProgress
 from rftstream.roles.buffer.reuse import ReusedBodies, ReusePool, metrics_of, takes_demonstrations, uses_of
 from rftstream.roles.feeder.admission import VersionInForce
+from rftstream.service.records.summaries import begin_with_summary
 from rftstream.service.role import Log, Publish, Received, SingleTransaction
 from rftstream.service.step_defaults import SingleStepDefaults
-from rftstream.service.summaries import begin_with_summary
 from rftstream.transport.base import Position
 
 log = logging.getLogger(__name__)

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from rftstream.contracts.rollouts import RolloutStatus
 from rftstream.contracts.tasks import Task
 from rftstream.models.rendering import Renderer
-from rftstream.roles.explorer.agent_parts import AgentParts
-from rftstream.roles.explorer.agent_session import EndedAgent
+from rftstream.roles.explorer.agents.parts import AgentParts
+from rftstream.roles.explorer.agents.session import EndedAgent
 from rftstream.roles.explorer.attempt import Attempt
 
 

@@ -38,7 +38,7 @@ from rftstream.roles.verifier.step import reward_input
 from rftstream.service.role import FOREVER, Log, Publish, Received, SingleTransaction
 from rftstream.service.step_defaults import SingleStepDefaults
 from rftstream.weights.follower import WeightsFollower
-from rftstream.weights.store import ObjectStore
+from rftstream.weights.stores.store import ObjectStore
 
 log = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from rftstream.clock import Clock
 from rftstream.contracts.rollouts import StoredState
 from rftstream.errors import TransportError, WeightsError, WeightsGone
-from rftstream.weights.store import ObjectStore
+from rftstream.weights.stores.store import ObjectStore
 
 log = logging.getLogger(__name__)
 

@@ -43,8 +43,8 @@ from rftstream.roles.explorer.stored import stored_rollout
 from rftstream.roles.explorer.turn_loop import TurnLoop
 from rftstream.roles.explorer.weights_update import WeightsUpdate
 from rftstream.roles.explorer.work import RolloutInHand
+from rftstream.service.loops.self_pipe import SelfPipe
 from rftstream.service.role import FOREVER, Done, Item, Publish, Received, Saved, Wakeup
-from rftstream.service.self_pipe import SelfPipe
 from rftstream.service.step_defaults import ConcurrentStepDefaults
 from rftstream.weights.follower import WeightsFollower
 

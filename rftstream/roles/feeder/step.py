@@ -41,10 +41,10 @@ from rftstream.roles.feeder.draws import Draws, Source, check_some, growing_of
 from rftstream.roles.feeder.growth import GrowthWalk
 from rftstream.roles.feeder.retries import Retries
 from rftstream.roles.feeder.skip_watch import SkipWatch
-from rftstream.service.problem_records import PROBLEMS, ProblemReader, read_problems
+from rftstream.service.records.problem_records import PROBLEMS, ProblemReader, read_problems
+from rftstream.service.records.summaries import begin_with_summary
 from rftstream.service.role import Log, Publish, Received, SingleTransaction
 from rftstream.service.step_defaults import SingleStepDefaults
-from rftstream.service.summaries import begin_with_summary
 from rftstream.transport.base import MAX_METADATA_BYTES, Position
 
 log = logging.getLogger(__name__)

@@ -22,8 +22,8 @@ from rftstream.roles.explorer.turn_loop import TurnLoop
 from rftstream.roles.explorer.weights_update import WeightsUpdate
 from rftstream.roles.synthesiser import SYNTHESISER
 from rftstream.roles.verifier.step import reward_input
+from rftstream.service.loops.self_pipe import SelfPipe
 from rftstream.service.role import FOREVER, Wakeup
-from rftstream.service.self_pipe import SelfPipe
 from rftstream.weights.follower import WeightsFollower
 
 log = logging.getLogger(__name__)

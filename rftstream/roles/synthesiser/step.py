@@ -27,7 +27,7 @@ from rftstream.roles.synthesiser.models import ModelReply, ModelRequest, Synthes
 from rftstream.roles.synthesiser.parents import NotYetKnown, ParentChooser
 from rftstream.roles.synthesiser.watch import RejectWatch
 from rftstream.roles.synthesiser.wording import AnswerReader, RejectedAnswer, request_for
-from rftstream.service.problem_records import PROBLEMS
+from rftstream.service.records.problem_records import PROBLEMS
 from rftstream.service.role import Done, Item, Publish, Received, Wakeup
 from rftstream.service.step_defaults import ConcurrentStepDefaults
 

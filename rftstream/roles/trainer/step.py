@@ -33,21 +33,21 @@ from rftstream.models.spec import ModelSpec
 from rftstream.roles.trainer import TRAINER
 from rftstream.roles.trainer.assembly import BatchAssembly, CommittedBatches
 from rftstream.roles.trainer.backend_thread import BackendThread
-from rftstream.roles.trainer.checkpoint_cycle import CheckpointCycle
-from rftstream.roles.trainer.checkpoint_retention import CheckpointRetention
 from rftstream.roles.trainer.device_share import TrainerShare
-from rftstream.roles.trainer.held_out import HeldOut
 from rftstream.roles.trainer.pending_update import abandon, ends_within
 from rftstream.roles.trainer.progress import TrainerProgress
+from rftstream.roles.trainer.retention.checkpoint_cycle import CheckpointCycle
+from rftstream.roles.trainer.retention.checkpoint_retention import CheckpointRetention
+from rftstream.roles.trainer.retention.trimmed_deletions import TrimmedDeletions
 from rftstream.roles.trainer.run_end import RunEnd
 from rftstream.roles.trainer.training import Training
-from rftstream.roles.trainer.trimmed_deletions import TrimmedDeletions
 from rftstream.roles.trainer.update_cycle import TrainedBatch, UpdateCycle, show_in_metrics
 from rftstream.roles.trainer.version_publisher import VersionPublisher
 from rftstream.roles.trainer.versions import Versions
+from rftstream.roles.trainer.watches.held_out import HeldOut
 from rftstream.service.role import Foreign, Log, Publish, Received, SingleTransaction
 from rftstream.service.step_defaults import SingleStepDefaults
-from rftstream.weights.store import ObjectStore
+from rftstream.weights.stores.store import ObjectStore
 
 log = logging.getLogger(__name__)
 

@@ -30,8 +30,8 @@ from rftstream.backends.base import (
     on_device,
 )
 from rftstream.backends.numerics import peak_tflops
-from rftstream.config import registry
-from rftstream.config.part_specs import BackendSpec
+from rftstream.config.parts import registry
+from rftstream.config.parts.part_specs import BackendSpec
 from rftstream.config.role_sections import TrainerSection
 from rftstream.config.sections import RunConfig
 from rftstream.config.stages import Stage, Stages
@@ -39,9 +39,9 @@ from rftstream.contracts.batches import LossKind
 from rftstream.contracts.versions import STALENESS_COUNTS
 from rftstream.core.staleness import count_by_staleness
 from rftstream.errors import ConfigError, ImageError
-from rftstream.models.image_inputs import ImageCache
-from rftstream.models.image_tokens import check_takes_images
 from rftstream.models.spec import ModelSpec
+from rftstream.models.vision.image_inputs import ImageCache
+from rftstream.models.vision.image_tokens import check_takes_images
 from rftstream.roles.trainer.assembly import Batch
 
 log = logging.getLogger(__name__)

@@ -13,14 +13,14 @@ from rftstream.contracts.versions import StepRecord, VersionName, WeightsAnnounc
 from rftstream.errors import StopRule
 from rftstream.roles.trainer.assembly import Batch
 from rftstream.roles.trainer.backend_thread import BackendThread
-from rftstream.roles.trainer.held_out import HeldOut
-from rftstream.roles.trainer.mismatch import MismatchWatch
 from rftstream.roles.trainer.pending_update import PendingUpdate
 from rftstream.roles.trainer.progress import TrainerProgress, too_many_skips
 from rftstream.roles.trainer.run_end import RunEnd
 from rftstream.roles.trainer.schedule import rate_at
-from rftstream.roles.trainer.signal_watch import SignalWatch
 from rftstream.roles.trainer.training import TrainedStaleness, Training, check_made_for
+from rftstream.roles.trainer.watches.held_out import HeldOut
+from rftstream.roles.trainer.watches.mismatch import MismatchWatch
+from rftstream.roles.trainer.watches.signal_watch import SignalWatch
 
 
 @dataclass(frozen=True, slots=True)

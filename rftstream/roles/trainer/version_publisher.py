@@ -21,7 +21,7 @@ from rftstream.roles.trainer.progress import TrainerProgress
 from rftstream.roles.trainer.versions import Versions
 from rftstream.service.role import Publish
 from rftstream.weights.publisher import StagedVersion, WeightsPublisher
-from rftstream.weights.store import ObjectStore
+from rftstream.weights.stores.store import ObjectStore
 
 log = logging.getLogger(__name__)
 

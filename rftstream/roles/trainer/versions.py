@@ -9,11 +9,11 @@ from rftstream.config.sections import EvaluationSection
 from rftstream.contracts.records import TopicPartition
 from rftstream.contracts.summaries import StepsSummary, WeightsSummary
 from rftstream.contracts.versions import EvalResult, StepRecord, VersionName, WeightsAnnounced
+from rftstream.service.records.summaries import begin_with_summary, says_all
 from rftstream.service.role import Log
-from rftstream.service.summaries import begin_with_summary, says_all
 from rftstream.weights.lineage import Lineage
 from rftstream.weights.retention import to_delete
-from rftstream.weights.store import ObjectStore
+from rftstream.weights.stores.store import ObjectStore
 
 
 class Versions:

@@ -20,7 +20,7 @@ from rftstream.algorithms.policy_gradient import (
     CorrectedPolicyGradient,
     PolicyGradient,
 )
-from rftstream.config import registry
+from rftstream.config.parts import registry
 from rftstream.contracts.rollouts import VersionSpan
 from tests.unit.algorithms.test_grpo import experience, segment
 

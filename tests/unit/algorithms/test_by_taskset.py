@@ -14,15 +14,16 @@ from rftstream.algorithms.by_taskset import ByTaskset, TasksetAlgorithm, build_a
 from rftstream.algorithms.grpo import Grpo
 from rftstream.algorithms.mix import Mix
 from rftstream.algorithms.rloo import Rloo
-from rftstream.config import loader, registry
+from rftstream.config import loader
+from rftstream.config.parts import registry
 from rftstream.config.role_sections import TrainerSection
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.batches import BatchManifest, Experience
 from rftstream.errors import ConfigError
-from rftstream.preflight.advice import find_warnings
+from rftstream.preflight.checks.advice import find_warnings
 from rftstream.roles.trainer.assembly import Batch
 from rftstream.roles.trainer.training import Training
-from rftstream.runs.load_demonstrations import check_demonstrations
+from rftstream.runs.writes.load_demonstrations import check_demonstrations
 from tests.configs import small_run
 from tests.unit import tiny
 from tests.unit.algorithms.test_imitation import demonstrations, micro_batch, rollouts

@@ -9,7 +9,7 @@ import torch
 
 from rftstream.algorithms.base import Denominators, MicroBatch
 from rftstream.algorithms.grpo import Grpo
-from rftstream.config.registry import build_config, resolve
+from rftstream.config.parts.registry import build_config, resolve
 from rftstream.contracts.arrays import Array
 from rftstream.contracts.batches import Experience, LossKind
 from rftstream.contracts.rollouts import Segment, VersionSpan

@@ -12,7 +12,7 @@ import torch
 from rftstream.algorithms.base import Denominators, MicroBatch
 from rftstream.algorithms.ppo import RETURNS, VALUES, Ppo
 from rftstream.algorithms.settings import CriticConfig
-from rftstream.config.registry import build_config
+from rftstream.config.parts.registry import build_config
 from rftstream.core.packing import pad_rows
 from rftstream.errors import ConfigError
 from tests.unit.algorithms.test_grpo import experience, segment

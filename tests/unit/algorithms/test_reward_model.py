@@ -21,7 +21,7 @@ from rftstream.config.loader import from_dict
 from rftstream.contracts.batches import LossKind
 from rftstream.core.imitation import bradley_terry_loss
 from rftstream.errors import ConfigError
-from rftstream.models.files import read_json
+from rftstream.models.folders.files import read_json
 from rftstream.rewards.base import RewardInput
 from rftstream.rewards.reward_model import ModelReward
 from tests.unit import tiny

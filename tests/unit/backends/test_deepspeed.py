@@ -32,7 +32,7 @@ from rftstream.backends.deepspeed.backend import DeepSpeedBackend
 from rftstream.backends.deepspeed.rank_processes import RankPlace, Ranks
 from rftstream.backends.deepspeed.settings import deepspeed_config, even_budget
 from rftstream.backends.torch.backend import TorchBackend
-from rftstream.config import registry
+from rftstream.config.parts import registry
 from rftstream.config.sections import LoraSection
 from rftstream.errors import BackendError, ConfigError
 from tests.unit import tiny

@@ -143,7 +143,7 @@ def test_sums_are_solved(text, answer):
 def test_fakes_need_no_torch():
     code = (
         "import sys; import rftstream.backends.fake, rftstream.policies.fake, rftstream.algorithms.grpo, "
-        "rftstream.models.rendering, rftstream.models.folder; "
+        "rftstream.models.rendering, rftstream.models.folders.folder; "
         "assert not {'torch', 'transformers', 'tokenizers', 'jinja2'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_root())

@@ -12,7 +12,7 @@ from rftstream.algorithms.grpo import Grpo
 from rftstream.backends.torch.network import load_model
 from rftstream.config.sections import LoraSection
 from rftstream.errors import ConfigError
-from rftstream.models.files import read_json
+from rftstream.models.folders.files import read_json
 from rftstream.models.rendering import open_renderer
 from tests.unit import tiny
 from tests.unit.policies.test_images import PICTURES, plain_logits, plain_model, prompted, row_of

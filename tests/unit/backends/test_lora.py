@@ -12,7 +12,7 @@ import transformers
 from rftstream.algorithms.grpo import Grpo
 from rftstream.config.sections import LoraSection, MakeModel, ModelSection
 from rftstream.errors import ConfigError, WeightsError
-from rftstream.models.folder import prepare_model
+from rftstream.models.folders.folder import prepare_model
 from rftstream.weights.adapters import whole_tensors
 from rftstream.weights.snapshot import RawTensor, state_digest
 from tests.unit import tiny

@@ -14,9 +14,9 @@ from click.testing import CliRunner
 
 from rftstream.commands import COMMANDS, cli
 from rftstream.commands.param_types import KINDS
-from rftstream.config.registry import KINDS as PLUGINS
+from rftstream.config.parts.registry import KINDS as PLUGINS
 from rftstream.contracts.topics import TOPICS
-from rftstream.queries.settings import plural_of
+from rftstream.queries.reference.settings import plural_of
 from rftstream.roles import ROLES
 
 

@@ -16,10 +16,10 @@ from rftstream.contracts.batches import LossKind
 from rftstream.contracts.records import NewRecord
 from rftstream.errors import ConfigError
 from rftstream.launch.supervisor import worker_commands
-from rftstream.models.folder import prepare_model
-from rftstream.runs.create import begin
+from rftstream.models.folders.folder import prepare_model
 from rftstream.runs.folder import RunFolder, open_run, open_transport
-from rftstream.runs.load_demonstrations import load_demonstrations, look_at_demonstrations
+from rftstream.runs.making.create import begin
+from rftstream.runs.writes.load_demonstrations import load_demonstrations, look_at_demonstrations
 from rftstream.service.role import Log
 
 RUN = """

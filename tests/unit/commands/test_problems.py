@@ -10,9 +10,9 @@ import pytest
 
 from rftstream.config.loader import load
 from rftstream.contracts.problems import NewProblem, ProblemKind, ProblemMaker, RejectedProblem, RejectReason
-from rftstream.runs.create import begin
 from rftstream.runs.folder import RunFolder, open_run, open_transport
-from rftstream.service.problem_records import read_problems
+from rftstream.runs.making.create import begin
+from rftstream.service.records.problem_records import read_problems
 from rftstream.service.role import Log
 from rftstream.testing.played import played_records
 from tests.commands import PARTITIONS, call, called, write_run_file

@@ -12,16 +12,16 @@ from safetensors.numpy import load_file
 
 from rftstream.config import loader
 from rftstream.contracts.versions import VersionName
-from rftstream.models import hub
-from rftstream.models.folder import prepare_model
-from rftstream.models.hub import HubPlace
+from rftstream.models.folders import hub
+from rftstream.models.folders.folder import prepare_model
+from rftstream.models.folders.hub import HubPlace
 from rftstream.runs.folder import RunFolder, create_log
 from rftstream.runs.published import numbers
 from rftstream.testing.played import played_records
 from rftstream.transport.embedded.transport import EmbeddedTransport
 from rftstream.weights.publisher import WeightsPublisher, object_names
 from rftstream.weights.snapshot import RawTensor, decode_snapshot
-from rftstream.weights.store import ObjectStore
+from rftstream.weights.stores.store import ObjectStore
 from tests import commands
 
 CONFIG = {

@@ -10,7 +10,7 @@ from rftstream.backends import BACKENDS
 from rftstream.config import loader
 from rftstream.config.colocation import check_colocation, is_shared
 from rftstream.errors import ConfigError
-from rftstream.preflight.advice import find_warnings
+from rftstream.preflight.checks.advice import find_warnings
 from tests.configs import small_run
 
 

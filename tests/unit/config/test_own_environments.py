@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rftstream.config import loader
-from rftstream.config.part_names import check_known
+from rftstream.config.parts.part_names import check_known
 from rftstream.config.sections import RunConfig
 from rftstream.errors import ConfigError
 from rftstream.runs.manifest import changed_settings

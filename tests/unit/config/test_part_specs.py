@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from rftstream.algorithms import ALGORITHMS
-from rftstream.config import part_specs, registry
-from rftstream.config.part_names import check_teacher
-from rftstream.config.part_specs import (
+from rftstream.config.parts import part_specs, registry
+from rftstream.config.parts.part_names import check_teacher
+from rftstream.config.parts.part_specs import (
     AlgorithmSpec,
     EnvironmentSpec,
     PartSpec,
@@ -157,7 +157,7 @@ def test_a_declaration_of_another_type_is_an_error() -> None:
         registry.find_spec(PolicySpec, "parts_for_specs:Wrong")
 
 
-@pytest.mark.parametrize("name", ["nothing_like_it", "no_such_module:Thing", "rftstream.policies.hf:NoThing"])
+@pytest.mark.parametrize("name", ["nothing_like_it", "no_such_module:Thing", "rftstream.policies.hf.policy:NoThing"])
 def test_of_a_part_that_is_not_there_nothing_is_known(name: str) -> None:
     assert registry.find_spec(PolicySpec, name) == PolicySpec(name)
     with pytest.raises(ConfigError, match=r"explorer\.policy: "):

@@ -10,8 +10,8 @@ import pytest
 from rftstream.config import loader, secrets
 from rftstream.config.sections import RunConfig
 from rftstream.errors import ConfigError
-from rftstream.runs.create import write_config
 from rftstream.runs.folder import RunFolder, open_transport, read_config
+from rftstream.runs.making.create import write_config
 from rftstream.runs.manifest import make_manifest
 
 PASSWORD = "hunter2-is-not-written"

@@ -15,12 +15,12 @@ from rftstream.contracts.control import RunFinished
 from rftstream.contracts.versions import StepRecord, VersionName
 from rftstream.errors import ConfigError
 from rftstream.launch.start import nothing_more
-from rftstream.preflight.check_report import CheckReport
+from rftstream.preflight.checks.check_report import CheckReport
 from rftstream.preflight.trial_run import trial_config
 from rftstream.roles.feeder.admission import Admission, VersionInForce
 from rftstream.roles.trainer.schedule import rate_at, rate_change
-from rftstream.runs.load_demonstrations import check_demonstrations
 from rftstream.runs.manifest import changed_settings, check_same_run, make_manifest
+from rftstream.runs.writes.load_demonstrations import check_demonstrations
 
 THREE = [{"steps": 3, "algorithm": "sft", "lr": 0.1, "lr_schedule": "linear"}, {"steps": 4, "name": "explore"},
          {"steps": 2, "algorithm": {"name": "dpo", "beta": 0.5}, "experts_per_batch": 5}]  # fmt: skip

@@ -17,7 +17,7 @@ from rftstream.data.demonstrations.rows import Demonstrations
 from rftstream.data.demonstrations.tokens import tokenise
 from rftstream.errors import ConfigError
 from rftstream.models.fake_renderer import FakeRenderer
-from rftstream.models.folder import prepare_model
+from rftstream.models.folders.folder import prepare_model
 from rftstream.models.rendering import HfRenderer
 
 CHATML = (

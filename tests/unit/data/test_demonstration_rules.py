@@ -11,8 +11,8 @@ from rftstream.config.loader import from_dict, to_toml
 from rftstream.config.sections import RunConfig
 from rftstream.data.demonstrations.split import held_out_numbers, trained_numbers
 from rftstream.errors import ConfigError
-from rftstream.runs.load_demonstrations import check_demonstrations
 from rftstream.runs.manifest import check_same_run, make_manifest
+from rftstream.runs.writes.load_demonstrations import check_demonstrations
 
 TASKS = {"sums": {"source": "arithmetic"}}
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rftstream.config import registry
+from rftstream.config.parts import registry
 from rftstream.contracts.arrays import Array
 from rftstream.contracts.outcomes import GroupOutcome, GroupResult, RolloutSummary
 from rftstream.contracts.rollouts import Rollout, RolloutStatus, Segment, Turn, VersionSpan

@@ -15,7 +15,7 @@ from rftstream.data.tasksets.columns import Columns, TableConfig
 from rftstream.data.tasksets.files import JsonlTaskset
 from rftstream.data.tasksets.images import image_in, with_images
 from rftstream.errors import ConfigError
-from rftstream.models.images import data_url, digest_of
+from rftstream.models.vision.images import data_url, digest_of
 
 
 def png(color: str = "red", size: tuple[int, int] = (4, 3)) -> bytes:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rftstream.config import registry
+from rftstream.config.parts import registry
 from rftstream.contracts.assistant import AssistantMessage
 from rftstream.contracts.tasks import ChatMessage, Problem
 from rftstream.data.gym_entries import EntryScorer

@@ -19,7 +19,7 @@ from rftstream.environments.hosts.agents import AgentResult
 from rftstream.environments.launched_agents import agent_of
 from rftstream.environments.posting import Answer
 from rftstream.errors import ConfigError, HostedCodeError, HostError, HostTimeout
-from rftstream.roles.explorer.agent_launcher import MAX_STARTS
+from rftstream.roles.explorer.agents.launcher import MAX_STARTS
 from rftstream.roles.explorer.model_calls import AgentBegins, RolloutEnd
 from tests.contracts import samples
 from tests.loopback import Asked, HttpServer, free_ports, taken_port

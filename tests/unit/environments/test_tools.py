@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rftstream.config import loader, registry
+from rftstream.config import loader
+from rftstream.config.parts import registry
 from rftstream.contracts.assistant import AssistantMessage, ToolCall
 from rftstream.contracts.tasks import ChatMessage, Problem
 from rftstream.environments import ENVIRONMENTS

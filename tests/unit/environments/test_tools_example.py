@@ -15,7 +15,7 @@ from rftstream.data.demonstrations.rows import DemonstrationColumns
 from rftstream.data.demonstrations.tokens import tokenise
 from rftstream.environments.tools import ToolEnvironment
 from rftstream.errors import ConfigError
-from rftstream.models.folder import prepare_model
+from rftstream.models.folders.folder import prepare_model
 from rftstream.models.rendering import HfRenderer
 from rftstream.models.splice import Conversation
 

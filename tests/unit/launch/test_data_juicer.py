@@ -19,8 +19,8 @@ import pytest
 
 from rftstream.data.tasksets.open import open_taskset
 from rftstream.errors import ConfigError
-from rftstream.launch import data_juicer
-from rftstream.launch.data_juicer import VERSION, DataJuicerFailed, import_data, make_environment
+from rftstream.integrations import data_juicer
+from rftstream.integrations.data_juicer import VERSION, DataJuicerFailed, import_data, make_environment
 from tests.commands import call
 from tests.configs import small_run
 

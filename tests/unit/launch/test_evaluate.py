@@ -22,7 +22,7 @@ from rftstream.contracts import codec
 from rftstream.contracts.control import Claim, Request, RunFinished, RunManifest
 from rftstream.contracts.messages import Message
 from rftstream.contracts.versions import EvalResult, VersionName
-from rftstream.launch import evaluation
+from rftstream.launch.sessions import evaluation
 from rftstream.policies import fake_model
 from rftstream.roles.evaluator.step import EvaluatorStep
 from rftstream.runs.folder import OpenRun, RunFolder, create_log, open_run, open_transport

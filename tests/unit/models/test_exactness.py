@@ -22,9 +22,9 @@ from rftstream.backends.torch.scorer import load_scorer
 from rftstream.config import loader
 from rftstream.errors import ConfigError
 from rftstream.models.exactness import check_model
+from rftstream.models.folders.tiny_copy import VOCABULARY, tiny_config
 from rftstream.models.spec import ModelSpec
-from rftstream.models.tiny_copy import VOCABULARY, tiny_config
-from rftstream.preflight.check import check
+from rftstream.preflight.checks.check import check
 from rftstream.weights.tensors import raw
 from tests.unit import tiny
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rftstream.contracts.assistant import AssistantMessage
-from rftstream.models.families import families_of
+from rftstream.models.calls.families import families_of
 from rftstream.models.rendering import HfRenderer
 from tests.unit.models.styled import TOOLS, renderer_of, trained_tokenizer
 from tests.unit.models.template_styles import STYLES

@@ -11,8 +11,8 @@ import pytest
 from rftstream.config.loader import from_dict
 from rftstream.config.sections import MakeModel, ModelSection
 from rftstream.errors import ConfigError
-from rftstream.models.folder import model_digests, model_here, prepare_model
-from rftstream.models.made import make_as_recorded
+from rftstream.models.folders.folder import model_digests, model_here, prepare_model
+from rftstream.models.folders.made import make_as_recorded
 from rftstream.models.rendering import open_renderer
 from tests.unit import tiny
 
@@ -190,7 +190,8 @@ def test_damaged_json_is_said(tmp_path):
 
 
 def test_it_is_light():
-    code = "import sys, rftstream.models.folder; assert not {'torch', 'tokenizers', 'transformers'} & {*sys.modules}"
+    heavy = "{'torch', 'tokenizers', 'transformers'}"
+    code = f"import sys, rftstream.models.folders.folder; assert not {heavy} & {{*sys.modules}}"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3])
 
 

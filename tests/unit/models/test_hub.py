@@ -11,8 +11,8 @@ import pytest
 from huggingface_hub import HfApi
 
 from rftstream.errors import ConfigError, WeightsError
-from rftstream.models import hub
-from rftstream.models.hub import HubPlace
+from rftstream.models.folders import hub
+from rftstream.models.folders.hub import HubPlace
 from tests.loopback import Asked, HttpServer
 
 TOKEN = "hf_not_for_anybody"

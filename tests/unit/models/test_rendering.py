@@ -15,7 +15,7 @@ from rftstream.contracts.rollouts import AgentCall, Segment, Turn
 from rftstream.contracts.tasks import ChatMessage
 from rftstream.errors import ConfigError
 from rftstream.models.fake_renderer import FakeRenderer
-from rftstream.models.folder import copy_companions
+from rftstream.models.folders.folder import copy_companions
 from rftstream.models.rendering import HfRenderer, joined, open_renderer, pieces_of_turns
 from rftstream.models.spec import ModelSpec
 from tests.unit import tiny

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rftstream.contracts.assistant import AssistantMessage
+from rftstream.models.calls.tool_calls import chat_message, parse_text
 from rftstream.models.fake_renderer import FakeRenderer
-from rftstream.models.tool_calls import chat_message, parse_text
 
 TOOLS = ({"type": "function", "function": {"name": "f"}},)
 VALUES = st.recursive(

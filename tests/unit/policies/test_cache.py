@@ -13,11 +13,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-import rftstream.policies.cache
-from rftstream.policies.attention import attend
-from rftstream.policies.cache import SMALL, SPARE_COLUMNS, SlotCache
-from rftstream.policies.prompts import Block, PromptStore
-from rftstream.policies.turns import KeptTurn, TurnStore
+import rftstream.policies.hf.cache
+from rftstream.policies.hf.attention import attend
+from rftstream.policies.hf.cache import SMALL, SPARE_COLUMNS, SlotCache
+from rftstream.policies.hf.prompts import Block, PromptStore
+from rftstream.policies.hf.turns import KeptTurn, TurnStore
 from tests.unit import tiny
 from tests.unit.policies.test_hf import row
 
@@ -34,7 +34,7 @@ def states_of(lengths, longest, random):
 @pytest.mark.slow
 @pytest.mark.parametrize(("seed", "small"), [(0, SMALL), (1, SMALL), (2, SMALL), (0, 0)])
 def test_rows_come_grow_and_go(monkeypatch, seed, small):
-    monkeypatch.setattr(rftstream.policies.cache, "SMALL", small)
+    monkeypatch.setattr(rftstream.policies.hf.cache, "SMALL", small)
     random = np.random.default_rng(seed)
     cache = SlotCache(max_slots=9)
     rows: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}  # per slot and layer its keys and values [H, L, D]

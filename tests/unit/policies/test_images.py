@@ -19,10 +19,10 @@ from rftstream.config.sections import LoraSection
 from rftstream.contracts.tasks import ChatMessage
 from rftstream.data.tasksets.images import image_in
 from rftstream.errors import ConfigError, ImageError
-from rftstream.models.image_inputs import ImageCache
-from rftstream.models.images import decode_data_url
 from rftstream.models.rendering import image_spans, open_renderer
-from rftstream.policies.hf import HfPolicy
+from rftstream.models.vision.image_inputs import ImageCache
+from rftstream.models.vision.images import decode_data_url
+from rftstream.policies.hf.policy import HfPolicy
 from rftstream.weights.snapshot import RawTensor
 from tests.unit import tiny
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rftstream.policies import linear
+from rftstream.policies.hf import linear
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -12,7 +12,7 @@ from rftstream.errors import ConfigError, PolicyError
 from rftstream.models import server_client
 from rftstream.models.fake_renderer import FakeRenderer
 from rftstream.policies.base import Constraint
-from rftstream.policies.openai import OpenAiPolicy
+from rftstream.policies.openai.policy import OpenAiPolicy
 from tests.unit import tiny
 from tests.unit.served import echo
 

@@ -11,13 +11,13 @@ import pytest
 
 from rftstream import metrics
 from rftstream.clock import SystemClock
-from rftstream.config import registry
+from rftstream.config.parts import registry
 from rftstream.contracts.tasks import ChatMessage, Problem, Sampling
 from rftstream.errors import ConfigError, PolicyError
 from rftstream.models.fake_renderer import FakeRenderer
-from rftstream.policies import routing
-from rftstream.policies.openai import OpenAiPolicy
-from rftstream.policies.routing import ranked
+from rftstream.policies.openai import routing
+from rftstream.policies.openai.policy import OpenAiPolicy
+from rftstream.policies.openai.routing import ranked
 from rftstream.policies.served import served_parameters
 from rftstream.roles.explorer.turn_loop import TurnLoop
 from rftstream.weights.snapshot import RawTensor

@@ -10,13 +10,13 @@ import pytest
 from safetensors.numpy import load_file
 
 from rftstream.clock import SystemClock
-from rftstream.config import registry
-from rftstream.config.part_names import check_part_names
+from rftstream.config.parts import registry
+from rftstream.config.parts.part_names import check_part_names
 from rftstream.contracts.rollouts import VersionSpan
 from rftstream.errors import ConfigError, PolicyError, WeightsError
 from rftstream.models.fake_renderer import FakeRenderer
-from rftstream.policies import routing
-from rftstream.policies.openai import OpenAiPolicy
+from rftstream.policies.openai import routing
+from rftstream.policies.openai.policy import OpenAiPolicy
 from rftstream.policies.served import served_parameters
 from rftstream.weights.snapshot import RawTensor
 from tests.flow.scene import make_config

@@ -11,10 +11,10 @@ import transformers
 from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from rftstream.policies import attention
-from rftstream.policies.attention import attend
-from rftstream.policies.cache import SlotCache
-from rftstream.policies.packed import MAX_HOLES, PackedRows
+from rftstream.policies.hf import attention
+from rftstream.policies.hf.attention import attend
+from rftstream.policies.hf.cache import SlotCache
+from rftstream.policies.hf.packed import MAX_HOLES, PackedRows
 
 
 def sliding(window):

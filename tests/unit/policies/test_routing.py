@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from rftstream.policies.routing import FAILURES, LEAST_LOAD, LONGEST_PAUSE_S, CircuitBreaker, Router, ranked
+from rftstream.policies.openai.routing import FAILURES, LEAST_LOAD, LONGEST_PAUSE_S, CircuitBreaker, Router, ranked
 
 NAMES = [f"http://host-{number}:8000/v1" for number in range(4)]
 KEYS = [f"sums/0/{number}/0" for number in range(2000)]

@@ -8,11 +8,11 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from rftstream.errors import WeightsError
-from rftstream.policies import attention, row
-from rftstream.policies.cache import SlotCache
-from rftstream.policies.packed import PackedRows
-from rftstream.policies.row import RowDecoder
-from rftstream.weights import kernels
+from rftstream.policies.hf import attention, row
+from rftstream.policies.hf.cache import SlotCache
+from rftstream.policies.hf.packed import PackedRows
+from rftstream.policies.hf.row import RowDecoder
+from rftstream.weights.deltas import kernels
 from tests.unit import tiny
 
 SIZES = {

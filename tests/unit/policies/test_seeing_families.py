@@ -16,10 +16,10 @@ from rftstream.algorithms.grpo import Grpo
 from rftstream.contracts.tasks import ChatMessage
 from rftstream.data.tasksets.images import image_in
 from rftstream.errors import ConfigError
-from rftstream.models.image_inputs import OwnProcessor
-from rftstream.models.images import decode_data_url
 from rftstream.models.rendering import image_spans, open_renderer
 from rftstream.models.splice import Conversation
+from rftstream.models.vision.image_inputs import OwnProcessor
+from rftstream.models.vision.images import decode_data_url
 from tests.unit import tiny
 from tests.unit.policies.test_images import row_of
 from tests.unit.seeing_families import FAMILIES, made

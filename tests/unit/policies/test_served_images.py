@@ -11,15 +11,15 @@ from PIL import Image
 
 from rftstream.clock import SystemClock
 from rftstream.errors import ConfigError, ImageError, PolicyError
-from rftstream.models.images import decode_data_url
 from rftstream.models.rendering import open_renderer
+from rftstream.models.vision.images import decode_data_url
 from rftstream.policies.base import Constraint
-from rftstream.policies.openai import OpenAiPolicy
+from rftstream.policies.openai.images import NEVER, RESOURCE, collapsed
+from rftstream.policies.openai.policy import OpenAiPolicy
+from rftstream.policies.openai.updates import ServerUpdates
 from rftstream.policies.served import served_parameters
-from rftstream.policies.served_images import NEVER, RESOURCE, collapsed
-from rftstream.policies.server_updates import ServerUpdates
-from rftstream.policies.vllm_images import EngineImages, check_tokens, name_under
-from rftstream.policies.vllm_worker import renamed
+from rftstream.policies.vllm.images import EngineImages, check_tokens, name_under
+from rftstream.policies.vllm.worker import renamed
 from tests.unit import seeing_families, tiny
 from tests.unit.policies.test_images import PICTURES, image_in, prompted
 

@@ -23,18 +23,19 @@ import torch
 from rftstream.config.sections import LoraSection
 from rftstream.contracts.tasks import Sampling
 from rftstream.errors import ConfigError
-from rftstream.models.image_tokens import ImageTokens
-from rftstream.policies import vllm_arguments, vllm_shared
+from rftstream.models.vision.image_tokens import ImageTokens
 from rftstream.policies.loopthread import LoopThread
-from rftstream.policies.vllm import VllmPolicy
-from rftstream.policies.vllm_engine import remembers
-from rftstream.policies.vllm_shared import SharedAdapter, WeightsMirror
-from rftstream.policies.vllm_worker import WeightsReceiver, _spare_generators
+from rftstream.policies.vllm import arguments as vllm_arguments
+from rftstream.policies.vllm import shared as vllm_shared
+from rftstream.policies.vllm.engine import remembers
+from rftstream.policies.vllm.policy import VllmPolicy
+from rftstream.policies.vllm.shared import SharedAdapter, WeightsMirror
+from rftstream.policies.vllm.worker import WeightsReceiver, _spare_generators
 from rftstream.runs.folder import RunFolder
 from rftstream.weights.publisher import publish
 from rftstream.weights.shared_memory import SharedTensors, name_prefix
 from rftstream.weights.snapshot import RawTensor, decode_snapshot
-from rftstream.weights.store import ObjectStore
+from rftstream.weights.stores.store import ObjectStore
 from tests.configs import small_run
 from tests.unit import tiny
 from workers import parts
@@ -272,7 +273,7 @@ worker.wait()
 """
 WORKER = """
 import sys, time
-from rftstream.policies.vllm_worker import WeightsReceiver
+from rftstream.policies.vllm.worker import WeightsReceiver
 WeightsReceiver()._end_with(int(sys.argv[1]))
 print("watching", flush=True)
 time.sleep(600)

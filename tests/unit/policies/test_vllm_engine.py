@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from rftstream.errors import PolicyError
-from rftstream.policies.vllm import VllmPolicy
-from rftstream.policies.vllm_engine import Engine
-from rftstream.policies.vllm_shared import SharedAdapter, WeightsMirror
+from rftstream.policies.vllm.engine import Engine
+from rftstream.policies.vllm.policy import VllmPolicy
+from rftstream.policies.vllm.shared import SharedAdapter, WeightsMirror
 from rftstream.weights.snapshot import RawTensor, decode_snapshot
 from tests.unit import tiny
 

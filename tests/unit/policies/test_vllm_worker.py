@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from rftstream.policies.vllm_shared import WeightsMirror
-from rftstream.policies.vllm_worker import WeightsReceiver, map_tensors
+from rftstream.policies.vllm.shared import WeightsMirror
+from rftstream.policies.vllm.worker import WeightsReceiver, map_tensors
 from rftstream.weights.snapshot import RawTensor
 
 ROWS, WIDTH = 4, 3

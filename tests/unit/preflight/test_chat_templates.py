@@ -13,11 +13,11 @@ from rftstream.config.loader import from_dict, to_toml
 from rftstream.config.sections import MakeModel, ModelSection, RunConfig
 from rftstream.contracts.tasks import ChatMessage
 from rftstream.errors import ConfigError
-from rftstream.models.folder import copy_companions, for_section, model_digests, prepare_model
+from rftstream.models.folders.folder import copy_companions, for_section, model_digests, prepare_model
 from rftstream.models.rendering import open_renderer, own_renderers
 from rftstream.models.spec import ModelSpec
-from rftstream.preflight.check import check
-from rftstream.preflight.template_turns import CALL, first_break
+from rftstream.preflight.checks.check import check
+from rftstream.preflight.checks.template_turns import CALL, first_break
 from rftstream.runs.manifest import check_same_run, data_digests, make_manifest
 
 CHARACTERS = "0123456789+= \n<>/thinkSusa"

@@ -11,9 +11,9 @@ import pytest
 
 from rftstream.config import loader
 from rftstream.config.sections import MakeModel, ModelSection, RunConfig
-from rftstream.models.folder import prepare_model
-from rftstream.preflight.check import check
-from rftstream.preflight.check_report import CheckReport
+from rftstream.models.folders.folder import prepare_model
+from rftstream.preflight.checks.check import check
+from rftstream.preflight.checks.check_report import CheckReport
 from rftstream.preflight.memory import MAIN
 
 Write = Callable[..., RunConfig]

@@ -12,8 +12,8 @@ import pytest
 
 from rftstream.config import loader
 from rftstream.environments.hosts.pool import close_pools
-from rftstream.preflight.check import check
-from rftstream.preflight.check_report import CheckReport
+from rftstream.preflight.checks.check import check
+from rftstream.preflight.checks.check_report import CheckReport
 
 OWN = """
 import time

@@ -113,7 +113,7 @@ def test_only_the_plan_prepares_a_run() -> None:
                 wrong.append(f"{module}:{call.line} calls {name}")
         for one in source.imports:
             taken = one.name in (
-                "rftstream.config.part_names.check_part_names",
+                "rftstream.config.parts.part_names.check_part_names",
                 "rftstream.preflight.readiness.look",
                 "rftstream.preflight.readiness.requirements",
             )

@@ -25,13 +25,13 @@ from rftstream.errors import ConfigError, RftError, StoreRefused, StoreUnreachab
 from rftstream.launch.result import RunResult
 from rftstream.launch.session import RunSession
 from rftstream.models.devices import check_device
-from rftstream.models.folder import check_complete, prepare_model
-from rftstream.preflight.check import check
+from rftstream.models.folders.folder import check_complete, prepare_model
+from rftstream.preflight.checks.check import check
 from rftstream.preflight.doctor import examine
 from rftstream.preflight.plan import Purpose, plan
 from rftstream.runs.folder import RunFolder
 from rftstream.transport.findings import Level
-from rftstream.weights.store import ObjectStore
+from rftstream.weights.stores.store import ObjectStore
 from tests.configs import small_run
 from tests.loopback import taken_port
 from tests.unit.tiny import make
@@ -186,7 +186,7 @@ def test_settings_are_read_without_torch(tmp_path: Path) -> None:
     )
     program = (
         "import sys\nfrom pathlib import Path\nfrom rftstream.config import loader\n"
-        "from rftstream.preflight.check import check\n"
+        "from rftstream.preflight.checks.check import check\n"
         f"report = check(loader.load([Path({str(tmp_path / 'run.toml')!r})]))\nassert report.ok, report.errors\n"
         "assert {part.name for part in report.parts} >= {'hf', 'torch', 'grpo'}\n"
         "print([name for name in ('torch', 'transformers') if name in sys.modules])\n"

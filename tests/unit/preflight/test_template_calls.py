@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rftstream.config.loader import from_dict
-from rftstream.preflight.check import check
+from rftstream.preflight.checks.check import check
 from tests.unit.models.call_styles import STYLES, CallStyle, renderer_of
 
 PARAMETERS = {"type": "object", "properties": {"text": {"type": "string"}, "kind": {"enum": ["a"]}}}

@@ -11,8 +11,8 @@ from rftstream.contracts.outcomes import GroupOutcome, GroupResult, RolloutSumma
 from rftstream.contracts.rollouts import Rollout
 from rftstream.contracts.tasks import Task
 from rftstream.contracts.verdicts import VerifiedRollout
-from rftstream.queries.balance import AuditReport, Balance
-from rftstream.queries.history import read_history
+from rftstream.queries.audits.balance import AuditReport, Balance
+from rftstream.queries.curves.history import read_history
 from rftstream.service.control_view import read_control
 from rftstream.service.role import Log
 from rftstream.transport.base import Transport

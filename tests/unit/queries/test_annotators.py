@@ -18,9 +18,9 @@ from rftstream.contracts.feedback import (
 from rftstream.contracts.questions import Question, QuestionReason, VoteEffect
 from rftstream.contracts.records import Record
 from rftstream.data.feedback.fold import OPEN, FeedbackFold
-from rftstream.queries.annotators import AnnotatorsView, read_annotators
-from rftstream.queries.asked import questions_to
-from rftstream.queries.feedback import FeedbackView, VoteLine, gold_answers, question_state
+from rftstream.queries.people.annotators import AnnotatorsView, read_annotators
+from rftstream.queries.people.asked import questions_to
+from rftstream.queries.people.feedback import FeedbackView, VoteLine, gold_answers, question_state
 from tests.configs import small_run
 
 CONFIG = small_run(explorer={"policy": "fake"}, trainer={"backend": "fake"}, feedback={"share": 1.0, "quorum": 2})

@@ -19,8 +19,8 @@ from rftstream.contracts.records import NewRecord, TopicPartition
 from rftstream.contracts.rollouts import RolloutStatus
 from rftstream.contracts.verdicts import UnscorableReason
 from rftstream.contracts.versions import StepRecord, VersionName, WeightsAnnounced, WeightsKind
-from rftstream.queries.audit import audit
-from rftstream.queries.balance import AuditReport, Balance
+from rftstream.queries.audits.audit import audit
+from rftstream.queries.audits.balance import AuditReport, Balance
 from rftstream.service.role import Log
 from rftstream.transport.base import Transport
 from rftstream.transport.memory.transport import MemoryLog

@@ -13,9 +13,9 @@ from rftstream.contracts.control import Trimmed
 from rftstream.contracts.outcomes import GroupResult
 from rftstream.contracts.records import TopicPartition
 from rftstream.contracts.versions import VersionName
-from rftstream.queries import audit as audits
-from rftstream.queries.audit import audit
-from rftstream.queries.balance import AuditReport
+from rftstream.queries.audits import audit as audits
+from rftstream.queries.audits.audit import audit
+from rftstream.queries.audits.balance import AuditReport
 from rftstream.queries.facts.database import Index
 from tests.unit.queries.test_audit import counts, new_log
 from tests.unit.synthetic import SyntheticLog, outcome

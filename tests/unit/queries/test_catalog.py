@@ -16,7 +16,7 @@ from rftstream.config.sections import RunConfig
 from rftstream.contracts.dead import DeadLetter
 from rftstream.contracts.outcomes import GroupResult
 from rftstream.errors import ConfigError, TransportError
-from rftstream.queries.audit import audit
+from rftstream.queries.audits.audit import audit
 from rftstream.queries.catalog.counts import CatalogCounts, count_fates, count_letters, read_rates
 from rftstream.queries.catalog.database import CatalogDatabase, CatalogReader
 from rftstream.queries.catalog.finding import (
@@ -30,7 +30,7 @@ from rftstream.queries.catalog.finding import (
 )
 from rftstream.queries.catalog.moments import Moment, find_moment
 from rftstream.queries.catalog.updating import FILE, CatalogUpdater
-from rftstream.queries.history import HistoryReader, read_history
+from rftstream.queries.curves.history import HistoryReader, read_history
 from rftstream.runs.folder import OpenRun, RunFolder
 from rftstream.service.role import Log
 from rftstream.testing import Faults, MemoryRun, Simulation

@@ -9,11 +9,11 @@ import pytest
 from click.testing import CliRunner
 
 from rftstream.commands import cli
-from rftstream.config import registry
+from rftstream.config.parts import registry
 from rftstream.config.sections import RunConfig
 from rftstream.errors import ConfigError
-from rftstream.queries import explain, settings
-from rftstream.queries.setting_completion import complete_explained, complete_set
+from rftstream.queries.reference import explain, settings
+from rftstream.queries.reference.setting_completion import complete_explained, complete_set
 from tests.commands import called
 
 RUN_FILE = """

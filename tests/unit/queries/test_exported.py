@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from rftstream.contracts.questions import Applied, VoteEffect
 from rftstream.contracts.records import Record
-from rftstream.queries.exported import people_figures
-from rftstream.queries.feedback import FeedbackView, VoteLine
+from rftstream.queries.curves.exported import people_figures
+from rftstream.queries.people.feedback import FeedbackView, VoteLine
 from tests.contracts.samples import SAMPLES
 
 ASKED = SAMPLES["question.v1"]

@@ -11,7 +11,7 @@ from rftstream.config import loader
 from rftstream.contracts.control import RunFinished
 from rftstream.contracts.versions import VersionName
 from rftstream.queries.catalog.updating import CatalogUpdater
-from rftstream.queries.following import RunFollower
+from rftstream.queries.state.following import RunFollower
 from rftstream.runs.folder import OpenRun
 from rftstream.testing import MemoryRun
 from tests.unit.synthetic import SyntheticLog

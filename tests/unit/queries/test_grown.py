@@ -14,14 +14,14 @@ from rftstream.config.loader import from_dict
 from rftstream.contracts.control import Trimmed
 from rftstream.contracts.outcomes import GroupResult
 from rftstream.contracts.versions import EvalResult, VersionName
-from rftstream.queries import coarse, history
 from rftstream.queries.catalog.database import CatalogDatabase, CatalogReader
 from rftstream.queries.catalog.finding import ORDERS, count_problems, find_problems, list_tasksets
 from rftstream.queries.catalog.moments import Moment
-from rftstream.queries.dead import read_dead
-from rftstream.queries.history import CoarseHistory, HistoryReader, read_glance, read_history
-from rftstream.queries.inspect import list_topics
-from rftstream.queries.status import read_status
+from rftstream.queries.curves import coarse, history
+from rftstream.queries.curves.history import CoarseHistory, HistoryReader, read_glance, read_history
+from rftstream.queries.records.dead import read_dead
+from rftstream.queries.records.inspect import list_topics
+from rftstream.queries.state.status import read_status
 from rftstream.runs.folder import OpenRun, RunFolder
 from rftstream.service.control_view import read_control
 from rftstream.service.role import Log

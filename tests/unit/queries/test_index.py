@@ -21,13 +21,13 @@ from rftstream.contracts.control import RunManifest
 from rftstream.contracts.outcomes import GroupResult
 from rftstream.contracts.records import NewRecord, TopicPartition
 from rftstream.errors import ConfigError
-from rftstream.queries import index as indexes
-from rftstream.queries.audit import audit
-from rftstream.queries.balance import AuditReport
+from rftstream.queries.audits import index as indexes
+from rftstream.queries.audits.audit import audit
+from rftstream.queries.audits.balance import AuditReport
+from rftstream.queries.audits.index import folder_of, opened_index
 from rftstream.queries.facts import database
 from rftstream.queries.facts.database import FILE, SEAL, Index, StoreError
-from rftstream.queries.index import folder_of, opened_index
-from rftstream.queries.trace import trace
+from rftstream.queries.traces.trace import trace
 from rftstream.runs.folder import OpenRun, RunFolder
 from rftstream.service.role import Log
 from rftstream.transport.embedded.transport import EmbeddedTransport
@@ -402,7 +402,7 @@ def test_a_trace_reads_no_more_than_it_must(run: OpenRun) -> None:
     assert not isinstance(run.transport, OpenRun)
     assert isinstance(run.transport, EmbeddedTransport)
     with opened_index(run, looking=True) as index:
-        from rftstream.queries.lineage import Headers
+        from rftstream.queries.traces.lineage import Headers
 
         headers = Headers(run.transport, index)
         found, start = headers.of_group(headers.places("tasks"), b"sums/0/1/0")

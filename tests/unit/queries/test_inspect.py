@@ -14,7 +14,7 @@ from rftstream.contracts.messages import MESSAGES
 from rftstream.contracts.records import NewRecord, Record
 from rftstream.contracts.versions import StepRecord, VersionName
 from rftstream.errors import ConfigError
-from rftstream.queries.inspect import record_to_json, record_to_text, select, to_plain
+from rftstream.queries.records.inspect import record_to_json, record_to_text, select, to_plain
 from rftstream.service.role import Log
 from rftstream.transport.memory.transport import MemoryLog
 from tests.contracts.samples import SAMPLES, contract_of

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from rftstream.config import registry
+from rftstream.config.parts import registry
 from rftstream.errors import ConfigError
-from rftstream.queries import listing
-from rftstream.queries.settings import NAMING
+from rftstream.queries.reference import listing
+from rftstream.queries.reference.settings import NAMING
 
 
 @pytest.mark.parametrize("kind", registry.KINDS)

@@ -10,7 +10,7 @@ from huggingface_hub import ModelCard
 from rftstream.config import loader
 from rftstream.config.sections import RunConfig
 from rftstream.models.spec import ModelSpec
-from rftstream.queries.model_card import card_text, write_model_card
+from rftstream.queries.curves.model_card import card_text, write_model_card
 from rftstream.service.control_view import read_control
 from rftstream.service.role import Log
 from rftstream.testing import Simulation

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from rftstream.contracts.versions import EvalResult, StepRecord, VersionName
-from rftstream.queries import page_facts, panels, plot
-from rftstream.queries.history import History
+from rftstream.queries.curves import page_facts, panels, plot
+from rftstream.queries.curves.history import History
 from rftstream.studio.plot_page import write_page
 from tests.configs import small_run
 

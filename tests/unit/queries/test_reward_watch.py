@@ -10,8 +10,8 @@ from rftstream.config.sections import RunConfig
 from rftstream.contracts.versions import EvalResult, StepRecord, VersionName
 from rftstream.data.tasksets.open import open_taskset
 from rftstream.errors import ConfigError
-from rftstream.queries.history import History
-from rftstream.queries.reward_watch import find_reward_signs
+from rftstream.queries.curves.history import History
+from rftstream.queries.curves.reward_watch import find_reward_signs
 from tests.configs import small_run
 
 STEPS = 40

@@ -9,8 +9,8 @@ import pytest
 
 from rftstream.config.loader import from_dict
 from rftstream.config.sections import RunConfig
-from rftstream.queries.standstill import Movement, find_standstill, look_at_movement
-from rftstream.queries.workers import WorkerStatus
+from rftstream.queries.state.standstill import Movement, find_standstill, look_at_movement
+from rftstream.queries.state.workers import WorkerStatus
 from rftstream.transport.memory.transport import MemoryLog
 from tests.unit.synthetic import SyntheticLog
 
@@ -107,7 +107,7 @@ def worker(role: str, **health: Any) -> WorkerStatus:
 
 
 def look(log: Log, *workers: WorkerStatus, now: float, **more: Any) -> Movement:
-    from rftstream.queries.history import read_history
+    from rftstream.queries.curves.history import read_history
     from rftstream.service.role import Log as Reading
 
     steps = read_history(Reading(log.transport)).steps

@@ -25,10 +25,10 @@ from rftstream.contracts.records import NewRecord, TopicPartition
 from rftstream.contracts.versions import EvalResult, VersionName
 from rftstream.launch.health import Health, HealthServer
 from rftstream.launch.session import notes_file
-from rftstream.queries.flow_map import what_is_wrong
-from rftstream.queries.history import read_history
-from rftstream.queries.status import Status, read_status
-from rftstream.queries.worker_status_text import health_sentence, worker_sentence
+from rftstream.queries.curves.history import read_history
+from rftstream.queries.state.flow_map import what_is_wrong
+from rftstream.queries.state.status import Status, read_status
+from rftstream.queries.state.worker_status_text import health_sentence, worker_sentence
 from rftstream.replay.recorded import read_recorded
 from rftstream.runs.ending import noting_failure
 from rftstream.runs.folder import OpenRun, RunFolder

@@ -18,13 +18,13 @@ from rftstream.contracts.outcomes import GroupResult
 from rftstream.contracts.records import NewRecord, Record, TopicPartition
 from rftstream.contracts.rollouts import AgentCall, Posted, Turn
 from rftstream.contracts.versions import EvalResult, VersionName, WeightsAnnounced, WeightsKind
-from rftstream.queries.lineage import Headers, Node
-from rftstream.queries.trace import trace
+from rftstream.queries.traces.lineage import Headers, Node
+from rftstream.queries.traces.trace import trace
 from rftstream.runs.folder import OpenRun, RunFolder, create_log
 from rftstream.service.dead_letters import dead_letter
 from rftstream.service.role import Log
 from rftstream.transport.embedded.transport import EmbeddedTransport
-from rftstream.weights.store import ObjectStore
+from rftstream.weights.stores.store import ObjectStore
 from tests import commands
 from tests.unit.synthetic import SyntheticLog, piece, rollout, segment
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from rftstream.contracts.versions import EvalResult, StepRecord, VersionName
-from rftstream.queries.training_watch import Sign, find_training_signs
+from rftstream.queries.curves.training_watch import Sign, find_training_signs
 from tests.configs import small_run
 
 CONFIG = small_run(

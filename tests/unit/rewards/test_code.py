@@ -14,7 +14,7 @@ import pytest
 
 from rftstream.contracts.tasks import ChatMessage, Problem
 from rftstream.errors import RewardError
-from rftstream.preflight.check_rewards import check_columns
+from rftstream.preflight.checks.check_rewards import check_columns
 from rftstream.rewards.base import RewardInput, Score, ScoreRequest
 from rftstream.rewards.code import CodeReward
 from rftstream.rewards.code_program import find_program

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rftstream.config.loader import from_dict
-from rftstream.config.reward_uses import reward_formula, reward_uses
+from rftstream.config.parts.reward_uses import reward_formula, reward_uses
 from rftstream.config.sections import RunConfig
 from rftstream.errors import ConfigError, RewardError
 from rftstream.rewards.base import RewardInput, Score, TokenSegment

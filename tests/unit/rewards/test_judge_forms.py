@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rftstream.config import registry
+from rftstream.config.parts import registry
 from rftstream.errors import ConfigError, RewardError, RewardTimeout
 from rftstream.models import server_client
 from rftstream.rewards.base import RewardInput, Score

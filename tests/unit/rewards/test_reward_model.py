@@ -15,7 +15,7 @@ from rftstream.config.loader import from_dict
 from rftstream.errors import ConfigError, RewardError, RewardTimeout
 from rftstream.models import server_client
 from rftstream.models.classifiers import read_classifier
-from rftstream.preflight.check import check
+from rftstream.preflight.checks.check import check
 from rftstream.preflight.memory import MAIN
 from rftstream.rewards import classifier
 from rftstream.rewards.base import RewardInput, ScoreRequest

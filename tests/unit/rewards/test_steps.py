@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rftstream.algorithms.grpo import Grpo
-from rftstream.config.part_names import check_part_names, check_steps
+from rftstream.config.parts.part_names import check_part_names, check_steps
 from rftstream.contracts.arrays import Array
 from rftstream.contracts.verdicts import VerifiedRollout
 from rftstream.contracts.versions import StepRecord

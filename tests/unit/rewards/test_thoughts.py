@@ -10,7 +10,7 @@ import pytest
 
 from rftstream.contracts.rollouts import Turn
 from rftstream.contracts.tasks import RolloutIds
-from rftstream.models.tool_calls import parse_text
+from rftstream.models.calls.tool_calls import parse_text
 from rftstream.rewards.anls import AnlsReward
 from rftstream.rewards.base import RewardInput
 from rftstream.rewards.box_iou import BoxReward

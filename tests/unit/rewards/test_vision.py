@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rftstream.config.reward_uses import RewardUse
+from rftstream.config.parts.reward_uses import RewardUse
 from rftstream.contracts.tasks import Problem
 from rftstream.errors import RewardError
-from rftstream.preflight.check_rewards import check_columns
+from rftstream.preflight.checks.check_rewards import check_columns
 from rftstream.rewards.anls import AnlsReward, edit_distance, similarity
 from rftstream.rewards.answers.assignment import best_assignment
 from rftstream.rewards.answers.rectangles import MAX_BOXES, Rectangle, box_overlap, find_boxes

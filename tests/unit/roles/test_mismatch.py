@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rftstream.contracts.tasks import Sampling
-from rftstream.roles.trainer.mismatch import MismatchWatch, likely_cause
+from rftstream.roles.trainer.watches.mismatch import MismatchWatch, likely_cause
 from tests.flow.scene import make_config
 from tests.unit.algorithms.test_grpo import experience
 

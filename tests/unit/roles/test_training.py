@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rftstream.config import registry
+from rftstream.config.parts import registry
 from rftstream.config.role_sections import TrainerSection
 from rftstream.contracts.arrays import Array
 from rftstream.contracts.batches import BatchManifest

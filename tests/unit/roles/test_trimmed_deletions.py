@@ -12,7 +12,7 @@ from rftstream.contracts import codec
 from rftstream.contracts.control import Claim, RunFinished, Trimmed
 from rftstream.contracts.messages import Message
 from rftstream.contracts.versions import VersionName
-from rftstream.roles.trainer.trimmed_deletions import TrimmedDeletions
+from rftstream.roles.trainer.retention.trimmed_deletions import TrimmedDeletions
 from rftstream.service.role import Log
 from rftstream.testing.memory_run import MemoryStore
 from tests.flow.scene import Scene

@@ -17,7 +17,7 @@ from rftstream.config.log_users import OPERATOR, READER
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.topics import TOPICS
 from rftstream.errors import ConfigError
-from rftstream.queries.access import AccessDifference, compare_access, find_named, needed_access
+from rftstream.queries.state.access import AccessDifference, compare_access, find_named, needed_access
 from rftstream.roles import role_specs
 from rftstream.runs.access import grants_of, principals, rights_of, user_kinds
 from rftstream.runs.folder import RunFolder

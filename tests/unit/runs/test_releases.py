@@ -10,8 +10,9 @@ import pytest
 
 from rftstream.config import loader
 from rftstream.errors import ConfigError
-from rftstream.runs import create, folder
+from rftstream.runs import folder
 from rftstream.runs.folder import RunFolder, read_config
+from rftstream.runs.making import create
 from rftstream.runs.manifest import check_same_run, check_worker, make_manifest
 from rftstream.version import __version__
 from tests.configs import small_run

@@ -15,7 +15,7 @@ from rftstream.contracts.dead import DeadDropped
 from rftstream.contracts.versions import VersionName
 from rftstream.runs.folder import RunFolder, create_log, open_run, open_transport
 from rftstream.runs.observer import Observer
-from rftstream.runs.requests import NAMES_A_RECORD, ask_retries, drop_dead
+from rftstream.runs.writes.requests import NAMES_A_RECORD, ask_retries, drop_dead
 from rftstream.service.control_view import read_control
 from rftstream.service.role import Log
 from rftstream.testing.played import played_records

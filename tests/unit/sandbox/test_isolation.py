@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rftstream.preflight.check import check
+from rftstream.preflight.checks.check import check
 from rftstream.rewards.code import CodeReward
 from rftstream.sandbox import layers, run_program
 from rftstream.sandbox.base import Isolation, Limits

@@ -15,7 +15,7 @@ from rftstream.contracts.records import Record
 from rftstream.contracts.versions import StepRecord, VersionName
 from rftstream.errors import ForeignRecord
 from rftstream.service.control_view import read_control
-from rftstream.service.in_force import RecordsInForce
+from rftstream.service.records.in_force import RecordsInForce
 from rftstream.service.role import Log
 from tests.flow.scene import Scene
 

@@ -8,8 +8,8 @@ import rftstream
 
 ROOT = Path(rftstream.__file__).parent
 OWN_READERS = {
-    "launch/evaluation.py": "follows `evals`, and reads to its end at last",
-    "launch/model_evaluation.py": "follows a log in memory",
+    "launch/sessions/evaluation.py": "follows `evals`, and reads to its end at last",
+    "launch/sessions/model_evaluation.py": "follows a log in memory",
     "roles/trainer/recorded_batches.py": "reads by read_to_ends",
 }
 """Modules that may make a reader. All others call service/reading.py or Log.read."""

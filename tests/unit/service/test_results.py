@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rftstream.contracts.records import NewRecord, TopicPartition
-from rftstream.service import results
-from rftstream.service.results import InHand, PendingResults
+from rftstream.service.loops import results
+from rftstream.service.loops.results import InHand, PendingResults
 from rftstream.testing import ManualClock
 
 PLACE = TopicPartition("rollouts", 0)

@@ -10,10 +10,10 @@ import pytest
 
 from rftstream.contracts.records import NewRecord, TopicPartition
 from rftstream.contracts.summaries import Summary
-from rftstream.queries.audit import audit
-from rftstream.service import outcomes_in_force, versions_in_force
+from rftstream.queries.audits.audit import audit
+from rftstream.service.records import outcomes_in_force, versions_in_force
+from rftstream.service.records.summaries import begin_with_summary, judge
 from rftstream.service.role import Log
-from rftstream.service.summaries import begin_with_summary, judge
 from rftstream.testing import RoleDriver
 from rftstream.transport.memory.transport import MemoryLog
 from tests.flow.scene import Scene

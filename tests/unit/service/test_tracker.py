@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rftstream.errors import ContractError
-from rftstream.service.tracker import PartitionTracker, decode_finished, encode_position
+from rftstream.service.loops.tracker import PartitionTracker, decode_finished, encode_position
 from rftstream.transport.base import MAX_METADATA_BYTES, Position
 
 pytestmark = pytest.mark.law("lost", "twice")

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from rftstream.contracts.feedback import FeedbackKind
-from rftstream.queries.audit import audit
-from rftstream.queries.source_text import class_docs
-from rftstream.studio import api_types
+from rftstream.queries.audits.audit import audit
+from rftstream.queries.reference.source_text import class_docs
 from rftstream.studio.access import StudioRole, TokenFile
-from rftstream.studio.api import ENDPOINTS, ROOT
+from rftstream.studio.api import types as api_types
+from rftstream.studio.api.routes import ENDPOINTS, ROOT
 from rftstream.studio.app import make_app
 from rftstream.studio.guard import RateLimits
 from tests.unit.studio.studio_scene import client, rules, shown

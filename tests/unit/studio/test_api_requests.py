@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 
 from rftstream.contracts.control import Request, RequestKind, RunState
 from rftstream.studio.access import StudioRole, TokenFile
-from rftstream.studio.api import ENDPOINTS, ROOT, description
+from rftstream.studio.api.routes import ENDPOINTS, ROOT, description
 from rftstream.studio.watched_run import WatchedRun
 from rftstream.testing import MemoryRun, Simulation
 from tests.unit.studio.studio_scene import client, make_config, rules, watch

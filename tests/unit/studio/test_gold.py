@@ -13,8 +13,8 @@ from rftstream.contracts.feedback import GOLD_ANNOTATOR
 from rftstream.contracts.questions import Question
 from rftstream.data.feedback.rows import read_gold, read_votes
 from rftstream.errors import ConfigError
-from rftstream.queries.feedback import FeedbackRecords, read_feedback
-from rftstream.runs.feedback import Added, VoteRevisions, add_votes
+from rftstream.queries.people.feedback import FeedbackRecords, read_feedback
+from rftstream.runs.writes.feedback import Added, VoteRevisions, add_votes
 from rftstream.service.role import Log
 from rftstream.studio.access import StudioRole
 from tests.unit.studio.studio_scene import shown

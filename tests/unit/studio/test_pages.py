@@ -19,10 +19,10 @@ from rftstream.contracts.tasks import ChatMessage, Problem, Sampling, Task
 from rftstream.contracts.verdicts import Verdict, VerifiedRollout
 from rftstream.contracts.versions import EvalResult, VersionName
 from rftstream.core.advantages import compute_group_advantages
-from rftstream.queries.audit import audit
+from rftstream.queries.audits.audit import audit
 from rftstream.studio.access import StudioRole
 from rftstream.studio.app import ROUTES
-from rftstream.studio.page import GROUP
+from rftstream.studio.pages.page import GROUP
 from rftstream.studio.watched_run import WatchedRun
 from rftstream.testing import MemoryRun, Simulation
 from tests.unit.studio.studio_scene import client, make_config, rules, watch

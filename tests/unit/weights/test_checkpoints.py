@@ -11,7 +11,7 @@ from rftstream.contracts.control import Trimmed
 from rftstream.contracts.versions import VersionName
 from rftstream.errors import WeightsError
 from rftstream.weights.checkpoints import CheckpointStore, is_gone
-from rftstream.weights.store import ObjectStore
+from rftstream.weights.stores.store import ObjectStore
 
 pytestmark = pytest.mark.law("replay")
 

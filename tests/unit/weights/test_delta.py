@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from rftstream.contracts.versions import VersionName
 from rftstream.errors import WeightsError
-from rftstream.weights import delta, kernels
+from rftstream.weights.deltas import delta, kernels
 from rftstream.weights.snapshot import RawTensor, decode_snapshot, state_digest
 from rftstream.weights.state import ServedState
 from tests.unit import weights_reader

@@ -12,8 +12,9 @@ import pytest
 
 from rftstream.contracts.versions import VersionName
 from rftstream.errors import WeightsError
-from rftstream.weights import delta, kernels, state
-from rftstream.weights.kernels import AS_IT_IS, FORMS
+from rftstream.weights import state
+from rftstream.weights.deltas import delta, kernels
+from rftstream.weights.deltas.kernels import AS_IT_IS, FORMS
 from rftstream.weights.snapshot import RawTensor, state_digest
 from rftstream.weights.state import ServedState
 

@@ -13,12 +13,13 @@ import pytest
 
 from rftstream.contracts.versions import VersionName, WeightsAnnounced, WeightsKind
 from rftstream.errors import StoreUnreachable, WeightsError, WeightsGone
-from rftstream.weights import anchors, kernels
-from rftstream.weights.anchors import AnchorCache
+from rftstream.weights.deltas import kernels
 from rftstream.weights.follower import WeightsFollower
 from rftstream.weights.publisher import WeightsPublisher, publish
 from rftstream.weights.snapshot import RawTensor, state_digest
-from rftstream.weights.store import ObjectStore
+from rftstream.weights.stores import anchors
+from rftstream.weights.stores.anchors import AnchorCache
+from rftstream.weights.stores.store import ObjectStore
 
 pytestmark = pytest.mark.law("lineage")
 

@@ -14,7 +14,7 @@ from rftstream.weights.follower import WeightsFollower
 from rftstream.weights.lineage import Lineage
 from rftstream.weights.publisher import WeightsPublisher, object_name, object_names, parse_object_name, publish
 from rftstream.weights.snapshot import RawTensor, state_digest
-from rftstream.weights.store import ObjectStore
+from rftstream.weights.stores.store import ObjectStore
 
 pytestmark = pytest.mark.law("lineage")
 

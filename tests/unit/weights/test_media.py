@@ -10,10 +10,10 @@ import pytest
 from rftstream.contracts.tasks import ChatMessage, Media, Problem
 from rftstream.data.tasksets.images import image_in
 from rftstream.errors import ImageError
-from rftstream.models import images
-from rftstream.models.images import digest_of
-from rftstream.weights.media import MediaStore, copy_media
-from rftstream.weights.store import ObjectStore
+from rftstream.models.vision import images
+from rftstream.models.vision.images import digest_of
+from rftstream.weights.stores.media import MediaStore, copy_media
+from rftstream.weights.stores.store import ObjectStore
 from tests.unit.data.test_images import RED, png
 
 
@@ -70,7 +70,7 @@ def test_gone_damaged_and_large_objects_are_told_by_digest(
     file.write_bytes(png("blue"))
     with pytest.raises(ImageError, match=f"{red.digest}.*damaged"):
         media.get(red)
-    monkeypatch.setattr("rftstream.weights.media.MAX_IMAGE_BYTES", 10)
+    monkeypatch.setattr("rftstream.weights.stores.media.MAX_IMAGE_BYTES", 10)
     with pytest.raises(ImageError, match=f"{red.digest}.*expected at most 10"):
         media.get(red)
     monkeypatch.undo()

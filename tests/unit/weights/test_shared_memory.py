@@ -18,12 +18,13 @@ import pytest
 
 from rftstream.contracts.versions import VersionName
 from rftstream.errors import StoreUnreachable, WeightsError
-from rftstream.weights import delta, shared_memory
+from rftstream.weights import shared_memory
+from rftstream.weights.deltas import delta
 from rftstream.weights.follower import WeightsFollower
 from rftstream.weights.publisher import WeightsPublisher
 from rftstream.weights.shared_memory import SharedTensors, WeightsMemory, name_prefix
 from rftstream.weights.snapshot import RawTensor, decode_snapshot, encode_snapshot, state_digest
-from rftstream.weights.store import ObjectStore
+from rftstream.weights.stores.store import ObjectStore
 
 
 def state(**values: float) -> dict[str, RawTensor]:

@@ -14,7 +14,7 @@ import pytest
 from rftstream.config import loader
 from rftstream.errors import ConfigError, WeightsError, WeightsGone
 from rftstream.runs.folder import RunFolder, open_store
-from rftstream.weights.store import INCOMING, ObjectStore
+from rftstream.weights.stores.store import INCOMING, ObjectStore
 from tests.s3 import BUCKET, S3Server
 
 SUMS = {"run": {"name": "sums", "steps": 1}, "model": {"path": "fake"}, "tasksets": {"a": {"source": "arithmetic"}}}

@@ -13,11 +13,11 @@ import pytest
 
 from rftstream.contracts.versions import VersionName
 from rftstream.errors import StoreRefused, WeightsError, WeightsGone
-from rftstream.weights import store_remote
 from rftstream.weights.follower import WeightsFollower
 from rftstream.weights.publisher import WeightsPublisher
 from rftstream.weights.snapshot import RawTensor
-from rftstream.weights.store import ObjectStore
+from rftstream.weights.stores import store_remote
+from rftstream.weights.stores.store import ObjectStore
 from tests.proxy import DROPPED, SILENT, Fault, Proxy, proxy, refusal
 from tests.s3 import BUCKET, S3Server
 

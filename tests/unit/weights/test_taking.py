@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from rftstream.contracts.versions import VersionName, WeightsKind
 from rftstream.errors import WeightsError
-from rftstream.weights import delta, kernels
 from rftstream.weights import state as states
+from rftstream.weights.deltas import delta, kernels
+from rftstream.weights.deltas.kernels import AS_IT_IS, FLOAT32_TO_F16, FORMS, Noted
 from rftstream.weights.follower import WeightsFollower
-from rftstream.weights.kernels import AS_IT_IS, FLOAT32_TO_F16, FORMS, Noted
 from rftstream.weights.publisher import WeightsPublisher
 from rftstream.weights.snapshot import HasMasters, RawTensor, state_digest
 from rftstream.weights.state import ServedState
-from rftstream.weights.store import ObjectStore
+from rftstream.weights.stores.store import ObjectStore
 from rftstream.weights.tensors import SERVED, ServedTensors, rounded_nan
 
 TIES = [0, 1, 0x0FFF, 0x1000, 0x1001, 0x1FFF, 0x3000, 0x7FFF, 0x8000, 0x8001, 0xFFFF]

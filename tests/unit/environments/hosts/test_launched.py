@@ -11,7 +11,7 @@ import pytest
 from rftstream.contracts.tasks import Task
 from rftstream.environments.hosts.agents import AgentResult, HostedAgent, HostedAgentConfig
 from rftstream.errors import ConfigError
-from rftstream.roles.explorer.agent_launcher import MAX_STARTS, AgentLauncher, LaunchedAgents, end_of_result
+from rftstream.roles.explorer.agents.launcher import MAX_STARTS, AgentLauncher, LaunchedAgents, end_of_result
 from rftstream.roles.explorer.model_calls import AgentBegins, AgentRequest, CallInbox, RolloutEnd
 from tests.contracts import samples
 from tests.unit.environments.hosts.scene import PROBLEM

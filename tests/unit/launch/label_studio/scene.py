@@ -9,9 +9,9 @@ from typing import Any
 
 from rftstream.contracts.feedback import Feedback, FeedbackKind
 from rftstream.contracts.questions import Question
-from rftstream.launch.label_studio.bridge import Bridge, RoundReport
-from rftstream.launch.label_studio.bridged_run import BridgedRun
-from rftstream.launch.label_studio.client import LabelStudio, PersonalToken
+from rftstream.integrations.label_studio.bridge import Bridge, RoundReport
+from rftstream.integrations.label_studio.bridged_run import BridgedRun
+from rftstream.integrations.label_studio.client import LabelStudio, PersonalToken
 from rftstream.runs.folder import OpenRun
 from rftstream.testing import Simulation
 from tests.label_studio_server import PERSONAL, FakeLabelStudio

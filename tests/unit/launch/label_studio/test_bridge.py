@@ -11,9 +11,9 @@ from rftstream.contracts.feedback import Feedback, PairChoice
 from rftstream.data.feedback.rows import vote_of
 from rftstream.errors import ConfigError, LabelStudioError, ProducerLost, TransactionAborted
 from rftstream.gateway.keys import SECRET_VARIABLE, GatewayKeys
-from rftstream.launch.label_studio import client, mirror
-from rftstream.queries.feedback import read_feedback
-from rftstream.runs.feedback import add_votes
+from rftstream.integrations.label_studio import client, mirror
+from rftstream.queries.people.feedback import read_feedback
+from rftstream.runs.writes.feedback import add_votes
 from rftstream.service.role import Log
 from tests.label_studio_server import FakeLabelStudio, choice, running, words
 from tests.unit.launch.label_studio.scene import PAIR, RATING, SECRET, Killed, Scene
@@ -275,7 +275,7 @@ def test_other_runs_and_other_servers_are_left_alone(scene: Scene) -> None:
 
 
 def test_most_rounds_read_only_what_has_changed(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rftstream.launch.label_studio.projects.PAGE", 3)
+    monkeypatch.setattr("rftstream.integrations.label_studio.projects.PAGE", 3)
     bridge = scene.bridge()
     bridge.round()
     assert len(scene.fake.tasks) > 9

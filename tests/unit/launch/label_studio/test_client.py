@@ -11,12 +11,12 @@ import pytest
 
 from rftstream.contracts.feedback import FeedbackKind
 from rftstream.errors import ConfigError, LabelStudioError, TransportError
+from rftstream.integrations.label_studio import client
+from rftstream.integrations.label_studio.bridge import RoundReport
+from rftstream.integrations.label_studio.client import TOKEN_VARIABLE, LabelStudio, PersonalToken, seconds_of
+from rftstream.integrations.label_studio.label_config import make_config, read_results
+from rftstream.integrations.label_studio.serving import _Rounds
 from rftstream.launch.health import Health
-from rftstream.launch.label_studio import client
-from rftstream.launch.label_studio.bridge import RoundReport
-from rftstream.launch.label_studio.client import TOKEN_VARIABLE, LabelStudio, PersonalToken, seconds_of
-from rftstream.launch.label_studio.label_config import make_config, read_results
-from rftstream.launch.label_studio.serving import _Rounds
 from tests.label_studio_server import PERSONAL, choice, words
 from tests.loopback import HttpServer
 

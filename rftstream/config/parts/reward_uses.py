@@ -1,0 +1,100 @@
+"""What stands behind `reward =` in the run file: one reward, or several and how they make one number together.
+
+    reward = "math"
+    reward = { name = "exact", casefold = true }
+    reward = [{ name = "well_formed", use = "gate" }, { name = "math" }, { name = "ngram_penalty", weight = 0.2 }]
+
+Keys that are none of RewardUse's are settings of that reward, which differ from those in `[rewards.NAME]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from rftstream.config.parts import registry
+from rftstream.errors import ConfigError
+
+RewardNamed = str | dict[str, Any] | list[dict[str, Any]]
+"""A reward as the run file names it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardUse:
+    """One reward of a taskset, and its part in the whole."""
+
+    name: str
+    weight: float = 1.0
+    """Factor of its score, unless it is a gate or a check."""
+    use: Literal["sum", "minimum", "gate", "check"] = "sum"
+    """`sum`: it is added. `minimum`: of all these the smallest is added. `gate`: where it is less than `at_least`, the
+    whole is `otherwise`, and rewards that are no gates are not asked. `check`: a second opinion on a `share` of the
+    rollouts, which never counts; how far it is from the whole becomes a metric."""
+    at_least: float = 1.0
+    otherwise: float = 0.0
+    share: Annotated[float, Meta(gt=0, le=1)] = 0.05
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Differences from `[rewards.NAME]`."""
+
+
+OF_ONE_USE = {"at_least": ("gate",), "otherwise": ("gate",), "share": ("check",), "weight": ("sum", "minimum")}
+"""Keys that mean nothing for the other uses."""
+
+
+def reward_uses(named: RewardNamed, where: str) -> list[RewardUse]:
+    """Return the rewards that `named` holds, in order, at least one. ConfigError, which names `where`, if something is
+    wrong with it."""
+    if isinstance(named, str):
+        return [RewardUse(name=named)]
+    many = named if isinstance(named, list) else [named]
+    uses = [_use(one, f"{where}.{number}" if isinstance(named, list) else where) for number, one in enumerate(many)]
+    if not uses:
+        raise ConfigError(f"{where}: an empty list; name at least one reward")
+    if not any(use.use in ("sum", "minimum") for use in uses):
+        used = " and ".join(dict.fromkeys(f"{use.use}s" for use in uses))
+        raise ConfigError(f"{where}: has only {used}, expected a reward that counts; add one without `use`")
+    return uses
+
+
+def reward_names(named: RewardNamed) -> list[str]:
+    """Return the names of the rewards, also where something else is wrong with them."""
+    many: Sequence[Any] = named if isinstance(named, list) else [named]
+    return [one if isinstance(one, str) else str(one.get("name", "")) for one in many]
+
+
+def part_names(uses: Sequence[RewardUse]) -> list[str]:
+    """Return the names of the rewards' parts in a verdict: without the module, and numbered where a name is taken."""
+    names: list[str] = []
+    for use in uses:
+        short = use.name.rpartition(":")[2]
+        names.append(short if short not in names else f"{short}-{len(names) + 1}")
+    return names
+
+
+def reward_formula(uses: Sequence[RewardUse]) -> str:
+    """Return how the rewards make one number, for people: `1 math + 0.2 length_penalty, if well_formed >= 1`."""
+    if len(uses) == 1 and uses[0].weight == 1.0:
+        return uses[0].name
+    terms = [f"{use.weight:g} {use.name}" for use in uses if use.use == "sum"]
+    if least := [f"{use.weight:g} {use.name}" for use in uses if use.use == "minimum"]:
+        terms.append(f"min({', '.join(least)})")
+    gates = [f"{use.name} >= {use.at_least:g} (else {use.otherwise:g})" for use in uses if use.use == "gate"]
+    checks = [f"{use.name} on {use.share:.0%}" for use in uses if use.use == "check"]
+    guarded = " + ".join(terms) + (f", if {' and '.join(gates)}" if gates else "")
+    return guarded + (f", checked by {', '.join(checks)}" if checks else "")
+
+
+def _use(values: Mapping[str, Any], where: str) -> RewardUse:
+    if not isinstance(values.get("name"), str):
+        raise ConfigError(f'{where}: found no name, expected one, e.g. {{ name = "math", weight = 0.5 }}')
+    own = {one.name for one in fields(RewardUse)} - {"settings"}
+    use: RewardUse = registry.convert({key: values[key] for key in values if key in own}, RewardUse, where=where)
+    for key, uses in OF_ONE_USE.items():
+        if key in values and use.use not in uses:
+            raise ConfigError(f"{where}.{key}: means nothing for use = {use.use!r}, only for {' or '.join(uses)}")
+    return RewardUse(
+        **{name: getattr(use, name) for name in own}, settings={key: values[key] for key in values if key not in own}
+    )

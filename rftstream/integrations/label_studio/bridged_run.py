@@ -1,0 +1,213 @@
+"""The run, as the bridge sees it: what is asked, what stands of each annotator, texts of rollouts, and new votes."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from rftstream.contracts import codec
+from rftstream.contracts.control import RunManifest
+from rftstream.contracts.feedback import Feedback, FeedbackKind, feedback_id_of
+from rftstream.contracts.questions import Question
+from rftstream.contracts.records import NewRecord
+from rftstream.data.feedback.rows import Vote
+from rftstream.gateway.keys import GatewayKeys, run_secret
+from rftstream.queries.catalog.finding import find_group, find_vote_statuses
+from rftstream.queries.catalog.moments import Moment
+from rftstream.queries.catalog.updating import CatalogUpdater
+from rftstream.queries.people.feedback import TOPICS, FeedbackRecords, FeedbackView, has_feedback, read_feedback
+from rftstream.queries.records.rollout_view import ShownMessage, last_answer, read_rollout
+from rftstream.queries.records.shown_completions import PLAIN
+from rftstream.runs.folder import OpenRun, wanted_topics
+from rftstream.runs.writes.feedback import MAX_RECORDS, feedback_of, what_is_said
+from rftstream.service.control_view import read_control
+from rftstream.service.role import Log
+from rftstream.transport.base import Producer
+
+log = logging.getLogger(__name__)
+
+MAX_ORIGINAL = 200_000
+"""Characters of an answer that stands in the field for its correction from the beginning."""
+NewestVotes = Mapping[tuple[str, str], Feedback]
+"""The newest that each annotator says: question_id, annotator -> record."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StandingVote:
+    """The vote of an annotator as it stands in Label Studio. The bridge makes it; `BridgedRun.write` writes it if the
+    log has another vote or none."""
+
+    vote: Vote
+    annotator: str
+    """Annotator's hash as it stands on the log."""
+    sequence: int
+
+
+class BridgedRun:
+    """One run. The bridge's process makes it, calls `begin` before it reads anything, then `look`, `write` and
+    `task_data` in each round, and `close` in the end. One thread uses it. After ProducerLost, `begin` comes first."""
+
+    def __init__(self, run: OpenRun, source: str) -> None:
+        """`source`: by what name votes of this server stand on the log."""
+        self.run, self.source = run, source
+        self._log = Log(run.transport)
+        self._keys: GatewayKeys | None = None
+        self._producer: Producer | None = None
+        self._updater: CatalogUpdater | None = None
+        self._kept = FeedbackRecords()
+        self._view: tuple[Any, FeedbackView] | None = None
+        """Where the topics ended, and what they said."""
+        self._written: dict[tuple[str, str], Feedback] = {}
+        """Votes that this process has committed: on Kafka a reader may see them a little later."""
+
+    def begin(self) -> None:
+        """End what another bridge of this run may still write. Nothing that was read before counts any more."""
+        admin = self.run.transport.admin
+        admin.ensure_topics({name: wanted_topics(self.run.config)[name] for name in TOPICS})
+        if self._producer is not None:
+            self._producer.close()
+        self._producer = self.run.transport.producer(f"{self.run.run_id}.feedback.{self.source}")
+        self._producer.start()
+        self._view = None
+        self._written = {}
+
+    def manifest(self) -> RunManifest | None:
+        """Return what the run is; None before it has begun."""
+        return read_control(self.run.transport).manifest
+
+    def annotator(self, user: int) -> str:
+        """Return what stands on the log for a user of Label Studio."""
+        if self._keys is None:
+            self._keys = GatewayKeys(run_secret(self.run.run_id), self.run.run_id)
+        return self._keys.annotator(f"{self.source}:{user}")
+
+    # ------------------------------------------------------------------------------------------ reading
+
+    def look(self) -> FeedbackView:
+        """Return what people were asked and said."""
+        if self._updater is None:
+            self._updater = CatalogUpdater(self.run)
+        self._updater.update()
+        ends = [self._log.ends(topic) for topic in TOPICS] if has_feedback(self._log) else []
+        if self._view is None or self._view[0] != ends:
+            catalog = self._updater.open_catalog()
+            with contextlib.nullcontext() if catalog is None else catalog:
+                find = None if catalog is None else partial(find_vote_statuses, catalog)
+                self._view = (ends, read_feedback(self._log, self.run.config, find_statuses=find, kept=self._kept))
+        return self._view[1]
+
+    def standing(self, view: FeedbackView) -> NewestVotes:
+        """Return the newest that each annotator says on each question, taken back or not."""
+        newest: dict[tuple[str, str], Feedback] = {}
+        for vote in [*(line.vote for line in view.votes), *self._written.values()]:
+            if vote is None or not vote.question_id:
+                continue
+            name = (vote.question_id, vote.annotator)
+            if name not in newest or vote.revision > newest[name].revision:
+                newest[name] = vote
+        return newest
+
+    # ------------------------------------------------------------------------------------------ writing
+
+    def write(self, votes: Iterable[StandingVote], standing: NewestVotes) -> list[Feedback]:
+        """Write the votes that the log does not have, each as the next revision; return their records. ProducerLost
+        if another bridge has begun."""
+        assert self._producer is not None, "begin comes first"
+        new = [one for vote in votes if (one := _revised(vote, standing)) is not None]
+        for start in range(0, len(new), MAX_RECORDS):
+            chunk = new[start : start + MAX_RECORDS]
+            self._producer.commit([self._record(one) for one in chunk])
+            self._written |= {(one.question_id, one.annotator): one for one in chunk}
+        if new:
+            self.run.transport.admin.make_durable()
+        return new
+
+    def _record(self, feedback: Feedback) -> NewRecord:
+        partition = (feedback.sequence or 0) % self.run.config.transport.partitions
+        return codec.to_record(feedback, "feedback", partition, run=self.run.run_id)
+
+    # ------------------------------------------------------------------------------------------ texts
+
+    def task_data(self, question: Question) -> dict[str, Any] | None:
+        """Return what a task shows of a question; None if its rollouts cannot be read yet. Empty if they never can."""
+        catalog = None if self._updater is None else self._updater.open_catalog()
+        if catalog is None:
+            return None
+        with catalog:
+            group = find_group(catalog, Moment(), question.group_id)
+        if group is None:
+            self._look_anew()
+            return None
+        rows = {row.rollout_id: row for row in group.siblings}
+        if not rows.keys() >= set(question.rollouts):
+            return None
+        partitions = self.run.config.transport.partitions
+        views = [
+            read_rollout(self.run.transport, group, rows[name], PLAIN, num_partitions=partitions)
+            for name in question.rollouts
+        ]
+        if lost := [view for view in views if view.rollout is None]:
+            log.warning("%s: not shown in Label Studio: %s", question.question_id, lost[0].missing)
+            return {}
+        problem = next((view.problem for view in views if view.problem), ())
+        reference = next((view.answer for view in views if view.answer is not None), None)
+        asked = _words_of(problem, always_named=len(problem) > 1)
+        data = {
+            "question": question.question_id,
+            "run": self.run.run_id,
+            "reason": str(question.reason),
+            "prompt": asked if reference is None else f"{asked}\n\n[reference answer]\n{_shown(reference)}",
+        }
+        shown = [_words_of(view.turns, always_named=len(view.turns) > 1) for view in views]
+        if question.kind is FeedbackKind.pair:
+            first, second = question.order or (0, 1)
+            return {**data, "a": shown[first], "b": shown[second]}
+        original = _shown(last_answer(views[0].rollout))
+        return {**data, "response": shown[0], "original": original if len(original) <= MAX_ORIGINAL else ""}
+
+    def _look_anew(self) -> None:
+        """Let the catalog go where another process kept it: perhaps that one has ended."""
+        if self._updater is not None:
+            self._updater.close()
+            self._updater = None
+
+    def close(self) -> None:
+        """Close what was opened, the run's transport included."""
+        self._look_anew()
+        if self._producer is not None:
+            with contextlib.suppress(Exception):  # it may be lost already
+                self._producer.close()
+        self.run.transport.close()
+
+
+def _revised(found: StandingVote, standing: NewestVotes) -> Feedback | None:
+    """Return the record of a vote; None if the log says the same."""
+    vote = found.vote
+    before = standing.get((vote.question_id, found.annotator))
+    feedback = feedback_of(vote, found.annotator, found.sequence)
+    if before is None:
+        return None if vote.kind is FeedbackKind.retract else feedback
+    if what_is_said(before) == what_is_said(feedback):
+        return None
+    revision = before.revision + 1
+    name = feedback_id_of(vote.question_id, found.annotator, revision)
+    return replace(feedback, revision=revision, feedback_id=name)
+
+
+def _words_of(messages: Sequence[ShownMessage], *, always_named: bool) -> str:
+    """Return messages as text, each with who says it if there are several."""
+    parts = []
+    for message in messages:
+        lines = ["".join(text for text, _ in message.pieces), *message.calls, *message.images]
+        text = _shown("\n".join(line for line in lines if line))
+        parts.append(f"[{message.role}]\n{text}" if always_named else text)
+    return "\n\n".join(parts) or "(nothing)"
+
+
+def _shown(text: str) -> str:
+    """Return a text as databases take it: PostgreSQL refuses the sign with the number 0."""
+    return text.replace("\0", "\ufffd")

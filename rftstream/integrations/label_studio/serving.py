@@ -1,0 +1,139 @@
+"""The bridge's process: rounds until somebody ends it. What cannot be reached is waited for."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import random
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from rftstream import faults
+from rftstream.errors import ConfigError, LabelStudioError, ProducerLost, TransportError
+from rftstream.integrations.label_studio.bridge import Bridge, RoundReport
+from rftstream.integrations.label_studio.bridged_run import BridgedRun
+from rftstream.integrations.label_studio.client import LabelStudio, PersonalToken
+from rftstream.launch.health import Health, HealthServer
+from rftstream.runs.folder import RunFolder, open_run
+
+log = logging.getLogger(__name__)
+
+MAX_PAUSE_S = 60.0
+"""Most seconds between two rounds while something cannot be reached."""
+
+
+def run_once(run: Path, *, url: str, token: PersonalToken, timeout_s: float, source: str) -> RoundReport:
+    """Make one round. LabelStudioError or TransportError if one side cannot be reached."""
+    side = BridgedRun(open_run(run), source)
+    with contextlib.closing(side), _alone(side.run.folder, source):
+        side.begin()
+        return Bridge(side, LabelStudio(url, token, timeout_s=timeout_s)).round()
+
+
+def serve(
+    run: Path,
+    *,
+    url: str,
+    token: PersonalToken,
+    timeout_s: float,
+    source: str,
+    every_s: float,
+    host: str,
+    port: int | None,
+    ready: Callable[[str], None] = lambda address: None,
+) -> None:
+    """Make rounds until SIGTERM or SIGINT. `port` serves /livez. `ready` is called with that address, or an empty one.
+    ConfigError if the token is refused."""
+    health, ended = Health(), threading.Event()
+    server = LabelStudio(url, token, timeout_s=timeout_s)
+    token.read()  # what is wrong with it is said at once
+
+    def end(*_: object) -> None:
+        ended.set()
+        server.cancel()  # not in the middle of a commit: those are of the log
+
+    side = BridgedRun(open_run(run), source)
+    faults.arm("label-studio", side.run.folder.logs / "faults")
+    with contextlib.closing(side), _alone(side.run.folder, source), contextlib.ExitStack() as stack:
+        address = ""
+        if port is not None:
+            served = HealthServer(health, port=port, host=host, option="--port")
+            stack.callback(served.close)
+            address = f"http://{host}:{served.port}/livez"
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signum, end)
+        if side.run.config.feedback is None:
+            log.warning("%s: the run file has no [feedback], so nobody is asked anything", run)
+        ready(address)
+        _Rounds(side, Bridge(side, server, beat=health.beat), health, ended, every_s).run()
+
+
+class _Rounds:
+    """Makes rounds, and longer and longer pauses where they fail."""
+
+    def __init__(
+        self, side: BridgedRun, bridge: Bridge, health: Health, ended: threading.Event, every_s: float
+    ) -> None:
+        self._side, self._bridge, self._health, self._ended, self._every_s = side, bridge, health, ended, every_s
+        self._has_begun = False
+        self._failures = 0
+        self._trouble = ""
+
+    def run(self) -> None:
+        while not self._ended.is_set():
+            self._round()
+            pause_s = self._every_s
+            if self._failures:
+                longest = max(MAX_PAUSE_S, self._every_s)
+                pause_s = min(longest, self._every_s * 2 ** min(self._failures, 10)) * random.uniform(0.5, 1.0)
+            self._health.beat()
+            self._ended.wait(pause_s)
+
+    def _round(self) -> None:
+        trouble = ""
+        try:
+            if not self._has_begun:
+                self._side.begin()
+                self._has_begun = True
+            report = self._bridge.round()
+            self._health.update(report.to_json())
+            if report.did_something:
+                log.info("%s", report.to_text())
+        except ProducerLost as error:  # it may have been written or not: only the log can tell
+            self._has_begun = False
+            trouble = f"{error}; another bridge may work on this run"
+        except (LabelStudioError, TransportError) as error:
+            trouble = str(error)
+        if self._ended.is_set():
+            return
+        self._failures = self._failures + 1 if trouble else 0
+        if trouble != self._trouble:
+            self._trouble = trouble
+            log.log(logging.WARNING if trouble else logging.INFO, "%s", trouble or "all can be reached again")
+
+
+@contextlib.contextmanager
+def _alone(folder: RunFolder, source: str) -> Iterator[None]:
+    """Keep a second bridge of this machine away. Others are fenced by the log."""
+    path = folder.index / f"label-studio-{source}.lock"
+    try:
+        folder.index.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError:  # the folder cannot be written: it can be done without
+        yield
+        return
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                f"{path}: another bridge to Label Studio works on this run, expected one; end it first, or give each "
+                "server a --source of its own"
+            ) from None
+        yield
+    finally:
+        os.close(descriptor)

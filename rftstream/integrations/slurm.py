@@ -1,0 +1,171 @@
+"""A run as a batch job of SLURM: which worker is started on which node, and the script that starts them.
+
+The script makes the run or goes on with it, keeps one job step (`srun`) for each worker, starts those again that die of
+what may pass, and puts itself back into the queue when its time is up. So no process of ours has to live between jobs.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rftstream.config.parts import registry
+from rftstream.config.parts.part_specs import BackendSpec
+from rftstream.config.sections import RunConfig
+from rftstream.errors import ConfigError
+from rftstream.roles import role_specs
+from rftstream.roles.explorer import EXPLORER
+from rftstream.roles.trainer import TRAINER
+from rftstream.roles.verifier import VERIFIER
+from rftstream.runs.folder import lies_in_folder
+from rftstream.service.role_spec import RoleKind
+
+BODY = Path(__file__).with_name("slurm_job.sh")
+WARNING_S = 120
+"""Seconds before the end of its time at which the job is told. A worker takes up to 40 of them to finish what it has in
+hand."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSettings:
+    """The requirements of a SLURM job. The command makes it from its options."""
+
+    nodes: int = 1
+    time: str = "24:00:00"
+    """Time limit, written as for SLURM's --time."""
+    counts: tuple[tuple[str, int], ...] = ()
+    """Role -> workers, where it is another number than the run file says."""
+    more: tuple[str, ...] = ()
+    """Further options for sbatch, as they are."""
+    before: tuple[str, ...] = ()
+    """Lines of shell before anything else, such as those that load modules."""
+    command: tuple[str, ...] = ()
+    """How rftstream is called on the nodes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStep:
+    """One worker of the job: a step of its own. `plan_steps` makes it."""
+
+    name: str
+    role: str
+    node: int
+    cpus: int
+    gpus: int
+    """0, or how many it sees; then they are cuda:0 and so on to it."""
+
+
+def plan_steps(config: RunConfig, settings: JobSettings) -> tuple[WorkerStep, ...]:
+    """Return the workers of a job. One of each single role is on the first node; those that share work are dealt to all
+    nodes, from the last one on. ConfigError if several nodes cannot share the log."""
+    if settings.nodes > 1 and lies_in_folder(config):
+        raise ConfigError(
+            f"--nodes {settings.nodes}: the log of transport.kind {config.transport.kind!r} is on one host, expected "
+            "--nodes 1, or transport.kind = 'kafka'"
+        )
+    counts, steps, dealt = dict(settings.counts), [], 0
+    for spec in role_specs():
+        count = counts.get(spec.name, spec.count(config))
+        devices = spec.devices(config)
+        for number in range(count):
+            node = 0
+            if spec.kind is not RoleKind.single:
+                node = settings.nodes - 1 - dealt % settings.nodes
+                dealt += 1
+            device = devices[number % len(devices)] if devices else "cpu"
+            steps.append(
+                WorkerStep(
+                    name=f"{spec.name}-{number}",
+                    role=spec.name,
+                    node=node,
+                    cpus=_cpus(config, spec.name),
+                    gpus=_gpus(config, spec.name, device),
+                )
+            )
+    return tuple(steps)
+
+
+def _cpus(config: RunConfig, role: str) -> int:
+    section: Any = getattr(config, role, None)
+    threads = getattr(section, "threads", 1)
+    return threads + config.verifier.processes if role == VERIFIER.name else threads
+
+
+def _gpus(config: RunConfig, role: str, device: str) -> int:
+    if not device.startswith("cuda"):
+        return 0
+    backend = config.trainer.backend
+    setting = registry.find_spec(BackendSpec, backend).processes_setting if role == TRAINER.name else ""
+    if not setting:
+        return 1
+    _, options = config.build_part("backend", backend)
+    return int(getattr(options, setting))  # a backend of several takes a GPU for each
+
+
+def job_script(
+    config: RunConfig, files: Sequence[Path], folder: Path, settings: JobSettings, *, sets: Sequence[str] = ()
+) -> str:
+    """Return the batch script. `folder`: where logs of all attempts go. `sets` cannot be kept in a job: ConfigError."""
+    if sets:
+        raise ConfigError(
+            f"--set {sets[0]}: a job goes on with the run when it is started anew, expected all settings in the run "
+            "file; write them there"
+        )
+    steps = plan_steps(config, settings)
+    cpus, gpus = (
+        max(sum(getattr(one, what) for one in steps if one.node == node) for node in range(settings.nodes))
+        for what in ("cpus", "gpus")
+    )
+    options = [
+        f"--job-name=rftstream-{config.run.name}",
+        f"--nodes={settings.nodes}",
+        "--ntasks-per-node=1",  # all nodes alike: tasks of one worker each would fill the first node before the next
+        f"--cpus-per-task={cpus}",
+        *([f"--gpus-per-node={gpus}"] if gpus else []),
+        f"--time={settings.time}",
+        f"--signal=B:USR2@{WARNING_S}",
+        "--requeue",
+        "--open-mode=append",
+        f"--output={folder}/job-%j.log",
+        *settings.more,
+    ]
+    where = [
+        f"# node {node}: {', '.join(one.name for one in steps if one.node == node) or 'nothing'}"
+        for node in range(settings.nodes)
+    ]
+    lines = [
+        "#!/usr/bin/env bash",
+        *(f"#SBATCH {option}" for option in options),
+        "#",
+        "# Written by `rftstream launch slurm`. A job that is started anew goes on with the run.",
+        *where,
+        *settings.before,
+        "",
+        f"files=({shlex.join(str(file.resolve()) for file in files)})",
+        f"rftstream=({shlex.join(settings.command)})",
+        f"folder={shlex.quote(str(folder))}",
+        "",
+        "job() {",
+        *(f"  {shlex.join(_kept(one, settings.nodes))} &\n  keepers+=($!)" for one in steps),
+        "}",
+        "",
+        BODY.read_text(encoding="utf-8").rstrip(),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _kept(one: WorkerStep, nodes: int) -> list[str]:
+    """Return the words that keep a worker."""
+    options = ["--ntasks=1", "--nodes=1", "--exact", f"--cpus-per-task={one.cpus}", f"--job-name={one.name}"]
+    if nodes > 1:
+        options.append(f"--relative={one.node}")
+    options.append(f"--gpus-per-node={one.gpus}" if one.gpus else "--gres=none")
+    device = ["--device", "cuda:0"] if one.gpus else []
+    return ["keep", one.name, *options, "--", "--role", one.role, *device]
+
+
+SHARING = (EXPLORER.name, VERIFIER.name)
+"""Roles of which a job may have another number of workers than the run file says."""

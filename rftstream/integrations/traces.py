@@ -1,0 +1,164 @@
+"""Sends the spans of a run to a collector, over OTLP: HTTP with protobuf, as every tracing system takes it."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from rftstream.errors import ConfigError, RftError
+from rftstream.queries.traces.spans import Span, SpanReader
+from rftstream.version import __version__
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import ReadableSpan
+
+DEFAULT_URL = "http://localhost:4318"
+PATH = "/v1/traces"
+PER_REQUEST = 512
+TRIES = 6
+PAUSE_S = 0.5
+"""Seconds before the second try, twice as long before each further one."""
+ANSWER_S = 30.0
+MAX_ANSWER_BYTES = 1 << 20
+BUSY = frozenset({408, 429, 500, 502, 503, 504})
+
+
+class CollectorError(RftError):
+    """A collector did not take spans. Nothing is lost: they can be made again."""
+
+    retriable = True
+
+
+@dataclass(slots=True)
+class Sent:
+    """How much was sent."""
+
+    spans: int = 0
+    traces: int = 0
+
+
+class Collector:
+    """A collector at an address. Headers, such as those with keys, come from the environment alone."""
+
+    def __init__(self, url: str | None = None, env: Mapping[str, str] = os.environ) -> None:
+        """`url` is its address, or that of its traces. Without one the standard's variables name it. ConfigError if it
+        cannot be one, or if the package is missing."""
+        try:
+            from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+            from opentelemetry.util.re import parse_env_headers
+        except ImportError:
+            raise ConfigError("traces: OpenTelemetry is not installed; pip install 'rftstream[traces]'") from None
+        self._encode = encode_spans
+        whole = None if url else env.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+        base = url or env.get("OTEL_EXPORTER_OTLP_ENDPOINT") or DEFAULT_URL
+        self.url = whole or _with_path(base)
+        parts = urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(f"--otlp {self.url}: expected http://HOST:PORT or https://HOST:PORT")
+        if parts.username or parts.password:
+            raise ConfigError("--otlp: expected no password in the address; put it into OTEL_EXPORTER_OTLP_HEADERS")
+        given = env.get("OTEL_EXPORTER_OTLP_TRACES_HEADERS") or env.get("OTEL_EXPORTER_OTLP_HEADERS") or ""
+        self._headers = {**parse_env_headers(given, liberal=True), "content-type": "application/x-protobuf"}
+
+    def send(self, spans: Sequence[ReadableSpan]) -> None:
+        """Have the collector take the spans. CollectorError if it did not, after several tries."""
+        body, trouble = self._encode(spans).SerializeToString(), ""
+        for number in range(TRIES):
+            if number:
+                time.sleep(PAUSE_S * 2 ** (number - 1) * random.uniform(0.5, 1.5))
+            try:
+                status, answer = self._post(body)
+            except (OSError, http.client.HTTPException) as error:
+                trouble = str(error) or type(error).__name__
+                continue
+            if status < 300:
+                self._check(answer)
+                return
+            trouble = f"HTTP {status} {answer[:200].decode(errors='replace')}".strip()
+            if status not in BUSY:
+                break
+        raise CollectorError(
+            f"{self.url}: {len(spans)} spans were not taken: {trouble}; is a collector for OTLP over HTTP there? Send "
+            "them again when it is: the ids stay the same"
+        )
+
+    def _post(self, body: bytes) -> tuple[int, bytes]:
+        parts = urlsplit(self.url)
+        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        connection = kind(parts.hostname or "", parts.port, timeout=ANSWER_S)
+        try:
+            target = f"{parts.path}?{parts.query}" if parts.query else parts.path
+            connection.request("POST", target, body, self._headers)  # an answer that leads elsewhere is refused
+            answer = connection.getresponse()
+            return answer.status, answer.read(MAX_ANSWER_BYTES)
+        finally:
+            connection.close()
+
+    def _check(self, content: bytes) -> None:
+        from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+        from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+
+        try:
+            partial = ExportTraceServiceResponse.FromString(content).partial_success
+        except DecodeError:  # some answer with text
+            return
+        if partial.rejected_spans:
+            raise CollectorError(f"{self.url}: {partial.rejected_spans} spans were refused: {partial.error_message}")
+
+
+def _with_path(base: str) -> str:
+    """Return an address with the path for traces; what stands behind `?` stays there."""
+    address, mark, query = base.partition("?")
+    has_path = urlsplit(address).path.rstrip("/").endswith(PATH)
+    return (address if has_path else address.rstrip("/") + PATH) + mark + query
+
+
+def send_new(reader: SpanReader, collector: Collector, run: str, sent: Sent, tell: Callable[[], None]) -> None:
+    """Send what has become complete since the reader's last look. `tell` is called after each request."""
+    convert = _converter(run)
+    spans = reader.read()
+    while some := tuple(islice(spans, PER_REQUEST)):
+        collector.send([convert(span) for span in some])
+        sent.spans += len(some)
+        sent.traces += sum(span.parent is None for span in some)
+        tell()
+
+
+def _converter(run: str) -> Callable[[Span], ReadableSpan]:
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import ReadableSpan
+    from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+    from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
+
+    resource = Resource({"service.name": "rftstream", "service.version": __version__, "rftstream.run": run})
+    scope, flags = InstrumentationScope("rftstream", __version__), TraceFlags(TraceFlags.SAMPLED)
+
+    def convert(span: Span) -> ReadableSpan:
+        context, parent = (
+            None if key is None else SpanContext(key.trace_id, key.span_id, is_remote=False, trace_flags=flags)
+            for key in (span.key, span.parent)
+        )
+        return ReadableSpan(
+            name=span.name,
+            context=context,
+            parent=parent,
+            resource=resource,
+            attributes=span.attributes,
+            links=[
+                Link(SpanContext(key.trace_id, key.span_id, is_remote=True, trace_flags=flags)) for key in span.links
+            ],
+            kind=SpanKind.INTERNAL,
+            status=Status() if span.error is None else Status(StatusCode.ERROR, span.error),
+            start_time=round(span.start_s * 1e9),
+            end_time=round(span.end_s * 1e9),
+            instrumentation_scope=scope,
+        )
+
+    return convert

@@ -1,0 +1,125 @@
+"""`replay --pipeline`: other operators over the groups that a run recorded, trained as a run of its own.
+
+Nothing is sampled or scored. The run begins with the model that the other one began with. Its buffer makes the batches
+from all recorded groups, in the order in which they were admitted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from rftstream.algorithms.by_taskset import build_algorithm
+from rftstream.config.pipeline_files import with_pipelines_of
+from rftstream.config.pipelines import operator_places
+from rftstream.config.sections import RunConfig
+from rftstream.errors import ConfigError
+from rftstream.launch.result import RunResult
+from rftstream.launch.sessions.replay_into import CHANGEABLE, FIXED, may_change
+from rftstream.launch.start import resume_if_incomplete
+from rftstream.preflight.plan import Purpose, plan
+from rftstream.replay.regrouped import VerdictImport
+from rftstream.runs.folder import (
+    OpenRun,
+    RunFolder,
+    shown_path,
+)
+from rftstream.runs.making.fork import begun_config, changed_keys, check_begun_with, derive_config, differences
+from rftstream.runs.making.imported import Say, check_whole
+from rftstream.runs.making.made_from import make_from
+from rftstream.transport.base import Transport
+
+OF_PIPELINE = re.compile(r"(tasksets\.[a-z0-9_-]+\.)?pipeline\b")
+"""Settings of operators, which are shown by their names instead."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelinePlan:
+    """The plan of a replay under other operators. `PipelineReplay.plan` makes it; the command shows it."""
+
+    run: str
+    """Folder of the run whose groups are decided anew."""
+    run_dir: str
+    operators: tuple[str, ...]
+    """Operators of the experience side, in order, as `place: name`."""
+    changed: tuple[str, ...]
+    """One line for each changed setting, as `key before -> after`."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as a dict."""
+        return asdict(self)
+
+    def to_text(self) -> str:
+        """Return the plan as lines for a person."""
+        lines = [f"{shown_path(Path(self.run_dir))}: all groups of {shown_path(Path(self.run))}, decided anew"]
+        lines += [f"operator {line}" for line in self.operators] or ["no operators: every group is kept"]
+        others = [line for line in self.changed if not OF_PIPELINE.match(line)]
+        return "\n".join([*lines, *(f"changed: {line}" for line in others)])
+
+
+class PipelineReplay:
+    """A replay of a run's recorded groups under other operators. The command makes it, shows `plan`, and calls
+    `prepare` and then `train`.
+
+    The constructor checks everything: ConfigError if the replay cannot be done as asked."""
+
+    def __init__(self, source: OpenRun, file: Path, into: Path, *, sets: Sequence[str] = ()) -> None:
+        self._source = source
+        self._folder = RunFolder(into.resolve())
+        self.config = self._configure(file, sets)
+        begun = begun_config(source, self._folder, self.config, has_versions=False)
+        check_begun_with(begun, self.config, self._folder)
+        if begun is None:
+            check_whole(source.transport, "tasks", "rollouts", "verified")
+
+    @property
+    def plan(self) -> PipelinePlan:
+        """Return what the replay would do."""
+        places = [place for place in operator_places(self.config) if place.side == "experience"]
+        return PipelinePlan(
+            run=str(self._source.folder.path),
+            run_dir=str(self._folder.path),
+            operators=tuple(f"{place.where}: {place.name}" for place in places),
+            changed=differences(self._source, self.config),
+        )
+
+    def _configure(self, file: Path, sets: Sequence[str]) -> RunConfig:
+        if self._source.config.without_tasks:
+            raise ConfigError(
+                f"{self._source.run_id}: learned from demonstrations alone, expected a run with groups to decide about"
+            )
+        config = derive_config(self._source, self._folder, [*sets, "verifier.count=0"])
+        keys = changed_keys(self._source, config, sets)
+        if refused := sorted(key for key in keys if not may_change(key, ("buffer", *CHANGEABLE))):
+            raise ConfigError(
+                f"{', '.join(refused)}: a replay decides and trains anew what was recorded, which this cannot change "
+                f"any more; expected settings of buffer, {', '.join(CHANGEABLE)}, but not {' or '.join(FIXED)}"
+            )
+        if config.stages:
+            raise ConfigError(
+                "stages: groups that are decided anew are trained on as they come, expected a run without stages; add "
+                "--set stages=[] --set trainer.algorithm=NAME"
+            )
+        config = with_pipelines_of(config, file)
+        for place in operator_places(config):
+            place.build()
+        plan(config, Purpose.build)
+        build_algorithm(config)
+        return config
+
+    def prepare(self, say: Say) -> None:
+        """Make the new run, ready to be trained. After a crash, a second call goes on where the first one was."""
+        folder, config = self._folder, self.config
+
+        def import_into(transport: Transport) -> VerdictImport:
+            return VerdictImport(self._source.transport, transport, folder.run_id, say)
+
+        changed = self.plan.changed
+        make_from(self._source, folder, config, import_into, changed=changed, other_operators=True)
+
+    def train(self, *, progress: str = "auto", stream: TextIO | None = None) -> RunResult:
+        """Train the new run as `rftstream resume` does. If it has ended, return how it ended."""
+        return resume_if_incomplete(self._folder.path, progress=progress, stream=stream)

@@ -1,0 +1,133 @@
+"""Yesterday's rollouts under another reward: a run of its own that imports them and scores them with real verifiers."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rftstream.clock import SystemClock
+from rftstream.config.role_sections import FeedbackSection
+from rftstream.config.sections import RunConfig
+from rftstream.errors import ConfigError
+from rftstream.models.folders.folder import prepare_model
+from rftstream.preflight.plan import Purpose, plan
+from rftstream.queries.people.feedback import read_feedback
+from rftstream.queries.people.taints import judged_now
+from rftstream.replay.judged import JudgedImport
+from rftstream.rewards.resolve import build_reward
+from rftstream.roles.verifier import VERIFIER
+from rftstream.runs.folder import (
+    OpenRun,
+    RunFolder,
+    create_log,
+    open_run,
+    open_store,
+    open_transport,
+)
+from rftstream.runs.making.create import write_config
+from rftstream.runs.making.fork import begun_config, check_begun_with, copy_model, derive_config, differences
+from rftstream.runs.making.imported import RolloutImport, Say, check_whole
+from rftstream.runs.manifest import data_digests, make_manifest
+from rftstream.runs.services import build_service, role_context
+from rftstream.service.role import Log
+from rftstream.transport.base import Transport
+from rftstream.weights.stores.media import copy_media
+
+SAY_EVERY_S = 5.0
+SCORED_BY = ("tasksets.", "rewards.", "verifier.", "feedback.")
+"""How the names of settings begin that verdicts may depend on."""
+FEEDBACK = "feedback"
+"""In the place of a reward's name: what people judged."""
+
+
+def rescore(source: OpenRun, into: Path, *, reward: str, sets: Sequence[str] = (), say: Say) -> OpenRun:
+    """Return the new run, with all of its rollouts scored.
+
+    After a crash, a second call goes on where the first one was. If nothing is left to do, it does nothing.
+    """
+    folder = RunFolder(into.resolve())
+    by_people = reward == FEEDBACK
+    config = _config(source, folder, None if by_people else reward, sets)
+    plan(config, Purpose.build)
+    for name, section in config.tasksets.items() if not by_people else ():  # before anything is made
+        build_reward(section.reward, config, where=f"tasksets.{name}.reward", section=section)
+    if not folder.exists():
+        check_whole(source.transport, "tasks", "rollouts", *(("verified",) if by_people else ()))
+    with folder.held():
+        begun = begun_config(source, folder, config, has_versions=False)
+        check_begun_with(begun, config, folder, lambda line: line.startswith(SCORED_BY))
+        copy_model(source.folder, folder)
+        copy_media(source.store(), open_store(config, folder))
+        model = prepare_model(config.model, folder.model, config.run.seed)
+        transport = open_transport(config, folder, create=True)
+        try:
+            create_log(transport, config)
+            if not folder.exists():
+                write_config(config, folder)
+            copy = _import_of(source, transport, folder, say, by_people=by_people)
+            said = ("verdicts of the scorer -> of people, where they judged",) if by_people else ()
+            changed = (*differences(source, config), *said)
+            copy.run(lambda: make_manifest(config, folder.run_id, data_digests(config, model), time.time(), changed))
+            _score(config, folder, transport, say)
+        finally:
+            transport.close()
+    return open_run(folder.path)
+
+
+def _import_of(source: OpenRun, transport: Transport, folder: RunFolder, say: Say, *, by_people: bool) -> RolloutImport:
+    """Return the import that copies the rollouts, with the verdicts of people if it is they who score."""
+    if not by_people:
+        return RolloutImport(source.transport, transport, folder.run_id, say)
+    view = read_feedback(Log(source.transport), source.config)
+    rewards = judged_now(view, source.config.feedback or FeedbackSection())
+    if not rewards.num_rewards:
+        raise ConfigError(
+            f"{source.run_id}: nobody has judged a rollout by {(source.config.feedback or FeedbackSection()).ask}, "
+            "expected votes; `rftstream feedback add` adds some"
+        )
+    say(f"{rewards.num_rewards:,} rollouts have the reward that people gave, the others keep theirs")
+    return JudgedImport(source.transport, transport, folder.run_id, say, rewards)
+
+
+def _config(source: OpenRun, folder: RunFolder, reward: str | None, sets: Sequence[str]) -> RunConfig:
+    """Return the source's config, with the new reward; None: the verdicts come from the source."""
+    if source.config.without_tasks:
+        raise ConfigError(f"{source.run_id}: learned from demonstrations alone, expected a run with rollouts to score")
+    rewards = [f'tasksets."{name}".reward={json.dumps(reward)}' for name in source.config.tasksets]
+    if reward is None:
+        rewards = ["verifier.count=0"]
+    config = derive_config(source, folder, [*rewards, *sets])
+    if config.stages:
+        raise ConfigError(
+            "stages: rollouts that are scored again are trained on as they come, expected a run without stages; add "
+            "--set stages=[] --set trainer.algorithm=NAME"
+        )
+    return config
+
+
+def _score(config: RunConfig, folder: RunFolder, transport: Transport, say: Say) -> None:
+    """Run a verifier of the new run, until all rollouts are done."""
+    total = sum(transport.admin.lag(VERIFIER.name, "rollouts").values())
+    if not total:
+        return
+    ends = transport.admin.end_offsets("rollouts")
+    context = role_context(config=config, folder=folder, transport=transport, clock=SystemClock(), process="rescore")
+    service = build_service(VERIFIER.name, context)
+    say_at = time.monotonic() + SAY_EVERY_S
+    try:
+        while not service.done:
+            idle_s = service.tick()
+            done = service.done_up_to()
+            if all(done.get(place, -1) >= end for place, end in ends.items()):
+                break
+            if time.monotonic() >= say_at:
+                say_at += SAY_EVERY_S
+                share = sum(done.values()) / max(1, sum(ends.values()))  # counting records would mean reading them
+                say(f"{share:.0%} of the rollouts scored")
+            if idle_s > 0:
+                transport.wait(service.sources(), min(idle_s, 0.2))
+    finally:
+        service.close()
+    say(f"{total:,} rollouts scored")

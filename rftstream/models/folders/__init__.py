@@ -1,0 +1,1 @@
+"""Model folders: found, fetched, made, converted, uploaded, and identified by digests."""

@@ -1,0 +1,205 @@
+"""Models that are made on the spot (`[model.make]`): a small Llama with one token per character (and for words that are
+given) and random weights.
+
+Imports neither torch nor transformers, like `rftstream.models.folders.folder`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rftstream.errors import ConfigError
+from rftstream.models.folders.files import digest_files, read_json, tokenizer_files, write_json
+from rftstream.models.vision import made_vision
+from rftstream.models.vision.images import IMAGE_MARK
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from rftstream.config.sections import MakeModel, ModelSection
+
+END = "<eos>"
+SPECIAL_TOKENS: Mapping[int, tuple[str, ...]] = {1: ("<pad>", END, "<unk>"), 2: (END,)}
+"""Layout of a made model -> its tokens beside the characters, by id. A policy samples whatever has a logit. So
+layout 2 has no token for padding, for which the end serves, and none for unknown characters, which are refused."""
+
+MADE_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+RECIPE = "rftstream.json"
+"""File in a made folder: what the model was made from."""
+LAYOUT = max(SPECIAL_TOKENS)
+"""Layout of models that are made now; it goes up when the same settings give other weights. Runs keep the one that they
+began with."""
+
+
+def make_model(make: MakeModel, folder: Path, seed: int) -> str:
+    """Make the folder if it isn't there, and return the model's name, which depends on recipe and seed."""
+    if make.width % make.heads or (make.width // make.heads) % 2:
+        raise ConfigError(f"model.make.heads: got {make.heads}, expected a width ({make.width}) of heads x even number")
+    if len(set(make.characters)) != len(make.characters) or not make.characters:
+        raise ConfigError(f"model.make.characters: got {make.characters!r}, expected each character once")
+    if wrong := [word for word in make.words if len(word) < 2 or word in (*SPECIAL_TOKENS[LAYOUT], IMAGE_MARK)]:
+        raise ConfigError(f"model.make.words: got {wrong[0]!r}, expected texts of two characters or more")
+    if len(set(make.words)) != len(make.words):
+        raise ConfigError(f"model.make.words: got {list(make.words)!r}, expected each word once")
+    if not (folder / RECIPE).is_file():
+        _make_atomically(folder, make, seed, LAYOUT)
+    found = read_json(folder / RECIPE)
+    recipe = _recipe(make, seed, found["layout"] if found.get("layout") in SPECIAL_TOKENS else LAYOUT)
+    if found != recipe:
+        raise ConfigError(
+            f"model.make: {folder} holds a model made from another recipe: {_difference(found, recipe)}; "
+            "take back the change, or start a new run"
+        )
+    return "made-" + hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def make_as_recorded(section: ModelSection, folder: Path, seed: int, digests: Mapping[str, str]) -> None:
+    """Make the `[model.make]` model that is not in `folder` yet, in the layout of the run that has these digests."""
+    if section.make is None or (folder / RECIPE).is_file():
+        return
+    for layout in SPECIAL_TOKENS:
+        with tempfile.TemporaryDirectory(prefix="rftstream-") as scratch:
+            _write_tokenizer(Path(scratch), section.make, layout)
+            if digest_files(tokenizer_files(Path(scratch))) != digests.get("tokenizer"):
+                continue
+        _make_atomically(folder, section.make, seed, layout)
+        return
+
+
+def _recipe(make: MakeModel, seed: int, layout: int) -> dict[str, Any]:
+    settings = {**dataclasses.asdict(make), "words": list(make.words)}
+    if not make.words:  # as it was before there were any
+        del settings["words"]
+    if not make.vision:
+        del settings["vision"]
+    return {"make": settings, "seed": seed, "layout": layout}
+
+
+def _difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    then, now = ({**recipe.get("make", {}), **recipe, "make": None} for recipe in (before, after))
+    return ", ".join(f"{key} {then.get(key)!r} -> {now.get(key)!r}" for key in now if then.get(key) != now.get(key))
+
+
+def _make_atomically(folder: Path, make: MakeModel, seed: int, layout: int) -> None:
+    partial = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    _write_tokenizer(partial, make, layout)
+    _write_config(partial, make, layout)
+    _write_weights(partial, make, seed, layout)
+    write_json(partial / RECIPE, _recipe(make, seed, layout))
+    try:
+        partial.rename(folder)
+    except OSError:  # another process was first
+        shutil.rmtree(partial)
+        if not (folder / RECIPE).is_file():
+            raise ConfigError(f"model.make: {folder} is in the way: not made by rftstream; remove it") from None
+
+
+def _write_tokenizer(folder: Path, make: MakeModel, layout: int) -> None:
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers
+
+    special = SPECIAL_TOKENS[layout]
+    pad, unknown = special[0], special[-1] if layout == 1 else None
+    special = (*special, *made_vision.SPECIAL_TOKENS) if make.vision else special
+    vocabulary = {token: index for index, token in enumerate([*special, *make.words, *make.characters])}
+    words = sorted(map(re.escape, make.words), key=len, reverse=True)
+    tokenizer = tokenizers.Tokenizer(models.WordLevel(vocabulary, **({"unk_token": unknown} if unknown else {})))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex("|".join([*words, r"[\s\S]"])), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens(list(special))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    write_json(
+        folder / "tokenizer_config.json",
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "pad_token": pad,
+            "eos_token": END,
+            **({"unk_token": unknown} if unknown else {}),
+            "clean_up_tokenization_spaces": False,
+            "model_max_length": make.context,
+        },
+    )
+    template = made_vision.TEMPLATE if make.vision else MADE_TEMPLATE
+    (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+
+
+def _write_config(folder: Path, make: MakeModel, layout: int) -> None:
+    ids = {"pad_token_id": 0, "eos_token_id": SPECIAL_TOKENS[layout].index(END), "bos_token_id": None}
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "dtype": "float32",
+        "hidden_act": "silu",
+        "vocab_size": _vocabulary_size(make, layout),
+        "hidden_size": make.width,
+        "intermediate_size": 2 * make.width,
+        "num_hidden_layers": make.layers,
+        "num_attention_heads": make.heads,
+        "num_key_value_heads": make.heads,
+        "max_position_embeddings": make.context,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": True,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "attention_dropout": 0.0,
+        **ids,
+    }
+    if make.vision:
+        config = made_vision.config_around(config, make, image_token=len(SPECIAL_TOKENS[layout]))
+        made_vision.write_processor(folder)
+    write_json(folder / "config.json", config)
+    write_json(folder / "generation_config.json", {**ids, "do_sample": True, "temperature": 1.0})
+
+
+def _vocabulary_size(make: MakeModel, layout: int) -> int:
+    special = len(SPECIAL_TOKENS[layout]) + (len(made_vision.SPECIAL_TOKENS) if make.vision else 0)
+    return special + len(make.words) + len(make.characters)
+
+
+def _write_weights(folder: Path, make: MakeModel, seed: int, layout: int) -> None:
+    from safetensors.numpy import save_file
+
+    vocabulary = _vocabulary_size(make, layout)
+    weights = dict(_made_weights(make, seed, vocabulary))
+    if make.vision:
+        weights = made_vision.weights_around(weights, make, seed)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _made_weights(make: MakeModel, seed: int, vocabulary: int) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the weights. Linear layers are N(0, 1/fan_in); those that write to the residual stream are smaller by
+    sqrt(2 layers). Embeddings (tied with the head) are small, so that the first policy is nearly uniform."""
+    import numpy as np
+
+    generator = np.random.default_rng(seed)
+    width, hidden = make.width, 2 * make.width
+
+    def normal(rows: int, columns: int, std: float) -> np.ndarray:
+        return (generator.standard_normal((rows, columns)) * std).astype(np.float32)
+
+    residual = 1 / math.sqrt(2 * make.layers)
+    yield "model.embed_tokens.weight", normal(vocabulary, width, 0.02)
+    for layer in range(make.layers):
+        prefix = f"model.layers.{layer}."
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            yield f"{prefix}{name}.weight", np.ones(width, np.float32)
+        for name in ("q_proj", "k_proj", "v_proj"):
+            yield f"{prefix}self_attn.{name}.weight", normal(width, width, width**-0.5)
+        yield f"{prefix}self_attn.o_proj.weight", normal(width, width, residual * width**-0.5)
+        for name in ("gate_proj", "up_proj"):
+            yield f"{prefix}mlp.{name}.weight", normal(hidden, width, width**-0.5)
+        yield f"{prefix}mlp.down_proj.weight", normal(width, hidden, residual * hidden**-0.5)
+    yield "model.norm.weight", np.ones(width, np.float32)

@@ -1,0 +1,316 @@
+"""The rows that `hf` decodes together: what was sampled of each, and how far each is. A row that is done leaves at
+once.
+
+Each row has a slot of the cache. A row joins with a prompt that was computed, or goes on from a turn that is kept: then
+what is new in its prompt is computed in the same pass as the next token of the others.
+
+Shapes: B rows, N rows that join or tokens of a pass, L tokens of a prompt, T sampled tokens of a row, V vocabulary."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rftstream.contracts.rollouts import VersionSpan
+from rftstream.contracts.versions import VersionName
+from rftstream.models.rendering import Renderer
+from rftstream.policies.base import Completion, SampleRequest
+from rftstream.policies.hf.cache import LayerStates, SlotCache
+from rftstream.policies.hf.packed import PackedRows
+from rftstream.policies.hf.prompts import Block, TokenIds, shift_behind
+from rftstream.policies.hf.turns import KeptTurn
+from rftstream.policies.sampling import Sampler, SamplingTable
+
+ARRAYS = (
+    "_slots_B",
+    "_limits_B",
+    "_lengths_B",
+    "_shifts_B",
+    "_alive_B",
+    "_broken_B",
+    "_before_B",
+    "_num_sampled_B",
+    "_tokens_BT",
+    "_logprobs_BT",
+    "_versions_BT",
+)
+"""Names of the arrays with an entry for each row."""
+
+
+class DecodingBatch:
+    """Requests that are decoded together, one row each. `HfPolicy` makes it.
+
+    Requests `join` with a prompt that was computed, or `go_on` from a turn. A decoding step is `leave`, `next_tokens`
+    for the model, and `sample`. `completion` and `turn` are called for a row that has finished, before the
+    next `leave`."""
+
+    def __init__(self, renderer: Renderer, stop_ids: np.ndarray, device: torch.device, cache: SlotCache) -> None:
+        self._renderer, self._stop_ids, self._device = renderer, stop_ids, device
+        self._requests: list[SampleRequest] = []
+        self._slots_B = np.zeros(0, dtype=np.int64)
+        """Slot of each row in the cache; -1 for a row that is done and has left it to its turn."""
+        self._limits_B = np.zeros(0, dtype=np.int64)
+        self._lengths_B = np.zeros(0, dtype=np.int64)
+        """Number of tokens of each row in the cache."""
+        self._shifts_B = np.zeros(0, dtype=np.int64)
+        """Difference between the positions of tokens behind the last image and their numbers in the row."""
+        self._alive_B = np.zeros(0, dtype=bool)
+        self._broken_B = np.zeros(0, dtype=bool)
+        """Rows in whose slot there may be something else than numbers."""
+        self._before_B = np.zeros(0, dtype=np.int64)
+        """Number of tokens of each row that were sampled elsewhere and came with its request."""
+        self._num_sampled_B = np.zeros(0, dtype=np.int64)
+        self._tokens_BT = np.zeros((0, 16), dtype=np.int32)
+        self._logprobs_BT = np.zeros((0, 16), dtype=np.float32)
+        self._versions_BT = np.zeros((0, 16), dtype=np.int32)
+        self._table = SamplingTable.of([], [])
+        self._seen: tuple[Tensor, Tensor] | None = None
+        self._cache = cache
+        self._own_3L: dict[int, np.ndarray] = {}
+        """Row that goes on with new images -> the model's own positions of its prompt, until they are computed."""
+        self.logits_BV: Any = None
+        """Logits of the next token of each row; the policy sets them after each pass."""
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows, those that are done included."""
+        return len(self._requests)
+
+    @property
+    def requests(self) -> Sequence[SampleRequest]:
+        """The requests of the rows, those that are done included."""
+        return tuple(self._requests)
+
+    @property
+    def num_alive(self) -> int:
+        """Number of rows that have not finished."""
+        return int(self._alive_B.sum())
+
+    # ------------------------------------------------------------------------------------------ who is in it
+
+    def join(self, requests: Sequence[SampleRequest], block: Block, which: Sequence[int]) -> None:
+        """Add requests as new rows. Their prompts are numbers `which` of the block. There must be free slots."""
+        lengths = [len(request.token_ids) for request in requests]
+        self._add(requests, self._cache.put(block.states, which, lengths), lengths, block.shifts_U[list(which)])
+        logits_NV = block.logits_UV[torch.tensor(which, device=self._device)]
+        self.logits_BV = logits_NV if self.logits_BV is None else torch.cat([self.logits_BV, logits_NV])
+
+    def go_on(self, request: SampleRequest, turn: KeptTurn, own_3L: np.ndarray | None = None) -> None:
+        """Add a request, whose prompt begins with a turn, as a new row. It takes the turn's slot; there must be a free
+        one if the turn has none. The new part of the prompt is computed with the next tokens. `own_3L`: positions of
+        the prompt if there are new images and the model has its own positions for them."""
+        length = len(turn.token_ids)
+        if turn.slot is None:
+            assert turn.states is not None, "it is in one place or the other"
+            [turn.slot] = self._cache.put(turn.states, [0], [length])
+        shift = turn.shift
+        if own_3L is not None:
+            self._own_3L[self.num_rows], shift = own_3L, shift_behind(own_3L)
+        self._add([request], [turn.slot], [length], np.asarray([shift]))
+        turn.slot = turn.states = None
+
+    def _add(
+        self, requests: Sequence[SampleRequest], slots: Sequence[int], lengths: Sequence[int], shifts_N: np.ndarray
+    ) -> None:
+        num = len(requests)
+        context = self._renderer.context or np.iinfo(np.int64).max
+        known_N = np.asarray([len(request.token_ids) for request in requests])
+        joining = {
+            "_slots_B": np.asarray(slots),
+            "_limits_B": np.minimum([request.max_tokens for request in requests], context - known_N),
+            "_lengths_B": np.asarray(lengths),
+            "_shifts_B": shifts_N,
+            "_alive_B": np.ones(num, dtype=bool),
+            "_before_B": np.asarray([request.num_sampled for request in requests], dtype=np.int64),
+        }
+        for name in ARRAYS:
+            array = getattr(self, name)
+            empty = np.zeros((num, *array.shape[1:]), dtype=array.dtype)
+            setattr(self, name, np.concatenate([array, joining.get(name, empty)]))
+        self._requests += requests
+        self._table = self._table.join(
+            SamplingTable.of([request.seed for request in requests], [request.sampling for request in requests])
+        )
+        self._seen = None
+        self._bind()
+
+    def leave(self) -> None:
+        """Remove the rows that are done, and give up their slots."""
+        if self.num_alive == self.num_rows:
+            return
+        for is_clean in (True, False):
+            gone_B = ~self._alive_B & (self._slots_B >= 0) & (self._broken_B != is_clean)
+            self._cache.free(self._slots_B[gone_B].tolist(), clean=is_clean)
+        stay_B = np.flatnonzero(self._alive_B)
+        for name in ARRAYS:
+            setattr(self, name, getattr(self, name)[stay_B])
+        self._requests = [self._requests[row] for row in stay_B]
+        self._table = self._table.take(stay_B)
+        stay = torch.from_numpy(stay_B).to(self._device)
+        self.logits_BV = self.logits_BV[stay] if len(stay_B) else None
+        if self._seen is not None:
+            self._seen = (self._seen[0][stay], self._seen[1][stay])
+        self._bind()
+
+    def contexts(self) -> list[TokenIds]:
+        """Return, for each row, the tokens that the cache holds: all but the newest."""
+        return [self._known(row)[: self._lengths_B[row]] for row in range(self.num_rows)]
+
+    def renew(self, states: Iterable[LayerStates]) -> None:
+        """Replace the cache by keys and values of `contexts` that were computed anew: row after row, in any number
+        of parts."""
+        first = 0
+        for part in states:
+            rows = slice(first, first + len(part[0][0]))
+            slots, lengths = self._slots_B[rows].tolist(), self._lengths_B[rows].tolist()
+            self._cache.replace(part, range(len(slots)), lengths, slots)
+            first = rows.stop
+
+    def forget(self, request_id: str) -> None:
+        """Mark a request's row as done, so that it leaves without a completion. Unknown ids are ignored."""
+        for row, request in enumerate(self._requests):
+            if request.request_id == request_id:
+                self._alive_B[row] = False
+                self._broken_B[row] = True  # nobody has looked at what it was computed to last
+
+    def _bind(self) -> None:
+        """Make anew what depends on which rows there are."""
+        self._sampler = Sampler(self._table, self._stop_ids.tolist(), self._device)
+        self._with_stops = [row for row, one in enumerate(self._requests) if one.sampling.stop]
+
+    # ------------------------------------------------------------------------------------------ one token of each
+
+    def next_tokens(self) -> tuple[np.ndarray, np.ndarray, PackedRows]:
+        """Return the tokens that the cache does not hold yet, int64 [N], with their positions, int64 [N] or [3, N], and
+        places: of each row the last one, or what is new in its prompt. The cache is made ready for them."""
+        counts_B = np.asarray([len(request.token_ids) for request in self._requests])
+        counts_B += self._num_sampled_B - self._lengths_B
+        rows = PackedRows(self._slots_B, self._lengths_B, counts_B, self._device)
+        newest_B = self._tokens_BT[np.arange(self.num_rows), self._num_sampled_B - 1].tolist()
+        positions_N = rows.positions_N + np.repeat(self._shifts_B[rows.order_B], counts_B[rows.order_B])
+        if self._own_3L:
+            positions_N = np.repeat(positions_N[None], 3, axis=0)
+        token_ids: list[int] = []
+        for row in rows.order_B.tolist():
+            if (own_3L := self._own_3L.pop(row, None)) is not None:
+                new = slice(len(token_ids), len(token_ids) + counts_B[row])
+                positions_N[:, new] = own_3L[:, -counts_B[row] :]
+            if self._num_sampled_B[row]:
+                token_ids.append(newest_B[row])
+            else:
+                token_ids += self._requests[row].token_ids[-counts_B[row] :]
+        self._cache.write(rows.slots_N, rows.positions_N)
+        self._lengths_B += counts_B
+        return np.asarray(token_ids, dtype=np.int64), positions_N, rows
+
+    def _known(self, row: int) -> TokenIds:
+        """Return a row's prompt and what was sampled of it."""
+        return (*self._requests[row].token_ids, *self._tokens_BT[row, : self._num_sampled_B[row]].tolist())
+
+    def sample(self, version: int) -> list[tuple[int, str]]:
+        """Sample a token for each row that is alive. Return the rows that finished with it, each with the reason.
+
+        `version` is the token's index in the list of versions that `completion` is given."""
+        seen_BV, counts_BV = self._penalty_counts() if self._table.penalises else (None, None)
+        tokens_B, logprobs_B = self._sampler.draw(
+            self.logits_BV, self._lengths_B, self._before_B + self._num_sampled_B, seen_BV, counts_BV
+        )
+        if counts_BV is not None:
+            rows_B = torch.arange(self.num_rows, device=self._device)
+            counts_BV[rows_B, torch.from_numpy(tokens_B).to(self._device)] += 1
+        broken_B = self._alive_B & ~np.isfinite(logprobs_B)
+        self._broken_B |= broken_B
+        alive_B = np.flatnonzero(self._alive_B & ~broken_B)
+        places_B = self._num_sampled_B[alive_B]
+        if places_B.max(initial=0) >= self._tokens_BT.shape[1]:
+            for name in ("_tokens_BT", "_logprobs_BT", "_versions_BT"):
+                array = getattr(self, name)
+                setattr(self, name, np.pad(array, ((0, 0), (0, array.shape[1]))))
+        self._tokens_BT[alive_B, places_B] = tokens_B[alive_B]
+        self._logprobs_BT[alive_B, places_B] = logprobs_B[alive_B]
+        self._versions_BT[alive_B, places_B] = version
+        self._num_sampled_B[alive_B] += 1
+        stopped_B = self._alive_B & np.isin(tokens_B, self._stop_ids)
+        for row in self._with_stops:
+            if self._alive_B[row] and not stopped_B[row]:
+                stopped_B[row] = self._meets_stop_string(row)
+        ended_B = stopped_B | broken_B | (self._alive_B & (self._num_sampled_B >= self._limits_B))
+        self._alive_B &= ~ended_B
+        return [
+            (int(row), "error" if broken_B[row] else "stop" if stopped_B[row] else "length")
+            for row in np.flatnonzero(ended_B)
+        ]
+
+    def so_far(self, request_id: str, names: Sequence[VersionName]) -> Completion | None:
+        """Return what was sampled for a request so far; None if it is unknown or done."""
+        for row, request in enumerate(self._requests):
+            if request.request_id == request_id and self._alive_B[row]:
+                return self.completion(row, "unfinished", names)
+        return None
+
+    def completion(self, row: int, reason: str, names: Sequence[VersionName]) -> Completion:
+        """Return a row's completion. `names` are the versions that `sample` was given indices of."""
+        count = int(self._num_sampled_B[row])
+        versions_T = self._versions_BT[row, :count]
+        edges = [0, *(np.flatnonzero(np.diff(versions_T)) + 1).tolist(), count]
+        return Completion(
+            request_id=self._requests[row].request_id,
+            token_ids=self._tokens_BT[row, :count].copy(),
+            behavior_logprobs=self._logprobs_BT[row, :count].copy(),
+            versions=tuple(
+                VersionSpan(start=start, count=end - start, trainer_epoch=name.trainer_epoch, version=name.version)
+                for start, end in itertools.pairwise(edges if count else ())
+                for name in [names[int(versions_T[start])]]
+            ),
+            finish_reason=reason,
+            error="the model's logits are not finite" if reason == "error" else None,
+        )
+
+    def turn(self, row: int) -> KeptTurn | None:
+        """Return the turn of a row that has finished, if its rollout may go on; the row's slot is then the turn's. None
+        if its weights changed meanwhile: keys and values of old weights end with their request."""
+        request, count = self._requests[row], int(self._num_sampled_B[row])
+        versions_T = self._versions_BT[row, :count]
+        if not request.may_go_on or not count or versions_T[0] != versions_T[-1]:
+            return None
+        slot, self._slots_B[row] = int(self._slots_B[row]), -1
+        return KeptTurn(self._known(row)[:-1], slot, shift=int(self._shifts_B[row]))
+
+    def _meets_stop_string(self, row: int) -> bool:
+        request, count, before = self._requests[row], int(self._num_sampled_B[row]), int(self._before_B[row])
+        sampling = request.sampling
+        if before + count < sampling.min_tokens:
+            return False
+        reach = 4 * max(len(stop) for stop in sampling.stop) + 4  # a character takes at most four byte tokens
+        tokens = self._tokens_BT[row, max(0, count - reach) : count].tolist()
+        if (earlier := min(before, reach - count)) > 0:
+            tokens = [*request.token_ids[-earlier:], *tokens]
+        tail = self._renderer.decode(tokens)
+        return any(stop in tail for stop in sampling.stop)
+
+    def _penalty_counts(self) -> tuple[Tensor, Tensor]:
+        """Return which tokens the prompt has, and how often each token was sampled. Both are kept while the rows
+        stay the same."""
+        if self._seen is None:
+            vocabulary = self.logits_BV.shape[1]
+            seen_BV = np.zeros((self.num_rows, vocabulary), dtype=bool)
+            counts_BV = np.zeros((self.num_rows, vocabulary), dtype=np.float32)
+            for row, request in enumerate(self._requests):
+                prompt = len(request.token_ids) - request.num_sampled
+                seen_BV[row, [token for token in request.token_ids[:prompt] if token >= 0]] = True
+                np.add.at(counts_BV[row], list(request.token_ids[prompt:]), 1)
+                np.add.at(counts_BV[row], self._tokens_BT[row, : self._num_sampled_B[row]], 1)
+            self._seen = (torch.from_numpy(seen_BV).to(self._device), torch.from_numpy(counts_BV).to(self._device))
+        return self._seen
+
+
+def batch_tensors(batch: DecodingBatch) -> Iterator[Tensor]:
+    """Yield what a batch has on the device beside the cache."""
+    if batch.logits_BV is not None:
+        yield batch.logits_BV
+    yield from batch._seen or ()

@@ -1,0 +1,113 @@
+"""Images in the prompts that `hf` samples from.
+
+Everything that `hf` keeps is found by token ids: prompts that siblings share, turns that a rollout goes on from. The
+tokens of an image are the same for every image. So inside of the policy a number made from the image's digest stands in
+their place: it is negative, and prompts are equal only if their images are.
+
+Only placeholders are replaced: what a processor writes between the parts of an image stays as it is."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from rftstream.contracts.tasks import Media
+from rftstream.errors import ImageError
+from rftstream.models.vision.image_inputs import ImageCache, ImageInputs
+from rftstream.models.vision.images import image_name
+from rftstream.models.vision.seeing import ImageFeatures, SeeingModel
+from rftstream.policies.base import SampleRequest
+from rftstream.policies.hf.prompts import Features, TokenIds
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+THREADS = 4
+"""Number of images that are fetched at once."""
+MAX_FEATURES = 64
+"""Number of images whose features are kept for prompts that come later."""
+MAX_MEDIA = 65536
+"""Number of references that are kept: those of all active requests, and of many that ended."""
+DIGITS = 15
+"""Hexadecimal digits of a digest that a number is made from; it fits into 64 bits."""
+
+
+class PromptImages:
+    """The images of the requests that `hf` has. `HfPolicy` makes it, calls `fetch` for each request and `admit` when
+    its images are there, `features` before it computes prompts, `forget_features` when new weights come, and `close`.
+    Images are fetched and decoded in threads, beside the sampling."""
+
+    def __init__(self, cache: ImageCache | None, seeing: SeeingModel | None) -> None:
+        """Both are None if the model is not shown images."""
+        self._cache, self._seeing = cache, seeing
+        self._shown: OrderedDict[int, tuple[Media, int]] = OrderedDict()
+        """Number of an image -> its reference, and how many placeholders it has."""
+        self._features: OrderedDict[int, ImageFeatures] = OrderedDict()
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="images")
+        self._fetching: dict[str, Future[ImageInputs]] = {}
+        """Digest -> the image that is being fetched."""
+
+    def fetch(self, request: SampleRequest) -> tuple[Future[ImageInputs], ...]:
+        """Begin to fetch the request's images, each once for all requests. It raises what `admit` would raise."""
+        if self._cache is None:
+            return ()
+        self._fetching = {digest: one for digest, one in self._fetching.items() if not one.done()}
+        images = {span.image.digest: span.image for span in request.images}
+        for digest, image in images.items():
+            if digest not in self._fetching:
+                self._fetching[digest] = self._threads.submit(self._cache.inputs, image)
+        return tuple(self._fetching[digest] for digest in images)
+
+    def admit(self, request: SampleRequest) -> TokenIds:
+        """Return the request's tokens with numbers in the places of its images. ImageError if an image cannot be
+        shown; WeightsError if the store does not answer."""
+        token_ids = list(request.token_ids)
+        for span in request.images:
+            if self._cache is None or self._seeing is None:
+                raise ImageError(f"{image_name(span.image)}: the model is not shown images")
+            self._cache.inputs(span.image)
+            placeholder, number = self._seeing.tokens.token_id, number_of(span.image.digest)
+            places = [one for one in range(span.start, span.start + span.count) if token_ids[one] == placeholder]
+            if len(places) != (expected := self._seeing.tokens.count(span.image)):
+                raise ImageError(f"{image_name(span.image)}: {len(places)} tokens, expected {expected}")
+            for place in places:
+                token_ids[place] = number
+            self._shown[number] = (span.image, expected)
+            self._shown.move_to_end(number)
+        while len(self._shown) > MAX_MEDIA:
+            self._shown.popitem(last=False)
+        return tuple(token_ids)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Yield what lies on the device."""
+        return (known.features_KD for known in self._features.values())
+
+    def features(self, prompts: Iterable[TokenIds]) -> Features:
+        """Return what each image in these prompts is to the model, by number. Errors are those of `admit`."""
+        found: dict[int, ImageFeatures] = {}
+        for number in dict.fromkeys(token for prompt in prompts for token in prompt if token < 0):
+            if (known := self._features.get(number)) is None:
+                assert self._cache is not None and self._seeing is not None, "nobody else makes such numbers"
+                image, count = self._shown[number]
+                (known,) = self._seeing.features([self._cache.inputs(image)], [count])
+                self._features[number] = known
+            self._features.move_to_end(number)
+            found[number] = known
+        while len(self._features) > MAX_FEATURES:
+            self._features.popitem(last=False)
+        return found
+
+    def close(self) -> None:
+        """End the threads."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def forget_features(self) -> None:
+        """Forget what the weights that are replaced have computed."""
+        self._features.clear()
+
+
+def number_of(digest: str) -> int:
+    """Return the number that stands for an image: negative, and the same for the same digest."""
+    return -1 - int(digest.removeprefix("sha256:")[:DIGITS], 16)

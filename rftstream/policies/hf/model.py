@@ -1,0 +1,178 @@
+"""The Hugging Face model that `hf` samples from: loaded once, its parameters exchanged in place.
+
+Shapes: U prompts, L their tokens, B rows of the batch, N their new tokens, P places, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from rftstream.errors import PolicyError
+from rftstream.models.offload import tensors_of
+from rftstream.models.vision.seeing import ImageFeatures, SeeingModel
+from rftstream.policies.hf.packed import PackedRows
+from rftstream.policies.hf.prompts import Block, Features, TokenIds, shift_behind
+from rftstream.policies.hf.row import MAX_BATCH, RowDecoder
+from rftstream.policies.hf.turns import KeptTurn
+from rftstream.weights.snapshot import DTYPES, RawTensor
+
+
+class HfModel:
+    """A causal language model on its device. `open_model` makes it; `HfPolicy` gives it versions, and asks for logits.
+
+    `keeps_states` says how: with keys and values in a `SlotCache`, or with nothing kept, so that all tokens of a row
+    are computed again for each new one."""
+
+    def __init__(
+        self, model: Any, *, keeps_states: bool, seeing: SeeingModel | None = None, row: RowDecoder | None = None
+    ) -> None:
+        """`seeing`: the model as one that is shown images, or None. `row`: decodes few rows, or None."""
+        self._model, self.keeps_states, self._row = model, keeps_states, row
+        self.device: torch.device = model.device
+        self.vocabulary_size = int(model.config.get_text_config().vocab_size)
+        self.seeing = seeing
+        """The same model as one that is shown images; None if it is not."""
+        self.parameters = dict(model.named_parameters())
+        self.expected = {
+            name: (DTYPES[str(parameter.dtype).removeprefix("torch.")], tuple(parameter.shape))
+            for name, parameter in self.parameters.items()
+        }
+        """Name -> dtype and shape of the tensors that `load` takes."""
+        self._takes_places = "logits_to_keep" in inspect.signature(model.forward).parameters
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Yield all that lies on the device."""
+        return tensors_of(self._model)
+
+    def load(self, tensors: Mapping[str, RawTensor]) -> None:
+        """Overwrite these parameters; the others stay as they are."""
+        with torch.no_grad():
+            for name, tensor in tensors.items():
+                parameter = self.parameters[name]
+                if parameter.numel():
+                    parameter.copy_(_tensor(tensor, parameter))
+
+    def compute(self, prompts: tuple[TokenIds, ...], features: Features) -> Block:
+        """Return keys, values and next logits of these prompts, which are padded on the left. `features`: those of the
+        images in them."""
+        if not self.keeps_states:
+            assert not features, "models with images keep states"
+            return Block(prompts, [], self._compute_whole(prompts), np.zeros(len(prompts), dtype=np.int64))
+        longest = max(len(prompt) for prompt in prompts)
+        starts_U1 = torch.tensor([[longest - len(prompt)] for prompt in prompts], device=self.device)
+        token_ids_UL = np.zeros((len(prompts), longest), dtype=np.int64)
+        positions_3UL = np.zeros((3, len(prompts), longest), dtype=np.int64)
+        shifts_U = np.zeros(len(prompts), dtype=np.int64)
+        has_own = False
+        for row, prompt in enumerate(prompts):
+            place = slice(longest - len(prompt), longest)
+            token_ids_UL[row, place] = prompt
+            positions_3UL[:, row, place] = np.arange(len(prompt))
+            if (own_3L := self.positions(prompt, features)) is not None:
+                positions_3UL[:, row, place], shifts_U[row], has_own = own_3L, shift_behind(own_3L), True
+        columns_1L = torch.arange(longest, device=self.device)[None]
+        cache: Any = DynamicCache()
+        inputs = {
+            **self._read(token_ids_UL, features),
+            "position_ids": torch.from_numpy(positions_3UL if has_own else positions_3UL[0]).to(self.device),
+            "attention_mask": columns_1L >= starts_U1,
+            "past_key_values": cache,
+        }
+        logits_UV = self.forward(inputs, columns_1L[0, -1:])[:, 0]
+        states = [(layer.keys, layer.values) for layer in cache.layers]
+        return Block(prompts=prompts, states=states, logits_UV=logits_UV, shifts_U=shifts_U)
+
+    def _compute_whole(self, prompts: tuple[TokenIds, ...]) -> Tensor:
+        """Return the logits [U, V] behind prompts, those of one length together, without padding and without a
+        cache."""
+        found_UV: dict[int, Tensor] = {}
+        more = {"logits_to_keep": 1} if self._takes_places else {}
+        for length in sorted({len(prompt) for prompt in prompts}):
+            rows = [row for row, prompt in enumerate(prompts) if len(prompt) == length]
+            token_ids_RL = torch.tensor([prompts[row] for row in rows], device=self.device)
+            try:
+                logits_RPV = self._model(input_ids=token_ids_RL, use_cache=False, **more).logits
+            except RuntimeError as error:
+                shape = tuple(token_ids_RL.shape)
+                raise PolicyError(f"policy hf: the model failed at {shape} tokens: {error}") from error
+            found_UV |= zip(rows, logits_RPV[:, -1], strict=True)
+        return torch.stack([found_UV[row] for row in range(len(prompts))])
+
+    def extends(self, prompt: TokenIds, turn: KeptTurn) -> bool:
+        """Return whether a prompt that begins with a turn may go on from it. A new image whose tokens see each other
+        may not, since packed tokens see what stands before them alone: that prompt is computed whole."""
+        ahead = self.seeing is not None and self.seeing.looks_ahead
+        return not (ahead and any(token < 0 for token in prompt[len(turn.token_ids) :]))
+
+    def positions(self, prompt: TokenIds, features: Features) -> np.ndarray | None:
+        """Return the model's own positions of a prompt's tokens, int64 [3, L]; None where these are their numbers."""
+        if self.seeing is None:
+            return None
+        ids = np.asarray(prompt)
+        images = _images_in(prompt, features)
+        return self.seeing.positions(np.where(ids < 0, self.seeing.tokens.token_id, ids), images)
+
+    def _read(self, token_ids: np.ndarray, features: Features) -> dict[str, Tensor]:
+        """Return what the model reads: tokens, or their embeddings where images stand among them."""
+        flat = token_ids.reshape(-1)
+        places = np.flatnonzero(flat < 0)
+        if not len(places):
+            return {"input_ids": torch.from_numpy(token_ids).to(self.device)}
+        assert self.seeing is not None, "others are given no images"
+        features_ND = torch.cat([one.features_KD for one in _images_in(flat.tolist(), features)])
+        read = torch.from_numpy(np.maximum(token_ids, 0)).to(self.device)
+        embeddings = self.seeing.embed(read, torch.from_numpy(places).to(self.device), features_ND)
+        is_image = torch.from_numpy(token_ids < 0).to(self.device)
+        return {"inputs_embeds": embeddings, **self.seeing.attention(is_image)}
+
+    def compute_packed(
+        self, token_ids_N: np.ndarray, positions: np.ndarray, rows: PackedRows, cache: Any, features: Features
+    ) -> Tensor:
+        """Return the logits [B, V] behind the new tokens of rows whose other tokens are in the cache. `positions`: [N]
+        or [3, N]. `features`: those of the images among the new tokens, each of which is there whole."""
+        if self._row is not None and len(token_ids_N) == len(rows.order_B) <= MAX_BATCH:
+            return self._row.logits(token_ids_N, positions, rows, cache)
+        inputs = {
+            **self._read(token_ids_N[None], features),
+            "position_ids": torch.from_numpy(positions).to(self.device)[..., None, :],
+            "attention_mask": rows,
+            "past_key_values": cache,
+        }
+        return self.forward(inputs, rows.last_B)[0]
+
+    def forward(self, inputs: Mapping[str, Any], places: Tensor) -> Tensor:
+        """Return the logits [U, P, V] behind the tokens at P places; the cache grows by the given tokens."""
+        try:
+            output = self._model(**inputs, use_cache=True, logits_to_keep=places)
+        except RuntimeError as error:  # out of memory, for one
+            shape = tuple(inputs["position_ids"].shape)
+            raise PolicyError(f"policy hf: the model failed at {shape} tokens: {error}") from error
+        logits_UPV: Tensor = output.logits
+        return logits_UPV if self.seeing is None else self.seeing.mask(logits_UPV)
+
+    def close(self) -> None:
+        """Drop the model, so that its memory is given back."""
+        self._model, self.seeing, self._row, self.parameters = None, None, None, {}
+
+
+def _images_in(token_ids: Sequence[int], features: Features) -> list[ImageFeatures]:
+    """Return the images among tokens, in order."""
+    numbers = [token for token in token_ids if token < 0]
+    found, first = [], 0
+    while first < len(numbers):
+        found.append(features[numbers[first]])
+        first += len(found[-1].features_KD)
+    return found
+
+
+def _tensor(raw: RawTensor, parameter: Tensor) -> Tensor:
+    data = np.frombuffer(memoryview(raw.data), dtype=np.uint8)
+    flat = torch.frombuffer(data if data.flags.writeable else data.copy(), dtype=parameter.dtype)
+    return flat.reshape(parameter.shape)

@@ -1,0 +1,406 @@
+"""Any Hugging Face causal language model as a policy: batched sampling with a cache, one decoding step at a time.
+
+Requests join while others are being decoded, and siblings share the computation of their prompt. What is new in a
+further turn is computed together with the next tokens of the others. Weights are exchanged in place between two steps;
+the cache of what was computed before is kept. Chance is a function of (seed, position), so
+that a request which goes on elsewhere has the same; keys and values of the tokens that it brings are computed anew, in
+one pass, so its logprobs may differ in the last bits.
+
+torch and transformers are imported by what uses them: the settings are asked for where no model is loaded.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import numpy as np
+from msgspec import Meta
+
+from rftstream.clock import Clock
+from rftstream.contracts.versions import VersionName
+from rftstream.errors import ImageError, WeightsError
+from rftstream.models.rendering import Renderer
+from rftstream.models.spec import ModelSpec
+from rftstream.models.vision.image_inputs import ImageCache
+from rftstream.policies.base import Completion, SampleRequest, without_tokens
+from rftstream.policies.colocated import SleepsByMoving
+from rftstream.policies.served import check_tensors
+from rftstream.weights.adapters import merged_tensors
+from rftstream.weights.snapshot import RawTensor
+
+if TYPE_CHECKING:
+    import torch
+
+    from rftstream.models.vision.seeing import ImageFeatures
+    from rftstream.policies.hf.images import PromptImages
+    from rftstream.policies.hf.prompts import Block, Features, TokenIds
+    from rftstream.policies.hf.turns import KeptTurn
+
+
+WAIT_S = 0.05
+"""Longest time in seconds that a step waits for an image, where there is nothing else to do."""
+
+
+class HfPolicy(SleepsByMoving):
+    """A policy on this machine's own processor or GPU. `HfModel` computes, `DecodingBatch` holds what is being sampled.
+
+    The worker makes it; the explorer loads a version, submits requests and calls `step` for a token of each.
+    """
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        batch_size: Annotated[int, Meta(ge=1)] = 256
+        """Requests sampled at once; more wait."""
+        prefill_tokens: Annotated[int, Meta(ge=1)] = 2048
+        """Prompt tokens, padding included, computed in one step (a longer prompt goes alone); twice as many are kept
+        for siblings that come later. The same number limits the new tokens of further turns in one step."""
+        turn_tokens: Annotated[int, Meta(ge=0)] = 16384
+        """Largest number of tokens of turns that have ended whose keys and values are kept. The next turn of such a
+        rollout, if it comes before new weights do, then computes only what is new in its prompt, in the same pass as
+        the next tokens of the others."""
+        in_flight: Literal["keep", "recompute", "finish"] = "keep"
+        """Treatment of running requests when new weights come. keep: they go on, with the keys and values that the old
+        weights computed. recompute: they go on, with keys and values computed anew, which costs a pass over their
+        tokens; the recorded logprobs are then those of the stamped weights alone. finish: they are finished with the
+        old weights first, and new requests wait for them."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        model: ModelSpec,
+        renderer: Renderer,
+        clock: Clock,
+        images: ImageCache | None = None,
+    ) -> None:
+        """`images`: what the model gets of the images that prompts show; None if they show none."""
+        from rftstream.models.offload import DeviceState
+        from rftstream.policies.hf.batch import DecodingBatch, batch_tensors
+        from rftstream.policies.hf.cache import SlotCache
+        from rftstream.policies.hf.images import PromptImages
+        from rftstream.policies.hf.opening import open_model
+        from rftstream.policies.hf.prompts import PromptStore
+        from rftstream.policies.hf.turns import TurnStore
+
+        self.slots = config.batch_size
+        self._config, self._spec, self._renderer = config, model, renderer
+        self._model = open_model(model)
+        self._images = PromptImages(images, self._model.seeing)
+        self._stop_ids = np.asarray(sorted(renderer.stop_token_ids), dtype=np.int64)
+        self._versions: list[VersionName] = []
+        self._next: tuple[Mapping[str, RawTensor], VersionName] | None = None
+        """The next version. It waits until all that runs has finished."""
+        self._waiting: deque[_WaitingRequest] = deque()
+        self._arriving: list[tuple[SampleRequest, tuple[Future[Any], ...]]] = []
+        """Requests whose images are being fetched."""
+        self._refused: list[Completion] = []
+        self._prompts = PromptStore(2 * config.prefill_tokens)
+        self._cache = SlotCache(config.batch_size, renderer.context)
+        self._batch = DecodingBatch(renderer, self._stop_ids, self._model.device, self._cache)
+        self._turns = TurnStore(config.turn_tokens, self._cache, self._model.extends)
+        holders = (self._model, self._images, self._cache, self._prompts, self._turns)
+        self._state = DeviceState(
+            self._model.device,
+            lambda: itertools.chain(batch_tensors(self._batch), *(one.tensors() for one in holders)),
+            offload=False,
+        )
+        self._missed = 0
+        """Number of tokens that waiting requests could have had by now in the free places."""
+
+    @property
+    def version(self) -> VersionName | None:
+        """The version that new requests begin with. With `in_flight = "finish"`, running ones may still use an older
+        version."""
+        if self._next is not None:
+            return self._next[1]
+        return self._versions[-1] if self._versions else None
+
+    @property
+    def num_active(self) -> int:
+        """Number of requests that are sampled, wait, or were refused and not returned yet."""
+        return self._batch.num_alive + len(self._arriving) + len(self._waiting) + len(self._refused)
+
+    def load(self, tensors: Mapping[str, RawTensor], name: VersionName) -> None:
+        """Take over a version as `in_flight` says. WeightsError unless the tensors are those of this model."""
+        where = f"weights {name.trainer_epoch}/{name.version} of {self._spec.name}"
+        waits = self._config.in_flight == "finish" and self._batch.num_alive > 0
+        if waits:  # and the bytes may change meanwhile
+            tensors = {key: replace(tensor, data=bytes(tensor.data)) for key, tensor in tensors.items()}
+        if self._spec.lora is None:
+            check_tensors(tensors, self._model.expected, where=where)
+        else:  # all that is not adapted stays as it was loaded
+            tensors = merged_tensors(self._spec, tensors, where=where)
+        if waits:
+            self._next = (tensors, name)
+        else:
+            self._take_over(tensors, name)
+
+    def _take_over(self, tensors: Mapping[str, RawTensor], name: VersionName) -> None:
+        import torch
+
+        self._model.load(tensors)
+        self._versions.append(name)
+        self._next = None
+        self._prompts.clear()
+        self._turns.clear()
+        self._images.forget_features()
+        if self._config.in_flight == "recompute":
+            with torch.inference_mode():
+                self._recompute()
+
+    def _recompute(self) -> None:
+        """Compute keys and values of running requests anew. Requests whose images cannot be had any more end."""
+        features: dict[int, ImageFeatures] = {}
+        self._leave()
+        for request in self._batch.requests:
+            if (found := _features_of(self._images, self._refused, request)) is None:
+                self._batch.forget(request.request_id)
+            else:
+                features |= found
+        self._leave()
+        if self._batch.num_rows and self._model.keeps_states:
+            chunks = _chunks(self._batch.contexts(), self._config.prefill_tokens)
+            self._batch.renew(self._model.compute(chunk, features).states for chunk in chunks)
+
+    def submit(self, request: SampleRequest) -> None:
+        """Put a request in the queue. Refused requests come back from the next `step`."""
+        context = self._renderer.context
+        room = request.max_tokens if context is None else min(request.max_tokens, context - len(request.token_ids))
+        if not request.token_ids or not all(0 <= token < self._model.vocabulary_size for token in request.token_ids):
+            self._refused.append(without_tokens(request, "error", "the prompt is empty or has ids out of range"))
+        elif room <= 0:
+            self._refused.append(without_tokens(request, "length", None))
+        elif request.images:
+            self._arriving.append((request, self._images.fetch(request)))
+            self._take_arrived()
+        else:
+            self._waiting.append(_WaitingRequest(request, self._turns.find(request.token_ids)))
+
+    def _take_arrived(self) -> None:
+        """Put requests in the queue whose images are there. Those whose images cannot be shown are refused."""
+        arriving, self._arriving = self._arriving, []
+        for request, images in arriving:
+            if not all(image.done() for image in images):
+                self._arriving.append((request, images))
+                continue
+            try:
+                for image in images:
+                    image.result()
+                request = replace(request, token_ids=self._images.admit(request))
+                self._waiting.append(_WaitingRequest(request, self._turns.find(request.token_ids)))
+            except (ImageError, WeightsError) as error:
+                self._refused.append(without_tokens(request, "error", str(error)))
+
+    def so_far(self, request_id: str) -> Completion | None:
+        """Return what was sampled of a request; None if it waits, has finished, or is unknown."""
+        return self._batch.so_far(request_id, self._versions)
+
+    def abort(self, request_id: str) -> None:
+        """Forget a request. Unknown ids are ignored."""
+        self._arriving = [one for one in self._arriving if one[0].request_id != request_id]
+        self._waiting = deque(waiting for waiting in self._waiting if waiting.request.request_id != request_id)
+        self._refused = [completion for completion in self._refused if completion.request_id != request_id]
+        self._batch.forget(request_id)
+
+    def step(self) -> list[Completion]:
+        """Let waiting requests join, sample a token of each row, and return those that finished."""
+        import torch
+
+        if self.is_asleep:
+            return []
+        with torch.inference_mode():
+            return self._step()
+
+    def _step(self) -> list[Completion]:
+        if self._arriving:
+            if not (self._refused or self._waiting or self._batch.num_alive):
+                wait([image for _, images in self._arriving for image in images], WAIT_S, FIRST_COMPLETED)
+            self._take_arrived()
+        done, self._refused = self._refused, []
+        if self._versions:
+            self._leave()
+            if self._next is not None and not self._batch.num_rows:
+                self._take_over(*self._next)
+            features = self._go_on_from_turns() if self._next is None else {}
+            if self._batch.num_rows:  # in the step that samples it, so with the weights of that step
+                self._batch.logits_BV = self._next_logits(features)
+            if self._next is None:
+                self._let_in()
+            if self._batch.num_rows:
+                done.extend(self._sample())
+        return done
+
+    def _next_logits(self, features: Features) -> torch.Tensor:
+        """Compute the next tokens of all rows."""
+        import torch
+
+        token_ids_N, positions, rows = self._batch.next_tokens()
+        if self._model.keeps_states:
+            return self._model.compute_packed(token_ids_N, positions, rows, self._cache.for_model, features)
+        chunks = _chunks(self._batch.contexts(), self._config.prefill_tokens)
+        return torch.cat([self._model.compute(chunk, features).logits_UV for chunk in chunks])
+
+    def idle_s(self) -> float:
+        """Return 0 while there is something to do, else infinity."""
+        return 0.0 if self._refused or self._arriving or (self._versions and self.num_active) else math.inf
+
+    def close(self) -> None:
+        """Drop all requests and the model."""
+        import torch
+
+        is_asleep = self._state.num_bytes_away > 0
+        self._model.close()
+        self._images.close()
+        self._arriving.clear()
+        self._waiting.clear()
+        self._prompts.clear()
+        self._turns.clear()
+        for request in self._batch.requests:
+            self._batch.forget(request.request_id)
+        self._state.forget()
+        if is_asleep:
+            return  # what is left of the cache has no bytes
+        with torch.inference_mode():  # as in `step`, where the cache was made
+            self._batch.leave()
+
+    # ------------------------------------------------------------------------------------------ who joins
+
+    def _go_on_from_turns(self) -> Features:
+        """Let requests join that go on from turns that are kept. Return the features of new images in their prompts.
+
+        They do not wait as others do, since what is new in their prompts needs no pass of its own."""
+        features: dict[int, ImageFeatures] = {}
+        num_new = 0
+        for waiting in list(self._waiting):
+            request = waiting.request
+            waiting.turn = turn = self._turns.find_again(waiting.turn, request.token_ids)
+            if turn is None:
+                continue
+            new = len(request.token_ids) - len(turn.token_ids)
+            is_too_much = num_new > 0 and num_new + new > self._config.prefill_tokens
+            if is_too_much or self._batch.num_rows == self._config.batch_size:
+                break
+            num_new += new
+            self._waiting.remove(waiting)
+            own_3L = None
+            if any(token < 0 for token in request.token_ids[-new:]):
+                if (found := _features_of(self._images, self._refused, request)) is None:
+                    continue
+                features |= found
+                own_3L = self._model.positions(request.token_ids, found)
+            if turn.slot is None:
+                self._turns.make_room(1)
+            self._turns.take(turn)
+            self._batch.go_on(request, turn, own_3L)
+        return features
+
+    def _let_in(self) -> None:
+        """Let waiting requests join the batch. Requests whose prompts are known join at once.
+
+        Others wait, since computing their prompts costs about a step, whatever their number. They join when their
+        waiting has cost more than this step costs the batch."""
+        num_rows = self._batch.num_rows
+        free = self._config.batch_size - num_rows
+        num_waiting = sum(waiting.turn is None for waiting in self._waiting)
+        if not (num_waiting and free):
+            return
+        self._missed += min(num_waiting, free)
+        by_block: dict[Block, tuple[list[SampleRequest], list[int]]] = {}
+        for request, block, number in self._choose(free, self._missed >= num_rows):
+            requests, which = by_block.setdefault(block, ([], []))
+            requests.append(request)
+            which.append(number)
+        for block, (requests, which) in by_block.items():
+            self._turns.make_room(len(requests))
+            self._batch.join(requests, block, which)
+
+    def _choose(self, free: int, may_compute: bool) -> list[tuple[SampleRequest, Block, int]]:
+        """Take requests from the queue, in order, as far as there are places. Return each with the block of its prompt
+        and the prompt's number there. Requests that go on from turns are left in the queue.
+
+        The choice ends at a prompt that is not known. If `may_compute`, unknown prompts are computed, up to
+        `prefill_tokens`."""
+        chosen: list[SampleRequest] = []
+        places: dict[TokenIds, tuple[Block, int]] = {}
+        new: dict[TokenIds, None] = {}
+        features: dict[int, ImageFeatures] = {}
+        longest = 0
+        for waiting in [waiting for waiting in self._waiting if waiting.turn is None]:
+            request, prompt = waiting.request, waiting.request.token_ids
+            if len(chosen) == free:
+                break
+            if (place := self._prompts.place(prompt)) is not None:
+                places[prompt] = place
+            elif prompt not in new:
+                if not may_compute:
+                    break
+                if request.images:
+                    if (found := _features_of(self._images, self._refused, request)) is None:
+                        self._waiting.remove(waiting)
+                        continue
+                    features |= found
+                longest = max(longest, len(prompt))
+                if new and longest * (len(new) + 1) > self._config.prefill_tokens:
+                    break
+                new[prompt] = None
+            self._waiting.remove(waiting)
+            chosen.append(request)
+        if new:
+            block = self._model.compute(tuple(new), features)
+            self._prompts.add(block)
+            places |= {prompt: (block, number) for number, prompt in enumerate(new)}
+            self._missed = 0
+        return [(request, *places[request.token_ids]) for request in chosen]
+
+    # ------------------------------------------------------------------------------------------ one token
+
+    def _sample(self) -> list[Completion]:
+        """Sample a token of each row, and return the completions that finished."""
+        finished = self._batch.sample(len(self._versions) - 1)
+        done = [self._batch.completion(row, reason, self._versions) for row, reason in finished]
+        for row, reason in finished:
+            if reason != "error" and (turn := self._batch.turn(row)) is not None:
+                self._turns.add(turn)
+        self._leave()
+        return done
+
+    def _leave(self) -> None:
+        """Drop the rows that are done."""
+        self._batch.leave()
+        if not self._batch.num_rows:
+            self._versions = self._versions[-1:]
+
+
+def _features_of(images: PromptImages, refused: list[Completion], request: SampleRequest) -> Features | None:
+    """Return the features of a request's images. None, and the request is among the refused, if they cannot be had."""
+    try:
+        return images.features([request.token_ids])
+    except (ImageError, WeightsError) as error:
+        refused.append(without_tokens(request, "error", str(error)))
+        return None
+
+
+@dataclass(slots=True, eq=False)
+class _WaitingRequest:
+    """A request that waits for a place."""
+
+    request: SampleRequest
+    turn: KeptTurn | None
+    """The kept turn that its prompt begins with, if there is one."""
+
+
+def _chunks(rows: Sequence[TokenIds], max_tokens: int) -> Iterator[tuple[TokenIds, ...]]:
+    """Yield the rows in order, in chunks of at most `max_tokens` tokens, padding included. A longer row comes alone."""
+    chunk: list[TokenIds] = []
+    for row in rows:
+        if chunk and max(len(row), *map(len, chunk)) * (len(chunk) + 1) > max_tokens:
+            yield tuple(chunk)
+            chunk = []
+        chunk.append(row)
+    yield tuple(chunk)

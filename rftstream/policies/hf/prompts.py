@@ -1,0 +1,82 @@
+"""Prompts that `hf` has computed: the siblings of a group share theirs, so it is computed once.
+
+Shapes: U prompts, L columns, H heads, D width of a head, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from rftstream.models.vision.seeing import ImageFeatures
+from rftstream.policies.hf.cache import LayerStates
+
+TokenIds = tuple[int, ...]
+"""A prompt. Negative numbers stand for images: `policies.images`."""
+Features = Mapping[int, ImageFeatures]
+"""Number of an image -> what it is to the language model."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Block:
+    """The prompts of one forward pass, padded on the left. `HfModel.compute` makes it."""
+
+    prompts: tuple[TokenIds, ...]
+    states: LayerStates
+    """Keys and values [U, H, L, D] of each layer; empty for a model that keeps none."""
+    logits_UV: Tensor
+    """Logits of the first token to be sampled after each prompt."""
+    shifts_U: np.ndarray
+    """Difference between the position of the first token after each prompt and the number of the prompt's tokens, int64
+    [U]. It is 0 unless images take fewer positions than tokens."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens, padding included."""
+        return len(self.prompts) * max(map(len, self.prompts))
+
+
+class PromptStore:
+    """The newest blocks: at most `max_tokens` tokens, padding included. The newest block is kept whatever its size.
+    `HfPolicy` makes it, and clears it when new weights come."""
+
+    def __init__(self, max_tokens: int) -> None:
+        self._max_tokens = max_tokens
+        self._blocks: deque[Block] = deque()
+        self._places: dict[TokenIds, tuple[Block, int]] = {}
+
+    def place(self, prompt: TokenIds) -> tuple[Block, int] | None:
+        """Return a prompt's block and its number there; None if it is not known."""
+        return self._places.get(prompt)
+
+    def add(self, block: Block) -> None:
+        """Add a block, and forget the oldest ones if there are too many tokens."""
+        self._blocks.append(block)
+        self._places.update({prompt: (block, number) for number, prompt in enumerate(block.prompts)})
+        while len(self._blocks) > 1 and sum(one.num_tokens for one in self._blocks) > self._max_tokens:
+            self._forget(self._blocks.popleft().prompts)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Yield all that lies on the device."""
+        for block in self._blocks:
+            yield block.logits_UV
+            for layer in block.states:
+                yield from layer
+
+    def clear(self) -> None:
+        """Forget all blocks. They were computed with weights that have been replaced."""
+        self._blocks.clear()
+        self._places.clear()
+
+    def _forget(self, prompts: Sequence[TokenIds]) -> None:
+        for prompt in prompts:
+            self._places.pop(prompt, None)
+
+
+def shift_behind(positions_3L: np.ndarray) -> int:
+    """Return by how much the positions behind a prompt with these positions differ from the numbers of the tokens."""
+    return int(positions_3L.max() + 1 - positions_3L.shape[1])

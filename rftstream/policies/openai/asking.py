@@ -1,0 +1,211 @@
+"""What the threads of `openai` do: they ask a server, and put what comes of it into the policy's queue."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rftstream.contracts.tasks import Sampling
+from rftstream.contracts.versions import VersionName
+from rftstream.errors import ImageError, PolicyError, WeightsError
+from rftstream.models.server_client import Call, ModelServer, Refused, RetryableError, Unreachable
+from rftstream.policies.base import Completion, SampleRequest, without_tokens
+from rftstream.policies.openai.completions import completion_of
+from rftstream.policies.openai.images import HINT, ServedImages
+from rftstream.policies.openai.updates import ServerUpdates
+
+_NO_VERSION = VersionName(trainer_epoch=0, version=0)
+"""Stands for the version that answers a probe; nobody gets the answer."""
+
+
+class ServedCall(Call):
+    """A request, from `submit` until its completion is returned. `OpenAiPolicy` makes it."""
+
+    def __init__(self, request: SampleRequest) -> None:
+        super().__init__()
+        self.request = request
+        self.submitted_at = time.monotonic()
+        self.body: dict[str, Any] = {}
+        self.is_asked = False
+        """Whether it is on the way."""
+        self.failed_at: set[str] = set()
+        """Servers that have failed at it, in this round through all servers."""
+        self.num_failures = self.num_bad_answers = 0
+        """How often it failed by what may be its own fault, and how often with an answer that was none."""
+        self.num_rounds = 0
+        """How often it had to pause, since all servers had failed at it."""
+        self.failed_since = 0.0
+        """When it failed first."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFailure:
+    """A request that a server did not answer, though another one may."""
+
+    text: str
+    after_s: float = 0.0
+    """For how long the server wants to be left alone."""
+    is_enough: bool = False
+    """Whether no other request would fare better at this server."""
+    is_bad_answer: bool = False
+    """Whether an answer came that holds no completion."""
+    is_away: bool = False
+    """Whether any request would have failed: the server was not there, or full."""
+    is_lost: bool = False
+    """Whether the server may have ended, and begun anew with other weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerEvent:
+    """A request has ended. A thread puts it into the queue for `step`."""
+
+    url: str
+    call: ServedCall
+    result: Completion | ServerFailure | PolicyError
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateEvent:
+    """The server has loaded a version, or cannot. A thread puts it into the queue for `step`."""
+
+    url: str
+    name: VersionName
+    error: PolicyError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeEvent:
+    """The server was asked whether it answers again. A thread puts it into the queue for `step`."""
+
+    url: str
+    error: str | None
+    after_s: float = 0.0
+    """For how long the server wants to be left alone."""
+
+
+Event = AnswerEvent | UpdateEvent | ProbeEvent
+
+
+class ServerAsker:
+    """Asks one server. `OpenAiPolicy` makes it; `ServedEngine` has its threads call `sample`, `update` and `probe`,
+    each of which ends with an event in the queue."""
+
+    def __init__(
+        self,
+        url: str,
+        server: ModelServer,
+        probes: ModelServer | None,
+        *,
+        updates: ServerUpdates | None,
+        images: ServedImages | None,
+        make_body: Callable[[SampleRequest, int], dict[str, Any]],
+        events: queue.SimpleQueue[Event],
+    ) -> None:
+        """`probes` asks whether a server answers again that was left alone; None: it is the only server, and is never
+        left alone."""
+        self.url = url
+        self.is_only = probes is None
+        self.takes_versions = updates is not None
+        self._server, self._probes, self._updates, self._images = server, probes, updates, images
+        self._make_body, self._events = make_body, events
+
+    @property
+    def where(self) -> str:
+        """Address of the server and endpoint, for messages."""
+        return self._server.where
+
+    def may_have_lost_version(self) -> bool:
+        """Return whether the server may have begun anew since it was given a version."""
+        return self._updates is not None and self._updates.may_have_lost(self.url)
+
+    def close(self) -> None:
+        """Close the connections. No thread may be at work any more."""
+        self._server.close()
+        if self._probes is not None:
+            self._probes.close()
+
+    def sample(self, call: ServedCall, version: VersionName) -> None:
+        """Ask for a completion by the version that the server has."""
+        self._events.put(AnswerEvent(self.url, call, self._asked(call, version)))
+
+    def _asked(self, call: ServedCall, version: VersionName) -> Completion | ServerFailure | PolicyError:
+        request = call.request
+        # The only server is asked again by its client. With another one about, a failed request goes there at once.
+        ask: Callable[[dict[str, Any], Call], Mapping[str, Any]]
+        ask = self._server.ask if self.is_only and self._updates is None else self._server.ask_once
+        try:
+            answer = ask(self._body(call, version), call)
+        except (ImageError, WeightsError, Refused) as error:
+            return without_tokens(request, "error", str(error))
+        except RetryableError as error:
+            if call.cancelled.is_set():
+                return without_tokens(request, "error", str(error))
+            return ServerFailure(
+                str(error),
+                after_s=error.after_s,
+                is_enough=error.timed_out,
+                is_away=error.is_away,
+                is_lost=error.is_lost,
+            )
+        except Unreachable as error:
+            text = f"{error}{'' if self._images is None else f'; {HINT}'}"
+            return (
+                PolicyError(f"policy openai: {text}")
+                if self.is_only
+                else ServerFailure(text, is_enough=True, is_away=True)
+            )
+        except Exception as error:  # of an answer that nobody thought of: else the rollout would wait for ever
+            return self._bad_answer(request, f"the server's answer: {type(error).__name__}: {error}")
+        return self._completion(request, answer, version)
+
+    def _completion(
+        self, request: SampleRequest, answer: Mapping[str, Any], version: VersionName
+    ) -> Completion | ServerFailure:
+        try:
+            if self._images is not None:
+                answer = {"choices": [self._images.choice(request, answer)]}
+            return completion_of(request, answer, version)
+        except Refused as error:
+            return self._bad_answer(request, str(error))
+        except Exception as error:
+            return self._bad_answer(request, f"the server's answer: {type(error).__name__}: {error}")
+
+    def _bad_answer(self, request: SampleRequest, text: str) -> Completion | ServerFailure:
+        return without_tokens(request, "error", text) if self.is_only else ServerFailure(text, is_bad_answer=True)
+
+    def _body(self, call: ServedCall, version: VersionName) -> dict[str, Any]:
+        if self._images is None:
+            return call.body
+        return self._images.body(call.request, call.body, f"{version.trainer_epoch}/{version.version}")
+
+    def update(self, name: VersionName, call: Call) -> None:
+        """Give the server a version that was written."""
+        assert self._updates is not None
+        try:
+            self._updates.send(self.url, name, call)
+        except Exception as error:  # else all would wait for ever
+            self._events.put(UpdateEvent(self.url, name, PolicyError(f"policy openai: {error}")))
+        else:
+            self._events.put(UpdateEvent(self.url, name))
+
+    def probe(self, call: Call) -> None:
+        """Ask for one token. A refusal is an answer, too: the server is there."""
+        assert self._probes is not None
+        asked = ServedCall(SampleRequest(request_id="", token_ids=(0,), sampling=Sampling(), seed=0, max_tokens=1))
+        asked.body = self._make_body(asked.request, 1)
+        error: str | None = None
+        after_s = 0.0
+        try:
+            answer = self._probes.ask_once(self._body(asked, _NO_VERSION), call)
+        except Refused:
+            pass
+        except Exception as other:  # else it would never be asked again
+            error = str(other) or type(other).__name__
+            after_s = other.after_s if isinstance(other, RetryableError) else 0.0
+        else:
+            result = self._completion(asked.request, answer, _NO_VERSION)
+            error = result.text if isinstance(result, ServerFailure) else None
+        self._events.put(ProbeEvent(self.url, error, after_s))

@@ -1,0 +1,164 @@
+"""One of the servers that `openai` asks: what waits for it, what is on the way, which version it has, and whether it
+may be asked."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+
+from rftstream import metrics
+from rftstream.contracts.versions import VersionName
+from rftstream.errors import PolicyError
+from rftstream.models.server_client import Call
+from rftstream.policies.base import Completion
+from rftstream.policies.openai.asking import ProbeEvent, ServedCall, ServerAsker, ServerFailure, UpdateEvent
+from rftstream.policies.openai.routing import CircuitBreaker
+
+
+class ServedEngine:
+    """A server. `OpenAiPolicy` makes one for each url, puts calls into `waiting`, and calls `go_on` in each step:
+    threads then ask what may be asked now, or give the server its next version. Their events come to the policy, which
+    tells `on_answer`, `on_update` or `on_probe`."""
+
+    def __init__(self, asker: ServerAsker, threads: ThreadPoolExecutor, num_places: int) -> None:
+        """`num_places`: requests on the way at once."""
+        self.url, self.where = asker.url, asker.where
+        self._asker, self._threads, self._num_places = asker, threads, num_places
+        self.breaker = CircuitBreaker(time.monotonic)
+        self.error = ""
+        """Error of the last failure."""
+        self.version: VersionName | None = None
+        """The version that the server has."""
+        self.next: VersionName | None = None
+        """The version that the server gets as soon as no request is on the way."""
+        self.sending: VersionName | None = None
+        """The version that the server is being given."""
+        self.waiting: deque[ServedCall] = deque()
+        self._tried_at = -math.inf
+        """When the server was last given a version, or probed: the beginning of that."""
+        self._num_asked = 0
+        """Number of requests on the way, aborted ones included."""
+        self._is_probed = False
+        self._own_call = Call()
+        """That of the version or the probe on the way."""
+        metrics.SERVER_UP.labels(self.url).set(1)
+        metrics.SERVER_IN_FLIGHT.labels(self.url).set(0)
+
+    @property
+    def load(self) -> int:
+        """Number of requests that wait for it or are on the way."""
+        return len(self.waiting) + self._num_asked
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the server has still to be given a version, before which nothing is asked."""
+        return self.next is not None or self.sending is not None
+
+    def is_away(self, tries: int, since: float) -> bool:
+        """Return whether the server was tried so often in a row, the last time since then, and did not answer."""
+        is_tried = self.sending is not None or self._is_probed
+        return self.breaker.num_pauses >= tries and self.breaker.is_open and not is_tried and self._tried_at >= since
+
+    def go_on(self) -> None:
+        """Ask the server as much as may be asked now, give it its next version, or see whether it answers again."""
+        if self.sending is not None or self._is_probed or (self.next or self.version) is None:
+            return
+        if self.breaker.is_open and not self.breaker.is_due:
+            return
+        if self.next is None and self.waiting and self._asker.may_have_lost_version():
+            self.next = self.version
+        if self.next is not None:
+            if not self._num_asked:
+                self.sending, self._own_call, self._tried_at = self.next, Call(), time.monotonic()
+                self._threads.submit(self._asker.update, self.sending, self._own_call)
+        elif self.breaker.is_open:
+            self._is_probed, self._own_call, self._tried_at = True, Call(), time.monotonic()
+            self._threads.submit(self._asker.probe, self._own_call)
+        else:
+            assert self.version is not None
+            while self.waiting and self._num_asked < self._num_places:
+                call = self.waiting.popleft()
+                call.is_asked = True
+                self._count(1)
+                self._threads.submit(self._asker.sample, call, self.version)
+
+    def on_answer(self, call: ServedCall, result: Completion | ServerFailure | PolicyError) -> None:
+        """Note how a request has ended. A server that lost one may have begun anew: it is given its weights again
+        before it is asked again. One that was aborted says nothing."""
+        call.is_asked = False
+        self._count(-1)
+        if call.cancelled.is_set():
+            return
+        if isinstance(result, ServerFailure):
+            self._failed(result.text, is_enough=result.is_enough, after_s=result.after_s)
+            if self._asker.takes_versions and result.is_lost:
+                self.next = self.next or self.version
+        elif isinstance(result, Completion):
+            self._count_result("answered" if result.error is None else "refused")
+            self.breaker.answered()
+
+    def on_update(self, event: UpdateEvent) -> None:
+        """Note that the server has the version, or could not be given it. Then it is still to be given it."""
+        self.sending = None
+        if event.error is not None:
+            self._probe_failed(str(event.error))
+            return
+        self.version = event.name
+        if self.next == event.name:
+            self.next = None
+        self._is_back()
+
+    def on_probe(self, event: ProbeEvent) -> None:
+        """Note whether the server answers again."""
+        self._is_probed = False
+        if event.error is not None:
+            self._probe_failed(event.error, event.after_s)
+        else:
+            self._is_back()
+
+    def forget(self, call: ServedCall) -> None:
+        """Let a request not be asked, if it waits here."""
+        self.waiting = deque(one for one in self.waiting if one is not call)
+
+    def take_waiting(self) -> list[ServedCall]:
+        """Return all requests that wait, which others are to be asked."""
+        taken, self.waiting = list(self.waiting), deque()
+        return taken
+
+    def close(self) -> None:
+        """Close the connections. No thread may be at work any more."""
+        self._asker.close()
+
+    def cancel(self) -> None:
+        """End what the server is asked on nobody's behalf: a version, or a probe."""
+        self._own_call.cancel()
+
+    def _failed(self, error: str, *, is_enough: bool, after_s: float) -> None:
+        self._count_result("failed")
+        self.error = error
+        if not self._asker.is_only:
+            self.breaker.failed(is_enough=is_enough, after_s=after_s)
+            self._show_up()
+
+    def _probe_failed(self, error: str, after_s: float = 0.0) -> None:
+        self._count_result("failed")
+        self.error = error
+        if not self._asker.is_only:
+            self.breaker.probe_failed(after_s)
+            self._show_up()
+
+    def _is_back(self) -> None:
+        self.breaker.probe_answered()
+        self._show_up()
+
+    def _show_up(self) -> None:
+        metrics.SERVER_UP.labels(self.url).set(0 if self.breaker.is_open else 1)
+
+    def _count_result(self, result: str) -> None:
+        metrics.SERVER_REQUESTS.labels(self.url, result).inc()
+
+    def _count(self, change: int) -> None:
+        self._num_asked += change
+        metrics.SERVER_IN_FLIGHT.labels(self.url).set(self._num_asked)

@@ -1,0 +1,365 @@
+"""Served models as a policy: any servers with OpenAI's completions that take token ids as the prompt, and give token
+ids and logprobs back. vLLM's does; others are told so by an error.
+
+With several servers all turns of a rollout go to one of them, which has computed their beginning (`routing`). A server
+that fails is left for the next one, and probed until it answers.
+
+With `update`, servers that can load weights while they run are given each version: what was asked is answered first, by
+the weights that it was asked of, and what is new waits meanwhile, so a completion is of one version alone. Each server
+has its version when its own requests have ended, and is asked of nothing before. A server that was gone may have begun
+anew with other weights: it is given them again before it is asked again. Without, the servers' weights are their own.
+Tokens are stamped with the version in force all the same, for everything that is sampled needs one; so that is for
+teachers, judges, baselines and data, not for training on what it samples.
+"""
+
+from __future__ import annotations
+
+import math
+import queue
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from rftstream.clock import Clock
+from rftstream.contracts.versions import VersionName
+from rftstream.errors import ConfigError, PolicyError
+from rftstream.models.rendering import Renderer
+from rftstream.models.server_client import ModelServer
+from rftstream.models.spec import ModelSpec
+from rftstream.models.vision.image_inputs import ImageCache
+from rftstream.policies.base import Completion, SampleRequest, without_tokens
+from rftstream.policies.openai.asking import AnswerEvent, Event, ServedCall, ServerAsker, ServerFailure, UpdateEvent
+from rftstream.policies.openai.completions import completion_body
+from rftstream.policies.openai.engine import ServedEngine
+from rftstream.policies.openai.images import RESOURCE, ServedImages
+from rftstream.policies.openai.routing import LONGEST_AFTER_S, Router, pause_after
+from rftstream.policies.openai.updates import ServerUpdates, UpdateRequest, root_of
+from rftstream.weights.snapshot import RawTensor
+
+STEP_S = 0.02
+"""Longest time in seconds that a step waits for something to finish."""
+PROBE_S = 30.0
+"""Longest time in seconds that a server may take for the one token of a probe."""
+SECTION = "policies.openai"
+
+
+class OpenAiPolicy:
+    """A policy whose engines are model servers, as `Policy` describes it. Threads ask the servers; `step` collects the
+    answers."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        url: str | tuple[str, ...]
+        """Where the API begins: `http://127.0.0.1:8000/v1`. Its tokenizer must be that of `model.path`. Several servers
+        of one model: `["http://one:8000/v1", "http://two:8000/v1"]`."""
+        model: str
+        """Name of the model on the server, or on each of them."""
+        api_key: str | None = None
+        """`"env:NAME"`: sent as the bearer token; it is looked up in the environment and written nowhere."""
+        batch_size: Annotated[int, Meta(ge=1)] = 64
+        """Requests on the way to each server at once; more wait."""
+        timeout_s: Annotated[float, Meta(gt=0)] = 600.0
+        """Seconds to wait for one answer."""
+        tries: Annotated[int, Meta(ge=1)] = 5
+        """Tries of a request that reaches no server, or a busy one. With several servers: tries of a request that fails
+        at each. A server that is away is probed this many times in a row before the explorer ends because all are
+        away."""
+        max_load: Annotated[float, Meta(ge=1)] = 1.25
+        """With several servers: a rollout begins at the next server when the first one of its group has this many times
+        the mean number of requests. It stays where it began."""
+        extra: dict[str, Any] = field(default_factory=dict)
+        """Further fields of each request, as the server knows them."""
+        update: Literal["vllm", "vllm-cpu"] | tuple[UpdateRequest, ...] | None = None
+        """Way to make the server load a new version from a folder, once it has answered all requests. vllm: by vLLM's
+        own endpoints, which it has when it is started with `VLLM_SERVER_DEV_MODE=1`. vllm-cpu: for its builds for CPUs,
+        which would go on with the old weights in an output layer that is tied to the embeddings; they are started with
+        `--worker-extension-cls rftstream.policies.vllm.worker.WeightsReceiver`, too. For other servers: a list of the
+        requests, one after the other: `[{ path = "/update_weights", body = { model_path = "{folder}" } }]`. The servers
+        must be this worker's alone. Default: the server keeps its own weights."""
+        update_folder: str | None = None
+        """Folder to which versions are written for the servers, two or three at a time; they must read them under the
+        same path. Default: the folder for temporary files of this machine."""
+
+        def __post_init__(self) -> None:
+            if not self.urls or len(set(self.urls)) < len(self.urls):
+                raise ConfigError(
+                    f"{SECTION}.url: found {len(self.urls)} urls, {len(set(self.urls))} different (they are not "
+                    "shown here), expected one server or more, each once"
+                )
+
+        @property
+        def urls(self) -> tuple[str, ...]:
+            """All servers."""
+            return (self.url,) if isinstance(self.url, str) else self.url
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        model: ModelSpec,
+        renderer: Renderer,
+        clock: Clock,
+        images: ImageCache | None = None,
+    ) -> None:
+        """`images`: the images that prompts show; None if the model is shown none."""
+        self._config, self._renderer = config, renderer
+        urls = config.urls
+        self._updates: ServerUpdates | None = None
+        if config.update is not None:
+            self._updates = ServerUpdates(
+                config.update,
+                folder=config.update_folder,
+                urls=urls,
+                api_key=config.api_key,
+                timeout_s=config.timeout_s,
+                tries=config.tries,
+                section=SECTION,
+                model=model,
+            )
+        self._stop_ids = sorted(renderer.stop_token_ids)
+        self._version: VersionName | None = None
+        self._active: dict[str, ServedCall] = {}
+        self._paused: list[tuple[float, ServedCall]] = []
+        """Requests that wait for a server that may be asked, or for the next round through all of them; since when
+        they may be asked."""
+        self._num_lost = 0
+        """Number of requests that the only server has lost since its last answer."""
+        self._answered_at = 0.0
+        self._router = Router(config.max_load)
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._threads = ThreadPoolExecutor(config.batch_size * len(urls), thread_name_prefix="openai")
+        shown = None if images is None or renderer.images is None else ServedImages(images, renderer.images)
+        self._engines: dict[str, ServedEngine] = {}
+        for url in urls:
+            asker = ServerAsker(
+                url,
+                self._client(url, config.timeout_s, shown is not None),
+                self._client(url, min(config.timeout_s, PROBE_S), shown is not None) if len(urls) > 1 else None,
+                updates=self._updates,
+                images=shown,
+                make_body=self._body,
+                events=self._events,
+            )
+            self._engines[url] = ServedEngine(asker, self._threads, config.batch_size)
+
+    @property
+    def version(self) -> VersionName | None:
+        """The version that samples what is submitted from now on."""
+        return self._version
+
+    @property
+    def slots(self) -> int:
+        """Number of requests that may be active at once: `batch_size` for each server."""
+        return self._config.batch_size * len(self._engines)
+
+    @property
+    def num_active(self) -> int:
+        """Number of requests that wait or are on the way."""
+        return len(self._active)
+
+    def load(self, tensors: Mapping[str, RawTensor], name: VersionName) -> None:
+        """Write the version for the servers. Each gets it when no request is on the way there. Without `update`, only
+        take note of its name."""
+        engines = self._engines.values()
+        if self._updates is not None:
+            self._updates.write(tensors, name)
+        for engine in engines:
+            if self._updates is None:
+                engine.version = name
+            else:
+                engine.next = name
+        if self._updates is not None:  # the others are given to no server any more, also if it begins anew
+            self._updates.delete_others({name, *(one.sending for one in engines if one.sending is not None)})
+        self._version = name
+        self._go_on()
+
+    def submit(self, request: SampleRequest) -> None:
+        """Put a request in the queue of its server, and ask the server if that may be done now."""
+        call = self._active[request.request_id] = ServedCall(request)
+        context = self._renderer.context
+        room = request.max_tokens if context is None else min(request.max_tokens, context - len(request.token_ids))
+        url = next(iter(self._engines))
+        if not request.token_ids:
+            completion = without_tokens(request, "error", "the prompt is empty")
+            self._events.put(AnswerEvent(url, call, completion))
+        elif room <= 0:
+            self._events.put(AnswerEvent(url, call, without_tokens(request, "length", None)))
+        else:
+            call.body = self._body(request, room)
+            self._place(call)
+            self._go_on()
+
+    def so_far(self, request_id: str) -> Completion | None:
+        """Return None: servers give whole completions only."""
+        return None
+
+    def abort(self, request_id: str) -> None:
+        """Forget a request, and end its connection to the server."""
+        call = self._active.pop(request_id, None)
+        if call is not None:
+            for engine in self._engines.values():
+                engine.forget(call)
+            self._paused = [(at, one) for at, one in self._paused if one is not call]
+            call.cancel()
+
+    def step(self) -> list[Completion]:
+        """Wait at most STEP_S for an answer, and return the requests that finished. PolicyError if no server can be
+        reached."""
+        done: list[Completion] = []
+        wait_s = STEP_S if self._works else 0.0
+        while True:
+            try:
+                event = self._events.get(timeout=wait_s) if wait_s else self._events.get_nowait()
+            except queue.Empty:
+                self._go_on()
+                return done
+            wait_s = 0.0
+            if isinstance(event, AnswerEvent):
+                if (completion := self._on_answer(event)) is not None:
+                    done.append(completion)
+            elif isinstance(event, UpdateEvent):
+                self._engines[event.url].on_update(event)
+                if event.error is not None and len(self._engines) == 1:
+                    raise event.error
+            else:
+                self._engines[event.url].on_probe(event)
+
+    def idle_s(self) -> float:
+        """Return 0 while there is something to do, else infinity."""
+        return 0.0 if self._works else math.inf  # `step` waits for what is under way
+
+    def close(self) -> None:
+        """Cancel all requests, wait for their threads, and close the connections."""
+        for request_id in list(self._active):
+            self.abort(request_id)
+        for engine in self._engines.values():
+            engine.cancel()
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        for engine in self._engines.values():
+            engine.close()
+        if self._updates is not None:
+            self._updates.close()
+
+    @property
+    def _works(self) -> bool:
+        return bool(self._active) and self.version is not None
+
+    def _place(self, call: ServedCall) -> None:
+        """Put a request in the queue of its rollout's server, or in that of all if no server may be asked."""
+        request = call.request
+        loads = {url: engine.load for url, engine in self._engines.items() if not engine.breaker.is_open}
+        if not loads:
+            self._paused.append((0.0, call))
+            return
+        rollout = request.rollout_id or request.request_id
+        draining = [url for url in loads if self._engines[url].is_draining]
+        group = request.group_id or rollout
+        url = self._router.place(rollout, group, loads, avoid=call.failed_at, draining=draining)
+        self._engines[url].waiting.append(call)
+
+    def _go_on(self) -> None:
+        """Ask the servers as much as may be asked now, or give them their next version. Raise PolicyError if all of
+        them have been left alone for too long."""
+        engines = self._engines.values()
+        if self._paused and not all(engine.breaker.is_open for engine in engines):
+            now, paused = time.monotonic(), self._paused
+            self._paused = [(at, call) for at, call in paused if at > now]
+            for _, call in (one for one in paused if one[0] <= now):
+                self._place(call)
+        for engine in engines:
+            if engine.breaker.is_open:
+                for call in engine.take_waiting():
+                    self._place(call)
+        for engine in engines:
+            engine.go_on()
+        if not self._works:
+            return
+        since = min(call.submitted_at for call in self._active.values())
+        if all(engine.is_away(self._config.tries, since) for engine in engines):
+            said = "; ".join(f"{one.url}: {one.error}" for one in engines)
+            raise PolicyError(f"policy openai: none of {len(engines)} servers answers: {said}")
+
+    def _on_answer(self, event: AnswerEvent) -> Completion | None:
+        """Return the completion of a request that has finished. None if the request is asked again or was aborted."""
+        call, result, engine = event.call, event.result, self._engines[event.url]
+        if call.is_asked:
+            engine.on_answer(call, result)
+            if isinstance(result, Completion) and not call.cancelled.is_set():
+                self._num_lost, self._answered_at = 0, time.monotonic()
+        is_active = self._active.get(call.request.request_id) is call
+        if isinstance(result, ServerFailure):
+            if len(self._engines) == 1:
+                self._ask_again(engine, call, result, is_active)
+                return None
+            ended = self._move(engine, call, result) if is_active else None
+            if ended is None:
+                return None
+            result = ended
+        if not is_active:
+            return None
+        if isinstance(result, PolicyError):
+            raise result
+        del self._active[call.request.request_id]
+        return result
+
+    def _ask_again(self, engine: ServedEngine, call: ServedCall, failure: ServerFailure, is_active: bool) -> None:
+        """Put a request that the only server has lost back in the queue. It is asked again when the server has its
+        weights again, or after a pause if it has them."""
+        self._num_lost += 1
+        if self._num_lost > self._config.tries * self._config.batch_size:
+            raise PolicyError(f"policy openai: {engine.where}: {failure.text}, {self._num_lost} times in a row")
+        if is_active and failure.is_lost:
+            engine.waiting.appendleft(call)
+        elif is_active:
+            self._pause(call, failure)
+
+    def _pause(self, call: ServedCall, failure: ServerFailure) -> None:
+        """Have a request placed again after a pause, which is twice as long each further time."""
+        call.num_rounds += 1
+        pause_s = pause_after(call.num_rounds - 1)
+        if len(self._engines) == 1:  # of several, each is left alone for as long as it wants
+            pause_s = max(pause_s, min(failure.after_s, LONGEST_AFTER_S))
+        self._paused.append((time.monotonic() + pause_s, call))
+
+    def _move(self, engine: ServedEngine, call: ServedCall, failure: ServerFailure) -> Completion | None:
+        """Have another server asked: at once, and after a pause when all of them have failed at it. Return how the
+        request ends if it is the request's own fault: two servers give bad answers, or all fail at it while they
+        answer others. PolicyError if they answer nothing else, either. Servers that are away or full say nothing about
+        a request: it waits for them."""
+        now, where = time.monotonic(), f"{engine.url}: {failure.text}"
+        if not call.num_failures:
+            call.failed_since = now
+        call.failed_at.add(engine.url)
+        call.num_failures += not failure.is_away
+        call.num_bad_answers += failure.is_bad_answer
+        if call.num_bad_answers > 1:
+            return without_tokens(call.request, "error", where)
+        if not failure.is_away and call.num_failures >= self._config.tries * len(self._engines):
+            if self._answered_at > call.failed_since:
+                return without_tokens(call.request, "error", f"{where}, after {call.num_failures} tries")
+            raise PolicyError(f"policy openai: {where}, after {call.num_failures} tries; are the servers up?")
+        if len(call.failed_at) < len(self._engines):
+            self._place(call)
+        else:
+            call.failed_at.clear()
+            self._pause(call, failure)
+        return None
+
+    def _body(self, request: SampleRequest, room: int) -> dict[str, Any]:
+        return completion_body(
+            request, room, model=self._config.model, stop_ids=self._stop_ids, extra=self._config.extra
+        )
+
+    def _client(self, url: str, timeout_s: float, shows_images: bool) -> ModelServer:
+        return ModelServer(
+            root_of(url) if shows_images else url,
+            RESOURCE if shows_images else "completions",
+            api_key=self._config.api_key,
+            timeout_s=timeout_s,
+            tries=self._config.tries,
+            section=SECTION,
+        )

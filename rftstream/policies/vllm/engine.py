@@ -1,0 +1,301 @@
+"""The side of the policy `vllm` that speaks asyncio: starts the engine, lets requests in, exchanges weights, sleeps.
+
+It is the only module that imports vllm, and it does so when the engine starts. The environment decides where vllm
+may run, so it has to be set before."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import queue
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rftstream.contracts.rollouts import VersionSpan
+from rftstream.contracts.tasks import Sampling
+from rftstream.contracts.versions import VersionName
+from rftstream.errors import ConfigError, ImageError, PolicyError, RftError
+from rftstream.models.rendering import Renderer
+from rftstream.models.spec import ModelSpec
+from rftstream.models.vision.image_inputs import ImageCache
+from rftstream.policies.base import Completion, SampleRequest, without_tokens
+from rftstream.policies.vllm.arguments import EngineSettings, engine_arguments, engine_environment, sampling_params
+from rftstream.policies.vllm.exchange import Shared, WeightsExchange, short
+from rftstream.policies.vllm.images import EngineImages, PreparedImage
+from rftstream.policies.vllm.sleep import SleepingEngine
+
+
+class Engine(SleepingEngine):
+    """vLLM's engine. `VllmPolicy` makes it, then calls every method in the thread of the event loop: `start`, then
+    `load` and `begin`, `close` at the end. Results and failures go into the queue `outcomes`."""
+
+    def __init__(
+        self,
+        config: EngineSettings,
+        model: ModelSpec,
+        renderer: Renderer,
+        outcomes: queue.SimpleQueue[Any],
+        images: ImageCache | None,
+    ) -> None:
+        """`images`: the images that prompts show; None if the model is shown none."""
+        self._images = None if images is None or renderer.images is None else EngineImages(images, renderer.images)
+        super().__init__()
+        self._never_sampled: tuple[int, ...] = ()
+        self._config, self._model, self._renderer, self._outcomes = config, model, renderer, outcomes
+        self._stop_ids = sorted(renderer.stop_token_ids)
+        self._engine: Any = None
+        self.started = False
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._queues: dict[str, tuple[SampleRequest, Any]] = {}
+        self._places = asyncio.Semaphore(config.batch_size)
+        self._gate = asyncio.Lock()
+        """Held while the engine starts, a request enters it, or weights are exchanged, so that no request enters
+        half way."""
+        self._weights = WeightsExchange(has_images=self._images is not None)
+        self._loading: asyncio.Task[None] | None = None
+        self._starting: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to start the engine. Errors go into the queue."""
+        self._starting = asyncio.get_running_loop().create_task(self._start())
+
+    async def _start(self) -> None:
+        async with self._gate:
+            try:
+                self._engine = self._open()
+                if (tokens := self._renderer.images) is not None:
+                    vocabulary = self._engine.model_config.get_vocab_size()
+                    self._never_sampled = tuple(one for one in tokens.never_sampled if one < vocabulary)
+                await self._engine.collective_rpc("rftstream_prepare", args=(os.getpid(),))
+                self.started = True
+            except RftError as error:
+                self._outcomes.put(error)
+            except Exception as error:
+                self._outcomes.put(PolicyError(f"policy vllm: the engine did not start: {short(error)}"))
+
+    def _open(self) -> Any:
+        config, model = self._config, self._model
+        os.environ.update(engine_environment(config, model))
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.platforms import current_platform
+        from vllm.usage.usage_lib import UsageContext
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        built_for, wanted = current_platform.device_type, model.device.partition(":")[0]
+        if built_for != wanted:
+            raise ConfigError(
+                f"policy vllm: the installed vllm runs on {built_for or 'no device of this machine'}, the device given "
+                f"is {model.device!r}; set explorer.devices and evaluator.device, or install a vllm for {wanted}"
+            )
+        arguments = engine_arguments(
+            config, model, self._renderer, [one.name for one in dataclasses.fields(AsyncEngineArgs)]
+        )
+        try:
+            settings = AsyncEngineArgs(**arguments).create_engine_config(UsageContext.ENGINE_CONTEXT)
+        except Exception as error:  # pydantic's, and whatever vLLM's own checks raise
+            raise ConfigError(f"policies.vllm: vLLM does not take these settings: {short(error)}; mend them") from error
+        if settings.lora_config is not None:
+            _check_takes_adapters(settings.model_config)
+        try:
+            return AsyncLLM.from_vllm_config(settings, disable_log_stats=arguments["disable_log_stats"])
+        except Exception as error:  # vLLM raises whatever its parts do
+            raise PolicyError(f"policy vllm: the engine did not start: {short(error)}; see the log above") from error
+
+    # ------------------------------------------------------------------------------------------ requests
+
+    def begin(self, unique: str, request: SampleRequest) -> None:
+        """Begin a request under the name `unique`."""
+        self._running[unique] = asyncio.get_running_loop().create_task(self._sample(unique, request))
+
+    def abort(self, unique: str) -> None:
+        """End a request. Unknown names are ignored."""
+        if (task := self._running.get(unique)) is not None:
+            task.cancel()
+
+    async def so_far(self, unique: str) -> Completion | None:
+        """Return what was sampled of a request so far. vLLM gives versions with finished requests only, so this
+        looks into its state."""
+        if unique not in self._queues or remembers(self._queues[unique][0].sampling):
+            return None
+        request, queued = self._queues[unique]
+        state = self._engine.output_processor.request_states.get(queued.request_id)
+        if state is None or queued.output is not None:
+            return None  # finished
+        token_ids = state.detokenizer.output_token_ids
+        return _completion(
+            request, token_ids, state.logprobs_processor.logprobs, state._weight_version_spans(), "unfinished"
+        )
+
+    async def _sample(self, unique: str, request: SampleRequest) -> None:
+        queued: Any = None
+        try:
+            prepared = await self._prepare(request)
+            async with self._places:
+                queued = await self._enter(unique, request, prepared)
+                self._queues[unique] = (request, queued)
+                output = (await queued.get()).outputs[0]
+                reason = output.finish_reason
+                completion = _completion(request, output.token_ids, output.logprobs, output.weight_versions, reason)
+                self._outcomes.put((unique, completion))
+        except asyncio.CancelledError:
+            if queued is not None and not self._engine.errored:
+                await self._engine.abort(queued.request_id, internal=True)
+        except Exception as error:  # vLLM's own, of several kinds; the engine itself says whether it lives
+            died = self._engine is not None and self._engine.errored
+            self._outcomes.put(_failure(unique, request, error, died=died))
+        finally:
+            self._running.pop(unique, None)
+            self._queues.pop(unique, None)
+            self._plan_sleep()
+
+    async def _prepare(self, request: SampleRequest) -> Sequence[PreparedImage]:
+        """Return the images of a request as the engine takes them. Other requests enter meanwhile."""
+        if not request.images:
+            return ()
+        if self._images is None or self._starting is None:
+            raise ImageError("the model is not shown images")
+        await asyncio.wait([self._starting])
+        if not self.started:
+            raise PolicyError("policy vllm: the engine did not start")
+        return await self._images.prepare(request.images, self._engine.renderer)
+
+    async def _enter(self, unique: str, request: SampleRequest, prepared: Sequence[PreparedImage]) -> Any:
+        while True:
+            await self._awake()
+            async with self._gate:
+                if not self.started:
+                    raise PolicyError("policy vllm: the engine did not start")
+                self._weights.check_whole()
+                if self._asleep:
+                    continue  # it has fallen asleep in between, and takes no version over before it is awake
+                if self._weights.has_version.is_set():
+                    return await self._add(unique, request, prepared)
+            await self._weights.has_version.wait()
+
+    async def _add(self, unique: str, request: SampleRequest, prepared: Sequence[PreparedImage]) -> Any:
+        from vllm.inputs.engine import tokens_input
+
+        # A prompt must not meet what older weights computed of it.
+        if prepared and self._images is not None:
+            prompt = self._images.prompt(request, prepared, self._weights.label)
+        else:
+            prompt = tokens_input(list(request.token_ids), cache_salt=self._weights.label)
+        params = sampling_params(request, self._stop_ids, self._never_sampled)
+        return await self._engine.add_request(unique, prompt, params, lora_request=self._weights.adapter)
+
+    # ------------------------------------------------------------------------------------------ weights
+
+    async def load(self, shared: Shared, label: str) -> None:
+        """Exchange the weights between two decoding steps; those of an engine that sleeps, when it wakes. PolicyError
+        if that failed."""
+        self._weights.put(shared, label)
+        async with self._gate:
+            if self._weights.is_due and not self._asleep:
+                clear_cache = self._config.in_flight == "recompute"
+                if not await self._weights.take_newest(self._engine, clear_cache=clear_cache):
+                    raise PolicyError(f"policy vllm: weights {label} were changed before the engine could read them")
+                self._plan_sleep()
+
+    def has(self, label: str) -> bool:
+        """Return whether the engine has this version. Called from any thread."""
+        return self._weights.label == label
+
+    def load_later(self, shared: Shared, label: str) -> None:
+        """Exchange the weights when all that runs has finished. If several versions wait, only the newest is taken."""
+        self._weights.put(shared, label)
+        self._begin_loading()
+
+    def _begin_loading(self) -> None:
+        if self._loading is None:
+            self._loading = asyncio.get_running_loop().create_task(self._load_newest())
+
+    async def _load_newest(self) -> None:
+        try:
+            async with self._gate:  # nothing enters, so what runs comes to its end
+                while self._queues and self._weights.is_due:  # it may have been taken over when the engine woke
+                    await asyncio.wait(
+                        [self._running[one] for one in self._queues], return_when=asyncio.FIRST_COMPLETED
+                    )
+                if self._weights.is_due and self.started and not self._asleep:
+                    await self._weights.take_newest(self._engine, clear_cache=True)
+                    self._plan_sleep()
+        except PolicyError as error:
+            self._outcomes.put(error)
+            return
+        finally:
+            self._loading = None
+        if self._weights.is_due and self.started and not self._asleep:
+            self._begin_loading()
+
+    async def close(self) -> None:
+        """Cancel all that runs, and end the engine's processes."""
+        self._cancel_sleep()
+        tasks = [*self._running.values(), *filter(None, (self._starting, self._loading, self._sleeping, self._waking))]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._weights.drop()
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.shutdown()
+            engine.engine_core.resources.ctx.destroy(linger=0)  # which vLLM leaves to the garbage collector
+
+
+def _check_takes_adapters(model_config: Any) -> None:
+    """Raise ConfigError if vLLM's class for a model cannot apply adapters, before processes are started for it."""
+    from vllm.model_executor.models import ModelRegistry, supports_lora
+
+    found, _ = ModelRegistry.resolve_model_cls(model_config.architectures, model_config)
+    if not supports_lora(found):
+        raise ConfigError(f"policies.vllm.adapters: vLLM's {found.__name__} cannot apply adapters; set 'merge'")
+
+
+def remembers(sampling: Sampling) -> bool:
+    """Return whether the next token depends on which tokens were sampled, beside the tokens themselves."""
+    return bool(sampling.stop or sampling.presence_penalty or sampling.frequency_penalty)
+
+
+def _completion(
+    request: SampleRequest, token_ids: Sequence[int], logprobs: Any, spans: Any, reason: str | None
+) -> Completion:
+    ids = np.asarray(token_ids, dtype=np.int32)
+    values = np.asarray(logprobs.logprobs if logprobs is not None else (), dtype=np.float32)
+    error = None
+    if len(values) != len(ids):
+        reason, error = "error", f"vllm gave {len(values)} logprobs for {len(ids)} tokens"
+    elif not np.isfinite(values).all():
+        reason, error = "error", "the model gave values that are not finite"
+    elif reason not in ("stop", "length", "unfinished"):
+        reason, error = "error", f"vllm ended it: {reason}"
+    versions = tuple(_span(one) for one in spans or ())
+    return Completion(
+        request_id=request.request_id,
+        token_ids=ids,
+        behavior_logprobs=values,
+        versions=versions,
+        finish_reason=str(reason),
+        error=error,
+    )
+
+
+def _span(span: Any) -> VersionSpan:
+    epoch, _, version = span.version.partition("/")
+    return VersionSpan(start=span.start, count=span.end - span.start, trainer_epoch=int(epoch), version=int(version))
+
+
+def label_of(name: VersionName) -> str:
+    """Return a version as the engine names it: epoch/version."""
+    return f"{name.trainer_epoch}/{name.version}"
+
+
+def _failure(unique: str, request: SampleRequest, error: Exception, *, died: bool) -> Any:
+    """Return the outcome of a request that failed: what ends the policy, or a completion without tokens."""
+    if isinstance(error, PolicyError):
+        return error
+    if died:
+        return PolicyError(f"policy vllm: the engine died: {short(error)}; see the log above")
+    text = str(error) if isinstance(error, RftError) else f"vllm: {short(error)}"  # the former of an image
+    return unique, without_tokens(request, "error", text)

@@ -1,0 +1,249 @@
+"""vLLM as a policy: its asynchronous engine, in processes of its own, driven from the explorer's one thread.
+
+The engine's event loop runs in a thread of this process ([vllm_engine](vllm_engine.py)); `step` only collects finished
+requests. New weights lie in memory that the engine's workers can read, in most cases where they are followed
+([shared_memory](../weights/shared_memory.py)). With `in_flight` "keep" and "recompute" the engine pauses between two
+decoding steps, each of its workers takes over in place what changed, and running requests continue. With "finish"
+running requests end with the old weights first. vLLM stamps each token with the version that sampled it. Its logprobs
+are those of its sampler: after temperature, penalties and truncation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import queue
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from rftstream.clock import Clock
+from rftstream.contracts.versions import VersionName
+from rftstream.errors import ConfigError, RftError, require_package
+from rftstream.models.folders.files import read_json
+from rftstream.models.folders.folder import check_loadable
+from rftstream.models.rendering import Renderer
+from rftstream.models.spec import ModelSpec
+from rftstream.models.vision.image_inputs import ImageCache
+from rftstream.policies.base import Completion, SampleRequest, without_tokens
+from rftstream.policies.loopthread import LoopThread, PendingCall
+from rftstream.policies.served import check_tensors, served_parameters
+from rftstream.policies.vllm.arguments import applies_adapters
+from rftstream.policies.vllm.engine import Engine, label_of, remembers
+from rftstream.policies.vllm.exchange import Shared
+from rftstream.policies.vllm.shared import SharedAdapter, WeightsMirror
+from rftstream.weights.adapters import merged_tensors, whole_tensors
+from rftstream.weights.shared_memory import SharedTensors
+from rftstream.weights.snapshot import RawTensor
+
+STEP_S = 0.02
+"""Longest time in seconds that a step waits for something to finish."""
+
+
+class VllmPolicy:
+    """A policy on vLLM's engine, as `Policy` describes it. The engine starts in the background; requests wait until
+    there are weights."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        batch_size: Annotated[int, Meta(ge=1)] = 256
+        """Requests sampled at once (vLLM's max_num_seqs); more wait."""
+        in_flight: Literal["keep", "recompute", "finish"] = "keep"
+        """Treatment of running requests when new weights come. keep: they go on, with the keys and values that the old
+        weights computed. recompute: they go on, with keys and values computed anew, which costs a pass over their
+        tokens; the recorded logprobs are then those of the stamped weights alone. finish: they are finished with the
+        old weights first, and new requests wait for them."""
+        engine: dict[str, Any] = field(default_factory=dict)
+        """Any argument of vLLM's engine, by the names of its Python API: `{ tensor_parallel_size = 2,
+        gpu_memory_utilization = 0.8, enforce_eager = true }`."""
+        adapters: Literal["auto", "apply", "merge"] = "auto"
+        """How the engine gets the versions of a model with adapters (`[model.lora]`). apply: as adapters, by vLLM's
+        LoRA interface; a version is then as small as the adapters, and the engine's weights stay as they are. merge:
+        merged into the model's weights, of which those with adapters are exchanged. auto: apply on a GPU, and merge on
+        a CPU (vLLM would neither compile the model there nor read an adapter once for all tokens), for a model that is
+        shown images, and for ranks above 512."""
+        environment: dict[str, str] = field(default_factory=dict)
+        """Environment variables for the engine: `{ VLLM_BATCH_INVARIANT = "1" }`."""
+        sleep_after_s: Annotated[float, Meta(gt=0)] | None = None
+        """Idle seconds after which the engine releases the GPU's memory (vLLM's sleep mode, level 1) until there is
+        work again, so that a trainer can use it meanwhile. New weights do not wake it: it takes them over when it
+        wakes. Default: never. Not on a CPU."""
+        sleeps: bool = False
+        """The engine can give the GPU's memory free, as `sleep_after_s` has it do when it is idle. `trainer.colocate`
+        sets it by itself."""
+
+    @staticmethod
+    def require() -> None:
+        """Raise ConfigError if the package vllm is not installed."""
+        advice = (
+            "pip install 'rftstream[vllm]' where there are GPUs, scripts/setup vllm in a checkout for a build for CPUs"
+        )
+        require_package("policy vllm", "vllm", advice=advice)
+
+    @staticmethod
+    def require_images(folder: Path) -> None:
+        """Raise ConfigError if vLLM cannot show images to the model of a folder."""
+        advice = "pip install torchvision, in the version that goes with torch; scripts/setup vllm does it for CPUs"
+        require_package("policy vllm, for a model that is shown images", "torchvision", advice=advice)
+        config = read_json(folder / "config.json")
+        if "video_token_id" in config or "video_token_index" in config:
+            raise ConfigError(
+                f"policy vllm: models of type {config.get('model_type')!r} read videos, too; vLLM does not open their "
+                "processor so that the pixels of images are the trainer's; use policy 'hf'"
+            )
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        model: ModelSpec,
+        renderer: Renderer,
+        clock: Clock,
+        images: ImageCache | None = None,
+    ) -> None:
+        """`images`: the images that prompts show; None if the model is shown none."""
+        self.require()
+        if images is not None:
+            self.require_images(model.folder)
+        check_loadable(model)
+        self.slots = config.batch_size
+        self._config, self._spec, self._renderer = config, model, renderer
+        self._parameters, self._vocab_size = served_parameters(model)
+        self._applies = applies_adapters(config, model, renderer)
+        self._mirror = WeightsMirror(self._parameters)
+        self._version: VersionName | None = None
+        self._held: list[tuple[str, SampleRequest]] = []
+        """Requests that wait for the first version, each with its name in the engine."""
+        self._active: dict[str, str] = {}
+        """Request id -> the request's name in the engine. No name is used twice."""
+        self._number = 0
+        self._outcomes: queue.SimpleQueue[tuple[str, Completion] | RftError] = queue.SimpleQueue()
+        self._loop = LoopThread("vllm")
+        self._rest = PendingCall()
+        """The last call of `sleep` or `wake` to the engine."""
+        self._engine = Engine(config, model, renderer, self._outcomes, images)
+        self._loop.soon(self._engine.start)  # takes a minute or more; what comes meanwhile waits
+
+    @property
+    def version(self) -> VersionName | None:
+        """The version that new requests begin with. With `in_flight = "finish"`, running ones may still use an older
+        version."""
+        return self._version
+
+    @property
+    def num_active(self) -> int:
+        """Number of requests that were submitted and neither returned nor aborted."""
+        return len(self._active)
+
+    def load(self, tensors: Mapping[str, RawTensor], name: VersionName) -> None:
+        """Give the engine a version as `in_flight` says. WeightsError unless the tensors are those of this model.
+
+        SharedTensors are read where they are, all others are copied to where the engine can read them. Where the engine
+        has not read SharedTensors when their memory is changed, what runs goes on, and requests that have not entered
+        the engine wait for the next call. That may give the same version again."""
+        if isinstance(tensors, SharedTensors) and name == self._version and self._engine.has(label_of(name)):
+            return
+        where = f"weights {label_of(name)} of {self._spec.name}"
+        if self._spec.lora is None:
+            check_tensors(tensors, self._parameters, where=where)
+        shared: Shared
+        if self._applies:
+            merged_tensors(self._spec, tensors, where=where)  # which checks them
+            shared = SharedAdapter(self._spec, tensors)
+        elif self._spec.lora is None and isinstance(tensors, SharedTensors):
+            shared = tensors
+        else:
+            shared = self._mirror.write(whole_tensors(self._spec, tensors, self._parameters, where=where))
+        if self._config.in_flight == "finish" or not self._engine.started:
+            self._loop.soon(self._engine.load_later, shared, label_of(name))
+        else:
+            self._loop.call(self._engine.load(shared, label_of(name)))
+        self._version = name
+        held, self._held = self._held, []
+        for unique, request in held:
+            self._begin(unique, request)
+
+    def submit(self, request: SampleRequest) -> None:
+        """Give the engine a request, or hold it until there are weights."""
+        self._number += 1
+        unique = f"{request.request_id}#{self._number}"
+        self._active[request.request_id] = unique
+        context = self._renderer.context
+        room = request.max_tokens if context is None else min(request.max_tokens, context - len(request.token_ids))
+        if not request.token_ids or not all(self._is_known(one) for one in request.token_ids):
+            why = "the prompt is empty or has ids out of range"
+            self._outcomes.put((unique, without_tokens(request, "error", why)))
+        elif request.num_sampled and remembers(request.sampling):
+            why = "vllm cannot go on with tokens sampled elsewhere where stop strings or penalties look at them"
+            self._outcomes.put((unique, without_tokens(request, "error", why)))
+        elif room <= 0:
+            self._outcomes.put((unique, without_tokens(request, "length", None)))
+        elif self._version is None:
+            self._held.append((unique, dataclasses.replace(request, max_tokens=room)))
+        else:
+            self._begin(unique, dataclasses.replace(request, max_tokens=room))
+
+    def so_far(self, request_id: str) -> Completion | None:
+        """Return what was sampled of a request. None also if no engine could go on with it, since stop strings and
+        penalties look back."""
+        unique = self._active.get(request_id)
+        if unique is None or not self._engine.started:
+            return None
+        return self._loop.call(self._engine.so_far(unique))
+
+    def abort(self, request_id: str) -> None:
+        """Forget a request, and end it in the engine."""
+        unique = self._active.pop(request_id, None)
+        if unique is not None:
+            self._held = [one for one in self._held if one[0] != unique]
+            self._loop.soon(self._engine.abort, unique)
+
+    def step(self) -> list[Completion]:
+        """Wait at most STEP_S for the engine, and return the requests that finished. Raises the engine's error if it
+        failed."""
+        done: list[Completion] = []
+        wait_s = STEP_S if self._active and self._version is not None else 0.0
+        with contextlib.suppress(queue.Empty):
+            while True:
+                outcome = self._outcomes.get(timeout=wait_s) if wait_s else self._outcomes.get_nowait()
+                wait_s = 0.0
+                if isinstance(outcome, RftError):
+                    raise outcome
+                unique, completion = outcome
+                if self._active.get(completion.request_id) == unique:
+                    del self._active[completion.request_id]
+                    done.append(completion)
+        return done
+
+    def idle_s(self) -> float:
+        """Return 0 while there is something to do, else infinity."""
+        return 0.0 if self._active and self._version is not None else math.inf  # `step` waits for what is under way
+
+    def sleep(self) -> bool:
+        """Have the engine give the GPU's memory free, as soon as it has started. Requests that run are kept: awake
+        again, it computes what they had anew, and goes on."""
+        return self._rest.ask(self._loop, self._engine.rest)
+
+    def wake(self) -> bool:
+        """Have the engine take its memory again and go on."""
+        return self._rest.ask(self._loop, self._engine.rouse)
+
+    def close(self) -> None:
+        """End the engine, its processes and its thread."""
+        self._active.clear()
+        self._held.clear()
+        if not self._loop.closed:
+            self._loop.call(self._engine.close())
+            self._loop.close()
+        self._mirror.close()
+
+    def _is_known(self, token_id: int) -> bool:
+        tokens = self._renderer.images
+        return 0 <= token_id < self._vocab_size or (tokens is not None and token_id == tokens.token_id)
+
+    def _begin(self, unique: str, request: SampleRequest) -> None:
+        self._loop.soon(self._engine.begin, unique, request)

@@ -1,0 +1,401 @@
+"""`rftstream check`: everything about a run file that can be found out without starting the run.
+
+It builds each part's Config, opens every taskset, starts its environment, renders prompts, builds rewards, and counts
+what the run will need. What is found wrong is collected, so that one look shows all of it.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rftstream.config.colocation import check_colocation
+from rftstream.config.loader import sampling_for
+from rftstream.config.parts import registry
+from rftstream.config.parts.reward_uses import reward_formula, reward_uses
+from rftstream.config.pipelines import operator_places
+from rftstream.config.sections import EvaluationSection, RunConfig, TasksetSection, name_of_part
+from rftstream.config.stages import Stages
+from rftstream.contracts.tasks import ChatMessage, Problem
+from rftstream.data.tasksets.base import Taskset
+from rftstream.data.tasksets.open import grows, open_taskset
+from rftstream.errors import ConfigError, RftError
+from rftstream.models.chat_template import GIVEN
+from rftstream.models.classifiers import HeldClassifier
+from rftstream.models.folders.folder import FAKE, for_section, prepare_model
+from rftstream.models.folders.special_tokens import SPECIAL_NAMES
+from rftstream.models.rendering import Renderer, joined, open_renderer
+from rftstream.models.spec import ModelSpec
+from rftstream.models.vision.image_tokens import images_of
+from rftstream.models.vision.images import IMAGE_MARK
+from rftstream.preflight.checks.advice import find_warnings
+from rftstream.preflight.checks.check_demonstrations import demonstrations_line
+from rftstream.preflight.checks.check_environments import begin_once
+from rftstream.preflight.checks.check_report import CheckReport, PartLine, Prompt, TasksetLine
+from rftstream.preflight.checks.check_resources import disk_of, memory_of
+from rftstream.preflight.checks.check_rewards import check_columns, check_given, doubts_about_length
+from rftstream.preflight.checks.check_topics import look_at_topics
+from rftstream.preflight.checks.programs import sandbox_warnings
+from rftstream.preflight.checks.template_calls import doubts_about_tools
+from rftstream.preflight.checks.template_turns import first_break
+from rftstream.preflight.memory import memory_warnings
+from rftstream.preflight.plan import Purpose, plan
+from rftstream.preflight.readiness import check_computed
+from rftstream.queries.formatting import plural
+from rftstream.rewards.resolve import build_reward
+
+RENDERED_PROMPTS = 1_000
+"""Prompts of each taskset that are rendered in any case. Further prompts are rendered if they may be too long by their
+bytes, or bring a new character, which the tokenizer may not know."""
+
+TEMPLATE_TOKENS = 32
+"""A generous number of tokens that a chat template adds per message, beside those that it adds to an empty one. With
+it, a prompt's bytes bound its tokens."""
+
+NO_STOP = (
+    "model: no token ends a turn, since neither its tokenizer nor its generation_config.json names one, so that every "
+    "completion goes on to max_tokens; set eos_token_id in generation_config.json"
+)
+
+
+def check(config: RunConfig) -> CheckReport:
+    """Look at a run file, and return what was found; nothing is raised for what is wrong with it."""
+    report = CheckReport(run=config.run.name)
+    collect = _Collector(report.errors)
+    report.parts = list(_parts(config))
+    with collect("stages"):
+        report.stages = list(Stages.of(config).all) if config.stages else []
+    sections: list[tuple[str, TasksetSection | EvaluationSection]] = [
+        *config.tasksets.items(),
+        *config.evaluations.items(),
+    ]
+    with collect("trainer.colocate"):
+        check_colocation(config)
+    with tempfile.TemporaryDirectory(prefix="rftstream-check-") as scratch:
+        planned = plan(config, Purpose.report, scratch=Path(scratch))
+        report.modules = list(planned.modules)
+        report.errors += [problem.found for problem in planned.problems]
+        rendering = None
+        with collect("model"):
+            report.model = prepare_model(config.model, Path(scratch) / "model", config.run.seed)
+            rendering = Rendering.of(report.model)
+            report.context = rendering.context
+            if not rendering.renderer.stop_token_ids:
+                report.warnings.append(NO_STOP)
+            check_computed(config, report.model)
+        report.tasksets = [_taskset(config, name, section, rendering, collect) for name, section in sections]
+        trained = {asked for line in report.tasksets if line.kind == "taskset" for asked in line.asked or ()}
+        for line in report.tasksets:
+            if line.kind == "evaluation":
+                line.trained = sum(asked in trained for asked in line.asked or ())
+        with collect("experts"):
+            report.demonstrations = demonstrations_line(
+                config, report.model, rendering.show if rendering is not None else str
+            )
+        with collect("disk"):
+            report.disk = disk_of(config, report)
+        with collect("memory"):
+            report.memory = memory_of(config, report)
+    report.warnings += find_warnings(
+        config, {line.place: line for line in report.tasksets}, report.disk, report.context
+    )
+    report.warnings += planned.notes
+    report.warnings += memory_warnings(report.memory)
+    report.warnings += sandbox_warnings(config)
+    if not any(error.startswith("transport") for error in report.errors):
+        problems, doubts = look_at_topics(config)
+        report.errors += problems
+        report.warnings += doubts
+    report.warnings += dict.fromkeys(sentence for line in report.tasksets for sentence in line.advice)
+    report.warnings += [
+        f"{line.place}: {line.trained:,} of its {line.problems:,} problems are trained on, too, so it is not held out: "
+        "give it others (options.skip and options.size divide a source), or another name"
+        for line in report.tasksets
+        if line.trained and "held" in line.name
+    ]
+    return report
+
+
+class _Collector:
+    """Turns what goes wrong inside `with collect(where):` into a line of the report.
+
+    If the same error comes with and without its section, the line with the section stays.
+    """
+
+    def __init__(self, errors: list[str]) -> None:
+        self._errors = errors
+
+    @contextmanager
+    def __call__(self, where: str) -> Iterator[None]:
+        try:
+            yield
+        except RftError as error:
+            text = str(error)
+            if not any(known.endswith(text) for known in self._errors):
+                self._errors[:] = [*(known for known in self._errors if not text.endswith(known)), text]
+        except Exception as error:  # own modules may raise anything
+            self._errors.append(f"{where}: {type(error).__name__}: {error}")
+
+
+# --------------------------------------------------------------------------------------------- parts
+
+
+def _parts(config: RunConfig) -> Iterator[PartLine]:
+    """Yield each part that is chosen, with its settings. A part that cannot be used is left out, and told as an
+    error."""
+    names = [
+        ("policy", config.explorer.policy),
+        ("policy", config.evaluator.policy or config.explorer.policy),
+        ("backend", config.trainer.backend),
+    ]
+    yield PartLine(kind="transport", name=config.transport.kind, settings="")
+    for kind, name in dict.fromkeys(names):
+        with suppress(RftError):
+            yield PartLine(kind=kind, name=name, settings=_settings(config.build_part(kind, name)[1]))
+    yield from dict.fromkeys(_environments(config))
+    for place in operator_places(config):
+        with suppress(RftError):
+            options = place.build_config()[1]
+            yield PartLine(kind=f"operator {place.where}", name=place.name, settings=_settings(options))
+    for where, named in config.algorithms_named().items():
+        with suppress(RftError):
+            options = config.build_algorithm(where)[1]
+            kind = "algorithm" if where == "trainer.algorithm" else f"algorithm of {where.removesuffix('.algorithm')}"
+            yield PartLine(kind=kind, name=name_of_part(named, where), settings=_settings(options))
+
+
+def _environments(config: RunConfig) -> Iterator[PartLine]:
+    """Yield the environment of each taskset and evaluation. Those with settings of their own say whose they are."""
+    for where, named in config.environments_named().items():
+        kind = "environment" if isinstance(named, str) else f"environment of {where.removesuffix('.environment')}"
+        with suppress(RftError):
+            options = config.build_environment(where)[1]
+            yield PartLine(kind=kind, name=name_of_part(named, where), settings=_settings(options))
+
+
+def _settings(options: Any) -> str:
+    """Return `a=1, b=2` for `Config(a=1, b=2)`."""
+    return "" if options is None else repr(options).partition("(")[2].removesuffix(")")
+
+
+# --------------------------------------------------------------------------------------------- tasksets
+
+
+def _taskset(
+    config: RunConfig,
+    name: str,
+    section: TasksetSection | EvaluationSection,
+    rendering: Rendering | None,
+    collect: _Collector,
+) -> TasksetLine:
+    kind = "taskset" if isinstance(section, TasksetSection) else "evaluation"
+    line = TasksetLine(
+        name=name, source=section.source, kind=kind, reward=reward_formula(reward_uses(section.reward, name))
+    )
+    line.asked = [] if config.evaluations else None
+    reward = None
+    with collect(f"{line.place}.reward"):
+        check_given(line.place, section)
+        reward = build_reward(section.reward, config, where=f"{line.place}.reward", section=section)
+        found = (getattr(one, "held", None) for one in reward.rewards)
+        line.held += [one for one in found if isinstance(one, HeldClassifier)]
+    with collect(line.place):
+        taskset = open_taskset(name, section, config)
+        line.grows = grows(section.source)
+        if line.grows:
+            return line
+        line.problems = len(taskset)
+        if isinstance(section, EvaluationSection) and section.num_tasks is not None:
+            line.problems = min(len(taskset), section.num_tasks)
+        line.first_problem = problem = taskset.problem(0)
+        begun = begin_once(config, section.environment, problem, f"{line.place}.environment")
+        line.advice += begun.doubts
+        line.tools = tuple(str(tool.get("function", tool).get("name")) for tool in begun.tools)
+        if rendering is not None:
+            if (own := for_section(rendering.spec, section)) is not rendering.spec:
+                rendering = Rendering.of(own)
+            with _problem(line.place, 0):
+                line.first = rendering.prompt(begun.messages, begun.tools)
+                _refuse_empty(line.first.token_ids)
+            line.one_turn = begun.has_one_turn
+            line.turns = first_break(rendering.renderer, begun.messages, begun.tools)
+            line.advice += _template_advice(line, rendering, section)
+            if begun.tools and rendering.spec.name != FAKE:
+                is_shown = config.experts is not None and config.experts.source is not None
+                doubts = doubts_about_tools(rendering.renderer, begun.messages, begun.tools, is_shown=is_shown)
+                line.advice += [f"{line.place}: {doubt}" for doubt in doubts]
+            too_long = section.too_long if isinstance(section, TasksetSection) else "truncate"
+            _measure(line, taskset, rendering, begun.tools[len(problem.tools) :], too_long)
+            line.advice += _control_advice(line)
+    if reward is not None and line.first_problem is not None:
+        with collect(f"{line.place}.reward"):
+            line.advice += check_columns(line.place, reward, taskset, line.problems)
+            sampling = sampling_for(config, section.sampling, where=f"{line.place}.sampling")
+            line.advice += doubts_about_length(line.place, reward, sampling.max_tokens)
+    return line
+
+
+def _measure(
+    line: TasksetLine, taskset: Taskset, rendering: Rendering, tools: Sequence[Mapping[str, Any]], too_long: str
+) -> None:
+    """Look at every problem. Render the first ones, all that may be too long, and those with new characters. `tools`
+    are those that the environment offers beside a problem's own."""
+    line.too_long_means = {"skip": "left out", "truncate": "cut from the left"}.get(too_long, "")
+    context, added = rendering.context, rendering.added(tools)
+    characters: set[str] = set()
+    as_given = None if line.first_problem is None else line.first_problem.messages
+    is_as_given = line.first is not None and line.first.messages == as_given
+    for index in range(line.problems):
+        problem = taskset.problem(index)
+        if line.asked is not None:
+            line.asked.append(hash(tuple((one.role, one.content, one.media) for one in problem.messages)))
+        bound = added + sum(len(message.content.encode()) + TEMPLATE_TOKENS for message in problem.messages)
+        if (shown := len(images_of(problem.messages))) and (tokens := rendering.renderer.images) is not None:
+            bound += sum(map(tokens.count, images_of(problem.messages)))
+        brings_new = rendering.is_closed and _brings_new(characters, problem)
+        is_seen = not shown or rendering.renderer.images is not None
+        short = (context is None or bound < context) and is_seen and any(one.content for one in problem.messages)
+        if (name := rendering.control_in(problem)) is not None:
+            line.controls.append((index, name))
+        if index >= RENDERED_PROMPTS and not problem.tools and short and not brings_new:
+            continue
+        with _problem(line.place, index):
+            token_ids = rendering.renderer.render(problem.messages, (*problem.tools, *tools))
+            if is_as_given:
+                _refuse_empty(token_ids)
+        length = len(token_ids)
+        line.num_rendered += 1
+        if rendering.unknown in token_ids:
+            line.unknown.append(index)
+        line.longest = max(line.longest, length)
+        if context is None or length < context:
+            continue
+        line.too_long += 1
+        if too_long == "error":
+            raise ConfigError(
+                f"{line.place}: problem {index} has a prompt of {length} tokens, expected fewer than the context of "
+                f"{context}; shorten it, raise model.context, or set too_long to 'skip' or 'truncate'"
+            )
+    if line.too_long == line.problems and too_long == "skip":
+        raise ConfigError(f"{line.place}: every prompt is longer than the context of {context}, so nothing is left")
+
+
+def _refuse_empty(token_ids: Sequence[int]) -> None:
+    if not token_ids:
+        raise ConfigError(
+            "the prompt has no tokens, expected at least one to sample after; leave the row out, or use a chat "
+            "template that writes something around a message"
+        )
+
+
+@contextmanager
+def _problem(place: str, index: int) -> Iterator[None]:
+    """Say in errors which problem cannot be rendered."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{place}: problem {index}: {error}") from None
+
+
+def _brings_new(known: set[str], problem: Problem) -> bool:
+    """Return whether the problem has characters that are not known. From then on they are."""
+    new = [message.content for message in problem.messages if not known.issuperset(message.content)]
+    known.update(*new)
+    return bool(new)
+
+
+def _control_advice(line: TasksetLine) -> Iterator[str]:
+    if line.controls:
+        index, name = line.controls[0]
+        yield (
+            f"{line.place}: {plural(len(line.controls), 'problem')} with names of special tokens in the text, the "
+            f"first {name!r} in problem {index}; they become these tokens, as in transformers, so that a text may end "
+            "a turn or begin another one; take them out where nobody means them"
+        )
+
+
+def _template_advice(
+    line: TasksetLine, rendering: Rendering, section: TasksetSection | EvaluationSection
+) -> Iterator[str]:
+    renderer, outside = rendering.renderer, {*GIVEN, *SPECIAL_NAMES, "raise_exception", "strftime_now"}
+    for name in rendering.spec.chat_template_kwargs:
+        if name not in renderer.names:
+            place = line.place if name in section.chat_template_kwargs else "model"
+            known = registry.suggest(name, sorted(renderer.names - outside))
+            yield f"{place}.chat_template_kwargs.{name}: the template does not use it; {known}"
+    if line.first is not None and line.first.messages[-1].role == "assistant":
+        yield (
+            f"{line.place}: the first prompt ends with a turn of the assistant; if that is the solution, name what "
+            'comes before it, e.g. columns = { prompt = "messages.0.content" }'
+        )
+    if renderer.dated:
+        yield (
+            f"{line.place}: the chat template puts the date in, so that a problem has another prompt tomorrow; give it "
+            "a fixed one in chat_template_kwargs, if it takes one, or use another template"
+        )
+    if line.turns is not None and not line.one_turn:
+        yield (
+            f"{line.place}: the chat template breaks rollouts of several turns into segments: {line.turns}. Each "
+            "segment has its whole prompt, which is computed anew; use another template (model.chat_template), or see "
+            "'Exact tokens over turns' in docs/environments.md"
+        )
+
+
+@dataclass(frozen=True)
+class Rendering:
+    """A model's renderer, with what `check` needs to know of its tokenizer. `of` makes it."""
+
+    spec: ModelSpec
+    renderer: Renderer
+    context: int | None
+    unknown: int | None = None
+    """The token that stands for all characters without a token."""
+    is_closed: bool = False
+    """Whether there may be characters that the tokenizer has no token for."""
+    controls: re.Pattern[str] | None = None
+    """Pattern that finds the names of special tokens in a text; None if there are none."""
+
+    @staticmethod
+    def of(spec: ModelSpec) -> Rendering:
+        """Open the renderer of a model, and look at its tokenizer."""
+        renderer = open_renderer(spec)
+        unknown: int | None = None
+        is_closed = False
+        file = spec.folder / "tokenizer.json"
+        if file.is_file():
+            import tokenizers
+
+            tokenizer = tokenizers.Tokenizer.from_file(str(file))
+            if name := getattr(tokenizer.model, "unk_token", None):
+                unknown = tokenizer.token_to_id(name)
+            is_closed = unknown is not None or isinstance(tokenizer.model, tokenizers.models.WordLevel)
+        context = spec.context if spec.context is not None else renderer.context
+        names = sorted(renderer.control_texts - {"", IMAGE_MARK}, key=len, reverse=True)
+        controls = re.compile("|".join(map(re.escape, names))) if names else None
+        return Rendering(spec, renderer, context, unknown, is_closed, controls)
+
+    def control_in(self, problem: Problem) -> str | None:
+        """Return the first name of a special token in the problem's messages, or None."""
+        found = (self.controls.search(one.content) for one in problem.messages) if self.controls else ()
+        return next((one[0] for one in found if one is not None), None)
+
+    def added(self, tools: Sequence[Mapping[str, Any]]) -> int:
+        """Return the number of tokens that the template adds to a message without text, with these tools."""
+        try:
+            return len(self.renderer.render((ChatMessage(role="user", content=""),), tools))
+        except RftError:  # the template refuses a message without text
+            return 0
+
+    def prompt(self, messages: tuple[ChatMessage, ...], tools: Sequence[Mapping[str, Any]]) -> Prompt:
+        """Render the messages as a prompt, with the text of each token."""
+        token_ids = self.renderer.render(messages, tools)
+        return Prompt(messages=messages, token_ids=token_ids, pieces=tuple(map(self.show, token_ids)))
+
+    def show(self, token: int) -> str:
+        """Return a token as text, or its id in angle brackets if it has no text."""
+        return joined(self.renderer.pieces([token])) or f"<{token}>"

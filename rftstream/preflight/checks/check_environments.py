@@ -1,0 +1,154 @@
+"""A check: whether an environment can be built and begins. It is asked as the explorer's turn loop asks it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rftstream.config.parts import registry
+from rftstream.config.parts.part_specs import EnvironmentSpec
+from rftstream.config.sections import RunConfig, name_of_part
+from rftstream.contracts.role_names import RoleName
+from rftstream.contracts.tasks import ChatMessage, Problem
+from rftstream.environments.call_workers import CallWorkers
+from rftstream.environments.called import CalledAgent
+from rftstream.environments.calls import EnvironmentCalls
+from rftstream.environments.launched_agents import agent_of
+from rftstream.errors import ConfigError, HostError, HostStartTimeout, HostTimeout
+from rftstream.gateway.addresses import parse_address
+from rftstream.roles.explorer.environment_session import CallFailure, EnvironmentSession, Opening
+
+WAIT_S = 0.05
+"""Most seconds between two looks at whether an environment has answered."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beginning:
+    """How an environment begins its first problem. `begin_once` makes it."""
+
+    messages: tuple[ChatMessage, ...]
+    """First messages that the policy sees."""
+    tools: tuple[Mapping[str, Any], ...]
+    """The problem's tools, then those of the environment."""
+    has_one_turn: bool = False
+    """Whether every rollout ends with the first completion."""
+    doubts: list[str] = field(default_factory=list)
+    """Faults when the environment was closed, in sentences that begin with the place."""
+
+
+def begin_once(config: RunConfig, named: str | Mapping[str, Any], problem: Problem, where: str) -> Beginning:
+    """Build the environment for a problem, have it start, ask for its tools, and close it. `named` is what stands in
+    the run file at `where`. Each call has the time limit that it has in an explorer. ConfigError says what is wrong.
+
+
+    An agent is not started: it makes model calls, and nobody would answer them."""
+    name = name_of_part(named, where)
+    spec = registry.find_spec(EnvironmentSpec, name)
+    if spec.is_agent:
+        doubts = _doubts_about_agent(config, named, where)
+        return Beginning(messages=problem.messages, tools=problem.tools, doubts=doubts)
+    part, options = config.build_environment(where)
+    built: list[Any] = []
+
+    def make() -> Any:
+        built.append(part(options, problem=problem, seed=0))
+        return built[0]
+
+    limit_s, rung = config.explorer.reply_timeout_s, threading.Event()
+    workers = CallWorkers(max_threads=2, ring=rung.set)
+    calls = EnvironmentCalls(now=time.monotonic, timeout_s=limit_s, workers=workers)
+    session = EnvironmentSession(calls.open(is_immediate=spec.is_immediate), make, name=f"{name!r}", timeout_s=limit_s)
+    found: list[Opening | CallFailure] = []
+    failed_to_close: list[CallFailure] = []
+    try:
+        session.begin(found.append)
+        while not found:
+            _wait(calls, rung)
+        session.close(failed_to_close.append)
+        while session.is_busy and not _is_given_up(found[0]):
+            _wait(calls, rung)
+    finally:
+        calls.close()
+    (opening,) = found
+
+    def words(failure: CallFailure) -> str:
+        settings = f"environments.{name}" if isinstance(named, str) else where
+        text = config.as_written(_words(settings, failure), "environment", named, where)
+        return text if text.startswith(where) else f"{where}: {text}"
+
+    if isinstance(opening, CallFailure):
+        raise ConfigError(words(opening))
+    if not callable(getattr(built[0], "reply", None)):
+        raise ConfigError(f"{where}: {name!r}: {type(built[0]).__name__} has no method reply; write one")
+    return Beginning(
+        messages=opening.messages,
+        tools=(*problem.tools, *opening.tools),
+        has_one_turn=spec.has_one_turn,
+        doubts=[words(failure) for failure in failed_to_close],
+    )
+
+
+def _doubts_about_agent(config: RunConfig, named: str | Mapping[str, Any], where: str) -> list[str]:
+    """Return what may be wrong with what runs agents, and where they find their model. ConfigError for settings that
+    are no good."""
+    settings, doubts = config.explorer, []
+    parse_address(settings.gateway_address, settings.count)
+    parse_address(config.evaluator.gateway_address, section=RoleName.evaluator.value)
+    if settings.count > 1 and settings.gateway_url and "{port}" not in settings.gateway_url:
+        doubts.append(
+            f"explorer.gateway_url: {settings.count} explorers have this one URL, but a rollout is at one of them "
+            "alone: calls that come to another one are told to come again; put {port} into it"
+        )
+    try:
+        agent = agent_of(config.build_environment(where)[1])
+    except ConfigError as error:
+        raise ConfigError(config.as_written(str(error), "environment", named, where)) from None
+    if isinstance(agent, CalledAgent) and (why := asyncio.run(agent.probe())):
+        doubts.append(
+            f"{where}: {name_of_part(named, where)!r}: nobody answers at {agent.where} now: {why}; "
+            "start it before the run"
+        )
+    return doubts
+
+
+def _wait(calls: EnvironmentCalls, rung: threading.Event) -> None:
+    rung.wait(min(WAIT_S, calls.idle_s()))
+    rung.clear()
+    calls.poll()
+
+
+def _is_given_up(opening: Opening | CallFailure) -> bool:
+    return isinstance(opening, CallFailure) and opening.timed_out
+
+
+def _words(settings: str, failure: CallFailure) -> str:
+    """Return what is wrong, where it is, and what to do."""
+    error, text = failure.error, failure.text.removeprefix("environment ")
+    if isinstance(error, ConfigError):  # it says where and what to do
+        return str(error)
+    if error is None:
+        return f"{text}, the limit of explorer.reply_timeout_s; mend what hangs, or raise the limit"
+    if isinstance(error, HostStartTimeout):
+        return f"{text}; raise {settings}.start_timeout_s if it needs longer"
+    if isinstance(error, HostTimeout):
+        return f"{text}; mend what hangs, or raise {settings}.timeout_s"
+    if isinstance(error, HostError):
+        return f"{text}; it has to be there when the run starts"
+    return f"{text}{_place_of(error)}; mend it, and check again"
+
+
+def _place_of(error: BaseException) -> str:
+    """Return the line that raised the error, without the lines of rftstream that checked what was returned."""
+    package = Path(__file__).parents[2]
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if package not in Path(frame.filename).parents and not frame.filename.startswith("<")
+    ]
+    return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno}, in {frames[-1].name})" if frames else ""

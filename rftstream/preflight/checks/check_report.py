@@ -1,0 +1,282 @@
+"""The findings of `check`, as text and as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from rftstream.config.stages import Stage
+from rftstream.contracts.batches import LossKind
+from rftstream.contracts.tasks import ChatMessage, Problem
+from rftstream.models.classifiers import HeldClassifier
+from rftstream.models.spec import ModelSpec
+from rftstream.preflight.checks.check_demonstrations import DemonstrationsLine
+from rftstream.preflight.estimate import DiskEstimate
+from rftstream.preflight.memory import MemoryEstimate, memory_lines
+from rftstream.queries.formatting import columns, image_text, plural, size
+from rftstream.runs.modules import OwnModule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartLine:
+    """A part that the run file chooses, with its settings."""
+
+    kind: str
+    name: str
+    settings: str
+    """The part's Config, as text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """A rendered prompt."""
+
+    messages: tuple[ChatMessage, ...]
+    token_ids: tuple[int, ...]
+    pieces: tuple[str, ...]
+    """Text of each token."""
+
+
+@dataclass(slots=True, kw_only=True)
+class TasksetLine:
+    """The line of the report about a taskset or an evaluation. `check` makes and fills it."""
+
+    name: str
+    source: str
+    kind: str
+    """Either taskset or evaluation."""
+    reward: str
+    problems: int = 0
+    """Number of problems in one pass. For an evaluation, those that are used."""
+    asked: list[int] | None = None
+    """Hashes of what its problems ask, if the run file has evaluations."""
+    trained: int = 0
+    """Problems of an evaluation that are trained on, too."""
+    grows: bool = False
+    """Whether problems join it while the run goes on; then there are none to look at before."""
+    longest: int = 0
+    """Tokens of the longest prompt that was rendered."""
+    num_rendered: int = 0
+    """Number of prompts that were rendered: all, or the first ones and those that may hold a surprise."""
+    too_long: int = 0
+    """Number of prompts that leave no room for a completion."""
+    too_long_means: str = ""
+    """Treatment of these prompts: left out, or cut from the left."""
+    unknown: list[int] = field(default_factory=list)
+    """Problems whose rendered prompt has characters that the tokenizer does not know. For each such character the first
+    problem at least is here."""
+    controls: list[tuple[int, str]] = field(default_factory=list)
+    """Problems with the name of a special token in their text, each with the first such name."""
+    first: Prompt | None = None
+    first_problem: Problem | None = None
+    tools: tuple[str, ...] = ()
+    """Names of the tools that the first problem and the environment offer."""
+    turns: str | None = None
+    """Where the chat template makes a turn begin a new segment, and why; None if it never does."""
+    one_turn: bool = False
+    """Whether rollouts have one turn, so that nothing depends on `turns`."""
+    advice: list[str] = field(default_factory=list)
+    """Sentences about its template and its reward."""
+    held: list[HeldClassifier] = field(default_factory=list)
+    """Reward models that each process which scores holds."""
+
+    @property
+    def place(self) -> str:
+        """Return the section of the run file, such as `tasksets.sums`."""
+        return f"{self.kind}s.{self.name}"
+
+
+@dataclass(slots=True, kw_only=True)
+class CheckReport:
+    """All that `check` found. It makes the report, fills it, and returns it; the command shows it."""
+
+    run: str
+    parts: list[PartLine] = field(default_factory=list)
+    modules: list[OwnModule] = field(default_factory=list)
+    """Users' own modules that the run file names, or that these import."""
+    model: ModelSpec | None = None
+    context: int | None = None
+    tasksets: list[TasksetLine] = field(default_factory=list)
+    stages: list[Stage] = field(default_factory=list)
+    demonstrations: DemonstrationsLine | None = None
+    disk: DiskEstimate | None = None
+    memory: MemoryEstimate | None = None
+    warnings: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Return whether nothing stands in the way of a start."""
+        return not self.errors
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as plain values."""
+        return _json(self)
+
+    def to_text(self) -> str:
+        """Return the report as lines for a person."""
+        return "\n".join(_text(self))
+
+
+def _json(report: CheckReport) -> dict[str, Any]:
+    model = report.model
+    return {
+        "ok": report.ok,
+        "run": report.run,
+        "parts": [{"kind": part.kind, "name": part.name, "settings": part.settings} for part in report.parts],
+        "modules": [{"name": one.name, "file": str(one.file), "sha256": one.digest} for one in report.modules],
+        "model": None
+        if model is None
+        else {
+            "name": model.name,
+            "dtype": model.dtype,
+            "context": report.context,
+            "parameters": report.disk.parameters if report.disk else None,
+        },
+        "tasksets": [
+            {
+                "name": line.name,
+                "kind": line.kind,
+                "source": line.source,
+                "reward": line.reward,
+                "problems": line.problems,
+                "trained": line.trained if line.kind == "evaluation" else None,
+                "grows": line.grows,
+                "longest_prompt": line.longest,
+                "num_rendered": line.num_rendered,
+                "too_long": line.too_long,
+                "first_prompt": None
+                if line.first is None
+                else {
+                    "messages": [{"role": one.role, "content": one.content} for one in line.first.messages],
+                    "num_tokens": len(line.first.token_ids),
+                    "token_ids": list(line.first.token_ids),
+                    "pieces": list(line.first.pieces),
+                },
+                "tools": list(line.tools),
+                "earlier_turns": line.turns,
+            }
+            for line in report.tasksets
+        ],
+        "stages": [
+            {
+                "name": stage.name,
+                "first": stage.first,
+                "end": stage.end,
+                "rollouts": stage.takes_rollouts,
+                "experts": stage.kind,
+                "lr": stage.trainer.lr,
+            }
+            for stage in report.stages
+        ],
+        "experts": None if report.demonstrations is None else report.demonstrations.to_json(),
+        "disk": None if report.disk is None else report.disk.to_json(),
+        "memory": None if report.memory is None else report.memory.to_json(),
+        "warnings": list(report.warnings),
+        "errors": list(report.errors),
+    }
+
+
+def _text(report: CheckReport) -> list[str]:
+    parts = [(one.kind, one.name, one.settings) for one in report.parts]
+    lines = [report.run, "", *columns(parts, left=3, indent="  ")]
+    if report.modules:
+        lines += ["", "own modules:", *columns([(one.name, one.file) for one in report.modules], left=2, indent="  ")]
+    if report.model is not None:
+        context = "unbounded" if report.context is None else f"{report.context:,} tokens"
+        parameters = f"{report.disk.parameters:,} parameters, " if report.disk and report.disk.parameters else ""
+        lines += ["", f"model {report.model.name}: {parameters}{report.model.dtype}, context {context}"]
+    for line in report.tasksets:
+        lines += ["", *_taskset_lines(line)]
+    if report.stages:
+        lines += ["", "stages:", *columns([_stage_row(stage) for stage in report.stages], left=4, indent="  ")]
+    if report.demonstrations is not None:
+        lines += ["", *report.demonstrations.to_lines()]
+    if report.disk is not None:
+        lines += ["", *_disk_lines(report.disk)]
+    if report.memory is not None:
+        lines += ["", *memory_lines(report.memory)]
+    if report.warnings:
+        lines += ["", "warnings:", *(f"  {sentence}" for sentence in report.warnings)]
+    if not report.errors:
+        return [*lines, "", "ready to run"]
+    return [*lines, "", f"not ready, {plural(len(report.errors), 'error')}:", *(f"  {one}" for one in report.errors)]
+
+
+def _stage_row(stage: Stage) -> tuple[str, ...]:
+    taken = ["rollouts"] if stage.takes_rollouts else []
+    if stage.kind is not None:
+        what = "pairs" if stage.kind is LossKind.dpo else "demonstrations"
+        taken.append(
+            f"{stage.demonstration_ratio:g} {what} for each"
+            if taken
+            else f"{stage.demonstrations_per_batch:,} {what} a batch"
+        )
+    steps = plural(stage.steps or 0, "step")
+    return f"stages.{stage.number}", stage.name, f"{steps}, versions {stage.first:,} to {stage.end:,}", ", ".join(taken)
+
+
+def _taskset_lines(line: TasksetLine) -> list[str]:
+    count = "problems join it while the run goes on" if line.grows else plural(line.problems, "problem")
+    head = f"{line.kind} {line.name}: {line.source}, {count}, reward {line.reward}"
+    if line.trained:
+        head += f"; {'all' if line.trained >= line.problems else f'{line.trained:,}'} of them are trained on, too"
+    if line.first is None:
+        return [head]
+    which = "prompt" if line.num_rendered == line.problems else f"of {line.num_rendered:,} rendered prompts"
+    lines = [head, f"  longest {which} {plural(line.longest, 'token')}"]
+    if line.too_long and line.too_long_means:
+        lines[-1] += f"; {plural(line.too_long, 'prompt')} longer than the context, {line.too_long_means}"
+    if line.tools:
+        lines.append(f"  tools: {', '.join(line.tools)}")
+    lines.append(f"  first prompt, {plural(len(line.first.token_ids), 'token')}:")
+    for message in line.first.messages:
+        first, *more = message.content.split("\n")
+        lines += [f"    {message.role}: {first}", *(f"      {text}" for text in more)]
+        lines += [f"      {image_text(image)}" for image in message.media]
+    lines += _token_lines(line.first)
+    if line.turns is not None and line.one_turn:
+        lines.append(
+            "  note: with several turns the chat template would break rollouts into segments; here they have one turn"
+        )
+    return lines
+
+
+def _token_lines(prompt: Prompt, width: int = 100) -> list[str]:
+    """Return `[1] 'text'` for each token, wrapped."""
+    lines, row = [], "   "
+    for token, piece in zip(prompt.token_ids, prompt.pieces, strict=True):
+        shown = f" [{token}]{piece!r}"
+        if len(row) + len(shown) > width:
+            lines.append(row)
+            row = "   "
+        row += shown
+    return [*lines, row]
+
+
+def _disk_lines(disk: DiskEstimate) -> list[str]:
+    log = "unknown length" if disk.log_bytes is None else size(disk.log_bytes)
+    rollouts = "" if disk.rollouts is None else f"{disk.rollouts:,} rollouts of "
+    saved = f", {size(disk.saved_bytes)} of it to go on from" if disk.saved_bytes else ""
+    elsewhere = "" if disk.store_is_local else " (in the object store, not on this disk)"
+    return [
+        f"disk: up to {size(disk.total_bytes)} of {size(disk.free_bytes)} free",
+        *columns(
+            [
+                ("log", log, f"{rollouts}{size(disk.bytes_per_rollout)} each, at the greatest length{saved}"),
+                (
+                    "weights",
+                    size(disk.snapshot_bytes * disk.snapshots),
+                    f"{disk.snapshots} snapshots of {size(disk.snapshot_bytes)}{elsewhere}",
+                ),
+                (
+                    "checkpoints",
+                    size(disk.checkpoint_bytes * disk.checkpoints),
+                    f"{disk.checkpoints} of {size(disk.checkpoint_bytes)}: float32 masters and moments{elsewhere}",
+                ),
+                ("final", size(disk.snapshot_bytes), "the trained model"),
+            ],
+            left=3,
+            indent="  ",
+        ),
+    ]

@@ -1,0 +1,163 @@
+"""A check: whether the problems of a taskset have what its reward needs."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+from rftstream.config.parts import registry
+from rftstream.config.parts.part_specs import EnvironmentSpec, RewardSpec
+from rftstream.config.parts.reward_uses import reward_uses
+from rftstream.config.sections import EvaluationSection, TasksetSection, name_of_part
+from rftstream.contracts.tasks import Problem
+from rftstream.data.tasksets.base import Taskset
+from rftstream.errors import ConfigError, RewardError
+from rftstream.rewards.base import Reward, RewardInput, Score, problem_input
+from rftstream.rewards.composite import CompositeReward
+from rftstream.rewards.event_loop import caught
+from rftstream.rewards.functions import FunctionReward
+
+LOOKED_AT = 1_000
+"""Number of problems of each taskset that are looked at, from the first on."""
+MAX_REFERENCES = 3
+"""Right answers of a problem that are tried. Some data sets bring hundreds, in several versions of a language."""
+REFERENCES_S = 30.0
+"""Seconds after which no further problem's right answers are scored."""
+
+
+def check_given(place: str, section: TasksetSection | EvaluationSection) -> None:
+    """Raise ConfigError if the reward is what the environment gives, and the environment never gives one."""
+    uses = reward_uses(section.reward, f"{place}.reward")
+    environment = name_of_part(section.environment, f"{place}.environment")
+    is_asked = any(registry.find_spec(RewardSpec, use.name).takes_given and use.use != "check" for use in uses)
+    if is_asked and not registry.find_spec(EnvironmentSpec, environment).gives_reward:
+        raise ConfigError(
+            f"{place}.reward: 'environment' takes what the environment gives, and {environment!r} never gives "
+            "a reward: no rollout could be scored; name another reward, or an environment that gives one"
+        )
+
+
+def check_columns(place: str, reward: CompositeReward, taskset: Taskset, num_problems: int) -> list[str]:
+    """Return what is doubtful, in sentences that begin with `place` (tasksets.NAME). ConfigError if the reward could
+    score none of these problems."""
+    problems = [taskset.problem(index) for index in range(min(num_problems, LOOKED_AT))]
+    column = getattr(taskset, "chat_column", lambda: None)()  # own tasksets need not know
+    return [
+        sentence
+        for one in reward.rewards
+        for sentence in (
+            *_doubts(place, one, problems), *_doubts_about_form(place, one, column),
+            *_doubts_of_reward(place, one, problems), *_doubts_about_references(place, one, problems),
+        )
+    ]  # fmt: skip
+
+
+def doubts_about_length(place: str, reward: CompositeReward, max_tokens: int) -> list[str]:
+    """Return a sentence for each reward that cannot read what completions of `max_tokens` may become."""
+    contexts = [context for one in reward.rewards if (context := getattr(one, "context", None)) is not None]
+    return [
+        f"{place}.reward: reads conversations of up to {context:,} tokens, and completions alone may have "
+        f"{max_tokens:,} (sampling.max_tokens): longer ones will have no reward; see its too_long, or lower max_tokens"
+        for context in contexts
+        if context <= max_tokens
+    ]
+
+
+def _doubts_about_form(place: str, reward: Reward, column: str | None) -> Iterator[str]:
+    """Yield a doubt if a function of TRL's may get texts for messages or the reverse. TRL's get what the dataset has;
+    here the name of the column says which."""
+    if isinstance(reward, FunctionReward) and reward.gets_texts and column is not None:
+        yield (
+            f"{place}.reward: {reward.name} has the signature of TRL's rewards, and the column {column!r} holds "
+            "messages, but prompts and completions reach it as texts; if it expects messages, as with TRL, set "
+            f'columns = {{ messages = "{column}" }}'
+        )
+
+
+def _doubts(place: str, reward: Reward, problems: Sequence[Problem]) -> Iterator[str]:
+    lacks = {index: lack for index, one in enumerate(problems) if (lack := _lack(reward, one)) is not None}
+    if lacks:
+        first, lack = next(iter(lacks.items()))
+        has = f"beside the prompt it has {_columns(problems[first])}"
+        if len(lacks) == len(problems):
+            raise ConfigError(f"{place}.reward: {lack}. So it is with all {len(problems):,} looked at; {has}")
+        yield (
+            f"{place}.reward: {lack}. So it is with {len(lacks):,} of {len(problems):,} looked at, whose rollouts will "
+            f"have no reward; the first is problem {first}, {has}"
+        )
+    elif isinstance(reward, FunctionReward) and "answer" in reward.required and not any(map(_has_answer, problems)):
+        yield (
+            f"{place}.reward: {reward.name} takes `answer`, which is None in all {len(problems):,} problems looked at; "
+            f"name its column in the taskset's columns; beside the prompt the first has {_columns(problems[0])}"
+        )
+
+
+def _has_answer(problem: Problem) -> bool:
+    return problem.answer is not None
+
+
+def _doubts_of_reward(place: str, reward: Reward, problems: Sequence[Problem]) -> Iterator[str]:
+    """Yield what the reward itself finds doubtful in those problems that have what it needs."""
+    if (doubts := getattr(reward, "doubts", None)) is not None:
+        items = [problem_input(one) for one in problems if _lack(reward, one) is None]
+        yield from (f"{place}.reward: {sentence}" for sentence in doubts(items))
+
+
+def _doubts_about_references(place: str, reward: Reward, problems: Sequence[Problem]) -> Iterator[str]:
+    """Yield a doubt if problems bring right answers which the reward does not find right."""
+    if (references := getattr(reward, "references", None)) is None:
+        return
+    items = {index: problem_input(one) for index, one in enumerate(problems) if _lack(reward, one) is None}
+    brought = {index: found for index, item in items.items() if (found := references(item)[:MAX_REFERENCES])}
+    until = time.monotonic() + REFERENCES_S
+
+    def tried(index: int) -> tuple[int, str | None] | None:
+        if time.monotonic() > until:
+            return None
+        return index, _reference_failure(reward, items[index], brought[index])
+
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        ran = [one for one in threads.map(tried, brought) if one is not None]
+    failed = [(index, why) for index, why in ran if why is not None]
+    if failed:
+        index, why = failed[0]
+        yield (
+            f"{place}.reward: the problem's own solution does not pass in {len(failed):,} of {len(ran):,} problems "
+            f"tried; the first is problem {index}: {why}; are its tests, its language and the limits as they should be?"
+        )
+
+
+def _reference_failure(reward: Reward, item: RewardInput, completions: Sequence[str]) -> str | None:
+    """Return why none of the completions has the reward 1, or None if one has."""
+    why = ""
+    for completion in completions:
+        score = caught(reward, replace(item, completion=completion))
+        if isinstance(score, BaseException):
+            why = why or str(score)
+        elif not isinstance(score, Score) or score.reward >= 1:
+            return None
+        else:
+            reasons = [name for name, value in score.metrics.items() if value and name.startswith(("failed_", "no_"))]
+            why = why or f"reward {score.reward:g} ({', '.join(reasons)})"
+    return why
+
+
+def _lack(reward: Reward, problem: Problem) -> str | None:
+    check = getattr(reward, "check", None)
+    try:
+        if check is not None:
+            check(problem_input(problem))
+    except RewardError as error:
+        return str(error)
+    return None
+
+
+def _columns(problem: Problem) -> str:
+    """Return the names of the problem's columns and of the fields inside of them, as `columns` would name them."""
+    names = ["answer"] if _has_answer(problem) else []
+    for name, value in problem.info.items():
+        names += [f"{name}.{field}" for field in value] if isinstance(value, Mapping) and value else [name]
+    return ", ".join(names) if names else "nothing"

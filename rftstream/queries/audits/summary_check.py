@@ -1,0 +1,138 @@
+"""Whether the summaries of a run say what its log says. The audit asks it.
+
+The audit counts by the headers in its facts, while who writes a summary goes by the rule that readers have
+(service/records/in_force.py): so each is checked by the other."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from rftstream.contracts.outcomes import GroupResult
+from rftstream.contracts.records import Record
+from rftstream.contracts.summaries import OutcomesSummary, StepsSummary, Summary, WeightsSummary
+from rftstream.queries.audits.rows import RESULTS
+from rftstream.queries.audits.training_in_force import TrainingInForce
+from rftstream.queries.facts.database import Index
+from rftstream.service.records.newest_summaries import SUMMARIES
+from rftstream.service.role import Log
+
+Said = Sequence[tuple[Record, Summary]]
+
+
+def read_summaries(log: Log) -> list[tuple[Record, Summary]]:
+    """Return the summaries in force. Read before the topics that they are about, they speak of what is there."""
+    if SUMMARIES.topic not in log.transport.admin.topics():
+        return []
+    return [(record, one) for record, one in log.in_force(SUMMARIES.topic) if isinstance(one, Summary)]
+
+
+def summary_problems(index: Index, log: Log, said: Said, steps: Steps) -> list[str]:
+    """Return a sentence for each summary that says something else than the topic that it is about."""
+    outcomes = OutcomesUpTo(index)
+    by_offset = sorted(said, key=lambda pair: pair[1].through)
+    found = {
+        record.offset: outcomes.find(summary)
+        if summary.topic == "outcomes"
+        else _of_weights(index, log, summary)
+        if summary.topic == "weights"
+        else steps.find(summary)
+        for record, summary in by_offset
+    }
+    return [
+        f"{record}: {why}; whoever begins with it would go wrong" for record, _ in said if (why := found[record.offset])
+    ]
+
+
+class OutcomesUpTo:
+    """Running totals of the outcomes. `find` is called for summaries in the order of their offsets."""
+
+    def __init__(self, index: Index) -> None:
+        self._index = index
+        self._through = 0
+        self._groups: Counter[int] = Counter()
+        """By result."""
+        self._sum_of_sequences = 0
+        self._next_batch = 0
+
+    def find(self, summary: Summary) -> str | None:
+        """Return what is wrong with a summary, or None."""
+        said = summary.outcomes
+        assert isinstance(said, OutcomesSummary)
+        for result, count, sum_of_sequences, last in self._index.rows(
+            "SELECT result, count(*), sum(sequence), max(batch) FROM decided WHERE offset >= ? AND offset < ?"
+            " GROUP BY result",
+            (self._through, summary.through),
+        ):
+            self._groups[result] += count
+            self._sum_of_sequences += sum_of_sequences
+            if RESULTS[result] is GroupResult.batched:
+                self._next_batch = max(self._next_batch, last + 1)
+        self._through = max(self._through, summary.through)
+        for result in GroupResult:
+            if (found := self._groups[RESULTS.index(result)]) != (told := said.groups.get(result, 0)):
+                return f"{told:,} groups {result} below offset {summary.through} of outcomes, expected {found:,}"
+        named = said.below * (said.below - 1) // 2
+        num_groups, num_said = self._groups.total(), said.below + len(said.above)
+        if num_said != num_groups or named + sum(said.above) != self._sum_of_sequences:
+            return f"other groups decided below offset {summary.through} of outcomes than are"
+        if said.next_batch != self._next_batch:
+            return f"batch {said.next_batch} next at offset {summary.through} of outcomes, expected {self._next_batch}"
+        return None
+
+
+def _of_weights(index: Index, log: Log, summary: Summary) -> str | None:
+    assert isinstance(summary.weights, WeightsSummary)
+
+    def newest(of: str) -> tuple[int, int]:
+        below = f"FROM {of} WHERE offset < ?"
+        epoch = max(0, index.number(f"SELECT max(epoch) {below}", (summary.through,)))
+        of_epoch = f"SELECT max(number) {below} AND epoch = ?"
+        return epoch, max(0, index.number(of_epoch, (summary.through, epoch)))
+
+    run = max(summary.weights.versions, key=lambda run: run.trainer_epoch)
+    said, found = (run.trainer_epoch, run.last), newest("announced")
+    if said != found:  # something that is not in force may be among them
+        index.execute("DELETE FROM temp.in_force")
+        index.insert("in_force", 1, ((record.offset,) for record, _ in log.in_force("weights")))
+        found = newest("(SELECT * FROM announced WHERE offset IN (SELECT offset FROM in_force))")
+    if said == found:
+        return None
+    return (
+        f"version {said[1]} of epoch {said[0]} is the newest below offset {summary.through} of weights, expected "
+        f"version {found[1]} of epoch {found[0]}"
+    )
+
+
+class Steps:
+    """Where training stood at the offsets that summaries name. The audit makes it with the summaries and calls `pass_`
+    for each step in force, in order, and `find` at last."""
+
+    def __init__(self, said: Said) -> None:
+        self._wanted = sorted({one.through for _, one in said if one.topic == "steps"})
+        self._newest = TrainingInForce()
+        self._found: dict[int, TrainingInForce] = {}
+
+    def pass_(self, offset: int, newest: TrainingInForce) -> None:
+        """Take where training stands as of the step at this offset."""
+        self._settle(offset)
+        self._newest = newest
+
+    def _settle(self, offset: int) -> None:
+        while self._wanted and self._wanted[0] <= offset:
+            self._found[self._wanted.pop(0)] = self._newest
+
+    def find(self, summary: Summary) -> str | None:
+        """Return what is wrong with a summary, or None."""
+        assert isinstance(summary.steps, StepsSummary)
+        self._settle(summary.through)
+        name = summary.steps.name
+        said = TrainingInForce(name.trainer_epoch, name.version, summary.steps.trained_groups)
+        found = self._found[summary.through]
+        if said == found:
+            return None
+        return (
+            f"version {said.version} of epoch {said.trainer_epoch} with {said.trained_groups:,} groups below offset "
+            f"{summary.through} of steps, expected version {found.version} of epoch {found.trainer_epoch} with "
+            f"{found.trained_groups:,}"
+        )

@@ -1,0 +1,307 @@
+"""Reads a run as its trainer and evaluator recorded it: steps and evaluations in force, and where trainers started
+anew."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from rftstream.contracts.messages import Message
+from rftstream.contracts.records import TopicPartition
+from rftstream.contracts.versions import EvalResult, StepRecord, StepTotals, VersionName, WeightsAnnounced
+from rftstream.queries.curves.coarse import Coarse
+from rftstream.service.reading import read_to_ends
+from rftstream.service.records.summaries import begin_with_summary
+from rftstream.service.role import Log
+from rftstream.weights.lineage import Lineage
+
+STEPS = TopicPartition("steps", 0)
+
+FIRST_OFFSETS = 256
+"""Offsets at the beginning of `steps` that a glance reads. On Kafka every second one holds no record."""
+NEWEST_OFFSETS = 512
+"""Offsets at the end of `steps` that a glance reads at least."""
+
+NUM_SMOOTHED = 10
+"""How many steps the mean beside the last reward covers."""
+LEAST_PAUSE_S = 60.0
+"""Shortest time in seconds before a trainer's new start that counts as a pause."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """The steps and evaluations in force. `read_history` makes it; plots and status read it."""
+
+    steps: tuple[StepRecord, ...]
+    """Steps in force, by version, without the records that say that a trainer started. For a glance, the first and the
+    newest of them."""
+    resumes: tuple[StepRecord, ...]
+    """Records of trainers that took over from an earlier one, in the order of the log."""
+    evaluations: tuple[EvalResult, ...]
+    """Results for versions in force, by version. Only the newest of each evaluation and version is kept."""
+    current: StepRecord | None
+    """The newest record in force; None before the first."""
+    pauses: tuple[tuple[float, float], ...] = ()
+    """From when to when no trainer was at work, as far as its records tell: before a resume, for longer than between
+    any two steps."""
+
+    passed_over: int = 0
+    """How many steps in force are not among `steps`."""
+
+    @property
+    def num_steps(self) -> int:
+        """Return how many steps are in force."""
+        return len(self.steps) + self.passed_over
+
+    @property
+    def _totals(self) -> StepTotals | None:
+        return None if self.current is None else self.current.totals
+
+    @property
+    def version(self) -> int:
+        """Return the version in force; 0 before the first record."""
+        return 0 if self.current is None else self.current.name.version
+
+    def at_work_s(self, at: float) -> float:
+        """Return a clock time without the pauses before it. Differences of such times are seconds of work."""
+        return at - sum(min(at, end) - begin for begin, end in self.pauses if begin < at)
+
+    def spent(self) -> dict[str, float]:
+        """Return what the verdicts of all batches cost, by kind such as `requests`."""
+        return self._summed().spent
+
+    def staleness(self) -> tuple[list[int], list[int]]:
+        """Return how many tokens, and how many groups, all steps trained at each staleness."""
+        totals = self._summed()
+        return list(totals.token_staleness), list(totals.group_staleness)
+
+    def _summed(self) -> StepTotals:
+        totals = self._totals
+        if totals is None:
+            totals = StepTotals()
+            for step in self.steps:
+                totals = totals.plus(step.metrics, step.token_staleness, step.group_staleness)
+        return totals
+
+    def rewards(self) -> list[float]:
+        """Return the rewards of the steps that have one."""
+        return [step.metrics["reward"] for step in self.steps if "reward" in step.metrics]
+
+
+class HistoryReader:
+    """Reads steps and evaluations of a log, and goes on with what has come since. Who shows a run again and again makes
+    one; `read_history` is for a single look. One thread calls `read`; the other methods may be called from any.
+
+    It keeps every step and every evaluation in memory: some kilobytes for each version."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._next: dict[str, dict[TopicPartition, int]] = {"steps": {}, "evals": {}, "weights": {}}
+        self.steps: list[tuple[float, StepRecord]] = []
+        """Log time in seconds and record, in the order of the log; also those that are out of force by now."""
+        self._evaluations: list[tuple[float, EvalResult]] = []
+        self.announced: dict[VersionName, WeightsAnnounced] = {}
+        """The announcements of versions, also of those that are out of force."""
+        self.newest_version = 0
+        """The newest version of any trainer."""
+        self._fold = _Fold()
+        self._now = self._fold.history()
+        self._coarse = CoarseHistory()
+
+    def read(self, topics: Sequence[str] = ("steps", "evals", "weights")) -> bool:
+        """Read what has come since the last call. Return whether there was anything."""
+        found = False
+        for topic in topics:
+            start = self._next[topic]
+            ends = self._log.ends(topic)
+            if all(start.get(place, 0) >= end for place, end in ends.items()):
+                continue
+            found = True
+            for record, message in self._log.rule.messages(self._log.read(topic, start=start)):
+                start[record.place] = max(start.get(record.place, 0), record.offset + 1)
+                self._take(record.timestamp_s, message)
+            for place, end in ends.items():
+                start[place] = max(start.get(place, 0), end)
+        if found:
+            self._now = self._fold.history()
+        return found
+
+    def _take(self, at: float, message: Message | None) -> None:
+        if isinstance(message, StepRecord):
+            self.steps.append((at, message))
+            self._fold.add(message)
+            self.newest_version = max(self.newest_version, 0 if message.resumed else message.name.version)
+        elif isinstance(message, EvalResult):
+            self._evaluations.append((at, message))
+            self._fold.add_result(message)
+        elif isinstance(message, WeightsAnnounced):
+            self.announced.setdefault(message.name, message)
+
+    def history(self, until_s: float = math.inf) -> History:
+        """Return the history as it was at a log time, by default as it is now."""
+        if math.isinf(until_s):
+            return self._now
+        return _fold(
+            [step for at, step in self.steps if at <= until_s],
+            [result for at, result in self._evaluations if at <= until_s],
+        )
+
+    def charted(self, until_s: float = math.inf) -> History:
+        """Return the history as curves need it: of a long run each step is the mean of several."""
+        return self._coarse.of(self._now) if math.isinf(until_s) else CoarseHistory().of(self.history(until_s))
+
+    def glance(self, until_s: float = math.inf) -> History:
+        """Return the history with the first and the newest steps alone."""
+        found = self.history(until_s)
+        if len(found.steps) <= FIRST_OFFSETS + NEWEST_OFFSETS:
+            return found
+        return replace(
+            found,
+            steps=found.steps[:FIRST_OFFSETS] + found.steps[-NEWEST_OFFSETS:],
+            passed_over=len(found.steps) - FIRST_OFFSETS - NEWEST_OFFSETS,
+        )
+
+
+def read_history(log: Log) -> History:
+    """Read the history of a run from its log."""
+    reader = HistoryReader(log)
+    reader.read(("steps", "evals"))
+    return reader.history()
+
+
+def read_glance(log: Log) -> History:
+    """Read the first and the newest steps of a run, and all its evaluations. All steps where there is no summary of
+    them, or where they do not say what those before them amount to."""
+    first = list(_first_steps(log))
+    start = begin_with_summary(log, "steps", behind=NEWEST_OFFSETS)
+    if start.summary is None or start.summary.steps is None:
+        return read_history(log)
+    begin = start.positions[STEPS]
+    steps: list[StepRecord | VersionName] = [step for offset, step in first if offset < begin]
+    steps += [
+        VersionName(trainer_epoch=run.trainer_epoch, version=run.first - (not run.resumed))
+        for run in start.summary.steps.versions
+    ]
+    newest = [message for _, message in log.rule.messages(log.read("steps", start=start.positions))]
+    steps += [step for step in newest if isinstance(step, StepRecord)]
+    results = [result for _, result in log.in_force("evals") if isinstance(result, EvalResult)]
+    found = _fold(steps, results)
+    totals = None if found.current is None else found.current.totals
+    return read_history(log) if totals is None else replace(found, passed_over=totals.steps - len(found.steps))
+
+
+def _first_steps(log: Log) -> Iterator[tuple[int, StepRecord]]:
+    """Yield the steps at the beginning, with their offsets."""
+    begin, end = (ends[STEPS] for ends in (log.transport.admin.begin_offsets("steps"), log.ends("steps")))
+    end = min(end, begin + FIRST_OFFSETS)
+    log.rule.begin_anew("steps")
+    reader = log.transport.reader({STEPS: begin})
+    try:
+        for records in read_to_ends(log.transport, reader, {STEPS: end}, max_records=FIRST_OFFSETS):
+            for record, message in log.rule.messages(records):
+                if record.offset < end and isinstance(message, StepRecord):
+                    yield record.offset, message
+    finally:
+        reader.close()
+
+
+def _fold(records: Iterable[StepRecord | VersionName], evaluations: Iterable[EvalResult]) -> History:
+    """Return what of these is in force. Both are in the order of the log."""
+    fold = _Fold()
+    for step in records:
+        fold.add(step)
+    for result in evaluations:
+        fold.add_result(result)
+    return fold.history()
+
+
+class _Fold:
+    """The steps and results in force of the records so far. Its owner calls `add` and `add_result` for each in the
+    order of the log, and `history` at any time."""
+
+    def __init__(self) -> None:
+        self._lineage = Lineage()
+        self._steps: dict[int, StepRecord] = {}
+        self._resumes: list[StepRecord] = []
+        self._results: dict[tuple[int, str], EvalResult] = {}
+        self._current: StepRecord | None = None
+        self._gaps: list[tuple[float, float]] = []
+        self._longest_s = LEAST_PAUSE_S
+
+    def add(self, message: StepRecord | VersionName) -> None:
+        """Take a step. A name stands for the start of a trainer of which nothing else is known."""
+        if isinstance(message, VersionName):
+            self._start(message, resumed=True)
+            return
+        if not self._lineage.accepts(message.name.trainer_epoch):
+            return
+        before, self._current = self._current, message
+        if not message.resumed:
+            self._start(message.name, resumed=False)
+            self._steps[message.name.version] = message
+            if before is not None:
+                self._longest_s = max(self._longest_s, message.recorded_at - before.recorded_at)
+            return
+        if self._lineage.epoch:
+            self._resumes.append(message)
+        if before is not None:
+            self._gaps.append((before.recorded_at, message.recorded_at))
+        self._start(message.name, resumed=True)
+
+    def _start(self, name: VersionName, *, resumed: bool) -> None:
+        if name.trainer_epoch <= self._lineage.epoch:
+            return
+        self._lineage.take(name, resumed=resumed)
+        in_force = self._lineage.in_force
+        self._steps = {version: step for version, step in self._steps.items() if in_force(step.name)}
+        self._results = {key: result for key, result in self._results.items() if in_force(result.name)}
+
+    def add_result(self, result: EvalResult) -> None:
+        """Take the result of an evaluation."""
+        if self._lineage.in_force(result.name):
+            self._results[result.name.version, result.evaluation] = result
+
+    def history(self) -> History:
+        """Return what is in force now."""
+        return History(
+            steps=tuple(self._steps[version] for version in sorted(self._steps)),
+            resumes=tuple(self._resumes),
+            evaluations=tuple(self._results[key] for key in sorted(self._results)),
+            current=self._current,
+            pauses=tuple((begin, end) for begin, end in self._gaps if end - begin > self._longest_s),
+        )
+
+
+class CoarseHistory:
+    """A history with at most MAX_CHARTED steps. HistoryReader makes it and calls `of` for each history that it comes
+    to: what was put together before is not looked at again."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._of: tuple[History, History] | None = None
+        self._steps: Coarse[StepRecord] = Coarse()
+        self._results: dict[str, Coarse[EvalResult]] = {}
+
+    def of(self, history: History) -> History:
+        """Return the history with fewer steps and results, each the mean of its neighbours."""
+        with self._lock:
+            if self._of is None or self._of[0] is not history:
+                self._of = history, self._made(history)
+            return self._of[1]
+
+    def _made(self, history: History) -> History:
+        results: dict[str, list[EvalResult]] = {}
+        for result in history.evaluations:
+            results.setdefault(result.evaluation, []).append(result)
+        coarse = [
+            one
+            for name, some in results.items()
+            for one in self._results.setdefault(name, Coarse()).through(tuple(some))
+        ]
+        return replace(
+            history,
+            steps=tuple(self._steps.through(history.steps)),
+            evaluations=tuple(sorted(coarse, key=lambda one: (one.name.version, one.evaluation))),
+        )

@@ -1,0 +1,379 @@
+"""Curves of a run as PNG: over steps and over wall time. Only records in force are drawn.
+
+Drawn by matplotlib's Agg without pyplot, so that nothing global is touched and no display is needed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rftstream.queries.curves.history import History
+from rftstream.queries.curves.panels import (
+    COLORS,
+    INK,
+    MAX_LINES,
+    Axis,
+    Floats,
+    Line,
+    Panel,
+    over_steps,
+    over_time,
+    panels,
+)
+from rftstream.queries.formatting import duration, number, plural
+
+NUM_MARKED = 40
+"""Points of a line, at most, that are marked."""
+
+MOST_DECADES = 4
+"""Decades of a logarithmic axis, at most."""
+
+NUM_COLUMNS = 3
+ROW_INCHES, MARGIN_INCHES = 3.15, 1.4
+
+FACE, FAINT = "white", "#999999"
+STROKES = {
+    "solid": "-",
+    "dash": (0, (4, 2)),
+    "dot": (0, (1, 1.5)),
+    "dashdot": (0, (5, 1.5, 1, 1.5)),
+    "longdash": (0, (8, 2)),
+    "longdashdot": (0, (8, 1.5, 1, 1.5)),
+}
+"""Strokes for the names in panels.DASHES."""
+DPI = 110
+MAX_POINTS = 2_000
+"""Most points of a line on a page. A longer line is drawn by the means of equal parts: its page opens quickly."""
+
+
+def can_draw() -> bool:
+    """Return whether the package that draws pictures is installed."""
+    return find_spec("matplotlib") is not None
+
+
+def plot(history: History, *, run: str, folder: Path) -> list[Path]:
+    """Write by_step.png and by_time.png into the folder."""
+    import matplotlib
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with matplotlib.rc_context({"font.size": 9, "axes.formatter.useoffset": False, "text.parse_math": False}):
+        return [_draw(history, axis, run, folder / axis.file) for axis in (over_steps(history), over_time(history))]
+
+
+def write_events(history: History, folder: Path) -> Path:
+    """Write the history as TensorBoard event files into the folder."""
+    from rftstream.trackers.tensorboard import TensorBoard
+
+    tracker = TensorBoard(folder)
+    tracker.update([*history.steps, *history.evaluations])
+    tracker.close(ended=True)
+    return folder
+
+
+def smoothed(values: Floats, width: int) -> Floats:
+    """Running mean over `width` values, centred; at the ends over as many as there are."""
+    if width < 2 or len(values) < 3:
+        return values
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    places = np.arange(len(values))
+    low, high = np.maximum(0, places - width // 2), np.minimum(len(values), places + width // 2 + 1)
+    means: Floats = (sums[high] - sums[low]) / (high - low)
+    return means
+
+
+def smoothed_by_stage(line: Line, values: Floats, width: int, stages: Floats) -> Floats:
+    """Each stage by itself: the loss of one says nothing of that of the next."""
+    parts = np.split(values, np.searchsorted(line.x, stages, side="right"))
+    return np.concatenate([smoothed(part, width) for part in parts])
+
+
+def thinned(line: Line) -> Line:
+    """Return a line of at most MAX_POINTS values: itself, or the means of equal parts."""
+    if len(line.x) <= MAX_POINTS:
+        return line
+    x, y = (np.asarray([part.mean() for part in np.array_split(values, MAX_POINTS)]) for values in (line.x, line.y))
+    return replace(line, x=x, y=y)
+
+
+def window(num_values: int) -> int:
+    """Return the width of the running mean: 1 for a handful of values, 4 % of a long run."""
+    return 1 if num_values < 12 else max(5, num_values // 25)
+
+
+def view(lines: Sequence[Line]) -> tuple[float, float] | None:
+    """Limits that a few outliers, up to 1 % of a line at each end, do not dictate; None if all can be shown. Each line
+    is looked at by itself, so that a short one is not taken for the outliers of a long one."""
+    ranges = [_usual(np.sort(line.y)) for line in lines if len(line.y)]
+    if not any(is_cut for _, _, is_cut in ranges):
+        return None
+    return min(low for low, _, _ in ranges), max(high for _, high, _ in ranges)
+
+
+def _usual(values: Floats) -> tuple[float, float, bool]:
+    """Return limits for sorted values, and whether some of them lie outside."""
+    whole = float(values[0]), float(values[-1]), False
+    if len(values) < 50:
+        return whole
+    few = math.ceil(len(values) / 100)
+    low, high = values[few], values[-1 - few]
+    room = high - low
+    if room == 0:  # what is always the same but for these is drawn for their sake
+        return whole
+    if values[-1] <= high + 3 * room and values[0] >= low - 3 * room:
+        return whole
+    return float(max(values[0], low - room / 2)), float(min(values[-1], high + room / 2)), True
+
+
+def goes_wide(values: Floats) -> bool:
+    """Over two orders of magnitude, so that a logarithmic axis shows more."""
+    return bool(len(values) and values.min() > 0 and values.max() > 100 * values.min())
+
+
+def log_view(values: Floats) -> tuple[float, float]:
+    """Limits of a logarithmic axis. Values that are negligible beside the rest, such as rounding errors, lie below
+    them."""
+    top = float(values.max())
+    return max(float(values.min()), top / 10**MOST_DECADES), top
+
+
+def above(line: Line, least: float) -> Line:
+    """Return a line without its values below `least`, which a logarithmic axis would show as falls to its end."""
+    there = line.y >= least
+    return replace(line, x=line.x[there], y=line.y[there])
+
+
+def subtitle(history: History) -> str:
+    """Return the run's main numbers in a line."""
+    facts = [plural(len(history.steps), "step")]
+    if rewards := history.rewards():
+        tenth = max(1, len(rewards) // 10)
+        first, last = (number(float(np.mean(some))) for some in (rewards[:tenth], rewards[-tenth:]))
+        long = len(rewards) >= 10
+        facts.append(f"reward {first} in the first tenth, {last} in the last" if long else f"reward {last}")
+    if len(history.steps) > 1:
+        first_s, last_s = (history.at_work_s(history.steps[place].recorded_at) for place in (0, -1))
+        facts.append(duration(last_s - first_s) + (" without pauses" if history.pauses else ""))
+    if history.resumes:
+        facts.append(f"resumed {len(history.resumes)} times" if len(history.resumes) > 1 else "resumed once")
+    if skipped := sum(step.skipped for step in history.steps):
+        facts.append(skipped_text(skipped))
+    return "   ·   ".join(facts)
+
+
+def skipped_text(count: int) -> str:
+    """Return how many batches were skipped, in words."""
+    return f"{count:,} batch{'' if count == 1 else 'es'} skipped (not finite)"
+
+
+# --------------------------------------------------------------------------------------------- drawing
+
+
+def _draw(history: History, axis: Axis, run: str, file: Path) -> Path:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    shown = [panel for panel in panels(history, axis) if panel.lines or not panel.optional]
+    rows = math.ceil((len(shown) + 1) / NUM_COLUMNS)
+    height = rows * ROW_INCHES + MARGIN_INCHES
+    figure = Figure(figsize=(15, height), dpi=DPI, facecolor=FACE)
+    FigureCanvasAgg(figure)
+    grid = figure.add_gridspec(
+        rows, NUM_COLUMNS, left=0.06, right=0.94, top=1 - 1.4 / height, bottom=0.63 / height, hspace=0.42, wspace=0.34
+    )
+    figure.text(0.05, 1 - 0.45 / height, run, fontsize=17, fontweight="bold", color=INK)
+    figure.text(0.05, 1 - 0.72 / height, subtitle(history), fontsize=10, color=FAINT)
+    for place, panel in enumerate(shown, 1):  # the first is two wide
+        columns = slice(0, 2) if place == 1 else place % NUM_COLUMNS
+        ax = _panel(figure.add_subplot(grid[place // NUM_COLUMNS, columns]), axis, panel)
+        if place == 1:
+            _label(ax, "resumed", axis.resumes[:12])
+            _label(ax, "next stage", axis.stages[:12])
+        if panel.marks_skipped:
+            _mark_skipped(ax, history, axis)
+    partial = file.with_suffix(".partial")
+    try:
+        figure.savefig(partial, format="png")
+        partial.replace(file)  # whoever looks meanwhile, or a full disk, finds no half of a picture
+    finally:
+        partial.unlink(missing_ok=True)
+    return file
+
+
+def _panel(ax: Any, axis: Axis, panel: Panel) -> Any:
+    unit, lines = panel.unit, panel.lines
+    left, right = [line for line in lines if not line.right], [line for line in lines if line.right]
+    if not left:
+        left, right, unit = right, [], panel.right_unit or unit
+    ax.set_title(panel.title, loc="left", fontsize=11, fontweight="bold", color=INK, pad=22)
+    _frame(ax)
+    ax.set_xlabel(axis.label, color=FAINT, fontsize=8)
+    ax.set_ylabel(unit, color=FAINT, fontsize=8)
+    _x_limits(ax, axis)
+    for x in axis.resumes:
+        ax.axvline(x, color=FAINT, linewidth=0.9, linestyle=(0, (2, 3)), zorder=1)
+    for x in axis.stages:
+        ax.axvline(x, color="#cccccc", linewidth=0.9, zorder=1)
+    if not lines:
+        ax.text(0.5, 0.5, panel.empty, transform=ax.transAxes, ha="center", va="center", color=FAINT)
+        ax.set_yticks([])
+        return ax
+    _draw_lines(ax, left, COLORS, axis.stages, from_zero=panel.from_zero, log_if_wide=panel.log_if_wide)
+    handles = [*ax.collections, *ax.get_lines()]
+    if right:
+        twin = ax.twinx()
+        _frame(twin, is_right=True)
+        _draw_lines(twin, right, COLORS[len(left) :], axis.stages, from_zero=True)
+        twin.set_ylabel(panel.right_unit, color=COLORS[len(left)], fontsize=8)
+        twin.tick_params(axis="y", colors=COLORS[len(left)])
+        ax.set_ylabel(unit, color=COLORS[0], fontsize=8)
+        ax.tick_params(axis="y", colors=COLORS[0])
+        handles += twin.get_lines()
+    if len(left) > MAX_LINES:
+        handles += ax.plot([], [], linestyle="none", label=f"+{len(left) - MAX_LINES:,} more")
+    if shown := [handle for handle in handles if not handle.get_label().startswith("_")]:
+        _legend(ax, shown)
+    return ax
+
+
+def _legend(ax: Any, handles: Sequence[Any]) -> None:
+    """Below the title: in one row, or in two of small letters, where long names lose their middle."""
+    labels = [handle.get_label() for handle in handles]
+    width = ax.get_position().width * ax.figure.get_figwidth()
+    fits = sum(len(label) + 5 for label in labels) < 15 * width
+    columns = len(labels) if fits else math.ceil(len(labels) / 2)
+    ax.legend(
+        handles=handles,
+        labels=labels if fits else [shorten(label, int(18 * width / columns) - 6) for label in labels],
+        loc="lower left",
+        bbox_to_anchor=(0.0, 0.985),
+        ncols=columns,
+        frameon=False,
+        fontsize=8 if fits else 6.5,
+        handlelength=1.3,
+        columnspacing=1.2,
+        labelspacing=0.15,
+        labelcolor=INK,
+        borderaxespad=0.1,
+    )
+
+
+def shorten(label: str, length: int) -> str:
+    """Cut the middle out of a label that is too long, since names that differ often do so at an end."""
+    if len(label) <= length:
+        return label
+    end = (length - 1) // 2
+    return f"{label[: length - 1 - end]}…{label[len(label) - end :]}"
+
+
+def _frame(ax: Any, *, is_right: bool = False) -> None:
+    for side in ("top", "left" if is_right else "right"):
+        ax.spines[side].set_visible(False)
+    for spine in ax.spines.values():
+        spine.set_color("#cccccc")
+    ax.tick_params(colors="#666666", length=3, labelsize=8)
+    if not is_right:
+        ax.grid(axis="y", color="#e8e8e8", linewidth=0.8)
+        ax.set_axisbelow(True)
+
+
+def _draw_lines(
+    ax: Any, lines: Sequence[Line], colors: Sequence[str], stages: Floats, *, from_zero: bool, log_if_wide: bool = False
+) -> None:
+    lines = lines[:MAX_LINES]
+    values = np.concatenate([line.y for line in lines]) if lines else np.empty(0)
+    is_log = log_if_wide and goes_wide(values)
+    limits = view(lines)
+    stacked: Floats | None = None
+    for line, default in zip(lines, colors, strict=False):
+        color = line.color or default
+        if line.area:
+            stacked = _draw_area(ax, line, color, stages, stacked)
+            continue
+        width = window(len(line.y)) if line.smooth else 1
+        marked = len(line.x) <= NUM_MARKED
+        style: dict[str, Any] = {
+            "color": color,
+            "linestyle": STROKES[line.dash],
+            "label": f" {line.label}" if line.label.startswith("_") else line.label or "_",  # _ is hidden
+        }
+        if width > 1:
+            faint = {"color": color, "alpha": 0.3 if len(line.y) < 1000 else 0.18, "linewidth": 0.8, "label": "_"}
+            raw = above(line, log_view(values)[0]) if is_log else line
+            ax.plot(raw.x, raw.y, **faint)
+            usual = line.y if limits is None or is_log else np.clip(line.y, *limits)
+            ax.plot(line.x, smoothed_by_stage(line, usual, width, stages), linewidth=1.8, **style)
+        else:
+            ax.plot(line.x, line.y, linewidth=1.5, marker="o" if marked else None, markersize=4, **style)
+    if is_log:
+        ax.set_yscale("log")
+        low, high = log_view(values)
+        ax.set_ylim(low / 1.3, high * 1.3)
+        ax.yaxis.set_minor_formatter(lambda value, _: "")
+    elif limits is not None:
+        ax.set_ylim(*limits)
+    ax.yaxis.set_major_formatter(lambda value, _: f"{value:,.6g}")
+    if from_zero and len(values) and values.min() >= 0:
+        top = ax.get_ylim()[1]
+        ax.set_ylim(0, 1.04 * top if top > 0 and values.max() > 0 else 1)
+
+
+def _draw_area(ax: Any, line: Line, color: str, stages: Floats, below: Floats | None) -> Floats:
+    """Its upper edge, on which the next one stands."""
+    values = smoothed_by_stage(line, line.y, window(len(line.y)) if line.smooth else 1, stages)
+    if below is None or len(below) != len(values):
+        below = np.zeros(len(values))
+    top: Floats = below + values
+    ax.fill_between(line.x, below, top, color=color, alpha=0.45, linewidth=0, label=line.label)
+    return top
+
+
+def _x_limits(ax: Any, axis: Axis) -> None:
+    """All panels the same, with room at both ends also for a single point."""
+    from matplotlib.ticker import MaxNLocator
+
+    places = np.concatenate([axis.steps, axis.resumes, [0.0]])
+    span = max(float(places.max()), 1.0 if axis.whole else 1e-9)
+    ax.set_xlim(-0.02 * span, 1.03 * span)
+    ax.xaxis.set_major_locator(
+        MaxNLocator(nbins=10 if ax.get_position().width > 0.4 else 6, steps=[1, 2, 2.5, 5, 10], integer=axis.whole)
+    )
+    ax.xaxis.set_major_formatter(lambda value, _: f"{value:,.6g}")
+
+
+def _label(ax: Any, text: str, places: Floats) -> None:
+    for x in places:
+        ax.annotate(
+            text,
+            (x, 1),
+            xycoords=("data", "axes fraction"),
+            xytext=(3, -4),
+            textcoords="offset points",
+            rotation=90,
+            va="top",
+            fontsize=7,
+            color=FAINT,
+        )
+
+
+def _mark_skipped(ax: Any, history: History, axis: Axis) -> None:
+    skipped = axis.steps[[step.skipped for step in history.steps]] if history.steps else axis.steps
+    if len(skipped):
+        ax.plot(
+            skipped, np.full(len(skipped), 0.02), "|", transform=ax.get_xaxis_transform(), color="#B00020", markersize=9
+        )
+        ax.text(
+            0.99,
+            0.94,
+            skipped_text(len(skipped)),
+            transform=ax.transAxes,
+            ha="right",
+            fontsize=8,
+            color="#B00020",
+        )

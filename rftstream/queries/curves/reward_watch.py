@@ -1,0 +1,185 @@
+"""Whether a reward is being gained without the task: signs of reward hacking in the recorded steps and evaluations.
+
+Each sign is a function of the history alone, so the page of last week says the same as today's. A sign is a reason to
+read some rollouts (`rftstream inspect`), not a proof.
+
+    canary       an evaluation with each other's answers (`canary = true`) gives a reward
+    checks       a second opinion (`use = "check"`) is far from the reward
+    dominance    the reward rose by one of its parts, while the others together fell
+    held_out     the reward rose, and no evaluation followed
+    judge        a judge that compares answers contradicts itself when their order changes
+    length       completions became much longer or shorter, while no evaluation rose
+    unscored     more and more rollouts have no reward
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rftstream.config.parts.reward_uses import RewardUse, part_names, reward_uses
+from rftstream.config.sections import RunConfig
+from rftstream.contracts.versions import EvalResult, StepRecord
+from rftstream.queries.curves.history import History
+from rftstream.queries.curves.training_watch import Sign
+
+LEAST_STEPS = 20
+"""Steps before anything is compared."""
+CANARY_REWARD = 0.1
+"""Mean reward of a canary that is told, if it is above what version 0 had by as much."""
+CHECK_APART = 0.25
+"""Mean distance of a second opinion from the reward that is told."""
+ORDERS_DISAGREE = 0.5
+"""Share of comparisons in which a judge contradicts itself that is told."""
+RISE = 0.1
+"""A rise of the mean reward that evaluations should follow."""
+FOLLOWED = 0.02
+"""A rise of an evaluation's mean that counts as having followed."""
+LENGTH_FACTOR = 2.0
+"""A change of the mean length that is told if no evaluation rose."""
+UNSCORED_RISE = 0.1
+"""A rise of the share of rollouts without reward that is told."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Windows:
+    """The means of two windows of steps: the first and the newest."""
+
+    first: dict[str, float]
+    last: dict[str, float]
+    first_version: int
+    """The last version of the first window."""
+    last_version: int
+    """The first version of the newest window."""
+
+    def change(self, name: str) -> float | None:
+        """Return the newest mean minus the first, or None if either is not there."""
+        if name not in self.first or name not in self.last:
+            return None
+        return self.last[name] - self.first[name]
+
+
+def find_reward_signs(history: History, config: RunConfig) -> tuple[Sign, ...]:
+    """Return the signs in a run's steps and evaluations, the surest first."""
+    windows = _windows(history.steps)
+    signs = [*_canaries(history.evaluations, config)]
+    if windows is not None:
+        signs += [
+            *_checks(windows, config),
+            *_judges(windows),
+            *_dominance(windows, config),
+            *_held_out(windows, history, config),
+        ]
+        signs += _unscored(windows)
+    return tuple(signs)
+
+
+def _windows(steps: Sequence[StepRecord]) -> _Windows | None:
+    counted = [step for step in steps if "reward" in step.metrics]
+    if len(counted) < LEAST_STEPS:
+        return None
+    size = max(5, min(50, len(counted) // 4))
+    first, last = counted[:size], counted[-size:]
+    return _Windows(_means(first), _means(last), first[-1].name.version, last[0].name.version)
+
+
+def _means(steps: Sequence[StepRecord]) -> dict[str, float]:
+    columns: dict[str, list[float]] = {}
+    for step in steps:
+        for name, value in step.metrics.items():
+            columns.setdefault(name, []).append(value)
+    return {name: sum(column) / len(column) for name, column in columns.items()}
+
+
+def _canaries(evaluations: Sequence[EvalResult], config: RunConfig) -> Iterator[Sign]:
+    for name, section in config.evaluations.items():
+        means = [result.metrics["mean"] for result in evaluations if result.evaluation == name and _has_mean(result)]
+        if not section.canary or not means:
+            continue
+        risen = means[-1] - means[0] if len(means) > 1 else means[-1]
+        if means[-1] >= CANARY_REWARD and risen >= CANARY_REWARD:
+            text = f"{means[-1]:.2f} of the reward is given for wrong answers; read what `rftstream evals` shows of it"
+            yield Sign("canary", name, text)
+
+
+def _checks(windows: _Windows, config: RunConfig) -> Iterator[Sign]:
+    for short in sorted({name for name, use in _uses(config) if use.use == "check"}):
+        if (apart := windows.last.get(f"metric/{short}.apart", 0.0)) >= CHECK_APART:
+            text = f"this second opinion is {apart:.2f} from the reward in the mean"
+            yield Sign("checks", short, text)
+
+
+def _judges(windows: _Windows) -> Iterator[Sign]:
+    """Yield the judges that name another winner when the answers are shown the other way round."""
+    for name, share in sorted(windows.last.items()):
+        part = name.removeprefix("metric/").removesuffix("orders_disagree")
+        if name == f"metric/{part}orders_disagree" and share >= ORDERS_DISAGREE:
+            first = windows.last.get(f"metric/{part}prefers_first", 0.0)
+            text = (
+                f"the judge contradicts itself in {share:.0%} of the comparisons when the order changes (a tie then); "
+                f"its bias for what it sees first is {first:+.2f}, from -1 to 1"
+            )
+            yield Sign("judge", part.rstrip("."), text)
+
+
+def _dominance(windows: _Windows, config: RunConfig) -> Iterator[Sign]:
+    """Yield the parts by which alone a reward rose. Parts of tasksets have names of their own where there are
+    several."""
+    for taskset, section in config.tasksets.items():
+        uses = reward_uses(section.reward, taskset)
+        prefix = f"part/{taskset}/" if len(config.tasksets) > 1 else "part/"
+        changes = {}
+        for use, short in zip(uses, part_names(uses), strict=True):
+            if use.use == "sum" and use.weight and (change := windows.change(prefix + short)) is not None:
+                changes[short] = use.weight * change
+        if len(changes) < 2:
+            continue
+        most = max(changes, key=lambda name: changes[name])
+        others = sum(changes.values()) - changes[most]
+        if changes[most] >= RISE / 2 and others < 0:
+            text = f"{taskset}: {most} added {changes[most]:+.2f} since the first steps, the other parts {others:+.2f}"
+            yield Sign("dominance", most, text)
+
+
+def _held_out(windows: _Windows, history: History, config: RunConfig) -> Iterator[Sign]:
+    rises = [
+        rise
+        for name, section in config.evaluations.items()
+        if not section.canary and (rise := _rise(name, windows, history.evaluations)) is not None
+    ]
+    if not rises or max(rises) >= FOLLOWED:
+        return
+    risen = windows.change("reward")
+    if risen is not None and risen >= RISE:
+        text = f"the reward rose by {risen:.2f} since the first steps, the best evaluation by {max(rises):.2f}"
+        yield Sign("held_out", "", text)
+    before, now = windows.first.get("length_mean", 0.0), windows.last.get("length_mean", 0.0)
+    if before and now and not 1 / LENGTH_FACTOR < now / before < LENGTH_FACTOR:
+        text = f"completions went from {before:,.0f} to {now:,.0f} tokens, and no evaluation rose"
+        yield Sign("length", "", text)
+
+
+def _unscored(windows: _Windows) -> Iterator[Sign]:
+    risen = windows.change("unscored_share")
+    if risen is not None and risen >= UNSCORED_RISE:
+        text = f"{windows.last['unscored_share']:.0%} of the rollouts have no reward, {risen:.0%} more than at first"
+        yield Sign("unscored", "", text)
+
+
+def _rise(name: str, windows: _Windows, evaluations: Sequence[EvalResult]) -> float | None:
+    """Return how much an evaluation rose from the first window to the newest, or None if it was not made there."""
+    results = [one for one in evaluations if one.evaluation == name and _has_mean(one)]
+    early = [one for one in results if one.name.version <= windows.first_version]
+    late = [one for one in results if one.name.version >= windows.last_version]
+    return late[-1].metrics["mean"] - early[0].metrics["mean"] if early and late else None
+
+
+def _has_mean(result: EvalResult) -> bool:
+    return "mean" in result.metrics
+
+
+def _uses(config: RunConfig) -> Iterator[tuple[str, RewardUse]]:
+    """Yield the rewards of all tasksets, each with the name of its part."""
+    for name, section in config.tasksets.items():
+        uses = reward_uses(section.reward, f"tasksets.{name}.reward")
+        yield from zip(part_names(uses), uses, strict=True)

@@ -1,0 +1,1 @@
+"""Decisions of operators and rewards: computed again, compared, and tried."""

@@ -1,0 +1,178 @@
+"""Old and new verdicts of the same rollouts, side by side. Shapes: N rollouts that both runs could score."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rftstream.contracts import codec
+from rftstream.contracts.verdicts import VerifiedRollout
+from rftstream.errors import ContractError
+from rftstream.queries.formatting import columns, number
+from rftstream.queries.records.shown_completions import PLAIN, CompletionReader
+from rftstream.service.role import Log
+from rftstream.transport.base import Transport
+
+SAME = 1e-9
+"""Rewards agree if they differ by at most this."""
+SHOWN_CHARACTERS = 60
+QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
+NOT_SCORED_ON_PURPOSE = {"skipped"}
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Moved:
+    """A rollout whose reward changed. `compare` makes it."""
+
+    distance: float
+    rollout_id: str
+    old: float
+    new: float
+    completion: str = field(compare=False)
+    said: str = field(compare=False)
+    """The completion with its special tokens, cut to a line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """How two runs scored the same rollouts. `compare` makes it; a command prints it."""
+
+    num_rollouts: int
+    """Rollouts in the new run."""
+    num_both: int
+    """Rollouts that both runs could score. The figures below are over these."""
+    agreement: float | None
+    """Share of rollouts with the same reward."""
+    correlation: float | None
+    """Pearson's correlation; None if the old or the new rewards do not vary."""
+    mean_old: float | None
+    mean_new: float | None
+    quantiles: dict[float, float]
+    """Quantiles of new minus old reward."""
+    unscorable_old: dict[str, int]
+    unscorable_new: dict[str, int]
+    """Reason -> rollouts. Skipped rollouts have nothing to be scored and are left out."""
+    became_scorable: int
+    became_unscorable: int
+    moved: tuple[Moved, ...]
+    """The rollouts whose reward changed most, the largest change first."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the comparison as a dict for JSON."""
+        shift = None if self.mean_old is None or self.mean_new is None else self.mean_new - self.mean_old
+        return {
+            "num_rollouts": self.num_rollouts,
+            "num_both": self.num_both,
+            "agreement": self.agreement,
+            "correlation": self.correlation,
+            "mean_old": self.mean_old,
+            "mean_new": self.mean_new,
+            "mean_shift": shift,
+            "shift_quantiles": {f"{q:g}": value for q, value in self.quantiles.items()},
+            "unscorable_old": self.unscorable_old,
+            "unscorable_new": self.unscorable_new,
+            "became_scorable": self.became_scorable,
+            "became_unscorable": self.became_unscorable,
+            "moved": [
+                {"rollout_id": one.rollout_id, "old": one.old, "new": one.new, "completion": one.completion}
+                for one in self.moved
+            ],
+        }
+
+    def to_text(self) -> str:
+        """Return the comparison as text for people."""
+        return "\n".join(_text(self))
+
+
+def compare(old: Transport, new: Transport, *, num_moved: int = 5, reader: CompletionReader = PLAIN) -> Comparison:
+    """Compare the verdicts of two runs. `verified` of both is read once; memory grows by some 100 bytes for each
+    rollout."""
+    before: dict[str, float | str] = {}
+    for verified in _verified(old):
+        before[verified.ids.rollout_id] = _judged(verified)
+    pairs: list[tuple[float, float]] = []
+    unscorable_old, unscorable_new = Counter[str](), Counter[str]()
+    became_scorable = became_unscorable = num_rollouts = 0
+    moved: list[Moved] = []
+    for verified in _verified(new):
+        now, then = _judged(verified), before.get(verified.ids.rollout_id, "pending")
+        num_rollouts += 1
+        if isinstance(now, str) and now not in NOT_SCORED_ON_PURPOSE:
+            unscorable_new[now] += 1
+            became_unscorable += isinstance(then, float)
+        if isinstance(then, str) and then not in NOT_SCORED_ON_PURPOSE:
+            unscorable_old[then] += 1
+            became_scorable += isinstance(now, float)
+        if isinstance(now, float) and isinstance(then, float):
+            pairs.append((then, now))
+            if abs(now - then) > SAME and verified.rollout is not None:
+                rollout = verified.rollout
+                said = [turn.content for turn in rollout.turns if turn.role == "assistant"]
+                line = reader.said(rollout.turns, rollout.segments, SHOWN_CHARACTERS) or ""
+                one = Moved(abs(now - then), verified.ids.rollout_id, then, now, said[-1] if said else "", line)
+                (heapq.heappush if len(moved) < num_moved else heapq.heappushpop)(moved, one)
+    old_N, new_N = np.asarray(pairs, np.float64).reshape(-1, 2).T
+    shift_N = new_N - old_N
+    varies = bool(len(old_N)) and old_N.std() > 0 and new_N.std() > 0
+    return Comparison(
+        num_rollouts=num_rollouts,
+        num_both=len(old_N),
+        agreement=float((np.abs(shift_N) <= SAME).mean()) if len(old_N) else None,
+        correlation=float(np.corrcoef(old_N, new_N)[0, 1]) if varies else None,
+        mean_old=float(old_N.mean()) if len(old_N) else None,
+        mean_new=float(new_N.mean()) if len(old_N) else None,
+        quantiles={q: float(np.quantile(shift_N, q)) for q in QUANTILES} if len(old_N) else {},
+        unscorable_old=dict(unscorable_old),
+        unscorable_new=dict(unscorable_new),
+        became_scorable=became_scorable,
+        became_unscorable=became_unscorable,
+        moved=tuple(sorted(moved, reverse=True)),
+    )
+
+
+def _verified(transport: Transport):  # type: ignore[no-untyped-def]  # an iterator of VerifiedRollout
+    for record in Log(transport).read("verified"):
+        try:
+            message = codec.from_record(record)
+        except ContractError:
+            continue
+        if isinstance(message, VerifiedRollout):
+            yield message
+
+
+def _judged(verified: VerifiedRollout) -> float | str:
+    """Return the reward, or the reason why there is none."""
+    return verified.verdict.reward if verified.verdict is not None else str(verified.reason)
+
+
+def _text(one: Comparison) -> list[str]:
+    shift = None if one.mean_old is None or one.mean_new is None else one.mean_new - one.mean_old
+    agreement = "-" if one.agreement is None else f"{one.agreement:.1%}"
+    rows = [
+        ("", "old", "new", "shift"),
+        ("mean reward", number(one.mean_old), number(one.mean_new), number(shift)),
+        ("unscorable", *(f"{sum(some.values()):,}" for some in (one.unscorable_old, one.unscorable_new)), ""),
+        *(
+            (f"  {reason}", number(one.unscorable_old.get(reason, 0)), number(one.unscorable_new.get(reason, 0)), "")
+            for reason in sorted({*one.unscorable_old, *one.unscorable_new})
+        ),
+    ]
+    lines = [
+        f"{one.num_rollouts:,} rollouts, {one.num_both:,} of them with a reward then and now: {agreement} agree, "
+        f"correlation {number(one.correlation)}; {one.became_scorable:,} became scorable, "
+        f"{one.became_unscorable:,} unscorable",
+        "",
+        *columns(rows),
+    ]
+    if one.quantiles:
+        shares = [("new - old", *(f"p{100 * q:g}" for q in one.quantiles)), ("", *map(number, one.quantiles.values()))]
+        lines += ["", *columns(shares)]
+    if one.moved:
+        table = [("moved most", "old", "new", "said")]
+        table += [(m.rollout_id, number(m.old), number(m.new), m.said) for m in one.moved]
+        lines += ["", *columns(table)]
+    return lines

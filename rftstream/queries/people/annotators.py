@@ -1,0 +1,249 @@
+"""How each annotator judges: agreement with the others, time, sides, and the answers to gold questions.
+
+Annotators are keyed hashes, as on the log. Kinds of answers are compared each for itself: they are no common scale.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rftstream.config.role_sections import FeedbackSection
+from rftstream.config.sections import RunConfig
+from rftstream.contracts.feedback import GOLD_ANNOTATOR, Feedback, FeedbackKind, PairChoice
+from rftstream.contracts.questions import VoteEffect
+from rftstream.data.feedback.agreement import Agreement, Answer, Share, agreement_of_all, agreement_with_others
+from rftstream.queries.formatting import columns, number, plural
+from rftstream.queries.people.feedback import FeedbackView
+
+COMPARED = (FeedbackKind.pair, FeedbackKind.label, FeedbackKind.rating)
+"""Kinds whose answers are compared: two seldom write the same correction, and who flags nothing says nothing."""
+GOLD_DISTANCE = 0.25
+"""Share of the scale by which a rating may differ from the right one: one step of 1 to 5."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnnotatorFigures:
+    """How one annotator judges. `read_annotators` makes it."""
+
+    annotator: str
+    """32 hex digits."""
+    votes: Mapping[str, int]
+    """Answers that stand, by kind, without those to gold questions."""
+    agreement: Mapping[str, Agreement]
+    """Agreement with the others on the same questions, by kind; kinds with nothing to compare are left out."""
+    median_time_s: float | None
+    """Seconds from seeing a question to the answer, median; None: not known."""
+    cannot_judge: Share
+    """Share of the pairs that the annotator cannot judge."""
+    left: Share
+    """Pairs of which the left one was chosen, of those with one choice and a known order."""
+    gold: Share
+    """Right answers to gold questions. The first answer counts."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the figures as a dict for JSON."""
+        return {
+            "annotator": self.annotator,
+            "votes": dict(self.votes),
+            "agreement": {kind: _agreement_to_json(one) for kind, one in self.agreement.items()},
+            "median_time_s": self.median_time_s,
+            "cannot_judge": self.cannot_judge.to_json(),
+            "left": self.left.to_json(),
+            "gold": self.gold.to_json(),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnnotatorsView:
+    """How the annotators of a run judge. `read_annotators` makes it."""
+
+    annotators: Sequence[AnnotatorFigures]
+    """Figures of the annotators, by hash."""
+    all_together: Mapping[str, Agreement]
+    """Agreement of all on each question, by kind."""
+    num_gold: int
+    """Gold questions whose right answer stands."""
+
+    def only(self, annotator: str) -> AnnotatorFigures | None:
+        """Return the figures of one annotator; None if they said nothing that counts."""
+        return next((one for one in self.annotators if one.annotator == annotator), None)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything as a dict for JSON."""
+        return {
+            "annotators": [one.to_json() for one in self.annotators],
+            "all_together": {kind: _agreement_to_json(one) for kind, one in self.all_together.items()},
+            "gold_questions": self.num_gold,
+        }
+
+    def to_text(self) -> str:
+        """Return everything as text for people."""
+        if not self.annotators:
+            return "nobody has voted; `rftstream feedback add RUN --from FILE` adds votes"
+        rows: list[tuple[object, ...]] = [("annotator", "votes", "median time", "cannot judge", "left side", "gold")]
+        for one in self.annotators:
+            time_s = "-" if one.median_time_s is None else f"{number(one.median_time_s, 1)} s"
+            rows.append(
+                (
+                    one.annotator[:8],
+                    sum(one.votes.values()),
+                    time_s,
+                    *map(_text, (one.cannot_judge, one.left, one.gold)),
+                )
+            )
+        lines = columns(rows, left=1)
+        compared: list[tuple[object, ...]] = [("agreement", "kind", "questions", "agree", "alpha")]
+        compared.extend(("all together", kind, *_cells(found)) for kind, found in self.all_together.items())
+        for figures in self.annotators:
+            compared.extend((figures.annotator[:8], kind, *_cells(found)) for kind, found in figures.agreement.items())
+        if len(compared) > 1:
+            lines += ["", *columns(compared, left=2)]
+        return "\n".join([*lines, "", plural(self.num_gold, "gold question")])
+
+
+def _agreement_to_json(found: Agreement) -> dict[str, Any]:
+    return {"questions": found.num_questions, "agreement": found.similarity, "alpha": found.alpha}
+
+
+def _cells(found: Agreement) -> tuple[object, ...]:
+    agree = "-" if found.similarity is None else f"{100 * found.similarity:.0f} %"
+    return found.num_questions, agree, "-" if found.alpha is None else f"{found.alpha:.2f}"
+
+
+def _text(share: Share) -> str:
+    if share.interval is None:
+        return "-"
+    low, high = (100 * end for end in share.interval)
+    return f"{share.count}/{share.total} ({low:.0f} to {high:.0f} %)"
+
+
+# --------------------------------------------------------------------------------------------- counting
+
+Said = Mapping[str, Mapping[str, Feedback]]
+"""Question -> annotator -> the vote that stands."""
+
+
+def read_annotators(view: FeedbackView, config: RunConfig) -> AnnotatorsView:
+    """Return how each annotator judges, by the votes that count."""
+    scale = (config.feedback or FeedbackSection()).scale
+    said, said_of_gold = _standing(view, VoteEffect.counted), _standing(view, VoteEffect.gold)
+    right, asked = _gold_scores(view, scale)
+    by_annotator: dict[str, list[Feedback]] = defaultdict(list)
+    for votes in said.values():
+        for annotator, vote in votes.items():
+            by_annotator[annotator].append(vote)
+    all_of_them = {*by_annotator, *asked}
+    figures = []
+    for annotator in sorted(all_of_them):
+        own = by_annotator[annotator]
+        every = own + [votes[annotator] for votes in said_of_gold.values() if annotator in votes]
+        times = [vote.lead_time_s for vote in every if vote.lead_time_s is not None]
+        figures.append(
+            AnnotatorFigures(
+                annotator=annotator,
+                votes=Counter(str(vote.kind) for vote in own),
+                agreement=_compare(annotator, own, said, scale),
+                median_time_s=statistics.median(times) if times else None,
+                cannot_judge=_cannot_judge(every),
+                left=_left(every),
+                gold=Share(count=right[annotator], total=asked[annotator]),
+            )
+        )
+    together = {
+        str(kind): found
+        for kind in COMPARED
+        if (found := agreement_of_all(_answers(said, kind), scale=_scale_of(kind, scale))).num_questions
+    }
+    num_gold = sum(vote.kind is not FeedbackKind.retract for vote in view.gold.values())
+    return AnnotatorsView(annotators=figures, all_together=together, num_gold=num_gold)
+
+
+def _standing(view: FeedbackView, effect: VoteEffect) -> Said:
+    """Return the votes in force among those with this effect, without votes that were taken back."""
+    newest: dict[str, dict[str, Feedback]] = defaultdict(dict)
+    for line in view.votes:
+        vote = line.vote
+        if vote is not None and line.judgement.effect is effect and vote.annotator != GOLD_ANNOTATOR:
+            newest[vote.question_id][vote.annotator] = vote  # what counts is newer than what counted before
+    return {
+        question_id: {who: vote for who, vote in votes.items() if vote.kind is not FeedbackKind.retract}
+        for question_id, votes in newest.items()
+    }
+
+
+def _compare(annotator: str, own: Iterable[Feedback], said: Said, scale: tuple[float, float]) -> dict[str, Agreement]:
+    shared: dict[FeedbackKind, list[tuple[Answer, list[Answer]]]] = defaultdict(list)
+    for vote in own:
+        answer = _answer(vote)
+        others = [_answer(other) for who, other in said[vote.question_id].items() if who != annotator]
+        known = [other for other in others if other is not None]
+        if answer is not None and known:
+            shared[vote.kind].append((answer, known))
+    return {
+        str(kind): agreement_with_others(shared[kind], scale=_scale_of(kind, scale))
+        for kind in COMPARED
+        if kind in shared
+    }
+
+
+def _answers(said: Said, kind: FeedbackKind) -> Iterable[list[Answer]]:
+    for votes in said.values():
+        answers = [_answer(vote) for vote in votes.values() if vote.kind is kind]
+        yield [answer for answer in answers if answer is not None]
+
+
+def _answer(vote: Feedback) -> Answer | None:
+    """Return what is compared of a vote; None if it says nothing that can be."""
+    if vote.kind is FeedbackKind.pair:
+        return None if vote.choice in (None, PairChoice.cannot_judge) else str(vote.choice)
+    return vote.reward if vote.kind in COMPARED else None
+
+
+def _scale_of(kind: FeedbackKind, scale: tuple[float, float]) -> tuple[float, float] | None:
+    return scale if kind is FeedbackKind.rating else None
+
+
+def _cannot_judge(votes: Iterable[Feedback]) -> Share:
+    choices = [vote.choice for vote in votes if vote.kind is FeedbackKind.pair]
+    return Share(count=choices.count(PairChoice.cannot_judge), total=len(choices))
+
+
+def _left(votes: Iterable[Feedback]) -> Share:
+    places = {PairChoice.first: 0, PairChoice.second: 1}
+    sides = [vote.order.index(places[vote.choice]) for vote in votes if vote.choice in places and vote.order]
+    return Share(count=sides.count(0), total=len(sides))
+
+
+def _gold_scores(view: FeedbackView, scale: tuple[float, float]) -> tuple[Counter[str], Counter[str]]:
+    """Return right answers and answers to gold questions, by annotator. The first one counts, so that nobody gains by
+    finding out that a question was gold."""
+    right: Counter[str] = Counter()
+    asked: Counter[str] = Counter()
+    seen: set[tuple[str, str]] = set()
+    for line in view.votes:
+        vote = line.vote
+        if vote is None or line.judgement.effect is not VoteEffect.gold or vote.annotator == GOLD_ANNOTATOR:
+            continue
+        truth, answer = view.gold.get(vote.question_id), _answer(vote)
+        key = vote.question_id, vote.annotator
+        if truth is None or truth.kind is FeedbackKind.retract or answer is None or key in seen:
+            continue
+        seen.add(key)
+        asked[vote.annotator] += 1
+        right[vote.annotator] += is_right(vote, truth, scale)
+    return right, asked
+
+
+def is_right(vote: Feedback, truth: Feedback, scale: tuple[float, float]) -> bool:
+    """Return whether an answer to a gold question is right: a rating within GOLD_DISTANCE of the scale, else the
+    same."""
+    if vote.kind is FeedbackKind.pair:
+        return vote.choice == truth.choice
+    distance = abs((vote.reward or 0.0) - (truth.reward or 0.0))
+    allowed = GOLD_DISTANCE * (scale[1] - scale[0]) if vote.kind is FeedbackKind.rating else 0.0
+    return distance <= allowed or math.isclose(distance, allowed, abs_tol=1e-9)

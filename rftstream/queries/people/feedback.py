@@ -1,0 +1,388 @@
+"""What people were asked and what they said, and how it is judged: from the log, and for votes that nobody has recorded
+yet computed by the fold that the buffer uses.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from rftstream.config.role_sections import FeedbackSection
+from rftstream.config.sections import RunConfig
+from rftstream.contracts import codec
+from rftstream.contracts.feedback import GOLD_ANNOTATOR, Feedback, FeedbackKind
+from rftstream.contracts.outcomes import GroupOutcome
+from rftstream.contracts.questions import Judgement, Question, VoteEffect
+from rftstream.contracts.records import Record, TopicPartition
+from rftstream.data.feedback.fold import OPEN, FeedbackFold, GroupStatus, is_decided, judgement_id_of
+from rftstream.errors import ContractError
+from rftstream.queries.formatting import columns, number, plural
+from rftstream.roles.buffer.judged_rewards import JudgedRewards
+from rftstream.service.records.in_force import RecordsInForce
+from rftstream.service.role import Log
+
+TOPICS = ("feedback", "questions", "judgements")
+
+
+@dataclass(frozen=True, slots=True)
+class VoteLine:
+    """A record of `feedback`, and what became of it. `read_feedback` makes it."""
+
+    record: Record
+    vote: Feedback | None
+    """None if it cannot be read."""
+    judgement: Judgement
+    recorded: bool
+    """Whether the judgement stands on the log; else it is what the buffer would record."""
+
+
+@dataclass(slots=True)
+class FeedbackView:
+    """All that people were asked and said. `read_feedback` makes it."""
+
+    questions: list[Question] = field(default_factory=list)
+    votes: list[VoteLine] = field(default_factory=list)
+    judgements: Mapping[str, Judgement] = field(default_factory=dict)
+    """How each question is judged: question_id -> the newest judgement that counts."""
+    gold: Mapping[str, Feedback] = field(default_factory=dict)
+    """Right answers to gold questions, by question_id; a retract where the right answer was taken back. Nothing that
+    an annotator may read is made from them."""
+
+    @property
+    def effects(self) -> Counter[str]:
+        """Records of `feedback` by what became of them."""
+        return Counter(str(line.judgement.effect) for line in self.votes)
+
+
+def gold_answers(votes: Sequence[VoteLine]) -> dict[str, Feedback]:
+    """Return the newest right answer to each gold question, by question_id; a retract where it was taken back."""
+    return {
+        line.vote.question_id: line.vote
+        for line in votes
+        if line.vote is not None and line.vote.annotator == GOLD_ANNOTATOR and line.judgement.effect is VoteEffect.gold
+    }
+
+
+def has_feedback(log: Log) -> bool:
+    """Return whether the run has the topics; runs of older releases lack some."""
+    return set(TOPICS) <= set(log.transport.admin.topics())
+
+
+class FeedbackRecords:
+    """The records on the topics of feedback. `read_feedback` makes one, or gets one that its caller keeps for a run and
+    a transport: that one reads on from where it ended the last time."""
+
+    def __init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
+        self.judgements: list[Judgement] = []
+        self.questions: list[Question] = []
+        self.votes: list[tuple[Record, Feedback | None]] = []
+        """None: it cannot be read."""
+        self._positions: dict[TopicPartition, int] = {}
+        self._rule: RecordsInForce | None = None
+
+    def follow(self, log: Log) -> None:
+        """Read what is new. Judgements come before the votes, so that none is new that was read before."""
+        ends = {place: offset for topic in TOPICS for place, offset in log.ends(topic).items()}
+        if any(ends.get(place, 0) < offset for place, offset in self._positions.items()):
+            self._begin()  # the run was made anew
+        rule = self._rule = self._rule or RecordsInForce(log.transport)
+        for _, message in rule.messages(self._new(log, "judgements")):
+            if isinstance(message, Judgement):
+                self.judgements.append(message)
+        for _, message in rule.messages(self._new(log, "questions")):
+            if isinstance(message, Question):
+                self.questions.append(message)
+        self.votes.extend(
+            (record, _vote_of(record)) for record in self._new(log, "feedback") if not codec.is_foreign(record)
+        )
+
+    def _new(self, log: Log, topic: str) -> Iterator[Record]:
+        for record in log.read(topic, start=self._positions):
+            self._positions[record.place] = record.offset + 1
+            yield record
+
+
+FindStatuses = Callable[[Sequence[Feedback]], Mapping[str, GroupStatus]]
+"""Returns what became of the groups of some votes, by feedback_id; without those on rollouts that are not scored."""
+
+
+def read_feedback(
+    log: Log, config: RunConfig, *, find_statuses: FindStatuses | None = None, kept: FeedbackRecords | None = None
+) -> FeedbackView:
+    """Read what people were asked and said in a run, live or not. `find_statuses` is asked about votes that nobody has
+    judged yet; without it outcomes and headers of rollouts are read. `kept`: what was read the last time."""
+    view = FeedbackView()
+    if not has_feedback(log):
+        return view
+    kept = FeedbackRecords() if kept is None else kept
+    kept.follow(log)
+    fold = FeedbackFold(config.feedback or FeedbackSection())
+    recorded = {judgement.judgement_id: judgement for judgement in kept.judgements}
+    for judgement in kept.judgements:
+        fold.note(judgement)
+    for question in kept.questions:
+        fold.ask(question)
+    view.questions = list(kept.questions)
+    votes = kept.votes
+    new = [vote for record, vote in votes if vote is not None and judgement_id_of(record) not in recorded]
+    statuses = _statuses(log, config, new) if find_statuses is None else find_statuses(new)
+    for record, vote in votes:
+        known = recorded.get(judgement_id_of(record))
+        if known is None:
+            status = statuses.get(vote.feedback_id) if vote is not None else None
+            judged = fold.judge(record, vote, status, record.timestamp_s)
+        else:
+            judged = known
+            if vote is not None:
+                fold.restore(vote, known)
+        view.votes.append(VoteLine(record, vote, judged, known is not None))
+    view.judgements = fold.judgements
+    view.gold = gold_answers(view.votes)
+    return view
+
+
+@dataclass(frozen=True, slots=True)
+class FeedbackBalance:
+    """Votes on the log, and what became of them: votes = judged + pending. `count_feedback` makes it."""
+
+    votes: int
+    judged: Mapping[str, int]
+    """Recorded judgements, by effect."""
+    pending: int
+    """Votes that have no judgement yet."""
+    questions: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the counts as a dict for JSON."""
+        return {
+            "votes": self.votes,
+            "judged": dict(self.judged),
+            "pending": self.pending,
+            "questions": self.questions,
+        }
+
+    def to_text(self) -> str:
+        """Return the counts as a line for people."""
+        effects = ", ".join(f"{count:,} {effect}" for effect, count in sorted(self.judged.items()))
+        parts = ", ".join(part for part in (effects, f"{self.pending:,} pending" if self.pending else "") if part)
+        return f"people: {plural(self.questions, 'question')}, {plural(self.votes, 'vote')}: {parts or 'none'}"
+
+
+def count_feedback(log: Log) -> tuple[FeedbackBalance | None, list[str]]:
+    """Count votes and judgements from headers; None if nobody was asked or said anything. And each broken promise in a
+    sentence: a judgement of what nobody said."""
+    if not has_feedback(log):
+        return None, []
+    judged: dict[str, str] = {}
+    for record in log.read("judgements", bodies=False):  # before the votes: what is judged stood there
+        if not codec.is_foreign(record):
+            effect = (record.header("effect") or b"").decode("ascii", "backslashreplace")
+            judged[(record.header("id") or b"").decode("ascii", "backslashreplace")] = effect
+    questions = sum(not codec.is_foreign(record) for record in log.read("questions", bodies=False))
+    votes = {judgement_id_of(record) for record in log.read("feedback", bodies=False) if not codec.is_foreign(record)}
+    if not votes and not questions and not judged:
+        return None, []
+    sentences = []
+    if strangers := sorted(set(judged) - votes):
+        sentences.append(
+            f"judgements: {plural(len(strangers), 'judgement')} of what nobody said, first of feedback {strangers[0]}"
+        )
+    counts = Counter(judged.values())
+    return FeedbackBalance(len(votes), counts, len(votes - set(judged)), questions), sentences
+
+
+def judged_rewards(log: Log, config: RunConfig) -> JudgedRewards:
+    """Return what people's judgements had changed about each group when it was decided."""
+    rewards = JudgedRewards(config.feedback or FeedbackSection())
+    for _, judgement in log.in_force("judgements") if has_feedback(log) else ():
+        if isinstance(judgement, Judgement):
+            rewards.learn(judgement)
+    return rewards
+
+
+def _vote_of(record: Record) -> Feedback | None:
+    try:
+        message = codec.from_record(record)
+    except ContractError:
+        return None
+    return message if isinstance(message, Feedback) else None
+
+
+def _statuses(log: Log, config: RunConfig, votes: Sequence[Feedback]) -> dict[str, GroupStatus]:
+    """Return what became of the groups of these votes, by feedback_id; without those on rollouts that are not scored
+    in this run."""
+    wanted = {rollout for vote in votes for rollout in vote.rollouts}
+    if not wanted:
+        return {}
+    groups = {rollout.rpartition("/")[0].encode() for rollout in wanted}
+    found: dict[str, GroupStatus] = {}
+    named: set[str] = set()
+    for record in log.read("outcomes"):
+        if record.header("group_id") in groups:
+            with contextlib.suppress(ContractError):  # whoever only looks passes over what cannot be read
+                outcome = log.rule.decode(record)
+                if isinstance(outcome, GroupOutcome):
+                    named |= {one.rollout_id for one in outcome.rollouts}
+                    if not outcome.late:
+                        found[outcome.group_id] = GroupStatus(outcome.result, outcome.batch_sequence)
+    partitions = {(vote.sequence or 0) % config.transport.partitions for vote in votes}
+    for record in log.read("verified", bodies=False, partitions=partitions):
+        named.add((record.header("rollout_id") or b"").decode("ascii", "backslashreplace"))
+    return {
+        vote.feedback_id: found.get(vote.rollout_id.rpartition("/")[0], OPEN)
+        for vote in votes
+        if vote.rollouts and set(vote.rollouts) <= named
+    }
+
+
+# --------------------------------------------------------------------------------------------- shown
+
+
+def question_state(view: FeedbackView, question: Question, now: float) -> str:
+    """Return how a question stands: judged, expired, open, or gold."""
+    if question.question_id in view.gold:
+        return "gold"
+    judgement = view.judgements.get(question.question_id)
+    if judgement is not None and is_decided(judgement):
+        return "judged"
+    return "expired" if question.expires_at is not None and now > question.expires_at else "open"
+
+
+def questions_to_json(view: FeedbackView, now: float) -> list[dict[str, Any]]:
+    """Return a dict for each question, with how it stands."""
+    return [
+        {
+            **msgspec.to_builtins(question),
+            "state": question_state(view, question, now),
+            "num_votes": judgement.num_votes if (judgement := view.judgements.get(question.question_id)) else 0,
+        }
+        for question in view.questions
+    ]
+
+
+def questions_to_text(view: FeedbackView, now: float) -> str:
+    """Return the questions as text for people."""
+    if not view.questions:
+        return "nobody was asked anything; [feedback] in the run file says whom to ask about"
+    rows = [("question", "why", "votes", "quorum", "state")]
+    for one in questions_to_json(view, now):
+        rows.append((one["question_id"], one["reason"], str(one["num_votes"]), str(one["quorum"]), one["state"]))
+    return "\n".join(columns(rows, left=2))
+
+
+def open_questions(view: FeedbackView, now: float) -> list[Question]:
+    """Return the questions that wait for answers, the most urgent first: groups that wait in the buffer, then what
+    expires soon, then what lacks few votes."""
+
+    def urgency(question: Question) -> tuple[float, float, int, float]:
+        judgement = view.judgements.get(question.question_id)
+        missing = question.quorum - (judgement.num_votes if judgement is not None else 0)
+        held = question.held_until if question.held_until is not None and question.held_until > now else math.inf
+        return held, question.expires_at or math.inf, missing, question.asked_at
+
+    return sorted((one for one in view.questions if question_state(view, one, now) == "open"), key=urgency)
+
+
+def opinions_of(view: FeedbackView, annotator: str) -> dict[str, VoteLine]:
+    """Return the newest vote of an annotator on each question, without those that were taken back."""
+    newest: dict[str, VoteLine] = {}
+    for line in view.votes:
+        vote = line.vote
+        if vote is None or not vote.question_id or vote.annotator != annotator:
+            continue
+        known = newest.get(vote.question_id)
+        if known is None or known.vote is None or vote.revision > known.vote.revision:
+            newest[vote.question_id] = line
+    return {
+        question_id: line
+        for question_id, line in newest.items()
+        if line.vote is not None and line.vote.kind is not FeedbackKind.retract
+    }
+
+
+def judgements_to_json(view: FeedbackView) -> list[dict[str, Any]]:
+    """Return the newest judgement of each question as a dict, with whether it stands on the log."""
+    recorded = {line.judgement.judgement_id for line in view.votes if line.recorded}
+    return [
+        {**msgspec.to_builtins(judgement), "recorded": judgement.judgement_id in recorded}
+        for judgement in view.judgements.values()
+    ]
+
+
+def judgements_to_text(view: FeedbackView) -> str:
+    """Return how the questions are judged as text for people."""
+    if not view.judgements:
+        return "nothing is judged; `rftstream feedback add RUN --from FILE` adds votes"
+    rows = [("question", "votes", "agreement", "judged", "applied", "batch")]
+    for one in view.judgements.values():
+        batch = "-" if one.batch_sequence is None else f"{one.batch_sequence} (v{one.batch_sequence + 1})"
+        agreement = "-" if one.agreement is None else number(one.agreement, 2)
+        applied = f"{one.applied}: {one.reason}" if one.reason else str(one.applied)
+        rows.append((one.question_id, f"{one.num_votes}/{one.quorum}", agreement, judged_text(one), applied, batch))
+    return "\n".join(columns(rows, left=1))
+
+
+def judged_text(judgement: Judgement) -> str:
+    """Return what a judgement says, in a word."""
+    if judgement.flagged:
+        return "flagged"
+    if judgement.choice is not None:
+        return str(judgement.choice)
+    if judgement.correction is not None:
+        return "corrected"
+    return "-" if judgement.reward is None else number(judgement.reward, 3)
+
+
+def votes_to_json(view: FeedbackView) -> list[dict[str, Any]]:
+    """Return a dict for each record of `feedback`, with what became of it."""
+    return [
+        {
+            "partition": line.record.partition,
+            "offset": line.record.offset,
+            "vote": None if line.vote is None else msgspec.to_builtins(line.vote),
+            "effect": str(line.judgement.effect),
+            "applied": str(line.judgement.applied),
+            "reason": line.judgement.reason,
+            "recorded": line.recorded,
+        }
+        for line in view.votes
+    ]
+
+
+def votes_to_text(view: FeedbackView) -> str:
+    """Return what people said, one line for each vote, and how many of each effect."""
+    if not view.votes:
+        return "nobody said anything; `rftstream feedback add RUN --from FILE` adds votes"
+    rows = [("vote", "annotator", "revision", "says", "effect")]
+    for line in view.votes:
+        vote = line.vote
+        if vote is None or not vote.question_id:
+            rows.append((str(line.record), "-", "-", "-", str(line.judgement.effect)))
+            continue
+        rows.append(
+            (vote.question_id, vote.annotator[:8], str(vote.revision), vote_text(vote), str(line.judgement.effect))
+        )
+    counts = ", ".join(f"{count:,} {effect}" for effect, count in sorted(view.effects.items()))
+    pending = sum(not line.recorded for line in view.votes)
+    tail = f"; {plural(pending, 'vote')} not recorded by the buffer yet" if pending else ""
+    return "\n".join([*columns(rows, left=2), "", f"{plural(len(view.votes), 'vote')}: {counts}{tail}"])
+
+
+def vote_text(vote: Feedback) -> str:
+    """Return what a vote says, in a few words."""
+    if vote.reward is not None:
+        return f"{vote.kind} {number(vote.reward, 3)}"
+    if vote.choice is not None:
+        return str(vote.choice)
+    if vote.correction is not None:
+        return f"correction {vote.correction[:40]!r}"
+    return str(vote.kind)

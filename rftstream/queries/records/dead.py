@@ -1,0 +1,444 @@
+"""What could not be dealt with: dead letters, and the groups that died of them or of rollouts that failed.
+
+A letter is a record on `dead`, known by its id `role/topic/partition/offset`. A group is dead when its outcome says so;
+it can be put back as a group with the next attempt.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rftstream.contracts import codec
+from rftstream.contracts.control import Request, RequestKind
+from rftstream.contracts.dead import DeadDropped, DeadLetter
+from rftstream.contracts.ids import next_attempt
+from rftstream.contracts.outcomes import GroupOutcome, GroupResult
+from rftstream.contracts.records import Record, TopicPartition
+from rftstream.error_kinds import kind_of
+from rftstream.errors import ConfigError, ContractError
+from rftstream.queries.formatting import columns, moment, plural
+from rftstream.queries.records.inspect import record_to_json, record_to_text
+from rftstream.queries.records.shown_completions import PLAIN, CompletionReader
+from rftstream.service.reading import each_record
+from rftstream.service.records.summaries import begin_with_summary
+from rftstream.service.role import Log
+
+State = Literal["dead", "asked", "put_back"]
+"""The state of a dead group: nothing was done yet, it was asked to be put back, or it was put back."""
+
+NUM_EXAMPLES = 5
+NUM_ERRORS = 10
+"""How many kinds of errors are shown to a person."""
+_SCORABLE = {b"completed", b"truncated"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Letter:
+    """A dead letter as its headers tell. `read_letters` makes it."""
+
+    id: str
+    role: str
+    topic: str
+    reason: str
+    at: float
+    """Log time in seconds."""
+    offset: int
+    """Offset on `dead`."""
+    error: str = ""
+    """The error's last line; empty where the letter was written before its header had it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorKind:
+    """Letters whose errors differ in nothing but their numbers."""
+
+    reason: str
+    error: str
+    """The error of the newest letter."""
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadGroup:
+    """A group that died. `read_dead` makes it."""
+
+    group_id: str
+    reasons: tuple[str, ...]
+    """Reasons why its siblings have no reward, each once."""
+    num_rollouts: int
+    at: float
+    state: State
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadView:
+    """Dead letters and dead groups, newest first. `read_dead` makes it and leaves out what was dropped unless asked for
+    it."""
+
+    letters: tuple[Letter, ...]
+    groups: tuple[DeadGroup, ...]
+    num_dropped: int
+
+    def find_group(self, group_id: str) -> DeadGroup | None:
+        """Return the dead group of this id, or None."""
+        return next((group for group in self.groups if group.group_id == group_id), None)
+
+
+def read_dead(log: Log, *, now: float, with_dropped: bool = False) -> DeadView:
+    """Read what is dead. Bodies are read on `outcomes` and `control` only."""
+    dropped, asked = _from_control(log, now)
+    letters = {letter.id: letter for letter in read_letters(log)}
+    outcomes = _dead_outcomes(log)
+    attempts = _attempts(log) if outcomes else set()
+
+    def state(group_id: str) -> State:
+        if next_attempt(group_id) in attempts:
+            return "put_back"
+        return "asked" if group_id in asked else "dead"
+
+    groups = [_group(outcome, state(outcome.group_id)) for outcome in outcomes.values()]
+    return DeadView(
+        letters=tuple(one for one in reversed(letters.values()) if with_dropped or one.id not in dropped),
+        groups=tuple(one for one in reversed(groups) if with_dropped or one.group_id not in dropped),
+        num_dropped=len(dropped),
+    )
+
+
+def _dead_outcomes(log: Log) -> dict[str, GroupOutcome]:
+    """Return the outcomes of dead groups, by group. Only what came after a summary is read, if it says that there were
+    none."""
+    start = begin_with_summary(log, "outcomes")
+    if start.summary is not None and start.summary.outcomes is not None:
+        start = begin_with_summary(log, "outcomes", whole=GroupResult.dead in start.summary.outcomes.groups)
+    return {
+        received.message.group_id: received.message
+        for received in log.messages("outcomes", start=start.positions)
+        if isinstance(received.message, GroupOutcome)
+        and received.message.result is GroupResult.dead
+        and not received.message.late
+    }
+
+
+def read_letters(log: Log) -> list[Letter]:
+    """Return all letters on `dead`, by their headers, oldest first. A twin is left out."""
+    letters: dict[str, Letter] = {}
+    for record in log.read("dead", bodies=False):
+        letter = _letter(record)
+        if letter is not None:
+            letters.setdefault(letter.id, letter)
+    return list(letters.values())
+
+
+def error_kinds(letters: Iterable[Letter]) -> list[ErrorKind]:
+    """Return the kinds of errors, the most frequent first. `letters` must have the oldest first."""
+    newest: dict[tuple[str, str], str] = {}
+    counts: Counter[tuple[str, str]] = Counter()
+    for letter in letters:
+        if letter.error:
+            kind = letter.reason, kind_of(letter.error)
+            newest[kind] = letter.error
+            counts[kind] += 1
+    return [ErrorKind(reason=kind[0], error=newest[kind], count=count) for kind, count in counts.most_common()]
+
+
+def _from_control(log: Log, now: float) -> tuple[set[str], set[str]]:
+    """Return the dropped letters and groups, and the groups whose retry was requested and not answered yet."""
+    dropped: set[str] = set()
+    asked: dict[bytes, str] = {}
+    for record in log.read("control"):
+        key = record.key or b""
+        if record.value is None:
+            asked.pop(key, None)
+            continue
+        try:
+            message = codec.from_record(record)
+        except ContractError:
+            continue
+        match message:
+            case DeadDropped():
+                dropped.update(message.letters, message.groups)
+            case Request(kind=RequestKind.retry_dead) if message.expires_at > now:
+                asked[key] = str(message.arguments.get("group"))
+    return dropped, set(asked.values())
+
+
+def _attempts(log: Log) -> set[str]:
+    """Groups that are not a first attempt: on `tasks`, or on `outcomes` where their tasks were deleted."""
+    groups = {
+        record.header("group_id") or b"/0"
+        for topic in ("outcomes", "tasks")
+        for record in log.read(topic, bodies=False)
+    }
+    return {group.decode("ascii", "replace") for group in groups if not group.endswith(b"/0")}
+
+
+def _letter(record: Record) -> Letter | None:
+    name = (record.header("id") or b"").decode("ascii", "replace")
+    if name.count("/") != 3:
+        return None
+    role, topic, _, _ = name.split("/")
+    reason = (record.header("reason") or b"?").decode("ascii", "replace")
+    error = (record.header("error") or b"").decode("ascii", "replace")
+    return Letter(
+        id=name, role=role, topic=topic, reason=reason, at=record.timestamp_s, offset=record.offset, error=error
+    )
+
+
+def _group(outcome: GroupOutcome, state: State) -> DeadGroup:
+    reasons = dict.fromkeys(str(one.reason) for one in outcome.rollouts if one.reason is not None)
+    return DeadGroup(
+        group_id=outcome.group_id,
+        reasons=tuple(reasons),
+        num_rollouts=len(outcome.rollouts),
+        at=outcome.decided_at,
+        state=state,
+    )
+
+
+# --------------------------------------------------------------------------------------------- one letter
+
+
+def find_letters(
+    log: Log, name: str, *, place: tuple[TopicPartition, int] | None = None
+) -> list[tuple[DeadLetter, Record]]:
+    """Return the letters that belong to a letter's, rollout's or group's id, each with its original record. `place`:
+    where the only one stands, so that no other record is read."""
+    found: dict[str, tuple[DeadLetter, Record]] = {}
+    for record in log.read("dead") if place is None else each_record(log.transport, place[0], [place[1]]):
+        try:
+            letter = codec.from_record(record)
+        except ContractError:
+            continue
+        if isinstance(letter, DeadLetter):
+            original = original_of(letter, record.timestamp_s)
+            if name in (codec.key_of(letter).decode(), *_owners(original)):
+                found.setdefault(codec.key_of(letter).decode(), (letter, original))
+    return list(found.values())
+
+
+def original_of(letter: DeadLetter, timestamp_s: float) -> Record:
+    """Return the record that a letter is about, as it was."""
+    return Record(letter.topic, letter.partition, letter.offset, timestamp_s, letter.key, letter.value, letter.headers)
+
+
+def _owners(original: Record) -> tuple[str, str]:
+    """The rollout and the group that a record speaks of, by its headers."""
+    rollout, group = (original.header(name) or b"" for name in ("rollout_id", "group_id"))
+    return rollout.decode("ascii", "replace"), group.decode("ascii", "replace")
+
+
+def letter_to_json(letter: DeadLetter, original: Record) -> dict[str, Any]:
+    """Return a letter and its record as a dict for JSON."""
+    return {
+        "id": codec.key_of(letter).decode(),
+        "role": letter.role,
+        "reason": letter.reason,
+        "detail": letter.detail,
+        "tries": letter.tries,
+        "dead_at": letter.dead_at,
+        "record": record_to_json(original),
+    }
+
+
+def letter_to_text(letter: DeadLetter, original: Record, reader: CompletionReader = PLAIN) -> str:
+    """Return a letter and its record as text. `reader` shows completions with their special tokens."""
+    tried = "tried once" if letter.tries == 1 else f"tried {letter.tries} times"
+    lines = [
+        f"{codec.key_of(letter).decode()}: {letter.reason}, {tried}, given up {moment(letter.dead_at)}",
+        *(f"  {line}" for line in letter.detail.strip().splitlines()),
+        record_to_text(original, reader),
+    ]
+    return "\n".join(lines)
+
+
+# --------------------------------------------------------------------------------------------- choosing
+
+
+def groups_to_retry(log: Log, view: DeadView, names: Sequence[str], reason: str | None) -> list[DeadGroup]:
+    """Return the groups that `names` (of letters, rollouts or groups) or a reason choose, else all that are still dead.
+
+    ConfigError for a name that belongs to nothing dead."""
+    if names:
+        owners = _groups_of_letters(log, {one.id for one in view.letters} & set(names))
+        return list({group.group_id: group for name in names for group in [_named(view, name, owners)]}.values())
+    dead = [group for group in view.groups if group.state == "dead"]
+    if reason is None:
+        return dead
+    return [group for group in dead if reason in group.reasons]
+
+
+def plan_retries(
+    log: Log, names: Sequence[str] = (), reason: str | None = None, *, sample: bool = False, now: float
+) -> tuple[dict[str, Sequence[str | None]], int]:
+    """Return the dead groups that names or a reason choose (else all), each with where its rollouts stand that can be
+    scored again; and how many others were put back before. `sample`: none is scored again, all are sampled."""
+    chosen = groups_to_retry(log, read_dead(log, now=now, with_dropped=bool(names)), names, reason)
+    groups = [group.group_id for group in chosen if group.state != "put_back"]
+    stored: dict[str, Sequence[str | None]] = dict.fromkeys(groups, ())
+    if not sample:
+        stored |= stored_rollouts(log, groups)
+    return stored, len(chosen) - len(groups)
+
+
+def _groups_of_letters(log: Log, names: Collection[str]) -> dict[str, str]:
+    """Letter -> group of the record that it is about."""
+    found: dict[str, str] = {}
+    for record in log.read("dead") if names else ():
+        try:
+            letter = codec.from_record(record)
+        except ContractError:
+            continue
+        if isinstance(letter, DeadLetter) and (name := codec.key_of(letter).decode()) in names:
+            found.setdefault(name, _owners(original_of(letter, record.timestamp_s))[1])
+    return found
+
+
+def _named(view: DeadView, name: str, owners: Mapping[str, str]) -> DeadGroup:
+    for candidate in [owners[name]] if name in owners else [name, name.rpartition("/")[0]]:
+        if (group := view.find_group(candidate)) is not None:
+            return group
+    raise ConfigError(
+        f"{name}: no dead group has it, expected the id of a dead letter, or of a rollout or group whose outcome is "
+        "dead (a dead sibling of a batched group stays dead); `rftstream dead list` shows them"
+    )
+
+
+def to_drop(view: DeadView, names: Sequence[str], reason: str | None) -> tuple[list[str], list[str]]:
+    """Return the letters and groups that names or a reason choose, else all. ConfigError for a name that is not
+    listed."""
+    letters, groups = {one.id: one for one in view.letters}, {one.group_id: one for one in view.groups}
+    if names:
+        if unknown := [name for name in names if name not in letters and name not in groups]:
+            raise ConfigError(
+                f"{unknown[0]}: not listed, expected the id of a dead letter or a dead group; "
+                "`rftstream dead list` shows them"
+            )
+        return [name for name in names if name in letters], [name for name in names if name in groups]
+    return (
+        [name for name, letter in letters.items() if reason in (None, letter.reason)],
+        [name for name, group in groups.items() if reason is None or reason in group.reasons],
+    )
+
+
+def stored_rollouts(log: Log, groups: Collection[str]) -> dict[str, list[str | None]]:
+    """Return, for each group, where the rollouts of its siblings stand; None for siblings with nothing to be scored."""
+    chosen = {group.encode() for group in groups}
+    places: dict[str, dict[int, str]] = {group: {} for group in groups}
+    for record in log.read("rollouts", bodies=False):
+        group = record.header("group_id")
+        sibling = record.number("sibling")
+        if group in chosen and sibling is not None and record.header("status") in _SCORABLE:
+            places[record.text("group_id")].setdefault(sibling, str(record))
+    return {group: [found.get(i) for i in range(max(found, default=-1) + 1)] for group, found in places.items()}
+
+
+# --------------------------------------------------------------------------------------------- the list
+
+
+def view_to_json(log: Log, view: DeadView, *, num_examples: int = NUM_EXAMPLES) -> dict[str, Any]:
+    """Return the view as a dict for JSON."""
+    details = _details(log, view.letters[:num_examples])
+    return {
+        "letters": [
+            {"reason": reason, "role": role, "topic": topic, "count": count, "newest_at": newest}
+            for (reason, role, topic), count, newest in _kinds(view.letters)
+        ],
+        "errors": [
+            {"reason": one.reason, "error": one.error, "count": one.count}
+            for one in error_kinds(reversed(view.letters))
+        ],
+        "groups": [
+            {"reason": reason, **{state: counts[state] for state in ("dead", "asked", "put_back")}}
+            for reason, counts in _group_reasons(view.groups).items()
+        ],
+        "num_letters": len(view.letters),
+        "num_groups": dict(Counter(group.state for group in view.groups)),
+        "newest": [
+            {"id": one.id, "reason": one.reason, "at": one.at, **details.get(one.id, {})}
+            for one in view.letters[:num_examples]
+        ],
+        "num_dropped": view.num_dropped,
+    }
+
+
+def view_to_text(log: Log, view: DeadView, *, num_examples: int = NUM_EXAMPLES) -> str:
+    """Return the view as text for people."""
+    if not view.letters and not view.groups:
+        return "nothing is dead" + (f" ({plural(view.num_dropped, 'record')} dropped)" if view.num_dropped else "")
+    waiting = sum(group.state == "dead" for group in view.groups)
+    lines = [
+        f"{plural(len(view.letters), 'dead letter')}, {plural(len(view.groups), 'dead group')}, {waiting:,} of "
+        "them not put back yet"
+    ]
+    if view.letters:
+        rows = [("letters", "role", "topic", "newest", "count")]
+        rows += [(reason, role, topic, moment(at), f"{n:,}") for (reason, role, topic), n, at in _kinds(view.letters)]
+        lines += ["", *columns(rows, left=4), *_error_lines(error_kinds(reversed(view.letters)))]
+    if view.groups:
+        counted = _group_reasons(view.groups)
+        table = [("groups", "dead", "asked for", "put back")]
+        table += [(name, f"{c['dead']:,}", f"{c['asked']:,}", f"{c['put_back']:,}") for name, c in counted.items()]
+        lines += ["", *columns(table)]
+    details = _details(log, view.letters[:num_examples])
+    for letter in view.letters[:num_examples]:
+        detail = details.get(letter.id, {})
+        lines += [
+            "",
+            f"{letter.id}  {letter.reason}  {detail.get('rollout_id') or ''}".rstrip(),
+            f"  {str(detail.get('detail', '')).strip().rpartition(chr(10))[2]}",
+        ]
+    if view.num_dropped:
+        lines += ["", f"{plural(view.num_dropped, 'record')} dropped"]
+    return "\n".join(lines)
+
+
+def _error_lines(kinds: Sequence[ErrorKind]) -> list[str]:
+    rows = [("died of", "count", "error"), *((one.reason, f"{one.count:,}", one.error) for one in kinds[:NUM_ERRORS])]
+    more = [f"and {plural(len(kinds) - NUM_ERRORS, 'other error')}"] if len(kinds) > NUM_ERRORS else []
+    return ["", *(f"{reason:<15}  {count:>7}  {error}" for reason, count, error in rows), *more] if kinds else []
+
+
+def _kinds(letters: Iterable[Letter]) -> list[tuple[tuple[str, str, str], int, float]]:
+    """(reason, role, topic), how many, the newest; the most frequent first."""
+    counts: Counter[tuple[str, str, str]] = Counter()
+    newest: dict[tuple[str, str, str], float] = {}
+    for letter in letters:
+        kind = letter.reason, letter.role, letter.topic
+        counts[kind] += 1
+        newest[kind] = max(newest.get(kind, 0.0), letter.at)
+    return [(kind, count, newest[kind]) for kind, count in counts.most_common()]
+
+
+def _group_reasons(groups: Iterable[DeadGroup]) -> Mapping[str, Counter[str]]:
+    """By the reasons of the siblings, as the outcome has them."""
+    counts: dict[str, Counter[str]] = {}
+    for group in groups:
+        counts.setdefault(", ".join(sorted(group.reasons)) or "?", Counter())[group.state] += 1
+    return dict(sorted(counts.items(), key=lambda one: -one[1].total()))
+
+
+def _details(log: Log, letters: Sequence[Letter]) -> dict[str, dict[str, Any]]:
+    """Return, for a few letters, what only their bodies tell."""
+    wanted = {letter.offset: letter.id for letter in letters}
+    details: dict[str, dict[str, Any]] = {}
+    if not wanted:
+        return details
+    for record in log.read("dead", start={TopicPartition("dead", 0): min(wanted)}):
+        if record.offset not in wanted:
+            continue
+        try:
+            letter = codec.from_record(record)
+        except ContractError:
+            continue
+        if isinstance(letter, DeadLetter):
+            rollout, group = _owners(original_of(letter, record.timestamp_s))
+            details[wanted[record.offset]] = {
+                "detail": letter.detail,
+                "tries": letter.tries,
+                "rollout_id": rollout or None,
+                "group_id": group or None,
+            }
+    return details

@@ -1,0 +1,192 @@
+"""A group as people look at it: its problem, and what each sibling said and was given for it, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rftstream.algorithms.by_taskset import build_algorithm
+from rftstream.config.sections import RunConfig
+from rftstream.contracts import codec
+from rftstream.contracts.batches import Experience, LossKind
+from rftstream.contracts.outcomes import GroupOutcome, OperatorDecision
+from rftstream.contracts.records import TopicPartition
+from rftstream.errors import ContractError, RftError
+from rftstream.queries.catalog.finding import BatchShare, GroupRow, RolloutRow
+from rftstream.queries.records.rollout_view import ShownMessage, read_rollout
+from rftstream.queries.records.shown_completions import PLAIN, CompletionReader
+from rftstream.service.reading import each_record
+from rftstream.service.role import Log
+from rftstream.transport.base import Transport
+
+MAX_SHOWN = 64
+"""Siblings whose records are read for one page."""
+SAID_CHARACTERS = 600
+"""Characters of each sibling's last completion, at most."""
+MAX_EXPERIENCES = 1024
+"""Experiences of a batch that are read for advantages which depend on the whole batch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiblingView:
+    """A sibling with what its record says. `read_group` makes it."""
+
+    row: RolloutRow
+    reward: float | None
+    parts: Mapping[str, float]
+    said: str
+    """Its last completion on one line."""
+    num_turns: int
+    why: str
+    """Why it has no reward; empty where it has one."""
+    versions: tuple[int, ...]
+    """Versions that sampled a token of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupView:
+    """A group with what its siblings' records say."""
+
+    row: GroupRow
+    problem: tuple[ShownMessage, ...]
+    answer: str | None
+    siblings: tuple[SiblingView, ...]
+    part_names: tuple[str, ...]
+    """Names of parts that a sibling has beside the reward."""
+    decisions: tuple[OperatorDecision, ...]
+    """Actions of operators on the group."""
+
+
+def read_group(transport: Transport, group: GroupRow, reader: CompletionReader, *, num_partitions: int) -> GroupView:
+    """Read what the siblings of a group said and were given, one record after the other."""
+    siblings: list[SiblingView] = []
+    problem: tuple[ShownMessage, ...] = ()
+    answer = None
+    for row in group.siblings[:MAX_SHOWN]:
+        view = read_rollout(transport, group, row, reader, num_partitions=num_partitions)
+        problem, answer = problem or view.problem, answer if answer is not None else view.answer
+        said = [turn for turn in view.turns if turn.role == "assistant"]
+        reward = row.reward if row.reward is not None else None if view.verdict is None else view.verdict.reward
+        siblings.append(
+            SiblingView(
+                row=row,
+                reward=reward,
+                parts={} if view.verdict is None else view.verdict.parts,
+                said=reader.one_line(said[-1].pieces, SAID_CHARACTERS) if said else "",
+                num_turns=view.num_turns,
+                why="" if reward is not None else row.unscored or view.missing or "",
+                versions=tuple(sorted({version for _, version in view.sampled_by})),
+            )
+        )
+    names = dict.fromkeys(name for sibling in siblings for name in sibling.parts)
+    return GroupView(
+        row=group,
+        problem=problem,
+        answer=answer,
+        siblings=tuple(siblings),
+        part_names=tuple(names) if len(names) > 1 else (),
+        decisions=_decisions(transport, group),
+    )
+
+
+def read_problem(transport: Transport, group: GroupRow, *, num_partitions: int) -> GroupView:
+    """Return a group with its problem alone, from its first sibling's record."""
+    return read_group(transport, replace(group, siblings=group.siblings[:1]), PLAIN, num_partitions=num_partitions)
+
+
+def _decisions(transport: Transport, group: GroupRow) -> tuple[OperatorDecision, ...]:
+    if group.outcome_offset is None:
+        return ()
+    for record in each_record(transport, TopicPartition("outcomes", 0), [group.outcome_offset]):
+        try:
+            outcome = codec.from_record(record)
+        except ContractError:
+            return ()
+        if isinstance(outcome, GroupOutcome):
+            return outcome.decisions
+    return ()
+
+
+# --------------------------------------------------------------------------------------------- advantages
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupAdvantages:
+    """Advantages of a group's rollouts, computed here: they are not on the log."""
+
+    by_rollout: Mapping[str, tuple[np.ndarray, ...]]
+    """Rollout id -> the advantages [T] of the tokens of each segment."""
+    experiences: Mapping[str, Experience]
+    """Rollout id -> what was trained on: its reward with what operators added."""
+    how: str
+    """Says what they were computed by and from, or why there are none."""
+
+
+NO_ADVANTAGES = GroupAdvantages(by_rollout={}, experiences={}, how="in no batch, so nothing was trained on it")
+
+
+def compute_advantages(
+    transport: Transport, config: RunConfig, group: GroupRow, shares: list[BatchShare]
+) -> GroupAdvantages:
+    """Compute the advantages of a group in a batch as the trainer did: by the run's algorithm, from its rewards."""
+    if group.batch is None or not shares:
+        return NO_ADVANTAGES
+    try:
+        algorithm = build_algorithm(config)
+        in_groups = getattr(algorithm, "needs_spread", "batch") == "group"
+        share = next((one for one in shares if _holds(transport, one, group.group_id)), None)
+        if share is None:
+            return GroupAdvantages(by_rollout={}, experiences={}, how="the batch's records are deleted")
+        if not in_groups and share.count > MAX_EXPERIENCES:
+            how = f"not computed: they depend on the whole batch, which has more than {MAX_EXPERIENCES:,} rollouts"
+            return GroupAdvantages(by_rollout={}, experiences={}, how=how)
+        batch = [
+            one
+            for one in _experiences(transport, share, group.group_id if in_groups else None)
+            if one.loss_kind is LossKind.rl and one.reward is not None
+        ]
+        rows, _ = algorithm.prepare(batch)
+    except (RftError, ValueError, TypeError, AttributeError) as error:
+        return GroupAdvantages(by_rollout={}, experiences={}, how=f"not computed: {error}")
+    owners = [one.ids.rollout_id for one in batch for _ in one.segments]
+    if len(owners) != len(rows):
+        return GroupAdvantages(by_rollout={}, experiences={}, how="not computed: the algorithm makes rows of its own")
+    found: dict[str, tuple[np.ndarray, ...]] = {}
+    for owner, row in zip(owners, rows, strict=True):
+        found[owner] = (*found.get(owner, ()), row.advantages)
+    of = "the rewards of the group" if in_groups else "the rewards of the batch"
+    return GroupAdvantages(
+        by_rollout=found,
+        experiences={one.ids.rollout_id: one for one in batch},
+        how=f"computed here by {config.trainer.algorithm} from {of} in batch {group.batch}; they are not on the log",
+    )
+
+
+def _holds(transport: Transport, share: BatchShare, group_id: str) -> bool:
+    return any(True for _ in _offsets(transport, share, group_id))
+
+
+def _experiences(transport: Transport, share: BatchShare, group_id: str | None) -> list[Experience]:
+    offsets = list(_offsets(transport, share, group_id))
+    found = []
+    for record in each_record(transport, TopicPartition("batches", share.share), offsets):
+        message = codec.from_record(record)
+        if isinstance(message, Experience):
+            found.append(message)
+    return found
+
+
+def _offsets(transport: Transport, share: BatchShare, group_id: str | None) -> list[int]:
+    """Return where the experiences of a batch, or of a group in it, stand in a share."""
+    place = TopicPartition("batches", share.share)
+    found = []
+    for record in Log(transport).read(
+        "batches", start={place: share.begin_offset}, bodies=False, partitions=[share.share]
+    ):
+        if record.offset >= share.manifest_offset:
+            break
+        if group_id is None or record.header("group_id") == group_id.encode():
+            found.append(record.offset)
+    return found

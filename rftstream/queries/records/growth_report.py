@@ -1,0 +1,110 @@
+"""What joined the growing tasksets of a run, and how much of what a model made was rejected: from headers alone."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rftstream.config.sections import RunConfig
+from rftstream.config.synthesis import growing_tasksets
+from rftstream.contracts.problems import PROBLEM, REJECTED_PROBLEM
+from rftstream.contracts.records import Record
+from rftstream.queries.formatting import plural
+from rftstream.service.records.problem_records import problem_records
+from rftstream.service.role import Log
+
+WATCHED = 50
+"""Newest problems that a model made, over which the share of rejected ones is computed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TasksetGrowth:
+    """The problems that joined one taskset."""
+
+    joined: int
+    drawn: int
+    """Those of them that the feeder has drawn at least once."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether all that has joined was drawn."""
+        return self.drawn >= self.joined
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrowthReport:
+    """The growth of the tasksets that grow. `read_growth` makes it, for `status`."""
+
+    tasksets: Mapping[str, TasksetGrowth]
+    rejected: Mapping[str, int]
+    """Reason -> problems that a model made and that did not join."""
+    recent_rejected: int
+    """Those of the newest WATCHED that a model made."""
+    num_recent: int
+    warn_share: float
+    """A larger share of these is told."""
+
+    @property
+    def rejects_most(self) -> bool:
+        """Whether hardly anything that the model makes joins."""
+        return self.num_recent == WATCHED and self.recent_rejected > self.warn_share * WATCHED
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as a dict for JSON."""
+        return {
+            "tasksets": {
+                name: {"joined": one.joined, "drawn": one.drawn, "waits": one.waits}
+                for name, one in self.tasksets.items()
+            },
+            "rejected": dict(self.rejected),
+            "rejects_most": self.rejects_most,
+        }
+
+    def status_rows(self) -> list[tuple[str, str]]:
+        """Return rows of `status`: a name and a text each."""
+        rows = []
+        for name, one in self.tasksets.items():
+            text = f"{plural(one.joined, 'problem')} joined, {one.drawn:,} of them drawn"
+            rows.append((f"grows: {name}", text + (": the feeder waits for more of it" if one.waits else "")))
+        if self.rejected:
+            counts = sorted(self.rejected.items(), key=lambda pair: -pair[1])
+            rows.append(("rejected", ", ".join(f"{count:,} {reason}" for reason, count in counts)))
+        if self.rejects_most:
+            text = f"{self.recent_rejected} of the last {WATCHED} problems that its model made were rejected"
+            rows.append(("look at synthesiser", f"{text}; `rftstream problems list RUN --rejected` shows them"))
+        return rows
+
+
+def read_growth(log: Log, config: RunConfig, cursor: Mapping[str, Any]) -> GrowthReport | None:
+    """Return what joined so far; None for a run without growing tasksets. `cursor`: the feeder's."""
+    names = growing_tasksets(config)
+    if not names:
+        return None
+    joined: Counter[str] = Counter()
+    rejected: Counter[str] = Counter()
+    recent: deque[bool] = deque(maxlen=WATCHED)
+    for record in problem_records(log, bodies=False):
+        contract, taskset = _header(record, "contract"), _header(record, "taskset")
+        if contract == PROBLEM.contract and taskset in names:
+            joined[taskset] += 1
+            if _header(record, "maker") == "model":
+                recent.append(False)
+        elif contract == REJECTED_PROBLEM.contract and taskset in names:
+            rejected[_header(record, "reason")] += 1
+            recent.append(True)
+    walks = cursor.get("walks", {})
+    return GrowthReport(
+        tasksets={
+            name: TasksetGrowth(joined=joined[name], drawn=walks.get(name, {}).get("fresh", 0)) for name in names
+        },
+        rejected=dict(rejected),
+        recent_rejected=sum(recent),
+        num_recent=len(recent),
+        warn_share=1.0 if config.synthesiser is None else config.synthesiser.warn_share,
+    )
+
+
+def _header(record: Record, name: str) -> str:
+    return (record.header(name) or b"").decode(errors="replace")

@@ -1,0 +1,160 @@
+"""What joined a run's growing tasksets, and what a model made that did not: read from `problems`."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rftstream.contracts.problems import NewProblem, RejectedProblem
+from rftstream.contracts.tasks import Problem
+from rftstream.data.tasksets.growing import GrowingTaskset, GrowingTasksets
+from rftstream.queries.formatting import columns, plural
+from rftstream.service.records.problem_records import read_problems
+from rftstream.service.role import Log
+
+TEXT_WIDTH = 70
+"""Characters of a problem or of what a model said that a line shows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProblemLine:
+    """One record of `problems`."""
+
+    name: str
+    """`taskset/index`; of a problem that did not join, its id."""
+    problem_id: str
+    taskset: str
+    kind: str
+    parent: str | None
+    parent_group: str | None
+    maker: str
+    made_by: str
+    text: str
+    """Text of the problem; for a rejected problem, the text that the model wrote."""
+    answer: str | None
+    num_samples: int
+    num_agreed: int
+    made_at: float
+    rejected: str | None = None
+    """Why it did not join; `repeated` for one that the taskset had already."""
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProblemList:
+    """The problems of a run's growing tasksets. `list_problems` makes it."""
+
+    joined: dict[str, int]
+    """Taskset -> problems."""
+    rejected: dict[str, dict[str, int]]
+    """Taskset -> reason -> what a model made and the taskset does not have."""
+    lines: tuple[ProblemLine, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as a dict for JSON."""
+        return {"joined": self.joined, "rejected": self.rejected, "problems": [asdict(one) for one in self.lines]}
+
+    def to_text(self) -> str:
+        """Return it as text for people."""
+        lines = []
+        for name, count in self.joined.items():
+            reasons = self.rejected.get(name, {})
+            lost = ", ".join(
+                f"{number:,} {reason}" for reason, number in sorted(reasons.items(), key=lambda one: -one[1])
+            )
+            lines.append(f"{name}: {plural(count, 'problem')}" + (f"; rejected: {lost}" if lost else ""))
+        if self.lines:
+            rows = [("problem", "kind", "made of", "made by", "agreed", "answer", "text"), *map(_row, self.lines)]
+            lines += ["", *columns(rows, left=7, indent="  ")]
+        return "\n".join(lines) or "this run has no taskset that grows"
+
+
+def list_problems(
+    log: Log, growing: list[str], *, taskset: str | None = None, rejected: bool = False, last: int | None = None
+) -> ProblemList:
+    """Return the problems of the growing tasksets (or of one of them), in the order in which they joined. `rejected`:
+    show those that did not join instead. `last`: the number of newest problems to show; None: all."""
+    names = [name for name in growing if taskset in (None, name)]
+    tasksets = GrowingTasksets({name: empty_taskset() for name in names})
+    reasons: dict[str, Counter[str]] = {name: Counter() for name in names}
+    shown: deque[ProblemLine] = deque(maxlen=last)
+    for line in _lines(log, tasksets):
+        if line.rejected is not None:
+            reasons[line.taskset][line.rejected] += 1
+        if rejected is (line.rejected is not None):
+            shown.append(line)
+    return ProblemList(
+        joined={name: len(one) for name, one in tasksets.tasksets.items()},
+        rejected={name: dict(counts) for name, counts in reasons.items() if counts},
+        lines=tuple(shown),
+    )
+
+
+def empty_taskset() -> GrowingTaskset:
+    """Return a growing taskset without settings, for views of what joined."""
+    return GrowingTaskset(GrowingTaskset.Config(), location="problems", columns={}, system=None)
+
+
+def _lines(log: Log, growing: GrowingTasksets) -> Iterator[ProblemLine]:
+    for record, message in read_problems(log):
+        if isinstance(message, NewProblem) and (taskset := growing.tasksets.get(message.taskset)) is not None:
+            before = len(taskset)
+            growing.absorb(message, record.offset)
+            yield _joined(message, None if len(taskset) == before else before)
+        elif isinstance(message, RejectedProblem) and message.taskset in growing.tasksets:
+            yield _rejected(message)
+
+
+def _joined(new: NewProblem, index: int | None) -> ProblemLine:
+    return ProblemLine(
+        name=new.problem_id if index is None else f"{new.taskset}/{index}",
+        problem_id=new.problem_id,
+        taskset=new.taskset,
+        kind=new.kind,
+        parent=new.parent,
+        parent_group=new.parent_group,
+        maker=new.maker,
+        made_by=new.made_by,
+        text=text_of(new.problem),
+        answer=new.problem.answer,
+        num_samples=new.num_samples,
+        num_agreed=new.num_agreed,
+        made_at=new.made_at,
+        rejected="repeated" if index is None else None,
+    )
+
+
+def _rejected(one: RejectedProblem) -> ProblemLine:
+    return ProblemLine(
+        name=one.problem_id,
+        problem_id=one.problem_id,
+        taskset=one.taskset,
+        kind=one.kind,
+        parent=one.parent,
+        parent_group=one.parent_group,
+        maker="model",
+        made_by=one.made_by,
+        text=one.said,
+        answer=None,
+        num_samples=one.num_samples,
+        num_agreed=one.num_agreed,
+        made_at=one.made_at,
+        rejected=one.reason,
+        detail=one.detail,
+    )
+
+
+def text_of(problem: Problem) -> str:
+    """Return the last user message of a problem."""
+    asked = [message.content for message in problem.messages if message.role == "user"]
+    return asked[-1] if asked else ""
+
+
+def _row(line: ProblemLine) -> tuple[object, ...]:
+    what = line.kind if line.rejected is None else f"{line.kind}, {line.rejected}"
+    agreed = f"{line.num_agreed} of {line.num_samples}" if line.num_samples else ""
+    text = " ".join(line.text.split())
+    shown = text if len(text) <= TEXT_WIDTH else f"{text[: TEXT_WIDTH - 3]}..."
+    return (line.name, what, line.parent or "", line.made_by, agreed, line.answer or "", shown)

@@ -1,0 +1,290 @@
+"""What a setting, a section or a part means: found by the key that a user types, from the catalogue of all settings."""
+
+from __future__ import annotations
+
+import difflib
+import shlex
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rftstream.config import aliases
+from rftstream.config.loader import split_key
+from rftstream.config.parts import registry
+from rftstream.errors import ConfigError
+from rftstream.queries.formatting import columns
+from rftstream.queries.reference import settings
+from rftstream.queries.reference.setting_types import toml
+from rftstream.queries.reference.settings import Setting, SettingSection
+
+KINDS = {word: kind for kind in registry.KINDS for word in (kind, settings.plural_of(kind))}
+KINDS[settings.PIPELINE] = "operator"
+"""First word of a key -> the kind of parts that it may be about."""
+
+MOST_PROPOSED = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """The section or setting that a key names. `explain` finds it."""
+
+    section: SettingSection
+    setting: Setting | None = None
+    """None: the whole section."""
+
+
+def explain(key: str) -> list[Explained]:
+    """Return what a key is about: a setting (`trainer.lr`), a section (`trainer`), a part (`algorithms.grpo`, `grpo`),
+    a kind of parts (`algorithms`), or a setting of another tool (`learning_rate`). ConfigError, which proposes near
+    names, if it is about nothing."""
+    text = key.strip().strip("[]").partition("=")[0].strip()
+    words = split_key(text)
+    if not words:
+        raise ConfigError(f"explain: got {key!r}, expected a setting, a section or a part, e.g. trainer.lr")
+    found = list(_in_run_file(words)) or list(_in_parts(words))
+    if not found and len(words) == 1:
+        found = list(_by_one_word(words[0]))
+    if not found:
+        raise ConfigError(f"{text}: no such setting, section or part; {_proposal(words)}")
+    return found
+
+
+def _in_run_file(words: Sequence[str]) -> Iterator[Explained]:
+    """Yield what stands at this key in the sections of a run file."""
+    words = _without_numbers(words)
+    for section in settings.run_file_sections():
+        own = section.key.split(".")
+        if own[-1] == "NAME" and len(words) == 1:
+            own = own[:-1]  # `tasksets` alone
+        if len(words) < len(own) or any(mine not in ("NAME", word) for mine, word in zip(own, words, strict=False)):
+            continue
+        match words[len(own) :]:
+            case []:
+                yield Explained(section)
+            case [name, *rest]:
+                found = _setting_in(section, [name, *rest])
+                yield from [found] if found else _elsewhere_meant(name, rest)
+
+
+def _elsewhere_meant(name: str, rest: Sequence[str]) -> Iterator[Explained]:
+    """Yield what stands in a table whose settings are those of another place: a taskset's own sampling and options."""
+    if len(rest) != 1:
+        return
+    if name in [section.key for section in settings.run_file_sections()]:
+        yield from _in_run_file([name, *rest])
+    for section in settings.parts():
+        if section.kind and section.key.endswith(f".{name}"):
+            yield from [found] if (found := _setting_in(section, rest)) else []
+
+
+def _in_parts(words: Sequence[str]) -> Iterator[Explained]:
+    """Yield what a key says of a part: its kind, its name, and one of its settings."""
+    kind = KINDS.get(words[0])
+    words = _without_numbers(words)
+    if kind is None:
+        if len(words) > 1:  # `grpo.clip_low`
+            yield from (found for one in _by_part(words[0]) if (found := _setting_in(one, words[1:])))
+        return
+    if len(words) == 1:
+        yield from (Explained(settings.part(kind, name)) for name in registry.table(kind))
+    elif (section := _part(kind, words[1])) is not None:
+        if len(words) == 2:
+            yield Explained(section)
+        elif found := _setting_in(section, words[2:]):
+            yield found
+
+
+def _part(kind: str, name: str) -> SettingSection | None:
+    try:
+        return settings.part(kind, name) if name in registry.table(kind) or ":" in name else None
+    except LookupError as error:
+        raise ConfigError(f"{name}: {error}; is it installed, or in this folder?") from None
+
+
+def _setting_in(section: SettingSection, words: Sequence[str]) -> Explained | None:
+    """Return the setting that the words lead to, through tables that are settings themselves."""
+    setting = next((one for one in section.settings if one.name == words[0]), None)
+    if setting is None or len(words) == 1:
+        return Explained(section, setting) if setting else None
+    inner = settings.table_in(setting)
+    return _setting_in(inner, words[1:]) if inner is not None else None
+
+
+def _by_one_word(word: str) -> Iterator[Explained]:
+    """Yield the parts of this name; else what other tools call so; else the one setting of this name."""
+    if parts := _by_part(word):
+        yield from map(Explained, parts)
+    elif meant := aliases.SETTINGS.get(word.lower().replace("-", "_")):
+        yield from (found for key in meant for found in explain(key))
+    elif len(keys := _keys_named(word)) == 1:
+        yield from explain(keys[0])
+
+
+def _by_part(name: str) -> list[SettingSection]:
+    return [settings.part(kind, name) for kind in registry.KINDS if name in registry.table(kind)]
+
+
+def _keys_named(name: str) -> list[str]:
+    """Return the keys of sections that end so; if there are none, those of parts."""
+    keys = [one for one in settings.all_keys() if one.rpartition(".")[2] == name]
+    tops = {section.key for section in settings.run_file_sections()}
+    return [one for one in keys if one.rpartition(".")[0] in tops] or keys
+
+
+def _without_numbers(words: Sequence[str]) -> list[str]:
+    """Return the words without the places in lists: `stages.0.lr` is about `stages.lr`."""
+    return [word for number, word in enumerate(words) if not (number and word.isdigit())]
+
+
+def _proposal(words: Sequence[str]) -> str:
+    """Return which keys may be meant: by the name in other tools, by the same name elsewhere, by a like spelling."""
+    last = words[-1].lower().replace("-", "_")
+    near = list(aliases.SETTINGS.get(last, ())) or _near_beside(words) or _keys_named(last)
+    if not near:
+        known = [*settings.all_keys(), *(section.key for section in settings.run_file_sections())]
+        known += [f"{settings.plural_of(kind)}.{name}" for kind in registry.KINDS for name in registry.table(kind)]
+        near = difflib.get_close_matches(".".join(words), known, n=2, cutoff=0.8) or _near_last(words, known)
+    if not near:
+        return "`rftstream explain` without a name lists all sections"
+    return f"did you mean {' or '.join(near[:MOST_PROPOSED])}?"
+
+
+def _near_beside(words: Sequence[str]) -> list[str]:
+    """Return the key with the likest spelling in the section that the other words name."""
+    above = [*_in_run_file(words[:-1]), *_in_parts(words[:-1])] if len(words) > 1 else []
+    names = {one.name: one.key for found in above if not found.setting for one in found.section.settings}
+    return [names[name] for name in difflib.get_close_matches(words[-1], list(names), n=1)]
+
+
+def _near_last(words: Sequence[str], known: Sequence[str]) -> list[str]:
+    """Return the keys whose last word is spelt like the last of these: a section may be left out or be wrong."""
+    by_last: dict[str, list[str]] = {}
+    for key in known:
+        by_last.setdefault(key.rpartition(".")[2], []).append(key)
+    return [key for last in difflib.get_close_matches(words[-1], list(by_last), n=2) for key in by_last[last]]
+
+
+# -------------------------------------------------------------------------------------------------------- as text
+
+
+def to_json(found: Sequence[Explained]) -> list[dict[str, Any]]:
+    """Return what was found for JSON: settings, or sections with their settings."""
+    return [
+        _setting_json(one.setting, one.section)
+        if one.setting
+        else {
+            "section": one.section.key,
+            "place": one.section.place,
+            "kind": one.section.kind or None,
+            "part": one.section.part or None,
+            "meaning": one.section.about,
+            "settings": [_setting_json(setting, one.section) for setting in one.section.settings],
+        }
+        for one in found
+    ]
+
+
+def _setting_json(setting: Setting, section: SettingSection) -> dict[str, Any]:
+    return {
+        "key": setting.key,
+        "place": section.place,
+        "part": section.part or None,
+        "values": setting.values,
+        "required": setting.is_required,
+        "default": None if setting.is_required else setting.default,
+        "meaning": setting.meaning,
+        "built_in": _built_in(setting),
+        "elsewhere": _names_elsewhere(setting.key),
+    }
+
+
+def to_text(found: Sequence[Explained], width: int = 100) -> str:
+    """Return the findings as text. Several parts are shown by their summaries; a single part with its settings."""
+    if len(found) > 1 and not any(one.setting for one in found):
+        rows = [(_title(one.section), one.section.about) for one in found]
+        return "\n".join(columns(rows, left=2))
+    texts = [
+        _setting_text(one.setting, one.section, width) if one.setting else _section_text(one.section, width)
+        for one in found
+    ]
+    return "\n\n".join(texts)
+
+
+def sections_to_text() -> str:
+    """Return the sections of a run file, and the kinds of parts, for people."""
+    rows = [(section.place, _first_sentence(section.about)) for section in settings.run_file_sections()]
+    parts = [(settings.plural_of(kind), ", ".join(registry.table(kind))) for kind in registry.KINDS]
+    return "\n".join(["sections of a run file:", "", *columns(rows, left=2, indent="  "), "", "parts:", "",
+                      *columns(parts, left=2, indent="  "), "",
+                      "`rftstream explain trainer`, `trainer.lr`, `algorithms.grpo` say more"])  # fmt: skip
+
+
+def sections_to_json() -> list[dict[str, Any]]:
+    """Return the sections of a run file for JSON, without their settings."""
+    return [{"section": one.key, "place": one.place, "meaning": one.about} for one in settings.run_file_sections()]
+
+
+def _title(section: SettingSection) -> str:
+    return f"{section.kind} {section.part}" if section.kind else section.place
+
+
+def _section_text(section: SettingSection, width: int) -> str:
+    lines = [_title(section), *(["", *_wrapped(section.about, "  ", width)] if section.about else [])]
+    if not section.settings:
+        return "\n".join([*lines, "", "  It has no settings."])
+    lines += ["", f"  settings, in {section.place}:"] if section.kind else []
+    for setting in section.settings:
+        default = setting.default_text if setting.is_required else f"default {setting.default_text}"
+        lines += ["", f"  {setting.name}  ({setting.values}; {default})", *_wrapped(setting.meaning, "    ", width)]
+    return "\n".join(lines)
+
+
+def _setting_text(setting: Setting, section: SettingSection, width: int) -> str:
+    value = "..." if setting.is_required or setting.default in (None, "") else toml(setting.default)
+    bare = setting.default if isinstance(setting.default, str) and setting.default else value
+    assignment = shlex.quote(f"{setting.key}={bare}")
+    rows = [("values", setting.values), ("default", setting.default_text)]
+    if built_in := _built_in(setting):
+        rows.append(("built in", ", ".join(built_in)))
+    rows.append(("in a file", f"{section.place} {setting.name} = {value}"))
+    if section.place.startswith("[[") or section.kind == "operator":
+        pass  # of a list: which one is meant depends on the file
+    elif "NAME" in setting.key or ":" in setting.key:
+        rows.append(("else", f"--set {assignment}"))
+    else:
+        variable = "RFTSTREAM__" + setting.key.upper().replace(".", "__")
+        rows.append(("else", f"--set {assignment}, or the variable {variable}"))
+    if elsewhere := _names_elsewhere(setting.key):
+        rows.append(("elsewhere", ", ".join(elsewhere)))
+    if (inner := settings.table_in(setting)) is not None:
+        rows.append(("its keys", ", ".join(one.name for one in inner.settings)))
+    title = f"{setting.key}  (of the {section.kind} {section.part})" if section.kind else setting.key
+    shown = [
+        line
+        for name, text in rows
+        for line in textwrap.wrap(
+            text, width, initial_indent=f"  {name:9}  ", subsequent_indent=" " * 13, break_on_hyphens=False
+        )
+    ]
+    return "\n".join([title, "", *_wrapped(setting.meaning, "  ", width), "", *shown])
+
+
+def _wrapped(text: str, indent: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+
+
+def _first_sentence(text: str) -> str:
+    return text.partition(". ")[0].rstrip(".")
+
+
+def _built_in(setting: Setting) -> list[str]:
+    """Return the built-in parts that the setting may name; none if it names no part."""
+    key = setting.key.replace("evaluations.", "tasksets.")
+    also = {"evaluator.policy": "policy", "stages.algorithm": "algorithm", "tasksets.NAME.algorithm": "algorithm"}
+    kinds = {naming: kind for kind, naming in settings.NAMING.items()} | also
+    return list(registry.table(kinds[key])) if key in kinds else []
+
+
+def _names_elsewhere(key: str) -> list[str]:
+    return [name for name, meant in aliases.SETTINGS.items() if key in meant]

@@ -1,0 +1,223 @@
+"""What there is to choose from: the built-in parts of a kind, and the runs of a folder."""
+
+from __future__ import annotations
+
+import ast
+import re
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rftstream.config.parts import registry
+from rftstream.errors import ConfigError, RftError
+from rftstream.queries.curves.history import read_glance
+from rftstream.queries.formatting import columns, moment, number
+from rftstream.queries.reference.settings import NAMING, OPTIONS, plural_of
+from rftstream.queries.reference.source_text import config_fields, find_tree, part_doc
+from rftstream.queries.state.elsewhere import look_elsewhere
+from rftstream.queries.state.status import ending_of, state_of
+from rftstream.runs.ending import Ending
+from rftstream.runs.folder import OpenRun, RunFolder, open_transport, read_config, runs_of, shown_path
+from rftstream.service.control_view import read_control
+from rftstream.service.role import Log
+
+ERROR_WIDTH = 60
+"""Characters of the error that ended a run; `status` shows more of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartEntry:
+    """A built-in part. `list_parts` makes it."""
+
+    name: str
+    where: str
+    """`module:Thing`."""
+    description: str
+    """First sentence of its module's docstring (one file each thing), or of its own."""
+    knobs: tuple[str, ...]
+    """Fields of its Config, with their defaults."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunLine:
+    """A run in a list of runs."""
+
+    name: str
+    folder: str
+    state: str
+    stopped: Ending | None = None
+    """End of the newest session, for a run that is neither live nor finished."""
+    version: int | None = None
+    steps: int | None = None
+    reward: float | None = None
+    """Mean reward of the last step."""
+    created_at: float | None = None
+    error: str | None = None
+    """Why nothing more is known."""
+
+
+def kind_of(word: str) -> str:
+    """Return the kind that a word names: `policies` and `policy` give `policy`. ConfigError if it names no kind."""
+    kinds = {plural_of(kind): kind for kind in registry.KINDS}
+    if word not in kinds and word not in registry.KINDS:
+        raise ConfigError(f"list: unknown kind {word!r}; {registry.suggest(word, [*kinds, 'runs'])}")
+    return kinds.get(word, word)
+
+
+# --------------------------------------------------------------------------------------------- parts
+
+
+def list_parts(kind: str) -> list[PartEntry]:
+    """Return the built-in parts of a kind. Their source text is read, since an import may need packages that are
+    missing."""
+    return [_part(name, spec.path) for name, spec in registry.table(kind).items()]
+
+
+def part_to_json(part: PartEntry) -> dict[str, Any]:
+    """Return a part as a dict for JSON."""
+    return {"name": part.name, "where": part.where, "description": part.description, "settings": list(part.knobs)}
+
+
+def how_to_plug(kind: str) -> str:
+    """Return the instructions in the kind's table for adding a part, without their title."""
+    module = registry.KINDS[kind].partition(":")[0]
+    return (ast.get_docstring(find_tree(module) or ast.Module([], [])) or "").partition("\n\n")[2]
+
+
+def parts_to_text(kind: str, parts: Iterable[PartEntry]) -> str:
+    """Return the parts of a kind as text for people."""
+    rows = [(part.name, part.description) for part in parts]
+    knobs = [(part.name, ", ".join(part.knobs)) for part in parts if part.knobs]
+    lines = [f"{plural_of(kind)}: {NAMING[kind]} = ...", "", *columns(rows, left=2, indent="  ")]
+    if knobs:
+        table = OPTIONS.get(kind, f"{plural_of(kind)}.<name>")
+        lines += ["", f"settings, in [{table}]:", "", *columns(knobs, left=2, indent="  ")]
+    source = registry.KINDS[kind].partition(":")[0].replace(".", "/") + "/__init__.py"
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f'Your own: {NAMING[kind]} = "my_package.module:Thing" works without touching rftstream.',
+            f"{source} says what a part must be:",
+            *(f"  {line}" for line in how_to_plug(kind).splitlines()),
+        ]
+    )
+
+
+def _part(name: str, where: str) -> PartEntry:
+    if find_tree(where.partition(":")[0]) is None:
+        return PartEntry(name=name, where=where, description="(its module is missing)", knobs=())
+    text = part_doc(where) or ""
+    return PartEntry(name=name, where=where, description=_first_sentence(text), knobs=tuple(_knobs(where)))
+
+
+def _first_sentence(text: str) -> str:
+    paragraph = " ".join(re.split(r"\n\s*\n", text)[0].split())
+    return re.split(r"(?<=\.)\s+(?=[A-Z`])", paragraph)[0]
+
+
+def _knobs(path: str) -> list[str]:
+    return [
+        field.name if field.default is None else f"{field.name} = {_default(field.default)}"
+        for field in config_fields(path)
+    ]
+
+
+def _default(value: ast.expr) -> str:
+    text = ast.unparse(value)
+    factory = re.fullmatch(r"field\(default_factory=(\w+)\)", text)
+    return {"dict": "{}", "list": "[]", "tuple": "()"}.get(factory[1], f"{factory[1]}()") if factory else text
+
+
+# --------------------------------------------------------------------------------------------- runs
+
+
+def run_places(here: Path) -> list[Path]:
+    """Folders in which the run files in `here`, and those one folder below, put their runs; and `runs` itself."""
+    files = sorted([*here.glob("*.toml"), *here.glob("*/*.toml")])
+    places = [here / "runs", *here.glob("*/runs"), *(place for file in files if (place := runs_of(file)) is not None)]
+    places += [here] if any(RunFolder(path).exists() for path in here.iterdir()) else []
+    found = {place.resolve(): place for place in reversed(places) if place.is_dir()}
+    if not found:
+        raise ConfigError(
+            f"{here.resolve()}: no runs here: neither runs/ nor the folder of a run file in it or one folder below; "
+            "name where they are with --folder"
+        )
+    return sorted(found.values())
+
+
+def list_runs(*folders: Path) -> list[RunLine]:
+    """The run folders in these folders, oldest first."""
+    lines = []
+    for folder in folders:
+        if not folder.is_dir():
+            raise ConfigError(f"{folder}: no such folder, expected one with run folders; name it with --folder")
+        lines += [_run_line(RunFolder(path)) for path in folder.iterdir() if RunFolder(path).exists()]
+    return sorted(lines, key=lambda line: (line.created_at or 0.0, line.name))
+
+
+def runs_to_text(lines: list[RunLine]) -> str:
+    """Return the runs as text for people."""
+    if not lines:
+        return "no runs here; start one with `rftstream run FILE`"
+    folders = [shown_path(Path(line.folder).resolve().parent) for line in lines]
+    rows: list[tuple[object, ...]] = [("run", "in", "state", "created", "version", "reward")]
+    for line, folder in zip(lines, folders, strict=True):
+        of = f" / {line.steps:,}" if line.steps else ""
+        version = None if line.version is None else f"{line.version:,}{of}"
+        created = moment(line.created_at) if line.created_at else None
+        rows.append((line.name, folder, line.error or _state(line), created, version, number(line.reward)))
+    return "\n".join(columns(rows, left=4))
+
+
+def _state(line: RunLine) -> str:
+    if line.stopped is None:
+        return line.state
+    stopped = line.state if line.state == "stopped" else f"{line.state}, stopped"
+    return f"{stopped} by {line.stopped.sentence(ERROR_WIDTH)}"
+
+
+def run_line_to_json(line: RunLine) -> dict[str, Any]:
+    """Return a run's line as a dict for JSON."""
+    return {
+        "run": line.name,
+        "run_dir": line.folder,
+        "state": line.state,
+        "stopped": None if line.stopped is None else line.stopped.to_json(),
+        "version": line.version,
+        "steps": line.steps,
+        "reward": line.reward,
+        "created_at": line.created_at,
+        "error": line.error,
+    }
+
+
+def _run_line(folder: RunFolder) -> RunLine:
+    try:
+        config = read_config(folder)
+        run = OpenRun(folder, config, open_transport(config, folder))
+    except RftError as error:
+        return RunLine(name=folder.run_id, folder=str(folder.path), state="unknown", error=str(error))
+    try:
+        log = Log(run.transport)
+        goes_on, control, history = folder.is_live(), read_control(run.transport), read_glance(log)
+        if not goes_on and control.finished is None:
+            elsewhere = look_elsewhere(control, run.transport, time.time())
+            goes_on = elsewhere is not None and elsewhere.goes_on
+        rewards = history.rewards()
+        return RunLine(
+            name=folder.run_id,
+            folder=str(folder.path),
+            state=state_of(control, goes_on),
+            stopped=ending_of(control, folder, goes_on),
+            version=history.version,
+            steps=config.steps,
+            reward=rewards[-1] if rewards else None,
+            created_at=control.manifest.created_at if control.manifest else None,
+        )
+    except RftError as error:
+        return RunLine(name=folder.run_id, folder=str(folder.path), state="unknown", error=str(error))
+    finally:
+        run.transport.close()

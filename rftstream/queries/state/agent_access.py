@@ -1,0 +1,67 @@
+"""What agents elsewhere need to take part in a run: the token, and the addresses of the gateways."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from rftstream.config.parts import registry
+from rftstream.config.parts.part_specs import EnvironmentSpec
+from rftstream.config.sections import name_of_part
+from rftstream.errors import ConfigError
+from rftstream.gateway.keys import SECRET_VARIABLE, GatewayKeys, known_secret
+from rftstream.queries.formatting import columns, plural
+from rftstream.queries.state.gateways import LiveGateway, find_gateways
+from rftstream.runs.folder import OpenRun
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentAccess:
+    """The addresses and the token for an agent elsewhere. `find_agent_access` makes it."""
+
+    run_id: str
+    token: str
+    """Token with which sessions are asked for."""
+    gateways: tuple[LiveGateway, ...]
+    """Gateways of the workers on this machine that answer."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it for scripts."""
+        gateways = [
+            {"process": one.process, "base_url": one.base_url, "rollouts_waiting": one.num_free}
+            for one in self.gateways
+        ]
+        return {"run_id": self.run_id, "token": self.token, "gateways": gateways}
+
+    def to_text(self) -> str:
+        """Return it for people."""
+        lines = [f"token     {self.token}"]
+        if not self.gateways:
+            return "\n".join([*lines, "gateways  none: no worker of this machine with a gateway answers"])
+        rows = [
+            (one.process, one.base_url, f"{plural(one.num_free, 'rollout')} waiting for an agent")
+            for one in self.gateways
+        ]
+        return "\n".join([*lines, "gateways", *columns(rows, left=3, indent="  ")])
+
+
+def find_agent_access(opened: OpenRun) -> AgentAccess:
+    """Return what an agent elsewhere needs. ConfigError if the run has no agents, or this machine does not have its
+    secret."""
+    config = opened.config
+    names = {name_of_part(named, where) for where, named in config.environments_named().items()}
+    if not any(registry.find_spec(EnvironmentSpec, name).is_agent for name in names):
+        raise ConfigError(
+            f"{opened.run_id}: no taskset has agents, expected one with an environment as 'agent'; see docs/agents.md"
+        )
+    secret = known_secret(opened.run_id)
+    if secret is None:
+        raise ConfigError(
+            f"{opened.run_id}: its secret is not here: no explorer of this user has begun on this machine, and "
+            f"{SECRET_VARIABLE} is not set; set it as the explorers have it, or start the run first, or ask there"
+        )
+    return AgentAccess(
+        run_id=opened.run_id,
+        token=GatewayKeys(secret, opened.run_id).session_token(),
+        gateways=find_gateways(opened.folder),
+    )

@@ -1,0 +1,278 @@
+"""Whether a run stands still, and for what it waits: told by its log, and by its workers on this machine.
+
+`look_at_movement` collects what there is to know, `find_standstill` judges it. The progress line and `status` show the
+same judgement.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rftstream.config.sections import RunConfig
+from rftstream.contracts import codec
+from rftstream.contracts.records import Record, TopicPartition
+from rftstream.contracts.role_names import RoleName
+from rftstream.contracts.rollouts import Rollout
+from rftstream.contracts.versions import StepRecord
+from rftstream.errors import ContractError
+from rftstream.queries.state.workers import WorkerStatus
+from rftstream.roles import role_spec, role_specs
+from rftstream.service.reading import read_records, read_to_ends
+from rftstream.service.role_spec import RoleKind
+from rftstream.transport.base import Transport
+
+STILL_AFTER_S = 180.0
+"""Seconds without a new record anywhere, or with a version that nobody takes over, after which a standstill is
+reported. Explorers save unfinished rollouts more often than this, and so show that they are at work."""
+
+MOVING = ("control", "tasks", "partials", "rollouts", "verified", "batches", "outcomes", "weights", "steps", "evals")
+"""Topics on which a run that goes on puts something."""
+READERS = {
+    "batches": RoleName.trainer,
+    "tasks": RoleName.explorer,
+    "rollouts": RoleName.verifier,
+    "verified": RoleName.buffer,
+}
+"""Topic -> the role that takes what waits there. In this order it is told what the run waits for."""
+WAITING = {
+    "batches": ("batch", "batches"),
+    "tasks": ("task", "tasks"),
+    "rollouts": ("rollout", "rollouts"),
+    "verified": ("verified rollout", "verified rollouts"),
+}
+"""Topic -> one and several of what waits there."""
+TAIL = 4
+"""Offsets before the end of a partition in which its newest record is looked for: some may be gaps."""
+PATIENCE_S = 1.0
+"""Seconds to wait for the tails of all partitions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Movement:
+    """All values that the judgement depends on. `look_at_movement` makes it, and `find_standstill` judges it."""
+
+    now: float
+    moved_at: float | None
+    """When the newest record was written; None: not looked up, or there is none."""
+    waiting: Mapping[str, int]
+    """Topic -> how much waits there, of READERS."""
+    alive: Mapping[str, int]
+    """Role -> its workers that answer on this machine."""
+    stuck: tuple[str, ...] = ()
+    """Workers that answer that their loop does not come round any more."""
+    expected: Mapping[str, int]
+    """Role -> its workers that `run` starts."""
+    published: Sequence[tuple[int, float]] = ()
+    """Versions that the trainer published, oldest first, and when."""
+    taken: int | None = None
+    """The newest version that an explorer on this machine has; None if none of them says one."""
+    sampled: int | None = None
+    """The newest version that sampled a token of the newest rollout; None: not looked up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standstill:
+    """Something that does not go on, and why."""
+
+    still_s: float | None
+    """For how long nothing has moved; None if something has."""
+    waits_for: tuple[str, ...]
+    """Things that the run waits for, each as half a sentence; empty if something has moved."""
+    published: int | None = None
+    """The newest version of the trainer, where nobody takes over what it publishes."""
+    taken: int | None = None
+    """The version that explorers have instead."""
+    behind_s: float | None = None
+    """Seconds since a newer version was published."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the standstill as a dict for JSON."""
+        return {**asdict(self), "waits_for": list(self.waits_for), "text": self.to_text()}
+
+    def to_text(self) -> str:
+        """Return the standstill as text for people."""
+        parts = []
+        if self.still_s is not None:
+            parts.append(f"nothing has moved for {_minutes(self.still_s)}: {'; '.join(self.waits_for)}")
+        if self.behind_s is not None:
+            parts.append(
+                f"the trainer has published version {self.published:,}, explorers are at {self.taken:,} for "
+                f"{_minutes(self.behind_s)} since there is a newer one"
+            )
+        return "; ".join(parts)
+
+
+def find_standstill(movement: Movement) -> Standstill | None:
+    """Return what does not go on in a run that neither is paused nor has ended; None if all does. Pure."""
+    still_s = None if movement.moved_at is None else movement.now - movement.moved_at
+    if still_s is not None and still_s < STILL_AFTER_S:
+        still_s = None
+    taken = movement.taken
+    if taken is None and still_s is not None and movement.waiting.get("tasks"):
+        taken = movement.sampled
+    behind_s = _behind_s(movement, taken)
+    if still_s is None and behind_s is None:
+        return None
+    return Standstill(
+        still_s=still_s,
+        waits_for=() if still_s is None else tuple(_waits_for(movement)),
+        published=movement.published[-1][0] if behind_s is not None else None,
+        taken=taken if behind_s is not None else None,
+        behind_s=behind_s,
+    )
+
+
+def _behind_s(movement: Movement, taken: int | None) -> float | None:
+    """For how long there has been a newer version than explorers have, if that is too long."""
+    if taken is None:
+        return None
+    since = next((at for version, at in movement.published if version > taken), None)
+    behind_s = None if since is None else movement.now - since
+    return behind_s if behind_s is not None and behind_s >= STILL_AFTER_S else None
+
+
+def _waits_for(movement: Movement) -> Iterable[str]:
+    named: set[str] = set()
+    role: str
+    for topic, role in READERS.items():
+        count = movement.waiting.get(topic, 0)
+        if not count or (topic == "verified" and named):  # siblings that wait for those that wait elsewhere
+            continue
+        named.add(role)
+        one, several = WAITING[topic]
+        waits = f"1 {one} waits" if count == 1 else f"{count:,} {several} wait"
+        article = "the" if role_spec(role).kind is RoleKind.single else _article(role)
+        yield f"{waits} for {article} {role}{_who(movement, role)}"
+    if not named:
+        named.add(RoleName.feeder)
+        yield f"nothing waits on any topic, the feeder admits no task{_who(movement, RoleName.feeder)}"
+    for role, count in movement.expected.items():
+        if count and role not in named and not movement.alive.get(role):
+            yield f"no {role} is alive"
+    if movement.stuck:
+        yield (
+            f"{', '.join(movement.stuck)} is stuck"
+            if len(movement.stuck) == 1
+            else (f"{', '.join(movement.stuck)} are stuck")
+        )
+
+
+def _who(movement: Movement, role: str) -> str:
+    """Return how many workers of the role could take the work, or how to start one."""
+    if alive := movement.alive.get(role, 0):
+        return f" ({alive:,} alive)"
+    if movement.expected.get(role, 0):
+        return f", and no {role} is alive"
+    return f", and `run` starts none: `rftstream worker --role {role}` does"
+
+
+def _article(role: str) -> str:
+    return "an" if role[0] in "aeiou" else "a"
+
+
+def _minutes(seconds: float) -> str:
+    minutes = int(seconds // 60)
+    if minutes >= 60:
+        return f"{minutes // 60:,} h {minutes % 60:02d} min"
+    return f"{minutes} min"
+
+
+# ------------------------------------------------------------------------------------------------ looking
+
+
+def look_at_movement(
+    config: RunConfig,
+    transport: Transport,
+    *,
+    steps: Sequence[StepRecord],
+    lag: Mapping[str, int],
+    workers: Sequence[WorkerStatus],
+    now: float,
+    began_at: float | None = None,
+) -> Movement:
+    """Collect what `find_standstill` judges by. `steps`: the newest in force, by version; `lag`: topic -> what waits
+    there to be read; `began_at`: before it nothing can be told. Raises TransportError if the log cannot be asked.
+
+    The log is asked for its newest records only if the newest step is old."""
+    answering = [(worker, worker.health) for worker in workers if worker.health is not None]
+    alive = Counter(str(health.get("role")) for _, health in answering if health.get("ok", True))
+    versions = [
+        health["version"]
+        for _, health in answering
+        if health.get("role") == RoleName.explorer and isinstance(health.get("version"), int)
+    ]
+    moved = [step.recorded_at for step in steps[-1:]] + ([began_at] if began_at is not None else [])
+    waiting = {topic: lag.get(topic, 0) for topic in READERS}
+    sampled = None
+    if now - max(moved, default=-math.inf) >= STILL_AFTER_S:
+        newest = newest_records(transport)
+        moved += [record.timestamp_s for record in newest.values()]
+        batch = newest["batches"].number("batch_sequence") if "batches" in newest else None
+        if batch is not None:
+            waiting["batches"] = max(0, batch + 1 - (steps[-1].name.version if steps else 0))
+        if not versions and (rollout := newest.get("rollouts")) is not None:
+            sampled = _sampled_by(transport, rollout)
+    return Movement(
+        now=now,
+        moved_at=max(moved, default=None),
+        waiting=waiting,
+        alive=alive,
+        stuck=tuple(worker.process for worker, health in answering if not health.get("ok", True)),
+        expected=expected_workers(config),
+        published=[(step.name.version, max(step.recorded_at, began_at or 0.0)) for step in steps if step.announced],
+        taken=max(versions, default=None),
+        sampled=sampled,
+    )
+
+
+def expected_workers(config: RunConfig) -> dict[str, int]:
+    """Return for each role how many workers of it `run` starts."""
+    return {spec.name: spec.count(config) for spec in role_specs()}
+
+
+def newest_records(transport: Transport) -> dict[str, Record]:
+    """Topic -> its newest record, without the body, of those of MOVING that have one near the end of a partition."""
+    newest: dict[str, Record] = {}
+    for record in read_tails(transport, MOVING, TAIL):
+        if record.topic not in newest or record.timestamp_s >= newest[record.topic].timestamp_s:
+            newest[record.topic] = record
+    return newest
+
+
+def read_tails(transport: Transport, topics: Iterable[str], num: int) -> list[Record]:
+    """Return the records at the last `num` offsets of each partition of some topics, without their bodies: those that
+    come within PATIENCE_S."""
+    positions: dict[TopicPartition, int] = {}
+    ends: dict[TopicPartition, int] = {}
+    for topic in topics:
+        begins = transport.admin.begin_offsets(topic)
+        for place, end in transport.admin.end_offsets(topic).items():
+            if end > begins[place]:
+                ends[place], positions[place] = end, max(begins[place], end - num)
+    found: list[Record] = []
+    reader = transport.reader(positions, bodies=False)
+    deadline = time.monotonic() + PATIENCE_S
+    try:
+        for records in read_to_ends(transport, reader, ends):
+            found += records
+            if time.monotonic() >= deadline:
+                break
+    finally:
+        reader.close()
+    return found
+
+
+def _sampled_by(transport: Transport, newest: Record) -> int | None:
+    """The newest version that sampled a token of this rollout."""
+    record = read_records(transport, newest.place, [newest.offset]).get(newest.offset)
+    try:
+        message = codec.from_record(record) if record is not None and record.value is not None else None
+    except ContractError:
+        return None
+    segments = message.segments if isinstance(message, Rollout) else ()
+    return max((span.version for segment in segments for span in segment.versions if span.count), default=None)

@@ -1,0 +1,450 @@
+"""Where a run stands: its state, its progress, what waits where, and who works on it."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rftstream.algorithms.learning_signal import NoSignal, find_no_signal
+from rftstream.config.stages import stage_line
+from rftstream.contracts.control import DesiredState
+from rftstream.queries.audits.group_counts import count_outcomes, feeder_cursor
+from rftstream.queries.audits.operator_totals import OperatorTotals, read_totals
+from rftstream.queries.curves.evaluations import mean_text, newest_and_best, result_numbers
+from rftstream.queries.curves.history import NUM_SMOOTHED, History, read_glance
+from rftstream.queries.curves.reward_watch import find_reward_signs
+from rftstream.queries.curves.training_watch import Sign, find_training_signs
+from rftstream.queries.formatting import columns, duration, moment, number, plural, size, staleness_text
+from rftstream.queries.records.dead import ErrorKind, error_kinds, read_letters
+from rftstream.queries.records.growth_report import GrowthReport, read_growth
+from rftstream.queries.state.disk import DiskRoom, disk_bytes, disk_room
+from rftstream.queries.state.elsewhere import Elsewhere, look_elsewhere
+from rftstream.queries.state.failing import FailingTaskset, find_failing
+from rftstream.queries.state.standstill import Standstill, find_standstill, look_at_movement
+from rftstream.queries.state.worker_status_text import worker_sentence
+from rftstream.queries.state.workers import WorkerStatus, ask_workers
+from rftstream.queries.traces.origin import Origin, origin_of
+from rftstream.roles.synthesiser import SYNTHESISER
+from rftstream.runs.ending import Ending, read_ending
+from rftstream.runs.folder import OpenRun, RunFolder, consumer_groups
+from rftstream.service.control_view import ControlView, read_control
+from rftstream.service.records.losses import WHOLE, deleted_unsaid
+from rftstream.service.role import Log
+
+NUM_DEAD_ERRORS = 3
+ERROR_WIDTH = 300
+"""Characters of an error that are shown."""
+FLOW = ("tasks", "rollouts", "verified", "batches")
+"""Topics from which a run deletes what is through, if it is told to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """How a run is doing. `read_status` makes it; `rftstream status` prints it."""
+
+    run: str
+    folder: str
+    state: str
+    """running, paused, draining, finished, or stopped (nobody supervises it here, and no worker elsewhere goes on)."""
+    live: bool
+    """Whether a `run` or `resume` supervises it here."""
+    elsewhere: Elsewhere | None
+    """Workers that may be alive without a `run` or `resume` here; None if there are none, or one supervises it."""
+    stopped: Ending | None
+    """End of the newest session, if the run is neither live nor finished."""
+    origin: Origin | None
+    """Where its rollouts come from, if it has not sampled them itself."""
+    control: ControlView
+    history: History
+    num_steps: int | None
+    """The configured end."""
+    stage: str | None
+    """Current stage of a run with stages; None in others."""
+    groups: Mapping[str, int]
+    left_out: int
+    """Problems that the feeder did not admit: their prompts are too long."""
+    operators: OperatorTotals | None
+    """Counts of the operators' actions on problems and groups; None where the run has no operators."""
+    growing: GrowthReport | None
+    """Growth of the tasksets that grow; None if there are none."""
+    lag: Mapping[str, int]
+    """Topic -> records that wait to be read; `batches`: batches that wait to be trained."""
+    lost: Mapping[str, int]
+    """Topic -> offsets that were deleted, and not by the run itself."""
+    dead_letters: Mapping[str, int]
+    dead_errors: tuple[ErrorKind, ...]
+    """The errors that most dead letters died of."""
+    disk_bytes: Mapping[str, int]
+    disk_room: DiskRoom
+    workers: tuple[WorkerStatus, ...]
+    no_signal: NoSignal | None
+    """Said when the newest steps had no learning signal."""
+    training_signs: tuple[Sign, ...]
+    """Signs that the run does not learn as it should."""
+    reward_signs: tuple[Sign, ...]
+    """Signs that a reward is gained without the task."""
+    failing: tuple[FailingTaskset, ...]
+    """Tasksets whose newest rollouts fail."""
+    standstill: Standstill | None
+    """Parts of the run that do not go on and why; None if all does, or need not."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether an error or a rule of its own ended the run."""
+        finished = self.control.finished
+        if finished is not None:
+            return finished.exit_code != 0
+        return self.stopped is not None and self.stopped.error is not None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the status as a dict for JSON."""
+        return _json(self)
+
+    def to_text(self, now: float | None = None) -> str:
+        """Return the status as text for people. `now` is a time in seconds, by default this machine's."""
+        return "\n".join(_text(self, time.time() if now is None else now))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownFacts:
+    """The facts about a run that its follower knows already, so that `read_status` does not read them from the log."""
+
+    live: bool
+    """Whether somebody supervised it before `control` was read: a run that ends meanwhile is not taken for stopped."""
+    control: ControlView
+    """Older than everything below, so that a run that it calls finished has all that it ever wrote counted."""
+    history: History
+    groups: Mapping[str, int]
+    """Result -> groups that were decided so."""
+    newest_batch: int
+    """-1: there is no batch yet."""
+    dead_letters: Mapping[str, int]
+    dead_errors: tuple[ErrorKind, ...]
+    operators: OperatorTotals | None
+
+
+def read_status(
+    run: OpenRun,
+    now: float | None = None,
+    known: KnownFacts | None = None,
+    *,
+    doing: Callable[[str], object] = lambda what: None,
+) -> Status:
+    """Read how a run is doing. `now` is the time by the clock of the log's writers, by default this machine's. `known`
+    saves reading topics that grow with the run. `doing` is told of what the log is asked for next."""
+    log = Log(run.transport)
+    known = _facts_of(run, doing) if known is None else known
+    live, control, history, newest_batch = known.live, known.control, known.history, known.newest_batch
+    doing("what waits on each topic")
+    lag = {
+        topic: sum(run.transport.admin.lag(group, topic).values())
+        for group, topics in consumer_groups(run.config).items()
+        if group != SYNTHESISER.name  # it reads beside the flow, and nobody waits for it
+        for topic in topics
+        if topic not in ("steps", "outcomes")
+    }
+    lag["batches"] = max(0, newest_batch + 1 - history.version)
+    cursor, ended = feeder_cursor(log), control.ended
+    at = time.time() if now is None else now
+    doing("who is at work, and what moves")
+    elsewhere = None if live or control.finished is not None else look_elsewhere(control, run.transport, at)
+    goes_on = live or (elsewhere is not None and elsewhere.goes_on)
+    state, workers = state_of(control, goes_on), ask_workers(run.folder)
+    used = disk_bytes(run.folder)
+    should_move = state in ("running", "draining") or (state == "stopped" and any(one.health for one in workers))
+    movement = (
+        look_at_movement(
+            run.config,
+            run.transport,
+            steps=history.steps,
+            lag=lag,
+            workers=workers,
+            now=at,
+        )
+        if should_move
+        else None
+    )
+    doing("what was deleted, and whose rollouts fail")
+    return Status(
+        run=run.run_id,
+        folder=str(run.folder.path),
+        state=state,
+        live=live,
+        elsewhere=elsewhere,
+        stopped=ending_of(control, run.folder, goes_on),
+        origin=origin_of(run.config, control.manifest),
+        control=control,
+        history=history,
+        num_steps=min(filter(None, (run.config.steps, ended.batches if ended is not None else None)), default=None),
+        stage=stage_line(run.config, history.version),
+        groups={
+            "admitted": cursor.get("admitted", 0),
+            "trained": 0 if history.current is None else history.current.trained_groups,
+            **known.groups,
+        },
+        left_out=sum(cursor.get("left_out", {}).values()),
+        operators=known.operators,
+        growing=read_growth(log, run.config, cursor),
+        lag=lag,
+        lost=deleted_unsaid(run.transport, control.deleted, (*FLOW, *WHOLE)),
+        dead_letters=known.dead_letters,
+        dead_errors=known.dead_errors,
+        disk_bytes=used,
+        disk_room=disk_room(run.folder, used, history),
+        workers=workers,
+        no_signal=find_no_signal(history.steps[-1].metrics, run.config) if history.steps else None,
+        training_signs=find_training_signs(history.steps, history.evaluations, run.config),
+        reward_signs=find_reward_signs(history, run.config),
+        failing=find_failing(run.transport),
+        standstill=None if movement is None else find_standstill(movement),
+    )
+
+
+def _facts_of(run: OpenRun, doing: Callable[[str], object]) -> KnownFacts:
+    """Read from the log what nobody knows yet."""
+    doing("control")
+    live = run.folder.is_live()  # in this order: see `KnownFacts`
+    control, log = read_control(run.transport), Log(run.transport)
+    doing("outcomes and batches")
+    outcomes = count_outcomes(log)
+    doing("dead letters")
+    letters = read_letters(log)
+    doing("steps and evaluations")
+    return KnownFacts(
+        live=live,
+        control=control,
+        history=read_glance(log),
+        groups=outcomes.num_groups,
+        newest_batch=outcomes.newest_batch,
+        dead_letters=dict(Counter(letter.reason for letter in letters).most_common()),
+        dead_errors=tuple(error_kinds(letters)[:NUM_DEAD_ERRORS]),
+        operators=read_totals(log),
+    )
+
+
+def state_of(control: ControlView, goes_on: bool) -> str:
+    """Return running, paused, draining, finished, or stopped. `goes_on`: somebody supervises it here, or workers have
+    written lately."""
+    if control.finished is not None:
+        return "finished"
+    desired = DesiredState.running if control.state is None else control.state.state
+    return str(desired) if goes_on or desired is not DesiredState.running else "stopped"
+
+
+def ending_of(control: ControlView, folder: RunFolder, goes_on: bool) -> Ending | None:
+    """Return what ended the newest session; None if the run goes on or is finished, or no session was begun here."""
+    return None if goes_on or control.finished is not None else read_ending(folder)
+
+
+# --------------------------------------------------------------------------------------------- output
+
+
+def _reward(history: History) -> dict[str, float | None]:
+    rewards = history.rewards()
+    recent = rewards[-NUM_SMOOTHED:]
+    return {
+        "last": rewards[-1] if rewards else None,
+        f"mean_{NUM_SMOOTHED}": sum(recent) / len(recent) if recent else None,
+    }
+
+
+def _json(status: Status) -> dict[str, Any]:
+    control, history = status.control, status.history
+    finished, desired = control.finished, control.state
+    return {
+        "run": status.run,
+        "run_dir": status.folder,
+        "state": status.state,
+        "live": status.live,
+        "elsewhere": None if status.elsewhere is None else asdict(status.elsewhere),
+        "stopped": None if status.stopped is None else status.stopped.to_json(),
+        "desired": {
+            "state": "running" if desired is None else str(desired.state),
+            "by": "" if desired is None else desired.by,
+            "reason": "" if desired is None else desired.reason,
+        },
+        "finished": None
+        if finished is None
+        else {
+            "reason": finished.reason,
+            "version": finished.name.version,
+            "at": finished.finished_at,
+            "exit_code": finished.exit_code,
+        },
+        "origin": None if status.origin is None else status.origin.to_json(),
+        "created_at": None if control.manifest is None else control.manifest.created_at,
+        "version": history.version,
+        "trainer_epoch": 0 if history.current is None else history.current.name.trainer_epoch,
+        "step": history.num_steps,
+        "steps": status.num_steps,
+        "stage": status.stage,
+        "reward": _reward(history),
+        "no_signal": None if status.no_signal is None else status.no_signal.to_json(),
+        "training_signs": [sign.to_json() for sign in status.training_signs],
+        "reward_signs": [sign.to_json() for sign in status.reward_signs],
+        "spent": history.spent(),
+        "staleness": dict(zip(("tokens", "groups"), history.staleness(), strict=True)),
+        "failing": [one.to_json() for one in status.failing],
+        "standstill": None if status.standstill is None else status.standstill.to_json(),
+        "evaluations": {
+            name: {"newest": result_numbers(newest), "best": result_numbers(best)}
+            for name, (newest, best) in newest_and_best(history.evaluations).items()
+        },
+        "groups": dict(status.groups),
+        "left_out": status.left_out,
+        "operators": None if status.operators is None else status.operators.to_json(),
+        "growing": None if status.growing is None else status.growing.to_json(),
+        "deleted": {
+            "groups": control.deleted.sequence,
+            "rollouts": sum(control.deleted.rollouts.values()),
+            "earliest_version": control.deleted.version,
+        },
+        "lag": dict(status.lag),
+        "lost": dict(status.lost),
+        "dead_letters": dict(status.dead_letters),
+        "dead_errors": [{"reason": one.reason, "error": one.error, "count": one.count} for one in status.dead_errors],
+        "disk_bytes": {**status.disk_bytes, "total": sum(status.disk_bytes.values())},
+        "disk_room": status.disk_room.to_json(),
+        "claims": [
+            {
+                "role": claim.role,
+                "epoch": claim.epoch,
+                "process": claim.process,
+                "host": claim.host,
+                "pid": claim.pid,
+                "claimed_at": claim.claimed_at,
+            }
+            for claim in control.claims.values()
+        ],
+        "workers": [
+            {
+                "process": worker.process,
+                "port": worker.port,
+                "host": worker.host,
+                "reachable": worker.health is not None,
+                **(worker.health or {}),
+            }
+            for worker in status.workers
+        ],
+    }
+
+
+def _text(status: Status, now: float) -> list[str]:
+    history, data = status.history, _json(status)
+    rows: list[tuple[str, str]] = [("state", _state_sentence(status))]
+    if status.stopped is not None:
+        rows.append(("stopped by", _ending_sentence(status.stopped)))
+    if status.standstill is not None:
+        rows.append(("stands still", status.standstill.to_text()))
+    rows += [("fails", one.to_text()) for one in status.failing]
+    if (origin := status.origin) is not None:
+        rows.append(("made of", f"{origin.run}: {origin.how}"))
+        rows += [("changed", line) for line in origin.changed]
+    of = f" of {status.num_steps:,}" if status.num_steps else ""
+    version = f"{history.version:,}{of}, trainer epoch {data['trainer_epoch']}"
+    if history.current is not None and history.current.recorded_at:
+        version += f", recorded {duration(now - history.current.recorded_at)} ago"
+    rows.append(("version", version))
+    if status.stage is not None:
+        rows.append(("stage", status.stage))
+    reward = data["reward"]
+    if reward["last"] is not None:
+        mean = reward[f"mean_{NUM_SMOOTHED}"]
+        num_steps = min(NUM_SMOOTHED, len(history.rewards()))
+        of_several = f", mean of the last {num_steps} steps {number(mean)}" if num_steps > 1 else ""
+        rows.append(("reward", number(reward["last"]) + of_several))
+    if status.no_signal is not None:
+        rows.append(("no signal", f"for {status.no_signal.steps:,} steps: {status.no_signal.cause}"))
+    rows += [(sign.heading, sign.to_text()) for sign in (*status.training_signs, *status.reward_signs)]
+    if staleness := staleness_text(data["staleness"]["tokens"]):
+        rows.append(("staleness", f"of trained tokens: {staleness}"))
+    if spent := data["spent"]:
+        rows.append(("judges", _spent_sentence(spent)))
+    for name, pair in newest_and_best(history.evaluations).items():
+        newest, best = (f"{mean_text(result)} at version {result.name.version}" for result in pair)
+        rows.append((f"eval {name}", f"{newest}, best {best}"))
+    rows.append(("groups", ", ".join(f"{count:,} {name}" for name, count in status.groups.items())))
+    if status.left_out:
+        rows.append(("left out", f"{plural(status.left_out, 'problem')} with too long prompts"))
+    if status.operators is not None:
+        rows += status.operators.status_rows()
+    if status.growing is not None:
+        rows += status.growing.status_rows()
+    rows.append(("waiting", ", ".join(f"{count:,} on {topic}" for topic, count in status.lag.items())))
+    if status.lost:
+        found = ", ".join(f"{count:,} of {topic}" for topic, count in status.lost.items())
+        rows.append(
+            ("lost", f"offsets {found} were deleted, and not by the run: `rftstream topics list` shows settings")
+        )
+    dead = (f"{count:,} {reason}" for reason, count in status.dead_letters.items())
+    rows.append(("dead letters", ", ".join(dead) or "none"))
+    rows += [("died of", f"{one.error} ({one.count:,} {one.reason})") for one in status.dead_errors]
+    if (deleted := status.control.deleted).version:
+        rows.append(("deleted", f"{plural(deleted.sequence, 'group')}, batches below version {deleted.version:,}"))
+    disk = ", ".join(f"{name} {size(count)}" for name, count in status.disk_bytes.items())
+    rows.append(("disk", f"{size(sum(status.disk_bytes.values()))} ({disk})"))
+    if status.disk_room.is_little:
+        rows.append(("free", status.disk_room.to_text()))
+    lines = [f"{status.run}  {status.folder}", "", *columns(rows, left=2, indent="  ")]
+    if status.control.claims:
+        lines += [
+            "",
+            *columns(
+                [
+                    ("role", "epoch", "process", "host", "pid", "since"),
+                    *(
+                        (claim.role, claim.epoch, claim.process, claim.host, claim.pid, moment(claim.claimed_at))
+                        for claim in status.control.claims.values()
+                    ),
+                ],
+                left=6,
+                indent="  ",
+            ),
+        ]
+    if status.workers:
+        lines += [
+            "",
+            *columns(
+                [
+                    ("worker", "port", "at work"),
+                    *((one.process, one.port, worker_sentence(one, now)) for one in status.workers),
+                ],
+                left=3,
+                indent="  ",
+            ),
+        ]
+    return lines
+
+
+def _spent_sentence(spent: Mapping[str, float]) -> str:
+    amounts = ", ".join(f"{number(value)} {kind.replace('_', ' ')}" for kind, value in sorted(spent.items()))
+    return f"{amounts} for the rollouts of batches"
+
+
+def _state_sentence(status: Status) -> str:
+    finished, desired = status.control.finished, status.control.state
+    if finished is not None:
+        return f"finished {moment(finished.finished_at)}: {finished.reason}"
+    who, elsewhere = "supervised here" if status.live else "no `run` or `resume` supervises it here", status.elsewhere
+    if desired is not None and desired.state is not DesiredState.running:
+        why = f" ({desired.reason})" if desired.reason else ""
+        return f"{desired.state} since {moment(desired.since)} by {desired.by}{why}; {who}"
+    if status.live:
+        return f"running, {who}"
+    if elsewhere is None:
+        return f"stopped: {who}; `rftstream resume {status.folder}` goes on"
+    if elsewhere.goes_on:
+        return f"running by {elsewhere.to_text()}; {who}"
+    return (
+        f"stopped: {who}, and nothing is written by {elsewhere.to_text()}; if they have ended, start them again, or "
+        f"`rftstream resume {status.folder}` goes on here"
+    )
+
+
+def _ending_sentence(ending: Ending) -> str:
+    if ending.by == "kill":
+        return "a kill: no word of its end in logs/run.log (SIGKILL, out of memory, machine down, disk full)"
+    return ending.sentence(ERROR_WIDTH, "" if ending.at is None else f", {moment(ending.at)}")

@@ -1,0 +1,1 @@
+"""From any record to all that belongs to it, up and down the chain."""

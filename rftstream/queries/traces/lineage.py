@@ -1,0 +1,340 @@
+"""What a trace is made of: what can be traced, a tree of what was found, and reading a log by headers alone."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from rftstream.contracts import codec
+from rftstream.contracts.messages import Message
+from rftstream.contracts.outcomes import GroupOutcome
+from rftstream.contracts.records import Record, TopicPartition
+from rftstream.contracts.rollouts import Segment
+from rftstream.contracts.versions import VersionName, WeightsAnnounced
+from rftstream.errors import ConfigError, ContractError, WeightsError
+from rftstream.queries.audits.rows import Mark, fingerprint
+from rftstream.queries.facts.tables import BITS, WHOLE
+from rftstream.queries.formatting import moment, size
+from rftstream.service.reading import read_records, read_to_ends
+from rftstream.transport.base import Transport
+from rftstream.weights.publisher import parse_object_name
+
+if TYPE_CHECKING:
+    from rich.tree import Tree
+
+    from rftstream.queries.facts.database import Index
+    from rftstream.weights.stores.store import ObjectStore
+
+FORMS = (
+    "a rollout (sums/0/17/0/3), a group (sums/0/17/0), a batch (batch:17), a version (v12, or 1/12 for trainer "
+    "epoch 1), a demonstration (experts/0/17/0, or its id), a problem that joined (more/5, or its id), a record "
+    "(rollouts[3]@8172), or a dead letter (verifier/rollouts/3/8172)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The target of a trace; the fields that its kind has are set."""
+
+    kind: str
+    """rollout, group, batch, version, demonstration, problem or record."""
+    group_id: str = ""
+    sibling: int | None = None
+    batch: int = 0
+    version: int = 0
+    trainer_epoch: int | None = None
+    """None: of any."""
+    place: TopicPartition | None = None
+    offset: int = 0
+    demonstration: str = ""
+    """Its id."""
+    problem: str = ""
+    """`taskset/index`, or its id."""
+
+
+_PATTERNS: tuple[tuple[str, str], ...] = (
+    ("rollout", r"(?P<group>[a-z0-9_-]+/\d+/\d+/\d+)/(?P<sibling>\d+)"),
+    ("group", r"(?P<group>[a-z0-9_-]+/\d+/\d+/\d+)"),
+    ("demonstration", r"(?P<demonstration>[0-9a-f]{32})"),
+    ("batch", r"batch[: ](?P<batch>\d+)"),
+    ("version", r"(?:v|version[: ])(?P<version>\d+)"),
+    ("version", r"v?(?P<epoch>\d+)/(?P<version>\d+)"),
+    ("problem", r"(?P<problem>[a-z0-9_-]*[a-z_-][a-z0-9_-]*/\d+)"),
+    ("problem", r"(?P<problem>[a-z0-9_-]+/\d+/\d+/\d+/[a-z]+/[a-z]+/\d+|[a-z0-9_-]+/given/[0-9a-f]{32})"),
+    ("record", r"(?P<topic>[a-z]+)\[(?P<partition>\d+)\]@(?P<offset>\d+)"),
+    ("record", r"[a-z]+/(?P<topic>[a-z]+)/(?P<partition>\d+)/(?P<offset>\d+)"),
+)
+
+
+def parse_target(text: str) -> Target:
+    """Return the target that a text names, as other commands print it. ConfigError says which forms there are."""
+    if (name := parse_object_name(text)) is not None:
+        return Target("version", version=name.version, trainer_epoch=name.trainer_epoch)
+    for kind, pattern in _PATTERNS:
+        if (match := re.fullmatch(pattern, text.strip())) is None:
+            continue
+        found = match.groupdict()
+        sibling, epoch, topic = (found.get(name) for name in ("sibling", "epoch", "topic"))
+        return Target(
+            kind,
+            group_id=found.get("group") or "",
+            sibling=None if sibling is None else int(sibling),
+            batch=int(found.get("batch") or 0),
+            demonstration=found.get("demonstration") or "",
+            problem=found.get("problem") or "",
+            version=int(found.get("version") or 0),
+            trainer_epoch=None if epoch is None else int(epoch),
+            place=None if topic is None else TopicPartition(topic, int(found["partition"])),
+            offset=int(found.get("offset") or 0),
+        )
+    hint = f"; a number alone may be batch:{text} or v{text}" if text.isdigit() else ""
+    raise ConfigError(f"trace: got {text!r}, expected {FORMS}{hint}")
+
+
+# --------------------------------------------------------------------------------------------- the tree
+
+
+@dataclass(slots=True, kw_only=True)
+class Node:
+    """A record, or what records have in common, with what belongs to it."""
+
+    kind: str
+    """group, rollout, task, verified, outcome, batch, experience, manifest, step, version, evaluation, dead, ..."""
+    name: str
+    record: Record | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+    """Shown behind it, and in the JSON."""
+    twin: bool = False
+    """The same thing once more, where there may be one only."""
+    children: list[Node] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        place: dict[str, Any] = {}
+        if (record := self.record) is not None:
+            place = {
+                "topic": record.topic,
+                "partition": record.partition,
+                "offset": record.offset,
+                "timestamp": record.timestamp_s,
+            }
+        return {
+            "kind": self.kind,
+            "name": self.name,
+            **place,
+            "twin": self.twin,
+            "facts": dict(self.facts),
+            "children": [child.to_json() for child in self.children],
+        }
+
+    def line(self) -> str:
+        parts = [f"{self.kind} {self.name}".rstrip()]
+        if self.record is not None:
+            parts.append(f"{self.record} {moment(self.record.timestamp_s)}")
+        if self.twin:
+            parts.append("TWIN")
+        if facts := ", ".join(_fact(name, value) for name, value in self.facts.items() if value is not None):
+            parts.append(facts)
+        return "  ".join(parts)
+
+    def to_text(self, depth: int = 0) -> str:
+        lines = [f"{'  ' * depth}{self.line()}", *(child.to_text(depth + 1) for child in self.children)]
+        return "\n".join(lines)
+
+    def to_tree(self) -> Tree:
+        """For a terminal."""
+        from rich.text import Text
+        from rich.tree import Tree
+
+        def grow(node: Node, tree: Tree | None) -> Tree:
+            head, _, rest = node.line().partition("  ")
+            style = "bold red" if node.twin else "bold"
+            label = Text.assemble((head, style), "  ", Text.from_ansi(rest))
+            grown = Tree(label, guide_style="dim", highlight=False) if tree is None else tree.add(label)
+            for child in node.children:
+                grow(child, grown)
+            return grown
+
+        return grow(self, None)
+
+
+def _fact(name: str, value: Any) -> str:
+    text = f"{value:.6g}" if isinstance(value, float) else last_line(str(value))  # of a traceback
+    return text if name in ("is", "by", "why") else f"{name} {text}"
+
+
+# --------------------------------------------------------------------------------------------- reading
+
+
+class Headers:
+    """Reads a log by headers, and bodies only of single records."""
+
+    def __init__(self, transport: Transport, index: Index | None = None) -> None:
+        self.transport = transport
+        self.index = index
+        """Index of the records that were read before; nothing is added to it."""
+        self._newest: tuple[tuple[TopicPartition, int], Message | str] | None = None
+        self.searched: dict[str, int] = {}
+        """Partition -> records looked at."""
+
+    def scan(
+        self, places: Collection[TopicPartition], *, start: Mapping[TopicPartition, int] | None = None
+    ) -> Iterator[Record]:
+        """Records of some partitions of one topic without bodies, up to their ends now."""
+        topic = next(iter(places)).topic
+        admin = self.transport.admin
+        ends = {place: end for place, end in admin.end_offsets(topic).items() if place in places}
+        begins = admin.begin_offsets(topic)
+        positions = {place: max(begins[place], min((start or {}).get(place, 0), ends[place])) for place in ends}
+        reader = self.transport.reader(positions, bodies=False)
+        try:
+            for records in read_to_ends(self.transport, reader, ends):
+                for record in records:
+                    if record.offset < ends[record.place]:
+                        self.searched[str(record.place)] = self.searched.get(str(record.place), 0) + 1
+                        yield record
+        finally:
+            reader.close()
+
+    def of_group(
+        self, places: Collection[TopicPartition], group_id: bytes
+    ) -> tuple[list[Record], dict[TopicPartition, int]]:
+        """Return the records of a group in these partitions of one topic as far as the index has them, and from where
+        on it knows nothing."""
+        if self.index is None or (number := self.index.names.find(group_id)) is None:
+            return [], self._read_up_to(places)
+        topic = next(iter(places)).topic
+        if topic == "outcomes":
+            return self._indexed(places, "SELECT 0, offset FROM on_outcomes WHERE grp = ?", (number,))
+        own, rest = "rollout BETWEEN ? AND ?", "grp = ? AND grp != rollout >> 20"
+        query = " UNION ALL ".join(f"SELECT partition, offset FROM on_{topic} WHERE {which}" for which in (own, rest))
+        records, start = self._indexed(places, query, (number << BITS, number << BITS | WHOLE, number))
+        return [record for record in records if record.header("group_id") == group_id], start
+
+    def of_batch(self, batch: int) -> tuple[list[Record], dict[TopicPartition, int]]:
+        """Return the outcomes of a batch, as `of_group` does."""
+        return self._indexed(self.places("outcomes"), "SELECT 0, offset FROM on_outcomes WHERE batch = ?", (batch,))
+
+    def _indexed(
+        self, places: Collection[TopicPartition], query: str, parameters: tuple[Any, ...]
+    ) -> tuple[list[Record], dict[TopicPartition, int]]:
+        start = self._read_up_to(places)
+        found: dict[int, set[int]] = defaultdict(set)
+        for partition, offset in self.index.rows(query, parameters) if self.index is not None and start else ():
+            found[partition].add(offset)
+        records: list[Record] = []
+        for place in sorted(start):
+            records += read_records(self.transport, place, found[place.partition]).values()
+        return records, start
+
+    def _read_up_to(self, places: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        marks = {} if self.index is None else self.index.marks(next(iter(places)).topic)
+        return {
+            place: mark.end
+            for place in places
+            if (mark := marks.get(place)) is not None and self._is_as_it_was(place, mark)
+        }
+
+    def _is_as_it_was(self, place: TopicPartition, mark: Mark) -> bool:
+        admin = self.transport.admin
+        if admin.end_offsets(place.topic).get(place, -1) < mark.end:
+            return False
+        if mark.last < admin.begin_offsets(place.topic)[place]:  # deleted meanwhile, or nothing was there
+            return True
+        last = self.record_at(place, mark.last)
+        return last is not None and fingerprint(last) == mark.fingerprint
+
+    def all_of(self, topic: str) -> Iterator[Record]:
+        return self.scan(self.places(topic))
+
+    def places(self, topic: str) -> list[TopicPartition]:
+        return sorted(self.transport.admin.end_offsets(topic))
+
+    def record_at(self, place: TopicPartition, offset: int) -> Record | None:
+        """Return the record at this offset with its body, or None if there is none."""
+        return read_records(self.transport, place, [offset]).get(offset)
+
+    def message_of(self, record: Record) -> Message | str:
+        """Return the decoded message, or why there is none. The newest one is kept: several facts are asked of it."""
+        where = record.place, record.offset
+        if self._newest is None or self._newest[0] != where:
+            self._newest = where, self._read_message(*where)
+        return self._newest[1]
+
+    def _read_message(self, place: TopicPartition, offset: int) -> Message | str:
+        whole = self.record_at(place, offset)
+        if whole is None or whole.value is None:
+            return "its body is gone"
+        try:
+            return codec.from_record(whole)
+        except ContractError as error:
+            return str(error)
+
+
+def header(record: Record, name: str) -> str | None:
+    value = record.header(name)
+    return None if value is None else value.decode("ascii", "backslashreplace")
+
+
+def number(record: Record, name: str) -> int | None:
+    text = header(record, name)
+    return int(text) if text is not None and text.isdigit() else None
+
+
+def version_of(record: Record) -> VersionName | None:
+    """That the headers of a step, an announcement or an evaluation name."""
+    epoch, version = number(record, "trainer_epoch"), number(record, "version")
+    return None if epoch is None or version is None else VersionName(trainer_epoch=epoch, version=version)
+
+
+def name_of(version: VersionName) -> str:
+    return f"{version.trainer_epoch}/{version.version}"
+
+
+def count_stamps(segments: Iterable[Segment]) -> dict[VersionName, int]:
+    """Tokens by each version that sampled some."""
+    counts: dict[VersionName, int] = defaultdict(int)
+    for segment in segments:
+        for span in segment.versions:
+            counts[VersionName(trainer_epoch=span.trainer_epoch, version=span.version)] += span.count
+    return dict(counts)
+
+
+def sampled_by(segments: Iterable[Segment], other: str | None) -> str | None:
+    """The versions that did; `other`: the run that they are of, if it is not the one that is looked at."""
+    names = ", ".join(map(name_of, count_stamps(segments)))
+    return f"{names} of {other}" if names and other is not None else names or None
+
+
+def whereabouts(store: ObjectStore, announced: WeightsAnnounced) -> str:
+    """Return the size of the version's object, or that the object is gone."""
+    try:
+        there = store.exists(announced.object)
+    except WeightsError as error:
+        return f"the store does not answer ({error})"
+    return size(announced.num_bytes) if there else "deleted from the store"
+
+
+def last_line(text: str) -> str:
+    return text.strip().rpartition("\n")[2]
+
+
+def named_siblings(outcomes: Iterable[Message | str]) -> set[int]:
+    """Numbers of the rollouts that outcomes name."""
+    found = [one for outcome in outcomes if isinstance(outcome, GroupOutcome) for one in outcome.rollouts]
+    return {int(one.rollout_id.rpartition("/")[2]) for one in found}
+
+
+def no_version(target: Target, names: Collection[VersionName], run_id: str) -> str:
+    """Return the message for a target that is not among `names`, all versions that were recorded."""
+    epoch = "" if target.trainer_epoch is None else f"{target.trainer_epoch}/"
+    text = f"trace: {epoch or 'v'}{target.version}: no such version"
+    if not names:
+        return f"{text}; the run {run_id} has none yet"
+    swapped = VersionName(trainer_epoch=target.version, version=target.trainer_epoch or 0)
+    hint = f"; did you mean {name_of(swapped)}?" if target.trainer_epoch is not None and swapped in names else ""
+    epochs = ", ".join(str(epoch) for epoch in sorted({name.trainer_epoch for name in names}))
+    newest = max(name.version for name in names)
+    return f"{text}; the run {run_id} has v0 to v{newest}, of trainer epochs {epochs}{hint}"

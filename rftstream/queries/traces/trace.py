@@ -1,0 +1,132 @@
+"""From a rollout, a group, a batch or a version up and down the chain: every record that belongs to it.
+
+task -> rollout -> verified -> outcome -> batch -> step -> version -> evaluations, with dead letters and twins. Only
+headers are read, and where a rollout or group is looked for only one partition of each topic (its sequence says which).
+Bodies are read only of the records that are shown.
+"""
+
+from __future__ import annotations
+
+from rftstream.contracts.dead import DeadLetter
+from rftstream.contracts.topics import TOPICS
+from rftstream.errors import ConfigError
+from rftstream.queries.facts.database import Index, StoreError
+from rftstream.queries.records.shown_completions import CompletionReader, open_reader
+from rftstream.queries.traces.demonstration_uses import DEMONSTRATION_IDS, trace_demonstration
+from rftstream.queries.traces.lineage import (
+    FORMS,
+    Headers,
+    Node,
+    Target,
+    header,
+    name_of,
+    no_version,
+    number,
+    parse_target,
+    version_of,
+)
+from rftstream.queries.traces.origin import origin_node
+from rftstream.queries.traces.trace_batches import BatchTracer
+from rftstream.queries.traces.trace_feedback import feedback_nodes
+from rftstream.queries.traces.trace_groups import GroupTracer
+from rftstream.queries.traces.trace_problems import ProblemTracer
+from rftstream.queries.traces.trace_records import TraceRecords
+from rftstream.queries.traces.trace_versions import VersionTracer
+from rftstream.runs.folder import OpenRun
+from rftstream.service.records.problem_records import PROBLEMS
+from rftstream.service.role import Log
+
+
+def trace(run: OpenRun, text: str, index: Index | None = None, *, dims: bool = False) -> Node:
+    """Return the chain of `text`, a name as the other commands print it. ConfigError if there is no such thing.
+
+    `index`: what an audit has read spares reading it again. `dims`: special tokens of completions are dimmed."""
+    reader, target = open_reader(run, dims=dims), parse_target(text)
+    try:
+        node = _Tracer(run, index, reader).chain_of(target, text)
+    except StoreError:  # the file is damaged: who only looks has not read all of it before
+        node = _Tracer(run, None, reader).chain_of(target, text)
+    node.children += origin_node(run)
+    return node
+
+
+class _Tracer:
+    """Finds out what a name stands for, and hands it to the tracer of such things."""
+
+    def __init__(self, run: OpenRun, index: Index | None, reader: CompletionReader) -> None:
+        self._run = run
+        self._headers = Headers(run.transport, index)
+        self._records = TraceRecords(run, self._headers)
+        self._versions = VersionTracer(self._records)
+        self._batches = BatchTracer(self._records, self._versions)
+        self._problems = ProblemTracer(run)
+        self._groups = GroupTracer(self._records, self._versions, self._batches, reader)
+
+    def chain_of(self, target: Target, text: str) -> Node:
+        """Return the chain of `target`, which was given as `text`."""
+        match target.kind:
+            case "demonstration":
+                return trace_demonstration(self._headers, text, self._batches.uses, target.demonstration)
+            case "rollout" | "group" if target.group_id.startswith(DEMONSTRATION_IDS):
+                taken, number_ = map(int, target.group_id.split("/")[1:3])
+                return trace_demonstration(self._headers, text, self._batches.uses, number_, taken)
+            case "rollout" | "group":
+                node = self._groups.group(target, text)
+                node.children += self._problems.of_group(target.group_id)
+                node.children += feedback_nodes(Log(self._run.transport), self._run.config, target)
+                return node
+            case "problem":
+                return self._problems.problem(target.problem)
+            case "batch":
+                return self._batches.batch_or_error(target.batch)
+            case "version":
+                return self._version_or_error(target)
+        return self._of_record(target, text)
+
+    def _of_record(self, target: Target, text: str) -> Node:
+        place = target.place
+        assert place is not None
+        if place.topic not in TOPICS or place not in self._headers.places(place.topic):
+            raise ConfigError(f"trace: {text}: no such partition; topics: {', '.join(TOPICS)}")
+        record = self._headers.record_at(place, target.offset)
+        if record is None:
+            begin = self._run.transport.admin.begin_offsets(place.topic)[place]
+            why = (
+                f"the partition begins at {begin}, what was before is deleted"
+                if target.offset < begin
+                else f"the partition ends at {self._run.transport.admin.end_offsets(place.topic)[place]}"
+            )
+            raise ConfigError(f"trace: {text}: no record there; {why}")
+        if place.topic == "dead":
+            letter = self._headers.message_of(record)
+            if isinstance(letter, DeadLetter):
+                origin = f"{letter.topic}[{letter.partition}]@{letter.offset}"
+                return self.chain_of(parse_target(origin), origin)
+        if place == PROBLEMS:
+            return self._problems.record(record)
+        if place.topic == "experts" and (demonstration := number(record, "number")) is not None:
+            return trace_demonstration(self._headers, text, self._batches.uses, demonstration)
+        for name in ("rollout_id", "group_id"):
+            if (found := header(record, name)) is not None:
+                return self.chain_of(parse_target(found), found)
+        if (batch := number(record, "batch_sequence")) is not None and place.topic == "batches":
+            return self._batches.batch_or_error(batch)
+        if (version := version_of(record)) is not None:
+            return self.chain_of(parse_target(name_of(version)), name_of(version))
+        raise ConfigError(f"trace: {text}: belongs to no chain; `rftstream inspect` shows it. Expected {FORMS}")
+
+    def _version_or_error(self, target: Target) -> Node:
+        wanted = [
+            step
+            for step in self._records.steps
+            if number(step, "version") == target.version
+            and target.trainer_epoch in (None, number(step, "trainer_epoch"))
+        ]
+        if not wanted:
+            names = [name for step in self._records.steps if (name := version_of(step)) is not None]
+            raise ConfigError(no_version(target, names, self._run.run_id))
+        node = Node(kind="version", name=f"v{target.version}", children=[self._versions.step(step) for step in wanted])
+        trained = any(number(step, "batch_sequence") is not None for step in wanted)
+        if trained and (batch := self._batches.batch(target.version - 1)) is not None:
+            node.children.append(batch)
+        return node

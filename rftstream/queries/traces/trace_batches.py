@@ -1,0 +1,167 @@
+"""The part of a trace that is about batches: their manifests, groups and experiences."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+from rftstream.contracts.batches import BatchManifest, Experience
+from rftstream.contracts.ids import split_group_id
+from rftstream.contracts.records import Record, TopicPartition
+from rftstream.contracts.versions import StepRecord
+from rftstream.errors import ConfigError
+from rftstream.queries.traces.lineage import Node, Target, header, number, sampled_by
+from rftstream.queries.traces.trace_records import TraceRecords
+from rftstream.queries.traces.trace_versions import VersionTracer
+
+
+class BatchTracer:
+    """Makes the nodes of batches, with their trainings below them. `trace` makes one for each question."""
+
+    def __init__(self, records: TraceRecords, versions: VersionTracer) -> None:
+        self._records = records
+        self._headers = records.headers
+        self._versions = versions
+
+    def batch_of_target(self, batch: int | None, target: Target) -> list[Node]:
+        """Return the batch that a rollout or group went into, with the experiences of that rollout or group alone."""
+        if batch is None:
+            return []
+        records = [record for record in self._records_of(batch) if header(record, "group_id") == target.group_id]
+        if target.sibling is not None:
+            records = [record for record in records if number(record, "sibling") == target.sibling]
+        if not records:
+            return []
+        return [self._part_of_batch(batch, records)]
+
+    def batch_or_error(self, batch: int) -> Node:
+        node = self.batch(batch)
+        if node is None:
+            newest = max(
+                (
+                    found
+                    for record in self._headers.all_of("outcomes")
+                    if (found := number(record, "batch_sequence")) is not None
+                ),
+                default=None,
+            )
+            first = self._records.deleted.version
+            range_ = "no batch yet" if newest is None else f"batches batch:{first} to batch:{newest}"
+            range_ += ", those before are deleted by retention" if first else ""
+            raise ConfigError(f"trace: batch:{batch}: no such batch; the run {self._records.run.run_id} has {range_}")
+        node.children += self._versions.steps_of(batch)
+        return node
+
+    def batch(self, batch: int) -> Node | None:
+        """Return manifests, then groups with their outcomes and experiences; None if there is no such batch."""
+        records = self._records_of(batch)
+        if not records:
+            return None
+        manifests = [record for record in records if header(record, "contract") == "batch_manifest"]
+        by_group: dict[str, list[Record]] = defaultdict(list)
+        for record in records:
+            if record not in manifests:
+                by_group[header(record, "group_id") or "?"].append(record)
+        outcomes = {
+            header(record, "group_id"): record for record in self._outcomes_of(batch) if header(record, "late") is None
+        }
+        node = Node(kind="batch", name=f"batch:{batch}", facts={"groups": len(by_group)})
+        shares = [number(record, "share") for record in manifests]
+        for i, record in enumerate(manifests):
+            message = self._headers.message_of(record)
+            facts: dict[str, Any] = {"share": number(record, "share"), "experiences": number(record, "count")}
+            if isinstance(message, BatchManifest):
+                facts |= {"max_staleness": message.max_staleness, "last": "yes" if message.last else None}
+            node.children.append(
+                Node(kind="manifest", name="", record=record, facts=facts, twin=shares[i] in shares[:i])
+            )
+        for group, own in by_group.items():
+            outcome = outcomes.get(group)
+            node.children.append(
+                Node(
+                    kind="group",
+                    name=group,
+                    record=outcome,
+                    children=self._experiences_of(own),
+                    facts={} if outcome is None else {"is": header(outcome, "result")},
+                )
+            )
+        return node
+
+    def _outcomes_of(self, batch: int) -> Iterator[Record]:
+        places = self._headers.places("outcomes")
+        indexed, start = self._headers.of_batch(batch)
+        records = itertools.chain(indexed, self._headers.scan(places, start=start))
+        return (record for record in records if number(record, "batch_sequence") == batch)
+
+    def _records_of(self, batch: int) -> list[Record]:
+        """Read each share from where the batch before was trained up to the manifest of this batch."""
+        before = [
+            record
+            for record in self._records.steps
+            if (k := number(record, "batch_sequence")) is not None and k < batch
+        ]
+        start: dict[TopicPartition, int] = {}
+        if before:
+            step = self._headers.message_of(max(before, key=lambda record: number(record, "batch_sequence") or 0))
+            if isinstance(step, StepRecord):
+                start = {TopicPartition("batches", share): offset for share, offset in enumerate(step.positions)}
+        found: list[Record] = []
+        for place in self._headers.places("batches"):
+            for record in self._headers.scan([place], start=start):
+                sequence = number(record, "batch_sequence")
+                if sequence == batch:
+                    found.append(record)
+                elif sequence is not None and sequence > batch:
+                    break
+        return found
+
+    def _experiences_of(self, records: list[Record]) -> list[Node]:
+        seen: set[str | None] = set()
+        nodes = []
+        for record in records:
+            message = self._headers.message_of(record)
+            facts: dict[str, Any] = (
+                {"why": message}
+                if not isinstance(message, Experience)
+                else {
+                    "share": message.share,
+                    "position": message.position,
+                    "reward": message.reward,
+                    "sampled by": sampled_by(message.segments, self._records.other_run),
+                }
+            )
+            identity = header(record, "id")
+            nodes.append(
+                Node(
+                    kind="experience",
+                    name=header(record, "rollout_id") or "",
+                    record=record,
+                    facts=facts,
+                    twin=identity in seen,
+                )
+            )
+            seen.add(identity)
+        return nodes
+
+    def uses(self, number_: int, taken: int | None) -> list[Node]:
+        """Return the batches that took a demonstration, or only the batch of the pass `taken`."""
+        uses: dict[int, list[Record]] = defaultdict(list)
+        for record in self._headers.all_of("batches"):
+            if header(record, "expert") is None:
+                continue
+            ids = split_group_id(header(record, "group_id") or "")
+            batch = number(record, "batch_sequence")
+            if ids is not None and ids[2] == number_ and taken in (None, ids[1]) and batch is not None:
+                uses[batch].append(record)
+        return [self._part_of_batch(batch, records) for batch, records in sorted(uses.items())]
+
+    def _part_of_batch(self, batch: int, records: list[Record]) -> Node:
+        """Return the batch with these of its experiences and with its trainings."""
+        return Node(
+            kind="batch",
+            name=f"batch:{batch}",
+            children=[*self._experiences_of(records), *self._versions.steps_of(batch)],
+        )

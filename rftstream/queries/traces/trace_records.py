@@ -1,0 +1,99 @@
+"""The records of the small topics that a trace looks things up in, each topic read once."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from functools import cached_property
+from pathlib import Path
+
+from rftstream.contracts.control import Trimmed
+from rftstream.contracts.records import Record
+from rftstream.contracts.versions import VersionName, WeightsAnnounced
+from rftstream.queries.traces.lineage import Headers, header, version_of, whereabouts
+from rftstream.runs.folder import OpenRun
+from rftstream.service.control_view import read_control
+from rftstream.service.role import Log
+from rftstream.weights.lineage import Lineage
+from rftstream.weights.stores.store import ObjectStore
+
+
+class TraceRecords:
+    """The records about a run that a trace needs beside its flow: steps, versions, evaluations, dead letters,
+    deletions.
+
+    `trace` makes it, and each of its topics is read when it is first asked for."""
+
+    def __init__(self, run: OpenRun, headers: Headers) -> None:
+        self.run = run
+        self.headers = headers
+        self._places: dict[str, str] = {}
+        """Where each object is that was asked for."""
+        imported = run.config.run.imported_from
+        self.other_run = None if imported is None else Path(imported).name
+        """The run whose versions sampled what is here; None if it is this one."""
+
+    def whereabouts_of(self, announced: WeightsAnnounced) -> str:
+        """Say where the object of a version is. The store may be far away, so it is asked once for each version."""
+        if announced.object not in self._places:
+            self._places[announced.object] = whereabouts(self._store, announced)
+        return self._places[announced.object]
+
+    @cached_property
+    def _store(self) -> ObjectStore:
+        return self.run.store()
+
+    @cached_property
+    def deleted(self) -> Trimmed:
+        """The deletions of the log by retention, as `control` records them."""
+        return read_control(self.run.transport).deleted
+
+    @cached_property
+    def steps(self) -> list[Record]:
+        """Step records that are in force and name a version."""
+        in_force = self._in_force("steps")
+        return [
+            record
+            for record in self.headers.all_of("steps")
+            if record.offset in in_force and version_of(record) is not None
+        ]
+
+    def _in_force(self, topic: str) -> frozenset[int]:
+        """Offsets of the records that count, on a topic of one partition."""
+        return frozenset(record.offset for record, _ in Log(self.run.transport).in_force(topic))
+
+    @cached_property
+    def lineage(self) -> Lineage:
+        """The versions that the trainers of this run started from."""
+        lineage = Lineage()
+        for record in self.steps:
+            name = version_of(record)
+            if name is not None:
+                lineage.take(name, resumed=header(record, "resumed") is not None)
+        return lineage
+
+    @cached_property
+    def announcements(self) -> dict[VersionName, Record]:
+        """The announcement of each version."""
+        found: dict[VersionName, Record] = {}
+        in_force = self._in_force("weights")
+        for record in self.headers.all_of("weights"):
+            if record.offset in in_force and (name := version_of(record)) is not None:
+                found.setdefault(name, record)
+        return found
+
+    @cached_property
+    def evaluations(self) -> dict[VersionName, list[Record]]:
+        """The results of evaluations of each version."""
+        found: dict[VersionName, list[Record]] = defaultdict(list)
+        for record in self.headers.all_of("evals"):
+            if (name := version_of(record)) is not None:
+                found[name].append(record)
+        return found
+
+    @cached_property
+    def letters(self) -> dict[str, list[Record]]:
+        """Dead letters by the place of the record that they are about, `topic/partition/offset`."""
+        found: dict[str, list[Record]] = defaultdict(list)
+        for record in self.headers.all_of("dead"):
+            found[(header(record, "id") or "").partition("/")[2]].append(record)
+        return found

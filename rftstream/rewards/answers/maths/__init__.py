@@ -1,0 +1,1 @@
+"""Mathematical answers: cut into tokens, read as trees, evaluated."""

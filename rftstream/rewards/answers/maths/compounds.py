@@ -1,0 +1,80 @@
+"""Reads quantities of more than one number: `2 h 30 min`, `5 ft 3 in`, 3元5角, `3 r 1`, "two and a half hours"."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+from rftstream.rewards.answers.clean import bare_words
+from rftstream.rewards.answers.maths.nodes import AnswerGroup, Form, Value, number
+from rftstream.rewards.answers.maths.units import everyday_unit, unit_name
+from rftstream.rewards.answers.maths.words import number_in_words
+
+_PIECE = re.compile(
+    r"\s*(?:,|and\b|又)?\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+|[\u4e00-\u9fff]+?)\.?(?=\s*(?:,|and\b|又)?\s*\d|\s*$)"
+)
+_FEET = re.compile(r"(\d+)\s*'\s*(\d+(?:\.\d+)?)\s*(?:\"|'')")
+_REMAINDER = re.compile(r"(-?\d+)\s*(?:r\.?|rem\.?|remainder|余|(?:\\ldots\s*)+)\s*(\d+)", re.IGNORECASE)
+_OPENED = re.compile(r"\\text\{([^{}]*)\}")
+_SHORT = {"h": {"m": "min", "分": "min"}, "yuan": {"分": "fen"}, "jiao": {"分": "fen"}}
+"""Name of the first unit -> units that are short for another one after it."""
+_ALONE = {"时": "h", "点": "h", "分": "min"}
+_MAX_CHARS = 80
+
+
+def read_compound(text: str) -> list[Form]:
+    """Return what a cleaned text says as a whole, or nothing if it is no such quantity."""
+    if len(text) > _MAX_CHARS:
+        return []
+    text = _OPENED.sub(r" \1 ", text).strip()
+    if (match := _REMAINDER.fullmatch(text)) is not None:
+        parts = (Value(node=number(int(match[1]))), Value(node=number(int(match[2]))))
+        return [AnswerGroup(kind="tuple", items=parts, left="r", right="r")]
+    if (match := _FEET.fullmatch(text)) is not None:
+        return [_summed([(Fraction(match[1]), "ft"), (Fraction(match[2]), "inch")])]
+    return _pieces(text) or _pieces(_with_digits(text)) or _in_words(text)
+
+
+def _pieces(text: str) -> list[Form]:
+    """Read numbers with units of one kind, each smaller than the one before it."""
+    place, found = 0, list[tuple[Fraction, str]]()
+    while (match := _PIECE.match(text, place)) is not None:
+        first = found[0][1] if found else ""
+        name = _SHORT.get(first, {}).get(match[2]) or unit_name(match[2], marked=True) or _ALONE.get(match[2])
+        if name is None:
+            return []
+        found.append((Fraction(match[1]), name))
+        place = match.end()
+    if len(found) < 2 or text[place:].strip():
+        return []
+    sizes = [everyday_unit(name) for _, name in found]
+    if any(size is None for size in sizes) or len({size[1] for size in sizes if size}) > 1:
+        return []
+    factors = [size[0] for size in sizes if size]
+    return [_summed(found)] if factors == sorted(set(factors), reverse=True) else []
+
+
+def _with_digits(text: str) -> str:
+    """Return `1 hour and 45 minutes` for the same in words."""
+    parts = [_in_words(part) for part in re.split(r"\s*(?:,|\band\b)\s*", text)]
+    values = [part[0] for part in parts if part and isinstance(part[0], Value)]
+    if len(values) != len(parts) or len(parts) < 2:
+        return ""
+    return " ".join(f"{float(value.node.number):g} {value.unit}" for value in values)
+
+
+def _summed(found: list[tuple[Fraction, str]]) -> Value:
+    sizes = [everyday_unit(name) for _, name in found]
+    total = sum((count * size[0] for (count, _), size in zip(found, sizes, strict=True) if size), Fraction(0))
+    first = everyday_unit(found[0][1])
+    assert first is not None
+    rounded = any(count.denominator > 1 for count, _ in found)
+    return Value(node=number(total / first[0], rounded=rounded), unit=found[0][1])
+
+
+def _in_words(text: str) -> list[Form]:
+    head, _, last = bare_words(text).rpartition(" ")
+    if not head or not head.isascii() or re.search(r"\d", head):
+        return []
+    value, name = number_in_words(head), unit_name(last, marked=False)
+    return [Value(node=number(value), unit=name)] if value is not None and name is not None else []

@@ -1,0 +1,1 @@
+"""How a run comes to be: new, or made of another run."""

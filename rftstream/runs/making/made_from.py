@@ -1,0 +1,49 @@
+"""Makes a run of its own from the log of another one: its model, its images, and what an import copies of its log."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+
+from rftstream.config.sections import RunConfig
+from rftstream.models.folders.folder import prepare_model
+from rftstream.runs.folder import OpenRun, RunFolder, create_log, open_store, open_transport
+from rftstream.runs.making.create import write_config
+from rftstream.runs.making.fork import copy_model
+from rftstream.runs.making.imported import Import
+from rftstream.runs.manifest import check_same_run, data_digests, make_manifest
+from rftstream.service.control_view import read_control
+from rftstream.transport.base import Transport
+from rftstream.weights.stores.media import copy_media
+
+
+def make_from(
+    source: OpenRun,
+    folder: RunFolder,
+    config: RunConfig,
+    import_into: Callable[[Transport], Import],
+    *,
+    changed: Sequence[str],
+    other_operators: bool = False,
+) -> None:
+    """Make the run in the folder, ready to be trained; do nothing if it is there. After a crash, a second call goes on
+    where the first one was.
+
+    `import_into` makes the import for the new log. `changed`: what the new run's manifest says of its settings.
+    ConfigError if the data is not what the other run learned from."""
+    with folder.held():
+        if folder.exists():
+            return
+        copy_model(source.folder, folder)
+        copy_media(source.store(), open_store(config, folder))
+        model = prepare_model(config.model, folder.model, config.run.seed)
+        digests = data_digests(config, model)
+        theirs = read_control(source.transport).manifest
+        if theirs is not None:
+            check_same_run(theirs, config, digests, other_operators=other_operators)
+        with closing(open_transport(config, folder, create=True)) as transport:
+            create_log(transport, config)
+            made = import_into(transport)
+            made.run(lambda: make_manifest(config, folder.run_id, digests, time.time(), changed))
+        write_config(config, folder)

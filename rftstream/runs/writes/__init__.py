@@ -1,0 +1,1 @@
+"""What people and programs write to a run, each thing once."""

@@ -1,0 +1,277 @@
+"""Demonstrations onto a run's `experts`, each once: its id comes from what is learned from it, its number is dense.
+
+A producer of their own name writes them, so that two loads at once cannot give the same number twice: the later one
+fences the earlier. All are looked at before the first is written. What a load that was killed has written stays, and
+the next one goes on behind it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rftstream.config.sections import DemonstrationsSection, RunConfig, name_of_part
+from rftstream.config.stages import FROM_DEMONSTRATIONS, Stages, loss_kinds, taken_kinds
+from rftstream.contracts import codec
+from rftstream.contracts.batches import LossKind
+from rftstream.contracts.records import NewRecord
+from rftstream.data.demonstrations.rows import Demonstrations
+from rftstream.data.demonstrations.tokens import Sides, kind_of, length_of, tokenise
+from rftstream.errors import ConfigError, ProducerLost
+from rftstream.models.folders.folder import prepare_model
+from rftstream.models.rendering import Renderer, open_renderer
+from rftstream.models.spec import ModelSpec
+from rftstream.runs.folder import RunFolder
+from rftstream.service.role import Log
+from rftstream.transport.base import Producer, Transport
+
+MAX_RECORDS, MAX_BYTES = 512, 4 << 20
+"""Most records, and most bytes, in one transaction."""
+SAY_EVERY_S = 5.0
+
+Say = Callable[[str], None]
+
+
+@dataclass(slots=True, kw_only=True)
+class Loaded:
+    """The counts of rows when demonstrations were loaded. `load_demonstrations` and `look_at_demonstrations` make and
+    return it."""
+
+    rows: int
+    new: int = 0
+    """Rows that were written, or would be written without `dry_run`."""
+    known: int = 0
+    """Rows that were on the topic before."""
+    repeated: int = 0
+    """Rows that were left out because they are the same as an earlier row."""
+    too_long: int = 0
+    """Rows that were left out because they are longer than the context."""
+    total: int = 0
+    """Demonstrations on the topic now."""
+    tokens: int = 0
+    """Tokens of the new rows that are trained on in one pass."""
+    longest: int = 0
+    """Tokens of the longest new row."""
+    kinds: dict[str, int] = field(default_factory=dict)
+    """Chats and pairs among the new ones."""
+    dry_run: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the values as a dict for JSON."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    def to_text(self) -> str:
+        """Return the values as text for people."""
+        kinds = " and ".join(f"{count:,} {kind}" for kind, count in self.kinds.items()) or "nothing"
+        verb = "to be loaded" if self.dry_run else "loaded"
+        text = (
+            f"{self.rows:,} rows: {kinds} {verb}, {self.tokens:,} tokens to learn, the longest {self.longest:,} tokens"
+        )
+        if self.known:
+            text += f"; {self.known:,} there already"
+        if self.repeated:
+            text += f"; {self.repeated:,} the same as a row before, left out"
+        if self.too_long:
+            text += f"; {self.too_long:,} longer than the context left out"
+        return f"{text}\n{self.total:,} on `experts` {'then' if self.dry_run else 'now'}"
+
+
+def check_demonstrations(config: RunConfig) -> None:
+    """Check that the algorithms can learn from what the run has. ConfigError if they cannot."""
+    for where, named in config.algorithms_named().items():
+        own = name_of_part(named, where)
+        if where.startswith("tasksets.") and LossKind.rl not in loss_kinds(own, where):
+            raise ConfigError(f"{where}: {own!r} learns nothing from rollouts, expected one that does")
+    if config.stages:
+        _check_stages(config)
+        return
+    name, kinds, experts = config.trainer.algorithm, taken_kinds(config), config.experts
+    from_demonstrations = kinds & FROM_DEMONSTRATIONS
+    if experts is None:
+        if LossKind.rl not in kinds:
+            raise ConfigError(
+                f"trainer.algorithm: {name!r} learns from demonstrations, but there are none; name some by "
+                "experts.source"
+            )
+        return
+    if not from_demonstrations:
+        raise ConfigError(
+            f"experts: trainer.algorithm {name!r} takes none, expected mix or chord beside tasksets, sft or dpo alone"
+        )
+    if config.tasksets and LossKind.rl not in kinds:
+        raise ConfigError(
+            f"tasksets: trainer.algorithm {name!r} learns nothing from rollouts, expected none; take them out, or "
+            "train by mix or chord"
+        )
+    if config.without_tasks and LossKind.rl in kinds:
+        raise ConfigError(
+            f"trainer.algorithm: {name!r} learns from rollouts, too, but there are no tasksets; add one, or train by "
+            "sft or dpo"
+        )
+
+
+def _check_stages(config: RunConfig) -> None:
+    stages = Stages.of(config).all
+    for stage in stages:
+        if stage.takes_rollouts and not config.tasksets:
+            raise ConfigError(
+                f"stages.{stage.number} ({stage.name}): learns from rollouts, but there are no tasksets; add one"
+            )
+        if stage.kind is not None and config.experts is None:
+            raise ConfigError(
+                f"stages.{stage.number} ({stage.name}): learns from demonstrations, but there are none; "
+                "name some by experts.source"
+            )
+    if config.tasksets and not any(one.takes_rollouts for one in stages):
+        raise ConfigError("tasksets: no stage learns from rollouts, expected one that does, or no tasksets")
+    if config.experts is not None and not any(one.kind is not None for one in stages):
+        raise ConfigError("experts: no stage takes any, expected one with sft, dpo, mix or chord, or no [experts]")
+
+
+def look_at_demonstrations(
+    section: DemonstrationsSection, spec: ModelSpec, kinds: frozenset[LossKind]
+) -> tuple[Loaded, Sides]:
+    """Return what a load into a new run would find, and the first row's tokens. ConfigError names the first bad row."""
+    rows, renderer = Demonstrations(section), open_renderer(spec)
+    loaded = Loaded(rows=len(rows), dry_run=True)
+    context = spec.context if spec.context is not None else renderer.context
+    _choose(rows, set(), loaded, section, renderer, context, kinds, lambda count: None)
+    loaded.total = loaded.new
+    return loaded, tokenise(rows[0].demonstration, renderer)
+
+
+def load_demonstrations(
+    transport: Transport,
+    config: RunConfig,
+    folder: RunFolder,
+    section: DemonstrationsSection,
+    *,
+    say: Say,
+    dry_run: bool = False,
+) -> Loaded:
+    """Load the rows of `section.source` that are not on the topic yet. ConfigError names the first bad row; then
+    nothing is written."""
+    rows = Demonstrations(section)
+    spec = prepare_model(config.model, folder.model, config.run.seed)
+    renderer = open_renderer(spec)
+    producer: Producer | None = None
+    try:
+        if not dry_run:
+            producer = transport.producer(f"{folder.run_id}.experts")
+            producer.start()
+        there = Log(transport).read("experts", bodies=False, settled=True)
+        known = {name for record in there if (name := record.header("id")) is not None}  # others are not ours
+        loaded = Loaded(rows=len(rows), total=len(known), dry_run=dry_run)
+        context = spec.context if spec.context is not None else renderer.context
+        chosen = _choose(
+            rows, known, loaded, section, renderer, context, taken_kinds(config), progress_sayer(say, len(rows))
+        )
+        if producer is not None:
+            _write(producer, folder.run_id, config.transport.partitions, rows, chosen, loaded.total, say)
+            transport.admin.make_durable()  # whoever was told that it is loaded will not load it again
+        loaded.total += loaded.new
+        return loaded
+    except ProducerLost as error:
+        raise ConfigError(
+            f"experts: another load into {folder.run_id} began meanwhile ({error}), expected one at a time; load again"
+        ) from None
+    finally:
+        if producer is not None:
+            producer.close()
+
+
+def _choose(
+    rows: Demonstrations,
+    known: set[bytes],
+    loaded: Loaded,
+    section: DemonstrationsSection,
+    renderer: Renderer,
+    context: int | None,
+    kinds: frozenset[LossKind],
+    progress: Callable[[int], None],
+) -> list[int]:
+    """Rows that are new."""
+    chosen: list[int] = []
+    seen: set[bytes] = set()
+    for index in range(len(rows)):
+        progress(index)
+        place = rows[index]
+        one, where = place.demonstration, place.where
+        identity = one.demonstration_id.encode()
+        if identity in seen:
+            loaded.repeated += 1
+            continue
+        if identity in known:
+            loaded.known += 1
+            continue
+        kind = kind_of(one)
+        if kinds & FROM_DEMONSTRATIONS and kind not in kinds:
+            found, expected = ("a chat", "a pair") if kind is LossKind.sft else ("a pair", "a chat")
+            raise ConfigError(
+                f"{where}: {found}, expected {expected}, as the run's algorithm takes; load another file, or train by "
+                f"{'sft' if kind is LossKind.sft else 'dpo'}"
+            )
+        try:
+            sides = tokenise(one, renderer)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from None
+        if context is not None and (length := length_of(sides)) > context:
+            if section.too_long == "error":
+                raise ConfigError(
+                    f"{where}: {length:,} tokens, expected at most the context of {context:,}; shorten it, raise "
+                    'model.context, or leave such ones out with experts.too_long = "skip"'
+                )
+            loaded.too_long += 1
+            continue
+        seen.add(identity)
+        chosen.append(index)
+        loaded.new += 1
+        loaded.longest = max(loaded.longest, length_of(sides))
+        loaded.tokens += sum(one.loss_mask.data.count(1) for segments in sides.values() for one in segments)
+        name = "chats" if kind is LossKind.sft else "pairs"
+        loaded.kinds[name] = loaded.kinds.get(name, 0) + 1
+    return chosen
+
+
+def _write(
+    producer: Producer, run_id: str, partitions: int, rows: Demonstrations, chosen: list[int], total: int, say: Say
+) -> None:
+    progress = progress_sayer(say, len(chosen), "written")
+    for records in by_transaction(_records(rows, chosen, total, run_id, partitions)):
+        producer.commit(records)
+        progress(total := total + len(records))
+
+
+def _records(rows: Demonstrations, chosen: list[int], total: int, run_id: str, partitions: int) -> Iterator[NewRecord]:
+    for number, index in enumerate(chosen, total):
+        one = replace(rows[index].demonstration, number=number)
+        yield codec.to_record(one, "experts", number % partitions, run=run_id)
+
+
+def by_transaction(records: Iterator[NewRecord]) -> Iterator[list[NewRecord]]:
+    """Yield the records in lists that are small enough for one transaction each."""
+    some: list[NewRecord] = []
+    num_bytes = 0
+    for record in records:
+        if some and (len(some) >= MAX_RECORDS or num_bytes + record.num_bytes > MAX_BYTES):
+            yield some
+            some, num_bytes = [], 0
+        some.append(record)
+        num_bytes += record.num_bytes
+    if some:
+        yield some
+
+
+def progress_sayer(say: Say, total: int, done: str = "looked at") -> Callable[[int], None]:
+    """Return a function that says how far the work is, every few seconds."""
+    say_at = time.monotonic() + SAY_EVERY_S
+
+    def progress(count: int) -> None:
+        nonlocal say_at
+        if time.monotonic() >= say_at:
+            say_at += SAY_EVERY_S
+            say(f"{count:,} of {total:,} {done}")
+
+    return progress

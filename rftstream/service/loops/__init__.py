@@ -1,0 +1,1 @@
+"""The three service loops, and what they write with: `single`, `concurrent`, `source`."""

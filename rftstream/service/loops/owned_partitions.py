@@ -1,0 +1,161 @@
+"""The partitions that a worker of a concurrent role owns. They come and go, and their records finish in any order."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import cast
+
+from rftstream import metrics
+from rftstream.contracts.records import Record, TopicPartition
+from rftstream.service.loops.restore_partials import PartialsRestore
+from rftstream.service.loops.results import PendingResult
+from rftstream.service.loops.tracker import PartitionTracker
+from rftstream.service.role import ConcurrentStep, SavingStep
+from rftstream.service.role_spec import RoleSpec
+from rftstream.transport.base import Member, Position, Reader, Snapshot, Transport
+
+log = logging.getLogger(__name__)
+
+
+class OwnedPartitions:
+    """A worker's membership in its role's group, and for each partition that it owns, which records are finished.
+
+    ConcurrentService makes it when it joins the group. In each slice it calls `poll`, then `records` for what is to be
+    begun. For a transaction it calls `snapshot` and `positions_after`, and `committed` when that is on the log. After a
+    commit that was lost it calls `stable_positions`. `close` comes last; it leaves the group.
+
+    A partition that is lost takes its work with it. One that comes back has another assignment number, and starts
+    afresh from its committed position."""
+
+    def __init__(self, transport: Transport, spec: RoleSpec, step: ConcurrentStep, member: Member) -> None:
+        self._transport, self._spec, self._step, self._member = transport, spec, step, member
+        self._owned: dict[TopicPartition, tuple[int, PartitionTracker]] = {}
+        """Number of the assignment, and the tracker, of each partition whose work may be begun."""
+        self._restore: PartialsRestore | None = None
+        """Reads what former owners of new partitions have saved; None if there are no new ones."""
+        self._polled: list[Record] = []
+        """Records that were delivered and not begun."""
+
+    def __len__(self) -> int:
+        return len(self._owned)
+
+    def sources(self, *, has_room: bool) -> Sequence[Reader | Member]:
+        """Return what to wait on: the member if there is room for more records, and what is being restored."""
+        sources: list[Reader | Member] = [self._member] if has_room else []
+        if self._restore is not None and self._restore.reader is not None:
+            sources.append(self._restore.reader)
+        return sources
+
+    def working(self) -> AbstractContextManager[None]:
+        """Return a context in which the membership lives on, however long the work in it takes."""
+        return self._member.working()
+
+    # ------------------------------------------------------------------------------------------ records
+
+    def poll(self, room: int, drop: Callable[[TopicPartition], None]) -> bool:
+        """Keep the membership up, and poll as many records as there is room for; return whether anything came or
+        changed. `drop` is told of each partition that was lost."""
+        self._polled += self._member.poll(max_records=max(0, room - len(self._polled)))
+        changed = self._follow_assignment(drop)
+        if changed:
+            self._polled = [record for record in self._polled if record.place not in changed]
+        return bool(self._polled or changed)
+
+    def records(self) -> Iterator[tuple[Record, int]]:
+        """Yield the polled records that are still to be done, each with the number of its assignment.
+
+        A record counts as begun when the next one is asked for. If beginning it raises, it comes again next time: the
+        member does not deliver it twice."""
+        while self._polled:
+            record = self._polled[0]
+            owned = self._owned.get(record.place)
+            if owned is not None:
+                number, tracker = owned
+                if tracker.deliver(record.offset):
+                    yield record, number
+            del self._polled[0]
+
+    def _follow_assignment(self, drop: Callable[[TopicPartition], None]) -> set[TopicPartition]:
+        """Drop the partitions that were lost and begin those that are new; return both."""
+        assigned = self._member.assignment()
+        lost = [place for place, (number, _) in self._owned.items() if assigned.get(place) != number]
+        for place in lost:
+            del self._owned[place]
+            drop(place)
+        new = self._begin({place: number for place, number in assigned.items() if place not in self._owned})
+        if lost or new:
+            metrics.REBALANCES.labels(self._spec.name).inc()
+            metrics.PARTITIONS.labels(self._spec.name).set(len(self._owned))
+            log.info("owns %d partitions (%d lost, %d new)", len(self._owned), len(lost), len(new))
+        return {*lost, *new}
+
+    def _begin(self, new: dict[TopicPartition, int]) -> Collection[TopicPartition]:
+        """Position the new partitions, once all that was saved of their work has been read. Return those whose work
+        may be begun now: the others deliver nothing yet."""
+        if self._restore is not None and self._restore.places != new:
+            self._restore.close()
+            self._restore = None
+        if not new:
+            return ()
+        if self._restore is None:
+            self._restore = PartialsRestore(self._transport, self._member, new, self._spec.keeps)
+        if not self._restore.advance(cast(SavingStep, self._step)):
+            return ()
+        for place, position in self._restore.positions.items():
+            self._owned[place] = (new[place], PartitionTracker(position))
+            self._member.seek(place, position.offset)
+        self._restore.close()
+        self._restore = None
+        return new
+
+    # ------------------------------------------------------------------------------------------ positions
+
+    def snapshot(self) -> Snapshot:
+        """Return what is owned now, for a transaction. The loop takes it before it chooses results."""
+        return self._member.snapshot()
+
+    def positions_after(
+        self, chosen: Sequence[PendingResult]
+    ) -> tuple[dict[TopicPartition, Position], list[PendingResult]]:
+        """Return what to commit for these results, and those of them that fit into the metadata."""
+        by_place: dict[TopicPartition, list[PendingResult]] = {}
+        for result in chosen:
+            by_place.setdefault(result.work.place, []).append(result)
+        positions: dict[TopicPartition, Position] = {}
+        fitting: list[PendingResult] = []
+        for place, results in by_place.items():
+            _, tracker = self._owned[place]
+            finished = [result.work.offset for result in results if result.finishes]
+            position, held = tracker.position_after(finished, self._member.position(place))
+            fit = [result for result in results if not result.finishes or result.work.offset not in set(held)]
+            if fit:
+                # If nothing is finished, the position is committed as it stands: the log then checks who owns it.
+                positions[place] = position if any(result.finishes for result in fit) else tracker.position
+                fitting.extend(fit)
+        return positions, fitting
+
+    def committed(self, positions: Mapping[TopicPartition, Position], written: Sequence[PendingResult]) -> None:
+        """Take note that these positions are committed, and that these results are on the log."""
+        for place, position in positions.items():
+            finished = [result.work.offset for result in written if result.finishes and result.work.place == place]
+            self._owned[place][1].committed(position, finished)
+
+    def stable_positions(self) -> dict[TopicPartition, Position]:
+        """Return the committed positions of all owned partitions, with no commit of them pending."""
+        return self._member.committed(list(self._owned))
+
+    def low_water(self) -> dict[TopicPartition, int]:
+        """Return for each owned partition the offset below which everything is finished."""
+        return {
+            # If nothing is open in a partition, only transaction markers can lie above the low-water offset.
+            place: tracker.low_water if tracker.num_open else max(tracker.low_water, self._member.position(place))
+            for place, (_, tracker) in self._owned.items()
+        }
+
+    def close(self) -> None:
+        """Leave the group, and close what is being read."""
+        if self._restore is not None:
+            self._restore.close()
+        self._member.close()

@@ -1,0 +1,148 @@
+"""The results of a concurrent role, finished or saved, that are not on the log yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from rftstream.clock import Clock
+from rftstream.contracts.records import NewRecord, TopicPartition
+from rftstream.service.loops.output_lookup import OutputLookup
+from rftstream.transport.base import Transport
+
+MAX_TRANSACTION_BYTES = 8 << 20
+"""Bytes of results that make a transaction due, and that one takes at most, unless its first result is larger."""
+
+MAX_TRANSACTION_RECORDS = 512
+"""Number of results that make a transaction due."""
+
+LINGER_S = 0.02
+"""Seconds that a finished result waits for others, so that they share a transaction."""
+
+
+@dataclass(slots=True)
+class InHand:
+    """A record that was given to the step: where it stands, and by which assignment it was taken."""
+
+    place: TopicPartition
+    assignment: int
+    offset: int
+
+
+@dataclass(slots=True)
+class PendingResult:
+    """The outputs for a record in hand. They are published together with the position of the record."""
+
+    number: int
+    """The number of the item."""
+    work: InHand
+    """The record in hand."""
+    records: list[NewRecord]
+    """Records to publish."""
+    num_bytes: int
+    """Size of `records` together, in bytes."""
+    finishes: bool = True
+    """Whether the record is finished. If not, its work is saved, and the record is in hand as before."""
+    waits: bool = False
+    """Whether somebody outside waits for it to be on the log."""
+    leaves: bool = False
+    """Whether the record is given back once this is on the log."""
+
+
+class PendingResults:
+    """The results that are not on the log yet, oldest first.
+
+    ConcurrentService makes one together with itself. It calls `add` for each result, `is_due` in each slice, `choose`
+    for a transaction, `remove` when that is on the log, and `drop` when a partition is lost."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._results: list[PendingResult] = []
+        self._waiting_since = 0.0
+        """When the oldest result came, or when the last transaction was committed, if that was later."""
+
+    def __len__(self) -> int:
+        return len(self._results)
+
+    def __iter__(self) -> Iterator[PendingResult]:
+        return iter(self._results)
+
+    def add(
+        self,
+        number: int,
+        work: InHand,
+        records: list[NewRecord],
+        *,
+        finishes: bool = True,
+        waits: bool = False,
+        leaves: bool = False,
+    ) -> None:
+        """Take a result; the arguments are the fields of PendingResult."""
+        if not self._results:
+            self._waiting_since = self._clock.now()
+        num_bytes = sum(record.num_bytes for record in records)
+        self._results.append(PendingResult(number, work, records, num_bytes, finishes, waits, leaves))
+
+    def all_finish(self) -> bool:
+        """Return whether none of them is only saved."""
+        return all(result.finishes for result in self._results)
+
+    def is_due(self, *, nothing_else: bool) -> bool:
+        """Return whether it is time for a transaction; there is a result. `nothing_else`: no further ones come soon."""
+        return (
+            nothing_else
+            or any(result.waits for result in self._results)
+            or self._clock.now() - self._waiting_since >= LINGER_S
+            or len(self._results) >= MAX_TRANSACTION_RECORDS
+            or sum(result.num_bytes for result in self._results) >= MAX_TRANSACTION_BYTES
+        )
+
+    def due_in_s(self) -> float:
+        """Return the seconds until the oldest result has waited long enough."""
+        return max(0.0, self._waiting_since + LINGER_S - self._clock.now())
+
+    def choose(self, assignment: Mapping[TopicPartition, int]) -> list[PendingResult]:
+        """Return the results of one transaction: the oldest whose partitions are still under the assignment that they
+        were taken by. The next look at the assignment drops the others."""
+        chosen: list[PendingResult] = []
+        num_bytes = 0
+        for result in self._results:
+            if assignment.get(result.work.place) != result.work.assignment:
+                continue
+            if chosen and num_bytes + result.num_bytes > MAX_TRANSACTION_BYTES:
+                break
+            chosen.append(result)
+            num_bytes += result.num_bytes
+        return chosen
+
+    def remove(self, written: Sequence[PendingResult]) -> None:
+        """Forget results that are on the log."""
+        gone = {id(result) for result in written}
+        self._results = [result for result in self._results if id(result) not in gone]
+        self._waiting_since = self._clock.now()
+
+    def drop(self, place: TopicPartition) -> None:
+        """Forget the results of a partition that was lost."""
+        self._results = [result for result in self._results if result.work.place != place]
+
+
+class SavedRecords:
+    """Looks up whether saved results are on the log, after a commit that was lost. ConcurrentService makes it together
+    with itself. It calls `look_at_ends` before each commit, and `there` when a transaction is in doubt."""
+
+    def __init__(self, transport: Transport, topic: str | None) -> None:
+        """Look on `topic`, on which work that is not finished is saved; None if the role saves nothing."""
+        self._topic = topic
+        self._lookup = OutputLookup(transport)
+
+    def look_at_ends(self, results: Iterable[PendingResult]) -> None:
+        """Note where the topic ends now, if some of the results are to be saved there."""
+        partitions = {result.work.place.partition for result in results if not result.finishes}
+        if partitions and self._topic is not None:
+            self._lookup.note_ends({TopicPartition(self._topic, partition) for partition in partitions})
+
+    def there(self, results: Iterable[PendingResult]) -> set[tuple[int, bytes | None]]:
+        """Return partition and key of each record that was saved since the ends were noted."""
+        if all(result.finishes for result in results):
+            return set()
+        return {(record.partition, record.key) for record in self._lookup.find()}

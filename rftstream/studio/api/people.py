@@ -1,0 +1,108 @@
+"""The part of the interface for programs that is about people: questions, votes, and how annotators judge."""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+
+from rftstream.contracts.questions import Question
+from rftstream.data.feedback.agreement import Agreement, Share
+from rftstream.queries.people.annotators import AnnotatorFigures
+from rftstream.queries.people.feedback import FeedbackView, question_state
+from rftstream.studio.access import StudioRole
+from rftstream.studio.api.types import (
+    AgreementItem,
+    AnnotatorItem,
+    AnnotatorList,
+    QuestionItem,
+    QuestionPage,
+    ShareItem,
+    VoteBody,
+    VoteDone,
+)
+from rftstream.studio.pages.page import PageOfRun, count_in_query, word_in_query
+from rftstream.studio.pages.question_pages import STATES
+from rftstream.studio.voting import annotators_shown_to, own_opinions, say, waiting_questions
+
+MAX_QUESTIONS = 200
+
+
+def questions(page: PageOfRun) -> QuestionPage:
+    """Questions to people that wait for answers, or that are judged or expired."""
+    state, skip = word_in_query(page, "state", STATES) or STATES[0], count_in_query(page, "skip") or 0
+    view, now = page.run.people(), time.time()
+    mine = own_opinions(page, view)
+    chosen = (
+        waiting_questions(page, view, mine, now)
+        if state == "open"
+        else [one for one in view.questions if question_state(view, one, now) == state]
+    )
+    more = skip + MAX_QUESTIONS
+    return QuestionPage(
+        questions=tuple(_question(view, one, state, one.question_id in mine) for one in chosen[skip:more]),
+        total=len(chosen),
+        skip=more if more < len(chosen) else None,
+    )
+
+
+def _question(view: FeedbackView, asked: Question, state: str, answered: bool) -> QuestionItem:
+    judgement = view.judgements.get(asked.question_id)
+    return QuestionItem(
+        question_id=asked.question_id,
+        kind=str(asked.kind),
+        rollouts=asked.rollouts,
+        order=asked.order,
+        reason=str(asked.reason),
+        quorum=asked.quorum,
+        asked_at=asked.asked_at,
+        expires_at=asked.expires_at,
+        held_until=asked.held_until,
+        state=state,
+        num_votes=0 if judgement is None else judgement.num_votes,
+        answered=answered,
+    )
+
+
+def feedback(page: PageOfRun, body: VoteBody) -> VoteDone:
+    """Say something of a rollout or of two siblings, change it, or take it back."""
+    values = msgspec.to_builtins(body)
+    said = say(page, {name: value for name, value in values.items() if value is not None}, source="api")
+    asked = next((one for one in page.run.people().questions if one.question_id == said.question_id), None)
+    return VoteDone(
+        question_id=said.question_id,
+        written=said.added.new > 0,
+        edit=said.added.edits > 0,
+        expired=asked is not None and asked.expires_at is not None and time.time() > asked.expires_at,
+        applies=said.added.applies,
+    )
+
+
+def annotators(page: PageOfRun) -> AnnotatorList:
+    """How annotators judge: to operators all of them, to an annotator their own figures without those of gold."""
+    found, is_operator = annotators_shown_to(page), page.viewer.role >= StudioRole.operator
+    return AnnotatorList(
+        annotators=tuple(_annotator(one, is_operator) for one in found.annotators),
+        all_together={kind: _agreement(one) for kind, one in found.all_together.items()},
+        gold_questions=found.num_gold if is_operator else None,
+    )
+
+
+def _annotator(one: AnnotatorFigures, is_operator: bool) -> AnnotatorItem:
+    return AnnotatorItem(
+        annotator=one.annotator,
+        votes=one.votes,
+        agreement={kind: _agreement(found) for kind, found in one.agreement.items()},
+        median_time_s=one.median_time_s,
+        cannot_judge=_share(one.cannot_judge),
+        left=_share(one.left),
+        gold=_share(one.gold) if is_operator else None,
+    )
+
+
+def _agreement(found: Agreement) -> AgreementItem:
+    return AgreementItem(questions=found.num_questions, agreement=found.similarity, alpha=found.alpha)
+
+
+def _share(found: Share) -> ShareItem:
+    return ShareItem(count=found.count, total=found.total, share=found.share, interval=found.interval)

@@ -1,0 +1,1 @@
+"""The pages of the studio. `page` has what those of one run have in common."""

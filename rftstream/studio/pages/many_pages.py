@@ -1,0 +1,126 @@
+"""The pages about several runs, and those about who looks: all runs, two compared, logging in and out."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import parse_qs, urlencode
+
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+
+from rftstream.queries.curves.history import History
+from rftstream.queries.curves.page_facts import own_settings
+from rftstream.studio.charts import Chart, runs_chart
+from rftstream.studio.guard import COOKIE, GuardRules, session_name
+from rftstream.studio.pages.page import viewer_of
+from rftstream.studio.rendering import render
+from rftstream.studio.watched_run import WatchedRun
+
+COMPARED = ("Reward", "Evaluations", "Completion length", "Staleness", "Entropy", "Rates")
+MAX_COMPARED = 6
+
+
+def _page(request: Request, template: str, title: str, **values: Any) -> Response:
+    page = render(
+        template,
+        **values,
+        title=title,
+        runs=request.app.state.runs,
+        run=None,
+        tab="",
+        tabs=(),
+        viewer=viewer_of(request),
+    )
+    return HTMLResponse(page)
+
+
+def runs(request: Request) -> Response:
+    """All runs of this studio with their main numbers; of a single one its page."""
+    known: dict[str, WatchedRun] = request.app.state.runs
+    if len(known) == 1:
+        return RedirectResponse(f"/runs/{next(iter(known))}", 302)
+    for run in known.values():
+        run.touch()
+    return _page(request, "runs.html", "Runs", watched=list(known.values()))
+
+
+def _chosen(request: Request) -> list[WatchedRun]:
+    """Return the runs that are to be compared: those of the query, else the first two."""
+    known: dict[str, WatchedRun] = request.app.state.runs
+    names = [name for name in request.query_params.getlist("run") if name in known][:MAX_COMPARED] or list(known)[:2]
+    chosen = [known[name] for name in dict.fromkeys(names)]
+    for run in chosen:
+        run.touch()
+    return chosen
+
+
+def _compared(request: Request, chosen: list[WatchedRun]) -> tuple[dict[str, History], list[Chart]]:
+    readers = {run.name: run.history for run in chosen if run.history is not None}
+    by_time = request.query_params.get("over") == "time"
+    charted = {name: reader.charted() for name, reader in readers.items()}
+    charts = [runs_chart(title, charted, by_time=by_time) for title in COMPARED]
+    return {name: reader.glance() for name, reader in readers.items()}, [chart for chart in charts if chart.curves]
+
+
+def compare(request: Request) -> Response:
+    """Some runs beside each other: main numbers, curves over each other, settings that differ."""
+    chosen = _chosen(request)
+    histories, charts = _compared(request, chosen)
+    settings = [dict(run.look(lambda opened, _: own_settings(opened.config))) for run in chosen]
+    differing = [
+        (key, [one.get(key, "(default)") for one in settings])
+        for key in sorted({key for one in settings for key in one})
+        if len({one.get(key) for one in settings}) > 1
+    ]
+    query = urlencode([("run", run.name) for run in chosen])
+    return _page(
+        request,
+        "compare.html",
+        "Compare",
+        chosen=chosen,
+        names=[run.name for run in chosen],
+        query=query,
+        charts=charts,
+        histories=histories,
+        differing=differing,
+        by_time=request.query_params.get("over") == "time",
+    )
+
+
+def compare_data(request: Request) -> Response:
+    """The compared curves as data, for the browser's own drawing."""
+    return JSONResponse([chart.data for chart in _compared(request, _chosen(request))[1]])
+
+
+async def login(request: Request) -> Response:
+    """The page that asks for a token, and what becomes of the one that was given."""
+    rules: GuardRules = request.app.state.rules
+    if request.method != "POST":
+        return _page(request, "login.html", "Log in", wrong="")
+    address = request.client.host if request.client is not None else "?"
+    if wait_s := rules.login_limits.take(address):
+        answer = _page(request, "login.html", "Log in", wrong=f"too many tries; again in {int(wait_s) + 1} s")
+        answer.status_code = 429
+        return answer
+    given = parse_qs((await request.body()).decode("utf-8", "replace")).get("token", [""])[0].strip()
+    if rules.tokens.find(given) is None:
+        answer = _page(request, "login.html", "Log in", wrong="this is no token of this studio")
+        answer.status_code = 401
+        return answer
+    done = RedirectResponse("/", 303)
+    done.set_cookie(
+        COOKIE,
+        rules.sessions.begin(given),
+        httponly=True,
+        samesite="strict",
+        secure=request.url.scheme == "https",
+    )
+    return done
+
+
+def logout(request: Request) -> Response:
+    """End the session of a browser."""
+    request.app.state.rules.sessions.end(session_name(request.headers))
+    done = RedirectResponse("/login", 303)
+    done.delete_cookie(COOKIE)
+    return done

@@ -1,0 +1,296 @@
+"""What the pages of one run have in common: which run, which moment, its catalog, and how a page is answered."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qs
+
+from starlette.concurrency import run_in_threadpool
+from starlette.convertors import IntegerConvertor, register_url_convertor
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+
+from rftstream.queries.catalog.database import CatalogReader
+from rftstream.queries.catalog.moments import Moment
+from rftstream.queries.curves.history import History, HistoryReader
+from rftstream.studio.access import StudioRole, Viewer
+from rftstream.studio.rendering import address, render
+from rftstream.studio.watched_run import RunSnapshot, WatchedRun
+
+TABS = (
+    ("", "Glance"),
+    ("charts", "Charts"),
+    ("groups", "Groups"),
+    ("problems", "Problems"),
+    ("versions", "Versions"),
+    ("evaluations", "Evaluations"),
+    ("questions", "Questions"),
+    ("dead", "Dead letters"),
+    ("requests", "Requests"),
+)
+"""Last part of the address and title of the main pages of a run."""
+
+
+class CountConvertor(IntegerConvertor):
+    """A count in an address: 0 or more, of as many digits as databases take."""
+
+    regex = "[0-9]{1,15}"
+
+
+register_url_convertor("count", CountConvertor())
+
+GROUP = "{taskset}/{taskset_pass:count}/{problem:count}/{attempt:count}"
+"""A group in an address."""
+MAX_FIELDS = 200
+"""Fields of a form, at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageOfRun:
+    """A request for a page of a run. `page_of_run` makes it; functions of pages take it."""
+
+    request: Request
+    run: WatchedRun
+    moment: Moment
+    catalog: CatalogReader | None
+    """None: there is nothing to be asked yet."""
+    revision: int
+    """That of the run before anything on the page was read: browsers ask for what came after it."""
+    only_now: bool = False
+    """Whether the page has no past: what waits for somebody waits now."""
+
+    @property
+    def viewer(self) -> Viewer:
+        """Return who asks."""
+        found = viewer_of(self.request)
+        assert found is not None, "the guard lets nobody else pass"
+        return found
+
+    @property
+    def snapshot(self) -> RunSnapshot:
+        """Return what is known of the run now."""
+        return self.run.snapshot
+
+    @property
+    def history(self) -> History:
+        """Return steps and evaluations as they were at the moment."""
+        return self._read(HistoryReader.history)
+
+    @property
+    def charted(self) -> History:
+        """Return the history as curves need it, with no more than some steps."""
+        return self._read(HistoryReader.charted)
+
+    @property
+    def glanced(self) -> History:
+        """Return the history with the first and the newest steps alone."""
+        return self._read(HistoryReader.glance)
+
+    def _read(self, read: Callable[[HistoryReader, float], History]) -> History:
+        reader = self.run.history
+        if reader is None:
+            return History(steps=(), resumes=(), evaluations=(), current=None)
+        return read(reader, self.moment.at_s)
+
+    @property
+    def num_partitions(self) -> int:
+        """Return how many partitions a rollout's topics have."""
+        status = self.snapshot.status
+        manifest = None if status is None else status.control.manifest
+        return 1 if manifest is None else max(1, manifest.partitions)
+
+    def asked(self, name: str, default: str = "") -> str:
+        """Return a value of the query."""
+        return self.request.query_params.get(name, default)
+
+    def number(self, name: str) -> int | None:
+        """Return a number of the query; None if there is none, or something else."""
+        text = self.asked(name)
+        return int(text) if text.isdecimal() and text.isascii() and len(text) < 16 else None
+
+    def href(self, *parts: object, **query: object) -> str:
+        """Return the address of a page of this run, at the same moment unless `as_of` says another."""
+        return address("runs", self.run.name, *parts, **{"as_of": self.moment.text, **query})
+
+    def answer(self, template: str, tab: str, title: str, **values: Any) -> Response:
+        """Return the page."""
+        history = self.run.history
+        page = render(
+            template,
+            **values,
+            tab=tab,
+            tabs=TABS,
+            title=title,
+            run=self.run,
+            runs=self.request.app.state.runs,
+            snapshot=self.snapshot,
+            revision=self.revision,
+            moment_=self.moment,
+            href=self.href,
+            here=self.request.url.path,
+            only_now=self.only_now,
+            may_annotate=self.viewer.role >= StudioRole.annotator,
+            may_operate=self.viewer.role >= StudioRole.operator,
+            kept=[(k, v) for k, v in self.request.query_params.multi_items() if k not in ("as_of", "before", "skip")],
+            newest_version=0 if history is None else history.newest_version,
+            viewer=viewer_of(self.request),
+        )
+        return HTMLResponse(page)
+
+
+def viewer_of(request: Request) -> Viewer | None:
+    """Return who makes the request; None before a login."""
+    viewer: Viewer | None = request.state.viewer
+    return viewer
+
+
+@contextmanager
+def page_of_run(request: Request, *, only_now: bool = False) -> Iterator[PageOfRun]:
+    """Yield what a page of a run needs, and close its catalog afterwards. HTTPException for a run that is not here,
+    ConfigError for a moment that cannot be. `only_now`: the page has no past, whatever moment is asked for."""
+    name = request.path_params["run"]
+    run: WatchedRun | None = request.app.state.runs.get(name)
+    if run is None:
+        raise HTTPException(404, f"no run {name!r} here; there are {', '.join(request.app.state.runs)}")
+    run.touch()
+    revision = run.snapshot.revision
+    moment = run.moment("" if only_now else request.query_params.get("as_of", "")[:100])
+    catalog = run.catalog()
+    try:
+        yield PageOfRun(request=request, run=run, moment=moment, catalog=catalog, revision=revision, only_now=only_now)
+    finally:
+        if catalog is not None:
+            catalog.close()
+
+
+MAX_CACHED, MAX_CACHED_BYTES = 64, 400_000
+"""Pages that are kept, and the size up to which one is."""
+
+
+class PageCache:
+    """Pages as they were rendered last, so that fifty browsers that hear of the same change cost one page.
+
+    The app has one. A page is used again as long as its run has not changed, which is looked at once a second. While
+    one thread renders a page, others that want the same one wait for it."""
+
+    def __init__(self) -> None:
+        self._pages: OrderedDict[tuple[str, ...], tuple[int, Response]] = OrderedDict()
+        self._locks: OrderedDict[tuple[str, ...], threading.Lock] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def page(self, request: Request, run: WatchedRun, make: Callable[[], Response]) -> Response:
+        """Return the page of a request, which `make` renders if there is none that can be used."""
+        viewer = viewer_of(request)
+        key = (str(request.url), "" if viewer is None else f"{viewer.name} {viewer.role}")
+        with self._lock:
+            lock = self._locks.setdefault(key, threading.Lock())
+            self._locks.move_to_end(key)
+            while len(self._locks) > 2 * MAX_CACHED:
+                self._locks.popitem(last=False)
+        with lock:
+            revision = run.snapshot.revision
+            known = self._pages.get(key)
+            if known is not None and known[0] == revision:
+                return known[1]
+            found = make()
+            if found.status_code == 200 and len(found.body) <= MAX_CACHED_BYTES:
+                with self._lock:
+                    self._pages[key] = (revision, found)
+                    self._pages.move_to_end(key)
+                    while len(self._pages) > MAX_CACHED:
+                        self._pages.popitem(last=False)
+            return found
+
+
+def run_page(make: Callable[[PageOfRun], Response]) -> Callable[[Request], Response]:
+    """Return the endpoint of a page of a run."""
+
+    def endpoint(request: Request) -> Response:
+        def rendered() -> Response:
+            with page_of_run(request) as page:
+                return page.answer("waiting.html", "", page.run.name) if page.catalog is None else make(page)
+
+        run: WatchedRun | None = request.app.state.runs.get(request.path_params["run"])
+        if run is None:
+            return rendered()  # which says that there is none
+        run.touch()
+        cache: PageCache = request.app.state.pages
+        return cache.page(request, run, rendered)
+
+    endpoint.__name__ = make.__name__
+    endpoint.__doc__ = make.__doc__
+    return endpoint
+
+
+def fresh_page(make: Callable[[PageOfRun], Response]) -> Callable[[Request], Response]:
+    """Return the endpoint of a page of a run that is made anew for each request: somebody may have written since."""
+
+    def endpoint(request: Request) -> Response:
+        with page_of_run(request, only_now=True) as page:
+            return page.answer("waiting.html", "", page.run.name) if page.catalog is None else make(page)
+
+    endpoint.__name__ = make.__name__
+    endpoint.__doc__ = make.__doc__
+    return endpoint
+
+
+Form = Mapping[str, Sequence[str]]
+"""The fields of a form that was sent."""
+
+
+def form_page(role: StudioRole, do: Callable[[PageOfRun, Form], Response]) -> Callable[[Request], Awaitable[Response]]:
+    """Return the endpoint that does what a form asks, for who has at least this role."""
+
+    async def endpoint(request: Request) -> Response:
+        check_role(request, role)
+        form = parse_form(await request.body())
+
+        def done() -> Response:
+            with page_of_run(request, only_now=True) as page:
+                if page.catalog is None:
+                    raise HTTPException(409, f"{page.run.name}: the log is being read, expected a little patience")
+                return do(page, form)
+
+        return await run_in_threadpool(done)
+
+    endpoint.__name__ = do.__name__
+    endpoint.__doc__ = do.__doc__
+    return endpoint
+
+
+def check_role(request: Request, role: StudioRole) -> None:
+    """Raise HTTPException unless who makes the request has at least this role."""
+    viewer = viewer_of(request)
+    if viewer is None or viewer.role < role:
+        name = "nobody" if viewer is None else f"{viewer.name}, {viewer.role.name}"
+        raise HTTPException(403, f"{name}: expected the role {role.name}")
+
+
+def parse_form(body: bytes) -> Form:
+    """Return the fields of a form. HTTPException if it is none."""
+    try:
+        return parse_qs(body.decode("utf-8"), max_num_fields=MAX_FIELDS, errors="strict")
+    except ValueError as error:
+        raise HTTPException(400, f"got no form ({error}), expected fields as a browser sends them") from None
+
+
+def word_in_query(page: PageOfRun, name: str, known: Sequence[str]) -> str:
+    """Return a parameter of the query that is one of some words, or empty if it is not there."""
+    given = page.request.query_params.get(name)
+    if given is not None and given not in known:
+        raise HTTPException(400, f"{name}: got {given[:40]!r}, expected one of {', '.join(known)}")
+    return given or ""
+
+
+def count_in_query(page: PageOfRun, name: str) -> int | None:
+    """Return a parameter of the query that is a count; None if it is not there."""
+    given, found = page.request.query_params.get(name), page.number(name)
+    if given is not None and found is None:
+        raise HTTPException(400, f"{name}: got {given[:40]!r}, expected a count of at most 15 digits")
+    return found

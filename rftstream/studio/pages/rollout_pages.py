@@ -1,0 +1,219 @@
+"""The pages about one group and about one rollout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from starlette.exceptions import HTTPException
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+
+from rftstream.contracts.ids import split_group_id
+from rftstream.contracts.rollouts import Segment
+from rftstream.errors import ConfigError
+from rftstream.queries.catalog.finding import GroupRow, RolloutRow, find_batch, find_group
+from rftstream.queries.records.group_view import NO_ADVANTAGES, GroupAdvantages, compute_advantages, read_group
+from rftstream.queries.records.rollout_view import MAX_TOKENS, ShownRollout, TokenRow, list_tokens, read_rollout
+from rftstream.queries.records.shown_completions import CompletionReader
+from rftstream.queries.traces.lineage import parse_target
+from rftstream.runs.folder import OpenRun
+from rftstream.studio.pages.page import PageOfRun
+from rftstream.studio.pages.run_pages import reward_limits
+from rftstream.studio.rendering import shade
+
+COLORINGS = ("logprob", "version", "mask", "advantage")
+"""Values that tokens can be coloured by."""
+LEAST_LOGPROB = -5.0
+"""Logprobs below this have the strongest colour."""
+NUM_VERSION_COLORS = 6
+
+
+def group(page: PageOfRun) -> Response:
+    """A group: its problem, and all siblings beside each other with rewards, parts and what became of them."""
+    row = asked_group(page)
+    view = page.run.look(lambda run, reader: read_group(run.transport, row, reader, num_partitions=page.num_partitions))
+    advantages = _advantages(page, row)
+    siblings = list(view.siblings)
+    if page.asked("sort") == "reward":
+        siblings.sort(key=lambda one: (one.reward is None, -(one.reward or 0.0)))
+    return page.answer(
+        "group.html",
+        "groups",
+        f"Group {row.group_id}",
+        group=row,
+        view=view,
+        siblings=siblings,
+        limits=reward_limits([row]),
+        advantages={name: _of_rollout(found) for name, found in advantages.by_rollout.items()},
+        how=advantages.how,
+        sort=page.asked("sort"),
+        before=split_group_id(row.group_id),
+    )
+
+
+def _of_rollout(segments: Sequence[object]) -> float | None:
+    """Return the advantage of a rollout whose tokens all have the same, else None."""
+    import numpy as np
+
+    values = np.concatenate([np.asarray(one) for one in segments]) if segments else np.empty(0)
+    return float(values[0]) if len(values) and (values == values[0]).all() else None
+
+
+def rollout(page: PageOfRun) -> Response:
+    """A rollout: what was said, each token with its numbers, the verdict with its parts, and where numbers stand."""
+    group_row, row = asked_rollout(page)
+    coloring = page.asked("color", "logprob")
+    coloring = coloring if coloring in COLORINGS else "logprob"
+    segment, start = page.number("segment") or 0, page.number("from") or 0
+    advantages = _advantages(page, group_row)
+
+    def question(run: OpenRun, reader: CompletionReader) -> tuple[ShownRollout, list[TokenRow], int, int]:
+        view = read_rollout(run.transport, group_row, row, reader, num_partitions=page.num_partitions)
+        segments: Sequence[Segment] = view.rollout.segments if view.rollout is not None else ()
+        if segment >= len(segments):
+            return view, [], len(segments), 0
+        own = advantages.by_rollout.get(row.rollout_id)
+        fits = own is not None and segment < len(own) and len(own[segment]) == segments[segment].token_ids.shape[0]
+        found = list_tokens(
+            segments[segment], reader, own[segment].tolist() if own is not None and fits else None, start=start
+        )
+        return view, found, len(segments), int(segments[segment].token_ids.shape[0])
+
+    view, tokens, num_segments, num_tokens = page.run.look(question)
+    experience = advantages.experiences.get(row.rollout_id)
+    return page.answer(
+        "rollout.html",
+        "groups",
+        f"Rollout {row.rollout_id}",
+        group=group_row,
+        row=row,
+        view=view,
+        tokens=_colored(tokens, coloring),
+        coloring=coloring,
+        colorings=COLORINGS,
+        segment=segment,
+        num_segments=num_segments,
+        num_tokens=num_tokens,
+        start=start,
+        page_size=MAX_TOKENS,
+        versions=sorted({token.version for token in tokens if token.version is not None}),
+        experience=experience,
+        advantages=advantages,
+        num_siblings=len(group_row.siblings),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColoredToken:
+    """A token with the class of its colour, and its numbers in words."""
+
+    text: str
+    style: str
+    numbers: str
+
+
+def _colored(tokens: Sequence[TokenRow], coloring: str) -> list[ColoredToken]:
+    versions = sorted({token.version for token in tokens if token.version is not None})
+    largest = max((abs(token.advantage) for token in tokens if token.advantage is not None), default=0.0)
+    return [
+        ColoredToken(text=token.text, style=_style(token, coloring, versions, largest), numbers=_numbers(token))
+        for token in tokens
+    ]
+
+
+def _style(token: TokenRow, coloring: str, versions: Sequence[int], largest: float) -> str:
+    """Return the class of a token's colour; what was not sampled is dim."""
+    special = " special" if token.special else ""
+    if not token.sampled:
+        return f"given{special}"
+    if coloring == "mask":
+        return f"kept{special}"
+    if coloring == "version" and token.version is not None:
+        return f"v{versions.index(token.version) % NUM_VERSION_COLORS}{special}"
+    if coloring == "advantage" and token.advantage is not None and largest > 0:
+        size = shade(abs(token.advantage), 0.0, largest, 5)
+        return f"{'up' if token.advantage > 0 else 'down' if token.advantage < 0 else 'even'}{size}{special}"
+    if coloring == "logprob" and token.logprob is not None:
+        return f"l{shade(-token.logprob, 0.0, -LEAST_LOGPROB, 6)}{special}"
+    return f"plain{special}"
+
+
+def _numbers(token: TokenRow) -> str:
+    parts = [f"{token.position}: id {token.token_id} {token.text!r}"]
+    if not token.sampled:
+        return f"{parts[0]}, given, not trained on"
+    if token.logprob is not None:
+        parts.append(f"logprob {token.logprob:.4f}")
+    if token.version is not None:
+        parts.append(f"version {token.version} (epoch {token.trainer_epoch})")
+    if token.advantage is not None:
+        parts.append(f"advantage {token.advantage:.4f}")
+    return ", ".join(parts)
+
+
+def rollout_text(page: PageOfRun) -> Response:
+    """The whole text of a rollout, as a file: pages cut long messages."""
+    group_row, row = asked_rollout(page)
+
+    def question(run: OpenRun, reader: CompletionReader) -> str:
+        found = read_rollout(run.transport, group_row, row, reader, num_partitions=page.num_partitions).rollout
+        if found is None:
+            return ""
+        asked = [] if found.problem is None else [(one.role, one.content) for one in found.problem.messages]
+        said = [(turn.role, turn.content) for turn in found.turns]
+        return "\n\n".join(f"--- {role}\n{text}" for role, text in (*asked, *said))
+
+    name = row.rollout_id.replace("/", "-")
+    return PlainTextResponse(
+        page.run.look(question),
+        headers={
+            "content-disposition": f'attachment; filename="{name}.txt"',
+            "content-security-policy": "default-src 'none'; sandbox",
+        },
+    )
+
+
+def find(page: PageOfRun) -> Response:
+    """Open the page of the id in the search field: that of a rollout, a group, a batch or a version."""
+    text = page.asked("id").strip()[:200]
+    try:
+        target = parse_target(text)
+    except ConfigError as error:
+        raise HTTPException(404, str(error).removeprefix("trace: ")) from None
+    if target.kind == "rollout":
+        return RedirectResponse(page.href("rollouts", target.group_id, target.sibling), 303)
+    if target.kind == "group":
+        return RedirectResponse(page.href("groups", target.group_id), 303)
+    if target.kind == "batch":
+        return RedirectResponse(page.href("versions", target.batch + 1), 303)
+    if target.kind == "version":
+        return RedirectResponse(page.href("versions", target.version), 303)
+    raise HTTPException(404, f"{text}: there is no page of a {target.kind}; `rftstream trace` shows it")
+
+
+def asked_group(page: PageOfRun) -> GroupRow:
+    """Return the group of an address. HTTPException if there is none."""
+    params = page.request.path_params
+    group_id = "/".join(str(params[name]) for name in ("taskset", "taskset_pass", "problem", "attempt"))
+    assert page.catalog is not None
+    found = find_group(page.catalog, page.moment, group_id)
+    if found is None:
+        raise HTTPException(404, f"no group {group_id!r} in this run at this moment")
+    return found
+
+
+def asked_rollout(page: PageOfRun) -> tuple[GroupRow, RolloutRow]:
+    """Return the rollout of an address, and its group. HTTPException if there is none."""
+    group_row, sibling = asked_group(page), page.request.path_params["sibling"]
+    if sibling >= len(group_row.siblings):
+        last = len(group_row.siblings) - 1
+        raise HTTPException(404, f"the group {group_row.group_id} has the rollouts 0 to {last}, not {sibling}")
+    return group_row, group_row.siblings[sibling]
+
+
+def _advantages(page: PageOfRun, group_row: GroupRow) -> GroupAdvantages:
+    if group_row.batch is None:
+        return NO_ADVANTAGES
+    assert page.catalog is not None
+    shares = find_batch(page.catalog, page.moment, group_row.batch)
+    return page.run.look(lambda run, _: compute_advantages(run.transport, run.config, group_row, shares))

@@ -1,0 +1,321 @@
+"""The pages about a run as a whole: at a glance, charts, groups, problems, versions, evaluations, dead letters."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, RedirectResponse, Response
+
+from rftstream.contracts.batches import BatchManifest
+from rftstream.contracts.records import TopicPartition
+from rftstream.contracts.versions import EvalResult, StepRecord
+from rftstream.queries.catalog.counts import count_fates, count_letters, newest_time, read_rates
+from rftstream.queries.catalog.finding import (
+    FATES,
+    ORDERS,
+    PAGE,
+    GroupFilter,
+    GroupRow,
+    count_problems,
+    find_batch,
+    find_groups,
+    find_letters_page,
+    find_problems,
+    find_put_back,
+    list_tasksets,
+)
+from rftstream.queries.curves.evaluations import newest_and_best, shown_metrics
+from rftstream.queries.curves.history import History
+from rftstream.queries.records.batch_view import read_manifests
+from rftstream.queries.records.dead import find_letters
+from rftstream.queries.records.group_view import read_problem
+from rftstream.queries.records.inspect import record_to_text
+from rftstream.queries.state.flow_map import flow_of, what_is_wrong
+from rftstream.service.control_view import read_control
+from rftstream.service.role import Log
+from rftstream.studio.charts import evaluation_chart, run_charts
+from rftstream.studio.pages.page import PageOfRun
+
+VERSIONS_PAGE = 50
+MAX_EVALUATIONS = 60
+"""Versions of one evaluation that are shown beside each other."""
+
+
+def glance(page: PageOfRun) -> Response:
+    """The run at a glance: what is wrong, main numbers, the flow, charts, what became of groups and rollouts."""
+    assert page.catalog is not None
+    now = time.time()
+    counts, moment, snapshot = count_fates(page.catalog, page.moment), page.moment, page.snapshot
+    history, status = page.glanced, page.snapshot.status
+    is_live = status is not None and status.live
+    rates = read_rates(page.catalog, moment, now=now if is_live else newest_time(page.catalog))
+    control = None if status is None else status.control
+    if not moment.is_now:
+        control = page.run.look(lambda run, _: read_control(run.transport, until_s=moment.at_s))
+    lag = status.lag if status is not None and moment.is_now else None
+    return page.answer(
+        "glance.html",
+        "",
+        "At a glance",
+        counts=counts,
+        history=history,
+        flow=flow_of(counts, history, control, rates, lag, None if status is None else status.workers, now=now),
+        wrong=what_is_wrong(status, now=now) if moment.is_now else (),
+        problem_of_looking=snapshot.error,
+        status=status,
+        rates=rates,
+        rewards=history.rewards(),
+        letters=sum(kind.count for kind in count_letters(page.catalog, moment)),
+        charts=run_charts(page.charted, only_first=True),
+        fates=("trained", "pending", "filtered", "expired", "dead"),
+        newest=find_groups(page.catalog, moment, GroupFilter(), limit=6),
+        best=newest_and_best(history.evaluations),
+    )
+
+
+def charts(page: PageOfRun) -> Response:
+    """All curves of the run, over versions or over time."""
+    by_time = page.asked("over") == "time"
+    return page.answer(
+        "charts.html", "charts", "Charts", charts=run_charts(page.charted, by_time=by_time), by_time=by_time
+    )
+
+
+def chart_data(page: PageOfRun) -> Response:
+    """The curves as data, for the browser's own drawing."""
+    by_time = page.asked("over") == "time"
+    return JSONResponse([chart.data for chart in run_charts(page.charted, by_time=by_time)])
+
+
+def groups(page: PageOfRun) -> Response:
+    """Groups, newest first, each with its siblings' rewards: all, or those of one fate, reason or taskset."""
+    assert page.catalog is not None
+    wanted = GroupFilter(
+        fate=page.asked("fate") if page.asked("fate") in FATES else "",
+        reason=page.asked("reason")[:100],
+        taskset=page.asked("taskset")[:100],
+    )
+    found = find_groups(page.catalog, page.moment, wanted, before=page.number("before"))
+    counts = count_fates(page.catalog, page.moment)
+    reasons: dict[str, int] = defaultdict(int)
+    for (result, reason), count in counts.reasons.items():
+        if not wanted.fate or result == wanted.fate or (wanted.fate in ("trained", "batched") and result == "batched"):
+            reasons[reason] += count
+    return page.answer(
+        "groups.html",
+        "groups",
+        "Groups",
+        groups=found,
+        wanted=wanted,
+        counts=counts,
+        fates=FATES,
+        reasons=sorted(reasons.items(), key=lambda pair: -pair[1]),
+        tasksets=list_tasksets(page.catalog),
+        limits=reward_limits(found),
+        older=found[-1].sequence if len(found) == PAGE else None,
+    )
+
+
+def reward_limits(groups: Sequence[GroupRow]) -> tuple[float, float]:
+    """Return the least and the largest reward of some groups' siblings, at least from 0 to 1: for bars."""
+    rewards = [one.reward for group in groups for one in group.siblings if one.reward is not None]
+    return min([0.0, *rewards]), max([1.0, *rewards])
+
+
+def problems(page: PageOfRun) -> Response:
+    """Problems with how their groups fared from the first to the newest."""
+    assert page.catalog is not None
+    taskset, order = page.asked("taskset")[:100], page.asked("order", "problem")
+    skip = page.number("skip") or 0
+    found = find_problems(page.catalog, page.moment, taskset=taskset, order=order, skip=skip)
+    return page.answer(
+        "problems.html",
+        "problems",
+        "Problems",
+        problems=found,
+        num_problems=count_problems(page.catalog, page.moment, taskset=taskset),
+        taskset=taskset,
+        tasksets=list_tasksets(page.catalog),
+        order=order if order in ORDERS else "problem",
+        orders=list(ORDERS),
+        skip=skip,
+        page_size=PAGE,
+    )
+
+
+def problem(page: PageOfRun) -> Response:
+    """One problem over versions: its text, and each of its groups."""
+    assert page.catalog is not None
+    taskset, index = page.request.path_params["taskset"], page.request.path_params["problem"]
+    wanted = GroupFilter(taskset=taskset, problem=index)
+    found = find_groups(page.catalog, page.moment, wanted, before=page.number("before"), limit=2 * PAGE)
+    if not found and page.number("before") is None:
+        raise HTTPException(404, f"no group of problem {index} of {taskset!r} in this run at this moment")
+    shown = page.run.look(
+        lambda run, _: read_problem(run.transport, found[0], num_partitions=page.num_partitions) if found else None
+    )
+    return page.answer(
+        "problem.html",
+        "problems",
+        f"Problem {taskset} {index}",
+        taskset=taskset,
+        index=index,
+        groups=found,
+        problem=shown,
+        limits=reward_limits(found),
+        older=found[-1].sequence if len(found) == 2 * PAGE else None,
+    )
+
+
+def versions(page: PageOfRun) -> Response:
+    """Versions, newest first: what each was trained on and what came of it."""
+    history, before = page.history, page.number("before")
+    end = len(history.steps) if before is None else bisect_left(history.steps, before, key=_version_of)
+    steps = history.steps[max(0, end - VERSIONS_PAGE) : end][::-1]
+    evaluated = {step.name.version: _results_of(history, step.name.version) for step in steps}
+    announced = {} if page.run.history is None else page.run.history.announced
+    return page.answer(
+        "versions.html",
+        "versions",
+        "Versions",
+        steps=steps,
+        announced=announced,
+        evaluated=evaluated,
+        older=steps[-1].name.version if end > VERSIONS_PAGE else None,
+    )
+
+
+def version(page: PageOfRun) -> Response:
+    """One version back to its batch and the groups in it, and on to its weights and evaluations."""
+    assert page.catalog is not None
+    number, history = page.request.path_params["version"], page.history
+    place = bisect_left(history.steps, number, key=_version_of)
+    step = history.steps[place] if place < len(history.steps) else None
+    if step is None or step.name.version != number:
+        raise HTTPException(404, f"no version {number} in force at this moment; the newest is {history.version}")
+    batch = step.batch_sequence if step.batch_sequence is not None else -1
+    shares = find_batch(page.catalog, page.moment, batch)
+    manifests: list[BatchManifest] = page.run.look(lambda run, _: read_manifests(run.transport, shares))
+    found = find_groups(
+        page.catalog, page.moment, GroupFilter(batch=batch), before=page.number("before"), limit=2 * PAGE
+    )
+    reader = page.run.history
+    return page.answer(
+        "version.html",
+        "versions",
+        f"Version {number}",
+        step=step,
+        sections=_sections(step),
+        batch=batch,
+        shares=shares,
+        manifests=manifests,
+        groups=found,
+        limits=reward_limits(found),
+        older=found[-1].sequence if len(found) == 2 * PAGE else None,
+        weights=None if reader is None else reader.announced.get(step.name),
+        evaluations=_results_of(history, number),
+        versions=[one.name.version for one in history.steps[max(0, place - 1) : place + 2]],
+    )
+
+
+def _version_of(made: StepRecord | EvalResult) -> int:
+    return made.name.version
+
+
+def _results_of(history: History, version: int) -> Sequence[EvalResult]:
+    """Return the evaluations of a version."""
+    begin = bisect_left(history.evaluations, version, key=_version_of)
+    return history.evaluations[begin : bisect_right(history.evaluations, version, key=_version_of)]
+
+
+def _sections(step: StepRecord) -> dict[str, list[tuple[str, float]]]:
+    """Return the metrics of a step by what stands before the slash in their names."""
+    found: dict[str, list[tuple[str, float]]] = defaultdict(list)
+    for name, value in sorted(step.metrics.items()):
+        section, slash, rest = name.partition("/")
+        found[section if slash else ""].append((rest if slash else name, value))
+    return dict(sorted(found.items()))
+
+
+def batch(page: PageOfRun) -> Response:
+    """A batch is shown with the version that it became."""
+    return RedirectResponse(page.href("versions", page.request.path_params["batch"] + 1), 302)
+
+
+def evaluations(page: PageOfRun) -> Response:
+    """Evaluations beside each other: versions down, metrics across, and a curve of each."""
+    history = page.history
+    found: dict[str, list[EvalResult]] = defaultdict(list)
+    for result in reversed(history.evaluations):
+        if len(results := found[result.evaluation]) < MAX_EVALUATIONS:
+            results.append(result)
+    tables = {
+        name: (shown_metrics([one.metrics for one in results]), results) for name, results in sorted(found.items())
+    }
+    return page.answer(
+        "evaluations.html",
+        "evaluations",
+        "Evaluations",
+        tables=tables,
+        charts=[evaluation_chart(page.charted)],
+        best=newest_and_best(history.evaluations),
+    )
+
+
+def dead(page: PageOfRun) -> Response:
+    """Dead letters by reason and error, newest first, and the groups that died."""
+    assert page.catalog is not None
+    reason = page.asked("reason")[:100]
+    letters = find_letters_page(page.catalog, page.moment, reason=reason, before=page.number("before"))
+    groups = find_groups(page.catalog, page.moment, GroupFilter(fate="dead"), with_siblings=True)
+    kinds = count_letters(page.catalog, page.moment)
+    put_back = find_put_back(page.catalog, page.moment, [group.group_id for group in groups])
+    return page.answer(
+        "dead.html",
+        "dead",
+        "Dead letters",
+        letters=letters,
+        kinds=kinds,
+        reason=reason,
+        groups=groups,
+        put_back=put_back,
+        limits=reward_limits(groups),
+        older=letters[-1].offset if len(letters) == PAGE else None,
+    )
+
+
+def letter(page: PageOfRun) -> Response:
+    """One dead letter: why, how often it was tried, and the record as far as it can be decoded."""
+    assert page.catalog is not None
+    name = page.request.path_params["letter"]
+    rows = find_letters_page(page.catalog, page.moment, ids=[name])
+    if not rows:
+        raise HTTPException(404, f"no dead letter {name!r} at this moment")
+    found = page.run.look(
+        lambda run, _: find_letters(Log(run.transport), name, place=(TopicPartition("dead", 0), rows[0].offset))
+    )
+    text = page.run.look(lambda _, reader: record_to_text(found[0][1], reader)) if found else ""
+    return page.answer(
+        "letter.html",
+        "dead",
+        "Dead letter",
+        row=rows[0],
+        letter=found[0][0] if found else None,
+        group_id="" if not found else _header(found[0][1], "group_id"),
+        rollout_id="" if not found else _header(found[0][1], "rollout_id"),
+        text=text[:MAX_TEXT],
+        num_left_out=max(0, len(text) - MAX_TEXT),
+    )
+
+
+MAX_TEXT = 20_000
+"""Characters of a dead record that are shown."""
+
+
+def _header(record: Any, name: str) -> str:
+    return (record.header(name) or b"").decode("ascii", "replace")

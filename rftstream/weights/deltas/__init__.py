@@ -1,0 +1,1 @@
+"""What changed between two versions: `delta` is the format, `kernels` the compiled passes."""

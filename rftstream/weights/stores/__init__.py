@@ -1,0 +1,1 @@
+"""The object store: on a disk or behind any URL that fsspec knows, with a cache on this machine."""
