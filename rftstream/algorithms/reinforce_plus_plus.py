@@ -16,8 +16,7 @@ from rftstream.algorithms.base import TrainingRow
 from rftstream.algorithms.policy_gradient import Clipped
 from rftstream.algorithms.scored import ScoredBatch
 from rftstream.algorithms.settings import ClippedConfig
-from rftstream.core.advantages import center_on_group_mean, whiten
-from rftstream.core.shaping import sum_of_later
+from rftstream.core.advantages import center_on_group_mean, sum_of_later, whiten
 
 
 class ReinforcePlusPlus(Clipped):

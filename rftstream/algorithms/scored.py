@@ -13,8 +13,7 @@ import numpy as np
 from rftstream.algorithms.base import TrainingRow, stratum_of, training_row
 from rftstream.contracts.batches import Experience
 from rftstream.contracts.rollouts import Segment
-from rftstream.core.advantages import count_groups_without_signal
-from rftstream.core.shaping import compute_overlong_penalties
+from rftstream.core.advantages import compute_overlong_penalties, count_groups_without_signal
 
 NOTHING = {"num_groups": 0.0, "num_rollouts": 0.0}
 """Metrics of a batch in which nothing is scored."""

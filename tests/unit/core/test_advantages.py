@@ -10,11 +10,12 @@ from rftstream.core.advantages import (
     compute_group_advantages,
     compute_leave_one_out_advantages,
     compute_likelihood_advantages,
+    compute_overlong_penalties,
     compute_soft_baseline_advantages,
     count_groups_without_signal,
+    sum_of_later,
     whiten,
 )
-from rftstream.core.shaping import compute_overlong_penalties, sum_of_later
 
 REWARDS = st.lists(st.integers(-50, 50).map(lambda n: n / 10), min_size=1, max_size=24)
 
