@@ -1,7 +1,7 @@
 """The reference of `kafka.py`: the loop with kafka-python alone, in a process that imports nothing of rftstream.
 
-rftstream changes classes of kafka-python (`rftstream.transport.kafka.compat`), so that in its process the client alone
-cannot be had.
+rftstream changes classes of kafka-python (`rftstream.transport.kafka.client.compat`), so that in its process the
+client alone cannot be had.
 """
 
 from __future__ import annotations

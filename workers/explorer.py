@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from rftstream.models.rendering import open_parsers, own_renderers
 from rftstream.roles.explorer import EXPLORER
 from rftstream.roles.explorer.agents.step import AgentExplorerStep
-from rftstream.roles.explorer.partials import Partials
-from rftstream.roles.explorer.saved_states import SavedStates
+from rftstream.roles.explorer.saved.partials import Partials
+from rftstream.roles.explorer.saved.saved_states import SavedStates
+from rftstream.roles.explorer.saved.stored import StoredRollouts
 from rftstream.roles.explorer.step import ExplorerStep
-from rftstream.roles.explorer.stored import StoredRollouts
 from rftstream.roles.trainer.pending_update import DeferredExecutor
 from rftstream.service.loops.self_pipe import SelfPipe
 from rftstream.service.role import Role, RoleContext

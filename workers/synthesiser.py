@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from rftstream.config import secrets
+from rftstream.config.data_pipelines.synthesis import into_taskset
 from rftstream.config.loader import sampling_for
 from rftstream.config.role_sections import SynthesiserSection
 from rftstream.config.sections import name_of_part
-from rftstream.config.synthesis import into_taskset
 from rftstream.data.tasksets.growing import GrowingTasksets
 from rftstream.data.tasksets.open import open_taskset
 from rftstream.errors import ConfigError

@@ -50,7 +50,7 @@ def preview(file: Path | None, run: Path | None, num: int, sets: tuple[str, ...]
     if file is None and run is None:
         raise click.UsageError("FILE and --run are missing; name a run file, a run, or both")
 
-    from rftstream.config.pipeline_files import with_pipelines_of
+    from rftstream.config.data_pipelines.pipeline_files import with_pipelines_of
     from rftstream.queries.decisions.pipeline_preview import preview as look
 
     if run is None:

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from rftstream.config import secrets
+from rftstream.config.data_pipelines.synthesis import check_synthesiser, growing_tasksets, grows
 from rftstream.config.parts import registry
 from rftstream.config.parts.part_specs import EnvironmentSpec, Location, TasksetSpec
 from rftstream.config.plain import plain_values
 from rftstream.config.sections import EvaluationSection, RunConfig, TasksetSection
 from rftstream.config.sizes import check_sizes
-from rftstream.config.synthesis import check_synthesiser, growing_tasksets, grows
 from rftstream.config.toml_errors import explain_toml
 from rftstream.contracts.tasks import Sampling
 from rftstream.errors import ConfigError

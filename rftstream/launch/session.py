@@ -16,9 +16,9 @@ from rftstream.config.sections import RunConfig
 from rftstream.contracts.control import RunFinished
 from rftstream.contracts.versions import EvalResult, StepRecord
 from rftstream.errors import RftError
+from rftstream.launch.display.progress import Onlooker, ProgressView, open_progress
 from rftstream.launch.logging import TextFormatter
 from rftstream.launch.processes import Spawner
-from rftstream.launch.progress import Onlooker, ProgressView, open_progress
 from rftstream.launch.result import RunResult, result_of
 from rftstream.launch.supervisor import Failure, Supervisor, default_spawner, worker_commands
 from rftstream.launch.targets import Targets

@@ -17,8 +17,8 @@ from typing import Any
 
 import msgspec
 
+from rftstream.config.data_pipelines.pipelines import operator_places
 from rftstream.config.loader import to_dict
-from rftstream.config.pipelines import operator_places
 from rftstream.config.sections import RunConfig, TasksetSection
 from rftstream.contracts.tasks import ChatMessage, Problem
 from rftstream.data.operators.base import Draw

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from rftstream.algorithms.by_taskset import build_algorithm
 from rftstream.algorithms.requirements import check_demands, the_critic, trained_spec
+from rftstream.config.data_pipelines.pipelines import operator_places
 from rftstream.config.parts import registry
 from rftstream.config.parts.part_names import PART_CHECKS
 from rftstream.config.parts.part_specs import BackendSpec, PolicySpec
-from rftstream.config.pipelines import operator_places
 from rftstream.config.sections import RunConfig, name_of_part
 from rftstream.config.stages import Stages
 from rftstream.data.operators.pipeline import ExperiencePipeline

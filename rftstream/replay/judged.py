@@ -8,7 +8,7 @@ from rftstream.contracts.records import NewRecord, Record
 from rftstream.contracts.verdicts import VerifiedRollout
 from rftstream.errors import ContractError
 from rftstream.replay.regrouped import VerdictImport
-from rftstream.roles.buffer.judged_rewards import JudgedRewards
+from rftstream.roles.buffer.people.judged_rewards import JudgedRewards
 from rftstream.runs.making.imported import Say
 from rftstream.transport.base import Transport
 

@@ -13,12 +13,12 @@ compare records, never offsets: offsets may have gaps. They await what a log may
 
 from __future__ import annotations
 
-from rftstream.testing.conformance_admin import AdminConformance
-from rftstream.testing.conformance_bench import Bench, ConformanceHarness, run_in_threads, run_peer
-from rftstream.testing.conformance_groups import GroupConformance
-from rftstream.testing.conformance_reading import ReadingConformance
-from rftstream.testing.conformance_together import TogetherConformance
-from rftstream.testing.conformance_transactions import TransactionConformance
+from rftstream.testing.conformance_tests.admin import AdminConformance
+from rftstream.testing.conformance_tests.bench import Bench, ConformanceHarness, run_in_threads, run_peer
+from rftstream.testing.conformance_tests.groups import GroupConformance
+from rftstream.testing.conformance_tests.reading import ReadingConformance
+from rftstream.testing.conformance_tests.together import TogetherConformance
+from rftstream.testing.conformance_tests.transactions import TransactionConformance
 
 __all__ = ["Bench", "ConformanceHarness", "TransportConformance", "run_in_threads", "run_peer"]
 

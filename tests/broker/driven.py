@@ -14,7 +14,7 @@ from rftstream.runs.folder import RunFolder, open_transport, read_config
 from rftstream.runs.making.create import write_config
 from rftstream.runs.services import build_service, role_context
 from rftstream.service.service import Service
-from rftstream.testing.conformance_bench import PATIENCE_S
+from rftstream.testing.conformance_tests.bench import PATIENCE_S
 from rftstream.testing.memory_run import ManualClock
 from tests.e2e.workplace import FAKE, RunView, Workplace, sets
 

@@ -25,7 +25,7 @@ from kafka.admin import (
 from rftstream.config.log_users import ADMIN
 from rftstream.config.sections import TransportSection
 from rftstream.runs.access import user_kinds
-from rftstream.transport.kafka.compat import StableAdminClient
+from rftstream.transport.kafka.client.compat import StableAdminClient
 from rftstream.transport.kafka.connection import KafkaClientFactory
 from tests.broker.starting import start_broker, warm_up
 from tests.e2e.workplace import FAKE

@@ -38,7 +38,7 @@ from rftstream.config.sections import TransportSection
 from rftstream.errors import ConfigError, LogTruncated, RecordsDeleted
 from rftstream.launch.log_watch import LogWatch
 from rftstream.runs.log_settings import dangers
-from rftstream.testing.conformance_bench import PATIENCE_S, await_true
+from rftstream.testing.conformance_tests.bench import PATIENCE_S, await_true
 from rftstream.transport.kafka.connection import throttled
 from rftstream.transport.kafka.transport import KafkaTransport
 from tests.broker.conftest import OwnBroker

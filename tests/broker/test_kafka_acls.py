@@ -32,7 +32,7 @@ from rftstream.contracts.records import TopicPartition
 from rftstream.contracts.topics import TOPICS
 from rftstream.errors import ConfigError, TransportError
 from rftstream.runs.access import rights_of, user_kinds
-from rftstream.testing.conformance_bench import PATIENCE_S, await_true, new
+from rftstream.testing.conformance_tests.bench import PATIENCE_S, await_true, new
 from rftstream.transport.access import Operation, Resource
 from rftstream.transport.base import TopicSettings
 from rftstream.transport.kafka.admin import KafkaAdmin

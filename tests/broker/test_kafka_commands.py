@@ -11,7 +11,7 @@ import pytest
 from rftstream.config import loader
 from rftstream.contracts.topics import TOPICS
 from rftstream.runs.folder import OpenRun, RunFolder, consumer_groups, open_transport
-from rftstream.testing.conformance_bench import await_true
+from rftstream.testing.conformance_tests.bench import await_true
 from rftstream.transport.findings import Level
 from rftstream.transport.kafka.transport import KafkaTransport
 from tests.commands import PARTITIONS, call, called, write_run_file

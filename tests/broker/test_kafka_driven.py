@@ -23,7 +23,7 @@ from rftstream.launch.health import Health
 from rftstream.launch.sessions.replay_into import Replay
 from rftstream.launch.watch import Watch
 from rftstream.queries.curves.exported import Figures
-from rftstream.roles.explorer.partials import parse_key
+from rftstream.roles.explorer.saved.partials import parse_key
 from rftstream.roles.verifier import step as verifier_step
 from rftstream.runs.folder import open_run
 from rftstream.runs.observer import Observer

@@ -15,7 +15,7 @@ from kafka.structs import OffsetAndMetadata
 from rftstream.config.sections import TransportSection
 from rftstream.contracts.records import NewRecord, TopicPartition
 from rftstream.errors import AssignmentLost, ConfigError, PositionMissing, ProducerLost, TransportError
-from rftstream.testing.conformance_bench import PATIENCE_S, await_true, new, read_all, take, texts
+from rftstream.testing.conformance_tests.bench import PATIENCE_S, await_true, new, read_all, take, texts
 from rftstream.transport.base import Position, Producer, Snapshot, TopicSettings
 from rftstream.transport.findings import Level
 from rftstream.transport.kafka.transport import KafkaTransport

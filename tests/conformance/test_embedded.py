@@ -16,7 +16,7 @@ import pytest
 from rftstream.contracts.records import NewRecord, TopicPartition
 from rftstream.errors import TransportError
 from rftstream.testing.conformance import ConformanceHarness, TransportConformance, run_peer
-from rftstream.testing.conformance_bench import read_all
+from rftstream.testing.conformance_tests.bench import read_all
 from rftstream.transport.base import TopicSettings, Transport
 from rftstream.transport.embedded.transport import EmbeddedTransport
 

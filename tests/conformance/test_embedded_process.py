@@ -20,7 +20,7 @@ import pytest
 
 from rftstream.contracts.records import NewRecord, TopicPartition
 from rftstream.errors import ConfigError, LogFull, TransactionAborted
-from rftstream.testing.conformance_bench import await_true
+from rftstream.testing.conformance_tests.bench import await_true
 from rftstream.transport.base import Position, TopicSettings
 from rftstream.transport.embedded.member import EmbeddedMember
 from rftstream.transport.embedded.transport import EmbeddedTransport

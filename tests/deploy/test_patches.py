@@ -21,7 +21,7 @@ import kafka
 import pytest
 
 import rftstream.transport.kafka
-from rftstream.transport.kafka import compat, compat_consumer
+from rftstream.transport.kafka.client import compat, compat_consumer
 from tests.deploy.conftest import ROOT
 
 FOLDER = ROOT / "deploy" / "patches"

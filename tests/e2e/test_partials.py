@@ -19,7 +19,7 @@ from rftstream.models.fake_renderer import FakeRenderer
 from rftstream.models.spec import ModelSpec
 from rftstream.policies.base import Completion, SampleRequest
 from rftstream.policies.fake import FakePolicy
-from rftstream.roles.explorer.partials import parse_key
+from rftstream.roles.explorer.saved.partials import parse_key
 from tests.e2e.workplace import RunView, Workplace
 
 pytestmark = [pytest.mark.slow, pytest.mark.law("lost", "twice")]

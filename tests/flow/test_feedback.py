@@ -20,8 +20,8 @@ from rftstream.contracts.records import NewRecord
 from rftstream.contracts.verdicts import VerifiedRollout
 from rftstream.errors import ConfigError
 from rftstream.queries.people.feedback import read_feedback
-from rftstream.roles.buffer.feedback import FeedbackIntake
 from rftstream.roles.buffer.groups import OpenGroups, sibling_of
+from rftstream.roles.buffer.people.feedback import FeedbackIntake
 from rftstream.roles.buffer.progress import BufferProgress
 from rftstream.service.role import Log, SingleTransaction
 from rftstream.service.role_claim import MAX_WAIT_S

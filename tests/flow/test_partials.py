@@ -16,7 +16,7 @@ from rftstream.contracts.outcomes import GroupResult
 from rftstream.contracts.records import NewRecord, Record, TopicPartition
 from rftstream.contracts.rollouts import PartialRollout, Rollout, RolloutStatus, Segment
 from rftstream.errors import ProducerLost, TransactionAborted
-from rftstream.roles.explorer.partials import parse_key
+from rftstream.roles.explorer.saved.partials import parse_key
 from rftstream.service.reading import read_records
 from rftstream.testing import RoleDriver
 from rftstream.transport.base import Transport
@@ -432,8 +432,8 @@ def test_bodies_beyond_the_limit_are_read_from_the_log_when_they_are_needed(
         asked.extend(offsets)
         return read_records(transport, place, offsets)
 
-    monkeypatch.setattr("rftstream.roles.explorer.partials.read_records", read)
-    monkeypatch.setattr("rftstream.roles.explorer.partials.Partials.__init__.__defaults__", (2000,))
+    monkeypatch.setattr("rftstream.roles.explorer.saved.partials.read_records", read)
+    monkeypatch.setattr("rftstream.roles.explorer.saved.partials.Partials.__init__.__defaults__", (2000,))
     scene = Scene(tmp_path, **LONG, groups=[0, 1, 2])
     first = RoleDriver(scene, "explorer", process="first")
     work_for(scene, first, seconds=5.0)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rftstream.contracts.rollouts import Rollout, StoredState
-from rftstream.roles.explorer.saved_states import LARGE_BYTES
+from rftstream.roles.explorer.saved.saved_states import LARGE_BYTES
 from rftstream.testing import RoleDriver
 from rftstream.testing.faults import Kill
 from tests.flow.scene import Scene, playing

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from rftstream.config.data_pipelines.pipeline_files import with_pipelines_of
 from rftstream.config.loader import replace
-from rftstream.config.pipeline_files import with_pipelines_of
 from rftstream.contracts.outcomes import GroupOutcome
 from rftstream.errors import ConfigError
 from rftstream.queries.decisions.pipeline_preview import Preview, preview

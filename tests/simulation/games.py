@@ -14,7 +14,7 @@ from rftstream.contracts.tasks import ChatMessage, Problem, Task
 from rftstream.environments.base import AssistantMessage, Reply
 from rftstream.environments.calls import Pause
 from rftstream.policies.fake_model import uniform
-from rftstream.roles.explorer.saved_states import LARGE_BYTES
+from rftstream.roles.explorer.saved.saved_states import LARGE_BYTES
 
 NAME = f"{__name__}:Game"
 HANG_S = 1e9

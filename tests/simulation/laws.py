@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from rftstream.algorithms.learning_signal import STEPS_WITHOUT_SIGNAL
-from rftstream.config.pipelines import has_operators
+from rftstream.config.data_pipelines.pipelines import has_operators
 from rftstream.contracts import codec
 from rftstream.contracts.batches import BatchManifest, Experience
 from rftstream.contracts.control import Claim, RunFinished, TasksEnded, Trimmed

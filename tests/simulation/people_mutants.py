@@ -11,9 +11,9 @@ from rftstream.contracts.records import Record, TopicPartition
 from rftstream.data.feedback.fold import FeedbackFold, GroupStatus
 from rftstream.data.feedback.votes import QuestionVotes
 from rftstream.roles.buffer.bodies import Bodies
-from rftstream.roles.buffer.feedback import FeedbackIntake
 from rftstream.roles.buffer.groups import Group
-from rftstream.roles.buffer.judged_rewards import JudgedBodies
+from rftstream.roles.buffer.people.feedback import FeedbackIntake
+from rftstream.roles.buffer.people.judged_rewards import JudgedBodies
 from rftstream.service.role import Log
 from tests.simulation.changes import changed
 

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from rftstream.config.pipelines import operator_places
+from rftstream.config.data_pipelines.pipelines import operator_places
 from tests.simulation.grid import check_seed, draw_config, is_short
 from tests.simulation.pipelines import BY_FACTS, with_pipelines
 from tests.simulation.seeds import seeds

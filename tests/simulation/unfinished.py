@@ -17,7 +17,7 @@ from rftstream.models.spec import ModelSpec
 from rftstream.policies.base import Completion, SampleRequest
 from rftstream.policies.fake import FakePolicy
 from rftstream.policies.fake_model import solve
-from rftstream.roles.explorer.partials import parse_key
+from rftstream.roles.explorer.saved.partials import parse_key
 from tests.simulation.games import check_rollout
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ REACHED: dict[str, str] = {
     "service/records/versions_in_force.py MAX_RUNS": "tests/unit/service/test_summaries.py",
     "service/dead_letters.py MAX_LETTER_BYTES": "tests/flow/test_explorer.py",
     "weights/follower.py MAX_GONE": "tests/unit/weights/test_follower.py",
-    "transport/base.py MAX_METADATA_BYTES": "rftstream/testing/conformance_transactions.py",
+    "transport/base.py MAX_METADATA_BYTES": "rftstream/testing/conformance_tests/transactions.py",
     "transport/kafka/feed.py MAX_HELD_BYTES": "tests/broker/test_kafka_own.py",
     "data/tasksets/columns.py MAX_DEPTH MAX_PROBLEM_BYTES": "tests/unit/data/test_tasksets_tables.py",
     "environments/called.py MAX_ANSWER_BYTES": "tests/unit/environments/test_called.py",
@@ -64,7 +64,7 @@ REACHED: dict[str, str] = {
 NOT_REACHED: dict[str, str] = {
     "contracts/codec.py _MAX_ACCEPTED": "a cache, which takes no more then",
     "roles/explorer/agents/loop.py MAX_REMEMBERED": "forgets the oldest of 100,000 ended rollouts",
-    "roles/explorer/partials.py MAX_HELD_BYTES": "64 MiB of pieces; those above are read from the log",
+    "roles/explorer/saved/partials.py MAX_HELD_BYTES": "64 MiB of pieces; those above are read from the log",
     "roles/feeder/step.py MAX_DRAWS_A_TRANSACTION": "only says where a transaction ends",
     "roles/synthesiser/models.py LONGEST_PAUSE_S": "a pause",
     "roles/trainer/retention/trimmed_deletions.py LONGEST_PAUSE_S": "a pause",

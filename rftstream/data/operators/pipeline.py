@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from rftstream.config.pipelines import OperatorPlace, operator_places
+from rftstream.config.data_pipelines.pipelines import OperatorPlace, operator_places
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.ids import derive_seed
 from rftstream.contracts.outcomes import OperatorAction, OperatorDecision, ReuseKind

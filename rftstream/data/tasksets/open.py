@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from rftstream.config.data_pipelines.synthesis import grows
 from rftstream.config.parts import registry
 from rftstream.config.sections import EvaluationSection, RunConfig, TasksetSection
-from rftstream.config.synthesis import grows
 from rftstream.data.tasksets import TASKSETS
 from rftstream.data.tasksets.base import Taskset
 from rftstream.data.tasksets.canary import CanaryTaskset

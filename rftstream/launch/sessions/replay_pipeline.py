@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from rftstream.algorithms.by_taskset import build_algorithm
-from rftstream.config.pipeline_files import with_pipelines_of
-from rftstream.config.pipelines import operator_places
+from rftstream.config.data_pipelines.pipeline_files import with_pipelines_of
+from rftstream.config.data_pipelines.pipelines import operator_places
 from rftstream.config.sections import RunConfig
 from rftstream.errors import ConfigError
 from rftstream.launch.result import RunResult

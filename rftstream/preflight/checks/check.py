@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from rftstream.config.colocation import check_colocation
+from rftstream.config.data_pipelines.pipelines import operator_places
 from rftstream.config.loader import sampling_for
 from rftstream.config.parts import registry
 from rftstream.config.parts.reward_uses import reward_formula, reward_uses
-from rftstream.config.pipelines import operator_places
 from rftstream.config.sections import EvaluationSection, RunConfig, TasksetSection, name_of_part
 from rftstream.config.stages import Stages
 from rftstream.contracts.tasks import ChatMessage, Problem

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
 
-from rftstream.config.pipelines import has_operators
+from rftstream.config.data_pipelines.pipelines import has_operators
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.ids import derive_seed
 from rftstream.contracts.outcomes import GroupOutcome

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import chain, repeat
 
-from rftstream.config.pipelines import operator_places
+from rftstream.config.data_pipelines.pipelines import operator_places
 from rftstream.config.sections import RunConfig
 from rftstream.contracts import codec
 from rftstream.contracts.batches import Experience
@@ -35,8 +35,8 @@ from rftstream.queries.decisions.recompute_reuse import ReuseAgain
 from rftstream.queries.people.feedback import judged_rewards
 from rftstream.roles.buffer.experiences import experience_of
 from rftstream.roles.buffer.groups import Group, Sibling, sibling_of
-from rftstream.roles.buffer.judged_rewards import JudgedBodies
 from rftstream.roles.buffer.operators import GroupOperators
+from rftstream.roles.buffer.people.judged_rewards import JudgedBodies
 from rftstream.roles.buffer.reuse import offers_of
 from rftstream.roles.feeder.cursor import FeederCursor
 from rftstream.roles.feeder.draws import Draws, growing_of, open_sources, tasksets_of

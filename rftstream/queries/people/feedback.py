@@ -23,7 +23,7 @@ from rftstream.contracts.records import Record, TopicPartition
 from rftstream.data.feedback.fold import OPEN, FeedbackFold, GroupStatus, is_decided, judgement_id_of
 from rftstream.errors import ContractError
 from rftstream.queries.formatting import columns, number, plural
-from rftstream.roles.buffer.judged_rewards import JudgedRewards
+from rftstream.roles.buffer.people.judged_rewards import JudgedRewards
 from rftstream.service.records.in_force import RecordsInForce
 from rftstream.service.role import Log
 

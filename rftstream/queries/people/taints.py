@@ -15,7 +15,7 @@ from rftstream.contracts.verdicts import VerifiedRollout
 from rftstream.data.feedback.fold import is_decided
 from rftstream.queries.formatting import columns, number, plural
 from rftstream.queries.people.feedback import FeedbackView, read_feedback
-from rftstream.roles.buffer.judged_rewards import JudgedRewards
+from rftstream.roles.buffer.people.judged_rewards import JudgedRewards
 from rftstream.service.role import Log
 
 

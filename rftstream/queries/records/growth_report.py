@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rftstream.config.data_pipelines.synthesis import growing_tasksets
 from rftstream.config.sections import RunConfig
-from rftstream.config.synthesis import growing_tasksets
 from rftstream.contracts.problems import PROBLEM, REJECTED_PROBLEM
 from rftstream.contracts.records import Record
 from rftstream.queries.formatting import plural

@@ -34,9 +34,9 @@ from rftstream.roles.buffer.decisions import Decisions, no_batch
 from rftstream.roles.buffer.demonstration_intake import DemonstrationIntake
 from rftstream.roles.buffer.demonstrations import DEMONSTRATIONS, DemonstrationQueue, spread
 from rftstream.roles.buffer.experiences import experiences_of_share
-from rftstream.roles.buffer.feedback import FEEDBACK, FeedbackIntake
 from rftstream.roles.buffer.groups import Group, OpenGroups, sibling_of, unscorable_reasons
 from rftstream.roles.buffer.operators import GroupOperators
+from rftstream.roles.buffer.people.feedback import FEEDBACK, FeedbackIntake
 from rftstream.roles.buffer.progress import BufferProgress
 from rftstream.roles.buffer.reuse import ReusedBodies, ReusePool, metrics_of, takes_demonstrations, uses_of
 from rftstream.roles.feeder.admission import VersionInForce

@@ -9,8 +9,8 @@ from collections.abc import Collection, Mapping
 from rftstream import metrics
 from rftstream.contracts.rollouts import StoredState
 from rftstream.models.rendering import Renderer
-from rftstream.roles.explorer.pieces import SavedRollout
-from rftstream.roles.explorer.saved_states import SavedStates
+from rftstream.roles.explorer.saved.pieces import SavedRollout
+from rftstream.roles.explorer.saved.saved_states import SavedStates
 from rftstream.roles.explorer.turn_loop import TurnLoop
 from rftstream.roles.explorer.work import RolloutInHand
 from rftstream.service.role import Publish

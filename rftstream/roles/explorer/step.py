@@ -36,10 +36,10 @@ from rftstream.policies.colocated import EngineShare
 from rftstream.roles.explorer import EXPLORER
 from rftstream.roles.explorer.fit_to_record import fit_to_record, rollout_of, skipped, undecodable_rollout
 from rftstream.roles.explorer.in_hand import RolloutsInHand
-from rftstream.roles.explorer.partials import Partials, numbers_of, tombstones
-from rftstream.roles.explorer.pieces import CannotGoOnError
-from rftstream.roles.explorer.saved_states import SavedStates
-from rftstream.roles.explorer.stored import stored_rollout
+from rftstream.roles.explorer.saved.partials import Partials, numbers_of, tombstones
+from rftstream.roles.explorer.saved.pieces import CannotGoOnError
+from rftstream.roles.explorer.saved.saved_states import SavedStates
+from rftstream.roles.explorer.saved.stored import stored_rollout
 from rftstream.roles.explorer.turn_loop import TurnLoop
 from rftstream.roles.explorer.weights_update import WeightsUpdate
 from rftstream.roles.explorer.work import RolloutInHand

@@ -41,7 +41,7 @@ from rftstream.roles.explorer.environment_session import (
     add_reply,
 )
 from rftstream.roles.explorer.open_rollout import Increment, OpenRollout, Phase, RolloutView
-from rftstream.roles.explorer.pieces import SavedRollout, go_on_from
+from rftstream.roles.explorer.saved.pieces import SavedRollout, go_on_from
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from rftstream.contracts.rollouts import PartialRollout, StoredState
 from rftstream.contracts.tasks import Task
 from rftstream.errors import ContractError
 from rftstream.roles.explorer.open_rollout import Increment
-from rftstream.roles.explorer.partials import TOPIC
-from rftstream.roles.explorer.pieces import SavedRollout
+from rftstream.roles.explorer.saved.partials import TOPIC
+from rftstream.roles.explorer.saved.pieces import SavedRollout
 from rftstream.service.role import Item, Publish
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from typing import TypeVar
 from kafka import KafkaAdminClient
 from kafka import errors as kafka_errors
 
-from rftstream.transport.kafka.compat import StableAdminClient
+from rftstream.transport.kafka.client.compat import StableAdminClient
 from rftstream.transport.kafka.connection import KafkaClientFactory, is_passing
 
 PATIENCE_S = 8.0

@@ -10,7 +10,7 @@ from kafka.admin import ConfigResource, ConfigResourceType
 from rftstream.errors import RftError, TransportError
 from rftstream.transport.base import MAX_METADATA_BYTES, TopicSettings
 from rftstream.transport.findings import Finding, Level
-from rftstream.transport.kafka import compat
+from rftstream.transport.kafka.client import compat
 from rftstream.transport.kafka.connection import KafkaClientFactory
 from rftstream.transport.kafka.options import MIN_SESSION_S
 

@@ -20,7 +20,7 @@ from kafka.structs import TopicPartition as KafkaPartition
 from rftstream.contracts.records import TopicPartition
 from rftstream.errors import ConfigError, LogRefused, RftError, TransportError
 from rftstream.transport.base import Jump
-from rftstream.transport.kafka import compat, selector
+from rftstream.transport.kafka.client import compat, selector
 from rftstream.transport.kafka.options import FETCH_WAIT_MS, REQUEST_MS, check_options
 
 OLDEST_BROKER = (3, 0)

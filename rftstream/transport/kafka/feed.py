@@ -22,7 +22,7 @@ from kafka.structs import TopicPartition as KafkaPartition
 from rftstream.contracts.records import Record, TopicPartition
 from rftstream.errors import LogTruncated, PositionMissing, RftError
 from rftstream.transport.base import Jump
-from rftstream.transport.kafka import compat_consumer
+from rftstream.transport.kafka.client import compat_consumer
 from rftstream.transport.kafka.connection import KafkaClientFactory, is_passing
 
 log = logging.getLogger(__name__)

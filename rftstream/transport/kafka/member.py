@@ -25,7 +25,7 @@ from rftstream.contracts.records import Record, TopicPartition
 from rftstream.errors import PositionMissing
 from rftstream.transport.base import Position, Snapshot
 from rftstream.transport.checks import PUT_OUT, check_owned, choose_positions
-from rftstream.transport.kafka.compat_consumer import BackgroundJoin
+from rftstream.transport.kafka.client.compat_consumer import BackgroundJoin
 from rftstream.transport.kafka.connection import KafkaClientFactory
 from rftstream.transport.kafka.feed import Feed
 from rftstream.transport.kafka.options import MIN_SESSION_S

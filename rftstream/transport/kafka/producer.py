@@ -33,7 +33,7 @@ from rftstream.errors import (
 )
 from rftstream.transport.base import Position, Snapshot, TopicSettings
 from rftstream.transport.checks import check_metadata
-from rftstream.transport.kafka import compat
+from rftstream.transport.kafka.client import compat
 from rftstream.transport.kafka.connection import KafkaClientFactory, is_passing, named
 
 log = logging.getLogger(__name__)

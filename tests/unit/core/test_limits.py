@@ -18,7 +18,7 @@ from rftstream.algorithms.opd import Opd
 from rftstream.algorithms.reinforce_plus_plus import ReinforcePlusPlus
 from rftstream.contracts.arrays import Array
 from rftstream.contracts.batches import LossKind
-from rftstream.core import advantages, corrections, distillation, imitation, kl, losses, masks, shaping, values
+from rftstream.core import advantages, corrections, distillation, imitation, kl, losses, masks, values
 from rftstream.core.logprobs import token_logprobs
 from rftstream.core.ratios import exact_log_ratios, log_ratios
 from tests.unit.algorithms.test_algorithms import build
@@ -308,7 +308,7 @@ def test_numpy_functions_compute_half_precision_in_full():
                     advantages.compute_leave_one_out_advantages, advantages.compute_likelihood_advantages):  # fmt: skip
         np.testing.assert_array_equal(compute(rewards, groups), compute(exact, groups))
     np.testing.assert_array_equal(advantages.whiten(rewards), advantages.whiten(exact))
-    np.testing.assert_array_equal(shaping.sum_of_later(rewards), shaping.sum_of_later(exact))
+    np.testing.assert_array_equal(advantages.sum_of_later(rewards), advantages.sum_of_later(exact))
     np.testing.assert_array_equal(
         corrections.second_moment_mask(rewards, 1e5), corrections.second_moment_mask(exact, 1e5)
     )
@@ -355,7 +355,7 @@ def test_logits_of_float16_states_are_made_in_float32():
          "max_rise -1.0"),
         (lambda: advantages.compute_soft_baseline_advantages(np.ones(2), np.zeros(2, int), tau=0.0), "tau 0.0"),
         (lambda: advantages.compute_group_advantages(np.ones(2), np.zeros(2, int), eps=-1.0), "eps -1.0"),
-        (lambda: shaping.compute_overlong_penalties(np.asarray([3]), np.asarray([0]), share=0.2), "limit of 0"),
+        (lambda: advantages.compute_overlong_penalties(np.asarray([3]), np.asarray([0]), share=0.2), "limit of 0"),
         (lambda: values.compute_gae(np.ones((1, 2)), np.ones((1, 2)), np.asarray([[1.0, 0.5]]), gamma=1.0, lam=1.0),
          "neither 0 nor 1"),
         (lambda: distillation.compute_teacher_gaps(np.ones(2), np.ones(2), np.asarray([0, 2])), "neither 0 nor 1"),

@@ -21,10 +21,10 @@ from rftstream.contracts.rollouts import Rollout, RolloutStatus, Turn
 from rftstream.contracts.tasks import ChatMessage, Problem, RolloutIds, Sampling
 from rftstream.contracts.verdicts import Verdict, VerifiedRollout
 from rftstream.contracts.versions import EvalResult, StepRecord, VersionName
-from rftstream.launch import progress
-from rftstream.launch.live_progress import LiveProgress, live_view
+from rftstream.launch.display import progress
+from rftstream.launch.display.live_progress import LiveProgress, live_view
+from rftstream.launch.display.progress_text import SPARKLINE_WIDTH, sparkline, status_line
 from rftstream.launch.processes import WorkerCommand
-from rftstream.launch.progress_text import SPARKLINE_WIDTH, sparkline, status_line
 from rftstream.launch.supervisor import Slot
 from rftstream.launch.watch import Watch
 from rftstream.queries.formatting import duration

@@ -21,7 +21,7 @@ from rftstream.errors import ConfigError, RewardError
 from rftstream.rewards.base import RewardInput, Score, ScoreReply, ScoreRequest
 from rftstream.rewards.process import BatchSizes
 from rftstream.rewards.scorer import InlineScorer, ProcessScorer
-from rftstream.testing.conformance_bench import await_true
+from rftstream.testing.conformance_tests.bench import await_true
 from rftstream.testing.memory_run import ManualClock
 from tests.configs import small_run
 from tests.waiting import wait_until

@@ -9,7 +9,7 @@ from rftstream.contracts.records import Record
 from rftstream.contracts.rollouts import VersionSpan
 from rftstream.policies.base import Completion
 from rftstream.roles.explorer.open_rollout import OpenSegment
-from rftstream.roles.explorer.partials import Partials, numbers_of, parse_key, tombstones
+from rftstream.roles.explorer.saved.partials import Partials, numbers_of, parse_key, tombstones
 from rftstream.transport.memory.transport import MemoryLog
 
 

@@ -44,7 +44,8 @@ from kafka.producer.transaction_manager import (
 from kafka.protocol.metadata import MetadataResponse
 from kafka.structs import TopicPartition
 
-from rftstream.transport.kafka import compat, compat_consumer, connection
+from rftstream.transport.kafka import connection
+from rftstream.transport.kafka.client import compat, compat_consumer
 from rftstream.transport.kafka.member import Together
 
 

@@ -13,7 +13,7 @@ from random import Random
 
 import pytest
 
-from rftstream.transport.kafka import selector
+from rftstream.transport.kafka.client import selector
 
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 

@@ -15,7 +15,7 @@ from kafka.net.transport import KafkaTCPTransport
 from kafka.producer.transaction_manager import ProducerIdAndEpoch, TransactionManager, TransactionState
 from kafka.structs import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
 
-from rftstream.transport.kafka import compat
+from rftstream.transport.kafka.client import compat
 
 
 @pytest.fixture

@@ -20,10 +20,10 @@ from rftstream.roles.explorer.agents.pieces import EncodedPiece
 from rftstream.roles.explorer.agents.rollout import AgentRollout
 from rftstream.roles.explorer.agents.session import EndedAgent
 from rftstream.roles.explorer.fit_to_record import skipped
-from rftstream.roles.explorer.partials import TOPIC, numbers_of, tombstones
-from rftstream.roles.explorer.pieces import CannotGoOnError
+from rftstream.roles.explorer.saved.partials import TOPIC, numbers_of, tombstones
+from rftstream.roles.explorer.saved.pieces import CannotGoOnError
+from rftstream.roles.explorer.saved.stored import stored_rollout
 from rftstream.roles.explorer.step import ExplorerStep, finish_work, may_begin
-from rftstream.roles.explorer.stored import stored_rollout
 from rftstream.roles.explorer.work import RolloutInHand
 from rftstream.service.role import Done, Item, Publish, Received, Saved, Wakeup
 

@@ -6,8 +6,8 @@ import pytest
 
 from rftstream.contracts.records import NewRecord, TopicPartition
 from rftstream.errors import ConfigError, PositionMissing
-from rftstream.testing.conformance_bench import Bench, new, places_of, position_new, take, texts
-from rftstream.testing.conformance_reading import BenchFixtures
+from rftstream.testing.conformance_tests.bench import Bench, new, places_of, position_new, take, texts
+from rftstream.testing.conformance_tests.reading import BenchFixtures
 from rftstream.transport.base import Jump, Position, TopicSettings
 
 

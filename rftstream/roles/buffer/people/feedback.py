@@ -22,9 +22,9 @@ from rftstream.data.feedback.fold import OPEN, FeedbackFold, GroupStatus, judgem
 from rftstream.data.feedback.selection import choose_questions
 from rftstream.errors import ContractError
 from rftstream.roles.buffer.bodies import Bodies
-from rftstream.roles.buffer.decided_groups import DecidedGroups
 from rftstream.roles.buffer.groups import Group, OpenGroups
-from rftstream.roles.buffer.judged_rewards import JudgedBodies, JudgedRewards
+from rftstream.roles.buffer.people.decided_groups import DecidedGroups
+from rftstream.roles.buffer.people.judged_rewards import JudgedBodies, JudgedRewards
 from rftstream.roles.buffer.progress import BufferProgress
 from rftstream.service.role import FOREVER, Log, Publish, SingleTransaction
 from rftstream.transport.base import Transport

@@ -8,8 +8,8 @@ import pytest
 
 from rftstream.contracts.records import TopicPartition
 from rftstream.errors import AssignmentLost
-from rftstream.testing.conformance_bench import Bench, CarryingWorker, new, places_of, take, texts
-from rftstream.testing.conformance_reading import BenchFixtures
+from rftstream.testing.conformance_tests.bench import Bench, CarryingWorker, new, places_of, take, texts
+from rftstream.testing.conformance_tests.reading import BenchFixtures
 from rftstream.transport.base import MAX_METADATA_BYTES, Member, Position
 
 

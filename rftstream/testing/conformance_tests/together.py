@@ -6,8 +6,8 @@ import time
 from collections import Counter
 
 from rftstream.contracts.records import NewRecord, Record, TopicPartition
-from rftstream.testing.conformance_bench import Bench, CarryingWorker, await_true, new, read_all, take, texts
-from rftstream.testing.conformance_reading import BenchFixtures
+from rftstream.testing.conformance_tests.bench import Bench, CarryingWorker, await_true, new, read_all, take, texts
+from rftstream.testing.conformance_tests.reading import BenchFixtures
 from rftstream.transport.base import Transport
 
 _PATIENCE_S = 240.0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from rftstream.algorithms.learning_signal import find_no_signal
 from rftstream.contracts.versions import EvalResult, StepRecord
-from rftstream.launch.progress_text import SPARKLINE_WIDTH, evaluation_line, rate_parts, sample_line, sparkline
+from rftstream.launch.display.progress_text import SPARKLINE_WIDTH, evaluation_line, rate_parts, sample_line, sparkline
 from rftstream.launch.supervisor import Slot
 from rftstream.launch.watch import Watch
 from rftstream.queries.formatting import duration

@@ -16,7 +16,7 @@ from rftstream.contracts.records import Record
 from rftstream.contracts.rollouts import PartialRollout
 from rftstream.contracts.tasks import Task
 from rftstream.errors import ContractError
-from rftstream.roles.explorer.pieces import CannotGoOnError, SavedRollout, join_pieces
+from rftstream.roles.explorer.saved.pieces import CannotGoOnError, SavedRollout, join_pieces
 from rftstream.service.reading import read_records
 from rftstream.service.role import Publish
 from rftstream.transport.base import Transport

@@ -7,7 +7,7 @@ import pytest
 from rftstream.contracts.records import NewRecord, Record, TopicPartition
 from rftstream.errors import PositionMissing, RecordTooLarge
 from rftstream.service.reading import read_records
-from rftstream.testing.conformance_bench import (
+from rftstream.testing.conformance_tests.bench import (
     Bench,
     ConformanceHarness,
     by_place,

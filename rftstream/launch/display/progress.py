@@ -8,8 +8,8 @@ from typing import Any, Protocol, TextIO
 
 from rftstream.contracts.versions import EvalResult, StepRecord
 from rftstream.error_kinds import kind_of
-from rftstream.launch.live_progress import LiveProgress
-from rftstream.launch.progress_text import evaluation_line, sample_line, status_line
+from rftstream.launch.display.live_progress import LiveProgress
+from rftstream.launch.display.progress_text import evaluation_line, sample_line, status_line
 from rftstream.launch.watch import Sample, Watch
 from rftstream.queries.state.failing import FailingTaskset
 from rftstream.queries.state.standstill import Standstill

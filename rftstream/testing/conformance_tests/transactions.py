@@ -6,8 +6,8 @@ import pytest
 
 from rftstream.contracts.records import NewRecord, TopicPartition
 from rftstream.errors import PositionMissing, ProducerLost, RecordTooLarge
-from rftstream.testing.conformance_bench import Bench, new, texts
-from rftstream.testing.conformance_reading import BenchFixtures
+from rftstream.testing.conformance_tests.bench import Bench, new, texts
+from rftstream.testing.conformance_tests.reading import BenchFixtures
 from rftstream.transport.base import MAX_METADATA_BYTES, Position
 
 

@@ -1,0 +1,1 @@
+"""What people say of rollouts, and what their judgements change about groups."""

@@ -1,0 +1,1 @@
+"""What an explorer saves of unfinished rollouts, and how a successor goes on from it."""
