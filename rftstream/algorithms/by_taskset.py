@@ -188,7 +188,9 @@ def build_algorithm(config: RunConfig, where: str = "trainer.algorithm") -> Algo
 def _union(needs: Sequence[frozenset[str]]) -> frozenset[str]:
     """To do without proximal logprobs, all have to."""
     everything = frozenset().union(*needs)
-    return everything if all("no_proximal_logprobs" in one for one in needs) else everything - {"no_proximal_logprobs"}
+    return (
+        everything if all("no_proximal_logprobs" in need for need in needs) else everything - {"no_proximal_logprobs"}
+    )
 
 
 def _alike(rows: Sequence[TrainingRow]) -> tuple[TrainingRow, ...]:
@@ -217,7 +219,7 @@ def _select(rows: MicroBatch, places: Tensor) -> MicroBatch:
             return {name: some(one) for name, one in value.items()}
         return None if value is None else value[places]
 
-    return replace(rows, **{one.name: some(getattr(rows, one.name)) for one in fields(rows)})
+    return replace(rows, **{field.name: some(getattr(rows, field.name)) for field in fields(rows)})
 
 
 def _without_demonstrations(denominators: Denominators) -> Denominators:

@@ -168,7 +168,9 @@ class PolicyGradient:
             rows, metrics["truncated_masked"] = scored.leave_out_truncated(rows)
         advantages_N = self.penalised_advantages(scored, rewards_N, penalties_N)
         advantages_R = self.token_advantages(scored, rows, advantages_N, rewards_N, kl_R)
-        additions_R = [self.additions(one, segment) for one in scored.experiences for segment in one.segments]
+        additions_R = [
+            self.additions(experience, segment) for experience in scored.experiences for segment in experience.segments
+        ]
         additions_R = _with_discounts(scored, additions_R)
         rows = tuple(
             replace(row, advantages=advantages_T.astype(np.float32), additions=additions)
@@ -265,7 +267,7 @@ class PolicyGradient:
 
 def _with_discounts(scored: ScoredBatch, additions_R: list[dict[str, np.ndarray]]) -> list[dict[str, np.ndarray]]:
     """Return the additions of the rows with their discounts, if any experience has another weight than 1."""
-    if all(one.weight == 1 for one in scored.experiences):
+    if all(experience.weight == 1 for experience in scored.experiences):
         return additions_R
     return [
         {**additions, DISCOUNT: np.full(segment.token_ids.shape[0], 1 - scored.experiences[owner].weight, np.float32)}

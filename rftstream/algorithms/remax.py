@@ -54,4 +54,4 @@ class ReMax(Clipped):
 
 def _greedy(scored: ScoredBatch) -> np.ndarray:
     """Which rollouts were sampled greedily, bool [N]."""
-    return np.asarray([one.sampling.temperature == 0 for one in scored.experiences], dtype=bool)
+    return np.asarray([experience.sampling.temperature == 0 for experience in scored.experiences], dtype=bool)

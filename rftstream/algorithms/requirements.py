@@ -31,8 +31,8 @@ def has_reference(algorithm: Algorithm) -> bool:
 def the_critic(algorithms: Sequence[Algorithm]) -> CriticConfig | None:
     """Return the settings of the critic that the stages share, if any has one. ConfigError if they have different
     ones."""
-    critics = [critic for one in algorithms if (critic := critic_of(one)) is not None]
-    if any(one != critics[0] for one in critics):
+    critics = [critic for algorithm in algorithms if (critic := critic_of(algorithm)) is not None]
+    if any(critic != critics[0] for critic in critics):
         raise ConfigError("stages: critics of different settings, expected one for the whole run; set them alike")
     return critics[0] if critics else None
 

@@ -69,8 +69,11 @@ def demonstration_rows(batch: Sequence[Experience]) -> tuple[TrainingRow, ...]:
     demonstrations = [one for one in batch if one.loss_kind is LossKind.sft]
     return tuple(
         replace(row, behavior_logprobs=np.zeros_like(row.behavior_logprobs))
-        for group, one in enumerate(demonstrations)
-        for row in (training_row(segment, one.weight, 1.0, group, 0, stratum_of(one)) for segment in one.segments)
+        for group, demonstration in enumerate(demonstrations)
+        for row in (
+            training_row(segment, demonstration.weight, 1.0, group, 0, stratum_of(demonstration))
+            for segment in demonstration.segments
+        )
     )
 
 

@@ -106,7 +106,7 @@ class Passes:
     @property
     def num_microbatches(self) -> int:
         """Number of micro-batches in one pass over the batch."""
-        return sum(len(one.inputs) for one in self.minibatches)
+        return sum(len(minibatch.inputs) for minibatch in self.minibatches)
 
     def _minibatch(
         self,
@@ -130,13 +130,13 @@ class Passes:
 
     def compute_proximal(self) -> None:
         """Compute the logprobs of all rows under the parameters as they are now."""
-        for one in self.minibatches:
-            one.proximal = [self._constant(inputs, self._network) for inputs in one.inputs]
+        for minibatch in self.minibatches:
+            minibatch.proximal = [self._constant(inputs, self._network) for inputs in minibatch.inputs]
 
     def compute_reference(self, network: Network) -> None:
         """Compute the logprobs of all rows under the reference network."""
-        for one in self.minibatches:
-            one.reference = [self._constant(inputs, network) for inputs in one.inputs]
+        for minibatch in self.minibatches:
+            minibatch.reference = [self._constant(inputs, network) for inputs in minibatch.inputs]
 
     def _constant(self, inputs: Inputs, network: Network) -> Tensor:
         self._flops += network.flops(inputs, backward=False)

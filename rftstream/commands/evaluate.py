@@ -127,10 +127,10 @@ def _evaluate_versions(
                 opened, evaluation=evaluation, versions=versions, again=again, here=here, timeout_s=timeout_s, say=_say
             )
         ) as results:
-            for one in results:
-                found.append(one)
-                if one.new:
-                    _say(_line(one.result, f"version {one.result.name.version}"))
+            for result in results:
+                found.append(result)
+                if result.new:
+                    _say(_line(result.result, f"version {result.result.name.version}"))
     found.sort(key=lambda one: one.result.name.version)
     if as_json:
         print_out({"results": [{**result_to_json(one.result), "new": one.new} for one in found]})
@@ -165,15 +165,15 @@ def _evaluate_models(
             with closing(
                 evaluate_model(config, model, evaluation=evaluation, out=out, again=again, say=_say)
             ) as results:
-                for one in results:
-                    found.append(one)
-                    if one.new:
-                        _say(_line(one.result, model))
+                for result in results:
+                    found.append(result)
+                    if result.new:
+                        _say(_line(result.result, model))
     if as_json:
         print_out({"results": [{"model": one.model, **result_row(one.result), "new": one.new} for one in found]})
     elif found:
         rows = sorted(found, key=lambda one: list(config.evaluations).index(one.result.evaluation))
-        print_out(table(("evaluation", "model"), [((one.result.evaluation, one.model), one.result) for one in rows]))
+        print_out(table(("evaluation", "model"), [((row.result.evaluation, row.model), row.result) for row in rows]))
     end.leave()
 
 

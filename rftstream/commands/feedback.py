@@ -122,7 +122,7 @@ def questions(run: Path, only_open: bool, as_json: bool) -> None:
     with opened_run(run) as opened:
         view = read_feedback(Log(opened.transport), opened.config)
     if only_open:
-        view.questions = [one for one in view.questions if question_state(view, one, now) == "open"]
+        view.questions = [question for question in view.questions if question_state(view, question, now) == "open"]
     print_out(questions_to_json(view, now) if as_json else questions_to_text(view, now))
 
 

@@ -167,7 +167,7 @@ def _check_whole(config: RunConfig) -> None:
             "demonstrations by experts.source, for a run that learns from them alone"
         )
     origins = (config.model.path, config.model.make, config.model.init_from)
-    if sum(one is not None for one in origins) != 1:
+    if sum(origin is not None for origin in origins) != 1:
         raise ConfigError("model: expected exactly one of path, init_from and [model.make]")
     if "@" in config.weights.store.partition("://")[2].partition("/")[0]:
         raise ConfigError(

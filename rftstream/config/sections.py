@@ -385,7 +385,7 @@ class RunConfig:
         """Return each place in the run file that names an algorithm, with what stands there."""
         own = {f"tasksets.{name}.algorithm": one.algorithm for name, one in self.tasksets.items() if one.algorithm}
         stages = {
-            f"stages.{number}.algorithm": one.algorithm for number, one in enumerate(self.stages) if one.algorithm
+            f"stages.{number}.algorithm": stage.algorithm for number, stage in enumerate(self.stages) if stage.algorithm
         }
         return {"trainer.algorithm": self.trainer.algorithm, **own, **stages}
 

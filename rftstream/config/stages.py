@@ -80,7 +80,7 @@ class Stages:
         )
         if not config.stages:
             return Stages((common,), named=False)
-        firsts = accumulate((one.steps for one in config.stages), initial=0)
+        firsts = accumulate((stage.steps for stage in config.stages), initial=0)
         return Stages(
             tuple(
                 _stage(config, number, one, first, common)
@@ -176,5 +176,5 @@ def taken_kinds(config: RunConfig) -> frozenset[LossKind]:
     """Return what the run learns from, in any of its stages."""
     places = [stage.where for stage in Stages.of(config).all]
     named = config.algorithms_named()
-    kinds: Sequence[frozenset[LossKind]] = [loss_kinds(name_of_part(named[one], one), one) for one in places]
+    kinds: Sequence[frozenset[LossKind]] = [loss_kinds(name_of_part(named[place], place), place) for place in places]
     return frozenset().union(*kinds)

@@ -120,7 +120,7 @@ def group_of_rollouts(rollouts: Sequence[str]) -> str | None:
     groups = {rollout.rpartition("/")[0] for rollout in rollouts}
     siblings = [rollout.rpartition("/")[2] for rollout in rollouts]
     group = groups.pop() if len(groups) == 1 else ""
-    if split_group_id(group) is None or not all(one.isdecimal() and one.isascii() for one in siblings):
+    if split_group_id(group) is None or not all(sibling.isdecimal() and sibling.isascii() for sibling in siblings):
         return None
     return group
 

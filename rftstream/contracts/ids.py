@@ -13,7 +13,7 @@ def group_id(taskset: str, taskset_pass: int, index: int, attempt: int) -> str:
 def split_group_id(group: str) -> tuple[str, int, int, int] | None:
     """Return taskset, pass, index and attempt; None if the text is no group_id."""
     taskset, *numbers = group.split("/")
-    if not taskset or len(numbers) != 3 or not all(one.isdecimal() and one.isascii() for one in numbers):
+    if not taskset or len(numbers) != 3 or not all(number.isdecimal() and number.isascii() for number in numbers):
         return None
     taskset_pass, index, attempt = map(int, numbers)
     return taskset, taskset_pass, index, attempt

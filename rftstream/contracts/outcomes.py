@@ -165,7 +165,7 @@ class GroupOutcome:
 
     def siblings(self) -> set[int]:
         """Return the numbers in the group of `rollouts`."""
-        numbers = (one.rollout_id.rpartition("/")[2] for one in self.rollouts)
+        numbers = (rollout.rollout_id.rpartition("/")[2] for rollout in self.rollouts)
         return {int(number) for number in numbers if number.isdecimal()}
 
 

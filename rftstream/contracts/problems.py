@@ -167,7 +167,9 @@ REJECTED_PROBLEM = MessageSpec(
 
 def problem_digest(problem: Problem) -> str:
     """Return `sha256:<hex>` of what is asked and its answer: roles, texts, images by their digests, and the answer."""
-    messages = [[one.role, one.content, [media.digest for media in one.media]] for one in problem.messages]
+    messages = [
+        [message.role, message.content, [media.digest for media in message.media]] for message in problem.messages
+    ]
     text = json.dumps([messages, problem.answer], ensure_ascii=False, separators=(",", ":"))
     return f"sha256:{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()}"
 

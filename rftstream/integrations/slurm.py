@@ -116,7 +116,7 @@ def job_script(
         )
     steps = plan_steps(config, settings)
     cpus, gpus = (
-        max(sum(getattr(one, what) for one in steps if one.node == node) for node in range(settings.nodes))
+        max(sum(getattr(step, what) for step in steps if step.node == node) for node in range(settings.nodes))
         for what in ("cpus", "gpus")
     )
     options = [
@@ -133,7 +133,7 @@ def job_script(
         *settings.more,
     ]
     where = [
-        f"# node {node}: {', '.join(one.name for one in steps if one.node == node) or 'nothing'}"
+        f"# node {node}: {', '.join(step.name for step in steps if step.node == node) or 'nothing'}"
         for node in range(settings.nodes)
     ]
     lines = [
@@ -149,7 +149,7 @@ def job_script(
         f"folder={shlex.quote(str(folder))}",
         "",
         "job() {",
-        *(f"  {shlex.join(_kept(one, settings.nodes))} &\n  keepers+=($!)" for one in steps),
+        *(f"  {shlex.join(_kept(step, settings.nodes))} &\n  keepers+=($!)" for step in steps),
         "}",
         "",
         BODY.read_text(encoding="utf-8").rstrip(),

@@ -383,8 +383,8 @@ class HfRenderer:
 
 def _is_first_prompt(messages: Sequence[ChatMessage]) -> bool:
     """Return whether siblings may ask for the prompt: a short one of texts, in which nobody has answered."""
-    are_texts = not any(one.media or one.tool_calls or one.role == "assistant" for one in messages)
-    return are_texts and sum(len(one.content) for one in messages) <= MAX_KEPT_CHARACTERS
+    are_texts = not any(message.media or message.tool_calls or message.role == "assistant" for message in messages)
+    return are_texts and sum(len(message.content) for message in messages) <= MAX_KEPT_CHARACTERS
 
 
 def _stop_token_ids(spec: ModelSpec, config: Mapping[str, Any], eos: int | None) -> frozenset[int]:

@@ -216,7 +216,7 @@ class _Turn:
             ]
         except ConfigError:
             raise _BreakError(BreakReason.template_changes_history) from None
-        prompt, history, text = (_EMPTY_THOUGHT.sub("", one) for one in texts)
+        prompt, history, text = (_EMPTY_THOUGHT.sub("", text) for text in texts)
         if MARK not in text or not _is_kept(prompt, history, text[: text.find(MARK)], said):
             raise _BreakError(BreakReason.template_changes_history)
 

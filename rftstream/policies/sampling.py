@@ -42,7 +42,7 @@ class SamplingTable:
     def of(seeds: Sequence[int], settings: Sequence[Sampling]) -> SamplingTable:
         """Return the table of these seeds and settings, one row each."""
         columns = {
-            item.name: np.asarray([getattr(one, item.name) for one in settings], dtype=np.float64)
+            item.name: np.asarray([getattr(setting, item.name) for setting in settings], dtype=np.float64)
             for item in dataclasses.fields(SamplingTable)
             if item.name != "seed"
         }

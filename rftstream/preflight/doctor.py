@@ -48,34 +48,40 @@ class DoctorReport:
     @property
     def problems(self) -> list[Finding]:
         """Return the findings that are problems."""
-        return [one for one in self.findings if one.level is Level.problem]
+        return [finding for finding in self.findings if finding.level is Level.problem]
 
     @property
     def exit_code(self) -> int:
         """Return the exit code of the command. The broker's own code is taken if the broker is one of the problems."""
-        return max((one.exit_code for one in self.problems), default=0)
+        return max((problem.exit_code for problem in self.problems), default=0)
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as plain values."""
         return {
             "ok": not self.problems,
             "findings": [
-                {"level": str(one.level), "what": one.what, "found": one.found, "wanted": one.wanted, "todo": one.todo}
-                for one in self.findings
+                {
+                    "level": str(finding.level),
+                    "what": finding.what,
+                    "found": finding.found,
+                    "wanted": finding.wanted,
+                    "todo": finding.todo,
+                }
+                for finding in self.findings
             ],
         }
 
     def to_text(self) -> str:
         """Return the report as lines. Problems come last, where they are seen first."""
-        findings = sorted(self.findings, key=lambda one: list(Level).index(one.level))
-        rows = [(str(one.level), one.what, one.found) for one in findings]
+        findings = sorted(self.findings, key=lambda finding: list(Level).index(finding.level))
+        rows = [(str(finding.level), finding.what, finding.found) for finding in findings]
         lines: list[str] = []
         for finding, line in zip(findings, columns(rows, left=3), strict=True):
             lines.append(line)
             if finding.level is not Level.ok:
                 wanted = f"wanted: {finding.wanted}" if finding.wanted else ""
                 lines.append(f"         {'; '.join(filter(None, (wanted, finding.todo)))}")
-        warnings = sum(one.level is Level.warning for one in self.findings)
+        warnings = sum(finding.level is Level.warning for finding in self.findings)
         verdict = plural(len(self.problems), "problem") if self.problems else "no problems"
         return "\n".join([*lines, "", f"{verdict}, {plural(warnings, 'warning')}"])
 
@@ -169,7 +175,7 @@ def _machine(config: RunConfig | None) -> Iterator[Finding]:
 
 
 def _disk(folder: Path) -> Iterator[Finding]:
-    there = next(one for one in (folder.resolve(), *folder.resolve().parents) if one.exists())
+    there = next(parent for parent in (folder.resolve(), *folder.resolve().parents) if parent.exists())
     free = shutil.disk_usage(there).free
     yield _judged(
         free >= FREE_BYTES,
@@ -239,7 +245,7 @@ def _broker(config: RunConfig) -> Iterator[Finding]:
         if look is not None:
             findings = look.broker()
             yield from findings
-            if not any(one.level is Level.problem and one.what == "broker" for one in findings):
+            if not any(finding.level is Level.problem and finding.what == "broker" for finding in findings):
                 yield from _topics(config, transport)
     finally:
         transport.close()

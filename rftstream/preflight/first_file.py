@@ -75,7 +75,7 @@ class WrittenFiles:
 
     def to_json(self) -> dict[str, Any]:
         """Return the paths as text."""
-        return {"run_file": str(self.run_file), "files": [str(one) for one in self.files]}
+        return {"run_file": str(self.run_file), "files": [str(file) for file in self.files]}
 
     def to_text(self) -> str:
         """Return what was written, and what to do next, for people."""
@@ -84,7 +84,7 @@ class WrittenFiles:
         argument = "" if file == RUN_FILE else f" {file}"
         return "\n".join(
             [
-                *(f"wrote {one}" for one in self.files),
+                *(f"wrote {file}" for file in self.files),
                 "",
                 f"rftstream check{argument}    looks at everything before it is run",
                 f"rftstream run{argument}      runs it, and leaves the model in a folder",

@@ -182,7 +182,7 @@ def _write_taskset(
         "digest_out": again.digest,
         "sha256": sha256_of(path),
         "not_written": not_written,
-        "operators": [one.to_json(examples=False) for one in counts.counts],
+        "operators": [count.to_json(examples=False) for count in counts.counts],
     }
 
 
@@ -195,9 +195,9 @@ def _is_sampled_otherwise(before: Draw, after: Draw) -> bool:
 
 def _why(counts: PipelineCounts) -> str:
     reasons = [
-        f"{one.label} ({reason}) {effect.count:,}"
-        for one in counts.counts
-        for (action, reason), effect in one.effects.items()
+        f"{count.label} ({reason}) {effect.count:,}"
+        for count in counts.counts
+        for (action, reason), effect in count.effects.items()
         if action == SKIP
     ]
     return ", ".join(reasons) + "; let the operators keep more"

@@ -131,7 +131,7 @@ def devices(config: RunConfig) -> list[tuple[str, str]]:
     """Return settings and the GPUs that they name, for the roles of this run. Each GPU comes once."""
     named = [("trainer.device", config.trainer.device)]
     if not config.without_tasks and config.explorer.count:
-        named += [("explorer.devices", one) for one in config.explorer.devices]
+        named += [("explorer.devices", device) for device in config.explorer.devices]
     if config.evaluations and config.evaluator.count:
         named.append(("evaluator.device", config.evaluator.device))
     wanted = {device: where for where, device in reversed(named) if device.startswith("cuda")}
@@ -255,7 +255,7 @@ def check_folder(folder: Path, *, where: str) -> str:
     """Make something in the nearest folder that is there, and remove it again. ConfigError if that is refused. Rights
     alone do not tell (a read-only disk, a file in the way)."""
     folder = folder.absolute()
-    there = next(one for one in (folder, *folder.parents) if os.path.lexists(one))
+    there = next(parent for parent in (folder, *folder.parents) if os.path.lexists(parent))
     try:
         os.rmdir(tempfile.mkdtemp(prefix=".rftstream-", dir=there))
     except OSError as error:
@@ -273,7 +273,7 @@ def _store(config: RunConfig, folder: RunFolder, patience_s: float | None) -> st
         if folder.path not in place.parents:  # the run folder was looked at already
             check_folder(place, where="weights.store")
         if not place.is_dir():
-            return f"to be made in {next(one for one in place.parents if one.is_dir())}"
+            return f"to be made in {next(parent for parent in place.parents if parent.is_dir())}"
     store = open_store(config, folder, patience_s=patience_s)
     name, data = f"doctor/{platform.node() or 'host'}-{os.getpid()}", b"written to see whether it can be\n"
     store.put(name, data)

@@ -221,7 +221,7 @@ def _pieces(token_ids: list[int], images: tuple[ImageSpan, ...], renderer: Rende
 def _runs(segment: Segment, rendering: Rendering) -> tuple[TokenRun, ...]:
     tokens = zip(segment.token_ids.numpy().tolist(), segment.loss_mask.numpy().tolist(), strict=True)
     runs = []
-    for sampled, run in itertools.groupby(tokens, key=lambda one: bool(one[1])):
+    for sampled, run in itertools.groupby(tokens, key=lambda token: bool(token[1])):
         ids = [token for token, _ in run]
         runs.append(TokenRun(text=joined(rendering.renderer.pieces(ids)), num_tokens=len(ids), sampled=sampled))
     return tuple(runs)

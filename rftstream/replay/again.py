@@ -116,7 +116,9 @@ class ReplayReport:
         else:
             lines.append(f"FIRST DIFFERENCE at {self.differences[0].to_text()}")
             lines += [
-                f"  also {one.to_text()}" for one in self.differences[1:] if one.version == self.differences[0].version
+                f"  also {difference.to_text()}"
+                for difference in self.differences[1:]
+                if difference.version == self.differences[0].version
             ][:8]
             num_versions = self.num_batches + 1
             lines.append(f"{len(self.different_versions):,} of {num_versions:,} versions differ; compared {compared}")

@@ -244,7 +244,7 @@ class BatchImport(Import):
         named: set[str] = set()
         for received in self._into.messages("outcomes"):
             if isinstance(received.message, GroupOutcome):
-                named.update(one.rollout_id for one in received.message.rollouts)
+                named.update(rollout.rollout_id for rollout in received.message.rollouts)
         there = {record.header("rollout_id") or b"" for record in self._into.read("verified", bodies=False)}
         if not {one.decode() for one in there} - named:
             return

@@ -50,7 +50,7 @@ class Recorded:
     def digests(self, version: int) -> list[tuple[VersionName, str]]:
         """Return the digests of a version's weights, with the full name, from each record in force that has one."""
         found = [self.steps[version]] if version in self.steps else []
-        found += [one for one in self.anchors.values() if one.name.version == version]
+        found += [anchor for anchor in self.anchors.values() if anchor.name.version == version]
         return [
             (one.name, one.weights_digest)
             for one in found

@@ -72,10 +72,11 @@ class LeftOut:
             return outcome
         if outcome.group_id in self.groups:
             return replace(outcome, result=GroupResult.filtered, reason=REASON, batch_sequence=None)
-        if not any(one.rollout_id in self.rollouts for one in outcome.rollouts):
+        if not any(rollout.rollout_id in self.rollouts for rollout in outcome.rollouts):
             return outcome
         rollouts = tuple(
-            replace(one, rejected=REASON) if one.rollout_id in self.rollouts else one for one in outcome.rollouts
+            replace(rollout, rejected=REASON) if rollout.rollout_id in self.rollouts else rollout
+            for rollout in outcome.rollouts
         )
         return replace(outcome, rollouts=rollouts)
 

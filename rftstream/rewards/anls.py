@@ -47,7 +47,7 @@ class AnlsReward:
         golds = self._golds(item)
         with evaluating_answer():
             answers = find_answers(item.conclusion, boxed_only=self._config.boxed_only)
-            found = next((one.text for one in answers if one.how in ("box", "mark", "whole")), None)
+            found = next((answer.text for answer in answers if answer.how in ("box", "mark", "whole")), None)
             if found is None:
                 return Score(reward=0.0, metrics={"parsed": 0.0})
             answer = self._plain(found)

@@ -137,7 +137,7 @@ class BoxReward:
             return None
         names = (self._config.width_column, self._config.height_column)
         sizes = [item.info.get(name) for name in names]
-        width, height = (one if isinstance(one, int | float) and 0 < one < 1e7 else 0 for one in sizes)
+        width, height = (size if isinstance(size, int | float) and 0 < size < 1e7 else 0 for size in sizes)
         if not width or not height:
             raise RewardError(
                 f"box_iou: the problem's columns {names[0]!r} and {names[1]!r} are {sizes[0]!r} and {sizes[1]!r}, "

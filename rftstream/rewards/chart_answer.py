@@ -76,7 +76,7 @@ class ChartReward:
     def __call__(self, item: RewardInput) -> Score:
         golds = right_answers(item, "chart_answer")
         with evaluating_answer():
-            answers = [one.text for one in find_answers(item.conclusion, boxed_only=self._config.boxed_only)]
+            answers = [answer.text for answer in find_answers(item.conclusion, boxed_only=self._config.boxed_only)]
             right = any(same_words(gold, answer) for gold in golds for answer in answers)
             number = next((found for answer in answers if (found := read_number(answer)) is not None), None)
             if number is not None and not right:

@@ -47,8 +47,10 @@ class ClassifierTexts:
         if self._renderer is None:
             return list(_tokenizer(self._folder).encode_whole(text))
         messages = [
-            ChatMessage(role=one["role"], content=one["content"], tool_calls=tuple(one.get("tool_calls", ())))
-            for one in item.messages
+            ChatMessage(
+                role=message["role"], content=message["content"], tool_calls=tuple(message.get("tool_calls", ()))
+            )
+            for message in item.messages
         ]
         try:
             if self._rendering == "template":

@@ -114,7 +114,7 @@ class CodeReward:
                 raise RewardError(f"code: {result.reason}: {result.detail}")
         share = sum(passed) / len(passed)
         reward = share if self._config.give == "share" else float(all(passed))
-        metrics = {f"failed_{reason}": float(any(one.reason == reason for one in results)) for reason in _REASONS}
+        metrics = {f"failed_{reason}": float(any(result.reason == reason for result in results)) for reason in _REASONS}
         return Score(reward=reward, metrics={**metrics, "tests_passed": share, "no_program": 0.0})
 
     def check(self, item: RewardInput) -> None:
@@ -173,7 +173,7 @@ class CodeReward:
                     prelude=prelude, limits=limits, backend=backend, stop_early=self._config.give == "all",
                     keep_output=False,
                 )  # fmt: skip
-                return [one.passed for one in results], results
+                return [result.passed for result in results], results
             case FunctionTests():
                 calls, expected = tests.calls[:most], tests.expected[:most]
                 result = run_function(

@@ -72,7 +72,7 @@ def _names_of(statement: ast.stmt) -> Iterator[str]:
             yield from ((alias.asname or alias.name.partition(".")[0]) for alias in statement.names)
         case ast.Assign() | ast.AnnAssign() | ast.For():
             targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-            yield from (node.id for one in targets for node in ast.walk(one) if isinstance(node, ast.Name))
+            yield from (node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name))
 
 
 def _star(module: str) -> set[str]:

@@ -207,7 +207,7 @@ def _cases(cases: Sequence[Mapping[str, Any]], columns: Mapping[str, Any]) -> Pr
         function = next(iter(names), "") or shared or _last_function(columns.get("starter_code"))
         if not function:
             raise ValueError("they call a function, whose name stands neither in metadata nor in starter_code")
-    return _pairs([one["input"] for one in cases], [one["output"] for one in cases], function, columns)
+    return _pairs([case["input"] for case in cases], [case["output"] for case in cases], function, columns)
 
 
 def _function_name(case: Mapping[str, Any]) -> str:
@@ -258,7 +258,7 @@ def _as_context(prompt: Any) -> str:
             statements = ast.parse(text).body
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             continue
-        return text if any(not isinstance(one, ast.Expr) for one in statements) else ""
+        return text if any(not isinstance(statement, ast.Expr) for statement in statements) else ""
     return ""
 
 

@@ -82,7 +82,7 @@ class CompositeReward:
         if len(self._parts) == 1:
             return [self._weighed(outcome) for outcome in self._outcomes(self._parts[0], items, over_limit)]
         found: list[dict[str, Outcome]] = [{} for _ in items]
-        for part in sorted(self._parts, key=lambda one: one.use.use != "gate"):
+        for part in sorted(self._parts, key=lambda part: part.use.use != "gate"):
             asked = [place for place, item in enumerate(items) if self._is_asked(part, item, found[place])]
             outcomes = self._outcomes(part, [items[place] for place in asked], over_limit)
             for place, outcome in zip(asked, outcomes, strict=True):
@@ -188,4 +188,4 @@ def _outcomes(part: RewardPart, items: Sequence[RewardInput]) -> list[Outcome]:
     if isinstance(values, BaseException):
         return [values if len(items) == 1 else BatchFailed(f"{part.name}: {values!r}")] * len(items)
     known = (type(None), Score, BaseException)
-    return [one if isinstance(one, known) else caught(to_score, one, where=part.name) for one in values]
+    return [value if isinstance(value, known) else caught(to_score, value, where=part.name) for value in values]

@@ -112,7 +112,7 @@ class ProcessScorer:
         """Give waiting items to the children with the least work, until none has room."""
         self._queue.prepare()
         while self._queue.waiting:
-            child = min(self._children, key=lambda one: one.load)
+            child = min(self._children, key=lambda child: child.load)
             if not child.take(self._queue.waiting, self._selector):
                 return
 
@@ -132,7 +132,9 @@ class ProcessScorer:
         if child.versions and not self._queue.scorers:
             self._queue.scorers = child.versions
             self._bad_starts = 0
-        for result in sorted(results, key=lambda one: one.score is not None):  # scores last: they close the breaker
+        for result in sorted(
+            results, key=lambda result: result.score is not None
+        ):  # scores last: they close the breaker
             self._take(result)
         untried = [self._queue.find(result.number) for result in results if not result.tried]
         self._queue.not_tried(pending for pending in untried if pending is not None)
@@ -273,7 +275,7 @@ class InlineScorer:
                 if begun.hangs:
                     self._queue.failed(begun.pending, "timeout", f"no result within {self._timeout_s:g} s")
             pendings = [begun.pending for begun in due if not begun.hangs]
-            for name, group in itertools.groupby(pendings, key=lambda one: one.reward):
+            for name, group in itertools.groupby(pendings, key=lambda pending: pending.reward):
                 batched, same = getattr(self._rewards[name], "batched", False), list(group)
                 size = self._max_batch if batched else 1
                 for start in range(0, len(same), size):

@@ -139,7 +139,7 @@ class ScoringEndpoint:
     def _body(self, item: RewardInput, text: str | None) -> dict[str, Any]:
         if self._endpoint == "score":
             return {"text_1": item.prompt, "text_2": item.completion}
-        return {"input": text} if text is not None else {"messages": [_openai(one) for one in item.messages]}
+        return {"input": text} if text is not None else {"messages": [_openai(message) for message in item.messages]}
 
 
 _FIELD = {"classify": "data[0].probs", "pooling": "data[0].data", "score": "data[0].score"}

@@ -77,7 +77,7 @@ def find_modules(config: RunConfig) -> list[OwnModule]:
 
 def write_modules(config: RunConfig, folder: RunFolder) -> None:
     """Write the modules' digests beside the run's config, whole or not at all."""
-    modules = {one.name: {"file": str(one.file), "sha256": one.digest} for one in find_modules(config)}
+    modules = {module.name: {"file": str(module.file), "sha256": module.digest} for module in find_modules(config)}
     partial = folder.modules_file.with_suffix(f".{os.getpid()}.partial")
     with naming(folder.modules_file):
         partial.write_text(json.dumps(modules, indent=1) + "\n", encoding="utf-8")
@@ -91,18 +91,18 @@ def changes_of_modules(config: RunConfig, folder: RunFolder) -> list[str]:
     except (OSError, ValueError):
         return []
     lines = []
-    for one in find_modules(config):
-        then = before.get(one.name) if isinstance(before, dict) else None
+    for module in find_modules(config):
+        then = before.get(module.name) if isinstance(before, dict) else None
         if not isinstance(then, dict):
             continue
-        if then.get("sha256") != one.digest:
-            moved = "" if then.get("file") == str(one.file) else f", before it was {then.get('file')}"
+        if then.get("sha256") != module.digest:
+            moved = "" if then.get("file") == str(module.file) else f", before it was {then.get('file')}"
             lines.append(
-                f"changed: the code of {one.name} in {shown_path(one.file)}{moved}; it is taken from now on, and what "
-                "is there was made by the code before"
+                f"changed: the code of {module.name} in {shown_path(module.file)}{moved}; it is taken from now on, "
+                "and what is there was made by the code before"
             )
-        elif then.get("file") != str(one.file):
-            lines.append(f"changed: {one.name} is taken from {shown_path(one.file)}, with the same code")
+        elif then.get("file") != str(module.file):
+            lines.append(f"changed: {module.name} is taken from {shown_path(module.file)}, with the same code")
     return lines
 
 
@@ -141,10 +141,10 @@ def _imported(source: bytes, package: str) -> Iterator[str]:
         return
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (one.name for one in node.names)
+            yield from (name.name for name in node.names)
         elif isinstance(node, ast.ImportFrom):
             above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
             module = ".".join([*(above if package else []), *([node.module] if node.module else [])])
             if module:
                 yield module
-            yield from (f"{module}.{one.name}" if module else one.name for one in node.names)
+            yield from (f"{module}.{name.name}" if module else name.name for name in node.names)

@@ -49,7 +49,7 @@ class Published:
 
 def read_published(opened: OpenRun) -> Published:
     """Read the announcements of a run. ConfigError if nothing was published yet."""
-    found = [one.message for one in Log(opened.transport).messages("weights")]
+    found = [message.message for message in Log(opened.transport).messages("weights")]
     announced = [one for one in found if isinstance(one, WeightsAnnounced)]
     if not announced:
         raise ConfigError(f"{opened.run_id}: no version yet; wait for its trainer")

@@ -51,7 +51,7 @@ def _roll_back(
     begins = sorted(transport.admin.begin_offsets("batches").items())
     deleted = said.version > 0 or any(offset for _, offset in begins)
     if found is None and (version or deleted):
-        there = sorted({one.version for one in checkpoints.names() if usable(one)} | (set() if deleted else {0}))
+        there = sorted({name.version for name in checkpoints.names() if usable(name)} | (set() if deleted else {0}))
         raise ConfigError(
             f"run.resume: version {version} has no good checkpoint, expected one of {', '.join(map(str, there))}"
             + (f"; batches below version {said.version} are deleted" if said.version else "")

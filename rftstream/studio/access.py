@@ -85,23 +85,24 @@ class TokenFile:
         """Make a token for a name, in place of an older one, and return it. Only its digest is kept."""
         check_name(name, "--new-token")
         token = PREFIX + secrets.token_urlsafe(32)
-        entries = [one for one in self.entries() if one.name != name]
+        entries = [entry for entry in self.entries() if entry.name != name]
         self._write([*entries, TokenEntry(name=name, role=role, digest=digest_of(token))])
         return token
 
     def revoke(self, name: str) -> StudioRole:
         """Take back the token of a name, which ends its sessions, and return its role. ConfigError if there is none."""
         entries = self.entries()
-        found = next((one for one in entries if one.name == name), None)
+        found = next((entry for entry in entries if entry.name == name), None)
         if found is None:
-            known = ", ".join(one.name for one in entries) or "none"
+            known = ", ".join(entry.name for entry in entries) or "none"
             raise ConfigError(f"--revoke-token: {name!r} has no token in {self.path}, expected one of: {known}")
-        self._write([one for one in entries if one is not found])
+        self._write([entry for entry in entries if entry is not found])
         return found.role
 
     def _write(self, entries: Sequence[TokenEntry]) -> None:
         text = json.dumps(
-            {"tokens": [{"name": one.name, "role": one.role.name, "sha256": one.digest} for one in entries]}, indent=1
+            {"tokens": [{"name": entry.name, "role": entry.role.name, "sha256": entry.digest} for entry in entries]},
+            indent=1,
         )
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         partial = self.path.with_name(f".{self.path.name}.{os.getpid()}")
@@ -112,9 +113,9 @@ class TokenFile:
     def find(self, token: str) -> Viewer | None:
         """Return whose token it is, or None. The comparison takes as long for any token."""
         digest, found = digest_of(token), None
-        for one in self.entries():
-            if hmac.compare_digest(one.digest, digest):
-                found = Viewer(name=one.name, role=one.role)
+        for entry in self.entries():
+            if hmac.compare_digest(entry.digest, digest):
+                found = Viewer(name=entry.name, role=entry.role)
         return found
 
 
@@ -158,7 +159,7 @@ class Sessions:
         if ends_at < time.monotonic():
             self._known.pop(digest_of(name), None)
             return None
-        found = next((one for one in tokens.entries() if one.digest == token_digest), None)
+        found = next((entry for entry in tokens.entries() if entry.digest == token_digest), None)
         return None if found is None else Viewer(name=found.name, role=found.role)
 
     def end(self, name: str) -> None:

@@ -77,7 +77,7 @@ def find_question(page: PageOfRun, kind: str, group_id: str, siblings: str) -> S
     view = page.run.people()
     seed = page.run.look(lambda run, _: run.config.run.seed)
     mine = own_opinions(page, view).get(question_id)
-    question = next((one for one in view.questions if one.question_id == question_id), None)
+    question = next((question for question in view.questions if question.question_id == question_id), None)
     if question is None and (gold := view.gold.get(question_id)) is not None and view.questions:
         like = next(iter(open_questions(view, time.time())), view.questions[-1])
         question = disguised(gold, like, seed)

@@ -140,7 +140,7 @@ class FaultScript(FaultPlan):
 def joining_roles(config: RunConfig) -> list[str]:
     """Return the concurrent roles that have something to read."""
     concurrent = RoleKind.concurrent
-    return [one.name for one in role_specs() if one.kind is concurrent and (one.consumes or one.chosen(config))]
+    return [spec.name for spec in role_specs() if spec.kind is concurrent and (spec.consumes or spec.chosen(config))]
 
 
 def role_names(kind: RoleKind) -> list[str]:

@@ -113,8 +113,11 @@ class MemoryRun:
     def put(self, topic: str, *messages: Message, partition: int | None = None) -> None:
         """Write messages in one transaction, as their role would write them. Each goes to the partition where it
         belongs, unless one is given."""
-        entries = [(topic, self._partition(topic, one) if partition is None else partition, one) for one in messages]
-        manifests = [one for one in messages if isinstance(one, BatchManifest)]
+        entries = [
+            (topic, self._partition(topic, message) if partition is None else partition, message)
+            for message in messages
+        ]
+        manifests = [message for message in messages if isinstance(message, BatchManifest)]
         positions = self._of_the_buffer(manifests[-1]) if manifests else {}
         self._commit(played_records(self.transport(), self.folder.run_id, entries), positions)
 

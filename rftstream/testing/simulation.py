@@ -124,7 +124,7 @@ class Simulation(MemoryRun):
     @property
     def failed(self) -> SimulatedProcess | None:
         """Return the process whose exit code ends the run, or None."""
-        return next((one for one in self.processes if one.exit_code not in (None, 0, TAKEN_OVER)), None)
+        return next((process for process in self.processes if process.exit_code not in (None, 0, TAKEN_OVER)), None)
 
     def step(self, until: float | None = None) -> None:
         """Do one tick of a process that the seed chooses among those that are due. If none is due, time moves on (up to
@@ -132,7 +132,7 @@ class Simulation(MemoryRun):
         now = self.clock.now()
         for task in self._agenda.take_due(now):
             task()
-        free = [one for one in self.processes if one.exit_code is None and not one.held]
+        free = [process for process in self.processes if process.exit_code is None and not process.held]
         due = [one for one in free if one.wake_at <= now and one.paused_until <= now]
         if due:
             self._tick(self.random.choice(due))
@@ -145,7 +145,7 @@ class Simulation(MemoryRun):
 
     def add(self, role: str) -> SimulatedProcess:
         """Add one more process of the role, beside those that live."""
-        number = sum(one.role == role for one in self.processes)
+        number = sum(process.role == role for process in self.processes)
         process = SimulatedProcess(f"{role}-{number}", role, wake_at=self.clock.now())
         self.processes.append(process)
         return process
@@ -282,15 +282,15 @@ class Simulation(MemoryRun):
     def to_text(self) -> str:
         """Return what happened, and where every process stands."""
         states = [
-            f"{one.name}: "
+            f"{process.name}: "
             + (
-                f"ended with {one.exit_code}"
-                if one.exit_code is not None
-                else str(one.service.health())
-                if one.service is not None
+                f"ended with {process.exit_code}"
+                if process.exit_code is not None
+                else str(process.service.health())
+                if process.service is not None
                 else "not running"
             )
-            for one in self.processes
+            for process in self.processes
         ]
         return "\n".join(
             [

@@ -41,7 +41,7 @@ def write_network(
     masters, optimizer = FILES[name]
     write_tensors(folder / masters, shapes, "float32", lambda one: gather(MASTER, one))
     moments = {f"{kind}/{one}": shape for kind in MOMENTS for one, shape in shapes.items()}
-    moments |= {f"step/{one}": torch.Size(()) for one in shapes}
+    moments |= {f"step/{shape}": torch.Size(()) for shape in shapes}
 
     def moment(key: str) -> Tensor:
         kind, _, one = key.partition("/")

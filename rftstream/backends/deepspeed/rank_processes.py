@@ -98,7 +98,7 @@ class RankPlace:
         if ipaddress.ip_address(own).is_loopback:  # where the name of rank 0's host leads on that host
             return None
         for name, addresses in psutil.net_if_addrs().items():
-            if any(one.address.partition("%")[0] == own for one in addresses):
+            if any(address.address.partition("%")[0] == own for address in addresses):
                 return name
         return None
 

@@ -161,7 +161,7 @@ def _rope_kinds(config: Any) -> set[str]:
     """Return the kinds of rotary positions of a model, of all its layers."""
     given = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     tables = [given, *(one for one in given.values() if isinstance(one, dict))]
-    return {str(one.get("rope_type") or one.get("type") or "default") for one in tables}
+    return {str(table.get("rope_type") or table.get("type") or "default") for table in tables}
 
 
 class SplitNetwork:

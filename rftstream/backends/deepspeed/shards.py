@@ -52,7 +52,7 @@ class Shards:
     def step(self, lr: float, max_grad_norm: float) -> float:
         """Take a step with the gradients of the last backward pass, and return their norm. If the norm is NaN or
         infinite, nothing has changed. The gradients are gone in both cases."""
-        gradients = [one.grad for one in self._parameters.values() if one.grad is not None]
+        gradients = [parameter.grad for parameter in self._parameters.values() if parameter.grad is not None]
         norm = float(torch.nn.utils.get_total_norm(gradients))
         if not math.isfinite(norm):
             self._engine.zero_grad()
@@ -106,7 +106,7 @@ class Shards:
 
     def copy_masters(self) -> list[Tensor]:
         """Return a copy of this process's part of the masters."""
-        return [one.detach().clone() for one in self.masters()]
+        return [master.detach().clone() for master in self.masters()]
 
     def restore_masters(self, copied: list[Tensor]) -> None:
         """Put back what `copy_masters` returned."""
@@ -127,7 +127,7 @@ class Shards:
 
     def _state(self) -> list[Tensor]:
         masters = self.masters()
-        return masters + [value for one in masters for _, value in sorted(self._optimizer.state[one].items())]
+        return masters + [value for master in masters for _, value in sorted(self._optimizer.state[master].items())]
 
 
 class ZeroShards(Shards):

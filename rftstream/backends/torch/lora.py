@@ -51,7 +51,7 @@ def add_adapters(model: Any, spec: ModelSpec, *, without: str | None = None) -> 
             target_modules=targets,
             exclude_modules=None if without is None else rf"{re.escape(without)}\..*",
             task_type="CAUSAL_LM",
-            fan_in_fan_out=any(isinstance(one, Conv1D) for one in model.modules()),
+            fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
         ),
         model,
     )
@@ -129,4 +129,4 @@ def write_merged(folder: Path, spec: ModelSpec, adapters: Mapping[str, RawTensor
 def _adapted(model: Any) -> Iterator[Any]:
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    return (one for one in model.modules() if isinstance(one, BaseTunerLayer))
+    return (module for module in model.modules() if isinstance(module, BaseTunerLayer))

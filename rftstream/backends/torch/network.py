@@ -66,11 +66,11 @@ class _Sizes:
     def of(model: Any) -> _Sizes:
         """Count the elements of a model's matrices."""
         head = model.get_output_embeddings()
-        linear = [one.weight for one in model.modules() if isinstance(one, nn.Linear) and one is not head]
+        linear = [module.weight for module in model.modules() if isinstance(module, nn.Linear) and module is not head]
         by_head = [] if head is None else [head.weight]
         return _Sizes(
             *(
-                sum(one.numel() for one in weights if one.requires_grad or not trained)
+                sum(weight.numel() for weight in weights if weight.requires_grad or not trained)
                 for trained in (False, True)
                 for weights in (linear, by_head)
             )

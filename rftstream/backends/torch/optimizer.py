@@ -106,7 +106,7 @@ class Masters:
 
     def _gradients(self) -> list[Tensor]:
         holders = self.masters if self._rounded else self._parameters
-        return [one.grad for one in holders.values() if one.grad is not None]
+        return [holder.grad for holder in holders.values() if holder.grad is not None]
 
     @torch.no_grad()
     def _copy_to_device(self) -> None:
@@ -130,8 +130,8 @@ def adamw(masters: list[Tensor], settings: OptimizerSettings) -> torch.optim.Ada
     """Return AdamW for these masters. Matrices decay, vectors (norms, biases) do not. It is fused: one pass over
     memory."""
     groups = [
-        {"params": [one for one in masters if one.ndim >= 2], "weight_decay": settings.weight_decay},
-        {"params": [one for one in masters if one.ndim < 2], "weight_decay": 0.0},
+        {"params": [master for master in masters if master.ndim >= 2], "weight_decay": settings.weight_decay},
+        {"params": [master for master in masters if master.ndim < 2], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(
         [group for group in groups if group["params"]], lr=0.0, betas=settings.betas, eps=settings.eps, fused=True

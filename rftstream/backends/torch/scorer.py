@@ -61,8 +61,8 @@ def load_scorer(spec: ModelSpec, device: torch.device) -> tuple[ValueModel, Mapp
     if odd := sorted(set(found["missing_keys"]) - ours):
         raise ConfigError(f"model.path: {spec.folder}: its weights lack {odd[0]}, which the classifier has")
     if found["missing_keys"]:
-        for one in head.parameters():
-            nn.init.zeros_(one)
+        for parameter in head.parameters():
+            nn.init.zeros_(parameter)
     model = ValueModel(whole.base_model, head)
     if not _is_plain(whole, model):
         raise ConfigError(

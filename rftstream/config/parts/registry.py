@@ -146,7 +146,7 @@ def _explain(text: str, values: Any, target: Any, keys: list[str]) -> str:
             found = found[int(key)]
     plain = wanted.type if isinstance(wanted, msgspec.inspect.Metadata) else wanted
     kinds = plain.types if isinstance(plain, msgspec.inspect.UnionType) else (plain,)
-    choices = [str(one) for kind in kinds if isinstance(kind, msgspec.inspect.LiteralType) for one in kind.values]
+    choices = [str(value) for kind in kinds if isinstance(kind, msgspec.inspect.LiteralType) for value in kind.values]
     if choices and (len(kinds) == 1 or isinstance(found, str)):
         return f"got {found!r}; {suggest(str(found), choices)}"
     if "matching regex '" in text:
@@ -194,7 +194,7 @@ def check_numbers(values: Any, where: str) -> None:
 def suggest(name: str, known: Mapping[str, Any] | list[str]) -> str:
     """`known: a, b, c; did you mean 'b'?`"""
     spelt = {one.lower(): one for one in known}
-    near = [spelt[one] for one in difflib.get_close_matches(name.lower(), list(spelt), n=3)]
+    near = [spelt[match] for match in difflib.get_close_matches(name.lower(), list(spelt), n=3)]
     near.sort(key=lambda one: sorted(one) != sorted(name))  # letters that changed places are the likeliest slip
     text = "known: " + ", ".join(sorted(known)) if known else "none are known"
     if not near:

@@ -25,7 +25,7 @@ def choose_questions(
 ) -> list[Question]:
     """Return what is asked about a group. It depends on the settings, the run's seed and the group alone; only the
     times depend on `now`."""
-    finished = [one for one in siblings if one[0].status in FINISHED]
+    finished = [sibling for sibling in siblings if sibling[0].status in FINISHED]
     expires_at = now + settings.expires_s if settings.expires_s is not None else None
     held_until = now + settings.hold_s if settings.hold_s else None
 

@@ -97,8 +97,8 @@ class PipelineCounts:
     def __init__(self, operators: Sequence[PlacedOperator]) -> None:
         """`operators`: those of the taskset, in order, with names of their own (see `name_apart`)."""
         self._operators = operators
-        self._complaints = [one.num_complaints for one in operators]
-        self.counts = [OperatorCount(one.name, one.where) for one in operators]
+        self._complaints = [operator.num_complaints for operator in operators]
+        self.counts = [OperatorCount(operator.name, operator.where) for operator in operators]
         self.num_in = 0
         self.num_out = 0
         self.failures: list[str] = []
@@ -120,7 +120,7 @@ class PipelineCounts:
     def experience(self, result: ExperienceResult, example: dict[str, Any]) -> None:
         """Count what became of a group."""
         self._begin()
-        decisions = {one.operator: one for one in result.decisions}
+        decisions = {decision.operator: decision for decision in result.decisions}
         last = result.decisions[-1] if result.decisions and result.filtered is not None else None
         for count in self.counts:
             count.num_in += 1
@@ -137,11 +137,11 @@ class PipelineCounts:
 
     def _begin(self) -> None:
         self.num_in += 1
-        for number, one in enumerate(self._operators):
-            if one.num_complaints > self._complaints[number]:
-                self._complaints[number] = one.num_complaints
+        for number, operator in enumerate(self._operators):
+            if operator.num_complaints > self._complaints[number]:
+                self._complaints[number] = operator.num_complaints
                 if len(self.failures) < MAX_FAILURES:
-                    self.failures.append(one.complaint)
+                    self.failures.append(operator.complaint)
 
 
 def name_apart(operators: Mapping[str, Sequence[PlacedOperator]]) -> None:

@@ -79,7 +79,7 @@ class Dedupe:
         if self._config.across:
             self._skips = dict(self._search(evaluations, problems.tasksets))
         else:
-            found = [self._search(evaluations, (one,)) for one in problems.tasksets]
+            found = [self._search(evaluations, (taskset,)) for taskset in problems.tasksets]
             self._skips = {place: reason for some in found for place, reason in some}
 
     def decide(self, draw: Draw, facts: Facts, seed: Seed) -> TaskDecision:
@@ -91,12 +91,12 @@ class Dedupe:
         self, evaluations: tuple[Problems, ...], tasksets: tuple[Problems, ...]
     ) -> Iterator[tuple[tuple[str, int], str]]:
         search = _Search(self._config)
-        for one in evaluations:
-            for _ in search.repeated(one, f"the evaluation {one.name}"):
+        for evaluation in evaluations:
+            for _ in search.repeated(evaluation, f"the evaluation {evaluation.name}"):
                 pass  # an evaluation may repeat itself
-        for one in tasksets:
-            for index, reason in search.repeated(one, one.name):
-                yield (one.name, index), reason
+        for taskset in tasksets:
+            for index, reason in search.repeated(taskset, taskset.name):
+                yield (taskset.name, index), reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ class _Search:
 
 def text_of(problem: Problem) -> str:
     """Return what of a problem is compared: its messages without those of the system, normalized."""
-    return normalized("\n".join(one.content for one in problem.messages if one.role != "system"))
+    return normalized("\n".join(message.content for message in problem.messages if message.role != "system"))
 
 
 def media_of(problem: Problem) -> tuple[str, ...]:

@@ -254,7 +254,9 @@ class Curriculum:
 
     def prepare(self, problems: RunProblems) -> None:
         """Read the stages of all problems. ConfigError if one has none, or a stage has no problems."""
-        self._stages = {one.name: self._read(one) for one in problems.tasksets if one.name in problems.asked}
+        self._stages = {
+            taskset.name: self._read(taskset) for taskset in problems.tasksets if taskset.name in problems.asked
+        }
 
     def fold(self) -> Progress:
         """Return what follows the stages of the tasksets."""

@@ -119,7 +119,7 @@ class Facts:
         for fold in self._folds.values():
             fold.absorb(outcome)
         self.num_groups += 1
-        scored = [(one.reward, one.num_tokens) for one in outcome.rollouts if one.reward is not None]
+        scored = [(rollout.reward, rollout.num_tokens) for rollout in outcome.rollouts if rollout.reward is not None]
         taskset = self._tasksets.setdefault(outcome.taskset, PastGroups(RECENT_GROUPS))
         taskset.absorb(scored, outcome.parts)
         if (place := split_group_id(outcome.group_id)) is not None:

@@ -49,7 +49,9 @@ def leave_out(
         return KEEP
     reason = ", ".join(sorted(set(found.values())))
     if action == "mask":
-        return Mask({one.sibling: masked(one) for one in group.rollouts if one.sibling in found}, reason)
+        return Mask(
+            {rollout.sibling: masked(rollout) for rollout in group.rollouts if rollout.sibling in found}, reason
+        )
     return Reject(reason, tuple(found))
 
 
@@ -71,7 +73,7 @@ class Truncated:
 
     def decide(self, group: ScoredGroup, facts: Facts, seed: Seed) -> ExperienceDecision:
         """Return what becomes of the truncated siblings, if there are some."""
-        cut = [one for one in group.rollouts if one.truncated]
+        cut = [rollout for rollout in group.rollouts if rollout.truncated]
         if len(cut) > self._config.max_share * len(group.rollouts):
             return Reject("too many were cut off")
         return leave_out(group, {one.sibling: "a limit ended it" for one in cut}, self._config.action)
@@ -98,7 +100,9 @@ class Repetition:
     def decide(self, group: ScoredGroup, facts: Facts, seed: Seed) -> ExperienceDecision:
         """Return what becomes of the repetitive siblings, if there are some."""
         config = self._config
-        found = [one.sibling for one in group.rollouts if _repeated_share(one, config.ngram) > config.max_share]
+        found = [
+            rollout.sibling for rollout in group.rollouts if _repeated_share(rollout, config.ngram) > config.max_share
+        ]
         return leave_out(group, dict.fromkeys(found, "too repetitive"), config.action)
 
 
@@ -146,7 +150,7 @@ class Gibberish:
 
     def decide(self, group: ScoredGroup, facts: Facts, seed: Seed) -> ExperienceDecision:
         """Return what becomes of the siblings that are gibberish, if there are some."""
-        found = {one.sibling: reason for one in group.rollouts if (reason := self._reason(one))}
+        found = {rollout.sibling: reason for rollout in group.rollouts if (reason := self._reason(rollout))}
         return leave_out(group, found, self._config.action)
 
     def _reason(self, scored: ScoredRollout) -> str:
@@ -233,7 +237,7 @@ class Outliers:
     def decide(self, group: ScoredGroup, facts: Facts, seed: Seed) -> ExperienceDecision:
         """Return what becomes of the outliers, if there are some. A rollout that lacks the part is none."""
         config = self._config
-        values = {one.sibling: value for one in group.rollouts if (value := self._value(one)) is not None}
+        values = {rollout.sibling: value for rollout in group.rollouts if (value := self._value(rollout)) is not None}
         if config.within == "group":
             others: Sequence[float] = list(values.values())
         else:
@@ -280,7 +284,11 @@ class Stale:
         if group.version is None:
             return KEEP
         oldest = group.version - self._config.max_age
-        old = [one for one in group.rollouts if one.oldest_version is not None and one.oldest_version < oldest]
+        old = [
+            rollout
+            for rollout in group.rollouts
+            if rollout.oldest_version is not None and rollout.oldest_version < oldest
+        ]
         found = {one.sibling: "too old" for one in old}
         return leave_out(group, found, self._config.action, lambda scored: _tokens_before(scored, oldest))
 
@@ -318,7 +326,7 @@ class ZeroVariance:
     def decide(self, group: ScoredGroup, facts: Facts, seed: Seed) -> ExperienceDecision:
         """Return Reject for a group without a spread. A rollout that lacks the part counts as different from those that
         have it."""
-        scores = [one.score(self._config.on) for one in group.rollouts]
+        scores = [rollout.score(self._config.on) for rollout in group.rollouts]
         found = [score for score in scores if score is not None]
         if 0 < len(found) < len(scores) or (found and max(found) - min(found) > self._config.min_spread):
             return KEEP

@@ -385,7 +385,7 @@ def _decision(
 
 
 def _without(group: ScoredGroup, siblings: Sequence[int]) -> ScoredGroup:
-    return replace(group, rollouts=tuple(one for one in group.rollouts if one.sibling not in siblings))
+    return replace(group, rollouts=tuple(rollout for rollout in group.rollouts if rollout.sibling not in siblings))
 
 
 def _shaped(group: ScoredGroup, name: str, added: Mapping[int, float]) -> ScoredGroup:

@@ -77,7 +77,7 @@ class ReplayGroups:
 
     def decide(self, group: ScoredGroup, facts: Facts, seed: Seed) -> ExperienceDecision:
         """Offer the group if it has something to compare."""
-        is_flat = len({one.shaped_reward for one in group.rollouts}) <= 1
+        is_flat = len({rollout.shaped_reward for rollout in group.rollouts}) <= 1
         return KEEP if is_flat and not self._config.flat_too else Offer()
 
 
@@ -133,9 +133,9 @@ class Hindsight:
         """Offer some of the attempts that reached something else."""
         config = self._config
         found = [
-            one.sibling
-            for one in group.rollouts
-            if not is_right(one, config.on, config.right_from) and _reached_something(one)
+            rollout.sibling
+            for rollout in group.rollouts
+            if not is_right(rollout, config.on, config.right_from) and _reached_something(rollout)
         ]
         if not found:
             return KEEP

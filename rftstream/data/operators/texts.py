@@ -186,7 +186,7 @@ class LanguageFilter:
 
     def decide(self, draw: Draw, facts: Facts, seed: Seed) -> TaskDecision:
         """Return Skip for a problem in another language. Messages of the system do not count."""
-        text = "\n".join(one.content for one in draw.problem.messages if one.role != "system")
+        text = "\n".join(message.content for message in draw.problem.messages if message.role != "system")
         language = detect(text, self._config.min_letters)
         if language in self._config.keep or (language == UNKNOWN and self._config.keep_unknown):
             return KEEP

@@ -59,25 +59,27 @@ class ShapeReward:
         if len(group.rollouts) < 2:
             return KEEP
         config = self._config
-        right = {one.sibling for one in group.rollouts if is_right(one, config.on, config.right_from)}
+        right = {rollout.sibling for rollout in group.rollouts if is_right(rollout, config.on, config.right_from)}
         values = _length_terms(group, right) if config.term == "length" else _diversity(group, right, config.ngram)
         terms = {number: config.weight * value for number, value in values.items() if value}
         return Shape(terms, config.term) if terms else KEEP
 
 
 def _length_terms(group: ScoredGroup, right: set[int]) -> dict[int, float]:
-    shortest = min(one.num_tokens for one in group.rollouts)
-    longest = max(one.num_tokens for one in group.rollouts)
+    shortest = min(rollout.num_tokens for rollout in group.rollouts)
+    longest = max(rollout.num_tokens for rollout in group.rollouts)
     if shortest == longest:
         return {}
-    values = {one.sibling: 0.5 - (one.num_tokens - shortest) / (longest - shortest) for one in group.rollouts}
+    values = {
+        rollout.sibling: 0.5 - (rollout.num_tokens - shortest) / (longest - shortest) for rollout in group.rollouts
+    }
     return {number: value if number in right else min(0.0, value) for number, value in values.items()}
 
 
 def _diversity(group: ScoredGroup, right: set[int], size: int) -> dict[int, float]:
     if not right:
         return {}
-    sets = {one.sibling: frozenset(hash_ngrams(sampled_tokens(one), size)) for one in group.rollouts}
+    sets = {rollout.sibling: frozenset(hash_ngrams(sampled_tokens(rollout), size)) for rollout in group.rollouts}
     return {
         number: sum(_distance(sets[number], other) for sibling, other in sets.items() if sibling != number)
         / (len(sets) - 1)
@@ -122,7 +124,7 @@ class Amplify:
     def decide(self, group: ScoredGroup, facts: Facts, seed: Seed) -> ExperienceDecision:
         """Return which of the wrong siblings are left out."""
         config = self._config
-        wrong = [one.sibling for one in group.rollouts if not is_right(one, config.on, config.right_from)]
+        wrong = [rollout.sibling for rollout in group.rollouts if not is_right(rollout, config.on, config.right_from)]
         num_right = len(group.rollouts) - len(wrong)
         if not num_right:
             return KEEP
@@ -169,7 +171,7 @@ class Priority:
     def decide(self, group: ScoredGroup, facts: Facts, seed: Seed) -> ExperienceDecision:
         """Return the group's priority."""
         config = self._config
-        scores = [score for one in group.rollouts if (score := one.score(config.on)) is not None]
+        scores = [score for rollout in group.rollouts if (score := rollout.score(config.on)) is not None]
         if not scores:
             return KEEP
         mean = sum(scores) / len(scores)

@@ -274,8 +274,10 @@ def read_tools(tools: Any, where: str) -> tuple[dict[str, Any], ...]:
     if not isinstance(tools, list):
         raise ConfigError(f"{where}: the tools are {a_kind(tools)}, expected a list of functions")
     tools = [
-        _from_json(one, f"{where}: tool {i} is a text that is not JSON", "an object") if isinstance(one, str) else one
-        for i, one in enumerate(tools)
+        _from_json(tool, f"{where}: tool {i} is a text that is not JSON", "an object")
+        if isinstance(tool, str)
+        else tool
+        for i, tool in enumerate(tools)
     ]
     for place, tool in enumerate(tools):
         if not isinstance(tool, dict):

@@ -105,7 +105,7 @@ def find_files(location: str) -> list[Path]:
     elif path.exists():
         found = [path]
     else:
-        found = [Path(one) for one in glob.glob(location, recursive=True) if Path(one).is_file()]
+        found = [Path(path) for path in glob.glob(location, recursive=True) if Path(path).is_file()]
     if not found:
         text = "no such file" if not (path.is_dir() or glob.has_magic(location)) else "no *.parquet there"
         text = "nothing matches" if glob.has_magic(location) and not path.is_dir() else text

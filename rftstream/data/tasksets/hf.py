@@ -88,7 +88,7 @@ def _saved(folder: Path, config: HfTaskset.Config, source: str) -> list[Path]:
         named = json_object(state).get("_split")
         choose_split([named if isinstance(named, str) else "train"], config.split, source)
     files = json_object(state).get("_data_files")
-    names = [one.get("filename") for one in files if isinstance(one, dict)] if isinstance(files, list) else []
+    names = [file.get("filename") for file in files if isinstance(file, dict)] if isinstance(files, list) else []
     paths = [folder / name for name in names if isinstance(name, str) and Path(name).name == name]
     if not paths:
         raise ConfigError(f"{state}: names no data files, expected what save_to_disk writes; save it again")

@@ -26,7 +26,7 @@ def fetch_split(name: str, revision: str | None, wanted: Wanted) -> tuple[str, P
         info = hub.HfApi().dataset_info(name, revision=revision)
     except Exception as error:  # the hub's client raises errors of several HTTP libraries
         return _from_cache(hub, name, revision, wanted, where, error)
-    names = [one.rfilename for one in info.siblings or ()]
+    names = [sibling.rfilename for sibling in info.siblings or ()]
     folder = _fetch(hub, name, revision, [CARD], where) if CARD in names else None
     split, files = find_split(names, _card(folder), wanted, where)
     return split, _fetch(hub, name, revision, files, where), files

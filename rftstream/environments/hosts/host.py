@@ -70,7 +70,9 @@ def own_folders() -> tuple[str, ...]:
     package = str(Path(__file__).parents[3])
     prefixes = tuple({os.path.realpath(one) + os.sep for one in (sys.prefix, sys.base_prefix, sys.exec_prefix)})
     folders = dict.fromkeys(os.path.realpath(entry or ".") for entry in sys.path)
-    return tuple(one for one in folders if os.path.isdir(one) and one != package and not one.startswith(prefixes))
+    return tuple(
+        folder for folder in folders if os.path.isdir(folder) and folder != package and not folder.startswith(prefixes)
+    )
 
 
 def places_of(path: str) -> list[Path]:

@@ -244,7 +244,7 @@ async def _listing(client: Any) -> list[Any]:
 
 def _offered(name: str, server: McpServer, tools: list[Any]) -> list[Any]:
     known = [tool.name for tool in tools]
-    if missing := [one for one in server.tools if one not in known]:
+    if missing := [tool for tool in server.tools if tool not in known]:
         raise ConfigError(f"{WHERE}.{name}.tools: {missing[0]!r} is not there; it has {', '.join(known)}")
     return [tool for tool in tools if not server.tools or tool.name in server.tools]
 

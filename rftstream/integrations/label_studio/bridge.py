@@ -113,7 +113,7 @@ class Bridge:
             self._projects = Projects(self._server, manifest, quorum=settings.quorum, scale=settings.scale)
             self._mirror = TaskMirror(self._projects, self._now, self._beat)
         view = self._run.look()
-        questions = {one.question_id: one for one in view.questions if one.kind in TITLES}
+        questions = {question.question_id: question for question in view.questions if question.kind in TITLES}
         projects = self._projects.find()
         changed = self._mirror.update(projects)
         tasks = {name: found for name, one in questions.items() if (found := self._mirror.tasks(name, one.kind))}
@@ -121,7 +121,7 @@ class Bridge:
         report.tasks = sum(map(len, tasks.values()))
         report.annotations = sum(len(task.annotations) for same in tasks.values() for task in same)
         self._bring_votes(view, [(questions[name], tasks[name]) for name in tasks if name in changed], report)
-        waiting = [one for one in open_questions(view, self._now()) if one.kind in TITLES]
+        waiting = [question for question in open_questions(view, self._now()) if question.kind in TITLES]
         report.open = len(waiting)
         self._send_tasks([one for one in waiting if one.question_id not in tasks], projects, report)
         self._mark_tasks(view, questions, tasks, report)
@@ -135,7 +135,7 @@ class Bridge:
     ) -> None:
         standing = self._run.standing(view)
         ours = _by_question(standing, self._run.source)
-        opinions = [one for question, tasks in changed for one in self._opinions(question, tasks, ours, report)]
+        opinions = [opinion for question, tasks in changed for opinion in self._opinions(question, tasks, ours, report)]
         for feedback in self._run.write(opinions, standing):
             report.votes[str(feedback.kind)] = report.votes.get(str(feedback.kind), 0) + 1
             report.edits += feedback.revision > 0

@@ -79,11 +79,11 @@ class Projects:
         page = 1
         while True:
             answer = self._server.get("/api/projects/", page=page, page_size=PAGE)
-            for one in _rows(answer, "results", "/api/projects/"):
-                lines = str(one.get("description") or "").splitlines()
+            for row in _rows(answer, "results", "/api/projects/"):
+                lines = str(row.get("description") or "").splitlines()
                 kind = next((markers[line.strip()] for line in lines if line.strip() in markers), None)
-                if kind is not None and isinstance(one.get("id"), int):
-                    found[one["id"]] = kind
+                if kind is not None and isinstance(row.get("id"), int):
+                    found[row["id"]] = kind
             if not answer.get("next"):
                 return dict(sorted(found.items()))
             page += 1
@@ -192,7 +192,7 @@ def _task(row: dict[str, Any], kind: FeedbackKind) -> ServerTask:
         data=known,
         is_labeled=bool(row.get("is_labeled")),
         changed_at=str(row.get("updated_at")),
-        annotations=tuple(_annotation(one, task_id) for one in annotations),
+        annotations=tuple(_annotation(annotation, task_id) for annotation in annotations),
     )
 
 

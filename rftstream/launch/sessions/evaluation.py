@@ -144,7 +144,7 @@ def parse_versions(text: str) -> Versions:
     if text == "all":
         return "all"
     versions = [version.strip() for version in text.split(",")]
-    if not all(one.isdecimal() and one.isascii() and len(one) < 16 for one in versions):
+    if not all(version.isdecimal() and version.isascii() and len(version) < 16 for version in versions):
         raise ConfigError(f"got {text[:100]!r}, expected numbers with commas between them, e.g. 0,40,200, or all")
     return [int(version) for version in versions]
 
@@ -233,7 +233,7 @@ def _ask(run: OpenRun, wanted: Sequence[_Wanted], timeout_s: float, by: str) -> 
     ]
     producer = run.transport.producer(f"{run.run_id}.user.{socket.gethostname()}.{os.getpid()}")
     producer.start()
-    producer.commit([codec.to_record(one, "control", 0, run=run.run_id) for one in requests])
+    producer.commit([codec.to_record(request, "control", 0, run=run.run_id) for request in requests])
     producer.close()
 
 

@@ -156,7 +156,7 @@ class Replay:
         log, extent = Log(self._source.transport), self._extent
         if FEEDBACK in without:
             taints = read_taints(log, self._source.config)
-            names += [one.rollout_id for one in taints if one.batch_sequence < extent.last]
+            names += [taint.rollout_id for taint in taints if taint.batch_sequence < extent.last]
         if not names:
             raise ConfigError(
                 f"{self._source.run_id}: no batch holds anything that people judge otherwise now; nothing to leave out"

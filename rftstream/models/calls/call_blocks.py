@@ -155,7 +155,7 @@ def _read_json(rest: str, opened: re.Match[str], block: CallMarks, was_cut: bool
         return [failed(whole, no_json(problem or "text follows the JSON object"), was_cut=False)], place
     if block.is_keyed:
         values = value if isinstance(value, list) else [value]
-        value = [_unkeyed(one) for one in values]
+        value = [_unkeyed(value) for value in values]
     return list(attempts_of(value, whole)), place
 
 

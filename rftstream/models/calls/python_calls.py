@@ -44,7 +44,7 @@ def _value(node: ast.expr) -> Any:
     if isinstance(node, ast.Name) and node.id in _WORDS:
         return _WORDS[node.id]
     if isinstance(node, (ast.List, ast.Tuple)):
-        return [_value(one) for one in node.elts]
+        return [_value(elt) for elt in node.elts]
     if isinstance(node, ast.Dict):
         keys = [None if key is None else _value(key) for key in node.keys]
         if not all(isinstance(key, str) for key in keys):

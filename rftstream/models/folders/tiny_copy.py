@@ -194,7 +194,7 @@ def _keep_layers(values: dict[str, Any]) -> None:
     shared = values.get("num_kv_shared_layers") or 0
     of_kind: dict[str, list[int]] = {}
     for number in range(depth):
-        kind = [*(one[number] for one in lists.values()), *(one.get(number) for one in tables.values())]
+        kind = [*(one[number] for one in lists.values()), *(table.get(number) for table in tables.values())]
         kind += [number >= depth - shared, *(number in one for one in numbers.values())]
         of_kind.setdefault(str(kind), []).append(number)
     first, second = ([numbers[place] for numbers in of_kind.values() if len(numbers) > place] for place in (0, 1))

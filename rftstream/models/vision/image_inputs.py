@@ -154,7 +154,9 @@ def _open_processor(folder: Path) -> Any:
             "tokenizer": tokenizer.from_pretrained(folder, local_files_only=True),
         }
         settings, _ = base.get_processor_dict(folder, local_files_only=True)
-        made = _without_videos(base).from_args_and_dict([parts.get(one) for one in base.get_attributes()], settings)
+        made = _without_videos(base).from_args_and_dict(
+            [parts.get(attribute) for attribute in base.get_attributes()], settings
+        )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
         raise ConfigError(f"model {folder}: its processor {name} cannot be opened: {error}") from None
     return made

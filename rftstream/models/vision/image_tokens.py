@@ -91,7 +91,7 @@ class ImageTokens:
         elif not isinstance(token_id, int) or not any((folder / name).is_file() for name in PROCESSOR_FILES):
             return None
         others = (config.get(f"{kind}_token_{end}") for kind in ("video", "audio", "boi") for end in ("id", "index"))
-        never = sorted({token_id, *(one for one in others if isinstance(one, int))})
+        never = sorted({token_id, *(other for other in others if isinstance(other, int))})
         texts = ImageTexts(folder, token_id) if per_image is None else None
         return ImageTokens(token_id=token_id, per_image=per_image, never_sampled=tuple(never), texts=texts)
 
@@ -104,7 +104,9 @@ class ImageTokens:
                 f"found {len(pieces) - 1} placeholders of images in the prompt, expected {len(images)}, one for each "
                 "image: a text itself has the name of the placeholder in it, or the chat template does not show images"
             )
-        shown = [placeholder * (self.per_image or 0) if self.texts is None else self.texts.of(one)[0] for one in images]
+        shown = [
+            placeholder * (self.per_image or 0) if self.texts is None else self.texts.of(image)[0] for image in images
+        ]
         return pieces[0] + "".join(one + piece for one, piece in zip(shown, pieces[1:], strict=True))
 
     def around(self, image: Media) -> tuple[int, int]:

@@ -125,7 +125,7 @@ class SeeingModel:
         if self._rope_index is None or not images:
             return None
         ids_1T = torch.from_numpy(token_ids.astype(np.int64))[None]
-        layouts = {name: torch.from_numpy(array) for name, array in _joined([one.layout for one in images]).items()}
+        layouts = {name: torch.from_numpy(array) for name, array in _joined([image.layout for image in images]).items()}
         kinds = {"mm_token_type_ids": (ids_1T == self.tokens.token_id).int()} if self._knows_kinds else {}
         found, _ = self._rope_index(ids_1T, **layouts, **kinds)
         positions: np.ndarray = found[:, 0].numpy()
@@ -206,7 +206,7 @@ def _example(
     import torch
 
     if isinstance(processor, OwnProcessor):
-        return processor.example(list(images)), [tokens.count(_reference_to(one)) for one in images]
+        return processor.example(list(images)), [tokens.count(_reference_to(image)) for image in images]
     pixels = {name: torch.from_numpy(array) for name, array in processor.inputs(images[0]).items()}
     count = tokens.per_image or 0
     return {"input_ids": torch.tensor([[tokens.token_id] * count]), **pixels}, [count]
@@ -244,8 +244,8 @@ def _end_to_end(arrays: Sequence[np.ndarray]) -> np.ndarray:
         return np.concatenate(arrays)
     largest = shapes.max(axis=0)
     return np.concatenate(
-        [np.pad(one, [(0, 0), *((0, int(most - size)) for most, size in zip(largest, one.shape[1:], strict=True))])
-         for one in arrays]
+        [np.pad(array, [(0, 0), *((0, int(most - size)) for most, size in zip(largest, array.shape[1:], strict=True))])
+         for array in arrays]
     )  # fmt: skip
 
 

@@ -181,7 +181,7 @@ class DecodingBatch:
     def _bind(self) -> None:
         """Make anew what depends on which rows there are."""
         self._sampler = Sampler(self._table, self._stop_ids.tolist(), self._device)
-        self._with_stops = [row for row, one in enumerate(self._requests) if one.sampling.stop]
+        self._with_stops = [row for row, request in enumerate(self._requests) if request.sampling.stop]
 
     # ------------------------------------------------------------------------------------------ one token of each
 

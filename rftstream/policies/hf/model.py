@@ -126,7 +126,7 @@ class HfModel:
         if not len(places):
             return {"input_ids": torch.from_numpy(token_ids).to(self.device)}
         assert self.seeing is not None, "others are given no images"
-        features_ND = torch.cat([one.features_KD for one in _images_in(flat.tolist(), features)])
+        features_ND = torch.cat([image.features_KD for image in _images_in(flat.tolist(), features)])
         read = torch.from_numpy(np.maximum(token_ids, 0)).to(self.device)
         embeddings = self.seeing.embed(read, torch.from_numpy(places).to(self.device), features_ND)
         is_image = torch.from_numpy(token_ids < 0).to(self.device)

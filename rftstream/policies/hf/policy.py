@@ -107,7 +107,7 @@ class HfPolicy(SleepsByMoving):
         holders = (self._model, self._images, self._cache, self._prompts, self._turns)
         self._state = DeviceState(
             self._model.device,
-            lambda: itertools.chain(batch_tensors(self._batch), *(one.tensors() for one in holders)),
+            lambda: itertools.chain(batch_tensors(self._batch), *(holder.tensors() for holder in holders)),
             offload=False,
         )
         self._missed = 0

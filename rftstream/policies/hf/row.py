@@ -113,7 +113,7 @@ class RowDecoder:
             self._embedding.data_ptr(),
             self._norm.data_ptr(),
             self._head.data_ptr(),
-            *(one.ctypes.data for one in places),
+            *(place.ctypes.data for place in places),
             angles_N2D.data_ptr(),
             logits_NV.data_ptr(),
         )

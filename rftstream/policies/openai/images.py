@@ -91,7 +91,7 @@ def collapsed(token_ids: Sequence[int], images: Sequence[ImageSpan], tokens: Ima
     room for them."""
     result: list[int] = []
     done = 0
-    for span in sorted(images, key=lambda one: one.start):
+    for span in sorted(images, key=lambda image: image.start):
         before, behind = tokens.around(span.image)
         start, end = span.start - before, span.start + span.count + behind
         if start < done or end > len(token_ids):

@@ -173,7 +173,7 @@ class OpenAiPolicy:
             else:
                 engine.next = name
         if self._updates is not None:  # the others are given to no server any more, also if it begins anew
-            self._updates.delete_others({name, *(one.sending for one in engines if one.sending is not None)})
+            self._updates.delete_others({name, *(engine.sending for engine in engines if engine.sending is not None)})
         self._version = name
         self._go_on()
 
@@ -280,7 +280,7 @@ class OpenAiPolicy:
             return
         since = min(call.submitted_at for call in self._active.values())
         if all(engine.is_away(self._config.tries, since) for engine in engines):
-            said = "; ".join(f"{one.url}: {one.error}" for one in engines)
+            said = "; ".join(f"{engine.url}: {engine.error}" for engine in engines)
             raise PolicyError(f"policy openai: none of {len(engines)} servers answers: {said}")
 
     def _on_answer(self, event: AnswerEvent) -> Completion | None:

@@ -90,7 +90,8 @@ class ServerUpdates:
         options: dict[str, Any] = {"api_key": api_key, "timeout_s": timeout_s, "section": section}
         options["tries"] = tries if len(urls) == 1 else 1
         self._servers = {
-            url: [ModelServer(root_of(url), one.path.lstrip("/"), **options) for one in self._requests] for url in urls
+            url: [ModelServer(root_of(url), request.path.lstrip("/"), **options) for request in self._requests]
+            for url in urls
         }
         self._watches: dict[str, ServerWatch] = {}
         """Url -> watch that was begun before the server was given what it has."""

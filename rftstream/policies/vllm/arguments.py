@@ -97,7 +97,7 @@ def _visible(which: str, visible: str | None) -> str:
         return which
     seen = visible.split(",")
     try:
-        return ",".join(seen[int(one)] for one in which.split(","))
+        return ",".join(seen[int(part)] for part in which.split(","))
     except (ValueError, IndexError):
         raise ConfigError(
             f"policy vllm: device 'cuda:{which}', expected numbers below {len(seen)}: CUDA_VISIBLE_DEVICES is "

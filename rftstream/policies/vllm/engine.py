@@ -91,7 +91,7 @@ class Engine(SleepingEngine):
                 f"is {model.device!r}; set explorer.devices and evaluator.device, or install a vllm for {wanted}"
             )
         arguments = engine_arguments(
-            config, model, self._renderer, [one.name for one in dataclasses.fields(AsyncEngineArgs)]
+            config, model, self._renderer, [field.name for field in dataclasses.fields(AsyncEngineArgs)]
         )
         try:
             settings = AsyncEngineArgs(**arguments).create_engine_config(UsageContext.ENGINE_CONTEXT)
@@ -270,7 +270,7 @@ def _completion(
         reason, error = "error", "the model gave values that are not finite"
     elif reason not in ("stop", "length", "unfinished"):
         reason, error = "error", f"vllm ended it: {reason}"
-    versions = tuple(_span(one) for one in spans or ())
+    versions = tuple(_span(span) for span in spans or ())
     return Completion(
         request_id=request.request_id,
         token_ids=ids,

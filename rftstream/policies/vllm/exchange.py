@@ -103,7 +103,7 @@ class WeightsExchange:
         if changed is None or changed:
             answers = await engine.collective_rpc("rftstream_load", args=(shared.memory.path, changed))
             expected = (len(shared), len(shared if changed is None else changed))
-            if not answers or any((one["tensors"], one["changed"]) != expected for one in answers):
+            if not answers or any((answer["tensors"], answer["changed"]) != expected for answer in answers):
                 raise PolicyError(f"its workers read {answers}, expected {expected[0]} tensors, {expected[1]} changed")
         self._taken = shared.marks
 

@@ -196,7 +196,7 @@ def _learned(config: RunConfig) -> Iterator[tuple[str, Any, Sampling]]:
 
 def _rewards(config: RunConfig) -> Iterator[str]:
     for place, section in _sections(config):
-        counted = [one for one in reward_uses(section.reward, place) if one.use in ("sum", "minimum")]
+        counted = [use for use in reward_uses(section.reward, place) if use.use in ("sum", "minimum")]
         zero = [one.name for one in counted if one.weight == 0]
         if zero and len(zero) == len(counted):
             yield f"{place}.reward: every weight is 0, so every reward is 0 and nothing can be learned from it"

@@ -253,13 +253,17 @@ def _measure(
     for index in range(line.problems):
         problem = taskset.problem(index)
         if line.asked is not None:
-            line.asked.append(hash(tuple((one.role, one.content, one.media) for one in problem.messages)))
+            line.asked.append(
+                hash(tuple((message.role, message.content, message.media) for message in problem.messages))
+            )
         bound = added + sum(len(message.content.encode()) + TEMPLATE_TOKENS for message in problem.messages)
         if (shown := len(images_of(problem.messages))) and (tokens := rendering.renderer.images) is not None:
             bound += sum(map(tokens.count, images_of(problem.messages)))
         brings_new = rendering.is_closed and _brings_new(characters, problem)
         is_seen = not shown or rendering.renderer.images is not None
-        short = (context is None or bound < context) and is_seen and any(one.content for one in problem.messages)
+        short = (
+            (context is None or bound < context) and is_seen and any(message.content for message in problem.messages)
+        )
         if (name := rendering.control_in(problem)) is not None:
             line.controls.append((index, name))
         if index >= RENDERED_PROMPTS and not problem.tools and short and not brings_new:
@@ -381,7 +385,7 @@ class Rendering:
 
     def control_in(self, problem: Problem) -> str | None:
         """Return the first name of a special token in the problem's messages, or None."""
-        found = (self.controls.search(one.content) for one in problem.messages) if self.controls else ()
+        found = (self.controls.search(message.content) for message in problem.messages) if self.controls else ()
         return next((one[0] for one in found if one is not None), None)
 
     def added(self, tools: Sequence[Mapping[str, Any]]) -> int:

@@ -52,7 +52,9 @@ def demonstrations_line(config: RunConfig, spec: ModelSpec | None, show: Show) -
     if section is None or section.source is None or spec is None:
         return None
     loaded, sides = look_at_demonstrations(section, spec, taken_kinds(config))
-    first = {side or "": [part for one in segments for part in _parts(one, show)] for side, segments in sides.items()}
+    first = {
+        side or "": [part for segment in segments for part in _parts(segment, show)] for side, segments in sides.items()
+    }
     return DemonstrationsLine(source=", ".join(section.sources), loaded=loaded, first=first)
 
 

@@ -124,7 +124,9 @@ def _json(report: CheckReport) -> dict[str, Any]:
         "ok": report.ok,
         "run": report.run,
         "parts": [{"kind": part.kind, "name": part.name, "settings": part.settings} for part in report.parts],
-        "modules": [{"name": one.name, "file": str(one.file), "sha256": one.digest} for one in report.modules],
+        "modules": [
+            {"name": module.name, "file": str(module.file), "sha256": module.digest} for module in report.modules
+        ],
         "model": None
         if model is None
         else {
@@ -148,7 +150,7 @@ def _json(report: CheckReport) -> dict[str, Any]:
                 "first_prompt": None
                 if line.first is None
                 else {
-                    "messages": [{"role": one.role, "content": one.content} for one in line.first.messages],
+                    "messages": [{"role": message.role, "content": message.content} for message in line.first.messages],
                     "num_tokens": len(line.first.token_ids),
                     "token_ids": list(line.first.token_ids),
                     "pieces": list(line.first.pieces),
@@ -178,10 +180,14 @@ def _json(report: CheckReport) -> dict[str, Any]:
 
 
 def _text(report: CheckReport) -> list[str]:
-    parts = [(one.kind, one.name, one.settings) for one in report.parts]
+    parts = [(part.kind, part.name, part.settings) for part in report.parts]
     lines = [report.run, "", *columns(parts, left=3, indent="  ")]
     if report.modules:
-        lines += ["", "own modules:", *columns([(one.name, one.file) for one in report.modules], left=2, indent="  ")]
+        lines += [
+            "",
+            "own modules:",
+            *columns([(module.name, module.file) for module in report.modules], left=2, indent="  "),
+        ]
     if report.model is not None:
         context = "unbounded" if report.context is None else f"{report.context:,} tokens"
         parameters = f"{report.disk.parameters:,} parameters, " if report.disk and report.disk.parameters else ""
@@ -200,7 +206,12 @@ def _text(report: CheckReport) -> list[str]:
         lines += ["", "warnings:", *(f"  {sentence}" for sentence in report.warnings)]
     if not report.errors:
         return [*lines, "", "ready to run"]
-    return [*lines, "", f"not ready, {plural(len(report.errors), 'error')}:", *(f"  {one}" for one in report.errors)]
+    return [
+        *lines,
+        "",
+        f"not ready, {plural(len(report.errors), 'error')}:",
+        *(f"  {error}" for error in report.errors),
+    ]
 
 
 def _stage_row(stage: Stage) -> tuple[str, ...]:

@@ -78,7 +78,7 @@ def _doubts_about_form(place: str, reward: Reward, column: str | None) -> Iterat
 
 
 def _doubts(place: str, reward: Reward, problems: Sequence[Problem]) -> Iterator[str]:
-    lacks = {index: lack for index, one in enumerate(problems) if (lack := _lack(reward, one)) is not None}
+    lacks = {index: lack for index, problem in enumerate(problems) if (lack := _lack(reward, problem)) is not None}
     if lacks:
         first, lack = next(iter(lacks.items()))
         has = f"beside the prompt it has {_columns(problems[first])}"
@@ -102,7 +102,7 @@ def _has_answer(problem: Problem) -> bool:
 def _doubts_of_reward(place: str, reward: Reward, problems: Sequence[Problem]) -> Iterator[str]:
     """Yield what the reward itself finds doubtful in those problems that have what it needs."""
     if (doubts := getattr(reward, "doubts", None)) is not None:
-        items = [problem_input(one) for one in problems if _lack(reward, one) is None]
+        items = [problem_input(problem) for problem in problems if _lack(reward, problem) is None]
         yield from (f"{place}.reward: {sentence}" for sentence in doubts(items))
 
 
@@ -110,7 +110,7 @@ def _doubts_about_references(place: str, reward: Reward, problems: Sequence[Prob
     """Yield a doubt if problems bring right answers which the reward does not find right."""
     if (references := getattr(reward, "references", None)) is None:
         return
-    items = {index: problem_input(one) for index, one in enumerate(problems) if _lack(reward, one) is None}
+    items = {index: problem_input(problem) for index, problem in enumerate(problems) if _lack(reward, problem) is None}
     brought = {index: found for index, item in items.items() if (found := references(item)[:MAX_REFERENCES])}
     until = time.monotonic() + REFERENCES_S
 

@@ -23,10 +23,10 @@ def isolations(config: RunConfig) -> list[Isolation]:
     named += [section.reward for section in config.evaluations.values()]
     names = {name for reward in named for name in reward_names(reward)}
     settings: list[Mapping[str, Any]] = [
-        config.rewards.get(one, {}) for one in names if registry.find_spec(RewardSpec, one).runs_programs
+        config.rewards.get(name, {}) for name in names if registry.find_spec(RewardSpec, name).runs_programs
     ]
     settings += [options for where in config.environments_named() for options in _program_tools(config, where)]
-    here = [one for one in settings if not one.get("sandbox_url")]
+    here = [setting for setting in settings if not setting.get("sandbox_url")]
     return sorted({Isolation(one.get("isolation", Isolation.full)) for one in here if one.get("isolation") in _KNOWN})
 
 

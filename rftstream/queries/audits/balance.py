@@ -163,7 +163,7 @@ def _text(report: AuditReport) -> list[str]:
                 ]
             ),
         ]
-    if any(one.count for one in report.lengths.values()):
+    if any(length.count for length in report.lengths.values()):
         lines += [
             "",
             *columns(

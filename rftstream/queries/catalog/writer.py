@@ -139,10 +139,10 @@ class CatalogWriter:
         found = _group(headers_of(record))
         if found is None:
             return
-        fates = [(one, _fate(outcome.result, one)) for one in outcome.rollouts]
+        fates = [(rollout, _fate(outcome.result, rollout)) for rollout in outcome.rollouts]
         counts = Counter(fate for _, fate in fates)
-        rewards = [one.reward for one in outcome.rollouts if one.reward is not None]
-        num_tokens = [one.num_tokens for one in outcome.rollouts]
+        rewards = [rollout.reward for rollout in outcome.rollouts if rollout.reward is not None]
+        num_tokens = [rollout.num_tokens for rollout in outcome.rollouts]
         changed = self._db.execute(
             "INSERT INTO groups(sequence, group_id, taskset, problem, group_size, admitted_at, decided_at,"
             " outcome_offset, result, reason, batch, num_named, num_kept, num_expired, num_filtered, num_dead,"
@@ -179,8 +179,8 @@ class CatalogWriter:
     def _late(self, record: Record, outcome: GroupOutcome) -> None:
         """Count siblings that came after their group's outcome."""
         fates = [
-            (one, EXPIRED if outcome.result is GroupResult.batched else _fate(outcome.result, one))
-            for one in outcome.rollouts
+            (rollout, EXPIRED if outcome.result is GroupResult.batched else _fate(outcome.result, rollout))
+            for rollout in outcome.rollouts
         ]
         named = self._name(record, outcome, fates, late=True)
         if not named:

@@ -66,7 +66,7 @@ def result_to_json(result: EvalResult) -> dict[str, Any]:
 
 def results_to_text(results: Iterable[EvalResult]) -> str:
     """Return a table with a line for each evaluation and version."""
-    ordered = sorted(results, key=lambda one: (one.evaluation, one.name.version, one.name.trainer_epoch))
+    ordered = sorted(results, key=lambda result: (result.evaluation, result.name.version, result.name.trainer_epoch))
     return table(("evaluation", "version"), [((one.evaluation, str(one.name.version)), one) for one in ordered])
 
 
@@ -92,12 +92,14 @@ def table(heads: Sequence[str], rows: Sequence[tuple[Sequence[str], EvalResult]]
 def shown_metrics(values: Sequence[Mapping[str, float]]) -> list[str]:
     """Return the names of all metrics that one of them has and that are shown, pass@4 before pass@16. A reward that
     stands alone is the mean."""
-    names = {name for one in values for name in one}
+    names = {name for value in values for name in value}
     names -= {
-        name for name in names if name.startswith("metric/") and all(one.get(name) == one.get("mean") for one in values)
+        name
+        for name in names
+        if name.startswith("metric/") and all(value.get(name) == value.get("mean") for value in values)
     }
     return [
         name
         for first in FIRST
-        for name in sorted((one for one in names if one.startswith(first)), key=lambda one: (len(one), one))
+        for name in sorted((name for name in names if name.startswith(first)), key=lambda name: (len(name), name))
     ]

@@ -125,7 +125,7 @@ def figures_of(config: RunConfig, look: Look, people: FeedbackView, now: float) 
     put("rftstream_run_oldest_open_timestamp_seconds", look.oldest_open_at)
     rewards = history.rewards()
     put("rftstream_run_reward", rewards[-1] if rewards else None)
-    evaluations = {one.evaluation: one.metrics.get("mean") for one in history.evaluations}
+    evaluations = {evaluation.evaluation: evaluation.metrics.get("mean") for evaluation in history.evaluations}
     for name, mean in list(evaluations.items())[:MAX_NAMES]:
         put("rftstream_run_evaluation", mean, name)
     for claim in status.control.claims.values():

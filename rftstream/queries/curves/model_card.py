@@ -151,8 +151,8 @@ def _algorithms(config: RunConfig) -> list[str]:
     named = config.algorithms_named()
     if config.stages:
         usual = [
-            name_of_part(one.algorithm or config.trainer.algorithm, f"stages.{number}")
-            for number, one in enumerate(config.stages)
+            name_of_part(stage.algorithm or config.trainer.algorithm, f"stages.{number}")
+            for number, stage in enumerate(config.stages)
         ]
     else:
         usual = [config.trainer.algorithm]
@@ -169,7 +169,7 @@ def _trained_on(config: RunConfig, manifest: RunManifest | None) -> Iterator[str
     if rows:
         yield _table(("taskset", "source", "reward", "digest"), rows)
     if config.experts is not None and config.experts.sources:
-        places = ", ".join(f"`{_without_folders(one)}`" for one in config.experts.sources)
+        places = ", ".join(f"`{_without_folders(source)}`" for source in config.experts.sources)
         yield f"Demonstrations: {places}."
 
 

@@ -168,9 +168,9 @@ def _unscored(windows: _Windows) -> Iterator[Sign]:
 
 def _rise(name: str, windows: _Windows, evaluations: Sequence[EvalResult]) -> float | None:
     """Return how much an evaluation rose from the first window to the newest, or None if it was not made there."""
-    results = [one for one in evaluations if one.evaluation == name and _has_mean(one)]
-    early = [one for one in results if one.name.version <= windows.first_version]
-    late = [one for one in results if one.name.version >= windows.last_version]
+    results = [evaluation for evaluation in evaluations if evaluation.evaluation == name and _has_mean(evaluation)]
+    early = [result for result in results if result.name.version <= windows.first_version]
+    late = [result for result in results if result.name.version >= windows.last_version]
     return late[-1].metrics["mean"] - early[0].metrics["mean"] if early and late else None
 
 

@@ -133,10 +133,12 @@ def _length(steps: Sequence[StepRecord]) -> Iterator[Sign]:
 def _evaluations(steps: Sequence[StepRecord], evaluations: Sequence[EvalResult], config: RunConfig) -> Iterator[Sign]:
     """Yield the evaluations that are below their best by more than chance, while the reward is above what it was."""
     for name, section in config.evaluations.items():
-        results = [one for one in evaluations if one.evaluation == name and "mean" in one.metrics]
+        results = [
+            evaluation for evaluation in evaluations if evaluation.evaluation == name and "mean" in evaluation.metrics
+        ]
         if section.canary or not results:
             continue
-        best, newest = max(results, key=lambda one: one.metrics["mean"]), results[-1]
+        best, newest = max(results, key=lambda result: result.metrics["mean"]), results[-1]
         fell = best.metrics["mean"] - newest.metrics["mean"]
         chance = 1 / math.sqrt(max(1, newest.num_tasks * newest.num_samples - newest.num_unscored))
         then, now = (_reward_at(steps, one.name.version) for one in (best, newest))

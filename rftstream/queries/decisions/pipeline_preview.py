@@ -199,7 +199,7 @@ def _newest_groups(found: Preview, transport: Transport, min_siblings: int, num:
     for number, outcome in enumerate(_outcomes(transport)):
         if outcome.late:
             continue
-        scored = sum(one.reward is not None for one in outcome.rollouts)
+        scored = sum(rollout.reward is not None for rollout in outcome.rollouts)
         if scored < max(1, min(min_siblings, outcome.group_size or len(outcome.rollouts))):
             continue
         has_parts = has_parts or bool(outcome.parts)
@@ -227,18 +227,18 @@ def _scored_group(
     outcome: GroupOutcome, places: Mapping[str, tuple[TopicPartition, int]], bodies: Bodies
 ) -> ScoredGroup | None:
     rollouts = []
-    for one in outcome.rollouts:
-        if one.reward is None:
+    for rollout in outcome.rollouts:
+        if rollout.reward is None:
             continue
-        if one.rollout_id not in places:
+        if rollout.rollout_id not in places:
             return None
-        load = cache(partial(bodies.get, *places[one.rollout_id]))
+        load = cache(partial(bodies.get, *places[rollout.rollout_id]))
         rollouts.append(
             ScoredRollout(
-                sibling=int(one.rollout_id.rpartition("/")[2]),
-                reward=one.reward,
-                num_tokens=one.num_tokens,
-                truncated=one.status is RolloutStatus.truncated,
+                sibling=int(rollout.rollout_id.rpartition("/")[2]),
+                reward=rollout.reward,
+                num_tokens=rollout.num_tokens,
+                truncated=rollout.status is RolloutStatus.truncated,
                 load=load,
                 oldest_version=None if outcome.version is None else _oldest_version(load()),
             )
@@ -260,8 +260,8 @@ def _oldest_version(verified: VerifiedRollout) -> int | None:
 def _group_example(group: ScoredGroup) -> dict[str, Any]:
     return {
         "group": group.group_id,
-        "rewards": [one.reward for one in group.rollouts],
-        "tokens": [one.num_tokens for one in group.rollouts],
+        "rewards": [rollout.reward for rollout in group.rollouts],
+        "tokens": [rollout.num_tokens for rollout in group.rollouts],
     }
 
 
@@ -269,7 +269,7 @@ def _group_example(group: ScoredGroup) -> dict[str, Any]:
 
 
 def _side_to_json(counts: PipelineCounts) -> dict[str, Any]:
-    return {"in": counts.num_in, "out": counts.num_out, "operators": [one.to_json() for one in counts.counts]}
+    return {"in": counts.num_in, "out": counts.num_out, "operators": [count.to_json() for count in counts.counts]}
 
 
 def _text(found: Preview) -> Iterator[str]:
@@ -296,14 +296,14 @@ def _text(found: Preview) -> Iterator[str]:
 
 def _operators(counts: PipelineCounts) -> Iterator[str]:
     rows: list[tuple[object, ...]] = [("operator", "", "in", "out", "done")]
-    for one in counts.counts:
-        rows.append((one.label, one.where, f"{one.num_in:,}", f"{one.num_out:,}", ""))
-        for (action, reason), effect in one.effects.items():
+    for count in counts.counts:
+        rows.append((count.label, count.where, f"{count.num_in:,}", f"{count.num_out:,}", ""))
+        for (action, reason), effect in count.effects.items():
             rows.append((f"  {action}{': ' if reason else ''}{reason}", "", "", "", f"{effect.count:,}"))
     yield from columns(rows, left=2, indent="  ")
-    for one in counts.counts:
-        for (action, reason), effect in one.effects.items():
-            yield f"  {one.label}, {action}{f' ({reason})' if reason else ''}, for example:"
+    for count in counts.counts:
+        for (action, reason), effect in count.effects.items():
+            yield f"  {count.label}, {action}{f' ({reason})' if reason else ''}, for example:"
             yield from (f"    {example_text(example)}" for example in effect.examples)
     if counts.num_in and not counts.num_out:
         yield "  nothing is left"

@@ -78,7 +78,7 @@ def _recompute(transport: Transport, config: RunConfig, spec: ModelSpec, said: T
     log = Log(transport)
     admitted = _read_admitted(log) if has_tasks_side else {}
     drawn = [message for _, message in log.in_force("control") if isinstance(message, Drawn)]
-    told = [one.message for one in log.messages("outcomes") if one.message is not None]
+    told = [message.message for message in log.messages("outcomes") if message.message is not None]
     outcomes = [message for message in told if isinstance(message, GroupOutcome)]
     if has_tasks_side or (experience_side and experience_side.is_declared):
         found.num_unknown = said.sequence
@@ -139,7 +139,7 @@ def _digest(what: Problem | Sampling) -> bytes:
     if isinstance(what, Sampling):
         sampling = what
     else:
-        problem = replace(what, messages=tuple(replace(one, media=()) for one in what.messages))
+        problem = replace(what, messages=tuple(replace(message, media=()) for message in what.messages))
     return blake2b(codec.encode(Task(ids=_IDS, problem=problem, sampling=sampling, seed=0)), digest_size=16).digest()
 
 
@@ -190,7 +190,7 @@ class _TaskSide:
         if self._growth:  # their tasks said what was there to be drawn
             self._found.num_unknown = max(self._admitted, default=self._deleted - 1) + 1
             return False
-        groups = {one.sequence: one.group_id for one in self._outcomes if not one.late}
+        groups = {outcome.sequence: outcome.group_id for outcome in self._outcomes if not outcome.late}
         bare = self._draws.without_operators()
         for sequence in range(self._deleted):
             group_id = groups.get(sequence)
@@ -321,7 +321,7 @@ class _ExperienceSide:
         siblings = self._siblings()
         num_folded = 0
         trained: dict[str, _Trained] = {}
-        asked = [one for one in self._outcomes if one.seen is not None and not one.late]
+        asked = [outcome for outcome in self._outcomes if outcome.seen is not None and not outcome.late]
         for outcome in sorted(asked, key=lambda one: one.seen or 0):
             seen = outcome.seen or 0
             if seen > len(self._outcomes):

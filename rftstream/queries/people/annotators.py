@@ -76,7 +76,7 @@ class AnnotatorsView:
     def to_json(self) -> dict[str, Any]:
         """Return everything as a dict for JSON."""
         return {
-            "annotators": [one.to_json() for one in self.annotators],
+            "annotators": [annotator.to_json() for annotator in self.annotators],
             "all_together": {kind: _agreement_to_json(one) for kind, one in self.all_together.items()},
             "gold_questions": self.num_gold,
         }
@@ -86,14 +86,14 @@ class AnnotatorsView:
         if not self.annotators:
             return "nobody has voted; `rftstream feedback add RUN --from FILE` adds votes"
         rows: list[tuple[object, ...]] = [("annotator", "votes", "median time", "cannot judge", "left side", "gold")]
-        for one in self.annotators:
-            time_s = "-" if one.median_time_s is None else f"{number(one.median_time_s, 1)} s"
+        for annotator in self.annotators:
+            time_s = "-" if annotator.median_time_s is None else f"{number(annotator.median_time_s, 1)} s"
             rows.append(
                 (
-                    one.annotator[:8],
-                    sum(one.votes.values()),
+                    annotator.annotator[:8],
+                    sum(annotator.votes.values()),
                     time_s,
-                    *map(_text, (one.cannot_judge, one.left, one.gold)),
+                    *map(_text, (annotator.cannot_judge, annotator.left, annotator.gold)),
                 )
             )
         lines = columns(rows, left=1)

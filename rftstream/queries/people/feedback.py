@@ -231,7 +231,7 @@ def _statuses(log: Log, config: RunConfig, votes: Sequence[Feedback]) -> dict[st
             with contextlib.suppress(ContractError):  # whoever only looks passes over what cannot be read
                 outcome = log.rule.decode(record)
                 if isinstance(outcome, GroupOutcome):
-                    named |= {one.rollout_id for one in outcome.rollouts}
+                    named |= {rollout.rollout_id for rollout in outcome.rollouts}
                     if not outcome.late:
                         found[outcome.group_id] = GroupStatus(outcome.result, outcome.batch_sequence)
     partitions = {(vote.sequence or 0) % config.transport.partitions for vote in votes}
@@ -274,8 +274,16 @@ def questions_to_text(view: FeedbackView, now: float) -> str:
     if not view.questions:
         return "nobody was asked anything; [feedback] in the run file says whom to ask about"
     rows = [("question", "why", "votes", "quorum", "state")]
-    for one in questions_to_json(view, now):
-        rows.append((one["question_id"], one["reason"], str(one["num_votes"]), str(one["quorum"]), one["state"]))
+    for question in questions_to_json(view, now):
+        rows.append(
+            (
+                question["question_id"],
+                question["reason"],
+                str(question["num_votes"]),
+                str(question["quorum"]),
+                question["state"],
+            )
+        )
     return "\n".join(columns(rows, left=2))
 
 
@@ -289,7 +297,9 @@ def open_questions(view: FeedbackView, now: float) -> list[Question]:
         held = question.held_until if question.held_until is not None and question.held_until > now else math.inf
         return held, question.expires_at or math.inf, missing, question.asked_at
 
-    return sorted((one for one in view.questions if question_state(view, one, now) == "open"), key=urgency)
+    return sorted(
+        (question for question in view.questions if question_state(view, question, now) == "open"), key=urgency
+    )
 
 
 def opinions_of(view: FeedbackView, annotator: str) -> dict[str, VoteLine]:
@@ -323,11 +333,22 @@ def judgements_to_text(view: FeedbackView) -> str:
     if not view.judgements:
         return "nothing is judged; `rftstream feedback add RUN --from FILE` adds votes"
     rows = [("question", "votes", "agreement", "judged", "applied", "batch")]
-    for one in view.judgements.values():
-        batch = "-" if one.batch_sequence is None else f"{one.batch_sequence} (v{one.batch_sequence + 1})"
-        agreement = "-" if one.agreement is None else number(one.agreement, 2)
-        applied = f"{one.applied}: {one.reason}" if one.reason else str(one.applied)
-        rows.append((one.question_id, f"{one.num_votes}/{one.quorum}", agreement, judged_text(one), applied, batch))
+    for judgement in view.judgements.values():
+        batch = (
+            "-" if judgement.batch_sequence is None else f"{judgement.batch_sequence} (v{judgement.batch_sequence + 1})"
+        )
+        agreement = "-" if judgement.agreement is None else number(judgement.agreement, 2)
+        applied = f"{judgement.applied}: {judgement.reason}" if judgement.reason else str(judgement.applied)
+        rows.append(
+            (
+                judgement.question_id,
+                f"{judgement.num_votes}/{judgement.quorum}",
+                agreement,
+                judged_text(judgement),
+                applied,
+                batch,
+            )
+        )
     return "\n".join(columns(rows, left=1))
 
 

@@ -20,7 +20,7 @@ Row = dict[str, Any]
 
 def preference_rows(log: Log, view: FeedbackView) -> Iterator[Row]:
     """Yield a row with prompt, chosen and rejected for each pair of which one is judged better."""
-    judged = [one for one in view.judgements.values() if one.applied is Applied.pair]
+    judged = [judgement for judgement in view.judgements.values() if judgement.applied is Applied.pair]
     rollouts = _rollouts(log, {name for one in judged for name in one.rollouts})
     for one in judged:
         first, second = (rollouts.get(name) for name in one.rollouts)
@@ -32,7 +32,7 @@ def preference_rows(log: Log, view: FeedbackView) -> Iterator[Row]:
 
 def demonstration_rows(log: Log, view: FeedbackView) -> Iterator[Row]:
     """Yield a chat for each corrected answer that stands: what the rollout was asked, and the correction."""
-    judged = [one for one in view.judgements.values() if one.correction is not None]
+    judged = [judgement for judgement in view.judgements.values() if judgement.correction is not None]
     votes = {line.vote.feedback_id: line.vote for line in view.votes if line.vote is not None}
     rollouts = _rollouts(log, {one.rollouts[0] for one in judged})
     for one in judged:

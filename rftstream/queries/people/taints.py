@@ -53,12 +53,12 @@ def read_taints(log: Log, config: RunConfig) -> list[Taint]:
     settings = config.feedback or FeedbackSection()
     view = read_feedback(log, config)
     kinds = (FeedbackKind(settings.ask), FeedbackKind.flag)
-    asked = {one.rollouts[0]: one for one in view.judgements.values() if one.kind in kinds}
+    asked = {judgement.rollouts[0]: judgement for judgement in view.judgements.values() if judgement.kind in kinds}
     if not asked:
         return []
     trained = dict(_trained(log, asked))
     rewards, found = judged_now(view, settings), []
-    flags = {one.rollouts[0]: one for one in view.judgements.values() if one.flagged}
+    flags = {judgement.rollouts[0]: judgement for judgement in view.judgements.values() if judgement.flagged}
     for _, verified in log.in_force("verified"):
         if not isinstance(verified, VerifiedRollout) or verified.ids.rollout_id not in trained:
             continue
@@ -86,9 +86,9 @@ def _trained(log: Log, asked: dict[str, Judgement]) -> Iterator[tuple[str, tuple
     for _, outcome in log.in_force("outcomes"):
         if not isinstance(outcome, GroupOutcome) or outcome.late or outcome.result is not GroupResult.batched:
             continue
-        for one in outcome.rollouts:
-            if one.rollout_id in asked and one.rejected is None and one.reward is not None:
-                yield one.rollout_id, (outcome.batch_sequence or 0, one.reward)
+        for rollout in outcome.rollouts:
+            if rollout.rollout_id in asked and rollout.rejected is None and rollout.reward is not None:
+                yield rollout.rollout_id, (outcome.batch_sequence or 0, rollout.reward)
 
 
 def taints_to_json(taints: list[Taint], version: int) -> dict[str, Any]:
@@ -107,11 +107,11 @@ def taints_to_text(taints: list[Taint], version: int) -> str:
     if not taints:
         return "no batch holds anything that people judge otherwise now"
     rows = [("rollout", "batch", "version", "trained with", "judged now")]
-    for one in taints:
-        trained = "-" if one.trained_reward is None else number(one.trained_reward, 3)
-        now = "flagged" if one.reward is None else number(one.reward, 3)
-        rows.append((one.rollout_id, str(one.batch_sequence), f"v{one.version}", trained, now))
-    batches = sorted({one.batch_sequence for one in taints})
+    for taint in taints:
+        trained = "-" if taint.trained_reward is None else number(taint.trained_reward, 3)
+        now = "flagged" if taint.reward is None else number(taint.reward, 3)
+        rows.append((taint.rollout_id, str(taint.batch_sequence), f"v{taint.version}", trained, now))
+    batches = sorted({taint.batch_sequence for taint in taints})
     return "\n".join(
         [
             *columns(rows),

@@ -101,8 +101,8 @@ def read_dead(log: Log, *, now: float, with_dropped: bool = False) -> DeadView:
 
     groups = [_group(outcome, state(outcome.group_id)) for outcome in outcomes.values()]
     return DeadView(
-        letters=tuple(one for one in reversed(letters.values()) if with_dropped or one.id not in dropped),
-        groups=tuple(one for one in reversed(groups) if with_dropped or one.group_id not in dropped),
+        letters=tuple(letter for letter in reversed(letters.values()) if with_dropped or letter.id not in dropped),
+        groups=tuple(group for group in reversed(groups) if with_dropped or group.group_id not in dropped),
         num_dropped=len(dropped),
     )
 
@@ -188,7 +188,7 @@ def _letter(record: Record) -> Letter | None:
 
 
 def _group(outcome: GroupOutcome, state: State) -> DeadGroup:
-    reasons = dict.fromkeys(str(one.reason) for one in outcome.rollouts if one.reason is not None)
+    reasons = dict.fromkeys(str(rollout.reason) for rollout in outcome.rollouts if rollout.reason is not None)
     return DeadGroup(
         group_id=outcome.group_id,
         reasons=tuple(reasons),
@@ -262,7 +262,7 @@ def groups_to_retry(log: Log, view: DeadView, names: Sequence[str], reason: str 
 
     ConfigError for a name that belongs to nothing dead."""
     if names:
-        owners = _groups_of_letters(log, {one.id for one in view.letters} & set(names))
+        owners = _groups_of_letters(log, {letter.id for letter in view.letters} & set(names))
         return list({group.group_id: group for name in names for group in [_named(view, name, owners)]}.values())
     dead = [group for group in view.groups if group.state == "dead"]
     if reason is None:
@@ -309,7 +309,7 @@ def _named(view: DeadView, name: str, owners: Mapping[str, str]) -> DeadGroup:
 def to_drop(view: DeadView, names: Sequence[str], reason: str | None) -> tuple[list[str], list[str]]:
     """Return the letters and groups that names or a reason choose, else all. ConfigError for a name that is not
     listed."""
-    letters, groups = {one.id: one for one in view.letters}, {one.group_id: one for one in view.groups}
+    letters, groups = {letter.id: letter for letter in view.letters}, {group.group_id: group for group in view.groups}
     if names:
         if unknown := [name for name in names if name not in letters and name not in groups]:
             raise ConfigError(
@@ -347,8 +347,8 @@ def view_to_json(log: Log, view: DeadView, *, num_examples: int = NUM_EXAMPLES) 
             for (reason, role, topic), count, newest in _kinds(view.letters)
         ],
         "errors": [
-            {"reason": one.reason, "error": one.error, "count": one.count}
-            for one in error_kinds(reversed(view.letters))
+            {"reason": kind.reason, "error": kind.error, "count": kind.count}
+            for kind in error_kinds(reversed(view.letters))
         ],
         "groups": [
             {"reason": reason, **{state: counts[state] for state in ("dead", "asked", "put_back")}}
@@ -357,8 +357,8 @@ def view_to_json(log: Log, view: DeadView, *, num_examples: int = NUM_EXAMPLES) 
         "num_letters": len(view.letters),
         "num_groups": dict(Counter(group.state for group in view.groups)),
         "newest": [
-            {"id": one.id, "reason": one.reason, "at": one.at, **details.get(one.id, {})}
-            for one in view.letters[:num_examples]
+            {"id": letter.id, "reason": letter.reason, "at": letter.at, **details.get(letter.id, {})}
+            for letter in view.letters[:num_examples]
         ],
         "num_dropped": view.num_dropped,
     }
@@ -396,7 +396,10 @@ def view_to_text(log: Log, view: DeadView, *, num_examples: int = NUM_EXAMPLES) 
 
 
 def _error_lines(kinds: Sequence[ErrorKind]) -> list[str]:
-    rows = [("died of", "count", "error"), *((one.reason, f"{one.count:,}", one.error) for one in kinds[:NUM_ERRORS])]
+    rows = [
+        ("died of", "count", "error"),
+        *((kind.reason, f"{kind.count:,}", kind.error) for kind in kinds[:NUM_ERRORS]),
+    ]
     more = [f"and {plural(len(kinds) - NUM_ERRORS, 'other error')}"] if len(kinds) > NUM_ERRORS else []
     return ["", *(f"{reason:<15}  {count:>7}  {error}" for reason, count, error in rows), *more] if kinds else []
 

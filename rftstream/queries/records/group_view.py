@@ -136,16 +136,16 @@ def compute_advantages(
     try:
         algorithm = build_algorithm(config)
         in_groups = getattr(algorithm, "needs_spread", "batch") == "group"
-        share = next((one for one in shares if _holds(transport, one, group.group_id)), None)
+        share = next((share for share in shares if _holds(transport, share, group.group_id)), None)
         if share is None:
             return GroupAdvantages(by_rollout={}, experiences={}, how="the batch's records are deleted")
         if not in_groups and share.count > MAX_EXPERIENCES:
             how = f"not computed: they depend on the whole batch, which has more than {MAX_EXPERIENCES:,} rollouts"
             return GroupAdvantages(by_rollout={}, experiences={}, how=how)
         batch = [
-            one
-            for one in _experiences(transport, share, group.group_id if in_groups else None)
-            if one.loss_kind is LossKind.rl and one.reward is not None
+            experience
+            for experience in _experiences(transport, share, group.group_id if in_groups else None)
+            if experience.loss_kind is LossKind.rl and experience.reward is not None
         ]
         rows, _ = algorithm.prepare(batch)
     except (RftError, ValueError, TypeError, AttributeError) as error:

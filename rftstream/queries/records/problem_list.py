@@ -54,7 +54,7 @@ class ProblemList:
 
     def to_json(self) -> dict[str, Any]:
         """Return it as a dict for JSON."""
-        return {"joined": self.joined, "rejected": self.rejected, "problems": [asdict(one) for one in self.lines]}
+        return {"joined": self.joined, "rejected": self.rejected, "problems": [asdict(line) for line in self.lines]}
 
     def to_text(self) -> str:
         """Return it as text for people."""

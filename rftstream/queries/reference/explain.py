@@ -104,7 +104,7 @@ def _part(kind: str, name: str) -> SettingSection | None:
 
 def _setting_in(section: SettingSection, words: Sequence[str]) -> Explained | None:
     """Return the setting that the words lead to, through tables that are settings themselves."""
-    setting = next((one for one in section.settings if one.name == words[0]), None)
+    setting = next((setting for setting in section.settings if setting.name == words[0]), None)
     if setting is None or len(words) == 1:
         return Explained(section, setting) if setting else None
     inner = settings.table_in(setting)
@@ -127,9 +127,9 @@ def _by_part(name: str) -> list[SettingSection]:
 
 def _keys_named(name: str) -> list[str]:
     """Return the keys of sections that end so; if there are none, those of parts."""
-    keys = [one for one in settings.all_keys() if one.rpartition(".")[2] == name]
+    keys = [key for key in settings.all_keys() if key.rpartition(".")[2] == name]
     tops = {section.key for section in settings.run_file_sections()}
-    return [one for one in keys if one.rpartition(".")[0] in tops] or keys
+    return [key for key in keys if key.rpartition(".")[0] in tops] or keys
 
 
 def _without_numbers(words: Sequence[str]) -> list[str]:
@@ -153,7 +153,7 @@ def _proposal(words: Sequence[str]) -> str:
 def _near_beside(words: Sequence[str]) -> list[str]:
     """Return the key with the likest spelling in the section that the other words name."""
     above = [*_in_run_file(words[:-1]), *_in_parts(words[:-1])] if len(words) > 1 else []
-    names = {one.name: one.key for found in above if not found.setting for one in found.section.settings}
+    names = {setting.name: setting.key for found in above if not found.setting for setting in found.section.settings}
     return [names[name] for name in difflib.get_close_matches(words[-1], list(names), n=1)]
 
 
@@ -222,7 +222,10 @@ def sections_to_text() -> str:
 
 def sections_to_json() -> list[dict[str, Any]]:
     """Return the sections of a run file for JSON, without their settings."""
-    return [{"section": one.key, "place": one.place, "meaning": one.about} for one in settings.run_file_sections()]
+    return [
+        {"section": section.key, "place": section.place, "meaning": section.about}
+        for section in settings.run_file_sections()
+    ]
 
 
 def _title(section: SettingSection) -> str:

@@ -114,8 +114,8 @@ def _table(section: SettingSection, *, required: bool = False) -> Schema:
         "type": "object",
         "description": section.about,
         "additionalProperties": False,
-        "properties": {one.name: _setting(one) for one in section.settings},
-        **({"required": [one.name for one in section.settings if one.is_required]} if required else {}),
+        "properties": {setting.name: _setting(setting) for setting in section.settings},
+        **({"required": [setting.name for setting in section.settings if setting.is_required]} if required else {}),
     }
 
 
@@ -180,7 +180,7 @@ def _part_table(kind: str, name: str) -> Schema:
         "type": "object",
         "description": section.about,
         "additionalProperties": False,
-        "properties": {one.name: _part_setting(one) for one in section.settings},
+        "properties": {setting.name: _part_setting(setting) for setting in section.settings},
     }
 
 
@@ -210,7 +210,7 @@ def _own(key: str) -> Schema:
 def _reward_use() -> Schema:
     """Return how a reward takes part in the whole: keys that stand beside its own settings."""
     hints = source_text.class_docs(reward_uses.RewardUse)
-    types = {one.name: one for one in dataclasses.fields(reward_uses.RewardUse)}
+    types = {field.name: field for field in dataclasses.fields(reward_uses.RewardUse)}
     full = msgspec.json.schema_components([reward_uses.RewardUse])[1]["RewardUse"]["properties"]
     return {
         name: {"description": hints.get(name, ""), **full[name]} for name in types if name not in ("name", "settings")

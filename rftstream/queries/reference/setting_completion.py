@@ -31,7 +31,7 @@ def complete_set(typed: str, files: Sequence[Path] = ()) -> list[Offer]:
     offers = dict(_places(typed, files))
     above = typed.rpartition(".")[0]
     if above in offers:
-        found = [(f"{above}.{one.name}=", one.meaning) for one in offers[above].settings]
+        found = [(f"{above}.{setting.name}=", setting.meaning) for setting in offers[above].settings]
         found += [(f"{place}.", section.about) for place, section in offers.items() if place.startswith(f"{above}.")]
     else:
         depth = typed.count(".") + 1
@@ -44,14 +44,14 @@ def complete_explained(typed: str) -> list[Offer]:
     """Return the sections, kinds of parts, parts and settings that begin so."""
     kinds = [(settings.plural_of(kind), f"all {settings.plural_of(kind)}") for kind in registry.KINDS]
     sections = [(section.key, section.about) for section in settings.run_file_sections()]
-    found = [*sections, *(one for one in kinds if one[0] not in dict(sections))]
+    found = [*sections, *(kind for kind in kinds if kind[0] not in dict(sections))]
     above = typed.rpartition(".")[0]
     if above:
         found += [
-            (one.key, one.meaning)
+            (setting.key, setting.meaning)
             for section in settings.run_file_sections()
             if section.key == above
-            for one in section.settings
+            for setting in section.settings
         ]
         found += list(_of_parts(above))
     return [(text, about) for text, about in found if text.startswith(typed)]
@@ -64,7 +64,7 @@ def _of_parts(above: str) -> Iterator[Offer]:
         if settings.plural_of(kind) == plural and not name:
             yield from ((f"{plural}.{one}", settings.part(kind, one).about) for one in registry.table(kind))
         elif settings.plural_of(kind) == plural and name in registry.table(kind):
-            yield from ((f"{above}.{one.name}", one.meaning) for one in settings.part(kind, name).settings)
+            yield from ((f"{above}.{setting.name}", setting.meaning) for setting in settings.part(kind, name).settings)
 
 
 def _cut(place: str, words: int) -> str:
@@ -140,7 +140,7 @@ def _setting(key: str) -> Setting | None:
             for kind in registry.KINDS
             if settings.plural_of(kind) == words[0] and words[1] in registry.table(kind)
         ]
-    return next((one for section in sections for one in section.settings if one.name == name), None)
+    return next((setting for section in sections for setting in section.settings if setting.name == name), None)
 
 
 def _choices(kind: Any) -> list[Any]:
@@ -149,7 +149,7 @@ def _choices(kind: Any) -> list[Any]:
         return [True, False]
     if get_origin(kind) is Literal:
         return list(get_args(kind))
-    return [one for inner in get_args(kind) for one in _choices(inner)]
+    return [choice for inner in get_args(kind) for choice in _choices(inner)]
 
 
 def _quoted(name: str) -> str:

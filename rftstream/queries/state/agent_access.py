@@ -28,8 +28,8 @@ class AgentAccess:
     def to_json(self) -> dict[str, Any]:
         """Return it for scripts."""
         gateways = [
-            {"process": one.process, "base_url": one.base_url, "rollouts_waiting": one.num_free}
-            for one in self.gateways
+            {"process": gateway.process, "base_url": gateway.base_url, "rollouts_waiting": gateway.num_free}
+            for gateway in self.gateways
         ]
         return {"run_id": self.run_id, "token": self.token, "gateways": gateways}
 
@@ -39,8 +39,8 @@ class AgentAccess:
         if not self.gateways:
             return "\n".join([*lines, "gateways  none: no worker of this machine with a gateway answers"])
         rows = [
-            (one.process, one.base_url, f"{plural(one.num_free, 'rollout')} waiting for an agent")
-            for one in self.gateways
+            (gateway.process, gateway.base_url, f"{plural(gateway.num_free, 'rollout')} waiting for an agent")
+            for gateway in self.gateways
         ]
         return "\n".join([*lines, "gateways", *columns(rows, left=3, indent="  ")])
 

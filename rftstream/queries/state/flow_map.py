@@ -88,7 +88,7 @@ def flow_of(
 
 
 def _workers(role: str, workers: Sequence[WorkerStatus], now: float) -> tuple[tuple[str, str, bool], ...]:
-    own = [one for one in workers if one.process.rpartition("-")[0] == role or one.process == role]
+    own = [worker for worker in workers if worker.process.rpartition("-")[0] == role or worker.process == role]
     return tuple((one.process, worker_sentence(one, now), one.health is not None) for one in own)
 
 

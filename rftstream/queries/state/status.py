@@ -154,7 +154,7 @@ def read_status(
     goes_on = live or (elsewhere is not None and elsewhere.goes_on)
     state, workers = state_of(control, goes_on), ask_workers(run.folder)
     used = disk_bytes(run.folder)
-    should_move = state in ("running", "draining") or (state == "stopped" and any(one.health for one in workers))
+    should_move = state in ("running", "draining") or (state == "stopped" and any(worker.health for worker in workers))
     movement = (
         look_at_movement(
             run.config,
@@ -305,7 +305,7 @@ def _json(status: Status) -> dict[str, Any]:
         "lag": dict(status.lag),
         "lost": dict(status.lost),
         "dead_letters": dict(status.dead_letters),
-        "dead_errors": [{"reason": one.reason, "error": one.error, "count": one.count} for one in status.dead_errors],
+        "dead_errors": [{"reason": end.reason, "error": end.error, "count": end.count} for end in status.dead_errors],
         "disk_bytes": {**status.disk_bytes, "total": sum(status.disk_bytes.values())},
         "disk_room": status.disk_room.to_json(),
         "claims": [
@@ -381,7 +381,7 @@ def _text(status: Status, now: float) -> list[str]:
         )
     dead = (f"{count:,} {reason}" for reason, count in status.dead_letters.items())
     rows.append(("dead letters", ", ".join(dead) or "none"))
-    rows += [("died of", f"{one.error} ({one.count:,} {one.reason})") for one in status.dead_errors]
+    rows += [("died of", f"{end.error} ({end.count:,} {end.reason})") for end in status.dead_errors]
     if (deleted := status.control.deleted).version:
         rows.append(("deleted", f"{plural(deleted.sequence, 'group')}, batches below version {deleted.version:,}"))
     disk = ", ".join(f"{name} {size(count)}" for name, count in status.disk_bytes.items())
@@ -410,7 +410,7 @@ def _text(status: Status, now: float) -> list[str]:
             *columns(
                 [
                     ("worker", "port", "at work"),
-                    *((one.process, one.port, worker_sentence(one, now)) for one in status.workers),
+                    *((worker.process, worker.port, worker_sentence(worker, now)) for worker in status.workers),
                 ],
                 left=3,
                 indent="  ",

@@ -323,7 +323,7 @@ def last_line(text: str) -> str:
 
 def named_siblings(outcomes: Iterable[Message | str]) -> set[int]:
     """Numbers of the rollouts that outcomes name."""
-    found = [one for outcome in outcomes if isinstance(outcome, GroupOutcome) for one in outcome.rollouts]
+    found = [rollout for outcome in outcomes if isinstance(outcome, GroupOutcome) for rollout in outcome.rollouts]
     return {int(one.rollout_id.rpartition("/")[2]) for one in found}
 
 

@@ -156,7 +156,7 @@ class SpanReader:
             start_s=start,
             end_s=max(start, rollout.finished_at or record.timestamp_s),
             attributes=facts,
-            links=tuple(self._of_version(versions[one]) for one in sorted(versions) if one > 0)[:MAX_LINKS],
+            links=tuple(self._of_version(versions[version]) for version in sorted(versions) if version > 0)[:MAX_LINKS],
             error=rollout.error or "failed" if rollout.status is RolloutStatus.failed else None,
         )
         for call in rollout.calls:

@@ -179,9 +179,9 @@ def _boxes_by_label(value: Mapping[str, Any], form: BoxForm) -> list[Rectangle]:
 
 
 def _box(numbers: Sequence[Any], form: BoxForm, label: Any = "") -> Rectangle:
-    if not all(_is_number(one) for one in numbers):
+    if not all(_is_number(number) for number in numbers):
         raise NotBoxes(f"found {list(numbers)!r:.100}, expected four numbers")
-    a, b, c, d = (float(one) for one in numbers)
+    a, b, c, d = (float(number) for number in numbers)
     match form:
         case "xywh":
             a, b, c, d = a, b, a + c, b + d

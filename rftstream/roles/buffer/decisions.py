@@ -84,7 +84,7 @@ class Decisions:
         found = group.result if result in (GroupResult.batched, GroupResult.filtered) else None
         if found is None:
             return {"parts": group.part_means}
-        for operator, action in {(one.operator, str(one.action)) for one in found.decisions}:
+        for operator, action in {(decision.operator, str(decision.action)) for decision in found.decisions}:
             metrics.count_named(metrics.OPERATOR_GROUPS, operator, action)
         return {
             "parts": group.part_means,

@@ -50,7 +50,7 @@ class ParentChooser:
         later."""
         match message:
             case GroupOutcome() as outcome if not outcome.late and self._takes(outcome.group_id):
-                rewards = [one.reward for one in outcome.rollouts if one.reward is not None]
+                rewards = [rollout.reward for rollout in outcome.rollouts if rollout.reward is not None]
                 return self._of_group(outcome.group_id) if self._is_solved_as_wished(rewards) else None
             case VerifiedRollout(verdict=verdict, rollout=rollout) if verdict is not None and rollout is not None:
                 ids, problem = rollout.ids, rollout.problem

@@ -68,7 +68,7 @@ class AddedProblems:
 
     def to_json(self) -> dict[str, Any]:
         """Return the values as a dict for JSON."""
-        return {one.name: getattr(self, one.name) for one in fields(self)}
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def to_text(self) -> str:
         """Return the values as text for people."""
@@ -139,15 +139,15 @@ def add_problems(
 
 def _choose(problems: Iterator[NewProblem], known: set[str], added: AddedProblems) -> Iterator[NewProblem]:
     seen: set[str] = set()
-    for one in problems:
-        if one.problem_id in seen:
+    for problem in problems:
+        if problem.problem_id in seen:
             added.repeated += 1
-        elif one.problem_id in known:
+        elif problem.problem_id in known:
             added.known += 1
         else:
             added.new += 1
-            yield one
-        seen.add(one.problem_id)
+            yield problem
+        seen.add(problem.problem_id)
 
 
 def _problems_in(

@@ -124,9 +124,9 @@ def _check_stages(config: RunConfig) -> None:
                 f"stages.{stage.number} ({stage.name}): learns from demonstrations, but there are none; "
                 "name some by experts.source"
             )
-    if config.tasksets and not any(one.takes_rollouts for one in stages):
+    if config.tasksets and not any(stage.takes_rollouts for stage in stages):
         raise ConfigError("tasksets: no stage learns from rollouts, expected one that does, or no tasksets")
-    if config.experts is not None and not any(one.kind is not None for one in stages):
+    if config.experts is not None and not any(stage.kind is not None for stage in stages):
         raise ConfigError("experts: no stage takes any, expected one with sft, dpo, mix or chord, or no [experts]")
 
 
@@ -229,7 +229,7 @@ def _choose(
         chosen.append(index)
         loaded.new += 1
         loaded.longest = max(loaded.longest, length_of(sides))
-        loaded.tokens += sum(one.loss_mask.data.count(1) for segments in sides.values() for one in segments)
+        loaded.tokens += sum(segment.loss_mask.data.count(1) for segments in sides.values() for segment in segments)
         name = "chats" if kind is LossKind.sft else "pairs"
         loaded.kinds[name] = loaded.kinds.get(name, 0) + 1
     return chosen

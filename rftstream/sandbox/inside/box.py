@@ -177,7 +177,7 @@ class Box:
             self._channel.detach()
             status = os.dup2(write, 900, inheritable=False)
             os.closerange(901, 1 << 20)
-            lifted = [os.dup(one) for one in descriptors]
+            lifted = [os.dup(descriptor) for descriptor in descriptors]
             lifted = [os.dup2(one, 800 + place, inheritable=False) for place, one in enumerate(lifted)]
             for place, one in enumerate(lifted):
                 os.dup2(one, place)

@@ -93,7 +93,7 @@ def _set_aside() -> None:
     numbers of as many digits as it has time for."""
     sys.set_int_max_str_digits(0)
     sys.path[:] = [HOME, *(one for one in sys.path if one != "/sandbox")]
-    for name in [one for one in sys.modules if one.partition(".")[0] == "rftstream"]:
+    for name in [module for module in sys.modules if module.partition(".")[0] == "rftstream"]:
         del sys.modules[name]
 
 

@@ -198,7 +198,7 @@ class ConcurrentService(Service):
     def _drop(self, place: TopicPartition) -> None:
         """Drop the work of a partition that was lost."""
         self._give_back([number for number, work in self._in_hand.items() if work.place == place])
-        self.step.drop([one.number for one in self._results if one.finishes and one.work.place == place])
+        self.step.drop([result.number for result in self._results if result.finishes and result.work.place == place])
         self._results.drop(place)
 
     def _give_back(self, numbers: Collection[int]) -> None:

@@ -76,7 +76,7 @@ class OutcomesInForce:
             if not missing:
                 self._missing.pop(late.sequence, None)
             return is_new
-        digests = {blake2b(one.rollout_id.encode(), digest_size=8).digest() for one in late.rollouts}
+        digests = {blake2b(rollout.rollout_id.encode(), digest_size=8).digest() for rollout in late.rollouts}
         is_new = not digests <= self._late
         self._late |= digests
         return is_new

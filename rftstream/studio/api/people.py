@@ -36,7 +36,7 @@ def questions(page: PageOfRun) -> QuestionPage:
     chosen = (
         waiting_questions(page, view, mine, now)
         if state == "open"
-        else [one for one in view.questions if question_state(view, one, now) == state]
+        else [question for question in view.questions if question_state(view, question, now) == state]
     )
     more = skip + MAX_QUESTIONS
     return QuestionPage(
@@ -68,7 +68,9 @@ def feedback(page: PageOfRun, body: VoteBody) -> VoteDone:
     """Say something of a rollout or of two siblings, change it, or take it back."""
     values = msgspec.to_builtins(body)
     said = say(page, {name: value for name, value in values.items() if value is not None}, source="api")
-    asked = next((one for one in page.run.people().questions if one.question_id == said.question_id), None)
+    asked = next(
+        (question for question in page.run.people().questions if question.question_id == said.question_id), None
+    )
     return VoteDone(
         question_id=said.question_id,
         written=said.added.new > 0,
@@ -82,7 +84,7 @@ def annotators(page: PageOfRun) -> AnnotatorList:
     """How annotators judge: to operators all of them, to an annotator their own figures without those of gold."""
     found, is_operator = annotators_shown_to(page), page.viewer.role >= StudioRole.operator
     return AnnotatorList(
-        annotators=tuple(_annotator(one, is_operator) for one in found.annotators),
+        annotators=tuple(_annotator(annotator, is_operator) for annotator in found.annotators),
         all_together={kind: _agreement(one) for kind, one in found.all_together.items()},
         gold_questions=found.num_gold if is_operator else None,
     )

@@ -68,9 +68,9 @@ def compare(request: Request) -> Response:
     histories, charts = _compared(request, chosen)
     settings = [dict(run.look(lambda opened, _: own_settings(opened.config))) for run in chosen]
     differing = [
-        (key, [one.get(key, "(default)") for one in settings])
-        for key in sorted({key for one in settings for key in one})
-        if len({one.get(key) for one in settings}) > 1
+        (key, [setting.get(key, "(default)") for setting in settings])
+        for key in sorted({key for setting in settings for key in setting})
+        if len({setting.get(key) for setting in settings}) > 1
     ]
     query = urlencode([("run", run.name) for run in chosen])
     return _page(

@@ -35,7 +35,7 @@ def group(page: PageOfRun) -> Response:
     advantages = _advantages(page, row)
     siblings = list(view.siblings)
     if page.asked("sort") == "reward":
-        siblings.sort(key=lambda one: (one.reward is None, -(one.reward or 0.0)))
+        siblings.sort(key=lambda sibling: (sibling.reward is None, -(sibling.reward or 0.0)))
     return page.answer(
         "group.html",
         "groups",
@@ -55,7 +55,7 @@ def _of_rollout(segments: Sequence[object]) -> float | None:
     """Return the advantage of a rollout whose tokens all have the same, else None."""
     import numpy as np
 
-    values = np.concatenate([np.asarray(one) for one in segments]) if segments else np.empty(0)
+    values = np.concatenate([np.asarray(segment) for segment in segments]) if segments else np.empty(0)
     return float(values[0]) if len(values) and (values == values[0]).all() else None
 
 
@@ -159,7 +159,7 @@ def rollout_text(page: PageOfRun) -> Response:
         found = read_rollout(run.transport, group_row, row, reader, num_partitions=page.num_partitions).rollout
         if found is None:
             return ""
-        asked = [] if found.problem is None else [(one.role, one.content) for one in found.problem.messages]
+        asked = [] if found.problem is None else [(message.role, message.content) for message in found.problem.messages]
         said = [(turn.role, turn.content) for turn in found.turns]
         return "\n\n".join(f"--- {role}\n{text}" for role, text in (*asked, *said))
 

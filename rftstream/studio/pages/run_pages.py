@@ -123,7 +123,7 @@ def groups(page: PageOfRun) -> Response:
 
 def reward_limits(groups: Sequence[GroupRow]) -> tuple[float, float]:
     """Return the least and the largest reward of some groups' siblings, at least from 0 to 1: for bars."""
-    rewards = [one.reward for group in groups for one in group.siblings if one.reward is not None]
+    rewards = [sibling.reward for group in groups for sibling in group.siblings if sibling.reward is not None]
     return min([0.0, *rewards]), max([1.0, *rewards])
 
 
@@ -219,7 +219,7 @@ def version(page: PageOfRun) -> Response:
         older=found[-1].sequence if len(found) == 2 * PAGE else None,
         weights=None if reader is None else reader.announced.get(step.name),
         evaluations=_results_of(history, number),
-        versions=[one.name.version for one in history.steps[max(0, place - 1) : place + 2]],
+        versions=[step.name.version for step in history.steps[max(0, place - 1) : place + 2]],
     )
 
 
@@ -255,7 +255,8 @@ def evaluations(page: PageOfRun) -> Response:
         if len(results := found[result.evaluation]) < MAX_EVALUATIONS:
             results.append(result)
     tables = {
-        name: (shown_metrics([one.metrics for one in results]), results) for name, results in sorted(found.items())
+        name: (shown_metrics([result.metrics for result in results]), results)
+        for name, results in sorted(found.items())
     }
     return page.answer(
         "evaluations.html",

@@ -53,4 +53,4 @@ def _file_system(folder: Path) -> str | None:
         return None
     mounts = {parts[1].replace("\\040", " "): parts[2] for line in lines if len(parts := line.split()) > 2}
     path = folder.resolve()
-    return next((mounts[str(one)] for one in (path, *path.parents) if str(one) in mounts), None)
+    return next((mounts[str(parent)] for parent in (path, *path.parents) if str(parent) in mounts), None)

@@ -277,7 +277,7 @@ class KafkaClientFactory:
             return LogRefused(f"{head}Describe, DescribeConfigs and IdempotentWrite on the cluster")
         things, option, operations = _RESOURCES[type(error)]
         principal = f"User:{user or 'NAME'}"
-        asked = " ".join(f"--operation {one}" for one in operations.replace(" and ", ", ").split(", "))
+        asked = " ".join(f"--operation {part}" for part in operations.replace(" and ", ", ").split(", "))
         return LogRefused(
             f"{head}{operations} on the {things} whose names begin with '{self.run_id}.' (`rftstream topics acls` "
             f"shows what each role needs of that): kafka-acls --add "

@@ -175,7 +175,9 @@ class KafkaMember:
             # The member was put out. The broker would take a commit without a generation from anybody.
             return Snapshot(self._group, {}, token)
         alive = self._consumer.assignment()
-        unsure = {self._clients.place(one) for _, partitions in list(self._notes.noted) for one in partitions}
+        unsure = {
+            self._clients.place(partition) for _, partitions in list(self._notes.noted) for partition in partitions
+        }
         owned = {
             place: number
             for place, number in self._assignment.items()

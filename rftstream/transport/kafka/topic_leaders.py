@@ -56,4 +56,4 @@ def num_led(connection: AdminConnection, names: Collection[str]) -> int:
         log.debug("waiting for topics: %s", error)
         return 0
     partitions = [one for topic in described if not topic.get("error_code") for one in topic["partitions"]]
-    return sum(not one.get("error_code") and one.get("leader_id", -1) >= 0 for one in partitions)
+    return sum(not partition.get("error_code") and partition.get("leader_id", -1) >= 0 for partition in partitions)

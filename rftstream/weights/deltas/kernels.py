@@ -146,7 +146,14 @@ def build(target: Path, sources: Sequence[Path] = SOURCES, flags: Sequence[str] 
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as folder:
         library = Path(folder) / target.name
         done = subprocess.run(
-            [compiler, *flags, "-o", str(library), *(str(one) for one in sources if one.suffix == ".c"), "-lm"],
+            [
+                compiler,
+                *flags,
+                "-o",
+                str(library),
+                *(str(source) for source in sources if source.suffix == ".c"),
+                "-lm",
+            ],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -201,12 +208,14 @@ def _is_ours(path: Path) -> bool:
 
 def beside_source(sources: Sequence[Path], flags: Sequence[str]) -> Path:
     """Return where the library of these sources lies if it was built for an image or an install without a compiler."""
-    digest = hashlib.sha256(b"".join(one.read_bytes() for one in sources) + " ".join(flags).encode()).hexdigest()[:16]
+    digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources) + " ".join(flags).encode()).hexdigest()[
+        :16
+    ]
     return sources[0].with_name(f"{sources[0].stem}-{digest}-{sysconfig.get_platform()}.so")
 
 
 def _pointers(arrays: Sequence[np.ndarray]) -> ctypes.Array[ctypes.c_void_p]:
-    return (ctypes.c_void_p * len(arrays))(*(one.ctypes.data for one in arrays))
+    return (ctypes.c_void_p * len(arrays))(*(array.ctypes.data for array in arrays))
 
 
 if __name__ == "__main__":

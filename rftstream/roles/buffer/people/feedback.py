@@ -194,7 +194,11 @@ class FeedbackIntake:
             if name in wanted and not codec.is_foreign(record):
                 self._coming.add(name)
         for record, vote in votes:
-            missing = [one for one in vote.rollouts if one not in self._coming and not _is_here(one, vote, groups)]
+            missing = [
+                rollout
+                for rollout in vote.rollouts
+                if rollout not in self._coming and not _is_here(rollout, vote, groups)
+            ]
             if missing:
                 self._judge(record, vote, None, groups, {})
             else:
@@ -217,7 +221,7 @@ class FeedbackIntake:
     def _ask(self, group: Group, now: float) -> None:
         assert self._settings is not None
         siblings = [group.siblings[number] for number in sorted(group.siblings)]
-        scored = [(one.summary, one.parts) for one in siblings]
+        scored = [(sibling.summary, sibling.parts) for sibling in siblings]
         self._asked[group.sequence] = Asked()
         for question in choose_questions(self._settings, self._seed, group.group_id, group.sequence, scored, now):
             name = question.question_id
@@ -277,4 +281,4 @@ def _vote_in(record: Record) -> Feedback | None:
 def _is_here(rollout_id: str, vote: Feedback, groups: OpenGroups) -> bool:
     """Return whether an open group has the rollout."""
     group = groups.by_sequence.get(vote.sequence if vote.sequence is not None else -1)
-    return group is not None and any(one.summary.rollout_id == rollout_id for one in group.siblings.values())
+    return group is not None and any(sibling.summary.rollout_id == rollout_id for sibling in group.siblings.values())

@@ -98,7 +98,7 @@ class AgentLoop:
         self._sessions[key] = self._by_id[rollout.task.ids.rollout_id] = AgentSession(
             key=key,
             rollout=rollout,
-            started_at=min((one.call.started_at for one in rollout.calls), default=now),
+            started_at=min((call.call.started_at for call in rollout.calls), default=now),
             last_active=now,
             idle_timeout_s=self._limits.idle_timeout_s,
             session=session,

@@ -89,7 +89,7 @@ class AgentRollout:
             prompt = new_prompt = self._renderer.render(conversation.messages, conversation.tools)
             parent, segment = None, None
         else:
-            parent = next((one for one in parents if self._is_open(one)), parents[-1])
+            parent = next((parent for parent in parents if self._is_open(parent)), parents[-1])
             conversation = Conversation(
                 messages=(*parent.conversation.messages, parent.said, *new), tools=parent.conversation.tools
             )

@@ -137,7 +137,7 @@ class AgentSession:
     def occurrences(self, request_digest: str) -> int:
         """Return how many calls there are of this request so far."""
         recorded = len(self.rollout.calls_of(request_digest))
-        return recorded + sum(one.call.digest == request_digest for one in self.open_calls.values())
+        return recorded + sum(call.call.digest == request_digest for call in self.open_calls.values())
 
     def answer_of(self, name: str) -> bytes | None:
         """Return the answer to the call with this id; None if it is not on the log."""
