@@ -314,16 +314,16 @@ def test_a_client_that_hangs_up_leaves_no_traceback(kind: str, capsys: pytest.Ca
         port = int(server.server_address[1])
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
 
-    def num_handlers() -> int:
-        return sum("process_request_thread" in thread.name for thread in threading.enumerate())
+    def handlers() -> set[threading.Thread]:
+        return {thread for thread in threading.enumerate() if "process_request_thread" in thread.name}
 
-    before = num_handlers()
+    before = handlers()  # of servers of earlier tests, that are about to end
     client = socket.create_connection(("127.0.0.1", port))
     client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     client.sendall(b"GET /heal")
-    wait_until(lambda: num_handlers() > before)
+    wait_until(lambda: handlers() - before)
     client.close()
-    wait_until(lambda: num_handlers() == before)
+    wait_until(lambda: not handlers() - before)
     if isinstance(server, SandboxServer):
         server.shutdown()
         server.close()
