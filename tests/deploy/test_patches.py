@@ -168,8 +168,14 @@ def written(module: ModuleType) -> Iterator[str]:
     )
 
 
+MODULES = {
+    found.name.rpartition(".")[2]: found.name
+    for found in pkgutil.walk_packages(rftstream.transport.kafka.__path__, "rftstream.transport.kafka.")
+}
+
+
 def test_each_part_that_changes_the_client_is_in_a_table() -> None:
-    names = [one.name for one in pkgutil.iter_modules(rftstream.transport.kafka.__path__, "rftstream.transport.kafka.")]
+    names = MODULES.values()
     changes = {*put_into_the_client(), *written(compat), *written(compat_consumer)}
     changes |= {change for name in names for change in overridden(importlib.import_module(name))}
     assert len(changes) >= len(PATCHES), "they are found"
@@ -180,7 +186,7 @@ def test_each_part_that_changes_the_client_is_in_a_table() -> None:
 @pytest.mark.parametrize("name", sorted(NAMED))
 def test_what_the_tables_name_is_there(name: str) -> None:
     module, _, rest = name.partition(".")
-    found: object = importlib.import_module(f"rftstream.transport.kafka.{module}")
+    found: object = importlib.import_module(MODULES[module])
     for part in rest.split("."):
         found = getattr(found, part)
 
