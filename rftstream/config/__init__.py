@@ -5,9 +5,9 @@ In the order of reading:
     sections, role_sections, ranges  every setting with its type, range, default and meaning; RunConfig is all of it
     loader                           from files, environment and `--set` to a checked RunConfig
     secrets                          how keys and passwords are kept out of everything that is written down
-    registry                         the one lookup of parts: a built-in name, or `module:Thing`
-    part_specs                       what others may know of a part before it is imported
-    part_names                       whether the parts that a run file names exist and fit together
+    parts.registry                   the one lookup of parts: a built-in name, or `module:Thing`
+    parts.part_specs                 what others may know of a part before it is imported
+    parts.part_names                 whether the parts that a run file names exist and fit together
     stages                           which batches belong to which `[[stages]]`
     aliases, toml_errors             what settings are called elsewhere, and errors in words of the file
 

@@ -7,9 +7,9 @@ In the order of reading:
     supervisor, processes   the processes of all roles: started, watched, and started again when they die
     zygote                  a process with the imports done, from which they are forked
     host                    a process of one role: its port, signals and limits, and the loop round the service
-    progress, health, logging, targets
+    display.progress, health, logging, targets
                             what is shown and written meanwhile
-    evaluation, model_evaluation, rescore, replay_into
+    sessions.evaluation, sessions.model_evaluation, sessions.rescore, sessions.replay_into
                             sessions for other ends than training
 
 To add a kind of session: a module here that prepares a folder and a config, and calls `session`.

@@ -3,15 +3,15 @@
 In the order of reading:
 
     spec            what engines and backends are told about the model
-    folder          how a model folder is found or fetched, checked, and identified by digests
-    made, files     small models that are made on the spot; JSON files and digests of a folder
+    folders.folder  how a model folder is found or fetched, checked, and identified by digests
+    folders.made, folders.files  small models that are made on the spot; JSON files and digests of a folder
     rendering       from messages to token ids and back
     tokenizer       the tokenizer of a folder; chat_template: the template, and how it takes calls and reasoning
     splice          the tokens of the next turn, without tokenising again what was sampled
-    tool_calls      completions taken apart into text, reasoning and calls; families: by the package `renderers`
+    calls.tool_calls  completions taken apart into text, reasoning and calls; families: by the package `renderers`
     devices         whether a device is on this machine
     server_client   a client of model servers that speak OpenAI's API
-    convert, hub    model folders from models inside packages, and onto a hub
+    folders.convert, folders.hub  model folders from models inside packages, and onto a hub
 
 To add a kind of model that is made or converted: a module beside `made` or `convert`, and a branch in
 `folder.prepare_model`.

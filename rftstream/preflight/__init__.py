@@ -4,8 +4,8 @@ In the order of reading:
 
     plan, readiness           what every use of a run's config begins with, and the list of what has to be there
     folder_choice             which run folder is meant
-    check, check_report       `rftstream check`: the run file, its data, prompts and rewards; and what is reported
-    check_environments, check_rewards, check_demonstrations, template_turns, advice
+    checks.check, checks.check_report  `rftstream check`: the run file, its data, prompts and rewards; its report
+    checks.check_environments, checks.check_rewards, checks.check_demonstrations, checks.template_turns, checks.advice
                               the single checks, and settings that are worth another look
     trial, trial_run          `rftstream try`: a few problems that are sampled and scored for real
     sizes, memory, estimate   how large the model is, and how much memory and disk the run takes

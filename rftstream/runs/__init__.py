@@ -3,12 +3,12 @@
 In the order of reading:
 
     folder, manifest              the run folder, and the record that says what the run is
-    create, ending                how a run is made, and how it came to stand still
+    making.create, ending         how a run is made, and how it came to stand still
     services, modules             what its roles are told of it, and the user's modules that it makes use of
-    fork, init_from, imported     runs that begin with another run's settings, weights or records
+    making.fork, making.init_from, making.imported  runs that begin with another run's settings, weights or records
     roll_back, delete             how a run goes back to a checkpoint, and how it is removed
-    observer, requests            what can be seen of a run on its log, and what can be asked of it there
-    published, load_demonstrations
+    observer, writes.requests     what can be seen of a run on its log, and what can be asked of it there
+    published, writes.load_demonstrations
                                   its versions as model folders, and demonstrations that are added to it
 
 To add something that can be done to a run: a module here that returns data, and a command in `rftstream.commands`.

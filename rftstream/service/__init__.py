@@ -4,20 +4,20 @@ In the order of reading:
 
     role, role_spec         what a role is to its loop, and its declaration
     service                 what the three loops share: how a worker is driven, and what an error means
-    commit                  writing transactions, and what is done when the result of a commit is unknown
-    concurrent              the loop of a role in many processes; with it
+    loops.commit            writing transactions, and what is done when the result of a commit is unknown
+    loops.concurrent        the loop of a role in many processes; with it
         owned_partitions    the partitions that a worker owns, and which of their records are finished
         tracker             how positions say that records are finished in any order
         restore_partials    what former owners of a partition saved, read before its work is begun
         results             what is finished or saved, until it is on the log
-    single                  the loop of a role with one holder; with it
+    loops.single            the loop of a role with one holder; with it
         role_claim          who holds the role
         single_reader       reading by position, `control` first
         dead_letters        records that nobody can deal with
-    source                  the loop of a role that writes without consuming a topic
-    in_force, control_view  which records count, and what the run should do now
-    losses                  what was deleted without a word
-    moved_positions         positions that somebody else has set
+    loops.source            the loop of a role that writes without consuming a topic
+    records.in_force, control_view  which records count, and what the run should do now
+    records.losses          what was deleted without a word
+    records.moved_positions  positions that somebody else has set
 
 To add a role, write no loop: declare a RoleSpec in a folder of `rftstream.roles` (docs/extending.md).
 """

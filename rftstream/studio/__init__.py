@@ -2,7 +2,7 @@
 
 - `watched_run`  follows one run in a thread, and answers questions about its log in another
 - `charts`       panels of curves as data for a browser and as pictures for one without scripts
-- `run_pages`, `rollout_pages`, `many_pages`   one function for each page
+- `pages.run_pages`, `pages.rollout_pages`, `pages.many_pages`   one function for each page
 - `rendering`    the templates, and the words and forms that they use
 - `access`       who may look: tokens, roles, sessions
 - `guard`        what every request passes: host, origin, limits, headers

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import graphlib
 import json
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -360,6 +361,20 @@ def test_no_bags() -> None:
     named = {path for path in source_files(*LIBRARY, "tests", "benchmarks") for part in path.relative_to(ROOT).parts
              if part.removesuffix(".py") in BAGS}  # fmt: skip
     assert not named, f"{', '.join(map(str, sorted(named)))}: a name that says nothing; name it for what it holds"
+
+
+def test_what_the_head_of_a_room_lists_is_there() -> None:
+    """`module` or `room.module`, alone or several, in an indented line of an __init__."""
+    listed = re.compile(r"^    ([a-z_.]+(?:, [a-z_.]+)*)(?:  .*)?$", re.MULTILINE)
+    missing = [
+        f"{source.path.relative_to(ROOT)}: {name}"
+        for source in sources("rftstream")
+        if source.path.name == "__init__.py" and "order of reading" in source.docstring
+        for names in listed.findall(source.docstring)
+        for name in names.split(", ")
+        if not (at := source.path.parent.joinpath(*name.split("."))).is_dir() and not at.with_suffix(".py").is_file()
+    ]
+    assert missing == []
 
 
 def test_a_room_with_many_modules_is_divided() -> None:

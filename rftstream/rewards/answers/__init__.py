@@ -5,20 +5,20 @@ The modules, in the order in which an answer goes through them:
 
     boxes        finds the answer in a completion: the last box, what follows "the answer is", a short completion
     clean        brings characters and LaTeX to one spelling
-    words        reads numbers that are written in English or Chinese words
-    nodes        trees of expressions, and what an answer may be: a value, a group, a real set, a relation, ...
-    tokens       cuts an expression into tokens
-    expressions  reads the tokens as a tree
+    maths.words  reads numbers that are written in English or Chinese words
+    maths.nodes  trees of expressions, and what an answer may be: a value, a group, a real set, a relation, ...
+    maths.tokens  cuts an expression into tokens
+    maths.expressions  reads the tokens as a tree
     scan         splits a text at separators outside of brackets
     reading      reads a whole answer, by what it looks like
-    realsets     unions of intervals, from intervals and from inequalities
-    values       evaluates trees: exactly where that is possible, and within limits
+    maths.realsets  unions of intervals, from intervals and from inequalities
+    maths.values  evaluates trees: exactly where that is possible, and within limits
     compare      compares two answers: equal, different, or cannot tell
-    units        names of units in English and Chinese, and their conversion by pint
+    maths.units  names of units in English and Chinese, and their conversion by pint
     second       math-verify, asked where our own readers cannot tell
     json_values  finds JSON in a text
     golds        problems with several right answers
     rectangles   reads boxes in pictures, and says how much two of them have in common
     assignment   the best matching of boxes
-    guards       refuses to evaluate what would take too long
+    maths.guards  refuses to evaluate what would take too long
 """

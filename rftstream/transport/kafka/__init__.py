@@ -8,6 +8,6 @@ In the order of reading:
     admin, ends            topics, positions and retention, and where partitions begin and end
     admin_connection       questions to the brokers, asked again while brokers come and go
     cluster_check          what is right and wrong with a cluster
-    compat, compat_consumer, selector
+    client.compat, client.compat_consumer, client.selector
                            what kafka-python does otherwise here than by itself
 """
