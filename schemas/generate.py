@@ -38,7 +38,7 @@ BINARY: Schema = {
 }
 
 
-def schema_of(spec: MessageSpec[Any]) -> Schema:
+def schema_of(spec: MessageSpec) -> Schema:
     """Return the whole document of one contract."""
     _, parts = msgspec.json.schema_components([spec.type], ref_template="#/$defs/{name}")
     defs = {cls.__name__: _described(cls, parts[cls.__name__]) for cls in types_of([spec.type])}

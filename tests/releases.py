@@ -46,11 +46,11 @@ def later_release(folder: Path, *, skippable: bool = True) -> dict[str, str]:
         _change(folder, f"rftstream/contracts/{file}.py", re.escape(last_line), FIELD.format(before=last_line))
     for contract, file in CHANGED.items():
         known = MESSAGES[contract].version
-        since = f"readable_since={MESSAGES[contract].readable_since or known},\n    " if skippable else ""
+        since = f" readable_since={MESSAGES[contract].readable_since or known}," if skippable else ""
         _change(
             folder, f"rftstream/contracts/{file}.py",
-            rf'contract="{contract}",\n    version={known},(\n    readable_since=\d+,)?',
-            f'contract="{contract}",\n    version={known + 1},\n    {since}'.rstrip(" \n"),
+            rf'@message\((\n    )?"{contract}",\s+version={known},(\s+readable_since=\d+,)?',
+            f'@message("{contract}", version={known + 1},{since}',
         )  # fmt: skip
     writes = f'note="{NOTE}",'
     _change(

@@ -6,14 +6,14 @@ Shapes: T tokens of a segment, G siblings of a group.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import Annotated
 
 from msgspec import Meta
 
 from rftstream.contracts.arrays import Array
-from rftstream.contracts.message_spec import Facts, MessageSpec
+from rftstream.contracts.message_spec import Facts, Message, message
 from rftstream.contracts.ranges import NonNegativeInt
 from rftstream.contracts.rollouts import Segment
 from rftstream.contracts.rules import Violation, rule, show
@@ -33,8 +33,31 @@ class LossKind(StrEnum):
     """Preference pairs."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Experience:
+def _experience_id(experience: Experience) -> str:
+    rollout_id = experience.ids.rollout_id
+    return f"{rollout_id}#{experience.pair}" if experience.pair else rollout_id
+
+
+def _experience_headers(experience: Experience) -> Facts:
+    return {
+        **headers_of_ids(experience.ids),
+        "num_tokens": sum(segment.loss_mask.data.count(1) for segment in experience.segments),
+        "batch_sequence": experience.batch_sequence,
+        "share": experience.share,
+        "expert": experience.expert,
+        "use": experience.use or None,
+    }
+
+
+@message(
+    "experience",
+    version=4,
+    topic="batches",
+    key=lambda experience: f"{experience.batch_sequence}",
+    id=_experience_id,
+    headers=_experience_headers,
+)
+class Experience(Message):
     """A rollout's segments with reward and group, ready to train on. `batches`: buffer -> trainer.
 
     Advantages are not in it: the algorithm computes them in the trainer from the whole group, which stays
@@ -87,35 +110,20 @@ def _check_experience(experience: Experience) -> Violation | None:
     return None
 
 
-def _experience_headers(experience: Experience) -> Facts:
-    return {
-        **headers_of_ids(experience.ids),
-        "num_tokens": sum(segment.loss_mask.data.count(1) for segment in experience.segments),
-        "batch_sequence": experience.batch_sequence,
-        "share": experience.share,
-        "expert": experience.expert,
-        "use": experience.use or None,
-    }
+def _manifest_headers(manifest: BatchManifest) -> Facts:
+    names = ("batch_sequence", "share", "count", "last")
+    return {**{name: getattr(manifest, name) for name in names}, "total_experts": manifest.total_experts or None}
 
 
-def _experience_id(experience: Experience) -> str:
-    rollout_id = experience.ids.rollout_id
-    return f"{rollout_id}#{experience.pair}" if experience.pair else rollout_id
-
-
-EXPERIENCE = MessageSpec(
-    type=Experience,
-    contract="experience",
-    version=4,
+@message(
+    "batch_manifest",
+    version=3,
     topic="batches",
-    key=lambda experience: f"{experience.batch_sequence}",
-    id=_experience_id,
-    headers=_experience_headers,
+    key=lambda manifest: f"{manifest.batch_sequence}",
+    id=lambda manifest: "manifest",
+    headers=_manifest_headers,
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchManifest:
+class BatchManifest(Message):
     """Closes a batch: the last record of the batch in every share. `batches`: buffer -> trainer."""
 
     batch_sequence: NonNegativeInt
@@ -155,19 +163,3 @@ def _check_batch_manifest(manifest: BatchManifest) -> Violation | None:
     if not _DIGEST.fullmatch(manifest.digest):
         return ".digest", f"got {show(manifest.digest)}, expected sha256:<64 hex digits>"
     return None
-
-
-def _manifest_headers(manifest: BatchManifest) -> Facts:
-    names = ("batch_sequence", "share", "count", "last")
-    return {**{name: getattr(manifest, name) for name in names}, "total_experts": manifest.total_experts or None}
-
-
-BATCH_MANIFEST = MessageSpec(
-    type=BatchManifest,
-    contract="batch_manifest",
-    version=3,
-    topic="batches",
-    key=lambda manifest: f"{manifest.batch_sequence}",
-    id=lambda manifest: "manifest",
-    headers=_manifest_headers,
-)

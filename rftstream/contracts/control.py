@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import Annotated, Any
 
 from msgspec import Meta
 
-from rftstream.contracts.message_spec import MessageSpec
+from rftstream.contracts.message_spec import Message, message
 from rftstream.contracts.ranges import NonNegativeInt
 from rftstream.contracts.versions import VersionName
 
@@ -16,8 +16,8 @@ _Count = Annotated[int, Meta(extra_json_schema={"minimum": 0})]
 """A number in a map. The schema says its range; decoding has never checked it, and still reads whatever is on a log."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunManifest:
+@message("run_manifest", version=2, topic="control", key=lambda manifest: "manifest")
+class RunManifest(Message):
     """The facts that are fixed for the whole run; the feeder's first record. `control`, key `manifest`."""
 
     run: str
@@ -40,17 +40,8 @@ class RunManifest:
     """Settings in which a run differs from the run whose records it was made of, each as `key before -> after`."""
 
 
-RUN_MANIFEST = MessageSpec(
-    type=RunManifest,
-    contract="run_manifest",
-    version=2,
-    topic="control",
-    key=lambda manifest: "manifest",
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
+@message("claim", topic="control", key=lambda claim: f"claim/{claim.role}")
+class Claim(Message):
     """A process's claim to a single role. `control`, key `claim/<role>`. The claim with the highest epoch is in
     force."""
 
@@ -68,14 +59,6 @@ class Claim:
     """When it took the role."""
 
 
-CLAIM = MessageSpec(
-    type=Claim,
-    contract="claim",
-    topic="control",
-    key=lambda claim: f"claim/{claim.role}",
-)
-
-
 class DesiredState(StrEnum):
     """The states that a run can be asked to be in."""
 
@@ -87,8 +70,8 @@ class DesiredState(StrEnum):
     """No admission; what is admitted is finished, then the run ends."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunState:
+@message("run_state", topic="control", key=lambda state: "state")
+class RunState(Message):
     """The state that the run was last asked to be in. `control`, key `state`."""
 
     state: DesiredState
@@ -101,16 +84,8 @@ class RunState:
     """When it was asked for."""
 
 
-RUN_STATE = MessageSpec(
-    type=RunState,
-    contract="run_state",
-    topic="control",
-    key=lambda state: "state",
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TasksEnded:
+@message("tasks_ended", version=2, topic="control", key=lambda end: "end")
+class TasksEnded(Message):
     """The feeder admits no more. `control`, key `end`."""
 
     admitted: NonNegativeInt
@@ -123,17 +98,12 @@ class TasksEnded:
     """Number of batches that all passes of a run without tasks make."""
 
 
-TASKS_ENDED = MessageSpec(
-    type=TasksEnded,
-    contract="tasks_ended",
-    version=2,
-    topic="control",
-    key=lambda end: "end",
-)
+def _drawn_key(drawn: Drawn) -> str:
+    return f"drawn/{sum(drawn.drawn.values())}" if drawn.alone else "drawn"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drawn:
+@message("drawn", version=2, topic="control", key=_drawn_key)
+class Drawn(Message):
     """How far the feeder has drawn from the tasksets, and what operators of the task side said to it. Written by runs
     that have such operators, with each transaction of tasks, and alone where all that was drawn was skipped.
 
@@ -161,21 +131,8 @@ class Drawn:
     """Growing tasksets had the problems below this offset of `problems`; None: the run has no growing taskset."""
 
 
-def _drawn_key(drawn: Drawn) -> str:
-    return f"drawn/{sum(drawn.drawn.values())}" if drawn.alone else "drawn"
-
-
-DRAWN = MessageSpec(
-    type=Drawn,
-    contract="drawn",
-    version=2,
-    topic="control",
-    key=_drawn_key,
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunFinished:
+@message("run_finished", topic="control", key=lambda finished: "finished")
+class RunFinished(Message):
     """The run is over. `control`, key `finished`; a tombstone takes it back."""
 
     reason: str
@@ -188,14 +145,6 @@ class RunFinished:
     """Exit code of the workers."""
 
 
-RUN_FINISHED = MessageSpec(
-    type=RunFinished,
-    contract="run_finished",
-    topic="control",
-    key=lambda finished: "finished",
-)
-
-
 class RequestKind(StrEnum):
     """The kinds of requests."""
 
@@ -205,8 +154,8 @@ class RequestKind(StrEnum):
     """Put a dead group back as a new attempt."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+@message("request", version=2, topic="control", key=lambda request: f"request/{request.request_id}")
+class Request(Message):
     """Something to be done once. `control`, key `request/<id>`."""
 
     request_id: str
@@ -221,17 +170,8 @@ class Request:
     """Name of the person or process that made the request; empty in version 1."""
 
 
-REQUEST = MessageSpec(
-    type=Request,
-    contract="request",
-    version=2,
-    topic="control",
-    key=lambda request: f"request/{request.request_id}",
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trimmed:
+@message("trimmed", topic="control", key=lambda trimmed: "trimmed")
+class Trimmed(Message):
     """The record of all deletions of the run so far, written before they happen. `control`, key `trimmed`; the newest
     record covers all of them.
 
@@ -255,11 +195,3 @@ class Trimmed:
     """Number of the rollouts of those groups by result, likewise."""
     trimmed_at: float = 0.0
     """When this was written."""
-
-
-TRIMMED = MessageSpec(
-    type=Trimmed,
-    contract="trimmed",
-    topic="control",
-    key=lambda trimmed: "trimmed",
-)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 
-from rftstream.contracts.message_spec import Facts, MessageSpec
+from rftstream.contracts.message_spec import Facts, Message, message
 from rftstream.contracts.ranges import NonNegativeInt
 from rftstream.error_kinds import last_line
 
@@ -13,8 +12,18 @@ MAX_ERROR = 300
 """The most characters of the header `error`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeadLetter:
+def _dead_letter_headers(letter: DeadLetter) -> Facts:
+    error = last_line(letter.detail)[:MAX_ERROR]
+    return {"role": letter.role, "reason": letter.reason, "error": error or None}
+
+
+@message(
+    "dead_letter",
+    topic="dead",
+    key=lambda letter: f"{letter.role}/{letter.topic}/{letter.partition}/{letter.offset}",
+    headers=_dead_letter_headers,
+)
+class DeadLetter(Message):
     """A record that could not be dealt with, as it was. `dead`: any -> any."""
 
     topic: str
@@ -41,22 +50,14 @@ class DeadLetter:
     """When it was given up."""
 
 
-def _dead_letter_headers(letter: DeadLetter) -> Facts:
-    error = last_line(letter.detail)[:MAX_ERROR]
-    return {"role": letter.role, "reason": letter.reason, "error": error or None}
+def _dropped_key(dropped: DeadDropped) -> str:
+    parts = (*dropped.letters, "", *dropped.groups)
+    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
+    return f"dropped/{digest[:32]}"
 
 
-DEAD_LETTER = MessageSpec(
-    type=DeadLetter,
-    contract="dead_letter",
-    topic="dead",
-    key=lambda letter: f"{letter.role}/{letter.topic}/{letter.partition}/{letter.offset}",
-    headers=_dead_letter_headers,
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeadDropped:
+@message("dead_dropped", topic="control", key=_dropped_key)
+class DeadDropped(Message):
     """Dead letters and dead groups that somebody has dealt with: they stay where they stand, and are not listed any
     more. `control`, key `dropped/<digest of what is in it>`."""
 
@@ -70,17 +71,3 @@ class DeadDropped:
     """Why, for people."""
     dropped_at: float = 0.0
     """When it was asked for."""
-
-
-def _dropped_key(dropped: DeadDropped) -> str:
-    parts = (*dropped.letters, "", *dropped.groups)
-    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
-    return f"dropped/{digest[:32]}"
-
-
-DEAD_DROPPED = MessageSpec(
-    type=DeadDropped,
-    contract="dead_dropped",
-    topic="control",
-    key=_dropped_key,
-)

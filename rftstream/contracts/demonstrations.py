@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from rftstream.contracts.message_spec import MessageSpec
+from rftstream.contracts.message_spec import Message, message
 from rftstream.contracts.ranges import NonNegativeInt
 from rftstream.contracts.rules import Violation, presence, rule
 from rftstream.contracts.tasks import ChatMessage
@@ -23,8 +23,14 @@ class Preference:
     """The worse answer."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Demonstration:
+@message(
+    "demonstration",
+    version=3,
+    topic="experts",
+    key=lambda demonstration: demonstration.demonstration_id,
+    headers=lambda demonstration: {"number": demonstration.number},
+)
+class Demonstration(Message):
     """Expert experience. `experts`: `rftstream experts load`, gateway -> buffer. Chat or preference, never both."""
 
     demonstration_id: str
@@ -59,13 +65,3 @@ def _check_demonstration(demonstration: Demonstration) -> Violation | None:
             "messages, expected exactly one of chat and preference pair"
         )
     return None
-
-
-DEMONSTRATION = MessageSpec(
-    type=Demonstration,
-    contract="demonstration",
-    version=3,
-    topic="experts",
-    key=lambda demonstration: demonstration.demonstration_id,
-    headers=lambda demonstration: {"number": demonstration.number},
-)

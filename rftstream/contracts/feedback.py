@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated
 
 from msgspec import Meta
 
 from rftstream.contracts.ids import split_group_id
-from rftstream.contracts.message_spec import Facts, MessageSpec
+from rftstream.contracts.message_spec import Facts, Message, message
 from rftstream.contracts.ranges import NonNegativeInt
 from rftstream.contracts.rules import Violation, rule, show
 
@@ -59,8 +58,16 @@ class PairChoice(StrEnum):
     """No vote: it counts for no quorum."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Feedback:
+def _feedback_headers(feedback: Feedback) -> Facts:
+    return {
+        "rollout_id": feedback.rollout_id,
+        "sequence": feedback.sequence,
+        "question_id": feedback.question_id or None,
+    }
+
+
+@message("feedback", version=2, topic="feedback", key=lambda feedback: feedback.feedback_id, headers=_feedback_headers)
+class Feedback(Message):
     """A statement by a person or program about one or two rollouts. `feedback`: `rftstream feedback add`, programs ->
     buffer.
 
@@ -162,21 +169,3 @@ def _check_feedback(feedback: Feedback) -> Violation | None:
     if feedback.order and sorted(feedback.order) != list(range(len(rollouts))):
         return ".order", f"got {list(feedback.order)}, expected each index of the rollouts once"
     return _answer_problem(feedback)
-
-
-def _feedback_headers(feedback: Feedback) -> Facts:
-    return {
-        "rollout_id": feedback.rollout_id,
-        "sequence": feedback.sequence,
-        "question_id": feedback.question_id or None,
-    }
-
-
-FEEDBACK = MessageSpec(
-    type=Feedback,
-    contract="feedback",
-    version=2,
-    topic="feedback",
-    key=lambda feedback: feedback.feedback_id,
-    headers=_feedback_headers,
-)

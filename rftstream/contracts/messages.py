@@ -1,4 +1,4 @@
-"""The table of messages. A MessageSpec under each class declares it, in the module of its stage; here they are listed.
+"""The table of messages. `message` above each class declares it, in the module of its stage.
 
 Rules (docs/contracts.md): one type per stage, frozen; a new field gets a default; a type, default or meaning
 never changes and a name is never used again; readers skip fields they do not know. The contract of each message is
@@ -8,117 +8,33 @@ Ids are derived, never drawn (`ids`).
 
 from __future__ import annotations
 
-from typing import Any
-
-from rftstream.contracts.batches import BATCH_MANIFEST, EXPERIENCE, BatchManifest, Experience
-from rftstream.contracts.control import (
-    CLAIM,
-    DRAWN,
-    REQUEST,
-    RUN_FINISHED,
-    RUN_MANIFEST,
-    RUN_STATE,
-    TASKS_ENDED,
-    TRIMMED,
-    Claim,
-    Drawn,
-    Request,
-    RunFinished,
-    RunManifest,
-    RunState,
-    TasksEnded,
-    Trimmed,
+from rftstream.contracts import (
+    batches,
+    control,
+    dead,
+    demonstrations,
+    feedback,
+    outcomes,
+    problems,
+    questions,
+    rollouts,
+    summaries,
+    tasks,
+    verdicts,
+    versions,
 )
-from rftstream.contracts.dead import DEAD_DROPPED, DEAD_LETTER, DeadDropped, DeadLetter
-from rftstream.contracts.demonstrations import DEMONSTRATION, Demonstration
-from rftstream.contracts.feedback import FEEDBACK, Feedback
-from rftstream.contracts.message_spec import MessageSpec
-from rftstream.contracts.outcomes import BATCH_REUSE, GROUP_OUTCOME, BatchReuse, GroupOutcome
-from rftstream.contracts.problems import PROBLEM, REJECTED_PROBLEM, NewProblem, RejectedProblem
-from rftstream.contracts.questions import JUDGEMENT, QUESTION, Judgement, Question
-from rftstream.contracts.rollouts import PARTIAL_ROLLOUT, ROLLOUT, PartialRollout, Rollout
-from rftstream.contracts.summaries import SUMMARY, Summary
-from rftstream.contracts.tasks import TASK, Task
+from rftstream.contracts.message_spec import SPEC_OF, Message, MessageSpec
 from rftstream.contracts.topics import TOPICS
-from rftstream.contracts.verdicts import VERIFIED_ROLLOUT, VerifiedRollout
-from rftstream.contracts.versions import (
-    EVAL_RESULT,
-    STEP_RECORD,
-    WEIGHTS_ANNOUNCED,
-    EvalResult,
-    StepRecord,
-    WeightsAnnounced,
-)
 
-MESSAGES: dict[str, MessageSpec[Any]] = {
-    spec.contract: spec
-    for spec in (
-        TASK,
-        ROLLOUT,
-        PARTIAL_ROLLOUT,
-        VERIFIED_ROLLOUT,
-        DEMONSTRATION,
-        PROBLEM,
-        REJECTED_PROBLEM,
-        FEEDBACK,
-        QUESTION,
-        JUDGEMENT,
-        EXPERIENCE,
-        BATCH_MANIFEST,
-        GROUP_OUTCOME,
-        BATCH_REUSE,
-        WEIGHTS_ANNOUNCED,
-        STEP_RECORD,
-        EVAL_RESULT,
-        RUN_MANIFEST,
-        CLAIM,
-        RUN_STATE,
-        DRAWN,
-        TASKS_ENDED,
-        RUN_FINISHED,
-        REQUEST,
-        DEAD_LETTER,
-        DEAD_DROPPED,
-        TRIMMED,
-        SUMMARY,
-    )
+__all__ = ["CONTRACTS_ON", "MESSAGES", "SPEC_OF", "Message"]
+
+_FLOW = (tasks, rollouts, verdicts, demonstrations, problems, feedback, questions, batches, outcomes, versions)
+_STAGES = (*_FLOW, control, dead, summaries)
+
+MESSAGES: dict[str, MessageSpec] = {
+    spec.contract: spec for stage in _STAGES for spec in SPEC_OF.values() if spec.type.__module__ == stage.__name__
 }
 """Contract -> the declaration of its message. The order is that of the flow, as lists and docs show it."""
-
-Message = (
-    Task
-    | Rollout
-    | PartialRollout
-    | VerifiedRollout
-    | Demonstration
-    | NewProblem
-    | RejectedProblem
-    | Feedback
-    | Question
-    | Judgement
-    | Experience
-    | BatchManifest
-    | GroupOutcome
-    | BatchReuse
-    | WeightsAnnounced
-    | StepRecord
-    | EvalResult
-    | RunManifest
-    | Claim
-    | RunState
-    | Drawn
-    | TasksEnded
-    | RunFinished
-    | Request
-    | DeadLetter
-    | DeadDropped
-    | Trimmed
-    | Summary
-)
-"""Any message: the types of MESSAGES, once more for the type checker."""
-
-SPEC_OF: dict[type, MessageSpec[Any]] = {spec.type: spec for spec in MESSAGES.values()}
-"""Type of a message -> its declaration."""
 
 CONTRACTS_ON: dict[str, tuple[str, ...]] = {
     topic: tuple(spec.contract for spec in MESSAGES.values() if spec.topic == topic) for topic in TOPICS

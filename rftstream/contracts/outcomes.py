@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from rftstream.contracts.message_spec import Facts, MessageSpec
+from rftstream.contracts.message_spec import Facts, Message, message
 from rftstream.contracts.ranges import NonNegativeFloat, NonNegativeInt
 from rftstream.contracts.rollouts import RolloutStatus
 from rftstream.contracts.rules import Violation, presence, rule
@@ -119,8 +119,25 @@ class MaskedSpan:
     """Position behind the last one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupOutcome:
+def _outcome_id(outcome: GroupOutcome) -> str:
+    late = ",".join(rollout.rollout_id for rollout in outcome.rollouts)
+    return f"{outcome.group_id}#late/{late}" if outcome.late else outcome.group_id
+
+
+def _outcome_headers(outcome: GroupOutcome) -> Facts:
+    names = ("group_id", "taskset", "sequence", "result", "reason", "batch_sequence", "late")
+    return {name: getattr(outcome, name) for name in names}
+
+
+@message(
+    "group_outcome",
+    version=6,
+    topic="outcomes",
+    key=lambda outcome: outcome.group_id,
+    id=_outcome_id,
+    headers=_outcome_headers,
+)
+class GroupOutcome(Message):
     """The result of a group; each admitted group gets exactly one. `outcomes`: buffer -> feeder, explorer, audit.
 
     `late` records are for siblings that arrived after their group's outcome; they change no count of groups."""
@@ -190,27 +207,6 @@ def _check_group_outcome(outcome: GroupOutcome) -> Violation | None:
     return None
 
 
-def _outcome_id(outcome: GroupOutcome) -> str:
-    late = ",".join(rollout.rollout_id for rollout in outcome.rollouts)
-    return f"{outcome.group_id}#late/{late}" if outcome.late else outcome.group_id
-
-
-def _outcome_headers(outcome: GroupOutcome) -> Facts:
-    names = ("group_id", "taskset", "sequence", "result", "reason", "batch_sequence", "late")
-    return {name: getattr(outcome, name) for name in names}
-
-
-GROUP_OUTCOME = MessageSpec(
-    type=GroupOutcome,
-    contract="group_outcome",
-    version=6,
-    topic="outcomes",
-    key=lambda outcome: outcome.group_id,
-    id=_outcome_id,
-    headers=_outcome_headers,
-)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupUse:
     """A group that was decided before and is in a batch once more."""
@@ -235,8 +231,13 @@ class GroupUse:
     """Ids of the rollouts that the batch has, in order."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchReuse:
+@message(
+    "batch_reuse",
+    topic="outcomes",
+    key=lambda reuse: f"reuse/{reuse.batch_sequence}",
+    headers=lambda reuse: {"batch_sequence": reuse.batch_sequence, "num_uses": len(reuse.uses)},
+)
+class BatchReuse(Message):
     """Which groups a batch has once more. Written with each batch of rollouts, in runs with operators that offer groups
     for reuse. `outcomes`: buffer -> audit.
 
@@ -260,15 +261,6 @@ def _check_batch_reuse(reuse: BatchReuse) -> Violation | None:
             return f".uses[{i}].use", "got 0, expected at least 1"
         seen.add(use.group_id)
     return None
-
-
-BATCH_REUSE = MessageSpec(
-    type=BatchReuse,
-    contract="batch_reuse",
-    topic="outcomes",
-    key=lambda reuse: f"reuse/{reuse.batch_sequence}",
-    headers=lambda reuse: {"batch_sequence": reuse.batch_sequence, "num_uses": len(reuse.uses)},
-)
 
 
 class DecidedSequences:

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
 from enum import StrEnum
 
-from rftstream.contracts.message_spec import Facts, MessageSpec
+from rftstream.contracts.message_spec import Facts, Message, message
 from rftstream.contracts.ranges import NonNegativeInt
 from rftstream.contracts.rules import Violation, presence, rule
 from rftstream.contracts.tasks import Problem
@@ -64,8 +63,13 @@ class RejectReason(StrEnum):
     """Too few or too many of the attempts at it had its answer."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewProblem:
+@message(
+    "problem",
+    topic="problems",
+    key=lambda new: new.problem_id,
+    headers=lambda new: {**_problem_headers(new), "maker": new.maker},
+)
+class NewProblem(Message):
     """A problem that joins a taskset of the run. `problems`: `rftstream problems add`, synthesiser -> feeder."""
 
     problem_id: str
@@ -115,17 +119,13 @@ def _problem_headers(message: NewProblem | RejectedProblem) -> Facts:
     return {"taskset": message.taskset, "kind": message.kind}
 
 
-PROBLEM = MessageSpec(
-    type=NewProblem,
-    contract="problem",
+@message(
+    "rejected_problem",
     topic="problems",
-    key=lambda new: new.problem_id,
-    headers=lambda new: {**_problem_headers(new), "maker": new.maker},
+    key=lambda rejected: rejected.problem_id,
+    headers=lambda rejected: {**_problem_headers(rejected), "reason": rejected.reason},
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RejectedProblem:
+class RejectedProblem(Message):
     """A problem that a model made and that no taskset takes. `problems`: synthesiser -> status, people."""
 
     problem_id: str
@@ -154,15 +154,6 @@ class RejectedProblem:
     """Number of these attempts that had the problem's answer."""
     made_at: float = 0.0
     """When it was rejected."""
-
-
-REJECTED_PROBLEM = MessageSpec(
-    type=RejectedProblem,
-    contract="rejected_problem",
-    topic="problems",
-    key=lambda rejected: rejected.problem_id,
-    headers=lambda rejected: {**_problem_headers(rejected), "reason": rejected.reason},
-)
 
 
 def problem_digest(problem: Problem) -> str:

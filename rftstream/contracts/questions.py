@@ -4,11 +4,10 @@ and `judgements`: the buffer writes both.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 from rftstream.contracts.feedback import FeedbackKind, PairChoice
-from rftstream.contracts.message_spec import Facts, MessageSpec
+from rftstream.contracts.message_spec import Facts, Message, message
 from rftstream.contracts.outcomes import GroupResult
 from rftstream.contracts.ranges import NonNegativeInt, PositiveInt
 
@@ -24,8 +23,13 @@ class QuestionReason(StrEnum):
     """The rollout belongs to the seeded share of rollouts, or its group to the seeded share of groups."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+@message(
+    "question",
+    topic="questions",
+    key=lambda question: question.question_id,
+    headers=lambda question: {"group_id": question.group_id, "sequence": question.sequence},
+)
+class Question(Message):
     """A question to people about rollouts. `questions`: buffer -> studio, Label Studio, buffer."""
 
     question_id: str
@@ -50,15 +54,6 @@ class Question:
     """The group is in no batch before that, unless all its questions are judged; None: it does not wait."""
     order: tuple[NonNegativeInt, ...] = ()
     """Order in which to show the rollouts, as indexes into `rollouts`; derived from the run's seed."""
-
-
-QUESTION = MessageSpec(
-    type=Question,
-    contract="question",
-    topic="questions",
-    key=lambda question: question.question_id,
-    headers=lambda question: {"group_id": question.group_id, "sequence": question.sequence},
-)
 
 
 class VoteEffect(StrEnum):
@@ -95,8 +90,17 @@ class Applied(StrEnum):
     """Nothing; `reason` says why."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Judgement:
+def _judgement_headers(judgement: Judgement) -> Facts:
+    return {
+        "question_id": judgement.question_id or None,
+        "effect": judgement.effect,
+        "applied": judgement.applied,
+        "batch_sequence": judgement.batch_sequence,
+    }
+
+
+@message("judgement", topic="judgements", key=lambda judgement: judgement.judgement_id, headers=_judgement_headers)
+class Judgement(Message):
     """The effect of one record of `feedback`, and the state of its question afterwards. `judgements`: buffer -> buffer,
     audit, consumers of corrections and pairs.
 
@@ -138,21 +142,3 @@ class Judgement:
     """The batch that the group had come into by then, trained at this version."""
     decided_at: float = 0.0
     """When the buffer read it."""
-
-
-def _judgement_headers(judgement: Judgement) -> Facts:
-    return {
-        "question_id": judgement.question_id or None,
-        "effect": judgement.effect,
-        "applied": judgement.applied,
-        "batch_sequence": judgement.batch_sequence,
-    }
-
-
-JUDGEMENT = MessageSpec(
-    type=Judgement,
-    contract="judgement",
-    topic="judgements",
-    key=lambda judgement: judgement.judgement_id,
-    headers=_judgement_headers,
-)

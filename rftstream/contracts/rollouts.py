@@ -11,7 +11,7 @@ from typing import Any
 
 from rftstream.contracts.arrays import Array
 from rftstream.contracts.assistant import ToolCall
-from rftstream.contracts.message_spec import MessageSpec
+from rftstream.contracts.message_spec import Message, message
 from rftstream.contracts.ranges import NonNegativeInt, PositiveInt
 from rftstream.contracts.rules import Violation, presence, rule, show
 from rftstream.contracts.tasks import ChatMessage, Media, Problem, RolloutIds, Sampling, headers_of_ids
@@ -196,8 +196,18 @@ class RolloutStatus(StrEnum):
     """Its task could not be decoded; only the headers are known."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rollout:
+@message(
+    "rollout",
+    version=4,
+    topic="rollouts",
+    key=lambda rollout: rollout.ids.rollout_id,
+    headers=lambda rollout: {
+        **headers_of_ids(rollout.ids),
+        "status": rollout.status,
+        "num_tokens": rollout.num_tokens,
+    },
+)
+class Rollout(Message):
     """One sampled attempt, without a reward. `rollouts`: explorer -> verifier."""
 
     ids: RolloutIds
@@ -248,20 +258,6 @@ def _check_rollout(rollout: Rollout) -> Violation | None:
     return None
 
 
-ROLLOUT = MessageSpec(
-    type=Rollout,
-    contract="rollout",
-    version=4,
-    topic="rollouts",
-    key=lambda rollout: rollout.ids.rollout_id,
-    headers=lambda rollout: {
-        **headers_of_ids(rollout.ids),
-        "status": rollout.status,
-        "num_tokens": rollout.num_tokens,
-    },
-)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredState:
     """Reference to the saved state of an environment, as an object of the run's store."""
@@ -274,8 +270,21 @@ class StoredState:
     """`sha256:<hex>` of the object."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartialRollout:
+@message(
+    "partial_rollout",
+    version=6,
+    topic="partials",
+    key=lambda partial: f"{partial.ids.rollout_id}#{partial.piece}",
+    id=lambda partial: partial.ids.rollout_id,
+    headers=lambda partial: {
+        **headers_of_ids(partial.ids),
+        "piece": partial.piece,
+        "num_tokens": partial.num_tokens,
+        "explorer": partial.explorer or None,
+        "session": partial.session or None,
+    },
+)
+class PartialRollout(Message):
     """One piece of an unfinished rollout. `partials`: explorer -> explorer, keyed `rollout_id#piece`."""
 
     ids: RolloutIds
@@ -331,20 +340,3 @@ def _check_partial_rollout(partial: PartialRollout) -> Violation | None:
     if partial.stored_state is not None and partial.environment_state is not None:
         return ".environment_state", "got one beside a stored_state, expected one of them"
     return None
-
-
-PARTIAL_ROLLOUT = MessageSpec(
-    type=PartialRollout,
-    contract="partial_rollout",
-    version=6,
-    topic="partials",
-    key=lambda partial: f"{partial.ids.rollout_id}#{partial.piece}",
-    id=lambda partial: partial.ids.rollout_id,
-    headers=lambda partial: {
-        **headers_of_ids(partial.ids),
-        "piece": partial.piece,
-        "num_tokens": partial.num_tokens,
-        "explorer": partial.explorer or None,
-        "session": partial.session or None,
-    },
-)

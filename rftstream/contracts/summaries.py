@@ -10,7 +10,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from rftstream.contracts.message_spec import MessageSpec
+from rftstream.contracts.message_spec import Message, message
 from rftstream.contracts.outcomes import GroupResult
 from rftstream.contracts.ranges import NonNegativeInt
 from rftstream.contracts.rules import Violation, rule
@@ -100,8 +100,15 @@ class WeightsSummary:
     """Versions of each trainer, in order of the trainers."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
+@message(
+    "summary",
+    version=2,
+    readable_since=1,
+    topic="summaries",
+    key=lambda summary: summary.topic,
+    headers=lambda summary: {"topic": summary.topic, "through": summary.through},
+)
+class Summary(Message):
     """A summary of all records of a topic below an offset. `summaries`: buffer, trainer -> starting processes.
 
     Exactly the field that is named like the topic is set."""
@@ -126,14 +133,3 @@ def _check_summary(summary: Summary) -> Violation | None:
     if summary.outcomes is not None and (unknown := set(summary.outcomes.groups) - set(GroupResult)):
         return ".outcomes.groups", f"got {sorted(unknown)[0]!r}, expected one of {', '.join(GroupResult)}"
     return None
-
-
-SUMMARY = MessageSpec(
-    type=Summary,
-    contract="summary",
-    version=2,
-    readable_since=1,
-    topic="summaries",
-    key=lambda summary: summary.topic,
-    headers=lambda summary: {"topic": summary.topic, "through": summary.through},
-)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from rftstream.contracts.message_spec import Facts, MessageSpec
+from rftstream.contracts.message_spec import Facts, Message, message
 from rftstream.contracts.ranges import NonNegativeInt, PositiveInt
 from rftstream.contracts.rules import Violation, rule, show
 
@@ -135,8 +135,14 @@ class Problem:
     """Which part of a mixed taskset it comes from."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+@message(
+    "task",
+    version=4,
+    topic="tasks",
+    key=lambda task: task.ids.rollout_id,
+    headers=lambda task: headers_of_ids(task.ids),
+)
+class Task(Message):
     """One rollout to do. `tasks`: feeder -> explorer."""
 
     ids: RolloutIds
@@ -159,13 +165,3 @@ class Task:
     problems_end: NonNegativeInt | None = None
     """When the group was drawn, growing tasksets had the problems below this offset of `problems`; None: the run has no
     growing taskset."""
-
-
-TASK = MessageSpec(
-    type=Task,
-    contract="task",
-    version=4,
-    topic="tasks",
-    key=lambda task: task.ids.rollout_id,
-    headers=lambda task: headers_of_ids(task.ids),
-)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from rftstream.contracts.arrays import Array
-from rftstream.contracts.message_spec import Facts, MessageSpec
+from rftstream.contracts.message_spec import Facts, Message, message
 from rftstream.contracts.rollouts import Rollout, RolloutStatus
 from rftstream.contracts.rules import Violation, presence, rule, show
 from rftstream.contracts.tasks import RolloutIds, headers_of_ids
@@ -69,8 +69,24 @@ class UnscorableReason(StrEnum):
     """Environment or agent was to give the reward, and gave none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VerifiedRollout:
+def _verified_headers(verified: VerifiedRollout) -> Facts:
+    rollout = verified.rollout
+    return {
+        **headers_of_ids(verified.ids),
+        "status": RolloutStatus.undecodable if rollout is None else rollout.status,
+        "num_tokens": 0 if rollout is None else rollout.num_tokens,
+        "reason": verified.reason,
+    }
+
+
+@message(
+    "verified_rollout",
+    version=4,
+    topic="verified",
+    key=lambda verified: verified.ids.rollout_id,
+    headers=_verified_headers,
+)
+class VerifiedRollout(Message):
     """A rollout with its verdict, or with the reason why it has none. `verified`: verifier -> buffer."""
 
     ids: RolloutIds
@@ -114,23 +130,3 @@ def _check_verified_rollout(verified: VerifiedRollout) -> Violation | None:
     if verified.rollout is not None and verified.rollout.ids != verified.ids:
         return ".rollout.ids", f"got those of {show(verified.rollout.ids.rollout_id)}, expected the record's own ids"
     return None
-
-
-def _verified_headers(verified: VerifiedRollout) -> Facts:
-    rollout = verified.rollout
-    return {
-        **headers_of_ids(verified.ids),
-        "status": RolloutStatus.undecodable if rollout is None else rollout.status,
-        "num_tokens": 0 if rollout is None else rollout.num_tokens,
-        "reason": verified.reason,
-    }
-
-
-VERIFIED_ROLLOUT = MessageSpec(
-    type=VerifiedRollout,
-    contract="verified_rollout",
-    version=4,
-    topic="verified",
-    key=lambda verified: verified.ids.rollout_id,
-    headers=_verified_headers,
-)

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from rftstream.contracts.message_spec import Facts, MessageSpec
+from rftstream.contracts.message_spec import Facts, Message, message
 from rftstream.contracts.ranges import NonNegativeInt
 from rftstream.contracts.rules import Violation, presence, rule
 
@@ -56,8 +56,14 @@ class DeltaObject:
     """`sha256:<hex>` of the object."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WeightsAnnounced:
+@message(
+    "weights_announced",
+    version=3,
+    topic="weights",
+    key=lambda weights: f"{weights.model}/{_version_key(weights.name)}",
+    headers=lambda weights: _version_headers(weights.name),
+)
+class WeightsAnnounced(Message):
     """New weights are in the object store. `weights`: trainer -> explorer, evaluator. The object is durable by then."""
 
     model: str
@@ -102,16 +108,6 @@ def _check_weights_announced(weights: WeightsAnnounced) -> Violation | None:
     if weights.delta is not None and weights.kind is not WeightsKind.full:
         return ".delta", f"got one with kind {weights.kind}, expected none but with a full snapshot"
     return None
-
-
-WEIGHTS_ANNOUNCED = MessageSpec(
-    type=WeightsAnnounced,
-    contract="weights_announced",
-    version=3,
-    topic="weights",
-    key=lambda weights: f"{weights.model}/{_version_key(weights.name)}",
-    headers=lambda weights: _version_headers(weights.name),
-)
 
 
 STALENESS_COUNTS = 65
@@ -159,8 +155,20 @@ def _added(one: Sequence[int], other: Sequence[int]) -> tuple[int, ...]:
     return tuple(map(sum, zip_longest(one, other, fillvalue=0)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepRecord:
+def _step_headers(step: StepRecord) -> Facts:
+    names = ("batch_sequence", "trained_groups", "resumed", "skipped")
+    return {**_version_headers(step.name), **{name: getattr(step, name) for name in names}}
+
+
+@message(
+    "step_record",
+    version=4,
+    readable_since=2,
+    topic="steps",
+    key=lambda step: _version_key(step.name),
+    headers=_step_headers,
+)
+class StepRecord(Message):
     """One trained batch, or (`resumed`) the start of a trainer. `steps`: trainer -> feeder, gateway."""
 
     name: VersionName
@@ -216,24 +224,13 @@ def _check_step_record(step: StepRecord) -> Violation | None:
     return None
 
 
-def _step_headers(step: StepRecord) -> Facts:
-    names = ("batch_sequence", "trained_groups", "resumed", "skipped")
-    return {**_version_headers(step.name), **{name: getattr(step, name) for name in names}}
-
-
-STEP_RECORD = MessageSpec(
-    type=StepRecord,
-    contract="step_record",
-    version=4,
-    readable_since=2,
-    topic="steps",
-    key=lambda step: _version_key(step.name),
-    headers=_step_headers,
+@message(
+    "eval_result",
+    topic="evals",
+    key=lambda result: f"{result.evaluation}/{_version_key(result.name)}",
+    headers=lambda result: _version_headers(result.name),
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvalResult:
+class EvalResult(Message):
     """One evaluation of one version. `evals`: evaluator -> trainer, gateway."""
 
     evaluation: str
@@ -257,12 +254,3 @@ class EvalResult:
     """Best mean of this evaluation so far."""
     evaluated_at: float = 0.0
     """When it was done."""
-
-
-EVAL_RESULT = MessageSpec(
-    type=EvalResult,
-    contract="eval_result",
-    topic="evals",
-    key=lambda result: f"{result.evaluation}/{_version_key(result.name)}",
-    headers=lambda result: _version_headers(result.name),
-)

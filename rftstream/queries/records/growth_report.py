@@ -9,7 +9,8 @@ from typing import Any
 
 from rftstream.config.data_pipelines.synthesis import growing_tasksets
 from rftstream.config.sections import RunConfig
-from rftstream.contracts.problems import PROBLEM, REJECTED_PROBLEM
+from rftstream.contracts.message_spec import SPEC_OF
+from rftstream.contracts.problems import NewProblem, RejectedProblem
 from rftstream.contracts.records import Record
 from rftstream.queries.formatting import plural
 from rftstream.service.records.problem_records import problem_records
@@ -87,11 +88,11 @@ def read_growth(log: Log, config: RunConfig, cursor: Mapping[str, Any]) -> Growt
     recent: deque[bool] = deque(maxlen=WATCHED)
     for record in problem_records(log, bodies=False):
         contract, taskset = _header(record, "contract"), _header(record, "taskset")
-        if contract == PROBLEM.contract and taskset in names:
+        if contract == SPEC_OF[NewProblem].contract and taskset in names:
             joined[taskset] += 1
             if _header(record, "maker") == "model":
                 recent.append(False)
-        elif contract == REJECTED_PROBLEM.contract and taskset in names:
+        elif contract == SPEC_OF[RejectedProblem].contract and taskset in names:
             rejected[_header(record, "reason")] += 1
             recent.append(True)
     walks = cursor.get("walks", {})
