@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
@@ -21,50 +21,46 @@ from rftstream.studio.api.routes import api_routes
 from rftstream.studio.events import MAX_LISTENERS, RunEvents
 from rftstream.studio.guard import API, GuardRules, RequestGuard, refuse
 from rftstream.studio.pages import many_pages, question_pages, request_pages, rollout_pages, run_pages
-from rftstream.studio.pages.page import GROUP, Form, PageCache, PageOfRun, form_page, fresh_page, run_page, viewer_of
-from rftstream.studio.rendering import render
+from rftstream.studio.pages.page import GROUP, PageCache, RunForm, RunPage, answer_page
 from rftstream.studio.watched_run import WatchedRun
 
-ROUTES = {
-    "": run_pages.glance,
-    "/charts": run_pages.charts,
-    "/charts.json": run_pages.chart_data,
-    "/groups": run_pages.groups,
-    f"/groups/{GROUP}": rollout_pages.group,
-    f"/rollouts/{GROUP}/{{sibling:count}}": rollout_pages.rollout,
-    f"/rollouts/{GROUP}/{{sibling:count}}/text": rollout_pages.rollout_text,
-    "/problems": run_pages.problems,
-    "/problems/{taskset}/{problem:count}": run_pages.problem,
-    "/versions": run_pages.versions,
-    "/versions/{version:count}": run_pages.version,
-    "/batches/{batch:count}": run_pages.batch,
-    "/evaluations": run_pages.evaluations,
-    "/dead": run_pages.dead,
-    "/dead/{letter:path}": run_pages.letter,
-    "/find": rollout_pages.find,
+QUESTION = f"/questions/{{kind}}/{GROUP}/{{siblings}}"
+ROLLOUT = f"/rollouts/{GROUP}/{{sibling:count}}"
+
+PAGES = {
+    "": RunPage(run_pages.glance, "glance.html", "", "At a glance"),
+    "/charts": RunPage(run_pages.charts, "charts.html", "charts", "Charts"),
+    "/charts.json": RunPage(run_pages.chart_data),
+    "/groups": RunPage(run_pages.groups, "groups.html", "groups", "Groups"),
+    f"/groups/{GROUP}": RunPage(rollout_pages.group, "group.html", "groups"),
+    ROLLOUT: RunPage(rollout_pages.rollout, "rollout.html", "groups"),
+    f"{ROLLOUT}/text": RunPage(rollout_pages.rollout_text),
+    "/problems": RunPage(run_pages.problems, "problems.html", "problems", "Problems"),
+    "/problems/{taskset}/{problem:count}": RunPage(run_pages.problem, "problem.html", "problems"),
+    "/versions": RunPage(run_pages.versions, "versions.html", "versions", "Versions"),
+    "/versions/{version:count}": RunPage(run_pages.version, "version.html", "versions"),
+    "/batches/{batch:count}": RunPage(run_pages.batch),
+    "/evaluations": RunPage(run_pages.evaluations, "evaluations.html", "evaluations", "Evaluations"),
+    "/dead": RunPage(run_pages.dead, "dead.html", "dead", "Dead letters"),
+    "/dead/{letter:path}": RunPage(run_pages.letter, "letter.html", "dead", "Dead letter"),
+    "/find": RunPage(rollout_pages.find),
+    "/questions": RunPage(question_pages.questions, "questions.html", "questions", "Questions", fresh=True),
+    "/questions/next": RunPage(question_pages.next_question, fresh=True),
+    "/annotators": RunPage(question_pages.annotators, "annotators.html", "questions", "Annotators", fresh=True),
+    QUESTION: RunPage(question_pages.question, "question.html", "questions", fresh=True),
+    "/requests": RunPage(request_pages.requests, "requests.html", "requests", "Requests", fresh=True),
 }
 """Address below /runs/RUN -> the page. All of them only read."""
 
+FORMS = {
+    QUESTION: RunForm(StudioRole.annotator, question_pages.answer),
+    "/requests": RunForm(StudioRole.operator, request_pages.ask),
+    "/dead": RunForm(StudioRole.operator, request_pages.retry),
+}
+"""Address of a page -> the form that can be sent there."""
+
 MAX_ERROR = 1_000
 """Characters of an error."""
-
-QUESTION = f"/questions/{{kind}}/{GROUP}/{{siblings}}"
-
-FRESH = {
-    "/questions": question_pages.questions,
-    "/questions/next": question_pages.next_question,
-    "/annotators": question_pages.annotators,
-    QUESTION: question_pages.question,
-    "/requests": request_pages.requests,
-}
-"""Address below /runs/RUN -> a page that is made anew for each request, and has no past. These read, too."""
-
-WRITES: dict[str, tuple[StudioRole, Callable[[PageOfRun, Form], Response]]] = {
-    QUESTION: (StudioRole.annotator, question_pages.answer),
-    "/requests": (StudioRole.operator, request_pages.ask),
-    "/dead": (StudioRole.operator, request_pages.retry),
-}
-"""Address below /runs/RUN -> who may send a form there, and what does what it asks."""
 
 
 def make_app(runs: Sequence[WatchedRun], rules: GuardRules, *, follow: bool = True) -> Starlette:
@@ -89,11 +85,10 @@ def make_app(runs: Sequence[WatchedRun], rules: GuardRules, *, follow: bool = Tr
             Route("/compare.json", many_pages.compare_data),
             Route("/login", many_pages.login, methods=["GET", "POST"]),
             Route("/logout", many_pages.logout, methods=["POST"]),
-            *(Route(f"/runs/{{run}}{path}", run_page(make)) for path, make in ROUTES.items()),
-            *(Route(f"/runs/{{run}}{path}", fresh_page(make)) for path, make in FRESH.items()),
+            *(Route(f"/runs/{{run}}{path}", page.endpoint) for path, page in PAGES.items()),
             *(
-                Route(f"/runs/{{run}}{path}", form_page(role, do), methods=["POST"])
-                for path, (role, do) in WRITES.items()
+                Route(f"/runs/{{run}}{path}", form.endpoint(PAGES[path]), methods=["POST"])
+                for path, form in FORMS.items()
             ),
             Route("/runs/{run}/events", events_of_run),
             *api_routes(),
@@ -145,15 +140,5 @@ def _error(request: Request, status: int, text: str, headers: Mapping[str, str] 
     """Return the answer to what cannot be done: JSON to programs, to people a page."""
     if request.url.path.startswith(API):
         return refuse(request.url.path, status, text[:MAX_ERROR], headers)
-    page = render(
-        "error.html",
-        title="Not found" if status == 404 else "Not possible",
-        text=text[:MAX_ERROR],
-        status=status,
-        runs=request.app.state.runs,
-        run=None,
-        tab="",
-        tabs=(),
-        viewer=viewer_of(request),
-    )
-    return HTMLResponse(page, status, headers)
+    title, text = "Not found" if status == 404 else "Not possible", text[:MAX_ERROR]
+    return answer_page(request, "error.html", title, code=status, headers=headers, text=text, status=status)

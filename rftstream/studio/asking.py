@@ -6,15 +6,23 @@ Who asks is the name of the token, never a field of the request.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 
 from rftstream.contracts.control import DesiredState
 from rftstream.errors import ConfigError
-from rftstream.launch.sessions.evaluation import Versions, ask_evaluations
+from rftstream.launch.sessions.evaluation import ask_evaluations
 from rftstream.queries.records.dead import plan_retries
 from rftstream.runs.folder import OpenRun
 from rftstream.runs.writes.requests import ask_retries, ask_state, user_here
 from rftstream.service.role import Log
+from rftstream.studio.api.types import (
+    DrainBody,
+    EvaluateBody,
+    EvaluateDone,
+    RetryBody,
+    RetryDone,
+    StateBody,
+    StateDone,
+)
 from rftstream.studio.pages.page import PageOfRun
 
 WITHIN_S = 7 * 24 * 3600.0
@@ -22,38 +30,50 @@ WITHIN_S = 7 * 24 * 3600.0
 MAX_REASON = 1_000
 
 
-def set_state(page: PageOfRun, state: DesiredState, *, reason: str = "") -> bool:
-    """Set the run's desired state. Return whether it was another one. ConfigError if the run takes no other."""
+def pause(page: PageOfRun, body: StateBody) -> StateDone:
+    """Pause the run: nothing more is admitted or trained, and what is in flight finishes."""
+    return _set(page, DesiredState.paused, body.reason)
+
+
+def unpause(page: PageOfRun, body: StateBody) -> StateDone:
+    """Let a paused run go on."""
+    return _set(page, DesiredState.running, body.reason)
+
+
+def drain(page: PageOfRun, body: DrainBody) -> StateDone:
+    """End the run in order: admit no more, and train all that is on its way. It is not taken back."""
+    return _set(page, DesiredState.draining, body.reason)
+
+
+def _set(page: PageOfRun, state: DesiredState, reason: str) -> StateDone:
+    """Set the run's desired state. ConfigError if the run takes no other."""
     before = page.run.look(lambda run, _: ask_state(run, state, reason=reason[:MAX_REASON], by=asker(page)))
-    return before is not state
+    return StateDone(changed=before is not state, state=str(state))
 
 
-def evaluate_versions(
-    page: PageOfRun, *, evaluation: str | None, versions: Versions, again: bool = False
-) -> tuple[int, int]:
-    """Ask the evaluator for evaluations of versions, of the newest one if none is named. Return how many were asked
-    for, and how many have their result already. ConfigError if nobody can be asked."""
+def evaluate(page: PageOfRun, body: EvaluateBody) -> EvaluateDone:
+    """Ask the evaluator that is alive for evaluations of versions."""
 
     def asked(run: OpenRun, _: object) -> tuple[int, int]:
-        return ask_evaluations(run, evaluation=evaluation, versions=versions, again=again, by=asker(page))
+        return ask_evaluations(
+            run, evaluation=body.evaluation, versions=body.versions, again=body.again, by=asker(page)
+        )
 
-    return page.run.look(asked)
+    new, known = page.run.look(asked)
+    return EvaluateDone(asked=new, known=known)
 
 
-def retry_groups(
-    page: PageOfRun, names: Sequence[str], *, everything: bool = False, sample: bool = False
-) -> tuple[int, int]:
-    """Ask for dead groups to be put back: those that are named, or all. Return how many were asked for, and how many
-    were put back before. `sample`: they are sampled anew. ConfigError for a group that is not dead."""
-    if not names and not everything:
+def retry(page: PageOfRun, body: RetryBody) -> RetryDone:
+    """Ask for dead groups to be put back."""
+    if not body.groups and not body.everything:
         raise ConfigError("group: none is chosen, expected some of the dead groups, or all")
-    chosen = () if everything else tuple(names)
+    chosen = () if body.everything else tuple(body.groups)
 
-    def asked(run: OpenRun, _: object) -> tuple[int, int]:
-        stored, before = plan_retries(Log(run.transport), chosen, sample=sample, now=time.time())
+    def asked(run: OpenRun, _: object) -> RetryDone:
+        stored, before = plan_retries(Log(run.transport), chosen, sample=body.sample, now=time.time())
         if stored:
             ask_retries(run, stored, within_s=WITHIN_S, by=asker(page))
-        return len(stored), before
+        return RetryDone(asked=len(stored), put_back_before=before)
 
     return page.run.look(asked)
 

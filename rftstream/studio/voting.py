@@ -61,7 +61,6 @@ class ShownQuestion:
 
 def find_question(page: PageOfRun, kind: str, group_id: str, siblings: str) -> ShownQuestion:
     """Return a question by the parts of its id. HTTPException if there are no such rollouts."""
-    assert page.catalog is not None
     group = find_group(page.catalog, page.moment, group_id)
     if group is None:
         raise HTTPException(404, f"no group {group_id!r} in this run")
@@ -156,7 +155,6 @@ def say(page: PageOfRun, row: Row, *, source: str) -> WrittenVote:
 
 def _scored(page: PageOfRun, rollouts: Sequence[str]) -> dict[str, int]:
     """Return those of these siblings that the catalog knows to be scored -> the feeder's count of their group."""
-    assert page.catalog is not None
     group = find_group(page.catalog, page.moment, rollouts[0].rpartition("/")[0])
     rows = () if group is None else group.siblings
     return {

@@ -139,7 +139,7 @@ def ask_evaluations(
     return len(wanted), len(results)
 
 
-def parse_versions(text: str) -> Versions:
+def parse_versions(text: str) -> list[int] | Literal["all"]:
     """Return the versions that a text names, e.g. `0,40,200` or `all`. ConfigError if it names none."""
     if text == "all":
         return "all"

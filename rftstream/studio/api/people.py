@@ -7,19 +7,15 @@ import time
 import msgspec
 
 from rftstream.contracts.questions import Question
-from rftstream.data.feedback.agreement import Agreement, Share
-from rftstream.queries.people.annotators import AnnotatorFigures
 from rftstream.queries.people.feedback import FeedbackView, question_state
 from rftstream.studio.access import StudioRole
 from rftstream.studio.api.types import (
-    AgreementItem,
-    AnnotatorItem,
     AnnotatorList,
     QuestionItem,
     QuestionPage,
-    ShareItem,
     VoteBody,
     VoteDone,
+    convert,
 )
 from rftstream.studio.pages.page import PageOfRun, count_in_query, word_in_query
 from rftstream.studio.pages.question_pages import STATES
@@ -48,19 +44,9 @@ def questions(page: PageOfRun) -> QuestionPage:
 
 def _question(view: FeedbackView, asked: Question, state: str, answered: bool) -> QuestionItem:
     judgement = view.judgements.get(asked.question_id)
-    return QuestionItem(
-        question_id=asked.question_id,
-        kind=str(asked.kind),
-        rollouts=asked.rollouts,
-        order=asked.order,
-        reason=str(asked.reason),
-        quorum=asked.quorum,
-        asked_at=asked.asked_at,
-        expires_at=asked.expires_at,
-        held_until=asked.held_until,
-        state=state,
-        num_votes=0 if judgement is None else judgement.num_votes,
-        answered=answered,
+    num_votes = 0 if judgement is None else judgement.num_votes
+    return convert(
+        {**msgspec.to_builtins(asked), "state": state, "num_votes": num_votes, "answered": answered}, QuestionItem
     )
 
 
@@ -82,29 +68,8 @@ def feedback(page: PageOfRun, body: VoteBody) -> VoteDone:
 
 def annotators(page: PageOfRun) -> AnnotatorList:
     """How annotators judge: to operators all of them, to an annotator their own figures without those of gold."""
-    found, is_operator = annotators_shown_to(page), page.viewer.role >= StudioRole.operator
-    return AnnotatorList(
-        annotators=tuple(_annotator(annotator, is_operator) for annotator in found.annotators),
-        all_together={kind: _agreement(one) for kind, one in found.all_together.items()},
-        gold_questions=found.num_gold if is_operator else None,
-    )
-
-
-def _annotator(one: AnnotatorFigures, is_operator: bool) -> AnnotatorItem:
-    return AnnotatorItem(
-        annotator=one.annotator,
-        votes=one.votes,
-        agreement={kind: _agreement(found) for kind, found in one.agreement.items()},
-        median_time_s=one.median_time_s,
-        cannot_judge=_share(one.cannot_judge),
-        left=_share(one.left),
-        gold=_share(one.gold) if is_operator else None,
-    )
-
-
-def _agreement(found: Agreement) -> AgreementItem:
-    return AgreementItem(questions=found.num_questions, agreement=found.similarity, alpha=found.alpha)
-
-
-def _share(found: Share) -> ShareItem:
-    return ShareItem(count=found.count, total=found.total, share=found.share, interval=found.interval)
+    found = annotators_shown_to(page).to_json()
+    if page.viewer.role < StudioRole.operator:
+        found["gold_questions"] = None
+        found["annotators"] = [{**one, "gold": None} for one in found["annotators"]]
+    return msgspec.convert(found, AnnotatorList)

@@ -16,16 +16,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from rftstream.queries.audits.balance import Balance
 from rftstream.queries.catalog.counts import count_fates
-from rftstream.queries.catalog.finding import FATES, PAGE, GroupFilter, GroupRow, RolloutRow, find_groups
+from rftstream.queries.catalog.finding import FATES, PAGE, GroupFilter, find_groups
 from rftstream.queries.curves.evaluations import result_numbers
 from rftstream.queries.records.rollout_view import ShownMessage, read_rollout
 from rftstream.queries.reference.source_text import class_docs
 from rftstream.queries.state.flow_map import what_is_wrong
+from rftstream.studio import asking
 from rftstream.studio.access import StudioRole
 from rftstream.studio.api import people as api_people
-from rftstream.studio.api import requests as api_requests
 from rftstream.studio.api import types as api_types
 from rftstream.studio.api.types import (
     AnnotatorList,
@@ -49,6 +48,7 @@ from rftstream.studio.api.types import (
     VoteBody,
     VoteDone,
     Wrong,
+    convert,
 )
 from rftstream.studio.pages.page import GROUP, PageOfRun, check_role, count_in_query, page_of_run, word_in_query
 from rftstream.studio.pages.question_pages import STATES
@@ -89,25 +89,12 @@ def glance(page: PageOfRun) -> Glance:
         name=page.run.name,
         as_of=page.moment.text,
         version=history.version,
-        groups=_counts(counts.groups),
-        rollouts=_counts(counts.rollouts),
+        groups=convert(counts.groups, FateCounts),
+        rollouts=convert(counts.rollouts, FateCounts),
         rewards=tuple(history.rewards()[-MAX_REWARDS:]),
         evaluations=newest,
-        wrong=tuple(
-            Wrong(title=one.title, text=one.text, severe=one.severe) for one in what_is_wrong(status, now=time.time())
-        ),
+        wrong=tuple(convert(one, Wrong) for one in what_is_wrong(status, now=time.time())),
         status=None if status is None else status.to_json(),
-    )
-
-
-def _counts(balance: Balance) -> FateCounts:
-    return FateCounts(
-        admitted=balance.admitted,
-        pending=balance.pending,
-        trained=balance.trained,
-        expired=balance.expired,
-        filtered=balance.filtered,
-        dead=balance.dead,
     )
 
 
@@ -118,21 +105,13 @@ def groups(page: PageOfRun) -> GroupPage:
         fate=word_in_query(page, "fate", FATES), reason=page.asked("reason")[:100], taskset=page.asked("taskset")[:100]
     )
     found = find_groups(page.catalog, page.moment, wanted, before=count_in_query(page, "before"))
-    return GroupPage(groups=tuple(map(_group, found)), before=found[-1].sequence if len(found) == PAGE else None)
+    before = found[-1].sequence if len(found) == PAGE else None
+    return GroupPage(groups=tuple(convert(row, GroupItem) for row in found), before=before)
 
 
 def group(page: PageOfRun) -> GroupItem:
     """A group with its siblings."""
-    return _group(asked_group(page))
-
-
-def _group(row: GroupRow) -> GroupItem:
-    values = {name: getattr(row, name) for name in GroupItem.__struct_fields__ if name != "siblings"}
-    return GroupItem(**values, siblings=tuple(map(_rollout, row.siblings)))
-
-
-def _rollout(row: RolloutRow) -> RolloutItem:
-    return RolloutItem(**{name: getattr(row, name) for name in RolloutItem.__struct_fields__})
+    return convert(asked_group(page), GroupItem)
 
 
 def rollout(page: PageOfRun) -> RolloutDetail:
@@ -143,7 +122,7 @@ def rollout(page: PageOfRun) -> RolloutDetail:
     )
     verdict = view.verdict
     return RolloutDetail(
-        rollout=_rollout(row),
+        rollout=convert(row, RolloutItem),
         group_id=group_row.group_id,
         batch=group_row.batch,
         problem=tuple(map(_message, view.problem)),
@@ -241,11 +220,11 @@ ENDPOINTS: Sequence[Endpoint] = (
             only_now=True,
         )
         for do, takes, answers in (
-            (api_requests.pause, StateBody, StateDone),
-            (api_requests.unpause, StateBody, StateDone),
-            (api_requests.drain, DrainBody, StateDone),
-            (api_requests.evaluate, EvaluateBody, EvaluateDone),
-            (api_requests.retry, RetryBody, RetryDone),
+            (asking.pause, StateBody, StateDone),
+            (asking.unpause, StateBody, StateDone),
+            (asking.drain, DrainBody, StateDone),
+            (asking.evaluate, EvaluateBody, EvaluateDone),
+            (asking.retry, RetryBody, RetryDone),
         )
     ),
 )
@@ -274,7 +253,7 @@ def _done(endpoint: Endpoint, request: Request, body: tuple[Any, ...]) -> Any:
     if "{run}" not in endpoint.path:
         return endpoint.do(request)
     with page_of_run(request, only_now=endpoint.only_now) as page:
-        if page.catalog is None:
+        if page.opened is None:
             why = page.snapshot.error or "the log is being read, or the run has not begun"
             raise HTTPException(503, f"{page.run.name}: {why}; expected a run that can be shown", {"retry-after": "1"})
         return endpoint.do(page, *body)

@@ -4,11 +4,19 @@ these, with what stands under each field."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
+import msgspec
 from msgspec import Meta, Struct
 
 from rftstream.contracts.feedback import PairChoice
+
+T = TypeVar("T")
+
+
+def convert(found: object, item: type[T]) -> T:
+    """Return what programs are told of what was found: the fields that both have."""
+    return msgspec.convert(found, item, from_attributes=True)
 
 
 class ErrorAnswer(Struct, frozen=True, kw_only=True):

@@ -2,36 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
 from urllib.parse import parse_qs, urlencode
 
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from rftstream.queries.curves.history import History
 from rftstream.queries.curves.page_facts import own_settings
 from rftstream.studio.charts import Chart, runs_chart
 from rftstream.studio.guard import COOKIE, GuardRules, session_name
-from rftstream.studio.pages.page import viewer_of
-from rftstream.studio.rendering import render
+from rftstream.studio.pages.page import answer_page
 from rftstream.studio.watched_run import WatchedRun
 
 COMPARED = ("Reward", "Evaluations", "Completion length", "Staleness", "Entropy", "Rates")
 MAX_COMPARED = 6
-
-
-def _page(request: Request, template: str, title: str, **values: Any) -> Response:
-    page = render(
-        template,
-        **values,
-        title=title,
-        runs=request.app.state.runs,
-        run=None,
-        tab="",
-        tabs=(),
-        viewer=viewer_of(request),
-    )
-    return HTMLResponse(page)
 
 
 def runs(request: Request) -> Response:
@@ -41,7 +25,7 @@ def runs(request: Request) -> Response:
         return RedirectResponse(f"/runs/{next(iter(known))}", 302)
     for run in known.values():
         run.touch()
-    return _page(request, "runs.html", "Runs", watched=list(known.values()))
+    return answer_page(request, "runs.html", "Runs", watched=list(known.values()))
 
 
 def _chosen(request: Request) -> list[WatchedRun]:
@@ -73,7 +57,7 @@ def compare(request: Request) -> Response:
         if len({setting.get(key) for setting in settings}) > 1
     ]
     query = urlencode([("run", run.name) for run in chosen])
-    return _page(
+    return answer_page(
         request,
         "compare.html",
         "Compare",
@@ -96,17 +80,14 @@ async def login(request: Request) -> Response:
     """The page that asks for a token, and what becomes of the one that was given."""
     rules: GuardRules = request.app.state.rules
     if request.method != "POST":
-        return _page(request, "login.html", "Log in", wrong="")
+        return answer_page(request, "login.html", "Log in", wrong="")
     address = request.client.host if request.client is not None else "?"
     if wait_s := rules.login_limits.take(address):
-        answer = _page(request, "login.html", "Log in", wrong=f"too many tries; again in {int(wait_s) + 1} s")
-        answer.status_code = 429
-        return answer
+        wrong = f"too many tries; again in {int(wait_s) + 1} s"
+        return answer_page(request, "login.html", "Log in", code=429, wrong=wrong)
     given = parse_qs((await request.body()).decode("utf-8", "replace")).get("token", [""])[0].strip()
     if rules.tokens.find(given) is None:
-        answer = _page(request, "login.html", "Log in", wrong="this is no token of this studio")
-        answer.status_code = 401
-        return answer
+        return answer_page(request, "login.html", "Log in", code=401, wrong="this is no token of this studio")
     done = RedirectResponse("/", 303)
     done.set_cookie(
         COOKIE,

@@ -58,8 +58,8 @@ class PageOfRun:
     request: Request
     run: WatchedRun
     moment: Moment
-    catalog: CatalogReader | None
-    """None: there is nothing to be asked yet."""
+    opened: CatalogReader | None
+    """The catalog. None: there is nothing to be asked yet."""
     revision: int
     """That of the run before anything on the page was read: browsers ask for what came after it."""
     only_now: bool = False
@@ -71,6 +71,12 @@ class PageOfRun:
         found = viewer_of(self.request)
         assert found is not None, "the guard lets nobody else pass"
         return found
+
+    @property
+    def catalog(self) -> CatalogReader:
+        """Return the catalog of a run that has begun; of others there is only the page that says so."""
+        assert self.opened is not None, "a page waits until the run has begun"
+        return self.opened
 
     @property
     def snapshot(self) -> RunSnapshot:
@@ -121,14 +127,14 @@ class PageOfRun:
     def answer(self, template: str, tab: str, title: str, **values: Any) -> Response:
         """Return the page."""
         history = self.run.history
-        page = render(
+        return answer_page(
+            self.request,
             template,
+            title,
             **values,
             tab=tab,
             tabs=TABS,
-            title=title,
             run=self.run,
-            runs=self.request.app.state.runs,
             snapshot=self.snapshot,
             revision=self.revision,
             moment_=self.moment,
@@ -139,9 +145,22 @@ class PageOfRun:
             may_operate=self.viewer.role >= StudioRole.operator,
             kept=[(k, v) for k, v in self.request.query_params.multi_items() if k not in ("as_of", "before", "skip")],
             newest_version=0 if history is None else history.newest_version,
-            viewer=viewer_of(self.request),
         )
-        return HTMLResponse(page)
+
+
+def answer_page(
+    request: Request,
+    template: str,
+    title: str,
+    *,
+    code: int = 200,
+    headers: Mapping[str, str] | None = None,
+    **values: Any,
+) -> Response:
+    """Return a page: of a run if `values` say which, else about all of them or about none."""
+    shown = {"run": None, "tab": "", "tabs": (), **values}
+    runs, viewer = request.app.state.runs, viewer_of(request)
+    return HTMLResponse(render(template, **shown, title=title, runs=runs, viewer=viewer), code, headers)
 
 
 def viewer_of(request: Request) -> Viewer | None:
@@ -163,7 +182,7 @@ def page_of_run(request: Request, *, only_now: bool = False) -> Iterator[PageOfR
     moment = run.moment("" if only_now else request.query_params.get("as_of", "")[:100])
     catalog = run.catalog()
     try:
-        yield PageOfRun(request=request, run=run, moment=moment, catalog=catalog, revision=revision, only_now=only_now)
+        yield PageOfRun(request=request, run=run, moment=moment, opened=catalog, revision=revision, only_now=only_now)
     finally:
         if catalog is not None:
             catalog.close()
@@ -208,60 +227,73 @@ class PageCache:
             return found
 
 
-def run_page(make: Callable[[PageOfRun], Response]) -> Callable[[Request], Response]:
-    """Return the endpoint of a page of a run."""
-
-    def endpoint(request: Request) -> Response:
-        def rendered() -> Response:
-            with page_of_run(request) as page:
-                return page.answer("waiting.html", "", page.run.name) if page.catalog is None else make(page)
-
-        run: WatchedRun | None = request.app.state.runs.get(request.path_params["run"])
-        if run is None:
-            return rendered()  # which says that there is none
-        run.touch()
-        cache: PageCache = request.app.state.pages
-        return cache.page(request, run, rendered)
-
-    endpoint.__name__ = make.__name__
-    endpoint.__doc__ = make.__doc__
-    return endpoint
-
-
-def fresh_page(make: Callable[[PageOfRun], Response]) -> Callable[[Request], Response]:
-    """Return the endpoint of a page of a run that is made anew for each request: somebody may have written since."""
-
-    def endpoint(request: Request) -> Response:
-        with page_of_run(request, only_now=True) as page:
-            return page.answer("waiting.html", "", page.run.name) if page.catalog is None else make(page)
-
-    endpoint.__name__ = make.__name__
-    endpoint.__doc__ = make.__doc__
-    return endpoint
-
-
+Values = Mapping[str, Any]
+"""The data of a page: what its template shows."""
 Form = Mapping[str, Sequence[str]]
 """The fields of a form that was sent."""
 
 
-def form_page(role: StudioRole, do: Callable[[PageOfRun, Form], Response]) -> Callable[[Request], Awaitable[Response]]:
-    """Return the endpoint that does what a form asks, for who has at least this role."""
+@dataclass(frozen=True, slots=True)
+class RunPage:
+    """A page of a run, as the table of the app has it."""
 
-    async def endpoint(request: Request) -> Response:
-        check_role(request, role)
-        form = parse_form(await request.body())
+    make: Callable[[PageOfRun], Values | Response]
+    """Returns the data of the page, or the whole answer. A `title` in the data takes the place of the one below."""
+    template: str = ""
+    tab: str = ""
+    """Last part of the address of the main page that it belongs to."""
+    title: str = ""
+    fresh: bool = False
+    """Whether it is made anew for each request and has no past, since somebody may have written since."""
 
-        def done() -> Response:
-            with page_of_run(request, only_now=True) as page:
-                if page.catalog is None:
-                    raise HTTPException(409, f"{page.run.name}: the log is being read, expected a little patience")
-                return do(page, form)
+    def shown(self, page: PageOfRun, made: Values | Response) -> Response:
+        """Return the answer to a request for the page, with what was made for it."""
+        if isinstance(made, Response):
+            return made
+        return page.answer(self.template, self.tab, **{"title": self.title, **made})
 
-        return await run_in_threadpool(done)
+    def endpoint(self, request: Request) -> Response:
+        """Answer a request for the page."""
 
-    endpoint.__name__ = do.__name__
-    endpoint.__doc__ = do.__doc__
-    return endpoint
+        def rendered() -> Response:
+            with page_of_run(request, only_now=self.fresh) as page:
+                if page.opened is None:
+                    return page.answer("waiting.html", "", page.run.name)
+                return self.shown(page, self.make(page))
+
+        run: WatchedRun | None = request.app.state.runs.get(request.path_params["run"])
+        if self.fresh or run is None:  # where there is no run, it says so
+            return rendered()
+        run.touch()
+        cache: PageCache = request.app.state.pages
+        return cache.page(request, run, rendered)
+
+
+@dataclass(frozen=True, slots=True)
+class RunForm:
+    """A form of a page of a run, as the table of the app has it."""
+
+    role: StudioRole
+    """Who may send it, with those who may do more."""
+    do: Callable[[PageOfRun, Form], Values | Response]
+    """Does what the form asks, and returns the answer, or what the page shows then."""
+
+    def endpoint(self, of_run: RunPage) -> Callable[[Request], Awaitable[Response]]:
+        """Return the endpoint of the form on this page."""
+
+        async def answer(request: Request) -> Response:
+            check_role(request, self.role)
+            form = parse_form(await request.body())
+
+            def done() -> Response:
+                with page_of_run(request, only_now=True) as page:
+                    if page.opened is None:
+                        raise HTTPException(409, f"{page.run.name}: the log is being read, expected a little patience")
+                    return of_run.shown(page, self.do(page, form))
+
+            return await run_in_threadpool(done)
+
+        return answer
 
 
 def check_role(request: Request, role: StudioRole) -> None:

@@ -21,7 +21,7 @@ from rftstream.queries.records.rollout_view import ShownRollout, last_answer, re
 from rftstream.queries.records.shown_completions import CompletionReader
 from rftstream.runs.folder import OpenRun
 from rftstream.studio.access import StudioRole
-from rftstream.studio.pages.page import Form, PageOfRun, check_role
+from rftstream.studio.pages.page import Form, PageOfRun, Values, check_role
 from rftstream.studio.text_diff import diff_texts
 from rftstream.studio.voting import (
     MAX_LEAD_S,
@@ -54,7 +54,7 @@ TITLES = {
 # --------------------------------------------------------------------------------------------- what waits
 
 
-def questions(page: PageOfRun) -> Response:
+def questions(page: PageOfRun) -> Values:
     """Show the questions to people: those that wait, the most urgent first, or those that are judged or expired."""
     view, now = page.run.people(), time.time()
     mine = own_opinions(page, view)
@@ -63,23 +63,20 @@ def questions(page: PageOfRun) -> Response:
     chosen = waiting if state == "open" else [one for one in view.questions if question_state(view, one, now) == state]
     counts = {name: sum(question_state(view, one, now) == name for one in view.questions) for name in STATES}
     skip = page.number("skip") or 0
-    return page.answer(
-        "questions.html",
-        "questions",
-        "Questions",
-        shown=[(one, view.judgements.get(one.question_id)) for one in chosen[skip : skip + PAGE]],
-        state=state,
-        states=STATES,
-        counts={**counts, "open": len(waiting)},
-        num_mine=sum(one.question_id in mine for one in waiting),
-        mine=mine,
-        skip=skip,
-        page_size=PAGE,
-        num_chosen=len(chosen),
-        said=_said(page, view, mine),
-        judged_text=judged_text,
-        effects=_effects(page, view),
-    )
+    return {
+        "shown": [(one, view.judgements.get(one.question_id)) for one in chosen[skip : skip + PAGE]],
+        "state": state,
+        "states": STATES,
+        "counts": {**counts, "open": len(waiting)},
+        "num_mine": sum(one.question_id in mine for one in waiting),
+        "mine": mine,
+        "skip": skip,
+        "page_size": PAGE,
+        "num_chosen": len(chosen),
+        "said": _said(page, view, mine),
+        "judged_text": judged_text,
+        "effects": _effects(page, view),
+    }
 
 
 def _effects(page: PageOfRun, view: FeedbackView) -> list[tuple[str, int]]:
@@ -118,21 +115,21 @@ def words_of(vote: Feedback) -> str:
     return vote_text(vote).replace("_", " ")
 
 
-def annotators(page: PageOfRun) -> Response:
+def annotators(page: PageOfRun) -> Values:
     """How annotators judge: operators see all, an annotator sees only what is their own."""
     check_role(page.request, StudioRole.annotator)
-    return page.answer("annotators.html", "questions", "Annotators", found=annotators_shown_to(page))
+    return {"found": annotators_shown_to(page)}
 
 
 # --------------------------------------------------------------------------------------------- a question
 
 
-def question(page: PageOfRun) -> Response:
+def question(page: PageOfRun) -> Values:
     """A question with its rollouts, and the ways to answer it."""
     return _question_page(page, _asked(page))
 
 
-def answer(page: PageOfRun, form: Form) -> Response:
+def answer(page: PageOfRun, form: Form) -> Values | Response:
     """Write an answer, or take one back, and go on to the next question. `show` writes nothing and shows what a
     correction changes."""
     asked = _asked(page)
@@ -190,7 +187,7 @@ def _lead_time(shown_at: str) -> float | None:
     return round(passed, 2) if 0 <= passed <= MAX_LEAD_S else None
 
 
-def _question_page(page: PageOfRun, asked: ShownQuestion, *, draft: str | None = None) -> Response:
+def _question_page(page: PageOfRun, asked: ShownQuestion, *, draft: str | None = None) -> Values:
     def read(run: OpenRun, reader: CompletionReader) -> tuple[list[ShownRollout], FeedbackSection | None]:
         views = [
             read_rollout(run.transport, asked.group, row, reader, num_partitions=page.num_partitions)
@@ -204,34 +201,32 @@ def _question_page(page: PageOfRun, asked: ShownQuestion, *, draft: str | None =
     corrected = draft if draft is not None else None if mine is None else mine.correction
     is_long = corrected is not None and len(said) + len(corrected) > MAX_COMPARED
     view = page.run.people()
-    return page.answer(
-        "question.html",
-        "questions",
-        TITLES[asked.kind],
-        asked=asked,
-        question=asked.question,
-        views=views,
-        problem=next((view.problem for view in views if view.problem), ()),
-        reference=next((view.answer for view in views if view.answer is not None), None),
-        letters=LETTERS,
-        mine=mine,
-        words=None if mine is None else words_of(mine),
-        effect=None if asked.mine is None else _shown_effect(asked.mine),
-        state=None if asked.question is None else question_state(view, asked.question, time.time()),
-        judged_text=judged_text,
-        is_read=settings is not None,
-        is_reward=settings is not None and str(asked.kind) in (settings.ask, FeedbackKind.flag),
-        ratings=_ratings((settings or FeedbackSection()).scale),
-        scale=(settings or FeedbackSection()).scale,
-        field=corrected if corrected is not None else said if len(said) <= MAX_PREFILLED else "",
-        diff=None if corrected is None or is_long else diff_texts(said, corrected),
-        is_long=is_long,
-        is_draft=draft is not None,
-        max_text=MAX_TEXT,
-        shown_at=f"{time.time():.3f}",
-        others=_others(asked),
-        said=_said(page, view, own_opinions(page, view)),
-    )
+    return {
+        "title": TITLES[asked.kind],
+        "asked": asked,
+        "question": asked.question,
+        "views": views,
+        "problem": next((view.problem for view in views if view.problem), ()),
+        "reference": next((view.answer for view in views if view.answer is not None), None),
+        "letters": LETTERS,
+        "mine": mine,
+        "words": None if mine is None else words_of(mine),
+        "effect": None if asked.mine is None else _shown_effect(asked.mine),
+        "state": None if asked.question is None else question_state(view, asked.question, time.time()),
+        "judged_text": judged_text,
+        "is_read": settings is not None,
+        "is_reward": settings is not None and str(asked.kind) in (settings.ask, FeedbackKind.flag),
+        "ratings": _ratings((settings or FeedbackSection()).scale),
+        "scale": (settings or FeedbackSection()).scale,
+        "field": corrected if corrected is not None else said if len(said) <= MAX_PREFILLED else "",
+        "diff": None if corrected is None or is_long else diff_texts(said, corrected),
+        "is_long": is_long,
+        "is_draft": draft is not None,
+        "max_text": MAX_TEXT,
+        "shown_at": f"{time.time():.3f}",
+        "others": _others(asked),
+        "said": _said(page, view, own_opinions(page, view)),
+    }
 
 
 def _shown_effect(line: VoteLine) -> str:

@@ -17,7 +17,7 @@ from rftstream.queries.records.rollout_view import MAX_TOKENS, ShownRollout, Tok
 from rftstream.queries.records.shown_completions import CompletionReader
 from rftstream.queries.traces.lineage import parse_target
 from rftstream.runs.folder import OpenRun
-from rftstream.studio.pages.page import PageOfRun
+from rftstream.studio.pages.page import PageOfRun, Values
 from rftstream.studio.pages.run_pages import reward_limits
 from rftstream.studio.rendering import shade
 
@@ -28,7 +28,7 @@ LEAST_LOGPROB = -5.0
 NUM_VERSION_COLORS = 6
 
 
-def group(page: PageOfRun) -> Response:
+def group(page: PageOfRun) -> Values:
     """A group: its problem, and all siblings beside each other with rewards, parts and what became of them."""
     row = asked_group(page)
     view = page.run.look(lambda run, reader: read_group(run.transport, row, reader, num_partitions=page.num_partitions))
@@ -36,19 +36,17 @@ def group(page: PageOfRun) -> Response:
     siblings = list(view.siblings)
     if page.asked("sort") == "reward":
         siblings.sort(key=lambda sibling: (sibling.reward is None, -(sibling.reward or 0.0)))
-    return page.answer(
-        "group.html",
-        "groups",
-        f"Group {row.group_id}",
-        group=row,
-        view=view,
-        siblings=siblings,
-        limits=reward_limits([row]),
-        advantages={name: _of_rollout(found) for name, found in advantages.by_rollout.items()},
-        how=advantages.how,
-        sort=page.asked("sort"),
-        before=split_group_id(row.group_id),
-    )
+    return {
+        "title": f"Group {row.group_id}",
+        "group": row,
+        "view": view,
+        "siblings": siblings,
+        "limits": reward_limits([row]),
+        "advantages": {name: _of_rollout(found) for name, found in advantages.by_rollout.items()},
+        "how": advantages.how,
+        "sort": page.asked("sort"),
+        "before": split_group_id(row.group_id),
+    }
 
 
 def _of_rollout(segments: Sequence[object]) -> float | None:
@@ -59,7 +57,7 @@ def _of_rollout(segments: Sequence[object]) -> float | None:
     return float(values[0]) if len(values) and (values == values[0]).all() else None
 
 
-def rollout(page: PageOfRun) -> Response:
+def rollout(page: PageOfRun) -> Values:
     """A rollout: what was said, each token with its numbers, the verdict with its parts, and where numbers stand."""
     group_row, row = asked_rollout(page)
     coloring = page.asked("color", "logprob")
@@ -81,26 +79,24 @@ def rollout(page: PageOfRun) -> Response:
 
     view, tokens, num_segments, num_tokens = page.run.look(question)
     experience = advantages.experiences.get(row.rollout_id)
-    return page.answer(
-        "rollout.html",
-        "groups",
-        f"Rollout {row.rollout_id}",
-        group=group_row,
-        row=row,
-        view=view,
-        tokens=_colored(tokens, coloring),
-        coloring=coloring,
-        colorings=COLORINGS,
-        segment=segment,
-        num_segments=num_segments,
-        num_tokens=num_tokens,
-        start=start,
-        page_size=MAX_TOKENS,
-        versions=sorted({token.version for token in tokens if token.version is not None}),
-        experience=experience,
-        advantages=advantages,
-        num_siblings=len(group_row.siblings),
-    )
+    return {
+        "title": f"Rollout {row.rollout_id}",
+        "group": group_row,
+        "row": row,
+        "view": view,
+        "tokens": _colored(tokens, coloring),
+        "coloring": coloring,
+        "colorings": COLORINGS,
+        "segment": segment,
+        "num_segments": num_segments,
+        "num_tokens": num_tokens,
+        "start": start,
+        "page_size": MAX_TOKENS,
+        "versions": sorted({token.version for token in tokens if token.version is not None}),
+        "experience": experience,
+        "advantages": advantages,
+        "num_siblings": len(group_row.siblings),
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,7 +191,6 @@ def asked_group(page: PageOfRun) -> GroupRow:
     """Return the group of an address. HTTPException if there is none."""
     params = page.request.path_params
     group_id = "/".join(str(params[name]) for name in ("taskset", "taskset_pass", "problem", "attempt"))
-    assert page.catalog is not None
     found = find_group(page.catalog, page.moment, group_id)
     if found is None:
         raise HTTPException(404, f"no group {group_id!r} in this run at this moment")
@@ -214,6 +209,5 @@ def asked_rollout(page: PageOfRun) -> tuple[GroupRow, RolloutRow]:
 def _advantages(page: PageOfRun, group_row: GroupRow) -> GroupAdvantages:
     if group_row.batch is None:
         return NO_ADVANTAGES
-    assert page.catalog is not None
     shares = find_batch(page.catalog, page.moment, group_row.batch)
     return page.run.look(lambda run, _: compute_advantages(run.transport, run.config, group_row, shares))

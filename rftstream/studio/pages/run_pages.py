@@ -39,16 +39,15 @@ from rftstream.queries.state.flow_map import flow_of, what_is_wrong
 from rftstream.service.control_view import read_control
 from rftstream.service.role import Log
 from rftstream.studio.charts import evaluation_chart, run_charts
-from rftstream.studio.pages.page import PageOfRun
+from rftstream.studio.pages.page import PageOfRun, Values
 
 VERSIONS_PAGE = 50
 MAX_EVALUATIONS = 60
 """Versions of one evaluation that are shown beside each other."""
 
 
-def glance(page: PageOfRun) -> Response:
+def glance(page: PageOfRun) -> Values:
     """The run at a glance: what is wrong, main numbers, the flow, charts, what became of groups and rollouts."""
-    assert page.catalog is not None
     now = time.time()
     counts, moment, snapshot = count_fates(page.catalog, page.moment), page.moment, page.snapshot
     history, status = page.glanced, page.snapshot.status
@@ -58,32 +57,27 @@ def glance(page: PageOfRun) -> Response:
     if not moment.is_now:
         control = page.run.look(lambda run, _: read_control(run.transport, until_s=moment.at_s))
     lag = status.lag if status is not None and moment.is_now else None
-    return page.answer(
-        "glance.html",
-        "",
-        "At a glance",
-        counts=counts,
-        history=history,
-        flow=flow_of(counts, history, control, rates, lag, None if status is None else status.workers, now=now),
-        wrong=what_is_wrong(status, now=now) if moment.is_now else (),
-        problem_of_looking=snapshot.error,
-        status=status,
-        rates=rates,
-        rewards=history.rewards(),
-        letters=sum(kind.count for kind in count_letters(page.catalog, moment)),
-        charts=run_charts(page.charted, only_first=True),
-        fates=("trained", "pending", "filtered", "expired", "dead"),
-        newest=find_groups(page.catalog, moment, GroupFilter(), limit=6),
-        best=newest_and_best(history.evaluations),
-    )
+    return {
+        "counts": counts,
+        "history": history,
+        "flow": flow_of(counts, history, control, rates, lag, None if status is None else status.workers, now=now),
+        "wrong": what_is_wrong(status, now=now) if moment.is_now else (),
+        "problem_of_looking": snapshot.error,
+        "status": status,
+        "rates": rates,
+        "rewards": history.rewards(),
+        "letters": sum(kind.count for kind in count_letters(page.catalog, moment)),
+        "charts": run_charts(page.charted, only_first=True),
+        "fates": ("trained", "pending", "filtered", "expired", "dead"),
+        "newest": find_groups(page.catalog, moment, GroupFilter(), limit=6),
+        "best": newest_and_best(history.evaluations),
+    }
 
 
-def charts(page: PageOfRun) -> Response:
+def charts(page: PageOfRun) -> Values:
     """All curves of the run, over versions or over time."""
     by_time = page.asked("over") == "time"
-    return page.answer(
-        "charts.html", "charts", "Charts", charts=run_charts(page.charted, by_time=by_time), by_time=by_time
-    )
+    return {"charts": run_charts(page.charted, by_time=by_time), "by_time": by_time}
 
 
 def chart_data(page: PageOfRun) -> Response:
@@ -92,9 +86,8 @@ def chart_data(page: PageOfRun) -> Response:
     return JSONResponse([chart.data for chart in run_charts(page.charted, by_time=by_time)])
 
 
-def groups(page: PageOfRun) -> Response:
+def groups(page: PageOfRun) -> Values:
     """Groups, newest first, each with its siblings' rewards: all, or those of one fate, reason or taskset."""
-    assert page.catalog is not None
     wanted = GroupFilter(
         fate=page.asked("fate") if page.asked("fate") in FATES else "",
         reason=page.asked("reason")[:100],
@@ -106,19 +99,16 @@ def groups(page: PageOfRun) -> Response:
     for (result, reason), count in counts.reasons.items():
         if not wanted.fate or result == wanted.fate or (wanted.fate in ("trained", "batched") and result == "batched"):
             reasons[reason] += count
-    return page.answer(
-        "groups.html",
-        "groups",
-        "Groups",
-        groups=found,
-        wanted=wanted,
-        counts=counts,
-        fates=FATES,
-        reasons=sorted(reasons.items(), key=lambda pair: -pair[1]),
-        tasksets=list_tasksets(page.catalog),
-        limits=reward_limits(found),
-        older=found[-1].sequence if len(found) == PAGE else None,
-    )
+    return {
+        "groups": found,
+        "wanted": wanted,
+        "counts": counts,
+        "fates": FATES,
+        "reasons": sorted(reasons.items(), key=lambda pair: -pair[1]),
+        "tasksets": list_tasksets(page.catalog),
+        "limits": reward_limits(found),
+        "older": found[-1].sequence if len(found) == PAGE else None,
+    }
 
 
 def reward_limits(groups: Sequence[GroupRow]) -> tuple[float, float]:
@@ -127,30 +117,25 @@ def reward_limits(groups: Sequence[GroupRow]) -> tuple[float, float]:
     return min([0.0, *rewards]), max([1.0, *rewards])
 
 
-def problems(page: PageOfRun) -> Response:
+def problems(page: PageOfRun) -> Values:
     """Problems with how their groups fared from the first to the newest."""
-    assert page.catalog is not None
     taskset, order = page.asked("taskset")[:100], page.asked("order", "problem")
     skip = page.number("skip") or 0
     found = find_problems(page.catalog, page.moment, taskset=taskset, order=order, skip=skip)
-    return page.answer(
-        "problems.html",
-        "problems",
-        "Problems",
-        problems=found,
-        num_problems=count_problems(page.catalog, page.moment, taskset=taskset),
-        taskset=taskset,
-        tasksets=list_tasksets(page.catalog),
-        order=order if order in ORDERS else "problem",
-        orders=list(ORDERS),
-        skip=skip,
-        page_size=PAGE,
-    )
+    return {
+        "problems": found,
+        "num_problems": count_problems(page.catalog, page.moment, taskset=taskset),
+        "taskset": taskset,
+        "tasksets": list_tasksets(page.catalog),
+        "order": order if order in ORDERS else "problem",
+        "orders": list(ORDERS),
+        "skip": skip,
+        "page_size": PAGE,
+    }
 
 
-def problem(page: PageOfRun) -> Response:
+def problem(page: PageOfRun) -> Values:
     """One problem over versions: its text, and each of its groups."""
-    assert page.catalog is not None
     taskset, index = page.request.path_params["taskset"], page.request.path_params["problem"]
     wanted = GroupFilter(taskset=taskset, problem=index)
     found = find_groups(page.catalog, page.moment, wanted, before=page.number("before"), limit=2 * PAGE)
@@ -159,40 +144,34 @@ def problem(page: PageOfRun) -> Response:
     shown = page.run.look(
         lambda run, _: read_problem(run.transport, found[0], num_partitions=page.num_partitions) if found else None
     )
-    return page.answer(
-        "problem.html",
-        "problems",
-        f"Problem {taskset} {index}",
-        taskset=taskset,
-        index=index,
-        groups=found,
-        problem=shown,
-        limits=reward_limits(found),
-        older=found[-1].sequence if len(found) == 2 * PAGE else None,
-    )
+    return {
+        "title": f"Problem {taskset} {index}",
+        "taskset": taskset,
+        "index": index,
+        "groups": found,
+        "problem": shown,
+        "limits": reward_limits(found),
+        "older": found[-1].sequence if len(found) == 2 * PAGE else None,
+    }
 
 
-def versions(page: PageOfRun) -> Response:
+def versions(page: PageOfRun) -> Values:
     """Versions, newest first: what each was trained on and what came of it."""
     history, before = page.history, page.number("before")
     end = len(history.steps) if before is None else bisect_left(history.steps, before, key=_version_of)
     steps = history.steps[max(0, end - VERSIONS_PAGE) : end][::-1]
     evaluated = {step.name.version: _results_of(history, step.name.version) for step in steps}
     announced = {} if page.run.history is None else page.run.history.announced
-    return page.answer(
-        "versions.html",
-        "versions",
-        "Versions",
-        steps=steps,
-        announced=announced,
-        evaluated=evaluated,
-        older=steps[-1].name.version if end > VERSIONS_PAGE else None,
-    )
+    return {
+        "steps": steps,
+        "announced": announced,
+        "evaluated": evaluated,
+        "older": steps[-1].name.version if end > VERSIONS_PAGE else None,
+    }
 
 
-def version(page: PageOfRun) -> Response:
+def version(page: PageOfRun) -> Values:
     """One version back to its batch and the groups in it, and on to its weights and evaluations."""
-    assert page.catalog is not None
     number, history = page.request.path_params["version"], page.history
     place = bisect_left(history.steps, number, key=_version_of)
     step = history.steps[place] if place < len(history.steps) else None
@@ -205,22 +184,20 @@ def version(page: PageOfRun) -> Response:
         page.catalog, page.moment, GroupFilter(batch=batch), before=page.number("before"), limit=2 * PAGE
     )
     reader = page.run.history
-    return page.answer(
-        "version.html",
-        "versions",
-        f"Version {number}",
-        step=step,
-        sections=_sections(step),
-        batch=batch,
-        shares=shares,
-        manifests=manifests,
-        groups=found,
-        limits=reward_limits(found),
-        older=found[-1].sequence if len(found) == 2 * PAGE else None,
-        weights=None if reader is None else reader.announced.get(step.name),
-        evaluations=_results_of(history, number),
-        versions=[step.name.version for step in history.steps[max(0, place - 1) : place + 2]],
-    )
+    return {
+        "title": f"Version {number}",
+        "step": step,
+        "sections": _sections(step),
+        "batch": batch,
+        "shares": shares,
+        "manifests": manifests,
+        "groups": found,
+        "limits": reward_limits(found),
+        "older": found[-1].sequence if len(found) == 2 * PAGE else None,
+        "weights": None if reader is None else reader.announced.get(step.name),
+        "evaluations": _results_of(history, number),
+        "versions": [step.name.version for step in history.steps[max(0, place - 1) : place + 2]],
+    }
 
 
 def _version_of(made: StepRecord | EvalResult) -> int:
@@ -247,7 +224,7 @@ def batch(page: PageOfRun) -> Response:
     return RedirectResponse(page.href("versions", page.request.path_params["batch"] + 1), 302)
 
 
-def evaluations(page: PageOfRun) -> Response:
+def evaluations(page: PageOfRun) -> Values:
     """Evaluations beside each other: versions down, metrics across, and a curve of each."""
     history = page.history
     found: dict[str, list[EvalResult]] = defaultdict(list)
@@ -258,41 +235,33 @@ def evaluations(page: PageOfRun) -> Response:
         name: (shown_metrics([result.metrics for result in results]), results)
         for name, results in sorted(found.items())
     }
-    return page.answer(
-        "evaluations.html",
-        "evaluations",
-        "Evaluations",
-        tables=tables,
-        charts=[evaluation_chart(page.charted)],
-        best=newest_and_best(history.evaluations),
-    )
+    return {
+        "tables": tables,
+        "charts": [evaluation_chart(page.charted)],
+        "best": newest_and_best(history.evaluations),
+    }
 
 
-def dead(page: PageOfRun) -> Response:
+def dead(page: PageOfRun) -> Values:
     """Dead letters by reason and error, newest first, and the groups that died."""
-    assert page.catalog is not None
     reason = page.asked("reason")[:100]
     letters = find_letters_page(page.catalog, page.moment, reason=reason, before=page.number("before"))
     groups = find_groups(page.catalog, page.moment, GroupFilter(fate="dead"), with_siblings=True)
     kinds = count_letters(page.catalog, page.moment)
     put_back = find_put_back(page.catalog, page.moment, [group.group_id for group in groups])
-    return page.answer(
-        "dead.html",
-        "dead",
-        "Dead letters",
-        letters=letters,
-        kinds=kinds,
-        reason=reason,
-        groups=groups,
-        put_back=put_back,
-        limits=reward_limits(groups),
-        older=letters[-1].offset if len(letters) == PAGE else None,
-    )
+    return {
+        "letters": letters,
+        "kinds": kinds,
+        "reason": reason,
+        "groups": groups,
+        "put_back": put_back,
+        "limits": reward_limits(groups),
+        "older": letters[-1].offset if len(letters) == PAGE else None,
+    }
 
 
-def letter(page: PageOfRun) -> Response:
+def letter(page: PageOfRun) -> Values:
     """One dead letter: why, how often it was tried, and the record as far as it can be decoded."""
-    assert page.catalog is not None
     name = page.request.path_params["letter"]
     rows = find_letters_page(page.catalog, page.moment, ids=[name])
     if not rows:
@@ -301,17 +270,14 @@ def letter(page: PageOfRun) -> Response:
         lambda run, _: find_letters(Log(run.transport), name, place=(TopicPartition("dead", 0), rows[0].offset))
     )
     text = page.run.look(lambda _, reader: record_to_text(found[0][1], reader)) if found else ""
-    return page.answer(
-        "letter.html",
-        "dead",
-        "Dead letter",
-        row=rows[0],
-        letter=found[0][0] if found else None,
-        group_id="" if not found else _header(found[0][1], "group_id"),
-        rollout_id="" if not found else _header(found[0][1], "rollout_id"),
-        text=text[:MAX_TEXT],
-        num_left_out=max(0, len(text) - MAX_TEXT),
-    )
+    return {
+        "row": rows[0],
+        "letter": found[0][0] if found else None,
+        "group_id": "" if not found else _header(found[0][1], "group_id"),
+        "rollout_id": "" if not found else _header(found[0][1], "rollout_id"),
+        "text": text[:MAX_TEXT],
+        "num_left_out": max(0, len(text) - MAX_TEXT),
+    }
 
 
 MAX_TEXT = 20_000

@@ -21,7 +21,7 @@ from rftstream.contracts.versions import EvalResult, VersionName
 from rftstream.core.advantages import compute_group_advantages
 from rftstream.queries.audits.audit import audit
 from rftstream.studio.access import StudioRole
-from rftstream.studio.app import ROUTES
+from rftstream.studio.app import PAGES as OF_RUN
 from rftstream.studio.pages.page import GROUP
 from rftstream.studio.watched_run import WatchedRun
 from rftstream.testing import MemoryRun, Simulation
@@ -58,7 +58,7 @@ def addresses(simulation: Simulation) -> list[str]:
         "/dead/{letter:path}": "",
         "/find": f"/find?id={group}/0",
     }
-    return [f"/runs/demo{parts.get(path, path)}" for path in ROUTES]
+    return [f"/runs/demo{parts.get(path, path)}" for path, page in OF_RUN.items() if not page.fresh]
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 
 from rftstream.contracts.control import DesiredState, Request, RequestKind, RunState
 from rftstream.studio.access import StudioRole, TokenFile
-from rftstream.studio.app import WRITES
+from rftstream.studio.app import FORMS
 from rftstream.studio.guard import RateLimits
 from rftstream.studio.watched_run import WatchedRun
 from rftstream.testing import MemoryRun, Simulation
@@ -104,7 +104,7 @@ def retries(run: MemoryRun) -> list[Request]:
 # --------------------------------------------------------------------------------------------- who may
 
 
-NEEDED = {path: role for path, (role, _) in WRITES.items()}
+NEEDED = {path: form.role for path, form in FORMS.items()}
 
 
 @pytest.mark.parametrize("role", list(StudioRole))
