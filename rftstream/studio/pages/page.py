@@ -274,7 +274,7 @@ class RunForm:
     """A form of a page of a run, as the table of the app has it."""
 
     role: StudioRole
-    """Who may send it, with those who may do more."""
+    """Role that it takes."""
     do: Callable[[PageOfRun, Form], Values | Response]
     """Does what the form asks, and returns the answer, or what the page shows then."""
 
