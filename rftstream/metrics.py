@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import platform
 from collections.abc import Iterator, Mapping
+from functools import partial
 
 from prometheus_client import (
     CollectorRegistry,
@@ -49,210 +50,150 @@ _SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10
 _LONG = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 """Buckets for what may take an hour: a rollout of an agent, a verdict of a test suite, the weights of a large model."""
 
+_counter = partial(Counter, registry=REGISTRY)
+_gauge = partial(Gauge, registry=REGISTRY)
+_short_times = partial(Histogram, buckets=_SHORT, registry=REGISTRY)
+_long_times = partial(Histogram, buckets=_LONG, registry=REGISTRY)
+
 BUILD = Info("rftstream_build", "Versions of this worker.", registry=REGISTRY)
 
-RECORDS_IN = Counter("rftstream_records_in", "Records taken from a topic.", ["role", "topic"], registry=REGISTRY)
-RECORDS_OUT = Counter("rftstream_records_out", "Records committed to a topic.", ["role", "topic"], registry=REGISTRY)
-BYTES_OUT = Counter(
-    "rftstream_out_bytes", "Bytes of records committed to a topic.", ["role", "topic"], registry=REGISTRY
+RECORDS_IN = _counter("rftstream_records_in", "Records taken from a topic.", ["role", "topic"])
+RECORDS_OUT = _counter("rftstream_records_out", "Records committed to a topic.", ["role", "topic"])
+BYTES_OUT = _counter("rftstream_out_bytes", "Bytes of records committed to a topic.", ["role", "topic"])
+TRANSACTIONS = _counter(
+    "rftstream_transactions", "Transactions by how they ended: committed, aborted, lost, refused.", ["role", "result"]
 )
-TRANSACTIONS = Counter(
-    "rftstream_transactions",
-    "Transactions by how they ended: committed, aborted, lost, refused.",
-    ["role", "result"],
-    registry=REGISTRY,
-)
-COMMIT_SECONDS = Histogram(
-    "rftstream_commit_seconds", "Time of one commit.", ["role"], buckets=_SHORT, registry=REGISTRY
-)
-STEP_SECONDS = Histogram(
-    "rftstream_step_seconds", "Time of one slice of a role's own work.", ["role"], buckets=_SHORT, registry=REGISTRY
-)
-LAG = Gauge(
+COMMIT_SECONDS = _short_times("rftstream_commit_seconds", "Time of one commit.", ["role"])
+STEP_SECONDS = _short_times("rftstream_step_seconds", "Time of one slice of a role's own work.", ["role"])
+LAG = _gauge(
     "rftstream_lag_offsets",
     "Offsets, marks of transactions included, that wait in this worker's partitions: not finished (explorer, verifier) "
     "or not read. Records that wait: rftstream_backlog_rollouts.",
     ["role", "topic"],
-    registry=REGISTRY,
 )
-IN_HAND = Gauge("rftstream_in_hand", "Records taken and not yet committed as finished.", ["role"], registry=REGISTRY)
-DEAD = Counter("rftstream_dead_letters", "Records given up, by reason.", ["role", "reason"], registry=REGISTRY)
-LOST = Counter(
+IN_HAND = _gauge("rftstream_in_hand", "Records taken and not yet committed as finished.", ["role"])
+DEAD = _counter("rftstream_dead_letters", "Records given up, by reason.", ["role", "reason"])
+LOST = _counter(
     "rftstream_lost_offsets",
     "Offsets that were deleted before this worker had read them, without a word on `control`.",
     ["role", "topic"],
-    registry=REGISTRY,
 )
-WRONG_TOPICS = Gauge(
-    "rftstream_wrong_topics",
-    "Settings of the run's topics that would lose records or end the run; the run is paused.",
-    registry=REGISTRY,
+WRONG_TOPICS = _gauge(
+    "rftstream_wrong_topics", "Settings of the run's topics that would lose records or end the run; the run is paused."
 )
-THROTTLED = Gauge(
-    "rftstream_throttled_seconds",
-    "Seconds for which Kafka's brokers made this worker's clients wait, by their quotas.",
-    registry=REGISTRY,
+THROTTLED = _gauge(
+    "rftstream_throttled_seconds", "Seconds for which Kafka's brokers made this worker's clients wait, by their quotas."
 )
-REBALANCES = Counter(
-    "rftstream_rebalances", "Changes of the partitions that this worker owns.", ["role"], registry=REGISTRY
-)
-PARTITIONS = Gauge("rftstream_partitions", "Partitions that this worker owns.", ["role"], registry=REGISTRY)
-VERSION = Gauge(
-    "rftstream_policy_version", "Version of the weights: trained, or sampled with.", ["role"], registry=REGISTRY
-)
-PUBLISHED = Gauge("rftstream_published_version", "Newest version that this trainer has published.", registry=REGISTRY)
-PROGRESS = Gauge(
+REBALANCES = _counter("rftstream_rebalances", "Changes of the partitions that this worker owns.", ["role"])
+PARTITIONS = _gauge("rftstream_partitions", "Partitions that this worker owns.", ["role"])
+VERSION = _gauge("rftstream_policy_version", "Version of the weights: trained, or sampled with.", ["role"])
+PUBLISHED = _gauge("rftstream_published_version", "Newest version that this trainer has published.")
+PROGRESS = _gauge(
     "rftstream_progress_timestamp_seconds",
     "When this worker last put something on the log, in seconds since 1970.",
     ["role"],
-    registry=REGISTRY,
 )
-WEIGHTS_TIMESTAMP = Gauge(
+WEIGHTS_TIMESTAMP = _gauge(
     "rftstream_weights_timestamp_seconds",
     "When the weights that are sampled with were announced, in seconds since 1970: time() less this is their age.",
     ["role"],
-    registry=REGISTRY,
 )
-WEIGHTS_PUBLISH_SECONDS = Histogram(
-    "rftstream_weights_publish_seconds",
-    "Time to publish a version: taken from the backend, and written.",
-    buckets=_LONG,
-    registry=REGISTRY,
+WEIGHTS_PUBLISH_SECONDS = _long_times(
+    "rftstream_weights_publish_seconds", "Time to publish a version: taken from the backend, and written."
 )
-WEIGHTS_FETCH_SECONDS = Histogram(
-    "rftstream_weights_fetch_seconds",
-    "Time to fetch a version and take it over.",
-    ["role"],
-    buckets=_LONG,
-    registry=REGISTRY,
+WEIGHTS_FETCH_SECONDS = _long_times(
+    "rftstream_weights_fetch_seconds", "Time to fetch a version and take it over.", ["role"]
 )
-TRAINING_HELD_UP_SECONDS = Histogram(
-    "rftstream_training_held_up_seconds",
-    "For how long a version that is published held up training.",
-    buckets=_LONG,
-    registry=REGISTRY,
+TRAINING_HELD_UP_SECONDS = _long_times(
+    "rftstream_training_held_up_seconds", "For how long a version that is published held up training."
 )
-SAMPLING_HELD_UP_SECONDS = Histogram(
+SAMPLING_HELD_UP_SECONDS = _long_times(
     "rftstream_sampling_held_up_seconds",
     "For how long a version that is taken over held up rollouts that were being sampled; 0 if there were none.",
     ["role"],
-    buckets=_LONG,
-    registry=REGISTRY,
 )
-DEVICE_SECONDS = Counter(
+DEVICE_SECONDS = _counter(
     "rftstream_device_seconds",
     "Seconds of engines (awake, falls asleep, asleep, wakes) and trainers (waits, trains) that share a device.",
     ["role", "state"],
-    registry=REGISTRY,
 )
-SAMPLED_TOKENS = Counter(
-    "rftstream_sampled_tokens", "Tokens sampled in finished rollouts.", ["role"], registry=REGISTRY
-)
-PARTIAL_TOKENS = Counter(
+SAMPLED_TOKENS = _counter("rftstream_sampled_tokens", "Tokens sampled in finished rollouts.", ["role"])
+PARTIAL_TOKENS = _counter(
     "rftstream_partial_tokens",
     "Tokens of unfinished rollouts: saved to the log, resumed from there, lost when work was dropped or begun anew.",
     ["result"],
-    registry=REGISTRY,
 )
-SERVER_REQUESTS = Counter(
+SERVER_REQUESTS = _counter(
     "rftstream_server_requests",
     "Requests to model servers that sample, by how they ended: answered; refused, with this request's rollout; failed.",
     ["server", "result"],
-    registry=REGISTRY,
 )
-SERVER_IN_FLIGHT = Gauge(
-    "rftstream_server_in_flight", "Requests on the way to a model server that samples.", ["server"], registry=REGISTRY
+SERVER_IN_FLIGHT = _gauge(
+    "rftstream_server_in_flight", "Requests on the way to a model server that samples.", ["server"]
 )
-SERVER_UP = Gauge(
+SERVER_UP = _gauge(
     "rftstream_server_up",
     "Whether a model server is asked to sample (1), or has failed and is left alone (0).",
     ["server"],
-    registry=REGISTRY,
 )
-ENVIRONMENT_SECONDS = Histogram(
-    "rftstream_environment_seconds",
-    "Time of one call of an environment, by method.",
-    ["method"],
-    buckets=_LONG,
-    registry=REGISTRY,
+ENVIRONMENT_SECONDS = _long_times(
+    "rftstream_environment_seconds", "Time of one call of an environment, by method.", ["method"]
 )
-ABANDONED_CALLS = Counter(
+ABANDONED_CALLS = _counter(
     "rftstream_abandoned_calls",
     "Calls of environments that were given up at explorer.reply_timeout_s, by method.",
     ["method"],
-    registry=REGISTRY,
 )
-SEGMENT_BREAKS = Counter(
+SEGMENT_BREAKS = _counter(
     "rftstream_segment_breaks",
     "Turns and agents' calls that began a new segment, as their prompt does not go on from tokens before, by reason.",
     ["reason"],
-    registry=REGISTRY,
 )
-ROLLOUTS = Counter("rftstream_rollouts", "Rollouts finished, by status.", ["status"], registry=REGISTRY)
-ROLLOUT_SECONDS = Histogram(
+ROLLOUTS = _counter("rftstream_rollouts", "Rollouts finished, by status.", ["status"])
+ROLLOUT_SECONDS = _long_times(
     "rftstream_rollout_seconds",
     "Time of a finished rollout from the beginning of sampling to its last token, pauses of its explorers included.",
-    buckets=_LONG,
-    registry=REGISTRY,
 )
-VERDICTS = Counter("rftstream_verdicts", "Rollouts scored, or the reason why not.", ["result"], registry=REGISTRY)
-VERDICT_SECONDS = Histogram(
+VERDICTS = _counter("rftstream_verdicts", "Rollouts scored, or the reason why not.", ["result"])
+VERDICT_SECONDS = _long_times(
     "rftstream_verdict_seconds",
     "Time of a verdict from when the rollout was given to the scorer, all tries and the wait for a process included.",
-    buckets=_LONG,
-    registry=REGISTRY,
 )
-REWARD_SPENT = Counter(
+REWARD_SPENT = _counter(
     "rftstream_reward_spent",
     "What rewards cost that ask models, by kind: requests, prompt_tokens, completion_tokens, money.",
     ["kind"],
-    registry=REGISTRY,
 )
-GROUPS = Counter("rftstream_groups", "Groups decided, by result.", ["result"], registry=REGISTRY)
-ADMITTED = Gauge("rftstream_groups_admitted", "Groups admitted since the run began.", registry=REGISTRY)
-DRAWN = Gauge(
-    "rftstream_problems_drawn",
-    "Problems drawn since the run began, in runs with operators of the task side.",
-    registry=REGISTRY,
+GROUPS = _counter("rftstream_groups", "Groups decided, by result.", ["result"])
+ADMITTED = _gauge("rftstream_groups_admitted", "Groups admitted since the run began.")
+DRAWN = _gauge(
+    "rftstream_problems_drawn", "Problems drawn since the run began, in runs with operators of the task side."
 )
-OPERATOR_PROBLEMS = Gauge(
+OPERATOR_PROBLEMS = _gauge(
     "rftstream_operator_problems",
     "Problems that an operator did something to since the run began, by action: skip, change.",
     ["operator", "action"],
-    registry=REGISTRY,
 )
-OPERATOR_GROUPS = Counter(
+OPERATOR_GROUPS = _counter(
     "rftstream_operator_groups",
     "Decided groups that an operator did something to, by action: reject, mask, shape.",
     ["operator", "action"],
-    registry=REGISTRY,
 )
-SYNTHESISED = Counter(
+SYNTHESISED = _counter(
     "rftstream_synthesised",
     "Problems that a model was asked for, by kind, and by result: admitted, or why not.",
     ["kind", "result"],
-    registry=REGISTRY,
 )
-PROBLEMS_JOINED = Gauge(
-    "rftstream_problems_joined", "Problems that have joined a growing taskset.", ["taskset"], registry=REGISTRY
+PROBLEMS_JOINED = _gauge("rftstream_problems_joined", "Problems that have joined a growing taskset.", ["taskset"])
+MAX_STALENESS = _gauge("rftstream_max_staleness", "The setting `feeder.max_staleness`, in versions.")
+WITHOUT_SIGNAL = _gauge(
+    "rftstream_steps_without_signal", "Steps in a row, until now, in which no group had a spread of rewards."
 )
-MAX_STALENESS = Gauge("rftstream_max_staleness", "The setting `feeder.max_staleness`, in versions.", registry=REGISTRY)
-WITHOUT_SIGNAL = Gauge(
-    "rftstream_steps_without_signal",
-    "Steps in a row, until now, in which no group had a spread of rewards.",
-    registry=REGISTRY,
-)
-STEPS = Counter(
-    "rftstream_steps",
-    "Batches that this trainer dealt with: trained, or skipped for a NaN.",
-    ["result"],
-    registry=REGISTRY,
-)
-TRAINED_TOKENS = Counter(
+STEPS = _counter("rftstream_steps", "Batches that this trainer dealt with: trained, or skipped for a NaN.", ["result"])
+TRAINED_TOKENS = _counter(
     "rftstream_trained_tokens",
     "Tokens that this trainer trained on, by staleness in versions; 64 stands for all that are older.",
     ["staleness"],
-    registry=REGISTRY,
 )
 GROUP_STALENESS = Histogram(
     "rftstream_group_staleness_versions",
@@ -260,14 +201,9 @@ GROUP_STALENESS = Histogram(
     buckets=(0, 1, 2, 3, 4, 6, 8, 12, 16, 32, 63),
     registry=REGISTRY,
 )
-DISK_FREE = Gauge("rftstream_disk_free_bytes", "Room on the disk of the run folder.", ["role"], registry=REGISTRY)
-TRAIN = Gauge("rftstream_train", "The last StepRecord's metrics, by name.", ["metric"], registry=REGISTRY)
-EVALUATION = Gauge(
-    "rftstream_evaluation",
-    "The newest result of an evaluation, by metric.",
-    ["evaluation", "metric"],
-    registry=REGISTRY,
-)
+DISK_FREE = _gauge("rftstream_disk_free_bytes", "Room on the disk of the run folder.", ["role"])
+TRAIN = _gauge("rftstream_train", "The last StepRecord's metrics, by name.", ["metric"])
+EVALUATION = _gauge("rftstream_evaluation", "The newest result of an evaluation, by metric.", ["evaluation", "metric"])
 
 
 _names: dict[Counter | Gauge, set[tuple[str, ...]]] = {}
