@@ -35,8 +35,7 @@ from rftstream.errors import ContractError, TransportError
 from rftstream.roles.explorer import EXPLORER
 from rftstream.runs.folder import RunFolder
 from rftstream.service.loops.concurrent import ConcurrentService
-from rftstream.service.role import FOREVER, Done, Item, Publish, Role, RoleContext, Saved
-from rftstream.service.step_defaults import ConcurrentStepDefaults
+from rftstream.service.role import FOREVER, ConcurrentStep, Done, Item, Publish, Role, RoleContext, Saved
 from rftstream.transport.kafka.connection import BACKOFF_MS
 from rftstream.transport.kafka.producer import BATCH_BYTES
 from rftstream.transport.kafka.transport import KafkaTransport
@@ -152,7 +151,7 @@ class _Line:
 # ------------------------------------------------------------------------------------------ an explorer's loop
 
 
-class _Engine(ConcurrentStepDefaults):
+class _Engine(ConcurrentStep):
     """Samples one rollout at a time, by waiting. ConcurrentService calls it as it calls an explorer's step. The next
     task is taken when the rollout is on the log, so that each transaction carries one rollout."""
 

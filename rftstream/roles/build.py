@@ -10,7 +10,6 @@ from rftstream.errors import ConfigError
 from rftstream.roles import role_spec
 from rftstream.service.loops.concurrent import ConcurrentService
 from rftstream.service.loops.single import SingleService
-from rftstream.service.loops.source import SourceService
 from rftstream.service.role import Role, RoleContext
 from rftstream.service.role_spec import RoleKind, RoleSpec
 from rftstream.service.service import Service
@@ -18,7 +17,6 @@ from rftstream.service.service import Service
 LOOPS: dict[RoleKind, type[Service]] = {
     RoleKind.concurrent: ConcurrentService,
     RoleKind.single: SingleService,
-    RoleKind.source: SourceService,
 }
 """Kind of role -> the loop that drives it."""
 

@@ -3,7 +3,7 @@
 In the order of reading:
 
     role, role_spec         what a role is to its loop, and its declaration
-    service                 what the three loops share: how a worker is driven, and what an error means
+    service                 what the two loops share: how a worker is driven, and what an error means
     loops.commit            writing transactions, and what is done when the result of a commit is unknown
     loops.concurrent        the loop of a role in many processes; with it
         owned_partitions    the partitions that a worker owns, and which of their records are finished
@@ -14,7 +14,6 @@ In the order of reading:
         role_claim          who holds the role
         single_reader       reading by position, `control` first
         dead_letters        records that nobody can deal with
-    loops.source            the loop of a role that writes without consuming a topic
     records.in_force, control_view  which records count, and what the run should do now
     records.losses          what was deleted without a word
     records.moved_positions  positions that somebody else has set

@@ -7,7 +7,6 @@ built anew from the log.
     Concurrent roles (explorer, verifier): many items in hand, finished in any order, work shared by a group.
     Single roles (feeder, buffer, trainer, evaluator): one in force per run; reads by position; its outputs are whole
     transactions.
-    Sources: any number of workers write without consuming a topic; a socket or a future may wake them.
 """
 
 from __future__ import annotations
@@ -134,7 +133,9 @@ class ConcurrentStep(Protocol):
 
     def follow(self, received: Received) -> None:
         """Take a record of a followed topic. Called for all of them in log order, from the first one on; of a topic
-        that the role names in `summarised` perhaps a Summary first, and then what came after it."""
+        that the role names in `summarised` perhaps a Summary first, and then what came after it. By default it is
+        passed over."""
+        return
 
     def start(self, item: Item) -> None:
         """Take an item in hand. Called at most `room` times a slice, with a message of a consumed topic; afterwards the
@@ -159,11 +160,14 @@ class ConcurrentStep(Protocol):
 
     def committed(self, saved: Collection[int], finished: Collection[int]) -> None:
         """Take note of items whose results are on the log for good: what `save` returned of `saved`, and what `advance`
-        returned of `finished`. Called after each commit; who is outside may be answered now, not before."""
+        returned of `finished`. Called after each commit; who is outside may be answered now, not before. By default
+        nothing happens: readers of the log see the results."""
+        return
 
     def wakeups(self) -> Sequence[Wakeup]:
         """Return what ends a wait when it becomes readable, beside the log. `advance` must read from all of them, or
-        every wait ends at once. Asked before each wait."""
+        every wait ends at once. Asked before each wait. By default only the log and the time wake the worker."""
+        return ()
 
     def undecodable(self, record: Record, ids: RolloutIds, error: ContractError) -> tuple[Publish, ...]:
         """Return the one record that an undecodable one still yields downstream, and what goes with it. The service
@@ -171,9 +175,12 @@ class ConcurrentStep(Protocol):
 
     def health(self) -> Mapping[str, object]:
         """Return what people see of its state. Called at any time between two slices."""
+        return {}
 
     def close(self) -> None:
-        """Release what the step holds. Called once, last; nothing that is still in hand is published."""
+        """Release what the step holds. Called once, last; nothing that is still in hand is published. By default there
+        is nothing to release."""
+        return
 
 
 class SavingStep(ConcurrentStep, Protocol):
@@ -217,6 +224,7 @@ class SingleStep(Protocol):
     def outlives_the_run(self) -> bool:
         """Whether the step has work left when the run is finished; `done` then says when that work is done. Asked
         before the claim, and after each slice of reading once the run is finished."""
+        return False
 
     def recover(self, log: Log, claim: Claim) -> Mapping[TopicPartition, int]:
         """Build the state from the log and return from where each partition is read on. Called when `claim` is on the
@@ -234,11 +242,13 @@ class SingleStep(Protocol):
 
         Foreign records (of no contract of the topic, or not in force) are dead-lettered without the step ever hearing
         of them."""
+        return
 
     @property
     def full(self) -> bool:
         """Whether the step has enough in hand. Asked before each poll; while it has, the topics that the role consumes
         stay unread."""
+        return False
 
     def advance(self) -> SingleTransaction | None:
         """Do a bounded slice of work; return the next transaction, if there is one. Called only when the transaction
@@ -252,76 +262,44 @@ class SingleStep(Protocol):
 
     def idle_s(self) -> float:
         """Return for how many seconds `advance` need not be called: 0 while there is work, FOREVER if only a record
-        brings some. Asked after a slice in which nothing was read or published."""
+        brings some. Asked after a slice in which nothing was read or published. By default only a record brings
+        work."""
+        return FOREVER
 
     def paused(self, paused: bool) -> None:
         """Begin nothing new while `paused`, and end what was begun. Called after `recover`, whenever `control` was
-        read, and when the process is to leave. The same value may come again."""
+        read, and when the process is to leave. The same value may come again. By default the step goes on: what it does
+        is bounded by what it is given."""
+        return
 
     def draining(self) -> None:
         """Bring the run to its end: no new work is admitted. Called after `recover` and whenever `control` was read, as
-        long as the user asks for it."""
+        long as the user asks for it. By default the end comes by the log."""
+        return
 
     @property
     def busy(self) -> bool:
         """Whether the step has begun something from which a transaction will come, even while it is paused. Asked while
         the process is to leave: the process goes on until this is False."""
+        return False
 
     def leave(self) -> None:
         """Save a successor some work. Called at most once, when the process was told to leave and nothing is pending;
-        `close` comes next."""
+        `close` comes next. By default all that a successor needs is on the log."""
+        return
 
     @property
     def done(self) -> bool:
         """Whether nothing is left to do, ever. Asked in each slice; the process ends when this is True."""
+        return False
 
     def health(self) -> Mapping[str, object]:
         """Return what people see of its state. Called at any time between two slices, also before `recover`."""
 
     def close(self) -> None:
-        """Release what the step holds. Called once, last, also where `recover` was never called."""
-
-
-class SourceStep(Protocol):
-    """The work of a source. SourceService calls, in this order: `follow` for everything on the followed topics so far,
-    then `advance` and `committed` in turns, with `follow` in between, and at the end `draining` and `close`.
-
-    The step answers the outside only in `committed`. Until then an input must be able to come again: a worker that dies
-    before may or may not have written its output. To write it once all the same, the role follows its own output, and
-    the step answers at once what is on the log already. Keys of records name what they are about, so that the loop can
-    find them on the log."""
-
-    def follow(self, received: Received) -> None:
-        """Take a record of a followed topic. Those that stood there when the worker started come before `advance`."""
-
-    def advance(self) -> tuple[Publish, ...]:
-        """Do a bounded slice of work that does not wait; return the outputs of the next transaction, or () for none.
-
-        Called only while the run is running, and not before `committed` was called for the outputs before."""
-
-    def committed(self, outputs: tuple[Publish, ...]) -> None:
-        """Take note that these outputs, which `advance` returned, are on the log for good."""
-
-    def wakeups(self) -> Sequence[Wakeup]:
-        """Return what ends a wait when it becomes readable. `advance` must read from all of them, or every wait ends at
-        once."""
-
-    def idle_s(self) -> float:
-        """Return the seconds until `advance` has to be called if nothing wakes the worker; FOREVER if it need not
-        be."""
-
-    def draining(self) -> None:
-        """Take nothing more in from outside: the worker is to leave. `advance` is called until `busy` is False."""
-
-    @property
-    def busy(self) -> bool:
-        """Whether something was taken in from outside from which a transaction will come."""
-
-    def health(self) -> Mapping[str, object]:
-        """Return what people see of its state."""
-
-    def close(self) -> None:
-        """Release what the step holds. Called once, last."""
+        """Release what the step holds. Called once, last, also where `recover` was never called. By default there is
+        nothing to release."""
+        return
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -329,7 +307,7 @@ class Role:
     """A role as a process runs it: its declaration and its step."""
 
     spec: RoleSpec
-    step: ConcurrentStep | SingleStep | SourceStep
+    step: ConcurrentStep | SingleStep
     after_the_end: Callable[[Log], bool] | None = None
     """Work that a process of a single role does if the run is finished when the process starts, without taking the
     role. It is called until it returns True; None: there is none."""

@@ -30,8 +30,6 @@ class RoleKind(StrEnum):
     """Any number of workers share the partitions of its topics; each works on many records at once."""
     single = "single"
     """One worker is in force per run; it reads by position, and its outputs are whole transactions."""
-    source = "source"
-    """Any number of workers write without consuming a topic; something other than the log may wake them."""
 
 
 def _one(config: RunConfig) -> int:
@@ -72,7 +70,7 @@ class RoleSpec:
     follows: tuple[str, ...] = ()
     """Topics of which it sees everything from the start, or from where `recover` says."""
     summarised: tuple[str, ...] = ()
-    """Concurrent roles and sources: topics of `follows` that it sees from their newest summary on, and that first."""
+    """Concurrent roles: topics of `follows` that it sees from their newest summary on, and that first."""
     produces: tuple[str, ...] = ()
     """Topics that it writes."""
     looks_up: tuple[str, ...] = ()

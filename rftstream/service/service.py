@@ -1,7 +1,7 @@
-"""What the three loops share: how a worker is driven, what an error means to it, and how a record is judged.
+"""What the two loops share: how a worker is driven, what an error means to it, and how a record is judged.
 
 A loop does one bounded slice of work for each `tick`. A process calls it (launch/host.py), or a scheduler that draws
-everything from a seed (rftstream.testing). The loops themselves stand in concurrent.py, single.py and source.py.
+everything from a seed (rftstream.testing). The loops themselves stand in concurrent.py and single.py.
 """
 
 from __future__ import annotations

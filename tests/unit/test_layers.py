@@ -224,7 +224,6 @@ def test_roles_know_of_the_service_only_what_a_role_is() -> None:
             one.name,
             "rftstream.service.role",
             "rftstream.service.role_spec",
-            "rftstream.service.step_defaults",
             "rftstream.service.reading",
             "rftstream.service.dead_letters",
             "rftstream.service.loops.self_pipe",

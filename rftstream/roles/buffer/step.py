@@ -41,14 +41,13 @@ from rftstream.roles.buffer.progress import BufferProgress
 from rftstream.roles.buffer.reuse import ReusedBodies, ReusePool, metrics_of, takes_demonstrations, uses_of
 from rftstream.roles.feeder.admission import VersionInForce
 from rftstream.service.records.summaries import begin_with_summary
-from rftstream.service.role import Log, Publish, Received, SingleTransaction
-from rftstream.service.step_defaults import SingleStepDefaults
+from rftstream.service.role import Log, Publish, Received, SingleStep, SingleTransaction
 from rftstream.transport.base import Position
 
 log = logging.getLogger(__name__)
 
 
-class BufferStep(SingleStepDefaults):
+class BufferStep(SingleStep):
     """The step of the buffer: it collects the siblings of groups, decides about each group once, and writes batches.
     `workers/buffer.py` makes it; SingleService calls it, in this order:
 

@@ -35,8 +35,7 @@ from rftstream.roles.explorer.attempt import Attempt
 from rftstream.roles.explorer.fit_to_record import rollout_of
 from rftstream.roles.explorer.turn_loop import TurnLoop
 from rftstream.roles.verifier.step import reward_input
-from rftstream.service.role import FOREVER, Log, Publish, Received, SingleTransaction
-from rftstream.service.step_defaults import SingleStepDefaults
+from rftstream.service.role import FOREVER, Log, Publish, Received, SingleStep, SingleTransaction
 from rftstream.weights.follower import WeightsFollower
 from rftstream.weights.stores.store import ObjectStore
 
@@ -70,7 +69,7 @@ class _Running:
         return self.num_done == len(self.samples)
 
 
-class EvaluatorStep(SingleStepDefaults):
+class EvaluatorStep(SingleStep):
     """The step of the evaluator: it samples tasks with announced weights, one evaluation of one version at a
     time. `workers/evaluator.py` makes it; SingleService calls it, in this order:
 

@@ -44,8 +44,7 @@ from rftstream.roles.explorer.turn_loop import TurnLoop
 from rftstream.roles.explorer.weights_update import WeightsUpdate
 from rftstream.roles.explorer.work import RolloutInHand
 from rftstream.service.loops.self_pipe import SelfPipe
-from rftstream.service.role import FOREVER, Done, Item, Publish, Received, Saved, Wakeup
-from rftstream.service.step_defaults import ConcurrentStepDefaults
+from rftstream.service.role import FOREVER, ConcurrentStep, Done, Item, Publish, Received, Saved, Wakeup
 from rftstream.weights.follower import WeightsFollower
 
 log = logging.getLogger(__name__)
@@ -55,7 +54,7 @@ LOOK_EVERY_S = 0.25
 """Seconds between two checks of rollouts being sampled: whether one has had its share of tokens, or repeats itself."""
 
 
-class ExplorerStep(ConcurrentStepDefaults):
+class ExplorerStep(ConcurrentStep):
     """The step of an explorer: it samples rollouts, many at once, over one policy. `workers/explorer.py` makes it;
     ConcurrentService calls it, in this order:
 

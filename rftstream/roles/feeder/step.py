@@ -43,8 +43,7 @@ from rftstream.roles.feeder.retries import Retries
 from rftstream.roles.feeder.skip_watch import SkipWatch
 from rftstream.service.records.problem_records import PROBLEMS, ProblemReader, read_problems
 from rftstream.service.records.summaries import begin_with_summary
-from rftstream.service.role import Log, Publish, Received, SingleTransaction
-from rftstream.service.step_defaults import SingleStepDefaults
+from rftstream.service.role import Log, Publish, Received, SingleStep, SingleTransaction
 from rftstream.transport.base import MAX_METADATA_BYTES, Position
 
 log = logging.getLogger(__name__)
@@ -55,7 +54,7 @@ MAX_DRAWS_A_TRANSACTION = 4096
 """Problems that are drawn for one transaction, where operators may skip them all."""
 
 
-class FeederStep(SingleStepDefaults):
+class FeederStep(SingleStep):
     """The step of the feeder: it makes the run, and admits groups of tasks. `workers/feeder.py` makes it; SingleService
     calls it, in this order:
 

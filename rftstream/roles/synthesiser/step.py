@@ -28,8 +28,7 @@ from rftstream.roles.synthesiser.parents import NotYetKnown, ParentChooser
 from rftstream.roles.synthesiser.watch import RejectWatch
 from rftstream.roles.synthesiser.wording import AnswerReader, RejectedAnswer, request_for
 from rftstream.service.records.problem_records import PROBLEMS
-from rftstream.service.role import Done, Item, Publish, Received, Wakeup
-from rftstream.service.step_defaults import ConcurrentStepDefaults
+from rftstream.service.role import ConcurrentStep, Done, Item, Publish, Received, Wakeup
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +83,7 @@ class _Waiting:
         return making
 
 
-class SynthesiserStep(ConcurrentStepDefaults):
+class SynthesiserStep(ConcurrentStep):
     """The step of a synthesiser. `workers/synthesiser.py` makes it, and ConcurrentService calls it in this order:
 
     - `follow` takes announcements of weights, and what stands on `problems`.

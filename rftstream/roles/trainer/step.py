@@ -45,8 +45,7 @@ from rftstream.roles.trainer.update_cycle import TrainedBatch, UpdateCycle, show
 from rftstream.roles.trainer.version_publisher import VersionPublisher
 from rftstream.roles.trainer.versions import Versions
 from rftstream.roles.trainer.watches.held_out import HeldOut
-from rftstream.service.role import Foreign, Log, Publish, Received, SingleTransaction
-from rftstream.service.step_defaults import SingleStepDefaults
+from rftstream.service.role import Foreign, Log, Publish, Received, SingleStep, SingleTransaction
 from rftstream.weights.stores.store import ObjectStore
 
 log = logging.getLogger(__name__)
@@ -83,7 +82,7 @@ class _Publication:
             abandon(self.writing)
 
 
-class TrainerStep(SingleStepDefaults):
+class TrainerStep(SingleStep):
     """The step of the trainer: it trains batches in order, and publishes versions. `workers/trainer.py` makes it;
     SingleService calls it, in this order:
 

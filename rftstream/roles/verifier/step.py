@@ -39,8 +39,7 @@ from rftstream.rewards.base import (
 )
 from rftstream.roles.verifier import VERIFIER
 from rftstream.service.dead_letters import dead_letter
-from rftstream.service.role import FOREVER, Done, Item, Publish
-from rftstream.service.step_defaults import ConcurrentStepDefaults
+from rftstream.service.role import FOREVER, ConcurrentStep, Done, Item, Publish
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +106,7 @@ class Deaths:
         )
 
 
-class VerifierStep(ConcurrentStepDefaults):
+class VerifierStep(ConcurrentStep):
     """The step of a verifier: it gives rollouts to a scorer and publishes the results. `workers/verifier.py` makes the
     step, and ConcurrentService calls it in this order:
 

@@ -1,4 +1,4 @@
-"""Writing a worker's transactions one after the other, each of them once. All three loops use this module.
+"""Writing a worker's transactions one after the other, each of them once. Both loops use this module.
 
 A commit has one of four results, which are also the labels of the metric TRANSACTIONS:
 
@@ -13,7 +13,6 @@ What the loop looks for is its own affair, since what it wrote can be recognized
 
     single       reads `control` for a newer claim, then recovers from its own output
     concurrent   reads the committed positions, and the topic on which it saves what is not finished
-    source       reads the partitions that it wrote to, for its own records
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rftstream.clock import Clock
 from rftstream.contracts.records import NewRecord, TopicPartition
-from rftstream.service.loops.output_lookup import OutputLookup
+from rftstream.service.role import Log
 from rftstream.transport.base import Transport
 
 MAX_TRANSACTION_BYTES = 8 << 20
@@ -128,21 +128,28 @@ class PendingResults:
 
 class SavedRecords:
     """Looks up whether saved results are on the log, after a commit that was lost. ConcurrentService makes it together
-    with itself. It calls `look_at_ends` before each commit, and `there` when a transaction is in doubt."""
+    with itself. It calls `look_at_ends` before each commit, and `there` when a transaction is in doubt: then the lost
+    producer was closed or started again, so that nothing more of its commit can arrive."""
 
     def __init__(self, transport: Transport, topic: str | None) -> None:
         """Look on `topic`, on which work that is not finished is saved; None if the role saves nothing."""
-        self._topic = topic
-        self._lookup = OutputLookup(transport)
+        self._transport, self._topic = transport, topic
+        self._ends: dict[TopicPartition, int] = {}
+        """The ends of the partitions before the commit that was tried last."""
 
     def look_at_ends(self, results: Iterable[PendingResult]) -> None:
         """Note where the topic ends now, if some of the results are to be saved there."""
         partitions = {result.work.place.partition for result in results if not result.finishes}
         if partitions and self._topic is not None:
-            self._lookup.note_ends({TopicPartition(self._topic, partition) for partition in partitions})
+            self._ends = self._transport.admin.end_offsets(self._topic, partitions=partitions)
 
     def there(self, results: Iterable[PendingResult]) -> set[tuple[int, bytes | None]]:
-        """Return partition and key of each record that was saved since the ends were noted."""
-        if all(result.finishes for result in results):
+        """Return partition and key of each record that was saved since the ends were noted. TransportError while a
+        transaction in one of the partitions is still open: it may be the lost one."""
+        if self._topic is None or not self._ends or all(result.finishes for result in results):
             return set()
-        return {(record.partition, record.key) for record in self._lookup.find()}
+        partitions = {place.partition for place in self._ends}
+        records = Log(self._transport).read(
+            self._topic, start=self._ends, bodies=False, settled=True, partitions=partitions
+        )
+        return {(record.partition, record.key) for record in records}

@@ -9,9 +9,8 @@ from rftstream.contracts.feedback import Feedback
 from rftstream.contracts.tasks import RolloutIds
 from rftstream.contracts.verdicts import VerifiedRollout
 from rftstream.errors import ContractError
-from rftstream.service.role import FOREVER, Done, Item, Publish, Role, RoleContext
+from rftstream.service.role import FOREVER, ConcurrentStep, Done, Item, Publish, Role, RoleContext
 from rftstream.service.role_spec import RoleKind, RoleSpec
-from rftstream.service.step_defaults import ConcurrentStepDefaults
 
 MAX_TOKENS = 3
 
@@ -31,7 +30,7 @@ def build(context: RoleContext) -> Role:
     return Role(spec=LENGTHS, step=LengthStep(context.clock))
 
 
-class LengthStep(ConcurrentStepDefaults):
+class LengthStep(ConcurrentStep):
     """Finishes each item in the next slice of work. `feedback` has as many partitions as `verified`."""
 
     def __init__(self, clock: Clock) -> None:
