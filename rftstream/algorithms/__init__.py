@@ -1,8 +1,9 @@
 """Algorithms: each binds a `Config` to the functions of `rftstream.core`.
 
 In the order of reading: `base` says what an algorithm is; `settings`, `scored` and `policy_gradient` are what most have
-in common; then one module for each algorithm, `grpo` first. `by_taskset` makes one algorithm of several, `requirements`
-says what they ask of the rest of a run, and `learning_signal` notices steps that taught nothing.
+in common; then the algorithms, `grpo` first: small ones stand together in `clips` and `ratios`. `by_taskset` makes one
+algorithm of several, `requirements` says what they ask of the rest of a run, and `learning_signal` notices steps that
+taught nothing.
 
 To add one: a module with a class that has a `Config` and keeps `rftstream.algorithms.base.Algorithm`, and a line here.
 Most of it is in `rftstream.algorithms.policy_gradient`: inherit from there, and say advantages and losses of tokens.
@@ -13,27 +14,27 @@ from rftstream.config.parts.part_specs import AlgorithmSpec
 ALGORITHMS = {
     "grpo": AlgorithmSpec("rftstream.algorithms.grpo:Grpo", compares_siblings=True, steps_setting="step_rewards"),
     "dr_grpo": AlgorithmSpec(
-        "rftstream.algorithms.dr_grpo:DrGrpo", compares_siblings=True, max_tokens_setting="row_tokens"
+        "rftstream.algorithms.clips:DrGrpo", compares_siblings=True, max_tokens_setting="row_tokens"
     ),
     "dapo": AlgorithmSpec(
-        "rftstream.algorithms.dapo:Dapo", compares_siblings=True, replaces_groups=True, steps_setting="step_rewards"
+        "rftstream.algorithms.clips:Dapo", compares_siblings=True, replaces_groups=True, steps_setting="step_rewards"
     ),
-    "gspo": AlgorithmSpec("rftstream.algorithms.gspo:Gspo", compares_siblings=True),
-    "cispo": AlgorithmSpec("rftstream.algorithms.cispo:Cispo", compares_siblings=True),
-    "sapo": AlgorithmSpec("rftstream.algorithms.sapo:Sapo", compares_siblings=True),
-    "rloo": AlgorithmSpec("rftstream.algorithms.rloo:Rloo", compares_siblings=True),
+    "gspo": AlgorithmSpec("rftstream.algorithms.clips:Gspo", compares_siblings=True),
+    "cispo": AlgorithmSpec("rftstream.algorithms.ratios:Cispo", compares_siblings=True),
+    "sapo": AlgorithmSpec("rftstream.algorithms.ratios:Sapo", compares_siblings=True),
+    "rloo": AlgorithmSpec("rftstream.algorithms.clips:Rloo", compares_siblings=True),
     "reinforce_plus_plus": AlgorithmSpec("rftstream.algorithms.reinforce_plus_plus:ReinforcePlusPlus"),
-    "remax": AlgorithmSpec("rftstream.algorithms.remax:ReMax", greedy_baseline=True),
+    "remax": AlgorithmSpec("rftstream.algorithms.clips:ReMax", greedy_baseline=True),
     "ppo": AlgorithmSpec("rftstream.algorithms.ppo:Ppo"),
     "gigpo": AlgorithmSpec("rftstream.algorithms.gigpo:GiGpo", compares_siblings=True),
-    "maxrl": AlgorithmSpec("rftstream.algorithms.maxrl:MaxRl", compares_siblings=True),
-    "dppo": AlgorithmSpec("rftstream.algorithms.dppo:Dppo", compares_siblings=True),
-    "m2po": AlgorithmSpec("rftstream.algorithms.m2po:M2po", compares_siblings=True),
-    "topr": AlgorithmSpec("rftstream.algorithms.topr:Topr"),
-    "asymre": AlgorithmSpec("rftstream.algorithms.asymre:AsymRe"),
+    "maxrl": AlgorithmSpec("rftstream.algorithms.clips:MaxRl", compares_siblings=True),
+    "dppo": AlgorithmSpec("rftstream.algorithms.ratios:Dppo", compares_siblings=True),
+    "m2po": AlgorithmSpec("rftstream.algorithms.ratios:M2po", compares_siblings=True),
+    "topr": AlgorithmSpec("rftstream.algorithms.ratios:Topr"),
+    "asymre": AlgorithmSpec("rftstream.algorithms.ratios:AsymRe"),
     "opd": AlgorithmSpec("rftstream.algorithms.opd:Opd", needs_teacher=True),
-    "opmd": AlgorithmSpec("rftstream.algorithms.opmd:Opmd", compares_siblings=True),
-    "kimi": AlgorithmSpec("rftstream.algorithms.kimi:Kimi", compares_siblings=True),
+    "opmd": AlgorithmSpec("rftstream.algorithms.ratios:Opmd", compares_siblings=True),
+    "kimi": AlgorithmSpec("rftstream.algorithms.ratios:Kimi", compares_siblings=True),
     "sft": AlgorithmSpec("rftstream.algorithms.sft:Sft"),
     "dpo": AlgorithmSpec("rftstream.algorithms.dpo:Dpo"),
     "reward_model": AlgorithmSpec("rftstream.algorithms.reward_model:RewardModel", trains_classifier=True),

@@ -112,12 +112,6 @@ def _first_fit(lengths_N: np.ndarray, parts: Sequence[list[int]], max_tokens: in
     return batches
 
 
-def count_padded_tokens(lengths_N: np.ndarray, microbatches: Sequence[np.ndarray]) -> int:
-    """Return the number of tokens in padded forward passes: rows times the longest row, summed over the
-    micro-batches."""
-    return int(sum(len(rows) * int(lengths_N[rows].max()) for rows in microbatches))
-
-
 def pad_rows(rows: Sequence[np.ndarray], fill: float = 0) -> np.ndarray:
     """Rows of different lengths -> [B, T], padded on the right with `fill`; dtype of the first row."""
     lengths_B = np.asarray([len(row) for row in rows])

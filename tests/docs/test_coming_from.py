@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from rftstream.algorithms.dppo import Dppo
 from rftstream.algorithms.grpo import Grpo
 from rftstream.algorithms.ppo import Ppo
+from rftstream.algorithms.ratios import Dppo
 from rftstream.algorithms.settings import CriticConfig
 from rftstream.backends.torch.backend import TorchBackend
 from rftstream.commands import COMMANDS

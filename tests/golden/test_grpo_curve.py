@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rftstream.algorithms.grpo import Grpo
-from rftstream.algorithms.topr import Topr
+from rftstream.algorithms.ratios import Topr
 from rftstream.models.rendering import open_renderer
 from tests.golden import arithmetic
 from tests.unit import tiny

@@ -19,13 +19,9 @@ import pytest
 import torch
 
 from rftstream.algorithms.base import Denominators, MicroBatch
-from rftstream.algorithms.cispo import Cispo
-from rftstream.algorithms.dapo import Dapo
-from rftstream.algorithms.dr_grpo import DrGrpo
+from rftstream.algorithms.clips import Dapo, DrGrpo, Gspo, Rloo
 from rftstream.algorithms.grpo import Grpo
-from rftstream.algorithms.gspo import Gspo
-from rftstream.algorithms.rloo import Rloo
-from rftstream.algorithms.sapo import Sapo
+from rftstream.algorithms.ratios import Cispo, Sapo
 from rftstream.core.advantages import compute_group_advantages, compute_leave_one_out_advantages
 
 ROWS, TOKENS = 7, 12

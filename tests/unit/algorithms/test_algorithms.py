@@ -11,7 +11,6 @@ import torch
 
 from rftstream.algorithms import ALGORITHMS as ALL
 from rftstream.algorithms.base import Denominators, MicroBatch
-from rftstream.algorithms.m2po import KEPT
 from rftstream.algorithms.policy_gradient import (
     AGE_WEIGHT,
     CORRECTIONS,
@@ -20,6 +19,7 @@ from rftstream.algorithms.policy_gradient import (
     CorrectedPolicyGradient,
     PolicyGradient,
 )
+from rftstream.algorithms.ratios import KEPT
 from rftstream.config.parts import registry
 from rftstream.contracts.rollouts import VersionSpan
 from tests.unit.algorithms.test_grpo import experience, segment

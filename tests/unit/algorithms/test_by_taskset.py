@@ -11,9 +11,9 @@ import torch
 
 from rftstream.algorithms.base import Denominators
 from rftstream.algorithms.by_taskset import ByTaskset, TasksetAlgorithm, build_algorithm
+from rftstream.algorithms.clips import Rloo
 from rftstream.algorithms.grpo import Grpo
 from rftstream.algorithms.mix import Mix
-from rftstream.algorithms.rloo import Rloo
 from rftstream.config import loader
 from rftstream.config.parts import registry
 from rftstream.config.role_sections import TrainerSection

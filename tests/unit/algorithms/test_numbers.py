@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from rftstream.algorithms.asymre import AsymRe
 from rftstream.algorithms.base import Denominators, MicroBatch
-from rftstream.algorithms.dapo import Dapo
+from rftstream.algorithms.clips import Dapo, MaxRl
 from rftstream.algorithms.gigpo import GiGpo, sampled_runs
-from rftstream.algorithms.m2po import KEPT, M2po
-from rftstream.algorithms.maxrl import MaxRl
+from rftstream.algorithms.ratios import KEPT, AsymRe, M2po
 from rftstream.algorithms.reinforce_plus_plus import ReinforcePlusPlus
 from rftstream.contracts.arrays import Array
 from rftstream.errors import ConfigError

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rftstream.algorithms.base import Denominators
-from rftstream.algorithms.remax import ReMax
+from rftstream.algorithms.clips import ReMax
 from rftstream.algorithms.requirements import has_greedy_sibling
 from rftstream.config import loader
 from rftstream.core.advantages import compute_baseline_advantages

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rftstream.algorithms.base import Denominators
-from rftstream.algorithms.topr import Topr
+from rftstream.algorithms.ratios import Topr
 from rftstream.core.corrections import tapered_sequence_weights
 from rftstream.core.losses import policy_gradient_losses
 from rftstream.core.masks import reduce_loss

@@ -23,9 +23,9 @@ import torch
 from safetensors.numpy import load_file
 
 from rftstream.algorithms.by_taskset import ByTaskset, TasksetAlgorithm
+from rftstream.algorithms.clips import Rloo
 from rftstream.algorithms.grpo import Grpo
 from rftstream.algorithms.mix import Mix
-from rftstream.algorithms.rloo import Rloo
 from rftstream.backends.base import OptimizerSettings
 from rftstream.backends.deepspeed import backend, rank, rank_processes, wire
 from rftstream.backends.deepspeed.backend import DeepSpeedBackend

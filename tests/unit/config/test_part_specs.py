@@ -30,7 +30,7 @@ from tests.flow.scene import make_config
 
 OWN_PARTS = """
 from rftstream.algorithms.opd import Opd
-from rftstream.algorithms.remax import ReMax
+from rftstream.algorithms.clips import ReMax
 from rftstream.environments.single_turn import SingleTurn
 from rftstream.transport.embedded.transport import EmbeddedTransport
 

@@ -5,15 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rftstream.core.packing import count_padded_tokens, pad_rows, split_microbatches, split_minibatches
-from rftstream.core.staleness import compute_staleness, count_by_staleness
+from rftstream.core.packing import pad_rows, split_microbatches, split_minibatches
+from rftstream.core.staleness import count_by_staleness
 
 
 def test_microbatches_by_hand():
     lengths_N = np.array([2, 5, 0, 5, 3, 2])
     packed = split_microbatches(lengths_N, 10, packed=False)
     assert [rows.tolist() for rows in packed] == [[1, 3], [4, 0, 5]]
-    assert count_padded_tokens(lengths_N, packed) == 10 + 9
 
 
 def test_packed_microbatches_by_hand():
@@ -72,13 +71,6 @@ def test_padding_is_on_the_right():
     padded = pad_rows([np.array([1, 2, 3], np.int32), np.array([4], np.int32)], fill=9)
     assert padded.dtype == np.int32
     assert padded.tolist() == [[1, 2, 3], [4, 9, 9]]
-
-
-def test_staleness_by_hand():
-    assert compute_staleness(np.array([3, 5, 1]), np.array([1, 3, 0]), 6) == (3, pytest.approx(6 / 4))
-    assert compute_staleness(np.zeros(0, int), np.zeros(0, int), 6) == (0, 0.0)
-    with pytest.raises(ValueError, match="staleness"):
-        compute_staleness(np.zeros((1, 1), int), np.zeros((1, 1), int), 6)
 
 
 def test_a_histogram_of_staleness_by_hand():
