@@ -204,6 +204,7 @@ RUN_FILES: dict[str, tuple[str, str, str]] = {
 """What is replaced in a run file that is good, and what helm says."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mistake", RUN_FILES)
 def test_helm_refuses_a_run_file_with(mistake: str, tmp_path: Path) -> None:
     good, bad, said = RUN_FILES[mistake]

@@ -102,6 +102,7 @@ def test_every_setting_of_a_section_is_in_it_with_its_meaning() -> None:
             assert found(setting.key)["description"] == setting.meaning, setting.key
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", FILES, ids=shown)
 def test_a_file_and_what_it_resolves_to_are_accepted(file: Path, errors_of: Callable[[str], list[Any]]) -> None:
     assert not errors_of(file.read_text(encoding="utf-8"))

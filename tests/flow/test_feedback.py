@@ -439,6 +439,7 @@ def test_a_restart_changes_nothing(tmp_path: Path, undisturbed: Any, every: int)
     check_batches(scene)
 
 
+@pytest.mark.slow
 @pytest.mark.law("lost", "twice", "order")
 @at_commits
 def test_no_fault_at_a_commit_changes_anything(

@@ -367,6 +367,7 @@ def test_a_restart_goes_on_exactly(tmp_path: Path, undisturbed: list[Any]) -> No
     assert admitted_by(scene_of(tmp_path, **SETTINGS), lambda feeder: feeder.restart()) == undisturbed
 
 
+@pytest.mark.slow
 @pytest.mark.law("lost", "twice", "bounded")
 @pytest.mark.parametrize("length", [6, 32, 230])
 def test_a_restart_goes_on_exactly_in_each_of_many_tasksets(tmp_path: Path, length: int) -> None:

@@ -62,6 +62,7 @@ def outcome(scene: Scene) -> dict[str, Rollout]:
 # --------------------------------------------------------------------------------------------- nobody waits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("environment", ["Blocking", "BlockingLater"])
 def test_a_reply_that_blocks_delays_no_rollout_and_no_weights(tmp_path: Path, environment: str, gate: None) -> None:
     scene = Scene(tmp_path)
@@ -96,6 +97,7 @@ def test_an_answer_ends_the_wait(tmp_path: Path, gate: None, monkeypatch: pytest
     driver.service.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("environment", ["Blocking", "BlockingLater"])
 def test_a_reply_that_hangs_is_given_up(tmp_path: Path, environment: str, gate: None) -> None:
     scene = Scene(tmp_path, explorer__reply_timeout_s=0.3)

@@ -38,6 +38,7 @@ def write_problems(folder: Path, name: str, texts: list[str]) -> dict[str, Any]:
     return {"source": f"jsonl:{path}"}
 
 
+@pytest.mark.slow
 @pytest.mark.law("lost", "twice", "derived")
 @pytest.mark.parametrize("point", ["before_commit", "after_commit"])
 def test_a_feeder_with_all_operators_killed_at_every_commit_admits_the_same(tmp_path: Path, point: str) -> None:

@@ -266,6 +266,7 @@ POINTS = [("before_delete", n) for n in (1, 2, 5, 9, 14, 20)] + [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.law("fencing")
 @pytest.mark.parametrize(("point", "occurrence"), POINTS)
 def test_one_that_was_away_takes_nothing_from_its_successor(tmp_path: Path, point: str, occurrence: int) -> None:
@@ -316,6 +317,7 @@ def test_going_back_sees_what_was_given_up_a_moment_before(tmp_path: Path) -> No
     assert "version 2 has no good checkpoint, expected one of 4, 6" in chosen[0]
 
 
+@pytest.mark.slow
 @pytest.mark.law("bounded")
 @pytest.mark.parametrize("occurrence", range(1, 24, 3))
 def test_killed_between_saying_and_deleting_its_successor_does_it(tmp_path: Path, occurrence: int) -> None:

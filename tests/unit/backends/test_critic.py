@@ -145,6 +145,7 @@ def test_in_a_warm_up_only_the_critic_learns(spec, ppo, tmp_path):
     assert "loss" not in update.metrics
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "odd"),
     [
@@ -208,6 +209,7 @@ def test_recomputing_and_offloading_change_nothing(spec, ppo):
         assert trained(opened(spec, ppo, **config), ppo).metrics == pytest.approx(plain)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -62,6 +62,7 @@ def plainly(spec, rows):
     return total, {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packing", [True, False])
 @pytest.mark.parametrize("tokens_per_microbatch", [16384, 70])
 def test_loss_and_gradients_are_those_of_transformers(spec, rows, packing, tokens_per_microbatch, monkeypatch):

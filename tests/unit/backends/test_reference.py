@@ -61,6 +61,7 @@ def test_it_is_the_policy_of_that_version_from_then_on(make, kind):
     np.testing.assert_array_equal(policy_says(backend), after)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_restart_changes_no_bit(make, kind, tmp_path):
     through, renew = make(kind), (1, 3)
@@ -75,6 +76,7 @@ def test_a_restart_changes_no_bit(make, kind, tmp_path):
     assert tiny.whole_state(resumed, tmp_path / "resumed") == tiny.whole_state(through, tmp_path / "through")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_earlier_checkpoint_brings_back_version_0(make, kind, tmp_path):
     backend = make(kind)

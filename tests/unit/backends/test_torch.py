@@ -44,6 +44,7 @@ def gradients(backend, monkeypatch):
     return caught
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("normalise", ["token", "sequence"])
 @pytest.mark.parametrize("packing", [True, False])
 def test_no_budget_and_no_layout_changes_the_gradients(spec, normalise, packing, monkeypatch):

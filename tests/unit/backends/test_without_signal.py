@@ -75,6 +75,7 @@ def compare(found, expected):
         torch.testing.assert_close(one, expected[1][name], rtol=1e-3, atol=2e-6, msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [{}, {"packing": False}])
 @pytest.mark.parametrize("plan", [{}, {"minibatches": 2, "updates_per_batch": 2}, {"tokens_per_microbatch": 20}])
 def test_weights_and_metrics_are_those_of_all_rows(trained, plan, config):

@@ -267,6 +267,7 @@ def _reasoning_gym() -> None:
     import_reasoning_gym()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_reasoning_gym")
 @pytest.mark.parametrize("name", ["chain_sum", "knights_knaves", "rearc", "word_ladder", "countdown", "graph_color"])
 def test_reasoning_gym_problems_survive_the_wire_and_are_scored(name: str) -> None:

@@ -106,6 +106,7 @@ def test_many_at_once(games: GameServer) -> None:
     assert asyncio.run(many()) == [["4 left", "3 left", "2 left", "1 left", "0 left"]] * 50
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trouble", ["drop", (503, b"busy"), (429, b""), (500, b'{"error": "x"}')])
 async def test_what_is_lost_is_sent_again_and_counts_once(games: GameServer, trouble: Any) -> None:
     own = environment(games)

@@ -116,6 +116,7 @@ def test_a_server_that_is_too_full_gets_no_further_rollout(servers, open_policy)
     assert prompts(first).count([9]) == 5 and prompts(second).count([9]) == 3, "all stay where they began"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bad", [
     (None, None), (503, {"error": "full"}), (429, {}), (500, {}), (404, {}), (401, {"error": "who are you"}),
     (200, {"choices": []}), (200, b"{"), (200, {"choices": [{"text": "hi", "finish_reason": "stop"}]}),

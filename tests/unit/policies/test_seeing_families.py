@@ -134,6 +134,7 @@ def test_sampled_logprobs_are_those_of_trainer_and_transformers(spec, opened):
     assert not {int(one) for completion in done.values() for one in completion.token_ids} & set(never)
 
 
+@pytest.mark.slow
 def test_images_matter(spec, opened):
     """The same text after other images has another probability."""
     rows = [row_of(prompted(spec, 0, [one], "="), [50, 51, 52]) for one in PICTURES]
@@ -168,6 +169,7 @@ def test_loss_and_gradients_are_those_of_transformers(spec, packing, monkeypatch
         torch.testing.assert_close(found[name], gradient, rtol=1e-3, atol=1e-5, msg=lambda text, name=name: name + text)
 
 
+@pytest.mark.slow
 def test_a_further_turn_may_show_another_image(spec, opened):
     renderer = open_renderer(spec)
     policy = tiny.policy(spec, opened.served_tensors())

@@ -51,6 +51,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> SyntheticLog:
     return SyntheticLog(MemoryLog(lambda: 0.0, marks=True).connect("test"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("look", LOOKS)
 def test_a_look_reads_no_more_of_a_longer_log(
     look: str, log: SyntheticLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -86,6 +87,7 @@ def test_a_glance_says_what_the_whole_history_says(log: SyntheticLog) -> None:
     assert glance.rewards()[-5:] == whole.rewards()[-5:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_page_of_problems_looks_at_no_more_rows_of_more(order: str, tmp_path: Path) -> None:
     num_steps = []

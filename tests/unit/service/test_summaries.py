@@ -132,6 +132,7 @@ def test_what_is_too_large_has_no_summary(
     assert (reader.rule.summary(topic, END) is None) is above
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", ["feeder", "buffer", "trainer"])
 def test_a_start_reads_no_more_of_a_longer_log(role: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read = count_reads(monkeypatch)
