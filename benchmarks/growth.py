@@ -3,7 +3,8 @@
 Two runs of fake engines are made, the long one out of the short one, and copies of them are measured, each time in a
 process of its own. What a start or a page costs must not grow with the log. `audit` and `trace` go by all of it, and
 are shown beside. RFTSTREAM_BENCH_ROLLOUTS says how many rollouts the two have, as in 30000,400000 (the default keeps
-this short); RFTSTREAM_BENCH_RUN is a folder where the runs are kept, or are already.
+this short); RFTSTREAM_BENCH_RUN is a folder where the runs are kept, or are already. With RFTSTREAM_BENCH_SERVERS, the
+address of a Kafka (`make kafka`), the runs are on it, each made from its beginning, and are measured as they stand.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ ROLLOUT = "sums/0/17/0/3"
 
 RUN_FILE = f"""
 [run]
-name = "grown"
+name = "{{name}}"
 [model]
 path = "fake"
 [tasksets.sums]
@@ -68,7 +69,7 @@ policy = "fake"
 [trainer]
 backend = "fake"
 max_steps_without_signal = 1_000_000_000
-"""
+{{transport}}"""
 
 START = """
 import re, sys, time
@@ -97,7 +98,12 @@ service.close()
 """Has a role start, as far as it knows what it must know of the past."""
 
 
+SERVERS = os.environ.get("RFTSTREAM_BENCH_SERVERS")
+TRANSPORT = f'[transport]\nkind = "kafka"\nservers = "{SERVERS}"\n' if SERVERS else ""
+
+
 def run() -> list[dict[str, Any]]:
+    log = ", kafka" if SERVERS else ""
     sizes = (
         tuple(map(int, os.environ.get("RFTSTREAM_BENCH_ROLLOUTS", "").split(",")))
         if ("RFTSTREAM_BENCH_ROLLOUTS" in os.environ)
@@ -105,10 +111,10 @@ def run() -> list[dict[str, Any]]:
     )
     with tempfile.TemporaryDirectory(prefix="rftstream-bench-") as scratch:
         folders = _made(Path(os.environ.get("RFTSTREAM_BENCH_RUN", scratch)), sizes)
-        short, long = (_figures(folder, Path(scratch) / "copy") for folder in folders)
+        short, long = (_figures(folder, Path(scratch) / "copy" / folder.name) for folder in folders)
     return [
         {
-            "name": f"growth: {name}, {sizes[1]:,} rollouts",
+            "name": f"growth: {name}, {sizes[1]:,} rollouts{log}",
             "unit": unit,
             "ours": amount,
             "reference": short[name, unit],
@@ -120,20 +126,21 @@ def run() -> list[dict[str, Any]]:
 
 
 def _made(base: Path, sizes: tuple[int, ...]) -> list[Path]:
-    """Return the runs of these sizes; those that are not there are made, each out of the one before."""
+    """Return the runs of these sizes; those that are not there are made: on the embedded log out of the one before."""
     folders = [base / f"grown-{size}" for size in sizes]
     for number, (folder, size) in enumerate(zip(folders, sizes, strict=True)):
         steps = f"run.steps={-(-size // ROLLOUTS_A_STEP)}"
         if folder.exists():
             continue
-        if number:
+        if number and not SERVERS:
             shutil.copytree(folders[number - 1], folder)
             _rftstream("resume", str(folder), "--set", steps)
             continue
         base.mkdir(parents=True, exist_ok=True)
-        (base / "grown.toml").write_text(RUN_FILE, encoding="utf-8")
-        _rftstream("run", str(base / "grown.toml"), "--set", steps)
-        shutil.move(base / "runs" / "grown", folder)
+        run_file = base / f"{folder.name}.toml"
+        run_file.write_text(RUN_FILE.format(name=folder.name, transport=TRANSPORT), encoding="utf-8")
+        _rftstream("run", str(run_file), "--set", steps)
+        shutil.move(base / "runs" / folder.name, folder)
     return folders
 
 
@@ -142,10 +149,15 @@ def _rftstream(*arguments: str) -> None:
 
 
 def _figures(folder: Path, copy: Path) -> dict[tuple[str, str], float]:
-    """Return what a run costs, by name and unit. Who writes has a copy of its own."""
+    """Return what a run costs, by name and unit. Who writes has a copy of its own, except on Kafka."""
     found: dict[tuple[str, str], float] = {}
+    if SERVERS:
+        copy = folder
 
     def fresh() -> str:
+        if SERVERS:
+            shutil.rmtree(folder / "index", ignore_errors=True)
+            return str(folder)
         shutil.rmtree(copy, ignore_errors=True)
         shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("index"))
         return str(copy)
