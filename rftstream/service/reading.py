@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from rftstream.contracts.records import Record, TopicPartition
 from rftstream.transport.base import Reader, Transport
@@ -29,6 +29,22 @@ def read_to_ends(
             transport.wait([reader], WAIT_S)
 
 
+def read_between(
+    transport: Transport,
+    starts: Mapping[TopicPartition, int],
+    ends: Mapping[TopicPartition, int],
+    *,
+    bodies: bool = True,
+) -> Iterator[Record]:
+    """Yield the records of these partitions from their starts up to their ends, by a reader of its own."""
+    reader = transport.reader(starts, bodies=bodies)
+    try:
+        for records in read_to_ends(transport, reader, ends):
+            yield from (record for record in records if record.offset < ends[record.place])
+    finally:
+        reader.close()
+
+
 def begin_positions(transport: Transport, topics: Sequence[str]) -> dict[TopicPartition, int]:
     """Return the first offsets of all partitions of some topics."""
     positions: dict[TopicPartition, int] = {}
@@ -40,6 +56,20 @@ def begin_positions(transport: Transport, topics: Sequence[str]) -> dict[TopicPa
 def read_records(transport: Transport, place: TopicPartition, offsets: Collection[int]) -> dict[int, Record]:
     """Return the records at these offsets, by offset. Records that are not there (any more) are left out."""
     return {record.offset: record for record in each_record(transport, place, offsets)}
+
+
+def read_places(
+    transport: Transport, places: Iterable[tuple[TopicPartition, int]]
+) -> dict[tuple[TopicPartition, int], Record]:
+    """Return the records at these offsets of any partitions, as `read_records` does for one."""
+    offsets: dict[TopicPartition, list[int]] = {}
+    for place, offset in places:
+        offsets.setdefault(place, []).append(offset)
+    return {
+        (place, offset): record
+        for place, wanted in sorted(offsets.items())
+        for offset, record in read_records(transport, place, wanted).items()
+    }
 
 
 def each_record(transport: Transport, place: TopicPartition, offsets: Collection[int]) -> Iterator[Record]:

@@ -28,7 +28,7 @@ from rftstream.contracts.tasks import RolloutIds
 from rftstream.contracts.topics import TOPICS
 from rftstream.errors import ContractError, ForeignRecord
 from rftstream.models.device_lock import DeviceLock, FileLock
-from rftstream.service.reading import read_to_ends
+from rftstream.service.reading import read_between
 from rftstream.service.records.in_force import RecordsInForce, writer_epoch
 from rftstream.service.role_spec import RoleSpec
 from rftstream.transport.base import Position, Transport
@@ -389,14 +389,7 @@ class Log:
         ends = admin.end_offsets(topic, settled=settled, partitions=partitions)
         begins = admin.begin_offsets(topic)
         positions = {place: max(begins[place], (start or {}).get(place, 0)) for place in ends}
-        reader = self.transport.reader(positions, bodies=bodies)
-        try:
-            for records in read_to_ends(self.transport, reader, ends):
-                for record in records:
-                    if record.offset < ends[record.place]:
-                        yield record
-        finally:
-            reader.close()
+        yield from read_between(self.transport, positions, ends, bodies=bodies)
 
     def messages(self, topic: str, *, start: Mapping[TopicPartition, int] | None = None) -> Iterator[Received]:
         """Yield what `read` yields, decoded; tombstones have no message. Records of foreign contracts and records that

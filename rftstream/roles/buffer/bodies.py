@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
 from collections.abc import Collection
 
 from rftstream.contracts import codec
 from rftstream.contracts.records import TopicPartition
 from rftstream.contracts.verdicts import VerifiedRollout
 from rftstream.errors import PositionMissing
-from rftstream.service.reading import read_records
+from rftstream.service.reading import read_places
 from rftstream.transport.base import Transport
 
 
@@ -39,21 +39,17 @@ class Bodies:
     ) -> dict[tuple[TopicPartition, int], VerifiedRollout]:
         """Return the rollouts at these places. PositionMissing if a record is gone from the log."""
         found = {place: self._held[place][0] for place in places if place in self._held}
-        offsets: dict[TopicPartition, list[int]] = defaultdict(list)
-        for partition, offset in places:
-            if (partition, offset) not in found:
-                offsets[partition].append(offset)
-        for partition, wanted in sorted(offsets.items()):
-            records = read_records(self._transport, partition, wanted)
-            for offset in wanted:
-                if offset not in records:
-                    raise PositionMissing(
-                        f"{partition}@{offset}: the record of an open group is gone from the log; "
-                        "retention deleted what was still needed"
-                    )
-                message = codec.from_record(records[offset])
-                assert isinstance(message, VerifiedRollout)
-                found[partition, offset] = message
+        wanted = sorted(place for place in places if place not in found)
+        records = read_places(self._transport, wanted)
+        for partition, offset in wanted:
+            if (partition, offset) not in records:
+                raise PositionMissing(
+                    f"{partition}@{offset}: the record of an open group is gone from the log; "
+                    "retention deleted what was still needed"
+                )
+            message = codec.from_record(records[partition, offset])
+            assert isinstance(message, VerifiedRollout)
+            found[partition, offset] = message
         return found
 
     def forget(self, place: TopicPartition, offset: int) -> None:

@@ -29,7 +29,7 @@ from rftstream.errors import ConfigError, ContractError
 from rftstream.models.rendering import Renderer
 from rftstream.roles.buffer import BUFFER
 from rftstream.service.dead_letters import dead_letter
-from rftstream.service.reading import read_records
+from rftstream.service.reading import read_places
 from rftstream.service.role import Log, Publish
 from rftstream.transport.base import Transport
 
@@ -39,7 +39,7 @@ DEMONSTRATIONS = "experts"
 """Topic of demonstrations, and the word in the place of a taskset in their ids: `experts/pass/number/0`."""
 
 
-Place = tuple[int, int]
+Place = tuple[TopicPartition, int]
 """Partition and offset."""
 Letters = dict[Place, Publish]
 
@@ -149,7 +149,7 @@ class DemonstrationQueue:
         self._offsets = [array("q") for _ in positions]
         self._numbers_of = {}
         self._dead = {
-            (int(partition), int(offset))
+            (TopicPartition(DEMONSTRATIONS, int(partition)), int(offset))
             for record in log_.read("dead", bodies=False)
             for where, partition, offset in [(record.header("id") or b"//").decode().rsplit("/", 2)]
             if where == f"buffer/{DEMONSTRATIONS}"
@@ -261,7 +261,7 @@ class DemonstrationQueue:
 
     def _place(self, number: int) -> Place:
         rank, partition = divmod(number, len(self._offsets))
-        return partition, self._offsets[partition][rank]
+        return TopicPartition(DEMONSTRATIONS, partition), self._offsets[partition][rank]
 
     def _is_dead(self, number: int, letters: Letters) -> bool:
         return (place := self._place(number)) in self._dead or place in letters
@@ -269,17 +269,13 @@ class DemonstrationQueue:
     def _read(self, numbers: Sequence[int]) -> dict[int, Record]:
         """Return the records of these demonstrations, by number."""
         places = {self._place(number): number for number in numbers}
-        found: dict[int, Record] = {}
-        for partition in sorted({partition for partition, _ in places}):
-            offsets = [offset for place, offset in places if place == partition]
-            records = read_records(self._transport, TopicPartition(DEMONSTRATIONS, partition), offsets)
-            if missing := sorted(set(offsets) - records.keys()):
-                raise ContractError(
-                    "is gone from the log, expected all demonstrations to stay",
-                    where=f"{DEMONSTRATIONS}[{partition}]@{missing[0]}",
-                )
-            found |= {places[partition, offset]: record for offset, record in records.items()}
-        return found
+        records = read_places(self._transport, places)
+        if missing := sorted(places.keys() - records.keys()):
+            partition, offset = missing[0]
+            raise ContractError(
+                "is gone from the log, expected all demonstrations to stay", where=f"{partition}@{offset}"
+            )
+        return {places[place]: record for place, record in records.items()}
 
     def _open(
         self, walk: Walk, number: int, record: Record, wanted: LossKind | None, letters: Letters

@@ -37,7 +37,7 @@ from rftstream.errors import ConfigError, ContractError, PositionMissing
 from rftstream.models.rendering import Renderer
 from rftstream.roles.buffer.experiences import experience_of
 from rftstream.roles.buffer.groups import Group
-from rftstream.service.reading import read_records
+from rftstream.service.reading import read_places
 from rftstream.transport.base import Transport
 
 log = logging.getLogger(__name__)
@@ -254,22 +254,21 @@ class ReusedBodies:
         if not chosen:
             return {}
         num_partitions = len(self._transport.admin.end_offsets("verified"))
-        wanted: dict[TopicPartition, dict[int, str]] = {}
+        wanted: dict[tuple[TopicPartition, int], str] = {}
         for one in chosen:
             place = TopicPartition("verified", one.outcome.sequence % num_partitions)
-            names = zip(one.outcome.offsets, one.outcome.rollouts, strict=True)
-            used = {offset: rollout.rollout_id for offset, rollout in names if rollout.rollout_id in one.use.rollouts}
-            wanted.setdefault(place, {}).update(used)
+            for offset, rollout in zip(one.outcome.offsets, one.outcome.rollouts, strict=True):
+                if rollout.rollout_id in one.use.rollouts:
+                    wanted[place, offset] = rollout.rollout_id
+        records = read_places(self._transport, wanted)
         found: dict[str, VerifiedRollout] = {}
-        for place, names_at in sorted(wanted.items()):
-            records = read_records(self._transport, place, names_at)
-            for offset, name in names_at.items():
-                if offset not in records:
-                    raise PositionMissing(
-                        f"{place}@{offset}: {name}: gone from the log, expected it to stay while a batch may use it "
-                        "once more; somebody deleted what was still needed"
-                    )
-                found[name] = _verified(records[offset], name)
+        for (place, offset), name in wanted.items():
+            if (place, offset) not in records:
+                raise PositionMissing(
+                    f"{place}@{offset}: {name}: gone from the log, expected it to stay while a batch may use it once "
+                    "more; somebody deleted what was still needed"
+                )
+            found[name] = _verified(records[place, offset], name)
         return found
 
     def add_to(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from rftstream.contracts import codec
 from rftstream.contracts.records import Record, TopicPartition
 from rftstream.errors import ContractError, ForeignRecord
 from rftstream.roles.trainer.assembly import Batch, BatchAssembly, CommittedBatches
-from rftstream.service.reading import read_to_ends
+from rftstream.service.reading import read_between
 from rftstream.service.role import Log, Received
 from rftstream.transport.base import Transport
 
@@ -20,11 +20,11 @@ class RecordedBatches:
 
     def __init__(self, transport: Transport, positions: Sequence[int], first: int) -> None:
         """Read from batch `first` on, which begins at these positions of the shares."""
-        self._transport = transport
         self._log = Log(transport)
         ends = transport.admin.end_offsets("batches")
         self._shares = [
-            self._read(place, start, ends[place]) for place, start in zip(sorted(ends), positions, strict=True)
+            read_between(transport, {place: start}, {place: ends[place]})
+            for place, start in zip(sorted(ends), positions, strict=True)
         ]
         self._committed = CommittedBatches(self._log)
         self._assembly = BatchAssembly(len(self._shares), first, self._committed)
@@ -78,14 +78,6 @@ class RecordedBatches:
         """Close the readers."""
         for share in self._shares:
             share.close()  # type: ignore[attr-defined]
-
-    def _read(self, place: TopicPartition, start: int, end: int) -> Iterator[Record]:
-        reader = self._transport.reader({place: start})
-        try:
-            for records in read_to_ends(self._transport, reader, {place: end}):
-                yield from (record for record in records if record.offset < end)
-        finally:
-            reader.close()
 
 
 def foreign_places(transport: Transport, positions: Sequence[int], first: int) -> set[tuple[TopicPartition, int]]:

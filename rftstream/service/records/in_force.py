@@ -37,7 +37,7 @@ from rftstream.contracts.topics import TOPICS
 from rftstream.contracts.versions import StepRecord
 from rftstream.contracts.versions import WeightsAnnounced as Announced
 from rftstream.errors import ContractError, ForeignRecord
-from rftstream.service.reading import read_to_ends
+from rftstream.service.reading import read_between
 from rftstream.service.records.outcomes_in_force import OutcomesInForce, outcome_of_headers
 from rftstream.service.records.recorded_versions import RecordedVersions
 from rftstream.service.records.versions_in_force import VersionsInForce
@@ -182,14 +182,10 @@ class RecordsInForce:
         if end <= self._next_offset:
             return
         begin = self._transport.admin.begin_offsets("control")[CONTROL]
-        reader = self._transport.reader({CONTROL: max(begin, self._next_offset)})
-        try:
-            for records in read_to_ends(self._transport, reader, {CONTROL: end}):
-                for _ in self.messages(records):
-                    pass  # the records only have to be judged
-            self._next_offset = max(self._next_offset, end)
-        finally:
-            reader.close()
+        start = max(begin, self._next_offset)
+        for _ in self.messages(read_between(self._transport, {CONTROL: start}, {CONTROL: end})):
+            pass  # the records only have to be judged
+        self._next_offset = max(self._next_offset, end)
 
     def _may_lack_claims(self) -> bool:
         """Return whether claims may have been compacted away. Runs from before the rule have such a `control`."""

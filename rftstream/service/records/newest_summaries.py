@@ -8,7 +8,7 @@ from rftstream.contracts.messages import Message
 from rftstream.contracts.records import Record, TopicPartition
 from rftstream.contracts.summaries import Summary
 from rftstream.errors import ContractError
-from rftstream.service.reading import read_to_ends
+from rftstream.service.reading import read_between
 from rftstream.transport.base import Transport
 
 SUMMARIES = TopicPartition("summaries", 0)
@@ -32,7 +32,7 @@ def newest_summaries(
     while start > begin and len(found) < 2:
         start, stop, width = max(begin, start - width), start, width * 8
         there: dict[int, tuple[Record, Summary]] = {}
-        for record in _between(transport, start, stop):
+        for record in read_between(transport, {SUMMARIES: start}, {SUMMARIES: stop}):
             if record.header("topic") != topic.encode():
                 continue
             try:
@@ -43,12 +43,3 @@ def newest_summaries(
                 there.setdefault(message.through, (record, message))
         found |= there
     return [found[through] for through in sorted(found, reverse=True)[:2]]
-
-
-def _between(transport: Transport, start: int, stop: int) -> list[Record]:
-    reader = transport.reader({SUMMARIES: start})
-    try:
-        polls = list(read_to_ends(transport, reader, {SUMMARIES: stop}))
-    finally:
-        reader.close()
-    return [record for records in polls for record in records if record.offset < stop]

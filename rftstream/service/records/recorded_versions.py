@@ -5,7 +5,7 @@ from __future__ import annotations
 from rftstream.contracts import codec
 from rftstream.contracts.records import Record, TopicPartition
 from rftstream.contracts.versions import VersionName
-from rftstream.service.reading import read_to_ends
+from rftstream.service.reading import read_between
 from rftstream.service.records.newest_summaries import newest_summaries
 from rftstream.service.records.versions_in_force import VersionsInForce
 from rftstream.transport.base import Transport
@@ -56,15 +56,10 @@ class RecordedVersions:
         """Add the versions of some steps that follow what is there."""
         if start >= end:
             return
-        reader = self._transport.reader({STEPS: start}, bodies=False)
-        try:
-            for records in read_to_ends(self._transport, reader, {STEPS: end}):
-                for record in records:
-                    name = _name_of_headers(record) if record.offset < end else None
-                    if name is not None and there.why_not(name) is None:
-                        there.add_name(name)
-        finally:
-            reader.close()
+        for record in read_between(self._transport, {STEPS: start}, {STEPS: end}, bodies=False):
+            name = _name_of_headers(record)
+            if name is not None and there.why_not(name) is None:
+                there.add_name(name)
 
 
 def _name_of_headers(record: Record) -> VersionName | None:

@@ -23,7 +23,7 @@ from rftstream.errors import ConfigError, ContractError
 from rftstream.models.rendering import Renderer
 from rftstream.roles.buffer.demonstrations import DEMONSTRATIONS, TokenizedDemonstration, ids_of
 from rftstream.roles.trainer.training import Training
-from rftstream.service.reading import read_records
+from rftstream.service.reading import read_places
 from rftstream.service.role import Log
 
 log = logging.getLogger(__name__)
@@ -104,16 +104,9 @@ class HeldOut:
         return next(number for number in itertools.count() if number not in self._offsets)
 
     def _records(self, log_: Log, numbers: Sequence[int]) -> list[tuple[int, Record]]:
-        places: dict[TopicPartition, dict[int, int]] = {}
-        for number in numbers:
-            place, offset = self._offsets[number]
-            places.setdefault(place, {})[offset] = number
-        found = [
-            (numbers_of[offset], record)
-            for place, numbers_of in places.items()
-            for offset, record in read_records(log_.transport, place, numbers_of).items()
-        ]
-        return sorted(found, key=lambda numbered: numbered[0])
+        records = read_places(log_.transport, [self._offsets[number] for number in numbers])
+        there = ((number, records.get(self._offsets[number])) for number in sorted(numbers))
+        return [(number, record) for number, record in there if record is not None]
 
     def _experiences_of(self, number: int, record: Record) -> list[Experience]:
         """Return the experiences of a demonstration; none if it cannot be used."""
