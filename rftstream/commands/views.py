@@ -260,11 +260,11 @@ def list_(kind: str, folder: Path | None, as_json: bool) -> None:
 
     if kind in ("run", "runs"):
         lines = listing.list_runs(*(listing.run_places(Path()) if folder is None else [folder]))
-        print_out([listing.run_line_to_json(line) for line in lines] if as_json else listing.runs_to_text(lines))
+        print_out(lines if as_json else listing.runs_to_text(lines))
         return
     kind = listing.kind_of(kind)
     parts = listing.list_parts(kind)
-    print_out([listing.part_to_json(part) for part in parts] if as_json else listing.parts_to_text(kind, parts))
+    print_out(parts if as_json else listing.parts_to_text(kind, parts))
 
 
 @contextmanager
@@ -325,6 +325,6 @@ def print_out(what: Any) -> None:
 
 
 def _to_json(what: Any) -> str:
-    from rftstream.queries.records.inspect import to_plain
+    from rftstream.queries.plain import printable
 
-    return json.dumps(to_plain(what), ensure_ascii=False, allow_nan=False)
+    return json.dumps(printable(what), ensure_ascii=False, allow_nan=False)

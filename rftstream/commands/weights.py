@@ -36,14 +36,14 @@ def list_(run: Path, everything: bool, as_json: bool) -> None:
 
     With --json one list.
     """
-    from rftstream.queries.records.weights import line_to_json, lines_to_table, list_versions
+    from rftstream.queries.records.weights import lines_to_table, list_versions
     from rftstream.runs.published import read_published
 
     with opened_run(run) as opened:
         lines = list_versions(read_published(opened))
         shown = [line for line in lines if everything or line.state != "deleted"]
         if as_json:
-            print_out([line_to_json(line) for line in shown])
+            print_out(shown)
             return
         from rich.console import Console
 
@@ -62,6 +62,7 @@ def verify(ctx: click.Context, run: Path, as_json: bool) -> None:
 
     With --json one object a line.
     """
+    from rftstream.queries.plain import pick
     from rftstream.runs.published import read_published
     from rftstream.runs.published import verify as verified
 
@@ -72,15 +73,8 @@ def verify(ctx: click.Context, run: Path, as_json: bool) -> None:
             for one, problem in verified(published):
                 num, damaged = num + 1, damaged + (problem is not None)
                 if as_json:
-                    print_out(
-                        {
-                            "version": one.name.version,
-                            "trainer_epoch": one.name.trainer_epoch,
-                            "object": one.object,
-                            "good": problem is None,
-                            "problem": problem,
-                        }
-                    )
+                    said = pick(one, "version=name.version trainer_epoch=name.trainer_epoch object")
+                    print_out({**said, "good": problem is None, "problem": problem})
                 elif problem is not None:
                     click.echo(f"version {one.name.version}: {problem}")
     if not as_json:

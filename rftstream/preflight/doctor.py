@@ -23,6 +23,7 @@ from rftstream.models.folders.folder import FAKE, prepare_model
 from rftstream.preflight import readiness
 from rftstream.preflight.plan import Purpose, plan
 from rftstream.queries.formatting import columns, plural, size
+from rftstream.queries.plain import Report, pick
 from rftstream.runs.folder import lies_in_folder, open_transport
 from rftstream.runs.log_settings import dangers, in_words
 from rftstream.sandbox.layers import find_layers
@@ -40,8 +41,10 @@ PACKAGES = ("torch", "transformers", "kafka-python", "numpy", "msgspec")
 
 
 @dataclass(frozen=True, slots=True)
-class DoctorReport:
+class DoctorReport(Report):
     """All that `examine` found. The command shows it."""
+
+    JSON = "ok findings=findings_to_json"
 
     findings: tuple[Finding, ...]
 
@@ -55,21 +58,14 @@ class DoctorReport:
         """Return the exit code of the command. The broker's own code is taken if the broker is one of the problems."""
         return max((problem.exit_code for problem in self.problems), default=0)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the report as plain values."""
-        return {
-            "ok": not self.problems,
-            "findings": [
-                {
-                    "level": str(finding.level),
-                    "what": finding.what,
-                    "found": finding.found,
-                    "wanted": finding.wanted,
-                    "todo": finding.todo,
-                }
-                for finding in self.findings
-            ],
-        }
+    @property
+    def ok(self) -> bool:
+        """Whether there is no problem."""
+        return not self.problems
+
+    def findings_to_json(self) -> list[dict[str, Any]]:
+        """Return what was found, without exit codes."""
+        return [pick(finding, "level what found wanted todo") for finding in self.findings]
 
     def to_text(self) -> str:
         """Return the report as lines. Problems come last, where they are seen first."""

@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from rftstream.config.loader import sampling_for
 from rftstream.config.sections import RunConfig
@@ -22,6 +21,7 @@ from rftstream.contracts.tasks import Problem, RolloutIds, Sampling, Task
 from rftstream.contracts.verdicts import Verdict, VerifiedRollout
 from rftstream.models.spec import ModelSpec
 from rftstream.preflight.sizes import SERVED_BYTES, ModelSizes
+from rftstream.queries.plain import Report
 from rftstream.weights.stores.store import place_on_disk
 
 MASTER_BYTES = 12
@@ -38,8 +38,10 @@ LOG_OVERHEAD = 1.15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DiskEstimate:
+class DiskEstimate(Report):
     """The disk that a run may need. `estimate_disk` makes it; `check` reports it."""
+
+    JSON = "* total_bytes fits"
 
     rollouts: int | None
     """Rollouts of the whole run. None if the run has no known end."""
@@ -73,24 +75,6 @@ class DiskEstimate:
     def fits(self) -> bool:
         """Return whether the disk has room for the run."""
         return self.total_bytes <= self.free_bytes
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the estimate as plain values."""
-        return {
-            "rollouts": self.rollouts,
-            "bytes_per_rollout": self.bytes_per_rollout,
-            "saved_bytes": self.saved_bytes,
-            "log_bytes": self.log_bytes,
-            "parameters": self.parameters,
-            "snapshot_bytes": self.snapshot_bytes,
-            "snapshots": self.snapshots,
-            "checkpoint_bytes": self.checkpoint_bytes,
-            "checkpoints": self.checkpoints,
-            "store_is_local": self.store_is_local,
-            "total_bytes": self.total_bytes,
-            "free_bytes": self.free_bytes,
-            "fits": self.fits,
-        }
 
 
 def estimate_disk(

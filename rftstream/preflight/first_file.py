@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from rftstream.config import loader
 from rftstream.config.parts import registry
@@ -22,6 +21,7 @@ from rftstream.contracts.tasks import Problem
 from rftstream.data.tasksets.open import open_taskset
 from rftstream.errors import ConfigError
 from rftstream.preflight.checks.check import check
+from rftstream.queries.plain import Report
 from rftstream.queries.reference.run_file_schema import FILE_NAME as SCHEMA
 from rftstream.queries.reference.run_file_schema import schema_text
 from rftstream.queries.reference.source_text import config_fields, evaluate
@@ -67,15 +67,11 @@ class FirstFile:
 
 
 @dataclass(frozen=True, slots=True)
-class WrittenFiles:
+class WrittenFiles(Report):
     """The files that `write` has made."""
 
     run_file: Path
     files: tuple[Path, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the paths as text."""
-        return {"run_file": str(self.run_file), "files": [str(file) for file in self.files]}
 
     def to_text(self) -> str:
         """Return what was written, and what to do next, for people."""

@@ -24,6 +24,7 @@ from rftstream.models.classifiers import HeldClassifier
 from rftstream.models.spec import ModelSpec
 from rftstream.preflight.sizes import SERVED_BYTES, ModelSizes
 from rftstream.queries.formatting import columns, size
+from rftstream.queries.plain import Report
 from rftstream.roles.buffer import BUFFER
 from rftstream.roles.evaluator import EVALUATOR
 from rftstream.roles.explorer import EXPLORER
@@ -66,8 +67,10 @@ class RoleMemory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryEstimate:
+class MemoryEstimate(Report):
     """The memory of a run. `estimate_memory` makes it; `check` reports it."""
+
+    JSON = "roles machine fits assumed"
 
     roles: tuple[RoleMemory, ...]
     machine: Mapping[str, int] = field(default_factory=dict)
@@ -82,6 +85,16 @@ class MemoryEstimate:
         return max(sum(by_trainer), others) if place == self.in_turns else sum(by_trainer) + others
 
     @property
+    def fits(self) -> bool:
+        """Whether no place has less than the run may need."""
+        return not self.too_much
+
+    @property
+    def assumed(self) -> str:
+        """What the estimate takes for granted."""
+        return ASSUMED
+
+    @property
     def places(self) -> list[str]:
         """Return all places, main memory first."""
         return list(dict.fromkeys([MAIN, *(place for role in self.roles for place in role.parts)]))
@@ -90,22 +103,6 @@ class MemoryEstimate:
     def too_much(self) -> list[str]:
         """Return the places that have less memory than the run may need."""
         return [place for place in self.places if place in self.machine and self.total(place) > self.machine[place]]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the estimate as plain values."""
-        return {
-            "roles": [
-                {
-                    "role": role.role,
-                    "count": role.count,
-                    "parts": {place: dict(what) for place, what in role.parts.items()},
-                }
-                for role in self.roles
-            ],
-            "machine": dict(self.machine),
-            "fits": not self.too_much,
-            "assumed": ASSUMED,
-        }
 
 
 def estimate_memory(

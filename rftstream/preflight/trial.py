@@ -19,7 +19,7 @@ from rftstream.models.rendering import Pieces, Renderer, image_spans, joined, pi
 from rftstream.preflight.checks.check import Rendering
 from rftstream.preflight.trial_run import trial_config, try_tasks
 from rftstream.queries.formatting import image_text, number, plural
-from rftstream.queries.records.inspect import to_plain
+from rftstream.queries.plain import Report, pick
 from rftstream.queries.records.shown_completions import PLAIN, CompletionReader
 from rftstream.queries.records.shown_turns import (
     has_many_turns,
@@ -43,8 +43,15 @@ class TokenRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TriedRollout:
+class TriedRollout(Report):
     """One rollout of a trial. `try_run` makes it."""
+
+    JSON = (
+        "rollout_id=verified.ids.rollout_id taskset=verified.ids.taskset status=rollout.status error=rollout.error "
+        "prompt num_prompt_tokens answer=rollout.problem.answer turns=turns_to_json segments posted=rollout.posted "
+        "num_tokens=rollout.num_tokens seconds metrics=rollout.metrics reward=verified.verdict.reward "
+        "parts=parts_to_json reward_metrics=metrics_to_json scorer reason=verified.reason detail=verified.detail"
+    )
 
     verified: VerifiedRollout
     rollout: Rollout
@@ -67,14 +74,38 @@ class TriedRollout:
         """Return whether the rollout has a reward."""
         return self.verified.verdict is not None
 
+    def parts_to_json(self) -> dict[str, float]:
+        """Return the parts of its reward."""
+        return {} if self.verified.verdict is None else dict(self.verified.verdict.parts)
+
+    def metrics_to_json(self) -> dict[str, float]:
+        """Return what its reward measured."""
+        return {} if self.verified.verdict is None else dict(self.verified.verdict.metrics)
+
+    @property
+    def scorer(self) -> str | None:
+        """Name and version of what scored it."""
+        verdict = self.verified.verdict
+        return None if verdict is None else f"{verdict.scorer} {verdict.scorer_version}"
+
     @property
     def seconds(self) -> float:
         """Return the seconds from the environment's start to its end. Others were sampled at the same time."""
         return max(0.0, self.rollout.finished_at - self.rollout.started_at) if self.rollout.started_at else 0.0
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the rollout as plain values."""
-        return _json(self)
+    def turns_to_json(self) -> list[dict[str, Any]]:
+        """Return the turns as they were said and as they are shown."""
+        starts = segment_starts(self.rollout.turns, self.rollout.segments, self.rollout.calls)
+        return [
+            {
+                **pick(turn, "role content num_tokens finish_reason reasoning tool_calls reward"),
+                "shown": joined(pieces),
+                "sampled": turn.num_tokens > 0,
+                "begins_segment": starts[index].segment if index in starts else None,
+                "why_segment": starts[index].why or None if index in starts else None,
+            }
+            for index, (turn, pieces) in enumerate(zip(self.rollout.turns, self.turns, strict=True))
+        ]
 
     def to_text(self, reader: CompletionReader = PLAIN) -> str:
         """Return the rollout as lines for a person."""
@@ -82,9 +113,11 @@ class TriedRollout:
 
 
 @dataclass(slots=True)
-class TrialReport:
+class TrialReport(Report):
     """The rollouts of a trial, in order of their admission. The command makes it, and `try_run` fills it as rollouts
     come out."""
+
+    JSON = "rollouts=tried num_scored reward=mean_reward num_tokens sampling_s tokens_per_s"
 
     wanted: int
     tried: list[TriedRollout] = field(default_factory=list)
@@ -117,17 +150,6 @@ class TrialReport:
         """Return the mean over rollouts with a reward, or None if there are none."""
         rewards = [one.verified.verdict.reward for one in self.tried if one.verified.verdict is not None]
         return sum(rewards) / len(rewards) if rewards else None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the report as plain values."""
-        return {
-            "rollouts": [one.to_json() for one in self.tried],
-            "num_scored": self.num_scored,
-            "reward": self.mean_reward,
-            "num_tokens": self.num_tokens,
-            "sampling_s": self.sampling_s,
-            "tokens_per_s": self.tokens_per_s,
-        }
 
     def summary(self) -> str:
         """Return the totals as lines for a person."""
@@ -232,51 +254,6 @@ def _num_prompt_tokens(mask: list[int]) -> int:
 
 
 # --------------------------------------------------------------------------------------------- output
-
-
-def _json(tried: TriedRollout) -> dict[str, Any]:
-    verified, rollout = tried.verified, tried.rollout
-    verdict, problem = verified.verdict, rollout.problem
-    starts = segment_starts(rollout.turns, rollout.segments, rollout.calls)
-    return {
-        "rollout_id": verified.ids.rollout_id,
-        "taskset": verified.ids.taskset,
-        "status": str(rollout.status),
-        "error": rollout.error,
-        "prompt": tried.prompt,
-        "num_prompt_tokens": tried.num_prompt_tokens,
-        "answer": problem.answer if problem is not None else None,
-        "turns": [
-            {
-                "role": turn.role,
-                "content": turn.content,
-                "shown": joined(pieces),
-                "num_tokens": turn.num_tokens,
-                "finish_reason": turn.finish_reason,
-                "reasoning": turn.reasoning,
-                "tool_calls": [to_plain(call) for call in turn.tool_calls],
-                "reward": turn.reward,
-                "sampled": turn.num_tokens > 0,
-                "begins_segment": starts[index].segment if index in starts else None,
-                "why_segment": starts[index].why or None if index in starts else None,
-            }
-            for index, (turn, pieces) in enumerate(zip(rollout.turns, tried.turns, strict=True))
-        ],
-        "segments": [
-            [{"text": run.text, "num_tokens": run.num_tokens, "sampled": run.sampled} for run in runs]
-            for runs in tried.segments
-        ],
-        "posted": to_plain(rollout.posted),
-        "num_tokens": rollout.num_tokens,
-        "seconds": tried.seconds,
-        "metrics": dict(rollout.metrics),
-        "reward": None if verdict is None else verdict.reward,
-        "parts": {} if verdict is None else dict(verdict.parts),
-        "reward_metrics": {} if verdict is None else dict(verdict.metrics),
-        "scorer": None if verdict is None else f"{verdict.scorer} {verdict.scorer_version}",
-        "reason": None if verified.reason is None else str(verified.reason),
-        "detail": verified.detail,
-    }
 
 
 def _text(tried: TriedRollout, reader: CompletionReader) -> list[str]:

@@ -29,9 +29,8 @@ class DemonstrationsLine:
 
     def to_json(self) -> dict[str, Any]:
         """Return the line as plain values."""
-        first = {
-            side: [{"learned": learned, "text": text} for learned, text in parts] for side, parts in self.first.items()
-        }
+        names = ("learned", "text")
+        first = {side: [dict(zip(names, part, strict=True)) for part in parts] for side, parts in self.first.items()}
         return {"source": self.source, **self.loaded.to_json(), "first": first}
 
     def to_lines(self) -> list[str]:

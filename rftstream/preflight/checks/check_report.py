@@ -14,6 +14,7 @@ from rftstream.preflight.checks.check_demonstrations import DemonstrationsLine
 from rftstream.preflight.estimate import DiskEstimate
 from rftstream.preflight.memory import MemoryEstimate, memory_lines
 from rftstream.queries.formatting import columns, image_text, plural, size
+from rftstream.queries.plain import Report, pick
 from rftstream.runs.modules import OwnModule
 
 
@@ -28,18 +29,34 @@ class PartLine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt:
+class Prompt(Report):
     """A rendered prompt."""
+
+    JSON = "messages=messages_to_json num_tokens token_ids pieces"
 
     messages: tuple[ChatMessage, ...]
     token_ids: tuple[int, ...]
     pieces: tuple[str, ...]
     """Text of each token."""
 
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens it has."""
+        return len(self.token_ids)
+
+    def messages_to_json(self) -> list[dict[str, Any]]:
+        """Return who says what."""
+        return [pick(message, "role content") for message in self.messages]
+
 
 @dataclass(slots=True, kw_only=True)
-class TasksetLine:
+class TasksetLine(Report):
     """The line of the report about a taskset or an evaluation. `check` makes and fills it."""
+
+    JSON = (
+        "name kind source reward problems trained=trained_to_json grows longest_prompt=longest num_rendered too_long "
+        "first_prompt=first tools earlier_turns=turns"
+    )
 
     name: str
     source: str
@@ -80,6 +97,10 @@ class TasksetLine:
     held: list[HeldClassifier] = field(default_factory=list)
     """Reward models that each process which scores holds."""
 
+    def trained_to_json(self) -> int | None:
+        """Return how many problems of an evaluation are trained on, too."""
+        return self.trained if self.kind == "evaluation" else None
+
     @property
     def place(self) -> str:
         """Return the section of the run file, such as `tasksets.sums`."""
@@ -87,8 +108,13 @@ class TasksetLine:
 
 
 @dataclass(slots=True, kw_only=True)
-class CheckReport:
+class CheckReport(Report):
     """All that `check` found. It makes the report, fills it, and returns it; the command shows it."""
+
+    JSON = (
+        "ok run parts modules=modules_to_json model=model_to_json tasksets stages=stages_to_json "
+        "experts=demonstrations disk memory warnings errors"
+    )
 
     run: str
     parts: list[PartLine] = field(default_factory=list)
@@ -109,74 +135,25 @@ class CheckReport:
         """Return whether nothing stands in the way of a start."""
         return not self.errors
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the report as plain values."""
-        return _json(self)
+    def modules_to_json(self) -> list[dict[str, Any]]:
+        """Return the user's own modules with their digests."""
+        return [pick(module, "name file sha256=digest") for module in self.modules]
+
+    def model_to_json(self) -> dict[str, Any] | None:
+        """Return what the model is; None if it cannot be read."""
+        if self.model is None:
+            return None
+        parameters = self.disk.parameters if self.disk else None
+        return {**pick(self.model, "name dtype"), "context": self.context, "parameters": parameters}
+
+    def stages_to_json(self) -> list[dict[str, Any]]:
+        """Return the stages with what they train on."""
+        words = "name first end rollouts=takes_rollouts experts=kind lr=trainer.lr"
+        return [pick(stage, words) for stage in self.stages]
 
     def to_text(self) -> str:
         """Return the report as lines for a person."""
         return "\n".join(_text(self))
-
-
-def _json(report: CheckReport) -> dict[str, Any]:
-    model = report.model
-    return {
-        "ok": report.ok,
-        "run": report.run,
-        "parts": [{"kind": part.kind, "name": part.name, "settings": part.settings} for part in report.parts],
-        "modules": [
-            {"name": module.name, "file": str(module.file), "sha256": module.digest} for module in report.modules
-        ],
-        "model": None
-        if model is None
-        else {
-            "name": model.name,
-            "dtype": model.dtype,
-            "context": report.context,
-            "parameters": report.disk.parameters if report.disk else None,
-        },
-        "tasksets": [
-            {
-                "name": line.name,
-                "kind": line.kind,
-                "source": line.source,
-                "reward": line.reward,
-                "problems": line.problems,
-                "trained": line.trained if line.kind == "evaluation" else None,
-                "grows": line.grows,
-                "longest_prompt": line.longest,
-                "num_rendered": line.num_rendered,
-                "too_long": line.too_long,
-                "first_prompt": None
-                if line.first is None
-                else {
-                    "messages": [{"role": message.role, "content": message.content} for message in line.first.messages],
-                    "num_tokens": len(line.first.token_ids),
-                    "token_ids": list(line.first.token_ids),
-                    "pieces": list(line.first.pieces),
-                },
-                "tools": list(line.tools),
-                "earlier_turns": line.turns,
-            }
-            for line in report.tasksets
-        ],
-        "stages": [
-            {
-                "name": stage.name,
-                "first": stage.first,
-                "end": stage.end,
-                "rollouts": stage.takes_rollouts,
-                "experts": stage.kind,
-                "lr": stage.trainer.lr,
-            }
-            for stage in report.stages
-        ],
-        "experts": None if report.demonstrations is None else report.demonstrations.to_json(),
-        "disk": None if report.disk is None else report.disk.to_json(),
-        "memory": None if report.memory is None else report.memory.to_json(),
-        "warnings": list(report.warnings),
-        "errors": list(report.errors),
-    }
 
 
 def _text(report: CheckReport) -> list[str]:

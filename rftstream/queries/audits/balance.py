@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from rftstream.queries.audits.operator_totals import OperatorTotals
 from rftstream.queries.audits.reuse_counts import ReuseCounts
 from rftstream.queries.decisions.recomputation import Recomputation
 from rftstream.queries.formatting import columns, number, plural
 from rftstream.queries.people.feedback import FeedbackBalance
+from rftstream.queries.plain import Report
 
 STAGES = ("to_be_sampled", "sampled", "verified", "batched")
 """Where pending rollouts stand. A group stands where its last sibling does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Balance:
+class Balance(Report):
     """Rollouts or groups: how many were admitted, and what became of them."""
+
+    JSON = "* pending"
 
     admitted: int
     pending_by_stage: Mapping[str, int]
@@ -37,21 +39,9 @@ class Balance:
         """Return whether the law holds."""
         return self.admitted == self.pending + self.trained + self.expired + self.filtered + self.dead
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the counts as a dict for JSON."""
-        return {
-            "admitted": self.admitted,
-            "pending": self.pending,
-            "pending_by_stage": dict(self.pending_by_stage),
-            "trained": self.trained,
-            "expired": self.expired,
-            "filtered": self.filtered,
-            "dead": self.dead,
-        }
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lengths:
+class Lengths(Report):
     """Completion tokens of the rollouts that were sampled. Values are None if there are no rollouts."""
 
     count: int
@@ -59,14 +49,16 @@ class Lengths:
     p50: float | None = None
     p95: float | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the values as a dict for JSON."""
-        return {"count": self.count, "mean": self.mean, "p50": self.p50, "p95": self.p95}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AuditReport:
+class AuditReport(Report):
     """The findings of an audit. `audit` makes it; commands print it as text or JSON."""
+
+    JSON = (
+        "balanced trainer_epoch version rollouts groups experts=demonstrations? reused=reuse? operators? people? "
+        "decisions=recomputation? twins lengths foreign unreadable deleted.groups=deleted_groups "
+        "deleted.rollouts=deleted_rollouts deleted.earliest_version=earliest_version undeleted problems"
+    )
 
     trainer_epoch: int
     version: int
@@ -109,32 +101,6 @@ class AuditReport:
         """Return whether all is balanced, there are no twins, and no decision of operators came out otherwise."""
         again = self.recomputation
         return self.balanced and not any(self.twins.values()) and (again is None or again.fine)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the report as a dict for JSON."""
-        return {
-            "balanced": self.balanced,
-            "trainer_epoch": self.trainer_epoch,
-            "version": self.version,
-            "rollouts": self.rollouts.to_json(),
-            "groups": self.groups.to_json(),
-            **({"experts": self.demonstrations.to_json()} if self.demonstrations is not None else {}),
-            **({"reused": self.reuse.to_json()} if self.reuse is not None else {}),
-            **({"operators": self.operators.to_json()} if self.operators is not None else {}),
-            **({"people": self.people.to_json()} if self.people is not None else {}),
-            **({"decisions": self.recomputation.to_json()} if self.recomputation is not None else {}),
-            "twins": dict(self.twins),
-            "lengths": {outcome: lengths.to_json() for outcome, lengths in self.lengths.items()},
-            "foreign": dict(self.foreign),
-            "unreadable": dict(self.unreadable),
-            "deleted": {
-                "groups": self.deleted_groups,
-                "rollouts": self.deleted_rollouts,
-                "earliest_version": self.earliest_version,
-            },
-            "undeleted": dict(self.undeleted),
-            "problems": list(self.problems),
-        }
 
     def to_text(self) -> str:
         """Return the report as text for people."""

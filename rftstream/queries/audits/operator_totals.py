@@ -12,6 +12,7 @@ from rftstream.contracts.control import Drawn, RunManifest
 from rftstream.contracts.messages import Message
 from rftstream.contracts.outcomes import GroupOutcome, GroupResult
 from rftstream.queries.formatting import columns, plural
+from rftstream.queries.plain import pick
 from rftstream.runs.manifest import declares_operators
 from rftstream.service.role import Log
 
@@ -74,18 +75,9 @@ class OperatorTotals:
 
     def to_json(self) -> dict[str, Any]:
         """Return the counts as a dict for JSON."""
-        drawn = self.drawn
+        words = "problems=drawn admitted put_back left_out skipped changed"
         return {
-            "drawn": None
-            if drawn is None
-            else {
-                "problems": dict(drawn.drawn),
-                "admitted": drawn.admitted,
-                "put_back": drawn.put_back,
-                "left_out": dict(drawn.left_out),
-                "skipped": drawn.skipped,
-                "changed": drawn.changed,
-            },
+            "drawn": None if self.drawn is None else pick(self.drawn, words),
             "groups": [
                 {"operator": operator, "action": action, "reason": reason, "groups": count}
                 for (operator, action, reason), count in self._ordered()

@@ -7,15 +7,15 @@ A group has one outcome and one batch of its own; what it is used for beside tha
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from rftstream.queries.facts.database import Index
 from rftstream.queries.facts.writer import KINDS
 from rftstream.queries.formatting import plural
+from rftstream.queries.plain import Report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReuseCounts:
+class ReuseCounts(Report):
     """How often groups were used once more. A report has it if the run has operators that reuse groups."""
 
     trained: dict[str, int]
@@ -24,10 +24,6 @@ class ReuseCounts:
     """Kind of the use -> uses in batches that are not trained yet."""
     rollouts: int
     """Rollouts of all these uses."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the counts as a dict for JSON."""
-        return {"trained": dict(self.trained), "batched": dict(self.batched), "rollouts": self.rollouts}
 
     def to_text(self) -> str:
         """Return the counts as a line for people."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from rftstream.contracts.versions import EvalResult
 from rftstream.queries.formatting import columns, number, plural
+from rftstream.queries.plain import pick
 
 FIRST = ("mean", "std", "pass@", "best@", "worst@", "metric/", "length_mean", "truncated_share")
 """How the columns' names begin, in this order; what begins otherwise is in the JSON only."""
@@ -28,13 +29,7 @@ def mean_text(result: EvalResult) -> str:
 
 def result_numbers(result: EvalResult) -> dict[str, float]:
     """Return a result as numbers alone: its version, its metrics, and of how many samples they are."""
-    return {
-        "version": result.name.version,
-        "num_tasks": result.num_tasks,
-        "num_samples": result.num_samples,
-        "num_unscored": result.num_unscored,
-        **result.metrics,
-    }
+    return {**pick(result, "version=name.version num_tasks num_samples num_unscored"), **result.metrics}
 
 
 def newest_and_best(results: Iterable[EvalResult]) -> dict[str, tuple[EvalResult, EvalResult]]:
@@ -49,19 +44,11 @@ def newest_and_best(results: Iterable[EvalResult]) -> dict[str, tuple[EvalResult
 
 def result_to_json(result: EvalResult) -> dict[str, Any]:
     """Return a result as a dict for JSON."""
-    return {
-        "evaluation": result.evaluation,
-        "version": result.name.version,
-        "trainer_epoch": result.name.trainer_epoch,
-        "num_tasks": result.num_tasks,
-        "num_samples": result.num_samples,
-        "num_unscored": result.num_unscored,
-        "metrics": dict(result.metrics),
-        "generations": result.generations,
-        "best": result.best,
-        "request_id": result.request_id,
-        "evaluated_at": result.evaluated_at,
-    }
+    return pick(
+        result,
+        "evaluation version=name.version trainer_epoch=name.trainer_epoch num_tasks num_samples num_unscored metrics "
+        "generations best request_id evaluated_at",
+    )
 
 
 def results_to_text(results: Iterable[EvalResult]) -> str:

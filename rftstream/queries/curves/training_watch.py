@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from rftstream.algorithms.learning_signal import STEPS_WITHOUT_SIGNAL, WARN_AFTER_STEPS, likely_cause
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.versions import EvalResult, StepRecord
 from rftstream.queries.formatting import number, plural
+from rftstream.queries.plain import Report
 
 WINDOW = 5
 """Steps at either end of the history that are compared."""
@@ -48,7 +48,7 @@ REWARD_ROSE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Sign:
+class Sign(Report):
     """A sign that something may be wrong. `find_training_signs` and `find_reward_signs` make it."""
 
     kind: str
@@ -56,10 +56,6 @@ class Sign:
     subject: str
     """Subject of the sign, such as an evaluation, a reward or a taskset; empty if the sign is about all rewards."""
     text: str
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the sign as plain values, for `--json`."""
-        return asdict(self)
 
     @property
     def heading(self) -> str:

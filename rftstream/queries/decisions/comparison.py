@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -13,6 +12,7 @@ from rftstream.contracts import codec
 from rftstream.contracts.verdicts import VerifiedRollout
 from rftstream.errors import ContractError
 from rftstream.queries.formatting import columns, number
+from rftstream.queries.plain import Report
 from rftstream.queries.records.shown_completions import PLAIN, CompletionReader
 from rftstream.service.role import Log
 from rftstream.transport.base import Transport
@@ -25,8 +25,10 @@ NOT_SCORED_ON_PURPOSE = {"skipped"}
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Moved:
+class Moved(Report):
     """A rollout whose reward changed. `compare` makes it."""
+
+    JSON = "rollout_id old new completion"
 
     distance: float
     rollout_id: str
@@ -38,8 +40,10 @@ class Moved:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class Comparison(Report):
     """How two runs scored the same rollouts. `compare` makes it; a command prints it."""
+
+    JSON = "* mean_shift shift_quantiles=quantiles"
 
     num_rollouts: int
     """Rollouts in the new run."""
@@ -51,7 +55,7 @@ class Comparison:
     """Pearson's correlation; None if the old or the new rewards do not vary."""
     mean_old: float | None
     mean_new: float | None
-    quantiles: dict[float, float]
+    quantiles: dict[str, float]
     """Quantiles of new minus old reward."""
     unscorable_old: dict[str, int]
     unscorable_new: dict[str, int]
@@ -61,27 +65,10 @@ class Comparison:
     moved: tuple[Moved, ...]
     """The rollouts whose reward changed most, the largest change first."""
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the comparison as a dict for JSON."""
-        shift = None if self.mean_old is None or self.mean_new is None else self.mean_new - self.mean_old
-        return {
-            "num_rollouts": self.num_rollouts,
-            "num_both": self.num_both,
-            "agreement": self.agreement,
-            "correlation": self.correlation,
-            "mean_old": self.mean_old,
-            "mean_new": self.mean_new,
-            "mean_shift": shift,
-            "shift_quantiles": {f"{q:g}": value for q, value in self.quantiles.items()},
-            "unscorable_old": self.unscorable_old,
-            "unscorable_new": self.unscorable_new,
-            "became_scorable": self.became_scorable,
-            "became_unscorable": self.became_unscorable,
-            "moved": [
-                {"rollout_id": one.rollout_id, "old": one.old, "new": one.new, "completion": one.completion}
-                for one in self.moved
-            ],
-        }
+    @property
+    def mean_shift(self) -> float | None:
+        """By how much the mean reward has changed; None if no rollout has a reward then and now."""
+        return None if self.mean_old is None or self.mean_new is None else self.mean_new - self.mean_old
 
     def to_text(self) -> str:
         """Return the comparison as text for people."""
@@ -125,7 +112,7 @@ def compare(old: Transport, new: Transport, *, num_moved: int = 5, reader: Compl
         correlation=float(np.corrcoef(old_N, new_N)[0, 1]) if varies else None,
         mean_old=float(old_N.mean()) if len(old_N) else None,
         mean_new=float(new_N.mean()) if len(old_N) else None,
-        quantiles={q: float(np.quantile(shift_N, q)) for q in QUANTILES} if len(old_N) else {},
+        quantiles={f"{q:g}": float(np.quantile(shift_N, q)) for q in QUANTILES} if len(old_N) else {},
         unscorable_old=dict(unscorable_old),
         unscorable_new=dict(unscorable_new),
         became_scorable=became_scorable,
@@ -150,11 +137,10 @@ def _judged(verified: VerifiedRollout) -> float | str:
 
 
 def _text(one: Comparison) -> list[str]:
-    shift = None if one.mean_old is None or one.mean_new is None else one.mean_new - one.mean_old
     agreement = "-" if one.agreement is None else f"{one.agreement:.1%}"
     rows = [
         ("", "old", "new", "shift"),
-        ("mean reward", number(one.mean_old), number(one.mean_new), number(shift)),
+        ("mean reward", number(one.mean_old), number(one.mean_new), number(one.mean_shift)),
         ("unscorable", *(f"{sum(some.values()):,}" for some in (one.unscorable_old, one.unscorable_new)), ""),
         *(
             (f"  {reason}", number(one.unscorable_old.get(reason, 0)), number(one.unscorable_new.get(reason, 0)), "")
@@ -169,7 +155,8 @@ def _text(one: Comparison) -> list[str]:
         *columns(rows),
     ]
     if one.quantiles:
-        shares = [("new - old", *(f"p{100 * q:g}" for q in one.quantiles)), ("", *map(number, one.quantiles.values()))]
+        heads = (f"p{100 * float(share):g}" for share in one.quantiles)
+        shares = [("new - old", *heads), ("", *map(number, one.quantiles.values()))]
         lines += ["", *columns(shares)]
     if one.moved:
         table = [("moved most", "old", "new", "said")]

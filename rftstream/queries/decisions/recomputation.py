@@ -6,14 +6,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rftstream.queries.formatting import plural
+from rftstream.queries.plain import Report
 
 MAX_DIFFERENCES = 10
 """Sentences about differences that are kept; all are counted."""
 
 
 @dataclass(slots=True)
-class Recomputation:
+class Recomputation(Report):
     """The counts of a recomputation of all decisions."""
+
+    JSON = (
+        "equal=fine draws=num_draws groups=num_groups rollouts=num_rollouts reuse=num_choices deleted=num_unknown "
+        "num_differences differences"
+    )
 
     num_draws: int = 0
     """Problems that the operators of the task side were asked about again."""
@@ -44,19 +50,6 @@ class Recomputation:
         """Note a difference if there is one."""
         if found != expected:
             self.differs(f"{where}: {what} {shown(found)}, computed again {shown(expected)}")
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the counts as a dict for JSON."""
-        return {
-            "equal": self.fine,
-            "draws": self.num_draws,
-            "groups": self.num_groups,
-            "rollouts": self.num_rollouts,
-            "reuse": self.num_choices,
-            "deleted": self.num_unknown,
-            "num_differences": self.num_differences,
-            "differences": list(self.differences),
-        }
 
     def to_text(self) -> str:
         """Return the counts as text for people."""

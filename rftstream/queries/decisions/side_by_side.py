@@ -11,6 +11,7 @@ from rftstream.contracts.batches import BatchManifest, Experience
 from rftstream.contracts.outcomes import GroupOutcome, GroupResult, OperatorAction
 from rftstream.contracts.versions import StepRecord
 from rftstream.queries.formatting import columns, number
+from rftstream.queries.plain import Report
 from rftstream.service.role import Log
 from rftstream.transport.base import Transport
 
@@ -19,8 +20,13 @@ Key = tuple[str, str, str]
 
 
 @dataclass(slots=True)
-class RunSide:
+class RunSide(Report):
     """One run's side of a comparison of groups. `read_side` makes it."""
+
+    JSON = (
+        "run version batches=num_batches rollouts=num_rollouts mean_reward batch_rewards=rewards groups=groups_to_json "
+        "filtered=reasons operators=operators_to_json"
+    )
 
     run: str
     version: int = 0
@@ -47,28 +53,24 @@ class RunSide:
         """Return the mean reward over all trained rollouts, with what operators added."""
         return self.reward_sum / self.num_rollouts if self.num_rollouts else None
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the side as a dict for JSON."""
-        return {
-            "run": self.run,
-            "version": self.version,
-            "batches": self.num_batches,
-            "rollouts": self.num_rollouts,
-            "mean_reward": self.mean_reward,
-            "batch_rewards": self.rewards,
-            "groups": {str(result): self.results[str(result)] for result in GroupResult},
-            "filtered": dict(self.reasons),
-            "operators": [
-                {"operator": key[0], "action": key[1], "reason": key[2], "groups": count,
-                 "siblings": self.siblings[key]}
-                for key, count in self.groups.items()
-            ],
-        }  # fmt: skip
+    def groups_to_json(self) -> dict[str, int]:
+        """Return how many groups came to each result."""
+        return {str(result): self.results[str(result)] for result in GroupResult}
+
+    def operators_to_json(self) -> list[dict[str, Any]]:
+        """Return to how many groups, and siblings of groups, operators did what."""
+        names = ("operator", "action", "reason")
+        return [
+            {**dict(zip(names, key, strict=True)), "groups": count, "siblings": self.siblings[key]}
+            for key, count in self.groups.items()
+        ]
 
 
 @dataclass(frozen=True, slots=True)
-class SideBySide:
+class SideBySide(Report):
     """Two runs over the same groups. `compare_runs` makes it; a command prints it."""
+
+    JSON = "* batched_in_both=num_in_both batched_only_before=num_only_before batched_only_after=num_only_after"
 
     before: RunSide
     after: RunSide
@@ -77,6 +79,16 @@ class SideBySide:
     def num_in_both(self) -> int:
         """Return how many groups are in batches of both."""
         return len(self.before.batched & self.after.batched)
+
+    @property
+    def num_only_before(self) -> int:
+        """Groups in batches of the first run alone."""
+        return len(self.before.batched) - self.num_in_both
+
+    @property
+    def num_only_after(self) -> int:
+        """Groups in batches of the second run alone."""
+        return len(self.after.batched) - self.num_in_both
 
     def why_nothing_is_left(self) -> str | None:
         """Return why no group is in a batch of the second run, or None if some are."""
@@ -87,16 +99,6 @@ class SideBySide:
             f"{self.after.run}: no group is left of {self.after.results.total():,} and nothing was trained: {reasons}; "
             "let the operators keep more"
         )
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the comparison as a dict for JSON."""
-        return {
-            "before": self.before.to_json(),
-            "after": self.after.to_json(),
-            "batched_in_both": self.num_in_both,
-            "batched_only_before": len(self.before.batched) - self.num_in_both,
-            "batched_only_after": len(self.after.batched) - self.num_in_both,
-        }
 
     def to_text(self) -> str:
         """Return the comparison as text for people."""
@@ -121,9 +123,8 @@ class SideBySide:
             if any(side.siblings[key] for side in sides):
                 rows.append(("  siblings", *(f"{side.siblings[key]:,}" for side in sides)))
         yield from columns(rows)
-        only = [len(side.batched) - self.num_in_both for side in sides]
         both = f"groups in batches of both {self.num_in_both:,}"
-        yield f"{both}, of the first alone {only[0]:,}, of the second {only[1]:,}"
+        yield f"{both}, of the first alone {self.num_only_before:,}, of the second {self.num_only_after:,}"
 
 
 def compare_runs(before: tuple[str, Transport], after: tuple[str, Transport]) -> SideBySide:

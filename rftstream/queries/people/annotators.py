@@ -19,6 +19,7 @@ from rftstream.contracts.questions import VoteEffect
 from rftstream.data.feedback.agreement import Agreement, Answer, Share, agreement_of_all, agreement_with_others
 from rftstream.queries.formatting import columns, number, plural
 from rftstream.queries.people.feedback import FeedbackView
+from rftstream.queries.plain import Report, pick
 
 COMPARED = (FeedbackKind.pair, FeedbackKind.label, FeedbackKind.rating)
 """Kinds whose answers are compared: two seldom write the same correction, and who flags nothing says nothing."""
@@ -27,8 +28,10 @@ GOLD_DISTANCE = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AnnotatorFigures:
+class AnnotatorFigures(Report):
     """How one annotator judges. `read_annotators` makes it."""
+
+    JSON = "* agreement=agreement_to_json"
 
     annotator: str
     """32 hex digits."""
@@ -45,22 +48,16 @@ class AnnotatorFigures:
     gold: Share
     """Right answers to gold questions. The first answer counts."""
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the figures as a dict for JSON."""
-        return {
-            "annotator": self.annotator,
-            "votes": dict(self.votes),
-            "agreement": {kind: _agreement_to_json(one) for kind, one in self.agreement.items()},
-            "median_time_s": self.median_time_s,
-            "cannot_judge": self.cannot_judge.to_json(),
-            "left": self.left.to_json(),
-            "gold": self.gold.to_json(),
-        }
+    def agreement_to_json(self) -> dict[str, Any]:
+        """Return the agreement with the others by kind."""
+        return _agreements_to_json(self.agreement)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AnnotatorsView:
+class AnnotatorsView(Report):
     """How the annotators of a run judge. `read_annotators` makes it."""
+
+    JSON = "annotators all_together=all_together_to_json gold_questions=num_gold"
 
     annotators: Sequence[AnnotatorFigures]
     """Figures of the annotators, by hash."""
@@ -69,17 +66,13 @@ class AnnotatorsView:
     num_gold: int
     """Gold questions whose right answer stands."""
 
+    def all_together_to_json(self) -> dict[str, Any]:
+        """Return the agreement of all annotators by kind."""
+        return _agreements_to_json(self.all_together)
+
     def only(self, annotator: str) -> AnnotatorFigures | None:
         """Return the figures of one annotator; None if they said nothing that counts."""
         return next((one for one in self.annotators if one.annotator == annotator), None)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return everything as a dict for JSON."""
-        return {
-            "annotators": [annotator.to_json() for annotator in self.annotators],
-            "all_together": {kind: _agreement_to_json(one) for kind, one in self.all_together.items()},
-            "gold_questions": self.num_gold,
-        }
 
     def to_text(self) -> str:
         """Return everything as text for people."""
@@ -106,8 +99,8 @@ class AnnotatorsView:
         return "\n".join([*lines, "", plural(self.num_gold, "gold question")])
 
 
-def _agreement_to_json(found: Agreement) -> dict[str, Any]:
-    return {"questions": found.num_questions, "agreement": found.similarity, "alpha": found.alpha}
+def _agreements_to_json(found: Mapping[str, Agreement]) -> dict[str, Any]:
+    return {kind: pick(one, "questions=num_questions agreement=similarity alpha") for kind, one in found.items()}
 
 
 def _cells(found: Agreement) -> tuple[object, ...]:

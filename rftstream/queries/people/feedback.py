@@ -23,6 +23,7 @@ from rftstream.contracts.records import Record, TopicPartition
 from rftstream.data.feedback.fold import OPEN, FeedbackFold, GroupStatus, is_decided, judgement_id_of
 from rftstream.errors import ContractError
 from rftstream.queries.formatting import columns, number, plural
+from rftstream.queries.plain import Report
 from rftstream.roles.buffer.people.judged_rewards import JudgedRewards
 from rftstream.service.records.in_force import RecordsInForce
 from rftstream.service.role import Log
@@ -151,7 +152,7 @@ def read_feedback(
 
 
 @dataclass(frozen=True, slots=True)
-class FeedbackBalance:
+class FeedbackBalance(Report):
     """Votes on the log, and what became of them: votes = judged + pending. `count_feedback` makes it."""
 
     votes: int
@@ -160,15 +161,6 @@ class FeedbackBalance:
     pending: int
     """Votes that have no judgement yet."""
     questions: int
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the counts as a dict for JSON."""
-        return {
-            "votes": self.votes,
-            "judged": dict(self.judged),
-            "pending": self.pending,
-            "questions": self.questions,
-        }
 
     def to_text(self) -> str:
         """Return the counts as a line for people."""

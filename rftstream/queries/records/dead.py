@@ -20,6 +20,7 @@ from rftstream.contracts.records import Record, TopicPartition
 from rftstream.error_kinds import kind_of
 from rftstream.errors import ConfigError, ContractError
 from rftstream.queries.formatting import columns, moment, plural
+from rftstream.queries.plain import pick
 from rftstream.queries.records.inspect import record_to_json, record_to_text
 from rftstream.queries.records.shown_completions import PLAIN, CompletionReader
 from rftstream.service.reading import each_record
@@ -232,15 +233,8 @@ def _owners(original: Record) -> tuple[str, str]:
 
 def letter_to_json(letter: DeadLetter, original: Record) -> dict[str, Any]:
     """Return a letter and its record as a dict for JSON."""
-    return {
-        "id": codec.key_of(letter).decode(),
-        "role": letter.role,
-        "reason": letter.reason,
-        "detail": letter.detail,
-        "tries": letter.tries,
-        "dead_at": letter.dead_at,
-        "record": record_to_json(original),
-    }
+    said = pick(letter, "role reason detail tries dead_at")
+    return {"id": codec.key_of(letter).decode(), **said, "record": record_to_json(original)}
 
 
 def letter_to_text(letter: DeadLetter, original: Record, reader: CompletionReader = PLAIN) -> str:
@@ -346,10 +340,7 @@ def view_to_json(log: Log, view: DeadView, *, num_examples: int = NUM_EXAMPLES) 
             {"reason": reason, "role": role, "topic": topic, "count": count, "newest_at": newest}
             for (reason, role, topic), count, newest in _kinds(view.letters)
         ],
-        "errors": [
-            {"reason": kind.reason, "error": kind.error, "count": kind.count}
-            for kind in error_kinds(reversed(view.letters))
-        ],
+        "errors": error_kinds(reversed(view.letters)),
         "groups": [
             {"reason": reason, **{state: counts[state] for state in ("dead", "asked", "put_back")}}
             for reason, counts in _group_reasons(view.groups).items()

@@ -13,6 +13,7 @@ from rftstream.contracts.message_spec import SPEC_OF
 from rftstream.contracts.problems import NewProblem, RejectedProblem
 from rftstream.contracts.records import Record
 from rftstream.queries.formatting import plural
+from rftstream.queries.plain import Report
 from rftstream.service.records.problem_records import problem_records
 from rftstream.service.role import Log
 
@@ -21,8 +22,10 @@ WATCHED = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TasksetGrowth:
+class TasksetGrowth(Report):
     """The problems that joined one taskset."""
+
+    JSON = "* waits"
 
     joined: int
     drawn: int
@@ -35,8 +38,10 @@ class TasksetGrowth:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GrowthReport:
+class GrowthReport(Report):
     """The growth of the tasksets that grow. `read_growth` makes it, for `status`."""
+
+    JSON = "tasksets rejected rejects_most"
 
     tasksets: Mapping[str, TasksetGrowth]
     rejected: Mapping[str, int]
@@ -51,17 +56,6 @@ class GrowthReport:
     def rejects_most(self) -> bool:
         """Whether hardly anything that the model makes joins."""
         return self.num_recent == WATCHED and self.recent_rejected > self.warn_share * WATCHED
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the report as a dict for JSON."""
-        return {
-            "tasksets": {
-                name: {"joined": one.joined, "drawn": one.drawn, "waits": one.waits}
-                for name, one in self.tasksets.items()
-            },
-            "rejected": dict(self.rejected),
-            "rejects_most": self.rejects_most,
-        }
 
     def status_rows(self) -> list[tuple[str, str]]:
         """Return rows of `status`: a name and a text each."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import dataclasses
-import math
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -19,6 +17,7 @@ from rftstream.contracts.topics import TOPICS
 from rftstream.errors import ConfigError, ContractError
 from rftstream.models.rendering import Pieces
 from rftstream.queries.formatting import columns, moment, number, size
+from rftstream.queries.plain import as_base64, pick, printable
 from rftstream.queries.records.shown_completions import PLAIN, CompletionReader, cut
 from rftstream.queries.records.shown_turns import model_call_text, posted_text, turn_lines
 from rftstream.queries.state.topics import num_offsets
@@ -141,10 +140,7 @@ def _header(record: Record, name: str) -> str | None:
 def record_to_json(record: Record) -> dict[str, Any]:
     """One object: place, time, key, headers, and `message` (None for tombstones) or `error` and `value`."""
     shown: dict[str, Any] = {
-        "topic": record.topic,
-        "partition": record.partition,
-        "offset": record.offset,
-        "timestamp": record.timestamp_s,
+        **pick(record, "topic partition offset timestamp=timestamp_s"),
         "key": None if record.key is None else _text_or_base64(record.key),
         "headers": {name: _text_or_base64(value) for name, value in record.headers},
         "message": None,
@@ -152,47 +148,16 @@ def record_to_json(record: Record) -> dict[str, Any]:
     if record.value is None:
         return {**shown, "tombstone": True}
     try:
-        return {**shown, "message": to_plain(codec.from_record(record))}
+        return {**shown, "message": printable(codec.from_record(record))}
     except ContractError as error:
-        return {**shown, "error": str(error), "value": _base64(record.value)}
-
-
-def to_plain(value: Any) -> Any:
-    """JSON values: arrays as nested lists with their dtype, bytes marked as base64, numbers that JSON lacks as text."""
-    if isinstance(value, Array):
-        return {"dtype": value.dtype, "shape": list(value.shape), "values": to_plain(array_values(value))}
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {item.name: to_plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
-    if isinstance(value, bytes):
-        return _base64(value)
-    if isinstance(value, Mapping):
-        return {str(key): to_plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [to_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
-
-
-def array_values(array: Array) -> Any:
-    """Nested lists of plain numbers."""
-    values = array.numpy()
-    if array.dtype == "bfloat16":
-        import numpy as np
-
-        values = (values.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    return values.tolist()
+        return {**shown, "error": str(error), "value": as_base64(record.value)}
 
 
 def _text_or_base64(data: bytes) -> Any:
     try:
         return data.decode()
     except UnicodeDecodeError:
-        return _base64(data)
-
-
-def _base64(data: bytes) -> dict[str, str]:
-    return {"base64": base64.b64encode(data).decode()}
+        return as_base64(data)
 
 
 # --------------------------------------------------------------------------------------------- as text

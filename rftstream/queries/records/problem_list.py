@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from rftstream.contracts.problems import NewProblem, RejectedProblem
 from rftstream.contracts.tasks import Problem
 from rftstream.data.tasksets.growing import GrowingTaskset, GrowingTasksets
 from rftstream.queries.formatting import columns, plural
+from rftstream.queries.plain import Report
 from rftstream.service.records.problem_records import read_problems
 from rftstream.service.role import Log
 
@@ -43,18 +43,16 @@ class ProblemLine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProblemList:
+class ProblemList(Report):
     """The problems of a run's growing tasksets. `list_problems` makes it."""
+
+    JSON = "joined rejected problems=lines"
 
     joined: dict[str, int]
     """Taskset -> problems."""
     rejected: dict[str, dict[str, int]]
     """Taskset -> reason -> what a model made and the taskset does not have."""
     lines: tuple[ProblemLine, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as a dict for JSON."""
-        return {"joined": self.joined, "rejected": self.rejected, "problems": [asdict(line) for line in self.lines]}
 
     def to_text(self) -> str:
         """Return it as text for people."""

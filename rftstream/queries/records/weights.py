@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rftstream.contracts.versions import WeightsAnnounced, WeightsKind
 from rftstream.queries.formatting import moment, size
@@ -41,11 +41,6 @@ def list_versions(published: Published) -> list[VersionLine]:
         _line(one, "kept" if one.name in available else "deleted" if one.name in published.gone else "missing")
         for one in published.follower.in_force()
     ]
-
-
-def line_to_json(line: VersionLine) -> dict[str, Any]:
-    """Return a line as a dict for JSON."""
-    return asdict(line)
 
 
 def lines_to_table(lines: Sequence[VersionLine], title: str) -> Table:

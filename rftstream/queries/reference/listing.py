@@ -8,12 +8,12 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rftstream.config.parts import registry
 from rftstream.errors import ConfigError, RftError
 from rftstream.queries.curves.history import read_glance
 from rftstream.queries.formatting import columns, moment, number
+from rftstream.queries.plain import Report
 from rftstream.queries.reference.settings import NAMING, OPTIONS, plural_of
 from rftstream.queries.reference.source_text import config_fields, find_tree, part_doc
 from rftstream.queries.state.elsewhere import look_elsewhere
@@ -28,8 +28,10 @@ ERROR_WIDTH = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PartEntry:
+class PartEntry(Report):
     """A built-in part. `list_parts` makes it."""
+
+    JSON = "name where description settings=knobs"
 
     name: str
     where: str
@@ -41,8 +43,10 @@ class PartEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunLine:
+class RunLine(Report):
     """A run in a list of runs."""
+
+    JSON = "run=name run_dir=folder *"
 
     name: str
     folder: str
@@ -73,11 +77,6 @@ def list_parts(kind: str) -> list[PartEntry]:
     """Return the built-in parts of a kind. Their source text is read, since an import may need packages that are
     missing."""
     return [_part(name, spec.path) for name, spec in registry.table(kind).items()]
-
-
-def part_to_json(part: PartEntry) -> dict[str, Any]:
-    """Return a part as a dict for JSON."""
-    return {"name": part.name, "where": part.where, "description": part.description, "settings": list(part.knobs)}
 
 
 def how_to_plug(kind: str) -> str:
@@ -177,21 +176,6 @@ def _state(line: RunLine) -> str:
         return line.state
     stopped = line.state if line.state == "stopped" else f"{line.state}, stopped"
     return f"{stopped} by {line.stopped.sentence(ERROR_WIDTH)}"
-
-
-def run_line_to_json(line: RunLine) -> dict[str, Any]:
-    """Return a run's line as a dict for JSON."""
-    return {
-        "run": line.name,
-        "run_dir": line.folder,
-        "state": line.state,
-        "stopped": None if line.stopped is None else line.stopped.to_json(),
-        "version": line.version,
-        "steps": line.steps,
-        "reward": line.reward,
-        "created_at": line.created_at,
-        "error": line.error,
-    }
 
 
 def _run_line(folder: RunFolder) -> RunLine:

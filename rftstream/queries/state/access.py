@@ -14,6 +14,7 @@ from rftstream.config import loader, log_users
 from rftstream.config.sections import RunConfig
 from rftstream.errors import ConfigError
 from rftstream.queries.formatting import columns, plural
+from rftstream.queries.plain import pick
 from rftstream.runs.access import grants_of, principals
 from rftstream.runs.folder import (
     RunFolder,
@@ -62,14 +63,8 @@ class AccessDifference:
 
     def to_json(self) -> dict[str, Any]:
         """Return the difference as a dict for JSON."""
-        return {
-            "fine": self.fine,
-            "missing": [_grant_json(grant) for grant in self.missing],
-            "superfluous": [_grant_json(grant) for grant in self.superfluous],
-            "others": list(self.others),
-            "added": self.added,
-            "removed": self.removed,
-        }
+        missing, superfluous = (list(map(_grant_json, some)) for some in (self.missing, self.superfluous))
+        return {**pick(self, "fine others added removed"), "missing": missing, "superfluous": superfluous}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,13 +220,8 @@ def _sentence(grant: Grant) -> str:
 
 
 def _grant_json(grant: Grant) -> dict[str, Any]:
-    return {
-        "principal": grant.principal,
-        "resource": grant.resource.value,
-        "name": grant.name,
-        "pattern": "prefixed" if grant.prefixed else "literal",
-        "operation": grant.operation.value,
-    }
+    pattern = "prefixed" if grant.prefixed else "literal"
+    return {**pick(grant, "principal resource name operation"), "pattern": pattern}
 
 
 def _rule_json(rule: _Rule) -> dict[str, Any]:

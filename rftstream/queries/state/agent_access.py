@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from rftstream.config.parts import registry
 from rftstream.config.parts.part_specs import EnvironmentSpec
@@ -11,12 +10,13 @@ from rftstream.config.sections import name_of_part
 from rftstream.errors import ConfigError
 from rftstream.gateway.keys import SECRET_VARIABLE, GatewayKeys, known_secret
 from rftstream.queries.formatting import columns, plural
+from rftstream.queries.plain import Report
 from rftstream.queries.state.gateways import LiveGateway, find_gateways
 from rftstream.runs.folder import OpenRun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AgentAccess:
+class AgentAccess(Report):
     """The addresses and the token for an agent elsewhere. `find_agent_access` makes it."""
 
     run_id: str
@@ -24,14 +24,6 @@ class AgentAccess:
     """Token with which sessions are asked for."""
     gateways: tuple[LiveGateway, ...]
     """Gateways of the workers on this machine that answer."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it for scripts."""
-        gateways = [
-            {"process": gateway.process, "base_url": gateway.base_url, "rollouts_waiting": gateway.num_free}
-            for gateway in self.gateways
-        ]
-        return {"run_id": self.run_id, "token": self.token, "gateways": gateways}
 
     def to_text(self) -> str:
         """Return it for people."""

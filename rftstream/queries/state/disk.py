@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from rftstream.queries.curves.history import History
 from rftstream.queries.formatting import size
+from rftstream.queries.plain import Report
 from rftstream.runs.folder import RunFolder
 
 GROWING = ("log", "weights", "logs")
@@ -34,7 +34,7 @@ LEAST_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class DiskRoom:
+class DiskRoom(Report):
     """The room that a run has left."""
 
     free_bytes: int
@@ -54,10 +54,6 @@ class DiskRoom:
         if self.hours_left is not None:
             text += f", enough for about {self.hours_left:,.1f} h of this run"
         return text
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a dict for JSON."""
-        return {"free_bytes": self.free_bytes, "hours_left": self.hours_left}
 
 
 def disk_bytes(folder: RunFolder) -> dict[str, int]:

@@ -6,13 +6,13 @@ Failed rollouts are no dead letters, and a run of which all fail makes no step. 
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from rftstream.contracts import codec
 from rftstream.contracts.records import Record
 from rftstream.contracts.rollouts import Rollout, RolloutStatus
 from rftstream.errors import ContractError
+from rftstream.queries.plain import Report
 from rftstream.queries.state.standstill import read_tails
 from rftstream.queries.traces.lineage import header
 from rftstream.service.reading import read_records
@@ -28,7 +28,7 @@ ERROR_CHARACTERS = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FailingTaskset:
+class FailingTaskset(Report):
     """A taskset of which many rollouts fail. `find_failing` makes it."""
 
     taskset: str
@@ -37,10 +37,6 @@ class FailingTaskset:
     """Number of newest rollouts that the share of failures is measured over."""
     error: str
     """Error of the newest rollout that failed."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as plain values, for `--json`."""
-        return asdict(self)
 
     def to_text(self) -> str:
         """Return it as text for people."""

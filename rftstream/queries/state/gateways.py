@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rftstream.queries.plain import Report
 from rftstream.queries.state.workers import ask_workers
 from rftstream.runs.folder import RunFolder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LiveGateway:
+class LiveGateway(Report):
     """The gateway of a worker that answers. `find_gateways` makes it."""
+
+    JSON = "process base_url rollouts_waiting=num_free"
 
     process: str
     base_url: str

@@ -6,18 +6,18 @@ An autoscaler that reads `rftstream_backlog_rollouts` from Prometheus computes t
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from rftstream.config.sections import RunConfig
 from rftstream.queries.audits.balance import Balance
 from rftstream.queries.formatting import columns
+from rftstream.queries.plain import Report
 from rftstream.roles.explorer import EXPLORER
 from rftstream.roles.verifier import VERIFIER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WantedWorkers:
+class WantedWorkers(Report):
     """How many workers of a role are wanted. `scale_plan` makes it."""
 
     role: str
@@ -28,10 +28,6 @@ class WantedWorkers:
     most: int
     """More have nothing to do: each owns at least one partition."""
     wanted: int
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the values as a dict for JSON."""
-        return asdict(self)
 
 
 def scale_plan(config: RunConfig, rollouts: Balance, *, at_least: int = 0) -> tuple[WantedWorkers, ...]:

@@ -10,8 +10,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from rftstream.config.sections import RunConfig
 from rftstream.contracts import codec
@@ -20,6 +19,7 @@ from rftstream.contracts.role_names import RoleName
 from rftstream.contracts.rollouts import Rollout
 from rftstream.contracts.versions import StepRecord
 from rftstream.errors import ContractError
+from rftstream.queries.plain import Report
 from rftstream.queries.state.workers import WorkerStatus
 from rftstream.roles import role_spec, role_specs
 from rftstream.service.reading import read_records, read_to_ends
@@ -76,8 +76,10 @@ class Movement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standstill:
+class Standstill(Report):
     """Something that does not go on, and why."""
+
+    JSON = "* text=to_text"
 
     still_s: float | None
     """For how long nothing has moved; None if something has."""
@@ -89,10 +91,6 @@ class Standstill:
     """The version that explorers have instead."""
     behind_s: float | None = None
     """Seconds since a newer version was published."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the standstill as a dict for JSON."""
-        return {**asdict(self), "waits_for": list(self.waits_for), "text": self.to_text()}
 
     def to_text(self) -> str:
         """Return the standstill as text for people."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from rftstream.algorithms.learning_signal import NoSignal, find_no_signal
@@ -18,6 +18,7 @@ from rftstream.queries.curves.history import NUM_SMOOTHED, History, read_glance
 from rftstream.queries.curves.reward_watch import find_reward_signs
 from rftstream.queries.curves.training_watch import Sign, find_training_signs
 from rftstream.queries.formatting import columns, duration, moment, number, plural, size, staleness_text
+from rftstream.queries.plain import Report, pick
 from rftstream.queries.records.dead import ErrorKind, error_kinds, read_letters
 from rftstream.queries.records.growth_report import GrowthReport, read_growth
 from rftstream.queries.state.disk import DiskRoom, disk_bytes, disk_room
@@ -42,8 +43,16 @@ FLOW = ("tasks", "rollouts", "verified", "batches")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Status:
+class Status(Report):
     """How a run is doing. `read_status` makes it; `rftstream status` prints it."""
+
+    JSON = (
+        "run run_dir=folder state live elsewhere stopped desired finished=finished_to_json origin "
+        "created_at=control.manifest.created_at version=history.version trainer_epoch step=history.num_steps "
+        "steps=num_steps stage reward no_signal training_signs reward_signs spent=history.spent staleness failing "
+        "standstill evaluations=evaluations_to_json groups left_out operators growing deleted lag lost dead_letters "
+        "dead_errors disk_bytes=disk_bytes_with_total disk_room claims=claims_to_json workers=workers_to_json"
+    )
 
     run: str
     folder: str
@@ -99,9 +108,65 @@ class Status:
             return finished.exit_code != 0
         return self.stopped is not None and self.stopped.error is not None
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the status as a dict for JSON."""
-        return _json(self)
+    @property
+    def trainer_epoch(self) -> int:
+        """The trainer epoch in force; 0 before there is one."""
+        return 0 if self.history.current is None else self.history.current.name.trainer_epoch
+
+    @property
+    def reward(self) -> dict[str, float | None]:
+        """The newest step's reward, and the mean over the newest steps."""
+        rewards = self.history.rewards()
+        recent = rewards[-NUM_SMOOTHED:]
+        return {
+            "last": rewards[-1] if rewards else None,
+            f"mean_{NUM_SMOOTHED}": sum(recent) / len(recent) if recent else None,
+        }
+
+    @property
+    def staleness(self) -> dict[str, list[int]]:
+        """Counts of trained tokens and groups by their staleness."""
+        return dict(zip(("tokens", "groups"), self.history.staleness(), strict=True))
+
+    @property
+    def desired(self) -> dict[str, str]:
+        """What the run is asked to do, by whom and why."""
+        state = self.control.state
+        return {"state": "running", "by": "", "reason": ""} if state is None else pick(state, "state by reason")
+
+    @property
+    def deleted(self) -> dict[str, int]:
+        """What retention has deleted."""
+        said = self.control.deleted
+        return {
+            "groups": said.sequence,
+            "rollouts": sum(said.rollouts.values()),
+            "earliest_version": said.version,
+        }
+
+    def finished_to_json(self) -> dict[str, Any] | None:
+        """Return how the run has finished; None if it has not."""
+        finished = self.control.finished
+        return None if finished is None else pick(finished, "reason version=name.version at=finished_at exit_code")
+
+    def evaluations_to_json(self) -> dict[str, Any]:
+        """Return the newest and the best result of each evaluation."""
+        return {
+            name: {"newest": result_numbers(newest), "best": result_numbers(best)}
+            for name, (newest, best) in newest_and_best(self.history.evaluations).items()
+        }
+
+    def disk_bytes_with_total(self) -> dict[str, int]:
+        """Return the bytes on disk by what they hold, with their sum."""
+        return {**self.disk_bytes, "total": sum(self.disk_bytes.values())}
+
+    def claims_to_json(self) -> list[dict[str, Any]]:
+        """Return the claims in force."""
+        return [pick(claim, "role epoch process host pid claimed_at") for claim in self.control.claims.values()]
+
+    def workers_to_json(self) -> list[dict[str, Any]]:
+        """Return what each worker says of itself."""
+        return [{**pick(worker, "process port host reachable"), **(worker.health or {})} for worker in self.workers]
 
     def to_text(self, now: float | None = None) -> str:
         """Return the status as text for people. `now` is a time in seconds, by default this machine's."""
@@ -242,98 +307,8 @@ def ending_of(control: ControlView, folder: RunFolder, goes_on: bool) -> Ending 
 # --------------------------------------------------------------------------------------------- output
 
 
-def _reward(history: History) -> dict[str, float | None]:
-    rewards = history.rewards()
-    recent = rewards[-NUM_SMOOTHED:]
-    return {
-        "last": rewards[-1] if rewards else None,
-        f"mean_{NUM_SMOOTHED}": sum(recent) / len(recent) if recent else None,
-    }
-
-
-def _json(status: Status) -> dict[str, Any]:
-    control, history = status.control, status.history
-    finished, desired = control.finished, control.state
-    return {
-        "run": status.run,
-        "run_dir": status.folder,
-        "state": status.state,
-        "live": status.live,
-        "elsewhere": None if status.elsewhere is None else asdict(status.elsewhere),
-        "stopped": None if status.stopped is None else status.stopped.to_json(),
-        "desired": {
-            "state": "running" if desired is None else str(desired.state),
-            "by": "" if desired is None else desired.by,
-            "reason": "" if desired is None else desired.reason,
-        },
-        "finished": None
-        if finished is None
-        else {
-            "reason": finished.reason,
-            "version": finished.name.version,
-            "at": finished.finished_at,
-            "exit_code": finished.exit_code,
-        },
-        "origin": None if status.origin is None else status.origin.to_json(),
-        "created_at": None if control.manifest is None else control.manifest.created_at,
-        "version": history.version,
-        "trainer_epoch": 0 if history.current is None else history.current.name.trainer_epoch,
-        "step": history.num_steps,
-        "steps": status.num_steps,
-        "stage": status.stage,
-        "reward": _reward(history),
-        "no_signal": None if status.no_signal is None else status.no_signal.to_json(),
-        "training_signs": [sign.to_json() for sign in status.training_signs],
-        "reward_signs": [sign.to_json() for sign in status.reward_signs],
-        "spent": history.spent(),
-        "staleness": dict(zip(("tokens", "groups"), history.staleness(), strict=True)),
-        "failing": [one.to_json() for one in status.failing],
-        "standstill": None if status.standstill is None else status.standstill.to_json(),
-        "evaluations": {
-            name: {"newest": result_numbers(newest), "best": result_numbers(best)}
-            for name, (newest, best) in newest_and_best(history.evaluations).items()
-        },
-        "groups": dict(status.groups),
-        "left_out": status.left_out,
-        "operators": None if status.operators is None else status.operators.to_json(),
-        "growing": None if status.growing is None else status.growing.to_json(),
-        "deleted": {
-            "groups": control.deleted.sequence,
-            "rollouts": sum(control.deleted.rollouts.values()),
-            "earliest_version": control.deleted.version,
-        },
-        "lag": dict(status.lag),
-        "lost": dict(status.lost),
-        "dead_letters": dict(status.dead_letters),
-        "dead_errors": [{"reason": end.reason, "error": end.error, "count": end.count} for end in status.dead_errors],
-        "disk_bytes": {**status.disk_bytes, "total": sum(status.disk_bytes.values())},
-        "disk_room": status.disk_room.to_json(),
-        "claims": [
-            {
-                "role": claim.role,
-                "epoch": claim.epoch,
-                "process": claim.process,
-                "host": claim.host,
-                "pid": claim.pid,
-                "claimed_at": claim.claimed_at,
-            }
-            for claim in control.claims.values()
-        ],
-        "workers": [
-            {
-                "process": worker.process,
-                "port": worker.port,
-                "host": worker.host,
-                "reachable": worker.health is not None,
-                **(worker.health or {}),
-            }
-            for worker in status.workers
-        ],
-    }
-
-
 def _text(status: Status, now: float) -> list[str]:
-    history, data = status.history, _json(status)
+    history = status.history
     rows: list[tuple[str, str]] = [("state", _state_sentence(status))]
     if status.stopped is not None:
         rows.append(("stopped by", _ending_sentence(status.stopped)))
@@ -344,13 +319,13 @@ def _text(status: Status, now: float) -> list[str]:
         rows.append(("made of", f"{origin.run}: {origin.how}"))
         rows += [("changed", line) for line in origin.changed]
     of = f" of {status.num_steps:,}" if status.num_steps else ""
-    version = f"{history.version:,}{of}, trainer epoch {data['trainer_epoch']}"
+    version = f"{history.version:,}{of}, trainer epoch {status.trainer_epoch}"
     if history.current is not None and history.current.recorded_at:
         version += f", recorded {duration(now - history.current.recorded_at)} ago"
     rows.append(("version", version))
     if status.stage is not None:
         rows.append(("stage", status.stage))
-    reward = data["reward"]
+    reward = status.reward
     if reward["last"] is not None:
         mean = reward[f"mean_{NUM_SMOOTHED}"]
         num_steps = min(NUM_SMOOTHED, len(history.rewards()))
@@ -359,9 +334,9 @@ def _text(status: Status, now: float) -> list[str]:
     if status.no_signal is not None:
         rows.append(("no signal", f"for {status.no_signal.steps:,} steps: {status.no_signal.cause}"))
     rows += [(sign.heading, sign.to_text()) for sign in (*status.training_signs, *status.reward_signs)]
-    if staleness := staleness_text(data["staleness"]["tokens"]):
+    if staleness := staleness_text(status.staleness["tokens"]):
         rows.append(("staleness", f"of trained tokens: {staleness}"))
-    if spent := data["spent"]:
+    if spent := history.spent():
         rows.append(("judges", _spent_sentence(spent)))
     for name, pair in newest_and_best(history.evaluations).items():
         newest, best = (f"{mean_text(result)} at version {result.name.version}" for result in pair)

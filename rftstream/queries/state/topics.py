@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rftstream.config import loader
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.topics import TOPICS
 from rftstream.errors import ConfigError
 from rftstream.queries.formatting import columns, plural
+from rftstream.queries.plain import Report
 from rftstream.runs.folder import (
     RunFolder,
     candidates,
@@ -28,8 +28,13 @@ from rftstream.transport.findings import ServerLook
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TopicLine:
+class TopicLine(Report):
     """A topic as it is, and as it should be."""
+
+    JSON = (
+        "topic=name exists partitions=found.partitions compacted=found.compacted "
+        "max_record_bytes=found.max_record_bytes wanted_partitions=wanted.partitions offsets=num_offsets differences"
+    )
 
     name: str
     wanted: TopicSettings
@@ -39,24 +44,17 @@ class TopicLine:
     """From the first record kept to the end; on Kafka the marks of transactions are among them."""
     differences: tuple[str, ...]
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the line as a dict for JSON."""
-        found = self.found
-        return {
-            "topic": self.name,
-            "exists": found is not None,
-            "partitions": None if found is None else found.partitions,
-            "compacted": None if found is None else found.compacted,
-            "max_record_bytes": None if found is None else found.max_record_bytes,
-            "wanted_partitions": self.wanted.partitions,
-            "offsets": self.num_offsets,
-            "differences": list(self.differences),
-        }
+    @property
+    def exists(self) -> bool:
+        """Whether the topic is there."""
+        return self.found is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TopicsReport:
+class TopicsReport(Report):
     """The topics of a run. `list_topics` and `apply_topics` make it."""
+
+    JSON = "run transport=kind fine made topics=lines"
 
     run: str
     kind: str
@@ -69,16 +67,6 @@ class TopicsReport:
     def fine(self) -> bool:
         """Return whether all topics are there with the settings that they should have."""
         return all(line.found is not None and not line.differences for line in self.lines)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the report as a dict for JSON."""
-        return {
-            "run": self.run,
-            "transport": self.kind,
-            "fine": self.fine,
-            "made": list(self.made),
-            "topics": [line.to_json() for line in self.lines],
-        }
 
     def to_text(self) -> str:
         """Return the report as text for people."""

@@ -33,6 +33,11 @@ class WorkerStatus:
     """Answer of /health; None if nobody answers, or if the worker is on another host, which is not asked."""
 
     @property
+    def reachable(self) -> bool:
+        """Whether it has answered."""
+        return self.health is not None
+
+    @property
     def is_here(self) -> bool:
         """Return whether it runs on this host, and was asked."""
         return self.host == socket.gethostname()

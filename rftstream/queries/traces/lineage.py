@@ -18,6 +18,7 @@ from rftstream.errors import ConfigError, ContractError, WeightsError
 from rftstream.queries.audits.rows import Mark, fingerprint
 from rftstream.queries.facts.tables import BITS, WHOLE
 from rftstream.queries.formatting import moment, size
+from rftstream.queries.plain import Report
 from rftstream.service.reading import read_records, read_to_ends
 from rftstream.transport.base import Transport
 from rftstream.weights.publisher import parse_object_name
@@ -98,8 +99,13 @@ def parse_target(text: str) -> Target:
 
 
 @dataclass(slots=True, kw_only=True)
-class Node:
+class Node(Report):
     """A record, or what records have in common, with what belongs to it."""
+
+    JSON = (
+        "kind name topic=record.topic? partition=record.partition? offset=record.offset? timestamp=record.timestamp_s? "
+        "twin facts children"
+    )
 
     kind: str
     """group, rollout, task, verified, outcome, batch, experience, manifest, step, version, evaluation, dead, ..."""
@@ -110,24 +116,6 @@ class Node:
     twin: bool = False
     """The same thing once more, where there may be one only."""
     children: list[Node] = field(default_factory=list)
-
-    def to_json(self) -> dict[str, Any]:
-        place: dict[str, Any] = {}
-        if (record := self.record) is not None:
-            place = {
-                "topic": record.topic,
-                "partition": record.partition,
-                "offset": record.offset,
-                "timestamp": record.timestamp_s,
-            }
-        return {
-            "kind": self.kind,
-            "name": self.name,
-            **place,
-            "twin": self.twin,
-            "facts": dict(self.facts),
-            "children": [child.to_json() for child in self.children],
-        }
 
     def line(self) -> str:
         parts = [f"{self.kind} {self.name}".rstrip()]

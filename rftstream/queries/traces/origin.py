@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.control import RunManifest
+from rftstream.queries.plain import Report
 from rftstream.queries.traces.lineage import Node
 from rftstream.runs.folder import OpenRun
 from rftstream.service.control_view import read_control
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
+class Origin(Report):
     """Where the records of a run come from. `origin_of` makes it."""
 
     run: str
@@ -35,10 +35,6 @@ class Origin:
         if self.versions is None:
             return "its rollouts, scored again"
         return f"its batches from version {self.versions[0]} to {self.versions[1]}"
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the origin as a dict for JSON."""
-        return asdict(self)
 
 
 def origin_of(config: RunConfig, manifest: RunManifest | None) -> Origin | None:

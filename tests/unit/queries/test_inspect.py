@@ -14,7 +14,8 @@ from rftstream.contracts.messages import MESSAGES
 from rftstream.contracts.records import NewRecord, Record
 from rftstream.contracts.versions import StepRecord, VersionName
 from rftstream.errors import ConfigError
-from rftstream.queries.records.inspect import record_to_json, record_to_text, select, to_plain
+from rftstream.queries.plain import printable
+from rftstream.queries.records.inspect import record_to_json, record_to_text, select
 from rftstream.service.role import Log
 from rftstream.transport.memory.transport import MemoryLog
 from tests.contracts.samples import SAMPLES, contract_of
@@ -125,12 +126,12 @@ def test_tombstones_and_damage(log: SyntheticLog) -> None:
 
 
 def test_values_that_json_lacks() -> None:
-    assert to_plain({"a": math.inf, "b": (math.nan, b"\x00"), "c": None}) == {
+    assert printable({"a": math.inf, "b": (math.nan, b"\x00"), "c": None}) == {
         "a": "inf", "b": ["nan", {"base64": "AA=="}], "c": None,
     }  # fmt: skip
     bits = Array(dtype="bfloat16", shape=(1, 2), data=b"\x80\x3f\x00\xc0")
-    assert to_plain(bits) == {"dtype": "bfloat16", "shape": [1, 2], "values": [[1.0, -2.0]]}
-    assert to_plain(Array.of([[True]], "bool"))["values"] == [[True]]
+    assert printable(bits) == {"dtype": "bfloat16", "shape": [1, 2], "values": [[1.0, -2.0]]}
+    assert printable(Array.of([[True]], "bool"))["values"] == [[True]]
 
 
 @pytest.mark.parametrize("sample", SAMPLES)
