@@ -5,17 +5,16 @@ from __future__ import annotations
 import click
 from click.shell_completion import get_completion_class
 
-from rftstream.commands.options import examples
+from rftstream.commands.options import command
 
 PROGRAM = "rftstream"
 
 
-@examples(
+@command(
     "rftstream completion bash >> ~/.bashrc",
     "rftstream completion zsh >> ~/.zshrc",
     "rftstream completion fish > ~/.config/fish/completions/rftstream.fish",
 )
-@click.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
     """Print the script that makes your shell complete rftstream's commands.

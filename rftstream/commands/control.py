@@ -6,13 +6,12 @@ from pathlib import Path
 
 import click
 
-from rftstream.commands.options import examples, run_argument
+from rftstream.commands.options import command, run_argument
 
 reason_option = click.option("--reason", default="", help="Kept on the log beside who asked and when.")
 
 
-@examples("rftstream pause examples/runs/arithmetic --reason 'the disk is being changed'")
-@click.command()
+@command("rftstream pause examples/runs/arithmetic --reason 'the disk is being changed'")
 @run_argument
 @reason_option
 def pause(run: Path, reason: str) -> None:
@@ -20,8 +19,7 @@ def pause(run: Path, reason: str) -> None:
     _ask(run, "paused", reason, "paused: nothing more is admitted or trained until `rftstream unpause`")
 
 
-@examples("rftstream unpause examples/runs/arithmetic")
-@click.command()
+@command("rftstream unpause examples/runs/arithmetic")
 @run_argument
 @reason_option
 def unpause(run: Path, reason: str) -> None:
@@ -29,8 +27,7 @@ def unpause(run: Path, reason: str) -> None:
     _ask(run, "running", reason, "running again")
 
 
-@examples("rftstream drain examples/runs/arithmetic")
-@click.command()
+@command("rftstream drain examples/runs/arithmetic")
 @run_argument
 @reason_option
 def drain(run: Path, reason: str) -> None:

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import click
 
-from rftstream.commands.options import examples
+from rftstream.commands.options import command
 from rftstream.commands.param_types import AnyPath
 
 
-@examples("rftstream convert smollm2 models/SmolLM2-135M-Instruct")
-@click.command()
+@command("rftstream convert smollm2 models/SmolLM2-135M-Instruct")
 @click.argument("model", type=click.Choice(["smollm2"]))
 @click.argument("folder", type=AnyPath())
 @click.option(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from rftstream.commands.options import at_work, examples, json_option, load_run_file, set_option
+from rftstream.commands.options import at_work, command, group, json_option, load_run_file, say, set_option
 from rftstream.commands.param_types import AnyPath, RunFile
 from rftstream.commands.views import print_out
 
@@ -15,20 +15,19 @@ out_option = click.option(
 )
 
 
-@examples(
+@group(
     "rftstream data prepare examples/arithmetic.toml --out data/clean",
     "rftstream data import --recipe clean.yaml --out data/cleaned",
 )
-@click.group()
 def data() -> None:
     """Data sets for tasksets, made once before a run."""
 
 
-@examples(
+@command(
     "rftstream data prepare my_run.toml --out data/clean",
     "rftstream data prepare my_run.toml --taskset math --parquet --out data/math --json",
+    group=data,
 )
-@click.command()
 @click.argument("file", type=RunFile())
 @out_option
 @click.option("--taskset", "names", multiple=True, metavar="NAME", help="Only this one; may be given several times.")
@@ -51,11 +50,12 @@ def prepare(file: Path, out: Path, names: tuple[str, ...], parquet: bool, sets: 
     print_out(done.to_json() if as_json else done.to_text())
 
 
-@examples(
+@command(
     "rftstream data import --recipe clean.yaml --out data/cleaned",
     "rftstream data import --recipe clean.yaml --from raw.jsonl --python ~/dj/bin/python --out data/cleaned --json",
+    group=data,
+    name="import",
 )
-@click.command(name="import")
 @click.option("--recipe", required=True, type=AnyPath(dir_okay=False), metavar="RECIPE", help="A YAML file.")
 @click.option(
     "--from", "dataset", type=AnyPath(), metavar="FILE", help="The data.  [default: the recipe's dataset_path]"
@@ -77,12 +77,5 @@ def import_(recipe: Path, dataset: Path | None, python: Path | None, out: Path, 
     """
     from rftstream.integrations.data_juicer import import_data
 
-    def say(text: str) -> None:
-        click.echo(text, err=True)
-
     done = import_data(recipe, out, dataset=dataset, python=python, say=say)
     print_out(done.to_json() if as_json else done.to_text())
-
-
-data.add_command(prepare)
-data.add_command(import_)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from rftstream.commands.options import can_dim, examples, json_option, run_argument
+from rftstream.commands.options import can_dim, command, group, json_option, run_argument
 from rftstream.commands.views import opened_run, print_out
 
 ids_argument = click.argument("names", metavar="[ID]...", nargs=-1)
@@ -15,12 +15,11 @@ reason_option = click.option("--reason", metavar="WORD", help="Those with this r
 all_option = click.option("--all", "everything", is_flag=True, help="All that are listed.")
 
 
-@examples(
+@group(
     "rftstream dead list examples/runs/arithmetic",
     "rftstream dead show examples/runs/arithmetic verifier/rollouts/3/812",
     "rftstream dead retry examples/runs/arithmetic --all",
 )
-@click.group()
 def dead() -> None:
     """Dead letters and dead groups: list them, look at one, put them back, have done with them.
 
@@ -29,10 +28,12 @@ def dead() -> None:
     """
 
 
-@examples(
-    "rftstream dead list examples/runs/arithmetic", "rftstream dead list examples/runs/arithmetic --num 20 --json"
+@command(
+    "rftstream dead list examples/runs/arithmetic",
+    "rftstream dead list examples/runs/arithmetic --num 20 --json",
+    group=dead,
+    name="list",
 )
-@click.command(name="list")
 @run_argument
 @click.option("--num", type=click.IntRange(min=0), default=5, show_default=True, help="Newest letters shown.")
 @click.option("--dropped", "with_dropped", is_flag=True, help="Also what was dropped.")
@@ -48,8 +49,7 @@ def list_(run: Path, num: int, with_dropped: bool, as_json: bool) -> None:
         print_out((view_to_json if as_json else view_to_text)(log, view, num_examples=num))
 
 
-@examples("rftstream dead show examples/runs/arithmetic verifier/rollouts/3/812")
-@click.command()
+@command("rftstream dead show examples/runs/arithmetic verifier/rollouts/3/812", group=dead)
 @run_argument
 @click.argument("name", metavar="ID")
 @json_option
@@ -74,12 +74,12 @@ def show(run: Path, name: str, as_json: bool) -> None:
     )
 
 
-@examples(
+@command(
     "rftstream dead retry examples/runs/arithmetic --all",
     "rftstream dead retry examples/runs/arithmetic --reason timeout",
     "rftstream dead retry examples/runs/arithmetic sums/0/17/0 --sample",
+    group=dead,
 )
-@click.command()
 @run_argument
 @ids_argument
 @reason_option
@@ -133,11 +133,11 @@ def retry(
     print_out(f"{text}\n{hint}" if groups and hint else text)
 
 
-@examples(
+@command(
     "rftstream dead drop examples/runs/arithmetic --reason failed --why 'a broken environment, mended'",
     "rftstream dead drop examples/runs/arithmetic --all",
+    group=dead,
 )
-@click.command()
 @run_argument
 @ids_argument
 @reason_option
@@ -178,7 +178,3 @@ def _what_next(run: Path, *, finished: bool, ended: bool, live: bool) -> str:
     if ended:
         return f"the feeder admits no more in this run: `rftstream resume {run}` with more steps does it after its end"
     return "" if live else f"nobody runs it here: `rftstream resume {run}` does it"
-
-
-for _command in (list_, show, retry, drop):
-    dead.add_command(_command)

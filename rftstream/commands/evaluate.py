@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rftstream.commands.options import examples, json_option, load_run_file, run_argument, set_option
+from rftstream.commands.options import command, json_option, load_run_file, run_argument, say, set_option
 from rftstream.commands.param_types import AnyPath
 from rftstream.contracts.role_names import RoleName
 
@@ -32,13 +32,12 @@ def _versions(ctx: click.Context, param: click.Parameter, value: str | None) -> 
         raise click.BadParameter(str(error)) from None
 
 
-@examples(
+@command(
     "rftstream evaluate examples/runs/arithmetic",
     "rftstream evaluate examples/arithmetic.toml --evaluation sums --versions 0,100,200 --json",
     "rftstream evaluate examples/runs/arithmetic --versions all",
     "rftstream evaluate examples/arithmetic.toml --model models/a --model models/b --out scores",
 )
-@click.command()
 @run_argument
 @click.option("--evaluation", metavar="NAME", help="Only this one.  [default: all of the run file]")
 @click.option(
@@ -124,13 +123,13 @@ def _evaluate_versions(
         plan(opened.config, Purpose.join, role=RoleName.evaluator)
         with closing(
             work.evaluate(
-                opened, evaluation=evaluation, versions=versions, again=again, here=here, timeout_s=timeout_s, say=_say
+                opened, evaluation=evaluation, versions=versions, again=again, here=here, timeout_s=timeout_s, say=say
             )
         ) as results:
             for result in results:
                 found.append(result)
                 if result.new:
-                    _say(_line(result.result, f"version {result.result.name.version}"))
+                    say(_line(result.result, f"version {result.result.name.version}"))
     found.sort(key=lambda one: one.result.name.version)
     if as_json:
         print_out({"results": [{**result_to_json(one.result), "new": one.new} for one in found]})
@@ -163,12 +162,12 @@ def _evaluate_models(
     with _stopped(goes_on) as end:
         for model in dict.fromkeys(models):
             with closing(
-                evaluate_model(config, model, evaluation=evaluation, out=out, again=again, say=_say)
+                evaluate_model(config, model, evaluation=evaluation, out=out, again=again, say=say)
             ) as results:
                 for result in results:
                     found.append(result)
                     if result.new:
-                        _say(_line(result.result, model))
+                        say(_line(result.result, model))
     if as_json:
         print_out({"results": [{"model": one.model, **result_row(one.result), "new": one.new} for one in found]})
     elif found:
@@ -195,11 +194,7 @@ def _stopped(what_now: str) -> Iterator[_End]:
         yield end
     except KeyboardInterrupt:
         end.came = True
-        _say(f"stopped; {what_now}")
-
-
-def _say(text: str) -> None:
-    click.echo(text, err=True)
+        say(f"stopped; {what_now}")
 
 
 def _line(result: EvalResult, of: str) -> str:

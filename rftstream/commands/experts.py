@@ -6,15 +6,14 @@ from pathlib import Path
 
 import click
 
-from rftstream.commands.options import column_pairs, examples, json_option, run_argument
+from rftstream.commands.options import column_pairs, command, group, json_option, run_argument, say
 from rftstream.commands.views import opened_run, print_out
 
 
-@examples(
+@group(
     "rftstream experts load examples/runs/mix --from demonstrations.jsonl",
     "rftstream experts load runs/dpo --from hf:data/pairs --dry-run",
 )
-@click.group()
 def experts() -> None:
     """Demonstrations and preference pairs, for the algorithms mix, chord, sft, dpo and reward_model.
 
@@ -22,12 +21,12 @@ def experts() -> None:
     """
 
 
-@examples(
+@command(
     "rftstream experts load examples/runs/mix --from demonstrations.jsonl",
     "rftstream experts load runs/a --from chats.parquet --column messages=conversation --json",
     "rftstream experts load runs/dpo --from hf:data/pairs --dry-run",
+    group=experts,
 )
-@click.command()
 @run_argument
 @click.option(
     "--from",
@@ -80,13 +79,7 @@ def load(
         too_long="skip" if skip_too_long else "error",
     )
 
-    def say(text: str) -> None:
-        click.echo(text, err=True)
-
     with opened_run(run) as opened:
         plan(opened.config, Purpose.join)
         loaded = load_demonstrations(opened.transport, opened.config, opened.folder, section, say=say, dry_run=dry_run)
     print_out(loaded.to_json() if as_json else loaded.to_text())
-
-
-experts.add_command(load)

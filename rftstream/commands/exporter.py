@@ -7,17 +7,16 @@ from pathlib import Path
 
 import click
 
-from rftstream.commands.options import at_work, examples, json_option, run_argument
+from rftstream.commands.options import at_work, command, json_option, run_argument
 from rftstream.commands.param_types import RunPath
 from rftstream.commands.views import print_out
 from rftstream.errors import ConfigError
 
 
-@examples(
+@command(
     "rftstream exporter examples/runs/arithmetic",
     "rftstream exporter runs/first runs/second --host 0.0.0.0 --port 9400 --every-s 15",
 )
-@click.command()
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=RunPath())
 @click.option(
     "--host", default="127.0.0.1", show_default=True, help="Address to listen on; it asks nobody who they are."
@@ -47,11 +46,11 @@ def exporter(runs: tuple[Path, ...], host: str, port: int, every_s: float) -> No
     )
 
 
-@examples(
+@command(
     "rftstream scale-plan examples/runs/arithmetic",
     "rftstream scale-plan examples/arithmetic.toml --json | jq '.[] | {role, wanted}'",
+    name="scale-plan",
 )
-@click.command("scale-plan")
 @run_argument
 @json_option
 @click.option(

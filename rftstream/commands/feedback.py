@@ -8,17 +8,16 @@ from pathlib import Path
 
 import click
 
-from rftstream.commands.options import at_work, examples, json_option, run_argument
+from rftstream.commands.options import at_work, command, group, json_option, run_argument
 from rftstream.commands.param_types import AnyPath
 from rftstream.commands.views import opened_run, print_out
 
 
-@examples(
+@group(
     "rftstream feedback questions examples/runs/arithmetic",
     "rftstream feedback add examples/runs/arithmetic --from votes.jsonl",
     "rftstream feedback judgements examples/runs/arithmetic --json",
 )
-@click.group()
 def feedback() -> None:
     """Ask people about rollouts: questions, votes, and how they are judged.
 
@@ -27,11 +26,11 @@ def feedback() -> None:
     """
 
 
-@examples(
+@command(
     "rftstream feedback add examples/runs/arithmetic --from votes.jsonl",
     "rftstream feedback add runs/a --from votes.jsonl --dry-run --json",
+    group=feedback,
 )
-@click.command()
 @run_argument
 @click.option(
     "--from",
@@ -58,11 +57,11 @@ def add(run: Path, source: Path, dry_run: bool, as_json: bool) -> None:
     print_out(added.to_json() if as_json else added.to_text())
 
 
-@examples(
+@command(
     "rftstream feedback gold examples/runs/arithmetic --from right.jsonl",
     "rftstream feedback gold runs/a --from right.jsonl --dry-run --json",
+    group=feedback,
 )
-@click.command()
 @run_argument
 @click.option(
     "--from",
@@ -89,8 +88,11 @@ def gold(run: Path, source: Path, dry_run: bool, as_json: bool) -> None:
     print_out(added.to_json() if as_json else added.to_text())
 
 
-@examples("rftstream feedback annotators runs/a", "rftstream feedback annotators runs/a --json | jq .annotators")
-@click.command()
+@command(
+    "rftstream feedback annotators runs/a",
+    "rftstream feedback annotators runs/a --json | jq .annotators",
+    group=feedback,
+)
 @run_argument
 @json_option
 def annotators(run: Path, as_json: bool) -> None:
@@ -108,8 +110,7 @@ def annotators(run: Path, as_json: bool) -> None:
     print_out(view.to_json() if as_json else view.to_text())
 
 
-@examples("rftstream feedback questions runs/a", "rftstream feedback questions runs/a --open --json")
-@click.command()
+@command("rftstream feedback questions runs/a", "rftstream feedback questions runs/a --open --json", group=feedback)
 @run_argument
 @click.option("--open", "only_open", is_flag=True, help="Only those that wait for answers.")
 @json_option
@@ -126,8 +127,7 @@ def questions(run: Path, only_open: bool, as_json: bool) -> None:
     print_out(questions_to_json(view, now) if as_json else questions_to_text(view, now))
 
 
-@examples("rftstream feedback judgements runs/a", "rftstream feedback judgements runs/a --json")
-@click.command()
+@command("rftstream feedback judgements runs/a", "rftstream feedback judgements runs/a --json", group=feedback)
 @run_argument
 @json_option
 def judgements(run: Path, as_json: bool) -> None:
@@ -144,8 +144,7 @@ def judgements(run: Path, as_json: bool) -> None:
     print_out(judgements_to_json(view) if as_json else judgements_to_text(view))
 
 
-@examples("rftstream feedback list runs/a", "rftstream feedback list runs/a --json")
-@click.command(name="list")
+@command("rftstream feedback list runs/a", "rftstream feedback list runs/a --json", group=feedback, name="list")
 @run_argument
 @json_option
 def list_(run: Path, as_json: bool) -> None:
@@ -158,8 +157,7 @@ def list_(run: Path, as_json: bool) -> None:
     print_out(votes_to_json(view) if as_json else votes_to_text(view))
 
 
-@examples("rftstream feedback taints runs/a", "rftstream feedback taints runs/a --json | jq .batches")
-@click.command()
+@command("rftstream feedback taints runs/a", "rftstream feedback taints runs/a --json | jq .batches", group=feedback)
 @run_argument
 @json_option
 def taints(run: Path, as_json: bool) -> None:
@@ -176,12 +174,12 @@ def taints(run: Path, as_json: bool) -> None:
     print_out(taints_to_json(found, version) if as_json else taints_to_text(found, version))
 
 
-@examples(
+@command(
     "rftstream feedback export runs/a --what pairs --to pairs.jsonl",
     "rftstream feedback export runs/a --what corrections --to chats.jsonl",
     "rftstream experts load runs/dpo --from pairs.jsonl",
+    group=feedback,
 )
-@click.command()
 @run_argument
 @click.option(
     "--what", type=click.Choice(["pairs", "corrections"]), required=True, help="Preference pairs, or corrected answers."
@@ -209,12 +207,13 @@ def export(run: Path, what: str, target: Path, as_json: bool) -> None:
     print_out({"file": str(target), "rows": len(rows)} if as_json else f"{target}: {len(rows):,} {what}")
 
 
-@examples(
+@command(
     "rftstream feedback label-studio runs/a --url http://127.0.0.1:8080",
     "rftstream feedback label-studio runs/a --url https://labels.example.org --token-file token --port 9401",
     "rftstream feedback label-studio runs/a --url http://127.0.0.1:8080 --once --json",
+    group=feedback,
+    name="label-studio",
 )
-@click.command("label-studio")
 @run_argument
 @click.option("--url", required=True, metavar="URL", help="Where Label Studio is, as a browser shows it.")
 @click.option(
@@ -284,7 +283,3 @@ def label_studio(
         port=port,
         ready=lambda address: click.echo(f"{run} and {url} follow each other; ctrl-C ends it {address}".rstrip()),
     )
-
-
-for command in (add, gold, questions, judgements, annotators, list_, taints, export, label_studio):
-    feedback.add_command(command)

@@ -8,18 +8,17 @@ from pathlib import Path
 
 import click
 
-from rftstream.commands.options import at_work, examples, json_option
+from rftstream.commands.options import at_work, command, json_option
 from rftstream.commands.param_types import AnyPath, complete_algorithm, complete_reward
 from rftstream.errors import ConfigError
 
 
-@examples(
+@command(
     "rftstream init",
     "rftstream init sums --no-ask && rftstream run sums/rftstream.toml",
     "rftstream init mine --tasks train.jsonl --model models/SmolLM2-135M-Instruct --reward math",
     "rftstream init mine --tasks train.jsonl --column prompt=text --reward my_rewards:score --kafka broker:9092",
 )
-@click.command()
 @click.argument("folder", metavar="[DIR]", type=AnyPath(file_okay=False), default=Path())
 @click.option("--name", metavar="NAME", help="Name of the run.  [default: the folder's]")
 @click.option(

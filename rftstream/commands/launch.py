@@ -9,23 +9,22 @@ from pathlib import Path
 
 import click
 
-from rftstream.commands.options import examples, files_argument, load_run_file, run_files, set_option
+from rftstream.commands.options import command, files_argument, group, load_run_file, run_files, set_option
 from rftstream.commands.param_types import AnyPath
 from rftstream.errors import ConfigError, RftError
 
 
-@examples("rftstream launch slurm run.toml --dry-run")
-@click.group()
+@group("rftstream launch slurm run.toml --dry-run")
 def launch() -> None:
     """Start a run on a cluster, by its scheduler."""
 
 
-@examples(
+@command(
     "rftstream launch slurm run.toml --dry-run",
     "rftstream launch slurm run.toml --nodes 4 --explorers 12 --time 2-00:00:00 --sbatch=--partition=gpu",
     "rftstream launch slurm run.toml --before 'module load cuda' --command /shared/venv/bin/rftstream",
+    group=launch,
 )
-@click.command()
 @files_argument
 @set_option
 @click.option(
@@ -97,6 +96,3 @@ def slurm(
     if done.returncode:
         raise RftError(f"launch slurm: sbatch refused {path}: {done.stderr.strip() or done.stdout.strip()}")
     click.echo(f"{done.stdout.strip()}; its logs are in {folder}")
-
-
-launch.add_command(slurm)

@@ -10,7 +10,7 @@ import click
 
 from rftstream.commands.options import (
     at_work,
-    examples,
+    command,
     files_argument,
     json_option,
     load_run_file,
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from rftstream.runs.delete import Deletion
 
 
-@examples("rftstream delete examples/runs/arithmetic", "rftstream delete examples/runs/arithmetic-2 --yes")
-@click.command()
+@command("rftstream delete examples/runs/arithmetic", "rftstream delete examples/runs/arithmetic-2 --yes")
 @run_argument
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--dry-run", is_flag=True, help="Only show what would be deleted.")
@@ -74,8 +73,7 @@ def _deletion_lines(plan: Deletion) -> list[str]:
     return lines
 
 
-@examples("rftstream doctor", "rftstream doctor examples/arithmetic.toml --json")
-@click.command()
+@command("rftstream doctor", "rftstream doctor examples/arithmetic.toml --json")
 @files_argument
 @set_option
 @json_option

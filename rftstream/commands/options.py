@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -15,6 +16,7 @@ from rftstream.errors import ConfigError
 
 if TYPE_CHECKING:
     from rftstream.config.sections import RunConfig
+    from rftstream.launch.result import RunResult
 
 DEFAULT_FILE = "rftstream.toml"
 
@@ -41,14 +43,26 @@ no_index_option = click.option(
 )
 
 
-def examples(*lines: str) -> Callable[[Any], Any]:
-    """Return a decorator that puts examples under a command's help, unchanged."""
+def command(
+    *examples: str, group: click.Group | None = None, name: str | None = None
+) -> Callable[[Any], click.Command]:
+    """Make a command of the function below, with examples at the end of its help; one of a group, if that is given."""
 
-    def decorate(command: Any) -> Any:
-        command.epilog = "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
-        return command
+    def decorate(function: Any) -> click.Command:
+        made = (click.command if group is None else group.command)(name, epilog=_epilog(examples))(function)
+        assert isinstance(made, click.Command)
+        return made
 
     return decorate
+
+
+def group(*examples: str) -> Callable[[Any], click.Group]:
+    """Make a group of commands of the function below, with examples at the end of its help."""
+    return click.group(epilog=_epilog(examples))
+
+
+def _epilog(examples: Sequence[str]) -> str:
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in examples)
 
 
 def run_files(files: Sequence[Path]) -> tuple[Path, ...]:
@@ -96,3 +110,16 @@ def column_pairs(pairs: tuple[str, ...], example: str) -> dict[str, str]:
     if wrong := [pair for pair in pairs if not pair.partition("=")[2]]:
         raise click.UsageError(f"--column {wrong[0]}: expected OURS=THEIRS, e.g. {example}")
     return found
+
+
+def say(text: str) -> None:
+    """Tell how the work goes on, beside what is printed for scripts."""
+    click.echo(text, err=True)
+
+
+def finish(result: RunResult, said: Mapping[str, Any] | None = None, text: str | None = None) -> NoReturn:
+    """Print how a run ended, and leave with its exit code: as JSON if something is said beside it, else as text."""
+    click.echo(json.dumps({**said, **result.to_dict()}) if said is not None else text or result.summary())
+    if result.error:
+        say(f"rftstream: {result.error}")
+    sys.exit(result.exit_code)

@@ -7,26 +7,25 @@ from pathlib import Path
 
 import click
 
-from rftstream.commands.options import at_work, examples, json_option, load_run_file, set_option
+from rftstream.commands.options import at_work, command, group, json_option, load_run_file, set_option
 from rftstream.commands.param_types import RunFile, RunPath
 from rftstream.commands.views import opened_run, print_out
 
 
-@examples(
+@group(
     "rftstream pipeline preview examples/arithmetic.toml",
     "rftstream pipeline preview stricter.toml --run runs/a --json",
 )
-@click.group()
 def pipeline() -> None:
     """Operators of data pipelines, tried on the data before a run uses them."""
 
 
-@examples(
+@command(
     "rftstream pipeline preview examples/arithmetic.toml --num 500",
     "rftstream pipeline preview --run runs/a",
     "rftstream pipeline preview stricter.toml --run runs/a --json",
+    group=pipeline,
 )
-@click.command()
 @click.argument("file", type=RunFile(), required=False)
 @click.option("--run", "run", type=RunPath(), metavar="RUN", help="A run whose groups and outcomes are looked at.")
 @click.option(
@@ -66,6 +65,3 @@ def preview(file: Path | None, run: Path | None, num: int, sets: tuple[str, ...]
             found = look(config, opened.transport, num=num)
     print_out(found.to_json() if as_json else found.to_text())
     sys.exit(1 if found.failures else 0)
-
-
-pipeline.add_command(preview)

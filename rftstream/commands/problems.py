@@ -8,15 +8,11 @@ from pathlib import Path
 
 import click
 
-from rftstream.commands.options import column_pairs, examples, json_option, run_argument
+from rftstream.commands.options import column_pairs, command, group, json_option, run_argument, say
 from rftstream.commands.views import opened_run, print_out
 
 
-@examples(
-    "rftstream problems add runs/a --from more.jsonl",
-    "rftstream problems list runs/a --last 20",
-)
-@click.group()
+@group("rftstream problems add runs/a --from more.jsonl", "rftstream problems list runs/a --last 20")
 def problems() -> None:
     """Problems that join a taskset while the run goes on.
 
@@ -25,12 +21,12 @@ def problems() -> None:
     """
 
 
-@examples(
+@command(
     "rftstream problems add runs/a --from more.jsonl",
     "rftstream problems add runs/a --from new.parquet --taskset more --column prompt=question --by ada",
     "rftstream problems add runs/a --from variants.jsonl --column parent=made_of --by rewriter --agent --json",
+    group=problems,
 )
-@click.command()
 @run_argument
 @click.option(
     "--from",
@@ -73,9 +69,6 @@ def add(
     from rftstream.preflight.plan import Purpose, plan
     from rftstream.runs.writes.add_problems import ProblemsFile, add_problems, choose_growing, problems_source
 
-    def say(text: str) -> None:
-        click.echo(text, err=True)
-
     with opened_run(run) as opened:
         plan(opened.config, Purpose.join)
         wanted = ProblemsFile(
@@ -92,12 +85,13 @@ def add(
     print_out(added.to_json() if as_json else added.to_text())
 
 
-@examples(
+@command(
     "rftstream problems list runs/a",
     "rftstream problems list runs/a --rejected --last 10",
     "rftstream problems list runs/a --json | jq .rejected",
+    group=problems,
+    name="list",
 )
-@click.command("list")
 @run_argument
 @click.option("--taskset", metavar="NAME", help="Only of this growing taskset.")
 @click.option("--rejected", is_flag=True, help="What a model made that did not join, with the reason.")
@@ -116,7 +110,3 @@ def list_(run: Path, taskset: str | None, rejected: bool, last: int | None, as_j
         name = None if taskset is None else choose_growing(opened.config, taskset)
         found = list_problems(Log(opened.transport), growing, taskset=name, rejected=rejected, last=last)
     print_out(found.to_json() if as_json else found.to_text())
-
-
-problems.add_command(add)
-problems.add_command(list_)

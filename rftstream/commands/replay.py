@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from rftstream.commands.options import examples, json_option, progress_option, run_argument, set_option
+from rftstream.commands.options import command, finish, json_option, progress_option, run_argument, say, set_option
 from rftstream.commands.param_types import AnyPath, RunFile
 from rftstream.commands.views import opened_run, print_out
 from rftstream.contracts.role_names import RoleName
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SAY_EVERY_S = 5.0
 
 
-@examples(
+@command(
     "rftstream replay examples/runs/arithmetic",
     "rftstream replay examples/runs/arithmetic --from 100 --to 150 --json",
     "rftstream replay examples/runs/arithmetic --set trainer.lr=5e-4 --into examples/runs/slower",
@@ -30,7 +30,6 @@ SAY_EVERY_S = 5.0
     "rftstream replay runs/a --pipeline stricter.toml --into runs/stricter",
     "rftstream replay runs/a --without feedback --into runs/mended",
 )
-@click.command()
 @run_argument
 @click.option(
     "--from",
@@ -159,12 +158,9 @@ def _branch(
         if as_json:
             click.echo(json.dumps({**branch.plan.to_json(), "dry_run": True}))
         return
-    branch.prepare(lambda text: click.echo(text, err=True), _lines())
+    branch.prepare(say, _lines())
     result = branch.train(progress=progress, stream=sys.stderr if as_json else sys.stdout)
-    click.echo(json.dumps({**branch.plan.to_json(), **result.to_dict()}) if as_json else result.summary())
-    if result.error:
-        click.echo(f"rftstream: {result.error}", err=True)
-    sys.exit(result.exit_code)
+    finish(result, branch.plan.to_json() if as_json else None)
 
 
 def _decide_anew(
@@ -188,7 +184,7 @@ def _decide_anew(
         if as_json:
             print_out({**replayed.plan.to_json(), "dry_run": True})
         sys.exit(0)
-    replayed.prepare(lambda text: click.echo(text, err=True))
+    replayed.prepare(say)
     result = replayed.train(progress=progress, stream=sys.stderr if as_json else sys.stdout)
     new = open_run(into)
     try:

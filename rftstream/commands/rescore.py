@@ -6,19 +6,18 @@ from pathlib import Path
 
 import click
 
-from rftstream.commands.options import can_dim, examples, json_option, run_argument, set_option
+from rftstream.commands.options import can_dim, command, json_option, run_argument, say, set_option
 from rftstream.commands.param_types import AnyPath
 from rftstream.commands.views import opened_run, print_out
 
 
-@examples(
+@command(
     "rftstream rescore examples/runs/arithmetic --reward my_rewards:score --set trainer.algorithm=topr "
     "--into examples/runs/arithmetic-rescored",
     "rftstream rescore runs/a --reward math --set verifier.processes=8 --into runs/b --json",
     "rftstream rescore runs/a --reward feedback --into runs/judged",
     "rftstream resume examples/runs/arithmetic-rescored",
 )
-@click.command()
 @run_argument
 @click.option(
     "--reward",
@@ -42,9 +41,6 @@ def rescore(run: Path, reward: str, into: Path, sets: tuple[str, ...], as_json: 
     from rftstream.launch.sessions.rescore import rescore as score
     from rftstream.queries.decisions.comparison import compare
     from rftstream.queries.records.shown_completions import open_reader
-
-    def say(text: str) -> None:
-        click.echo(text, err=True)
 
     with opened_run(run) as source:
         new = score(source, into, reward=reward, sets=sets, say=say)

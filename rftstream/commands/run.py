@@ -5,34 +5,31 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from rftstream.commands.options import (
-    examples,
+    command,
     files_argument,
+    finish,
     json_option,
     load_run_file,
     progress_option,
     run_argument,
     run_files,
+    say,
     set_option,
 )
 from rftstream.commands.param_types import AnyPath, RunPath, Word
 from rftstream.roles import ROLES
 
-if TYPE_CHECKING:
-    from rftstream.launch.result import RunResult
 
-
-@examples(
+@command(
     "rftstream run examples/arithmetic.toml",
     "rftstream run examples/arithmetic.toml --set trainer.lr=5e-4 --set run.steps=100",
     "rftstream run base.toml mine.toml --run-dir runs/try-1 --json",
     "rftstream run examples/arithmetic.toml --no-workers",
 )
-@click.command()
 @files_argument
 @click.option(
     "--run-dir",
@@ -75,14 +72,10 @@ def run(
         )
         return
     stream = sys.stderr if as_json else sys.stdout
-    _finish(start.run(config, run_dir=run_dir, progress=progress, stream=stream), as_json=as_json)
+    finish(start.run(config, run_dir=run_dir, progress=progress, stream=stream), {} if as_json else None)
 
 
-@examples(
-    "rftstream resume examples/runs/arithmetic",
-    "rftstream resume examples/runs/arithmetic --set run.steps=400",
-)
-@click.command()
+@command("rftstream resume examples/runs/arithmetic", "rftstream resume examples/runs/arithmetic --set run.steps=400")
 @run_argument
 @set_option
 @json_option
@@ -98,14 +91,13 @@ def resume(run: Path, sets: tuple[str, ...], as_json: bool, progress: str) -> No
     from rftstream.launch import start
 
     stream = sys.stderr if as_json else sys.stdout
-    _finish(start.resume(run, sets=sets, progress=progress, stream=stream), as_json=as_json)
+    finish(start.resume(run, sets=sets, progress=progress, stream=stream), {} if as_json else None)
 
 
-@examples(
+@command(
     "rftstream worker examples/arithmetic.toml --role explorer",
     "rftstream worker --run-dir examples/runs/arithmetic --role verifier --metrics-port 9100",
 )
-@click.command()
 @files_argument
 @click.option(
     "--role",
@@ -153,7 +145,7 @@ def worker(
             files if run_dir else run_files(files),
             run_dir,
             role,
-            say=lambda text: click.echo(text, err=True),
+            say=say,
             process=process,
             metrics_port=metrics_port,
             device=device,
@@ -161,13 +153,3 @@ def worker(
             parent=parent,
         )
     )
-
-
-def _finish(result: RunResult, *, as_json: bool) -> None:
-    if as_json:
-        click.echo(json.dumps(result.to_dict()))
-    else:
-        click.echo(result.summary())
-    if result.error:
-        click.echo(f"rftstream: {result.error}", err=True)
-    sys.exit(result.exit_code)

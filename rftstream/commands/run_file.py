@@ -8,19 +8,18 @@ import sys
 
 import click
 
-from rftstream.commands.options import examples, json_option
+from rftstream.commands.options import command, json_option
 from rftstream.commands.param_types import complete_key
 
 WIDTH = 110
 """Columns that are used of a wide terminal."""
 
 
-@examples(
+@command(
     "rftstream explain trainer.lr",
     "rftstream explain algorithms.grpo",
     "rftstream explain trainer --json | jq -r '.[].settings[].key'",
 )
-@click.command()
 @click.argument("keys", metavar="[KEY]...", nargs=-1, shell_complete=complete_key)
 @json_option
 def explain(keys: tuple[str, ...], as_json: bool) -> None:
@@ -43,11 +42,10 @@ def explain(keys: tuple[str, ...], as_json: bool) -> None:
     print_out(asked.to_json(found) if as_json else asked.to_text(found, width))
 
 
-@examples(
+@command(
     "rftstream schema > rftstream.schema.json",
     "(echo '#:schema ./rftstream.schema.json'; cat mine.toml) > described.toml",
 )
-@click.command()
 def schema() -> None:
     """Print the JSON Schema of a run file, for editors.
 

@@ -9,20 +9,18 @@ import threading
 
 import click
 
-from rftstream.commands.options import examples
+from rftstream.commands.options import command, group
 
 TOKEN = "RFTSTREAM_SANDBOX_TOKEN"
 """Environment variable with the token of a server."""
 
 
-@examples("rftstream sandbox layers")
-@click.group()
+@group("rftstream sandbox layers")
 def sandbox() -> None:
     """Sandboxes for programs that a policy wrote."""
 
 
-@examples("rftstream sandbox layers")
-@click.command()
+@command("rftstream sandbox layers", group=sandbox)
 def layers() -> None:
     """Show the layers that this machine has, and what it costs that one is missing."""
     from rftstream.sandbox.layers import find_layers, missing_text
@@ -35,8 +33,7 @@ def layers() -> None:
         sys.exit(1)
 
 
-@examples("rftstream sandbox serve", "rftstream sandbox serve --address 0.0.0.0:8090 --slots 8")
-@click.command()
+@command("rftstream sandbox serve", "rftstream sandbox serve --address 0.0.0.0:8090 --slots 8", group=sandbox)
 @click.option("--address", default="127.0.0.1:8090", show_default=True, help="HOST:PORT; port 0: any free one.")
 @click.option("--slots", type=click.IntRange(0), default=0, help="Programs at once.  [default: one for each core]")
 @click.option(
@@ -68,7 +65,3 @@ def serve(address: str, slots: int, isolation: str) -> None:
         server.serve_forever()
     finally:
         server.close()
-
-
-for _command in (layers, serve):
-    sandbox.add_command(_command)

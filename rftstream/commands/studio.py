@@ -8,21 +8,20 @@ from pathlib import Path
 
 import click
 
-from rftstream.commands.options import examples
+from rftstream.commands.options import command
 from rftstream.commands.param_types import AnyPath, RunPath
 from rftstream.errors import ConfigError
 
 ROLES = ("viewer", "annotator", "operator")
 
 
-@examples(
+@command(
     "rftstream studio examples/runs/arithmetic",
     "rftstream studio runs/first runs/second --port 0",
     "rftstream studio runs/first --local-role annotator",
     "rftstream studio --new-token ada=annotator",
     "rftstream studio runs/first --host 0.0.0.0 --public-host studio.example.org",
 )
-@click.command()
 @click.argument("runs", metavar="[RUN]...", nargs=-1, type=RunPath())
 @click.option(
     "--host", default="127.0.0.1", show_default=True, help="Address to listen on; on any other, a token is a must."

@@ -4,16 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import click
-
-from rftstream.commands.options import examples, json_option, run_argument
+from rftstream.commands.options import command, json_option, run_argument
 
 
-@examples(
-    "rftstream token examples/runs/arithmetic",
-    "rftstream token examples/arithmetic.toml --json | jq -r .token",
-)
-@click.command()
+@command("rftstream token examples/runs/arithmetic", "rftstream token examples/arithmetic.toml --json | jq -r .token")
 @run_argument
 @json_option
 def token(run: Path, as_json: bool) -> None:

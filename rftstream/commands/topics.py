@@ -9,17 +9,16 @@ from typing import Any
 
 import click
 
-from rftstream.commands.options import examples, json_option, run_files
+from rftstream.commands.options import command, group, json_option, run_files
 from rftstream.commands.param_types import RunPath
 from rftstream.commands.views import print_out
 
 
-@examples(
+@group(
     "rftstream topics list examples/arithmetic.toml",
     "rftstream topics apply examples/arithmetic.toml --json",
     "rftstream topics acls run.toml --dry-run",
 )
-@click.group()
 def topics() -> None:
     """List a run's topics, make those that are missing, and set who may do what with them.
 
@@ -31,8 +30,7 @@ def _file_argument(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.argument("file", metavar="FILE", required=False, type=RunPath(), envvar="RFTSTREAM_CONFIG")(command)
 
 
-@examples("rftstream topics list examples/arithmetic.toml")
-@click.command("list")
+@command("rftstream topics list examples/arithmetic.toml", group=topics, name="list")
 @_file_argument
 @json_option
 def list_(file: Path | None, as_json: bool) -> None:
@@ -44,8 +42,7 @@ def list_(file: Path | None, as_json: bool) -> None:
     _report(file, as_json, make=False)
 
 
-@examples("rftstream topics apply examples/arithmetic.toml --json")
-@click.command()
+@command("rftstream topics apply examples/arithmetic.toml --json", group=topics)
 @_file_argument
 @json_option
 def apply(file: Path | None, as_json: bool) -> None:
@@ -69,13 +66,13 @@ def _report(file: Path | None, as_json: bool, *, make: bool) -> None:
     sys.exit(0 if report.fine else 1)
 
 
-@examples(
+@command(
     "rftstream topics acls run.toml",
     "rftstream topics acls run.toml --format kafka-acls",
     "rftstream topics acls run.toml --dry-run",
     "rftstream topics acls run.toml --apply --user-prefix team-a- --user reader=grafana",
+    group=topics,
 )
-@click.command()
 @_file_argument
 @click.option("--run", "run_id", metavar="NAME", help="Another run of FILE: the next one, or one on another host.")
 @click.option(
@@ -148,7 +145,3 @@ def acls(
     else:
         print_out(report.to_commands() if form == "kafka-acls" else report.to_text())
     sys.exit(0 if difference is None or difference.fine else 1)
-
-
-for _command in (list_, apply, acls):
-    topics.add_command(_command)

@@ -7,17 +7,16 @@ from pathlib import Path
 
 import click
 
-from rftstream.commands.options import at_work, can_dim, examples, json_option, no_index_option, run_argument
+from rftstream.commands.options import at_work, can_dim, command, json_option, no_index_option, run_argument
 
 
-@examples(
+@command(
     "rftstream trace examples/runs/arithmetic sums/0/17/0/3",
     "rftstream trace examples/arithmetic.toml batch:17",
     "rftstream trace runs/a more/5",
     "rftstream trace examples/arithmetic.toml v12 --json | jq .children",
     "rftstream trace examples/arithmetic.toml 'verified[6]@6399'",
 )
-@click.command()
 @run_argument
 @click.argument("name", metavar="ID")
 @json_option

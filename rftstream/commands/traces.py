@@ -10,21 +10,20 @@ from pathlib import Path
 
 import click
 
-from rftstream.commands.options import examples, json_option, run_argument
+from rftstream.commands.options import command, group, json_option, run_argument
 
 
-@examples("rftstream traces export examples/runs/arithmetic --otlp http://localhost:4318")
-@click.group()
+@group("rftstream traces export examples/runs/arithmetic --otlp http://localhost:4318")
 def traces() -> None:
     """A run in a tracing system, such as Jaeger or Tempo."""
 
 
-@examples(
+@command(
     "rftstream traces export examples/runs/arithmetic --otlp http://localhost:4318",
     "rftstream traces export examples/runs/arithmetic --follow",
     "OTEL_EXPORTER_OTLP_HEADERS='authorization=Bearer ...' rftstream traces export runs/x --otlp https://traces:4318",
+    group=traces,
 )
-@click.command()
 @run_argument
 @click.option(
     "--otlp",
@@ -74,6 +73,3 @@ def export(run: Path, otlp: str | None, follow: bool, every_s: float, as_json: b
         click.echo(json.dumps({"url": collector.url, "spans": sent.spans, "traces": sent.traces}))
     else:
         click.echo(f"{sent.spans:,} spans of {sent.traces:,} traces are at {collector.url}")
-
-
-traces.add_command(export)

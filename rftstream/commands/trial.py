@@ -8,24 +8,16 @@ from pathlib import Path
 
 import click
 
-from rftstream.commands.options import (
-    at_work,
-    can_dim,
-    examples,
-    files_argument,
-    json_option,
-    load_run_file,
-    set_option,
-)
+from rftstream.commands.options import at_work, can_dim, command, files_argument, json_option, load_run_file, set_option
 from rftstream.contracts.role_names import RoleName
 
 
-@examples(
+@command(
     "rftstream try examples/arithmetic.toml --num 3",
     "rftstream try mine.toml --taskset sums --samples 4 --set sampling.temperature=0.7",
     "rftstream try mine.toml --num 20 --json | jq '.rollouts[].reward'",
+    name="try",
 )
-@click.command(name="try")
 @files_argument
 @click.option("--num", type=click.IntRange(min=1), default=1, show_default=True, help="Tasks.")
 @click.option("--samples", type=click.IntRange(min=1), default=1, show_default=True, help="Rollouts of each task.")

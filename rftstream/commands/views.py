@@ -18,7 +18,7 @@ import click
 from rftstream.commands.options import (
     at_work,
     can_dim,
-    examples,
+    command,
     files_argument,
     json_option,
     load_run_file,
@@ -36,11 +36,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-@examples(
-    "rftstream check examples/arithmetic.toml",
-    "rftstream check base.toml mine.toml --set feeder.group_size=16 --json",
+@command(
+    "rftstream check examples/arithmetic.toml", "rftstream check base.toml mine.toml --set feeder.group_size=16 --json"
 )
-@click.command()
 @files_argument
 @set_option
 @json_option
@@ -63,8 +61,7 @@ def check(files: tuple[Path, ...], sets: tuple[str, ...], as_json: bool) -> None
     sys.exit(0 if report.ok else 2)
 
 
-@examples("rftstream status examples/runs/arithmetic", "rftstream status examples/arithmetic.toml --json")
-@click.command()
+@command("rftstream status examples/runs/arithmetic", "rftstream status examples/arithmetic.toml --json")
 @run_argument
 @json_option
 @click.option(
@@ -90,12 +87,11 @@ def status(run: Path, as_json: bool, within_s: float) -> None:
     print_out(found.to_json() if as_json else found.to_text())
 
 
-@examples(
+@command(
     "rftstream audit examples/runs/arithmetic",
     "rftstream audit examples/runs/arithmetic --json | jq .rollouts",
     "rftstream audit examples/runs/arithmetic --decisions",
 )
-@click.command()
 @run_argument
 @json_option
 @no_index_option
@@ -123,12 +119,11 @@ def audit(run: Path, as_json: bool, no_index: bool, decisions: bool) -> None:
     sys.exit(0 if report.fine else 1)
 
 
-@examples(
+@command(
     "rftstream inspect examples/runs/arithmetic rollouts --last 3",
     "rftstream inspect examples/runs/arithmetic verified --where group_id=sums/0/17/0 --json",
     "rftstream inspect examples/runs/arithmetic steps --from 100 --json | jq .message.metrics.reward",
 )
-@click.command()
 @run_argument
 @click.argument("topic", required=False, shell_complete=complete_topic)
 @json_option
@@ -183,12 +178,11 @@ def inspect(
         click.echo(f"{topic}: no such records" if where else f"{topic}: no records", err=True)
 
 
-@examples(
+@command(
     "rftstream plot examples/runs/arithmetic",
     "rftstream plot examples/runs/arithmetic --out .",
     "rftstream plot examples/runs/arithmetic --tensorboard board && tensorboard --logdir board",
 )
-@click.command()
 @run_argument
 @click.option(
     "--out", type=AnyPath(file_okay=False), metavar="DIR", help="Where the pictures go.  [default: RUN/plots]"
@@ -239,8 +233,7 @@ def plot(run: Path, out: Path | None, tensorboard: Path | None, as_json: bool) -
         print_out("\n".join([*map(str, files), *pages.values()]))
 
 
-@examples("rftstream list rewards", "rftstream list algorithms --json", "rftstream list runs")
-@click.command(name="list")
+@command("rftstream list rewards", "rftstream list algorithms --json", "rftstream list runs", name="list")
 @click.argument("kind", type=Word(KINDS))
 @click.option(
     "--folder",

@@ -8,17 +8,16 @@ from typing import Any
 
 import click
 
-from rftstream.commands.options import at_work, examples, json_option, run_argument
+from rftstream.commands.options import at_work, command, group, json_option, run_argument
 from rftstream.commands.param_types import AnyPath
 from rftstream.commands.views import opened_run, print_out
 
 
-@examples(
+@group(
     "rftstream weights list runs/smollm2",
     "rftstream weights verify runs/smollm2",
     "rftstream weights export runs/smollm2 --version 120 --to models/mine",
 )
-@click.group()
 def weights() -> None:
     """Published versions: list them, read and compare them all, make an ordinary model folder of one.
 
@@ -26,8 +25,9 @@ def weights() -> None:
     """
 
 
-@examples("rftstream weights list runs/smollm2", "rftstream weights list runs/smollm2 --json")
-@click.command(name="list")
+@command(
+    "rftstream weights list runs/smollm2", "rftstream weights list runs/smollm2 --json", group=weights, name="list"
+)
 @run_argument
 @click.option("--all", "everything", is_flag=True, help="Also versions whose objects were deleted, as the run said.")
 @json_option
@@ -52,8 +52,7 @@ def list_(run: Path, everything: bool, as_json: bool) -> None:
         Console(width=None if Console().is_terminal else 120).print(lines_to_table(shown, title))
 
 
-@examples("rftstream weights verify runs/smollm2")
-@click.command()
+@command("rftstream weights verify runs/smollm2", group=weights)
 @run_argument
 @json_option
 @click.pass_context
@@ -83,13 +82,13 @@ def verify(ctx: click.Context, run: Path, as_json: bool) -> None:
         ctx.exit(1)
 
 
-@examples(
+@command(
     "rftstream weights export runs/smollm2",
     "rftstream weights export runs/smollm2 --version 100 --version 120 --to models/mine",
     "rftstream weights export runs/smollm2-lora --adapter --to adapters/mine",
     "rftstream weights export runs/smollm2 --version 120 --upload me/smollm2-sums --private",
+    group=weights,
 )
-@click.command()
 @run_argument
 @click.option(
     "--version",
@@ -160,7 +159,3 @@ def export(
                     told["url"] = hub.upload(folder, places[number], private=private, message=message)
                 text += f", and at {told['url']}"
             print_out(told if as_json else text)
-
-
-for command in (list_, verify, export):
-    weights.add_command(command)
