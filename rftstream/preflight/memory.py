@@ -91,7 +91,7 @@ class MemoryEstimate(Report):
 
     @property
     def assumed(self) -> str:
-        """What the estimate takes for granted."""
+        """Assumptions of the estimate, in words."""
         return ASSUMED
 
     @property

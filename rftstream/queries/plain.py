@@ -23,7 +23,7 @@ class Report:
     __slots__ = ()
 
     JSON: ClassVar[str] = "*"
-    """What `to_json` holds, as `pick` takes it."""
+    """Words for `pick`: the keys of `to_json`."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as a dict for JSON."""

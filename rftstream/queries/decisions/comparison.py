@@ -67,7 +67,7 @@ class Comparison(Report):
 
     @property
     def mean_shift(self) -> float | None:
-        """By how much the mean reward has changed; None if no rollout has a reward then and now."""
+        """Change of the mean reward; None if no rollout has a reward then and now."""
         return None if self.mean_old is None or self.mean_new is None else self.mean_new - self.mean_old
 
     def to_text(self) -> str:

@@ -130,13 +130,13 @@ class Status(Report):
 
     @property
     def desired(self) -> dict[str, str]:
-        """What the run is asked to do, by whom and why."""
+        """State that the run is asked for, by whom and why."""
         state = self.control.state
         return {"state": "running", "by": "", "reason": ""} if state is None else pick(state, "state by reason")
 
     @property
     def deleted(self) -> dict[str, int]:
-        """What retention has deleted."""
+        """Groups and rollouts that retention has deleted."""
         said = self.control.deleted
         return {
             "groups": said.sequence,
