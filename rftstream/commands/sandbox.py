@@ -59,9 +59,10 @@ def serve(address: str, slots: int, isolation: str) -> None:
         click.echo(f"warning: sandboxes {name.replace('-', ' ')}", err=True)
     server = SandboxServer((host.strip("[]"), int(port)), backend, token=os.environ.get(TOKEN, ""))
     click.echo(f"serving sandboxes at {server.url}")
+    stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: threading.Thread(target=server.shutdown).start())
+        signal.signal(number, lambda *_: stop.set())
     try:
-        server.serve_forever()
+        stop.wait()
     finally:
         server.close()

@@ -20,15 +20,11 @@ import asyncio
 import contextlib
 import json
 import logging
-import random
-import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import UTC
-from email.utils import parsedate_to_datetime
 from typing import Annotated, Any
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult
 
 from msgspec import Meta
 
@@ -36,8 +32,9 @@ from rftstream.config import secrets
 from rftstream.contracts.tasks import Problem
 from rftstream.environments.hosts.agents import AgentResult, result_from_plain
 from rftstream.environments.json_form import problem_to_plain
-from rftstream.environments.posting import Answer, AnswerLost, NotSent, post
 from rftstream.errors import ConfigError, HostedCodeError, HostError, HostTimeout
+from rftstream.http.address import check_key, host_and_port, split_url
+from rftstream.http.client import Answer, LoopClient, RequestFailed, pause_s
 
 log = logging.getLogger(__name__)
 
@@ -79,16 +76,11 @@ class CalledAgent:
         self._config, self._address = config, _address(config.url)
         self.where = self._address._replace(query="").geturl()
         """The address as it may be shown: its query may hold a secret."""
-        self._headers = {"content-type": "application/json", "accept": "application/json"}
-        self._key = ""
+        key = ""
         if config.api_key is not None:
-            self._key = secrets.reveal({"api_key": config.api_key}, where=SECTION)["api_key"]
-            if not re.fullmatch(r"[!-~]+", self._key):
-                raise ConfigError(
-                    f"{SECTION}.api_key: found a space, a line break or another sign that no header can hold (it is "
-                    "not shown here), expected the token alone"
-                )
-            self._headers["authorization"] = f"Bearer {self._key}"
+            key = secrets.reveal({"api_key": config.api_key}, where=SECTION)["api_key"]
+            check_key(key, f"{SECTION}.api_key")
+        self._http = LoopClient(self._address, key=key, max_bytes=MAX_ANSWER_BYTES)
         self._was_taken = False
         """Whether the service has taken a call."""
 
@@ -109,37 +101,36 @@ class CalledAgent:
         first call on what all calls have. Cancelling this ends the connection. `begins` is called before each try."""
         body = {"id": launch_id, "rollout_id": rollout_id, "problem": problem_to_plain(problem), "seed": seed}
         body |= {"base_url": base_url, "api_key": api_key, "options": self._config.options}
-        data, headers = json.dumps(body).encode(), {**self._headers, "idempotency-key": launch_id}
+        data = json.dumps(body).encode()
+        headers = {"Accept": "application/json", "Idempotency-Key": launch_id, "Connection": "close"}
         began, number = time.monotonic(), 0
         while True:
             begins()
             after_s = 0.0
             try:
                 answer = await self._within_limit(data, headers)
-            except NotSent as error:
+            except RequestFailed as error:
+                if error.was_sent:
+                    raise HostError(self._http.hidden(f"{self.where}: {error}", api_key)) from None
                 trouble = str(error)
-            except AnswerLost as error:
-                raise HostError(self._hidden(f"{self.where}: {error}", api_key)) from None
             else:
                 if answer.status not in BUSY:
                     return self._result(answer, api_key)
-                trouble, after_s = f"status {answer.status}: {_error_text(answer)}", _retry_after_s(answer)
-            trouble = self._hidden(trouble, api_key)
+                trouble, after_s = f"status {answer.status}: {_error_text(answer)}", answer.retry_after_s
+            trouble = self._http.hidden(trouble, api_key)
             if time.monotonic() - began > self._config.patience_s:
                 limit = f"for {self._config.patience_s:g} s (its patience_s)"
                 raise HostedCodeError(f"{self.where}: {trouble}, {limit}")
             if not number:
                 log.warning("%s: %s: %s; it is called again", rollout_id, self.where, trouble)
-            pause_s = min(MAX_PAUSE_S, PAUSE_S * 2 ** min(number, 10)) * random.uniform(0.5, 1.5)
             number += 1
-            await asyncio.sleep(max(pause_s, min(after_s, 4 * MAX_PAUSE_S)))
+            await asyncio.sleep(max(pause_s(number, PAUSE_S, most_s=MAX_PAUSE_S), min(after_s, 4 * MAX_PAUSE_S)))
 
     async def probe(self) -> str:
         """Return why nobody listens at the address now; empty if somebody does."""
-        port = self._address.port or (443 if self._address.scheme == "https" else 80)
         try:
             async with asyncio.timeout(2.0):
-                _, writer = await asyncio.open_connection(self._address.hostname, port)
+                _, writer = await asyncio.open_connection(*host_and_port(self._address))
         except (OSError, TimeoutError) as error:
             return str(error) or type(error).__name__
         writer.close()
@@ -150,7 +141,7 @@ class CalledAgent:
         limit = asyncio.timeout(self._config.timeout_s or None)
         try:
             async with limit:
-                answer = await post(self._address, headers, data, max_bytes=MAX_ANSWER_BYTES)
+                answer = await self._http.ask("POST", "", data, headers=headers, is_last=True)
                 self._was_taken |= answer.status < 300
                 if answer.status == 202:
                     await asyncio.Event().wait()
@@ -163,7 +154,7 @@ class CalledAgent:
     def _result(self, answer: Answer, api_key: str) -> AgentResult:
         """Return what the agent gave."""
         if answer.status >= 300:
-            trouble = self._hidden(f"{self.where}: status {answer.status}: {_error_text(answer)}", api_key)
+            trouble = self._http.hidden(f"{self.where}: status {answer.status}: {_error_text(answer)}", api_key)
             if answer.status >= 500:
                 raise HostError(trouble)
             if answer.status in MISTAKEN and not self._was_taken:
@@ -174,24 +165,13 @@ class CalledAgent:
         except ValueError:
             raise HostedCodeError(f"{self.where}: the answer is not JSON, expected reward, parts, metrics") from None
         if isinstance(value, dict) and value.get("error") is not None:
-            raise HostedCodeError(self._hidden(str(value["error"])[:2000], api_key))
+            raise HostedCodeError(self._http.hidden(str(value["error"])[:2000], api_key))
         return result_from_plain(value)
-
-    def _hidden(self, text: str, api_key: str) -> str:
-        """Return the text without the secrets that the service was given, should it repeat them."""
-        for secret in (self._key, api_key):
-            text = text.replace(secret, "***") if secret else text
-        return secrets.hidden(text)
 
 
 def _address(url: str) -> SplitResult:
-    try:
-        address = urlsplit(url)
-        is_one = address.scheme in ("http", "https") and bool(address.hostname) and address.port != 0
-        is_one = is_one and re.fullmatch(r"[!-~]+", url) is not None  # a request's first line holds nothing else
-    except ValueError:  # of the port, or of brackets
-        is_one = False
-    if not is_one:
+    address = split_url(url)
+    if address is None:
         raise ConfigError(f"{SECTION}.url: got {url!r}, expected an address as http://HOST:PORT/PATH")
     if address.username is not None:
         raise ConfigError(f"{SECTION}.url: found a user or password in it, expected a token in {SECTION}.api_key")
@@ -207,15 +187,3 @@ def _error_text(answer: Answer) -> str:
         if isinstance(found, dict) and (text := found.get("error") or found.get("detail")):
             return str(text)[:2000]
     return answer.body[:200].decode("utf-8", "replace").strip() or "without a reason"
-
-
-def _retry_after_s(answer: Answer) -> float:
-    """Return the seconds that the service asks for: a number of them, or the time of a date; 0 if it asks for none."""
-    text = answer.headers.get("retry-after", "").strip()
-    if text.isdecimal():
-        return float(text[:9])
-    try:
-        moment = parsedate_to_datetime(text)
-    except ValueError:
-        return 0.0
-    return max(0.0, moment.replace(tzinfo=moment.tzinfo or UTC).timestamp() - time.time())

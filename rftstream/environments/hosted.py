@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from msgspec import Meta
 
-from rftstream.contracts.assistant import AssistantMessage
-from rftstream.contracts.tasks import ChatMessage, Problem
-from rftstream.environments.base import Reply
+from rftstream.contracts.tasks import Problem
+from rftstream.environments.foreign import ForeignEnvironment
 from rftstream.environments.hosts.host import HostSettings
 from rftstream.environments.hosts.pool import HostSession, pool_of, target_path
-from rftstream.environments.json_form import (
-    messages_from_plain,
-    problem_to_plain,
-    reply_from_plain,
-    said_to_plain,
-    tools_from_plain,
-)
+from rftstream.environments.json_form import problem_to_plain
 from rftstream.errors import ConfigError, HostError, HostStartTimeout, HostTimeout
 
 
@@ -60,11 +52,8 @@ class HostedConfig:
         )
 
 
-class HostedEnvironment:
-    """An environment that runs elsewhere, as the turn loop sees it. Each method is a request to a host process.
-
-    If the foreign class has `save` and `load`, its state comes along with each answer. Should the host die, the
-    environment goes on from there in another host. Otherwise HostError says that it has to be begun anew."""
+class HostedEnvironment(ForeignEnvironment):
+    """An environment in a host process. Should the host die, another one takes its place."""
 
     @dataclass(frozen=True, kw_only=True)
     class Config(HostedConfig):
@@ -79,63 +68,30 @@ class HostedEnvironment:
         self._pool = pool_of(config.hosts())
         self._arguments = {"config": config.options, "problem": problem_to_plain(problem), "seed": seed}
         self._session: HostSession | None = None
-        self._tools: Sequence[Mapping[str, Any]] = ()
-        self._state: bytes | None = None
-
-    async def start(self) -> tuple[ChatMessage, ...]:
-        answer = await self._begin("start")
-        return messages_from_plain(answer.get("messages"), what="start")
-
-    async def tools(self) -> Sequence[Mapping[str, Any]]:
-        """Return the tools, which came with the first answer."""
-        return self._tools
-
-    async def reply(self, said: AssistantMessage) -> Reply:
-        fields = {"said": said_to_plain(said)}
-        try:
-            answer = await self._ask("reply", **fields)
-        except HostTimeout:
-            raise
-        except HostError:
-            if self._state is None:
-                raise
-            await self._begin("load", state=json.loads(self._state))
-            answer = await self._ask("reply", **fields)
-        self._keep_state(answer)
-        return reply_from_plain(answer.get("reply"))
-
-    def save(self) -> bytes | None:
-        return self._state
-
-    async def load(self, state: bytes) -> None:
-        await self._begin("load", state=json.loads(state))
 
     async def close(self) -> None:
         if self._session is not None:
             session, self._session = self._session, None
             await session.close(self._config.timeout_s)
 
-    async def _begin(self, do: str, **fields: Any) -> dict[str, Any]:
+    async def _open(self, do: str, **fields: Any) -> Mapping[str, Any]:
         """Start or load the environment in a host. A host that dies of it is replaced once: nothing is lost yet."""
         try:
-            answer = await self._begin_once(do, **fields)
+            return await self._open_once(do, **fields)
         except (HostTimeout, HostStartTimeout):
             raise
         except HostError:
-            answer = await self._begin_once(do, **fields)
-        self._tools = tools_from_plain(answer.get("tools"))
-        self._keep_state(answer)
-        return answer
+            return await self._open_once(do, **fields)
 
-    async def _begin_once(self, do: str, **fields: Any) -> dict[str, Any]:
+    async def _open_once(self, do: str, **fields: Any) -> Mapping[str, Any]:
         await self.close()
         self._session = self._pool.session(target_path(self._config.target))
         await self._session.open(self._config.start_timeout_s)
         return await self._ask(do, **self._arguments, **fields)
 
-    async def _ask(self, do: str, **fields: Any) -> dict[str, Any]:
+    async def _ask(self, do: str, **fields: Any) -> Mapping[str, Any]:
         assert self._session, "the turn loop starts or loads an environment before it asks"
         return await self._session.call(do, self._config.timeout_s, **fields)
 
-    def _keep_state(self, answer: Mapping[str, Any]) -> None:
-        self._state = json.dumps(answer["state"]).encode() if "state" in answer else None
+    def _is_lost(self, error: HostError) -> bool:
+        return not isinstance(error, HostTimeout)

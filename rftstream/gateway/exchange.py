@@ -11,8 +11,8 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from rftstream.gateway.http import HttpConnection
 from rftstream.gateway.keys import KeyOwner
+from rftstream.http.server import HttpConnection
 from rftstream.roles.explorer.model_calls import (
     AgentAnswer,
     AgentRequest,

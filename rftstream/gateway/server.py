@@ -29,9 +29,9 @@ from rftstream.gateway.dialects import CHAT, DIALECTS, MESSAGES, ServedDialect, 
 from rftstream.gateway.dialects.events import Event
 from rftstream.gateway.dialects.fields import RequestRefused, kind, parse_body
 from rftstream.gateway.exchange import AgentExchange
-from rftstream.gateway.http import HttpAnswer, HttpConnection, HttpRequest, WhenDelivered
 from rftstream.gateway.keys import GatewayKeys, KeyOwner
-from rftstream.policies.loopthread import LoopThread
+from rftstream.http.server import HttpAnswer, HttpConnection, HttpListener, HttpRequest, WhenDelivered
+from rftstream.loops import LoopThread
 from rftstream.roles.explorer.model_calls import (
     AgentAnswer,
     CallAnswer,
@@ -97,9 +97,13 @@ class GatewayServer:
         self._others = OtherGateways(others)
         self._settings, self._keys = settings, keys
         self._exchange = AgentExchange(inbox)
-        self._connections: set[HttpConnection] = set()
+        self._listener = HttpListener(
+            self._handle,
+            name="gateway",
+            max_body_bytes=settings.max_body_bytes,
+            max_connections=settings.max_connections,
+        )
         self._loop: LoopThread | None = None
-        self._server: asyncio.Server | None = None
         self._routes: dict[tuple[str, str], Callable[[HttpRequest, HttpConnection], Any]] = {
             ("GET", "models"): self._models,
             ("POST", "messages/count_tokens"): self._count,
@@ -118,7 +122,7 @@ class GatewayServer:
         port += number if port else 0
         loop = LoopThread("gateway")
         try:
-            self._server = loop.call(self._listen(host, port))
+            found = loop.call(self._listener.listen(host, port))
         except OSError as error:
             loop.close()
             section = self._settings.section
@@ -127,7 +131,6 @@ class GatewayServer:
                 f"takes for {self._settings.address}: {error}; end what listens there, or take another port"
             ) from None
         self._loop = loop
-        found = self._server.sockets[0].getsockname()[1]
         shown = f"[{host}]" if ":" in host else host
         self.base_url = base_url(self._settings.public_url, host, found)
         self.local_url = f"http://{LOOPBACK_OF.get(host, shown)}:{found}/v1"
@@ -137,29 +140,9 @@ class GatewayServer:
     def close(self) -> None:
         """Stop to listen, and cut all connections."""
         if self._loop is not None:
-            self._loop.call(self._stop())
+            self._loop.call(self._listener.close())
             self._loop.close()
             self._loop = None
-
-    async def _listen(self, host: str, port: int) -> asyncio.Server:
-        settings = self._settings
-
-        def connection() -> HttpConnection:
-            return HttpConnection(
-                self._handle,
-                max_body_bytes=settings.max_body_bytes,
-                connections=self._connections,
-                max_connections=settings.max_connections,
-            )
-
-        return await asyncio.get_running_loop().create_server(connection, host, port, backlog=1024)
-
-    async def _stop(self) -> None:
-        assert self._server is not None
-        self._server.close()
-        await asyncio.sleep(0)  # answers that are ready leave before their connections are cut
-        for connection in list(self._connections):
-            connection.close()
 
     # ------------------------------------------------------------------------------------------ requests
 

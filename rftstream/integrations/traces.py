@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import http.client
 import os
-import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +11,8 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from rftstream.errors import ConfigError, RftError
+from rftstream.http.address import split_url
+from rftstream.http.client import BUSY, HttpClient, RequestFailed, pause_s
 from rftstream.queries.traces.spans import Span, SpanReader
 from rftstream.version import __version__
 
@@ -27,7 +27,6 @@ PAUSE_S = 0.5
 """Seconds before the second try, twice as long before each further one."""
 ANSWER_S = 30.0
 MAX_ANSWER_BYTES = 1 << 20
-BUSY = frozenset({408, 429, 500, 502, 503, 504})
 
 
 class CollectorError(RftError):
@@ -59,12 +58,13 @@ class Collector:
         whole = None if url else env.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
         base = url or env.get("OTEL_EXPORTER_OTLP_ENDPOINT") or DEFAULT_URL
         self.url = whole or _with_path(base)
-        parts = urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        address = split_url(self.url)
+        if address is None:
             raise ConfigError(f"--otlp {self.url}: expected http://HOST:PORT or https://HOST:PORT")
-        if parts.username or parts.password:
+        if address.username or address.password:
             raise ConfigError("--otlp: expected no password in the address; put it into OTEL_EXPORTER_OTLP_HEADERS")
         given = env.get("OTEL_EXPORTER_OTLP_TRACES_HEADERS") or env.get("OTEL_EXPORTER_OTLP_HEADERS") or ""
+        self._http = HttpClient(address, max_bytes=MAX_ANSWER_BYTES)
         self._headers = {**parse_env_headers(given, liberal=True), "content-type": "application/x-protobuf"}
 
     def send(self, spans: Sequence[ReadableSpan]) -> None:
@@ -72,34 +72,22 @@ class Collector:
         body, trouble = self._encode(spans).SerializeToString(), ""
         for number in range(TRIES):
             if number:
-                time.sleep(PAUSE_S * 2 ** (number - 1) * random.uniform(0.5, 1.5))
+                time.sleep(pause_s(number, PAUSE_S))
             try:
-                status, answer = self._post(body)
-            except (OSError, http.client.HTTPException) as error:
-                trouble = str(error) or type(error).__name__
+                answer = self._http.ask("POST", "", body, headers=self._headers, timeout_s=ANSWER_S)
+            except RequestFailed as error:
+                trouble = str(error)
                 continue
-            if status < 300:
-                self._check(answer)
+            if answer.status < 300:  # an answer that leads elsewhere is refused
+                self._check(answer.body)
                 return
-            trouble = f"HTTP {status} {answer[:200].decode(errors='replace')}".strip()
-            if status not in BUSY:
+            trouble = f"HTTP {answer.status} {answer.body[:200].decode(errors='replace')}".strip()
+            if answer.status not in BUSY:
                 break
         raise CollectorError(
             f"{self.url}: {len(spans)} spans were not taken: {trouble}; is a collector for OTLP over HTTP there? Send "
             "them again when it is: the ids stay the same"
         )
-
-    def _post(self, body: bytes) -> tuple[int, bytes]:
-        parts = urlsplit(self.url)
-        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        connection = kind(parts.hostname or "", parts.port, timeout=ANSWER_S)
-        try:
-            target = f"{parts.path}?{parts.query}" if parts.query else parts.path
-            connection.request("POST", target, body, self._headers)  # an answer that leads elsewhere is refused
-            answer = connection.getresponse()
-            return answer.status, answer.read(MAX_ANSWER_BYTES)
-        finally:
-            connection.close()
 
     def _check(self, content: bytes) -> None:
         from google.protobuf.message import DecodeError  # type: ignore[import-untyped]

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
-import threading
 from collections.abc import Sequence
 from typing import Annotated, Any
-from urllib.parse import urlsplit
 
 import msgspec
 
 from rftstream.errors import ConfigError
+from rftstream.http.address import split_url
+from rftstream.http.client import HttpClient, RequestFailed
 from rftstream.sandbox.base import MIB, BoxFile, BoxRefused, Job, JobEnd, SandboxError
 
-CONNECT_S = 10.0
 WAIT_S = 600.0
 """Most seconds to wait for an answer of the server, which may have no free place for a while."""
-MAX_ANSWER_BYTES = 256 << 20
 
 
 class MadeBox(msgspec.Struct):
@@ -31,13 +28,12 @@ class RemoteBackend:
     may take `wait_s` seconds, beside those of the program."""
 
     def __init__(self, url: str, *, token: str = "", wait_s: float = WAIT_S) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        address = split_url(url)
+        if address is None:
             raise ConfigError(f"sandbox url: found {url!r}, expected http://HOST:PORT")
-        self._parts, self._token = parts, token
+        self._where = address.netloc
+        self._http = HttpClient(address, key=token)
         self.wait_s = wait_s
-        self._lock = threading.Lock()
-        self._idle: list[http.client.HTTPConnection] = []
 
     def create(self, *, disk_bytes: int = 64 * MIB) -> RemoteSandbox:
         """Return a new sandbox of the server."""
@@ -46,46 +42,23 @@ class RemoteBackend:
 
     def close(self) -> None:
         """Close all connections. The server ends boxes that nobody uses any more."""
-        with self._lock:
-            idle, self._idle = self._idle, []
-        for connection in idle:
-            connection.close()
+        self._http.close()
 
     def ask(
         self, method: str, path: str, body: Any, answer: Any, *, more_s: float = 0.0, of_files: bool = False
     ) -> Any:
         """Return the answer to a request, of the given type. SandboxError if there is none. Only a request `of_files`
         can end as BoxRefused, which is the program's fault."""
-        with self._lock:
-            connection = self._idle.pop() if self._idle else None
-        if connection is None:
-            kind = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
-            connection = kind(self._parts.hostname or "", self._parts.port, timeout=CONNECT_S)
+        content = msgspec.json.encode(body)
         try:
-            if connection.sock is None:
-                connection.connect()
-            connection.sock.settimeout(self.wait_s + more_s)
-            headers = {"Content-Type": "application/json"}
-            if self._token:
-                headers["Authorization"] = f"Bearer {self._token}"
-            connection.request(method, self._parts.path.rstrip("/") + path, msgspec.json.encode(body), headers)
-            came = connection.getresponse()
-            data = came.read(MAX_ANSWER_BYTES)
+            came = self._http.ask(method, path, content, timeout_s=self.wait_s + more_s)
             if came.status != 200:
                 raise (BoxRefused if came.status == 507 and of_files else SandboxError)(
-                    f"sandbox: {self._parts.netloc}: {came.status} {data[:500].decode(errors='replace')}"
+                    f"sandbox: {self._where}: {came.status} {came.body[:500].decode(errors='replace')}"
                 )
-            decoded = msgspec.json.decode(data, type=answer)
-        except (OSError, http.client.HTTPException, msgspec.MsgspecError) as error:
-            connection.close()
-            self.close()  # those that waited as long may have ended, too; the next try takes a new one
-            raise SandboxError(f"sandbox: {self._parts.netloc}: {type(error).__name__}: {error}") from None
-        except SandboxError:
-            connection.close()
-            raise
-        with self._lock:
-            self._idle.append(connection)
-        return decoded
+            return msgspec.json.decode(came.body, type=answer)
+        except (RequestFailed, msgspec.MsgspecError) as error:
+            raise SandboxError(f"sandbox: {self._where}: {error}") from None
 
 
 class RemoteSandbox:

@@ -13,33 +13,33 @@ large to be taken out of it 507. A box that nobody uses for IDLE_S is ended.
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import hmac
 import ipaddress
 import logging
 import secrets
-import socket
-import sys
 import threading
 import time
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 
 from rftstream.errors import ConfigError
+from rftstream.http.server import HttpAnswer, HttpConnection, HttpListener, HttpRequest
+from rftstream.loops import LoopThread
 from rftstream.sandbox.base import BoxFile, BoxRefused, Job, Sandbox, SandboxBackend, SandboxError
 
 logger = logging.getLogger(__name__)
 
 IDLE_S = 120.0
 """Seconds after which a box that nobody uses is ended: its user has died."""
+LOOK_EVERY_S = 0.5
+"""Seconds between two looks for such boxes."""
 MAX_REQUEST_BYTES = 256 << 20
 MAX_GET_BYTES = 64 << 20
-SOCKET_S = 300.0
-"""Most seconds for a client to send its request."""
+MAX_CONNECTIONS = 1024
 
 
 class NewBox(msgspec.Struct, forbid_unknown_fields=True):
@@ -62,49 +62,39 @@ class _HeldBox:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-class SandboxServer(ThreadingHTTPServer):
-    """Serves the sandboxes of a back end. `rftstream sandbox serve` makes it, and calls `serve_forever` and `close`.
+class SandboxServer:
+    """Serves the sandboxes of a back end. `rftstream sandbox serve` makes it, which starts it, and calls `close`.
 
     Without a token it serves this machine alone.
     """
 
-    daemon_threads = True
-    request_queue_size = 128
-
     def __init__(self, address: tuple[str, int], backend: SandboxBackend, *, token: str = "") -> None:
-        if not token and not _is_loopback(address[0]):
+        host, port = address
+        if not token and not _is_loopback(host):
             raise ConfigError(
-                f"sandbox serve: {address[0]} can be reached from other machines, which needs a token; set "
+                f"sandbox serve: {host} can be reached from other machines, which needs a token; set "
                 "RFTSTREAM_SANDBOX_TOKEN, or serve 127.0.0.1"
             )
         self.backend, self.token = backend, token
         self._boxes: dict[str, _HeldBox] = {}
         self._lock = threading.Lock()
-        if ":" in address[0]:
-            self.address_family = socket.AF_INET6
-        super().__init__(address, _SandboxHandler)
-
-    @property
-    def url(self) -> str:
-        """Return the address under which it can be reached."""
-        host, port = self.server_address[:2]
-        return f"http://[{host!s}]:{port}" if self.address_family == socket.AF_INET6 else f"http://{host!s}:{port}"
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of a client that has hung up, which happens, and log anything else."""
-        if not isinstance(sys.exception(), OSError):
-            logger.exception("a request from %s failed", client_address[0])
-
-    def service_actions(self) -> None:
-        """End boxes whose users are gone. `serve_forever` calls it twice a second."""
-        now = time.monotonic()
-        with self._lock:
-            old = [
-                name for name, held in self._boxes.items()
-                if now - held.used_at > IDLE_S and not held.lock.locked()
-            ]  # fmt: skip
-        for name in old:  # elsewhere, since new connections wait meanwhile
-            threading.Thread(target=self.end, args=(name,), name="sandbox-end", daemon=True).start()
+        self._threads = ThreadPoolExecutor(MAX_CONNECTIONS, thread_name_prefix="sandbox")
+        self._listener = HttpListener(
+            self._handle,
+            name="sandbox server",
+            max_body_bytes=MAX_REQUEST_BYTES,
+            max_connections=MAX_CONNECTIONS,
+            refuses=lambda request: self._refusal(request) is not None,
+        )
+        self._loop = LoopThread("sandbox server")
+        try:
+            self.port = self._loop.call(self._listener.listen(host, port))
+        except OSError:
+            self._loop.close()
+            raise
+        self.url = f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+        """The address under which it can be reached."""
+        self._reaper = self._loop.begin(self._reap())
 
     def make(self, request: NewBox) -> str:
         """Return the id of a new box."""
@@ -129,91 +119,67 @@ class SandboxServer(ThreadingHTTPServer):
         return held is not None
 
     def close(self) -> None:
-        """End all boxes, and the back end."""
+        """Stop to listen, end all boxes, and the back end."""
+        self._loop.call(self._listener.close())
+        self._loop.close()
         with self._lock:
             names = list(self._boxes)
         for name in names:
             self.end(name)
-        self.server_close()
+        self._threads.shutdown(wait=False)
         self.backend.close()
 
+    async def _reap(self) -> None:
+        """End boxes whose users are gone."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            now = time.monotonic()
+            with self._lock:
+                held = list(self._boxes.items())
+            for name, box in held:
+                if now - box.used_at > IDLE_S and not box.lock.locked():
+                    self._threads.submit(self.end, name)
 
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    async def _handle(self, request: HttpRequest, connection: HttpConnection) -> None:
+        answer = self._refusal(request)
+        if answer is None:
+            answer = await asyncio.get_running_loop().run_in_executor(self._threads, self._answer, request)
+        status, value = answer
+        connection.send(HttpAnswer(status=status, body=msgspec.json.encode(value)))
 
+    def _refusal(self, request: HttpRequest) -> tuple[int, Any] | None:
+        """Return why a request is refused before any of its body is read; None if it is not."""
+        given, wanted = request.headers.get("authorization", ""), f"Bearer {self.token}"
+        if self.token and not hmac.compare_digest(given.encode(), wanted.encode()):
+            return 401, {"error": "the token is wrong"}
+        if "transfer-encoding" in request.headers:
+            return 400, {"error": "the request needs a Content-Length"}
+        return (413, {"error": "the request is too large"}) if request.is_too_large else None
 
-class _SandboxHandler(BaseHTTPRequestHandler):
-    server: SandboxServer
-    protocol_version = "HTTP/1.1"
-    timeout: ClassVar[float] = SOCKET_S
-
-    def do_POST(self) -> None:  # the name that http.server calls
-        self._answer(self._post)
-
-    def do_DELETE(self) -> None:  # the name that http.server calls
-        self._answer(self._delete)
-
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # the name that http.server has
-        """Say nothing of single requests."""
-
-    def _answer(self, work: Callable[[list[str], bytes], Any]) -> None:
-        refused, length = self._refused()
-        if refused is not None:
-            self.close_connection = True  # the request's body was not read
-            self._send(*refused)
-            return
-        data = self.rfile.read(length)
+    def _answer(self, request: HttpRequest) -> tuple[int, Any]:
         try:
-            status, answer = 200, work(self.path.strip("/").split("/"), data)
+            return 200, self._value(request.method, request.path.strip("/").split("/"), request.body)
         except BoxRefused as error:
-            status, answer = 507, {"error": str(error)}
+            return 507, {"error": str(error)}
         except SandboxError as error:
-            status, answer = 503, {"error": str(error)}
+            return 503, {"error": str(error)}
         except LookupError:
-            status, answer = 404, {"error": "no such box or request"}
+            return 404, {"error": "no such box or request"}
         except (msgspec.MsgspecError, ValueError) as error:
-            status, answer = 400, {"error": str(error)}
+            return 400, {"error": str(error)}
         except Exception as error:
-            logger.exception("%s %s failed", self.command, self.path)
-            status, answer = 500, {"error": f"the server failed: {type(error).__name__}: {error}"}
-        self._send(status, answer)
+            logger.exception("%s %s failed", request.method, request.path)
+            return 500, {"error": f"the server failed: {type(error).__name__}: {error}"}
 
-    def _refused(self) -> tuple[tuple[int, dict[str, str]] | None, int]:
-        """Return why a request is refused before any of its body is read, or None, and the bytes of its body."""
-        given, wanted = self.headers.get("Authorization") or "", f"Bearer {self.server.token}"
-        if self.server.token and not hmac.compare_digest(given.encode(), wanted.encode()):
-            return (401, {"error": "the token is wrong"}), 0
-        text = self.headers.get("Content-Length") or "0"
-        if not (text.isascii() and text.isdigit()) or "Transfer-Encoding" in self.headers:
-            return (400, {"error": "the request needs a Content-Length"}), 0
-        if int(text[:20]) > MAX_REQUEST_BYTES:
-            return (413, {"error": "the request is too large"}), 0
-        return None, int(text[:20])
-
-    def _send(self, status: int, answer: Any) -> None:
-        body = msgspec.json.encode(answer)
-        with contextlib.suppress(OSError):
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            if self.close_connection:
-                self.send_header("Connection", "close")
-            self.end_headers()
-            self.wfile.write(body)
-
-    def _post(self, parts: list[str], data: bytes) -> Any:
-        match parts:
-            case ["v1", "boxes"]:
-                return {"id": self.server.make(msgspec.json.decode(data, type=NewBox))}
-            case ["v1", "boxes", name, ("put" | "run" | "get") as what]:
-                held = self.server.find(name)
-                if held is None:
-                    raise LookupError
+    def _value(self, method: str, parts: list[str], data: bytes) -> Any:
+        match method, *parts:
+            case ["POST", "v1", "boxes"]:
+                return {"id": self.make(msgspec.json.decode(data, type=NewBox))}
+            case ["DELETE", "v1", "boxes", name] if self.end(name):
+                return {}
+            case ["POST", "v1", "boxes", name, ("put" | "run" | "get") as what] if held := self.find(name):
                 with held.lock:
-                    if held is not self.server.find(name):
+                    if held is not self.find(name):
                         raise LookupError  # it was ended meanwhile
                     try:
                         return _done(held.box, what, data)
@@ -221,10 +187,12 @@ class _SandboxHandler(BaseHTTPRequestHandler):
                         held.used_at = time.monotonic()
         raise LookupError
 
-    def _delete(self, parts: list[str], data: bytes) -> Any:
-        if parts[:2] != ["v1", "boxes"] or len(parts) != 3 or not self.server.end(parts[2]):
-            raise LookupError
-        return {}
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _done(box: Sandbox, what: str, data: bytes) -> Any:

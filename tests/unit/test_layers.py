@@ -26,9 +26,10 @@ from tests.source import (
 )
 
 ROOMS = (
-    ("errors", "error_kinds", "clock", "faults", "frames", "metrics", "process_state", "threads", "version"),
+    ("errors", "error_kinds", "clock", "faults", "frames", "loops", "metrics", "process_state", "threads", "version"),
     ("contracts",),
     ("config",),
+    ("http",),
     ("core",),
     ("models",),
     ("algorithms",),
@@ -79,6 +80,7 @@ ONLY = {
         "rftstream.config.parts.part_specs",
         "rftstream.config.secrets",  # the key of a server stands in no run file
         "rftstream.data.gym_entries",
+        "rftstream.http",
         "rftstream.sandbox",  # where the tool `python` runs programs
     ),
 }
@@ -107,14 +109,13 @@ OWNERS = {
     "mlflow": "rftstream.trackers.mlflow",
     "pyarrow": "rftstream.data.tasksets.arrow",
     "datasets": "rftstream.data.tasksets.datafolder",
-    "httpcore": "rftstream.models.server_client",
+    "httpcore": "rftstream.http.client",
     "renderers": "rftstream.models.calls.families",
     "gymnasium": "rftstream.environments.hosts.adapters.gymnasium",
     "textarena": "rftstream.environments.hosts.adapters.textarena",
     "websockets": "rftstream.environments.hosts.adapters.openenv",
     "verifiers": "rftstream.environments.hosts.adapters.verifiers",
-    "h11": "rftstream.environments.posting",
-    "httptools": "rftstream.gateway.http",
+    "httptools": "rftstream.http.server",
 }
 """Other people's package -> the only modules of ours that import it, by how their names begin."""
 

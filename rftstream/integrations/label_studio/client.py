@@ -8,23 +8,20 @@ limit for everything. Only reading is tried again here: whoever writes looks fir
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import logging
 import os
-import socket
-import ssl
 import stat
-import threading
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
-from urllib.parse import SplitResult, urlencode, urlsplit
+from urllib.parse import SplitResult, urlencode
 
 from rftstream.config import secrets
 from rftstream.errors import ConfigError, LabelStudioError
+from rftstream.http.address import hide, split_url
+from rftstream.http.client import BUSY, Answer, Call, HttpClient, RequestFailed
 
 log = logging.getLogger(__name__)
 
@@ -32,8 +29,6 @@ TOKEN_VARIABLE = "RFTSTREAM_LABEL_STUDIO_TOKEN"
 READ_TRIES = 3
 PAUSE_S = 0.5
 """Seconds before the second try of a request that reads; twice as long before the third."""
-MAX_ANSWER_BYTES = 256 << 20
-_CHUNK_BYTES = 1 << 16
 _SHOWN = 300
 """Characters of a server's answer that an error repeats."""
 
@@ -91,15 +86,6 @@ class RequestCounts:
     tries_again: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _HttpAnswer:
-    status: int
-    body: bytes
-    kind: str
-    """Content-Type."""
-    location: str
-
-
 class LabelStudio:
     """Label Studio at a URL. One thread makes it and uses it; another one may call `cancel`."""
 
@@ -108,11 +94,10 @@ class LabelStudio:
         none."""
         self.url = url.rstrip("/")
         self.counts = RequestCounts()
-        self._parts = _split(self.url)
+        self._http = HttpClient(_split(self.url))
         self._token, self._timeout_s = token, timeout_s
         self._access = ""
-        self._tls = ssl.create_default_context() if self._parts.scheme == "https" else None
-        self._under_way = _UnderWay()
+        self._under_way = Call()
 
     def cancel(self) -> None:
         """End the request that is under way, and all later ones: each raises LabelStudioError."""
@@ -161,58 +146,38 @@ class LabelStudio:
 
     # ------------------------------------------------------------------------------------------ requests
 
-    def _sent(self, method: str, path: str, body: Any, access: str) -> _HttpAnswer:
+    def _sent(self, method: str, path: str, body: Any, access: str) -> Answer:
         """Send a request; one that changes nothing is sent again if it fails."""
         tries = READ_TRIES if method == "GET" or path == "/api/token/refresh/" else 1
         for number in range(tries):
             is_last = number == tries - 1
             try:
                 answer = self._sent_once(method, path, body, access)
-            except (OSError, http.client.HTTPException, ssl.SSLError) as error:
-                if is_last or self._under_way.is_cancelled:
+            except RequestFailed as error:
+                if is_last or self._under_way.cancelled.is_set():
                     raise LabelStudioError(self._unreachable(method, path, error)) from None
             else:
-                if is_last or answer.status not in (429, 500, 502, 503, 504):
+                if is_last or answer.status not in BUSY:
                     return answer
             self.counts.tries_again += 1
             self._under_way.cancelled.wait(PAUSE_S * 2**number)
         raise AssertionError("the last try returns or raises")
 
-    def _sent_once(self, method: str, path: str, body: Any, access: str) -> _HttpAnswer:
+    def _sent_once(self, method: str, path: str, body: Any, access: str) -> Answer:
         self.counts.requests += 1
         headers = {"Accept": "application/json", "Connection": "close"}
-        content = None if body is None else json.dumps(body).encode()
-        if content is not None:
-            headers["Content-Type"] = "application/json"
         if access:
             headers["Authorization"] = f"Bearer {access}"
-        host, port = self._parts.hostname or "", self._parts.port
-        connection = (
-            http.client.HTTPConnection(host, port, timeout=self._timeout_s)
-            if self._tls is None
-            else http.client.HTTPSConnection(host, port, timeout=self._timeout_s, context=self._tls)
-        )
-        with contextlib.closing(connection), self._under_way.limited(connection, self._timeout_s) as limit:
-            try:
-                connection.request(method, f"{self._parts.path}{path}", body=content, headers=headers)
-                response = connection.getresponse()
-                return _HttpAnswer(
-                    response.status,
-                    _whole(response),
-                    response.getheader("Content-Type", ""),
-                    response.getheader("Location", ""),
-                )
-            except Exception as error:
-                if limit.is_over or isinstance(error, TimeoutError):  # whichever of the two limits is noticed first
-                    raise TimeoutError(f"no whole answer within {self._timeout_s:g} s") from None
-                raise
+        content = None if body is None else json.dumps(body).encode()
+        return self._http.ask(method, path, content, headers=headers, timeout_s=self._timeout_s, call=self._under_way)
 
-    def _checked(self, method: str, path: str, answer: _HttpAnswer) -> Any:
+    def _checked(self, method: str, path: str, answer: Answer) -> Any:
         """Return the JSON of an answer. LabelStudioError says what is wrong with it."""
         where = f"{self.url}{path.partition('?')[0]}"
+        location = answer.headers.get("location", "")
         if 300 <= answer.status < 400:
             raise LabelStudioError(
-                f"{where}: leads to {secrets.hidden(answer.location)[:_SHOWN]}, expected Label Studio itself; give "
+                f"{where}: leads to {secrets.hidden(location)[:_SHOWN]}, expected Label Studio itself; give "
                 "--url as the browser shows it"
             )
         if not 200 <= answer.status < 300:
@@ -225,14 +190,15 @@ class LabelStudio:
             )
         if not answer.body:
             return None
+        kind = answer.headers.get("content-type", "bytes")
         try:
             return json.loads(answer.body)
         except (ValueError, RecursionError):
             raise LabelStudioError(
-                f"{where}: found {answer.kind or 'bytes'} that is no JSON, expected Label Studio; is --url right?"
+                f"{where}: found {kind} that is no JSON, expected Label Studio; is --url right?"
             ) from None
 
-    def _said(self, answer: _HttpAnswer, token: str = "") -> str:
+    def _said(self, answer: Answer, token: str = "") -> str:
         """Return what the server said, fit to be written down."""
         text = answer.body[: 4 * _SHOWN].decode(errors="replace")
         with contextlib.suppress(ValueError, AttributeError, RecursionError):
@@ -240,87 +206,16 @@ class LabelStudio:
             text = str(found.get("detail", text))
             if errors := found.get("validation_errors"):
                 text += f" {errors}"
-        for secret in (token, self._access):
-            text = text.replace(secret, "***") if secret else text
-        return secrets.hidden(" ".join(text.split()))[:_SHOWN]
+        return hide(" ".join(text.split()), token, self._access)[:_SHOWN]
 
-    def _unreachable(self, method: str, path: str, error: Exception) -> str:
-        said = str(error) or type(error).__name__
+    def _unreachable(self, method: str, path: str, error: RequestFailed) -> str:
+        said = f"no whole answer within {self._timeout_s:g} s" if error.timed_out else str(error)
         return f"{method} {self.url}{path.partition('?')[0]}: {said}; is Label Studio up, and is --url right?"
 
 
-@dataclass(slots=True)
-class _Limit:
-    is_over: bool = False
-
-
-@dataclass(slots=True)
-class _UnderWay:
-    """The connection that is in use, which is cut off when its time is over or somebody cancels."""
-
-    cancelled: threading.Event = field(default_factory=threading.Event)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    connection: http.client.HTTPConnection | None = None
-
-    @property
-    def is_cancelled(self) -> bool:
-        return self.cancelled.is_set()
-
-    def cancel(self) -> None:
-        self.cancelled.set()
-        self._cut()
-
-    @contextlib.contextmanager
-    def limited(self, connection: http.client.HTTPConnection, timeout_s: float) -> Iterator[_Limit]:
-        if self.cancelled.is_set():
-            raise ConnectionAbortedError("cancelled")
-        limit = _Limit()
-
-        def end() -> None:
-            limit.is_over = True
-            self._cut()
-
-        timer = threading.Timer(timeout_s, end)
-        timer.daemon = True
-        with self.lock:
-            self.connection = connection
-        timer.start()
-        try:
-            yield limit
-        finally:
-            timer.cancel()
-            with self.lock:
-                self.connection = None
-
-    def _cut(self) -> None:
-        with self.lock:
-            sock = None if self.connection is None else self.connection.sock
-            if sock is not None:
-                with contextlib.suppress(OSError):
-                    sock.shutdown(socket.SHUT_RDWR)
-
-
-def _whole(response: http.client.HTTPResponse) -> bytes:
-    """Return the whole body. An error if the server ends in the middle of it, or does not end."""
-    parts, num_bytes = [], 0
-    while part := response.read1(_CHUNK_BYTES):
-        parts.append(part)
-        num_bytes += len(part)
-        if num_bytes > MAX_ANSWER_BYTES:
-            raise http.client.HTTPException(f"the answer is longer than {MAX_ANSWER_BYTES:,} bytes")
-    if response.length:  # read1 does not look
-        raise http.client.IncompleteRead(b"", response.length)
-    return b"".join(parts)
-
-
 def _split(url: str) -> SplitResult:
-    try:
-        parts = urlsplit(url)
-        is_one = parts.scheme in ("http", "https") and parts.hostname and parts.username is None and parts.port != 0
-        is_one = is_one and url.isascii() and not parts.query and not parts.fragment
-    except ValueError:  # a port that is no number
-        is_one = False
-    if not is_one:
+    parts = split_url(url)
+    if parts is None or parts.username is not None or not url.isascii() or parts.query or parts.fragment:
         raise ConfigError(
             f"--url: got {secrets.hidden(url)[:_SHOWN]}, expected http://HOST:PORT or https://HOST, without a user"
         )

@@ -11,7 +11,8 @@ from typing import Any
 from rftstream.contracts.tasks import Sampling
 from rftstream.contracts.versions import VersionName
 from rftstream.errors import ImageError, PolicyError, WeightsError
-from rftstream.models.server_client import Call, ModelServer, Refused, RetryableError, Unreachable
+from rftstream.http.client import Call
+from rftstream.models.server_client import ModelServer, Refused, RetryableError, Unreachable
 from rftstream.policies.base import Completion, SampleRequest, without_tokens
 from rftstream.policies.openai.completions import completion_of
 from rftstream.policies.openai.images import HINT, ServedImages

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from rftstream import metrics
 from rftstream.contracts.versions import VersionName
 from rftstream.errors import PolicyError
-from rftstream.models.server_client import Call
+from rftstream.http.client import Call
 from rftstream.policies.base import Completion
 from rftstream.policies.openai.asking import ProbeEvent, ServedCall, ServerAsker, ServerFailure, UpdateEvent
 from rftstream.policies.openai.routing import CircuitBreaker

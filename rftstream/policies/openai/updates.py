@@ -15,8 +15,9 @@ from typing import Any
 
 from rftstream.contracts.versions import VersionName
 from rftstream.errors import ConfigError
+from rftstream.http.client import Call
 from rftstream.models.folders.folder import copy_companions
-from rftstream.models.server_client import Call, ModelServer, Refused, ServerWatch, Unreachable
+from rftstream.models.server_client import ModelServer, Refused, ServerWatch, Unreachable
 from rftstream.models.spec import ModelSpec
 from rftstream.models.vision.image_tokens import ImageTokens
 from rftstream.policies.served import check_tensors, served_parameters

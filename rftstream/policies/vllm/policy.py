@@ -24,13 +24,13 @@ from msgspec import Meta
 from rftstream.clock import Clock
 from rftstream.contracts.versions import VersionName
 from rftstream.errors import ConfigError, RftError, require_package
+from rftstream.loops import LoopThread, PendingCall
 from rftstream.models.folders.files import read_json
 from rftstream.models.folders.folder import check_loadable
 from rftstream.models.rendering import Renderer
 from rftstream.models.spec import ModelSpec
 from rftstream.models.vision.image_inputs import ImageCache
 from rftstream.policies.base import Completion, SampleRequest, without_tokens
-from rftstream.policies.loopthread import LoopThread, PendingCall
 from rftstream.policies.served import check_tensors, served_parameters
 from rftstream.policies.vllm.arguments import applies_adapters
 from rftstream.policies.vllm.engine import Engine, label_of, remembers

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from rftstream.config.sections import RunConfig
-from rftstream.models.server_client import address_of, split_url
+from rftstream.http.address import host_and_port
+from rftstream.models.server_client import split_url
 
 CONNECT_S = 2.0
 """Seconds that a server may take to accept a connection."""
@@ -22,7 +23,7 @@ def look_at_servers(config: RunConfig, policies: Sequence[str]) -> str | None:
         urls: Sequence[str] = getattr(options, "urls", ())
         if not urls:
             continue
-        addresses = [address_of(split_url(url, f"policies.{name}")) for url in urls]
+        addresses = [host_and_port(split_url(url, f"policies.{name}")) for url in urls]
         with ThreadPoolExecutor(min(32, len(urls))) as threads:
             errors = list(threads.map(_error, addresses))
         there = f"{name}: {errors.count(None)} of {len(urls)} model servers there"

@@ -12,8 +12,9 @@ from typing import Any, Protocol
 from rftstream.contracts.rollouts import RolloutStatus
 from rftstream.contracts.tasks import Problem, RolloutIds, Sampling
 from rftstream.contracts.versions import VersionName, WeightsAnnounced
+from rftstream.http.client import Call
 from rftstream.models.rendering import Renderer
-from rftstream.models.server_client import Call, ModelServer, Refused, Unreachable
+from rftstream.models.server_client import ModelServer, Refused, Unreachable
 from rftstream.policies.base import Policy
 from rftstream.rewards.base import RewardInput, message_seen, problem_input
 from rftstream.roles.explorer.attempt import CUT_SHORT, Attempt

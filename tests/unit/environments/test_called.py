@@ -17,8 +17,8 @@ from rftstream.environments.agent import RemoteAgent
 from rftstream.environments.called import CalledAgent, CalledAgentConfig
 from rftstream.environments.hosts.agents import AgentResult
 from rftstream.environments.launched_agents import agent_of
-from rftstream.environments.posting import Answer
 from rftstream.errors import ConfigError, HostedCodeError, HostError, HostTimeout
+from rftstream.http.client import Answer
 from rftstream.roles.explorer.agents.launcher import MAX_STARTS
 from rftstream.roles.explorer.model_calls import AgentBegins, RolloutEnd
 from tests.contracts import samples
@@ -174,7 +174,7 @@ def test_a_service_that_comes_late_is_called_and_one_that_never_comes_is_not_wai
 
 def test_what_is_lost_or_broken_may_be_started_again(service: AgentService) -> None:
     service.answers = ["drop", (500, "Traceback"), (200, "x" * (called.MAX_ANSWER_BYTES + 1))]
-    for said in ("/agent: ", "status 500: Traceback", "more than"):
+    for said in ("/agent: ", "status 500: Traceback", "longer than"):
         with pytest.raises(HostError, match=said):
             run(service.url)
 
@@ -301,4 +301,4 @@ def test_tasks_of_other_tasksets_are_not_called(service: AgentService) -> None:
 )  # fmt: skip
 def test_when_a_service_wants_to_be_called_again(text: str, low: float, high: float) -> None:
     """In seconds, or as a date."""
-    assert low <= called._retry_after_s(Answer(status=503, headers={"retry-after": text}, body=b"")) <= high
+    assert low <= Answer(503, {"retry-after": text}, b"").retry_after_s <= high

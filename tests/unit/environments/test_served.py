@@ -151,7 +151,7 @@ def test_a_server_that_lost_the_session(games: GameServer) -> None:
         ([(200, b"{}")], HostedCodeError, "has no 'session'"),
         ([(200, b" " * (17 << 20))], HostedCodeError, "more than 16777216 bytes"),
         ([(503, b"busy")] * 3, HostError, "status 503: busy, after 3 tries"),
-        (["drop"] * 3, HostError, "RemoteDisconnected: .*, after 3 tries"),
+        (["drop"] * 3, HostError, "Server disconnected .*, after 3 tries"),
         (["hang"] * 3, HostTimeout, "timed out, after 3 tries"),
     ],
 )

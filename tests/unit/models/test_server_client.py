@@ -12,8 +12,9 @@ import time
 import pytest
 
 from rftstream.errors import ConfigError
+from rftstream.http.client import Call
 from rftstream.models import server_client
-from rftstream.models.server_client import Call, ModelServer, Refused, RetryableError, Unreachable
+from rftstream.models.server_client import ModelServer, Refused, RetryableError, Unreachable
 from tests.unit.served import Server
 from tests.waiting import wait_until
 
@@ -60,7 +61,7 @@ def test_requests_at_once_have_a_connection_each(keeping):
 def test_a_connection_that_the_server_closed_costs_no_try(keeping):
     asked = client(keeping, tries=1)
     asked.ask(BODY)
-    (idle,) = asked._idle
+    (idle,) = asked._http._idle
     keeping.cut()
     wait_until(lambda: idle.has_expired)
     assert asked.ask(BODY)["choices"]
@@ -83,13 +84,13 @@ def test_idle_connections_are_closed_with_the_client(keeping):
     sockets = []
     for each in (asked, forgotten):
         each.ask(BODY)
-        sockets.append(each._idle[0].socket)
+        sockets.append(each._http._idle[0].socket)
     asked.close()
     del forgotten, each
     gc.collect()
     assert [one.fileno() for one in sockets] == [-1, -1]
     assert asked.ask(BODY)["choices"], "a request that comes late is answered"
-    assert not asked._idle
+    assert not asked._http._idle
 
 
 def test_a_cancelled_request_ends_at_once_and_takes_no_other_with_it(keeping):
@@ -206,7 +207,7 @@ def test_an_answer_in_drops_is_a_timeout():
 
 def test_a_host_that_takes_no_connection_is_given_up_early(monkeypatch):
     """However long its answers may take."""
-    monkeypatch.setattr(server_client, "CONNECT_S", 0.1)
+    monkeypatch.setattr("rftstream.http.client.CONNECT_S", 0.1)
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
         for _ in range(4):  # more than may wait to be accepted

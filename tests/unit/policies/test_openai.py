@@ -9,7 +9,6 @@ import pytest
 from rftstream.clock import SystemClock
 from rftstream.contracts.rollouts import VersionSpan
 from rftstream.errors import ConfigError, PolicyError
-from rftstream.models import server_client
 from rftstream.models.fake_renderer import FakeRenderer
 from rftstream.policies.base import Constraint
 from rftstream.policies.openai.policy import OpenAiPolicy
@@ -80,7 +79,7 @@ def test_token_ids_may_stand_in_the_tokens(server, open_policy):
     ((200, {"choices": ["x" * (1 << 16)]}), "longer than 32,768 bytes"),
 ])  # fmt: skip
 def test_a_request_that_cannot_be_answered_fails_alone(server, open_policy, answer, says, monkeypatch):
-    monkeypatch.setattr(server_client, "MAX_ANSWER_BYTES", 1 << 15)
+    monkeypatch.setattr("rftstream.http.client.MAX_ANSWER_BYTES", 1 << 15)
     policy = open_policy()
     policy.load({}, tiny.name(0))
     server.answers.append(answer)

@@ -23,8 +23,8 @@ import torch
 from rftstream.config.sections import LoraSection
 from rftstream.contracts.tasks import Sampling
 from rftstream.errors import ConfigError
+from rftstream.loops import LoopThread
 from rftstream.models.vision.image_tokens import ImageTokens
-from rftstream.policies.loopthread import LoopThread
 from rftstream.policies.vllm import arguments as vllm_arguments
 from rftstream.policies.vllm import shared as vllm_shared
 from rftstream.policies.vllm.engine import remembers

@@ -19,7 +19,7 @@ from rftstream.contracts.tasks import Task
 from rftstream.environments.hosts.agents import AgentResult
 from rftstream.environments.launched_agents import RunsAgent
 from rftstream.errors import ConfigError, HostedCodeError, HostError, HostStartTimeout, HostTimeout
-from rftstream.policies.loopthread import LoopThread
+from rftstream.loops import LoopThread
 from rftstream.roles.explorer.model_calls import AgentBegins, AgentRequest, CallInbox, RolloutEnd
 
 log = logging.getLogger(__name__)

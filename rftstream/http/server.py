@@ -11,10 +11,11 @@ import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import httptools
 
-from rftstream.gateway.outgoing import Outgoing
+from rftstream.http.outgoing import Outgoing
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +31,9 @@ IDLE_S = 120.0
 taken."""
 
 JSON_TYPE = "application/json"
+
+MAX_WAITING = 1024
+"""Most connections that wait to be accepted."""
 
 WhenDelivered = Callable[[], object] | None
 """Called when the client's side has taken an answer; None: nobody wants to know."""
@@ -75,16 +79,20 @@ class HttpConnection(Outgoing):
 
     def __init__(
         self,
-        handle: Callable[[HttpRequest, HttpConnection], Awaitable[WhenDelivered] | None],
+        handle: Handler,
         *,
         max_body_bytes: int,
         connections: set[HttpConnection],
         max_connections: int,
+        name: str = "server",
+        refuses: Callable[[HttpRequest], bool] | None = None,
     ) -> None:
+        """`name` is what errors call the server. `refuses` gets each request without its body, which is not read if it
+        says so: the handler gets the request as it is, and the connection ends with its answer."""
         super().__init__()
-        self._handle = handle
+        self._handle, self._name = handle, name
         self._connections, self._max_connections = connections, max_connections
-        self.parser = httptools.HttpRequestParser(_Incoming(self, max_body_bytes))
+        self.parser = httptools.HttpRequestParser(_Incoming(self, max_body_bytes, refuses))
         """Asked by what it calls about the request that it has read."""
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[HttpRequest] = deque()
@@ -218,9 +226,9 @@ class HttpConnection(Outgoing):
     def fail(self) -> None:
         """Log the exception that is being handled, and go on with the next request. The client is told if it was told
         nothing yet."""
-        log.exception("gateway: %s failed", "a request" if self._request is None else self._request.path)
+        log.exception("%s: %s failed", self._name, "a request" if self._request is None else self._request.path)
         if not self._has_begun:
-            self.send(HttpAnswer(status=500, body=_error("the gateway failed; see its log")))
+            self.send(HttpAnswer(status=500, body=_error(f"the {self._name} failed; see its log")))
         self.finish()
 
     # ------------------------------------------------------------------------------------------ one request
@@ -293,11 +301,44 @@ class HttpConnection(Outgoing):
             self._timer = self._loop.call_later(min(left_s, IDLE_S), self._close_if_idle)
 
 
+Handler = Callable[[HttpRequest, HttpConnection], Awaitable[WhenDelivered] | None]
+
+
+class HttpListener:
+    """Listens, in the running event loop, until `close`."""
+
+    def __init__(self, handle: Handler, **settings: Any) -> None:
+        """`settings` are those of each `HttpConnection`."""
+        self._handle, self._settings = handle, settings
+        self._connections: set[HttpConnection] = set()
+        self._server: asyncio.Server | None = None
+
+    async def listen(self, host: str, port: int) -> int:
+        """Begin to listen, and return the port. OSError if that address cannot be had."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(self._connection, host, port, backlog=MAX_WAITING)
+        found: int = self._server.sockets[0].getsockname()[1]
+        return found
+
+    async def close(self) -> None:
+        """Stop to listen, and cut all connections."""
+        assert self._server is not None
+        self._server.close()
+        await asyncio.sleep(0)  # answers that are ready leave before their connections are cut
+        for connection in list(self._connections):
+            connection.close()
+
+    def _connection(self) -> HttpConnection:
+        return HttpConnection(self._handle, connections=self._connections, **self._settings)
+
+
 class _Incoming:
     """Puts requests together from what the parser finds. A connection makes it for its parser, which calls it."""
 
-    def __init__(self, connection: HttpConnection, max_body_bytes: int) -> None:
-        self._connection, self._max_body_bytes = connection, max_body_bytes
+    def __init__(
+        self, connection: HttpConnection, max_body_bytes: int, refuses: Callable[[HttpRequest], bool] | None
+    ) -> None:
+        self._connection, self._max_body_bytes, self._refuses = connection, max_body_bytes, refuses
         self._is_refused = False
         """Whether what has come is answered already, and nothing more is taken."""
         self._clear()
@@ -329,25 +370,30 @@ class _Incoming:
         if self._num_hosts > 1 or (is_new and not self._num_hosts):
             self._is_refused = True
             self._connection.refuse(http.HTTPStatus.BAD_REQUEST, f"got {self._num_hosts} Host headers, expected one")
-        elif self._headers.get("expect", "").lower() == "100-continue":
-            length = self._headers.get("content-length", "")
-            if length.isdecimal() and int(length) > self._max_body_bytes:
-                self._is_refused = True
-                self._connection.request_received(self._request(is_too_large=True, keeps_alive=False), is_last=True)
-            else:
-                self._connection.go_on()
+            return
+        waits = self._headers.get("expect", "").lower() == "100-continue"
+        if not waits and self._refuses is None:
+            return
+        length = self._headers.get("content-length", "")
+        is_too_large = length.isdecimal() and int(length) > self._max_body_bytes
+        request = self._request(is_too_large=is_too_large, keeps_alive=False)
+        if (waits and is_too_large) or (self._refuses is not None and self._refuses(request)):
+            self._is_refused = True
+            self._connection.request_received(request, is_last=True)
+        elif waits:
+            self._connection.go_on()
 
     def on_body(self, data: bytes) -> None:
         if self._is_refused:
             return
         self._connection.part_received()
         self._num_bytes += len(data)
-        if self._num_bytes > MAX_REFUSED_BYTES:
-            self._connection.close()
-        elif self._num_bytes <= self._max_body_bytes:
+        if self._num_bytes <= self._max_body_bytes:
             self._body.append(data)
-        else:
+        elif self._num_bytes <= MAX_REFUSED_BYTES:
             self._body.clear()
+        else:
+            self._connection.close()
 
     def on_message_complete(self) -> None:
         if self._is_refused:

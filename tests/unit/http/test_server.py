@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from rftstream.gateway.http import HttpAnswer, HttpConnection, HttpRequest
+from rftstream.http.server import HttpAnswer, HttpConnection, HttpRequest
 
 pytestmark = pytest.mark.anyio
 
@@ -105,7 +105,7 @@ def test_who_takes_no_answers_is_given_no_more() -> None:
 
 
 def test_who_takes_no_answers_is_cut_off_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rftstream.gateway.http.IDLE_S", 0.001)
+    monkeypatch.setattr("rftstream.http.server.IDLE_S", 0.001)
 
     async def scene(connection: HttpConnection, line: Line, requests: list[HttpRequest]) -> None:
         line.takes = False
