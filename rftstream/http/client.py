@@ -63,7 +63,7 @@ class RequestCancelled(RequestFailed):
 
 
 class Answer(NamedTuple):
-    """What a server answered. `HttpClient` makes it."""
+    """An answer of a server. `HttpClient` makes it."""
 
     status: int
     headers: Mapping[str, str]
@@ -116,7 +116,7 @@ def pause_s(number: int, first_s: float, *, most_s: float = 3600.0) -> float:
 
 
 class _Asker:
-    """What the clients of threads and of event loops share: the address, the headers, and what a failure says."""
+    """The common part of the clients of threads and of event loops: address, headers, and the text of a failure."""
 
     def __init__(self, address: SplitResult, *, key: str = "", max_bytes: int) -> None:
         """`key` is sent as the bearer token, to this server alone, and hidden in errors."""

@@ -21,7 +21,6 @@ from rftstream.rewards.answers.clean import bare_words
 from rftstream.rewards.answers.compare import AnswerComparison, Equality
 from rftstream.rewards.answers.maths.guards import TooCostly, check_size
 from rftstream.rewards.answers.maths.nodes import AnswerGroup, Form, Ratio, Reading, Value, Words
-from rftstream.rewards.answers.maths.units import load_pint
 from rftstream.rewards.answers.reading import read_answer
 from rftstream.rewards.answers.school import (
     blanks_of,
@@ -96,11 +95,7 @@ class SchoolReward:
         self._config = config
         self._comparison = AnswerComparison(places=6, tolerance=config.tolerance)
         self._read = functools.lru_cache(maxsize=512)(read_answer)
-        self.version = config_version("3", config, "pint", "mpmath")
-
-    def open(self) -> None:
-        """Load the units, which takes seconds."""
-        load_pint()
+        self.version = config_version("4", config, "mpmath")
 
     def __call__(self, item: RewardInput) -> Score:
         problem = self._problem(item)

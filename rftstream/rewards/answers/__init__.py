@@ -14,7 +14,7 @@ The modules, in the order in which an answer goes through them:
     maths.realsets  unions of intervals, from intervals and from inequalities
     maths.values  evaluates trees: exactly where that is possible, and within limits
     compare      compares two answers: equal, different, or cannot tell
-    maths.units  names of units in English and Chinese, and their conversion by pint
+    maths.units  names of units in English and Chinese, and their sizes
     second       math-verify, asked where our own readers cannot tell
     json_values  finds JSON in a text
     golds        problems with several right answers

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 from rftstream.rewards.answers.clean import bare_words
 from rftstream.rewards.answers.maths.nodes import AnswerGroup, Form, Value, number
-from rftstream.rewards.answers.maths.units import everyday_unit, unit_name
+from rftstream.rewards.answers.maths.units import is_everyday, unit_name, unit_size
 from rftstream.rewards.answers.maths.words import number_in_words
 
 _PIECE = re.compile(
@@ -47,10 +47,9 @@ def _pieces(text: str) -> list[Form]:
         place = match.end()
     if len(found) < 2 or text[place:].strip():
         return []
-    sizes = [everyday_unit(name) for _, name in found]
-    if any(size is None for size in sizes) or len({size[1] for size in sizes if size}) > 1:
+    if not all(is_everyday(name) for _, name in found) or len({unit_size(name)[1] for _, name in found}) > 1:
         return []
-    factors = [size[0] for size in sizes if size]
+    factors = [unit_size(name)[0] for _, name in found]
     return [_summed(found)] if factors == sorted(set(factors), reverse=True) else []
 
 
@@ -64,12 +63,9 @@ def _with_digits(text: str) -> str:
 
 
 def _summed(found: list[tuple[Fraction, str]]) -> Value:
-    sizes = [everyday_unit(name) for _, name in found]
-    total = sum((count * size[0] for (count, _), size in zip(found, sizes, strict=True) if size), Fraction(0))
-    first = everyday_unit(found[0][1])
-    assert first is not None
+    total = sum((count * unit_size(name)[0] for count, name in found), Fraction(0))
     rounded = any(count.denominator > 1 for count, _ in found)
-    return Value(node=number(total / first[0], rounded=rounded), unit=found[0][1])
+    return Value(node=number(total / unit_size(found[0][1])[0], rounded=rounded), unit=found[0][1])
 
 
 def _in_words(text: str) -> list[Form]:

@@ -1,16 +1,10 @@
-"""Names of units, English and Chinese, and whether two quantities are equal, by pint.
-
-pint takes seconds to import: it is imported when two answers have units that differ in spelling.
-"""
+"""Names of units, English and Chinese, their exact sizes, and whether two quantities are equal."""
 
 from __future__ import annotations
 
 import functools
 import re
 from fractions import Fraction
-from typing import Any
-
-from rftstream.errors import MissingChecker, importing
 
 _CHINESE = {
     "平方千米": "km^2", "平方公里": "km^2", "平方厘米": "cm^2", "平方分米": "dm^2", "平方毫米": "mm^2", "平方米": "m^2",
@@ -51,29 +45,30 @@ _ENGLISH = {
 _SINGLE = {"m", "g", "s", "h", "L", "l", "t", "N", "J", "W", "V", "A", "K", "C", "F", "Ω"}
 """Symbols of one letter, which might also be variables."""
 _CURRENCY = {"€": "euro", "£": "pound_sterling", "¥": "yuan", "₹": "rupee", "dollar": "dollar"}
-_INCH = Fraction(254, 10000)
-_OUNCE = Fraction("0.028349523125")
-_SIMPLE = {
-    "m": (Fraction(1), "length"), "km": (Fraction(1000), "length"), "cm": (Fraction(1, 100), "length"),
-    "dm": (Fraction(1, 10), "length"), "mm": (Fraction(1, 1000), "length"), "inch": (_INCH, "length"),
-    "ft": (12 * _INCH, "length"), "yd": (36 * _INCH, "length"), "mi": (63360 * _INCH, "length"),
-    "s": (Fraction(1), "time"), "min": (Fraction(60), "time"), "h": (Fraction(3600), "time"),
-    "day": (Fraction(86400), "time"), "week": (Fraction(604800), "time"), "kg": (Fraction(1), "mass"),
-    "g": (Fraction(1, 1000), "mass"), "mg": (Fraction(1, 10**6), "mass"), "t": (Fraction(1000), "mass"),
-    "dollar": (Fraction(100), "money"), "cent": (Fraction(1), "money"), "yuan": (Fraction(10), "renminbi"),
-    "jiao": (Fraction(1), "renminbi"), "fen": (Fraction(1, 10), "renminbi"), "lb": (16 * _OUNCE, "mass"),
-    "oz": (_OUNCE, "mass"), "euro": (Fraction(1), "euros"), "pound_sterling": (Fraction(1), "sterling"),
-    "rupee": (Fraction(1), "rupees"),
+_DEFINITIONS = """
+km=1000*m dm=m/10 cm=m/100 mm=m/1000 um=mm/1000 nm=um/1000 inch=cm*254/100 ft=12*inch yd=3*ft mi=1760*yd
+hectare=10000*m^2 mu=2000*m^2/3 acre=43560*m^2*1440000/15499969 L=dm^3 l=L mL=L/1000
+gal=231*inch^3 qt=gal/4 pt=gal/8 cup=gal/16
+g=kg/1000 mg=g/1000 t=1000*kg jin=kg/2 lb=kg*45359237/100000000 oz=lb/16 ton=2000*lb
+min=60*s h=60*min day=24*h week=7*day year=day*1461/4 month=year/12 Hz=1/s
+N=kg*m/s^2 J=N*m kJ=1000*J cal=J*4184/1000 eV=J*1602176634/10000000000^2/100000000 W=J/s kW=1000*W kWh=kW*h
+Pa=N/m^2 kPa=1000*Pa atm=101325*Pa C=A*s V=W/A ohm=V/A F=C/V degC=K degF=K*5/9
+rad=1 degree=314159265358979323846/18000000000000000000000
+dollar=100*cent jiao=yuan/10 fen=yuan/100
+"""
+"""Units by others; those that stand for none are the base units. An acre is one of US survey feet."""
+_SIZES = dict(definition.split("=") for definition in _DEFINITIONS.split())
+_ZEROS = {"degC": Fraction(27315, 100), "degF": Fraction(45967, 100)}
+"""Unit of a scale whose zero is not that of its dimension -> how far it is away, in this unit."""
+_EVERYDAY = {
+    "m", "km", "cm", "dm", "mm", "inch", "ft", "yd", "mi", "s", "min", "h", "day", "week", "kg", "g", "mg", "t", "lb",
+    "oz", "dollar", "cent", "yuan", "jiao", "fen", "euro", "pound_sterling", "rupee",
 }  # fmt: skip
-"""Everyday units: size and dimension. They are converted without pint."""
-_OWN = ("jin = 500 * gram",
-        "mu = 2000 / 3 * meter ** 2", "dollar = [money]", "cent = dollar / 100", "yuan = [renminbi]",
-        "jiao = yuan / 10", "fen = yuan / 100",
-        "euro = [euros]", "pound_sterling = [sterling]", "rupee = [rupees]")  # fmt: skip
+"""Units that may be parts of a compound, such as 2 h 30 min."""
 
 
 def unit_name(text: str, *, marked: bool) -> str | None:
-    r"""Return the name that pint knows for a unit as it was written, or None if it is no known unit.
+    r"""Return the name of a unit as it was written, or None if it is no known unit.
 
     `marked` says that it stood in \text{}, so that a single letter cannot be a variable."""
     text = text.strip().strip(".").strip()
@@ -122,65 +117,38 @@ def _factor_name(text: str, *, marked: bool) -> str | None:
 
 
 def equal_quantities(left: Fraction, left_unit: str, right: Fraction, right_unit: str, *, tolerance: float) -> bool:
-    """Return whether two quantities are equal after conversion, up to a relative tolerance. Units are pint's names."""
-    if (quick := _quick(left_unit)) is not None and (other_quick := _quick(right_unit)) is not None:
-        if quick[1] != other_quick[1]:
-            return False
-        one, two = left * quick[0], right * other_quick[0]
-        return abs(one - two) <= Fraction(max(tolerance, 1e-9)) * max(abs(one), abs(two))
-    registry = _registry()
-    first = registry.Quantity(float(left), left_unit)
-    second = registry.Quantity(float(right), right_unit)
-    if first.dimensionality != second.dimensionality:
-        return False
-    value, other = float(first.to_base_units().magnitude), float(second.to_base_units().magnitude)
-    return abs(value - other) <= max(tolerance, 1e-9) * max(abs(value), abs(other))
+    """Return whether two quantities are equal after conversion, up to a relative tolerance. Units are those of
+    `unit_name`."""
+    (size, dimensions), (other_size, others) = unit_size(left_unit), unit_size(right_unit)
+    one, two = (left + _ZEROS.get(left_unit, 0)) * size, (right + _ZEROS.get(right_unit, 0)) * other_size
+    return dimensions == others and abs(one - two) <= Fraction(max(tolerance, 1e-9)) * max(abs(one), abs(two))
 
 
 def same_kind(left_unit: str, right_unit: str) -> bool:
-    """Return whether two units, by pint's names, measure the same."""
-    if left_unit == right_unit:
-        return True
-    if (quick := _quick(left_unit)) is not None and (other_quick := _quick(right_unit)) is not None:
-        return quick[1] == other_quick[1]
-    registry = _registry()
-    return bool(registry.Quantity(1, left_unit).dimensionality == registry.Quantity(1, right_unit).dimensionality)
+    """Return whether two units, by their names, measure the same."""
+    return unit_size(left_unit)[1] == unit_size(right_unit)[1]
 
 
-def everyday_unit(name: str) -> tuple[Fraction, tuple[tuple[str, int], ...]] | None:
-    """Return the size and the dimensions of an everyday unit, by pint's name, or None if it is none."""
-    return _quick(name)
-
-
-def load_pint() -> None:
-    """Load pint, which takes seconds, before it is needed."""
-    _registry()
+def is_everyday(unit: str) -> bool:
+    """Return whether a unit consists of everyday ones."""
+    return all(re.sub(r"\^-?\d$", "", name) in _EVERYDAY for name in re.split(r"[*/]", unit))
 
 
 @functools.cache
-def _quick(unit: str) -> tuple[Fraction, tuple[tuple[str, int], ...]] | None:
-    """Return the factor and the dimensions of a unit that consists of everyday ones, without pint; else None."""
-    factor, powers = Fraction(1), dict[str, int]()
-    sign = 1
+def unit_size(unit: str) -> tuple[Fraction, tuple[tuple[str, int], ...]]:
+    """Return the size of a unit in base units, and its dimensions: each base unit with its power."""
+    size, powers, sign = Fraction(1), dict[str, int](), 1
     for piece in re.split(r"([*/])", unit):
         if piece in ("*", "/"):
             sign = 1 if piece == "*" else -1
             continue
         name, _, power = piece.partition("^")
-        if name not in _SIMPLE or not re.fullmatch(r"-?\d?", power):
-            return None
-        size, dimension = _SIMPLE[name]
-        number = sign * int(power or 1)
-        factor *= size**number
-        powers[dimension] = powers.get(dimension, 0) + number
-    return factor, tuple(sorted((name, power) for name, power in powers.items() if power))
-
-
-@functools.cache
-def _registry() -> Any:
-    with importing("rewards", "pint", install="pint", error_type=MissingChecker):
-        import pint
-    registry: Any = pint.UnitRegistry(autoconvert_offset_to_baseunit=True)
-    for definition in _OWN:
-        registry.define(definition)
-    return registry
+        exponent = sign * int(power or 1)
+        if name.isdecimal():
+            size *= Fraction(name) ** exponent
+            continue
+        inner, dimensions = unit_size(_SIZES[name]) if name in _SIZES else (Fraction(1), ((name, 1),))
+        size *= inner**exponent
+        for dimension, count in dimensions:
+            powers[dimension] = powers.get(dimension, 0) + count * exponent
+    return size, tuple(sorted((name, power) for name, power in powers.items() if power))
