@@ -1,4 +1,4 @@
-"""The blocks of the README that are marked `<!-- run: NAME -->` run, in order and with few steps, in a fresh folder."""
+"""The blocks of the first pages that are marked `<!-- run: NAME -->` run in order, in few steps, in a fresh folder."""
 
 from __future__ import annotations
 
@@ -12,30 +12,37 @@ from click.testing import CliRunner
 
 from rftstream.commands import cli
 from tests.docs.following import FEW_STEPS, NO_MODEL, Reader, assert_all_are_marked
-from tests.docs.reading import ROOT, blocks
+from tests.docs.reading import ROOT, blocks, shown
 from tests.e2e.workplace import Workplace
 
-README = ROOT / "README.md"
-BLOCKS = [block for block in blocks(README) if block.kind]
+PAGES = (ROOT / "README.md", ROOT / "docs" / "first-run.md", ROOT / "docs" / "your-task.md")
+FIRST_RUN = PAGES[1]
+MOST_WORDS = 1_200
+BLOCKS = [block for page in PAGES for block in blocks(page) if block.kind]
 RUNS = sorted({block.name for block in BLOCKS if block.kind == "run"})
 
 
-def test_what_can_be_run_is_marked() -> None:
-    assert_all_are_marked(README)
+@pytest.mark.parametrize("page", PAGES, ids=shown)
+def test_what_can_be_run_is_marked(page: Path) -> None:
+    assert_all_are_marked(page)
 
 
-def test_the_disk_that_the_readme_shows_is_what_check_says() -> None:
+def test_the_readme_is_short() -> None:
+    assert len(PAGES[0].read_text(encoding="utf-8").split()) <= MOST_WORDS
+
+
+def test_the_disk_that_the_page_shows_is_what_check_says() -> None:
     """Numbers are not compared elsewhere, since most of them differ from machine to machine. This one does not."""
     said = CliRunner().invoke(cli, ["check", str(ROOT / "examples" / "arithmetic.toml")]).stdout
     estimate = re.compile(r"^disk: up to ([\d.]+ .B) of", re.MULTILINE)
-    shown, found = (estimate.search(text) for text in (README.read_text(encoding="utf-8"), said))
-    assert shown is not None and found is not None
-    assert shown[1] == found[1]
+    told, found = (estimate.search(text) for text in (FIRST_RUN.read_text(encoding="utf-8"), said))
+    assert told is not None and found is not None
+    assert told[1] == found[1]
 
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Workplace]:
-    """A fresh checkout, with the files that the README tells to make."""
+    """A fresh checkout, with the files that the pages tell to make."""
     shutil.copytree(ROOT / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("runs"))
     with Workplace(tmp_path) as workplace:
         yield workplace
