@@ -12,8 +12,8 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """An event loop in a thread of its own. A policy makes it, hands it work with `call` and `soon`, and ends it
-    with `close`."""
+    """An event loop in a thread of its own. Its owner makes it, hands it work with `call`, `run` and `soon`, and ends
+    it with `close`."""
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
@@ -28,6 +28,10 @@ class LoopThread:
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in the loop, wait for its end, and return its result."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in this loop and await it from the caller's. Cancelling the caller cancels it."""
+        return await asyncio.wrap_future(self.begin(work))
 
     def begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Run a coroutine in the loop. Nothing is waited for."""

@@ -81,6 +81,7 @@ ONLY = {
         "rftstream.config.secrets",  # the key of a server stands in no run file
         "rftstream.data.gym_entries",
         "rftstream.http",
+        "rftstream.loops",
         "rftstream.sandbox",  # where the tool `python` runs programs
     ),
 }

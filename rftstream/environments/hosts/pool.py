@@ -11,12 +11,12 @@ import atexit
 import itertools
 import threading
 import uuid
-from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from rftstream.environments.hosts.host import CLOSE_S, Host, HostSettings, places_of
 from rftstream.errors import ConfigError, HostedCodeError, HostError, HostStartTimeout
+from rftstream.loops import LoopThread
 
 ADAPTERS = {
     "gymnasium": "gymnasium.py:GymnasiumEnvironment",
@@ -31,8 +31,6 @@ STUCK_S = 5.0
 
 NO_PATIENCE_S = 0.001
 """Seconds to wait for `close` of an environment that hangs in another call. It closes when that returns."""
-
-Value = TypeVar("Value")
 
 
 def target_path(target: str) -> str:
@@ -53,39 +51,12 @@ def target_path(target: str) -> str:
     return f"{found}:{name}"
 
 
-class HostLoop:
-    """An event loop in a thread of its own. The first call starts it; `close_pools` ends it."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name="hosts", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
-        self._loop.close()
-
-    async def run(self, coroutine: Coroutine[Any, Any, Value]) -> Value:
-        """Run a coroutine in this loop and await it from the caller's. Cancelling the caller cancels it."""
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._loop))
-
-    def run_blocking(self, coroutine: Coroutine[Any, Any, Value], timeout_s: float) -> Value:
-        """Run a coroutine in this loop, and wait for it."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout_s)
-
-    def close(self) -> None:
-        """End loop and thread."""
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-
-
 class HostPool:
     """Up to `processes` hosts of one kind. `pool_of` makes it, `session` gives what takes a place in one of the hosts,
     and starts that host if need be. A host that has died is replaced when the next session is opened, and one that has
     been empty for `idle_timeout_s` is ended."""
 
-    def __init__(self, settings: HostSettings, loop: HostLoop, name: str) -> None:
+    def __init__(self, settings: HostSettings, loop: LoopThread, name: str) -> None:
         self.loop = loop
         self._settings = settings
         self._name = name
@@ -224,14 +195,14 @@ class HostSession:
 
 _LOCK = threading.Lock()
 _POOLS: dict[HostSettings, HostPool] = {}
-_LOOPS: list[HostLoop] = []
+_LOOPS: list[LoopThread] = []
 
 
 def pool_of(settings: HostSettings) -> HostPool:
     """Return the pool of this process with these settings. The first caller makes it."""
     with _LOCK:
         if not _LOOPS:
-            _LOOPS.append(HostLoop())
+            _LOOPS.append(LoopThread("hosts"))
         if settings not in _POOLS:
             _POOLS[settings] = HostPool(settings, _LOOPS[0], f"host-{len(_POOLS) + 1}")
         return _POOLS[settings]
@@ -244,7 +215,7 @@ def close_pools() -> None:
         _POOLS.clear()
         _LOOPS.clear()
     for pool in pools:
-        pool.loop.run_blocking(pool.close(), 60.0)
+        pool.loop.begin(pool.close()).result(60.0)
     for loop in loops:
         loop.close()
 

@@ -25,6 +25,7 @@ from rftstream.environments.hosts import guard
 from rftstream.environments.toolset.arguments import SchemaCheck
 from rftstream.environments.toolset.base import CannotSave, Tool, ToolError
 from rftstream.errors import ConfigError
+from rftstream.loops import LoopThread
 
 WHERE = "environments.tools.options.mcp.servers"
 CLOSE_S = 15.0
@@ -113,7 +114,7 @@ class Connection:
         self._loop = _event_loop()
         self._closing = asyncio.Event()
         self._is_ending = False
-        self._task = asyncio.run_coroutine_threadsafe(self._run(), self._loop)
+        self._task = self._loop.begin(self._run())
 
     @property
     def is_over(self) -> bool:
@@ -135,9 +136,7 @@ class Connection:
         if self.is_over:
             raise ToolError(f"{tool} failed: its server has ended")
         try:
-            result = await asyncio.wrap_future(
-                asyncio.run_coroutine_threadsafe(self._client.call_tool(tool, arguments), self._loop)
-            )
+            result = await self._loop.run(self._client.call_tool(tool, arguments))
         except _package().MCPError as error:
             if _is_closed(error):
                 self._end()
@@ -164,7 +163,7 @@ class Connection:
 
     def _end(self) -> None:
         self._is_ending = True
-        self._loop.call_soon_threadsafe(self._closing.set)
+        self._loop.soon(self._closing.set)
 
     async def _run(self) -> None:
         mcp = _package()
@@ -297,8 +296,6 @@ def _require() -> None:
 
 
 @functools.cache
-def _event_loop() -> asyncio.AbstractEventLoop:
+def _event_loop() -> LoopThread:
     """Return the loop of all connections, which runs until the process ends."""
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="mcp", daemon=True).start()
-    return loop
+    return LoopThread("mcp")

@@ -3,92 +3,59 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rftstream.contracts.tasks import ChatMessage
 from rftstream.gateway.dialects import fields
+from rftstream.gateway.dialects.base import ReadDialect
 from rftstream.gateway.dialects.events import Event, event
 from rftstream.gateway.dialects.fields import Json, RequestRefused
 from rftstream.gateway.dialects.said import Said, said_of
-from rftstream.gateway.dialects.settings import (
-    CONSTRAINT,
-    CONTEXT,
-    COUNTED,
-    NAMES,
-    NO_BANS,
-    REASONING,
-    SAMPLING,
-    STOP,
-    TOOL_CHOICE,
-    Table,
-    asked_for,
-    check,
-    honoured,
-    recorded,
-    refused,
-    value_of,
-)
-from rftstream.roles.explorer.model_calls import ModelCall, SampledCall
-
-SETTINGS: Table = {
-    "model": honoured("any name is the policy; the answer repeats it"),
-    "messages": honoured("the conversation; blocks that are no text, thinking or tool use are refused"),
-    "system": honoured("a system message before it"),
-    "tools": honoured("tools with an `input_schema`; others are left out of the prompt, and recorded by their types"),
-    "tool_choice": TOOL_CHOICE,
-    "stream": honoured("the answer as events, once it is on the log"),
-    "max_tokens": honoured("limit of this call, within the rollout's", is_recorded=True),
-    "stop_sequences": STOP,
-    "output_config.format": CONSTRAINT,
-    "output_format": CONSTRAINT,
-    "output_config": recorded("beside `format`: how much the model writes is its own affair"),
-    **dict.fromkeys(("temperature", "top_p", "top_k"), SAMPLING),
-    "thinking": REASONING,
-    "context_management": CONTEXT,
-    **dict.fromkeys(("cache_control", "service_tier", "inference_geo", "speed", "diagnostics"), COUNTED),
-    **dict.fromkeys(("betas", "fallbacks", "fallback_credit_token", "billing_policy", "workspace_id"), COUNTED),
-    **dict.fromkeys(("metadata", "user_profile_id"), NAMES),
-    "container": refused("the endpoint runs no code; remove it"),
-    "mcp_servers": refused("the endpoint has no tools of its own; call them in the agent"),
-    "compaction": refused("the endpoint does not rewrite the context; do that in the agent"),
-    "thread": refused("conversations are not kept; send all messages"),
-    "logit_bias": NO_BANS,
-}  # fmt: skip
+from rftstream.gateway.dialects.settings import MESSAGES_SETTINGS
+from rftstream.roles.explorer.model_calls import SampledCall
 
 ROLES = ("user", "assistant", "system")
 THINKING = ("thinking", "redacted_thinking")
 
 
-class AnthropicMessages:
+class AnthropicMessages(ReadDialect):
     """The dialect of messages, as `Dialect` describes it; `read` and `events` are the server's."""
 
     name = "anthropic"
-    settings = SETTINGS
+    settings = MESSAGES_SETTINGS
+    limits = ("max_tokens",)
+    stop = "stop_sequences"
+    formats = ("output_config.format", "output_format")
 
-    def read(self, body: Json, *, digest: str, idempotency_key: str | None, is_retry: bool) -> ModelCall:
-        """Return the call that a request asks for. RequestRefused for what cannot be done exactly."""
-        check(body, SETTINGS)
-        choice = body.get("tool_choice")
-        tools, left_out = _tools(body)
-        shown = () if isinstance(choice, dict) and choice.get("type") == "none" else tuple(tools)
-        formats = ("output_config.format", "output_format")
-        return ModelCall(
-            dialect=self,
-            digest=digest,
-            idempotency_key=idempotency_key,
-            is_retry=is_retry,
-            messages=_messages(body),
-            tools=shown,
-            model=fields.string(body, "model", default=""),
-            max_tokens=fields.limit(body, "max_tokens"),
-            stop=fields.stops(body, "stop_sequences"),
-            constraint=fields.constraint(
-                bool(shown), *(fields.schema_format(value_of(body, name), name) for name in formats)
-            ),
-            asked=asked_for(body, SETTINGS) | left_out,
-            stream=body.get("stream") is True,
-        )
+    def _messages(self, body: Json) -> tuple[ChatMessage, ...]:
+        messages: list[ChatMessage] = []
+        if body.get("system"):
+            messages.append(
+                ChatMessage(role="system", content=fields.text_of(body["system"], "system.", text_types=TEXT))
+            )
+        given = fields.items(body, "messages")
+        if not given:
+            raise RequestRefused("messages: got none, expected at least one")
+        for i, message in enumerate(given):
+            where, role = f"messages[{i}].", message.get("role")
+            if role not in ROLES:
+                raise RequestRefused(f"{where}role: got {role!r}, expected user or assistant")
+            if role == "assistant":
+                messages.append(_assistant(message, where))
+            else:
+                messages.extend(_user(message, where))
+        return tuple(messages)
+
+    def _tools(self, body: Json) -> Iterator[dict[str, Any] | str]:
+        """Yield tools as the base does. Others are the server's, and those whose schema the model would have to
+        know."""
+        for i, tool in enumerate(fields.items(body, "tools")):
+            if tool.get("type", "custom") in ("custom", None):
+                name, description, schema = (tool.get(name) for name in ("name", "description", "input_schema"))
+                yield fields.tool(name, description, schema, f"tools[{i}].")
+            else:
+                yield str(tool["type"])
 
     def answer(self, result: SampledCall) -> dict[str, Any]:
         """Return the message."""
@@ -171,24 +138,6 @@ def _stop_reason(said: Said) -> str:
     return "tool_use" if said.tool_calls else "end_turn"
 
 
-def _messages(body: Json) -> tuple[ChatMessage, ...]:
-    messages: list[ChatMessage] = []
-    if body.get("system"):
-        messages.append(ChatMessage(role="system", content=fields.text_of(body["system"], "system.", text_types=TEXT)))
-    given = fields.items(body, "messages")
-    if not given:
-        raise RequestRefused("messages: got none, expected at least one")
-    for i, message in enumerate(given):
-        where, role = f"messages[{i}].", message.get("role")
-        if role not in ROLES:
-            raise RequestRefused(f"{where}role: got {role!r}, expected user or assistant")
-        if role == "assistant":
-            messages.append(_assistant(message, where))
-        else:
-            messages.extend(_user(message, where))
-    return tuple(messages)
-
-
 TEXT = ("text",)
 
 
@@ -230,15 +179,3 @@ def _user(message: Json, where: str) -> list[ChatMessage]:
     if others or not results:
         results.append(ChatMessage(role=role, content=fields.text_of(others, where, text_types=TEXT)))
     return results
-
-
-def _tools(body: Json) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Return the tools that a model is shown, and what is recorded of others: those of the server's, and those whose
-    schema the model would have to know."""
-    found, others = [], []
-    for i, tool in enumerate(fields.items(body, "tools")):
-        if tool.get("type", "custom") not in ("custom", None):
-            others.append(tool["type"])
-            continue
-        found.append(fields.tool(tool.get("name"), tool.get("description"), tool.get("input_schema"), f"tools[{i}]."))
-    return found, fields.left_out(others)

@@ -2,118 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rftstream.contracts.tasks import ChatMessage
 from rftstream.gateway.dialects import fields
+from rftstream.gateway.dialects.base import ReadDialect
 from rftstream.gateway.dialects.events import Event, event
 from rftstream.gateway.dialects.fields import Json, RequestRefused
 from rftstream.gateway.dialects.said import Said, said_of
-from rftstream.gateway.dialects.settings import (
-    CONSTRAINT,
-    COUNTED,
-    FORM,
-    NAMES,
-    NO_BANS,
-    REASONING,
-    SAMPLING,
-    STOP,
-    TOOL_CHOICE,
-    Table,
-    asked_for,
-    check,
-    honoured,
-    recorded,
-    refused,
-)
+from rftstream.gateway.dialects.settings import CHAT_SETTINGS
 from rftstream.policies.base import CONSTRAINTS, Constraint
-from rftstream.roles.explorer.model_calls import ModelCall, SampledCall
+from rftstream.roles.explorer.model_calls import SampledCall
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
-SETTINGS: Table = {
-    "model": honoured("any name is the policy; the answer repeats it"),
-    "messages": honoured("the conversation; parts that are no text are refused"),
-    "tools": honoured("functions; tools of other types are left out of the prompt, and recorded by their types"),
-    "tool_choice": TOOL_CHOICE,
-    "stream": honoured("the answer as events, once it is on the log"),
-    "stream_options": honoured("`include_usage`"),
-    "max_completion_tokens": honoured("limit of this call, within the rollout's", is_recorded=True),
-    "max_tokens": honoured("the older name of `max_completion_tokens`", is_recorded=True),
-    "stop": STOP,
-    "response_format": CONSTRAINT,
-    "structured_outputs": CONSTRAINT,
-    "guided_json": CONSTRAINT,
-    "guided_regex": CONSTRAINT,
-    "guided_choice": CONSTRAINT,
-    "guided_grammar": CONSTRAINT,
-    **dict.fromkeys(("temperature", "top_p", "top_k", "min_p", "seed", "min_tokens", "ignore_eos"), SAMPLING),
-    **dict.fromkeys(("presence_penalty", "frequency_penalty", "repetition_penalty", "stop_token_ids"), SAMPLING),
-    "parallel_tool_calls": recorded("a turn may hold several calls in any case"),
-    **dict.fromkeys(("reasoning_effort", "include_reasoning", "thinking_token_budget"), REASONING),
-    **dict.fromkeys(("verbosity", "return_token_ids", "skip_special_tokens", "moderation"), FORM),
-    **dict.fromkeys(("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "service_tier"), COUNTED),
-    **dict.fromkeys(("store", "cache_salt", "priority"), COUNTED),
-    **dict.fromkeys(("user", "safety_identifier", "metadata", "request_id"), NAMES),
-    "n": refused("each call is one sample of its rollout; expected 1", 1),
-    "best_of": refused("each call is one sample of its rollout; expected 1", 1),
-    "use_beam_search": refused("tokens are sampled one by one; remove it"),
-    "logprobs": refused("logprobs are not told; the rollout on the log has those of all sampled tokens"),
-    "top_logprobs": refused("only the sampled token has a logprob, expected no top_logprobs"),
-    "prompt_logprobs": refused("the tokens of prompts have no logprobs; remove it"),
-    "logit_bias": NO_BANS,
-    "bad_words": NO_BANS,
-    "allowed_token_ids": NO_BANS,
-    "logits_processors": NO_BANS,
-    "functions": refused("got the older form, expected tools"),
-    "function_call": refused("got the older form, expected tool_choice"),
-    "audio": refused("the model writes text alone"),
-    "modalities": refused("the model writes text alone", ["text"]),
-    "prediction": refused("tokens are sampled one by one; remove it"),
-    "web_search_options": refused("the endpoint has no tools of its own; offer the model a tool for it"),
-    "chat_template": refused("the chat template is the run's (model.chat_template); remove it"),
-    "chat_template_kwargs": refused("the chat template is the run's (model.chat_template_kwargs); remove it"),
-    "documents": refused("the chat template is given messages and tools alone; put them into a message"),
-    "add_generation_prompt": refused("the model answers in a turn of its own; remove it", True),
-    "continue_final_message": refused("the model answers in a turn of its own; remove it"),
-    "truncate_prompt_tokens": refused("a prompt is taken whole, or refused; remove it"),
-    "echo": refused("an answer holds what was sampled alone; remove it"),
-    "previous_response_id": refused("got a setting of the responses API, expected chat completions"),
-}  # fmt: skip
 
-
-class ChatCompletions:
+class ChatCompletions(ReadDialect):
     """The dialect of chat completions, as `Dialect` describes it; `read` and `events` are the server's."""
 
     name = "chat"
-    settings = SETTINGS
+    settings = CHAT_SETTINGS
+    limits = ("max_completion_tokens", "max_tokens")
+    stop = "stop"
+    formats = ("response_format",)
 
-    def read(self, body: Json, *, digest: str, idempotency_key: str | None, is_retry: bool) -> ModelCall:
-        """Return the call that a request asks for. RequestRefused for what cannot be done exactly."""
-        check(body, SETTINGS)
-        options = body.get("stream_options")
-        tools, left_out = _tools(body)
-        shown = tuple(tools) if body.get("tool_choice") != "none" else ()
-        return ModelCall(
-            dialect=self,
-            digest=digest,
-            idempotency_key=idempotency_key,
-            is_retry=is_retry,
-            messages=_messages(body),
-            tools=shown,
-            model=fields.string(body, "model", default=""),
-            max_tokens=fields.limit(body, "max_completion_tokens", "max_tokens"),
-            stop=fields.stops(body, "stop"),
-            constraint=fields.constraint(
-                bool(shown),
-                fields.schema_format(body.get("response_format"), "response_format"),
-                *structured_outputs(body),
-            ),
-            asked=asked_for(body, SETTINGS) | left_out,
-            stream=body.get("stream") is True,
-            include_usage=isinstance(options, dict) and options.get("include_usage") is True,
-        )
+    def _messages(self, body: Json) -> tuple[ChatMessage, ...]:
+        messages = fields.items(body, "messages")
+        if not messages:
+            raise RequestRefused("messages: got none, expected at least one")
+        return tuple(_message(message, f"messages[{i}].") for i, message in enumerate(messages))
+
+    def _tools(self, body: Json) -> Iterator[dict[str, Any] | str]:
+        for i, tool in enumerate(fields.items(body, "tools")):
+            if tool.get("type", "function") != "function":
+                yield str(tool["type"])
+                continue
+            function = tool.get("function")
+            if not isinstance(function, dict):
+                raise RequestRefused(f"tools[{i}].function: got {fields.kind(function)}, expected an object")
+            name, description, parameters = (function.get(name) for name in ("name", "description", "parameters"))
+            yield fields.tool(name, description, parameters, f"tools[{i}].function.")
+
+    def _constraints(self, body: Json) -> Iterator[Constraint]:
+        """Yield what the settings of vLLM say, by their newer name or by one of the older ones."""
+        given = body.get("structured_outputs")
+        if given is not None and not isinstance(given, dict):
+            raise RequestRefused(f"structured_outputs: got {fields.kind(given)}, expected an object")
+        settings = {name: value for name, value in (given or {}).items() if value not in (None, False)}
+        if unknown := sorted(settings.keys() - set(CONSTRAINTS)):
+            raise RequestRefused(f"structured_outputs.{unknown[0]}: unknown; expected one of {', '.join(CONSTRAINTS)}")
+        for kind, value in settings.items():
+            yield Constraint(kind=kind, value=value, setting="structured_outputs")
+        for kind in CONSTRAINTS:
+            if (value := body.get(f"guided_{kind}")) is not None:
+                yield Constraint(kind=kind, value=value, setting=f"guided_{kind}")
 
     def answer(self, result: SampledCall) -> dict[str, Any]:
         """Return the chat completion."""
@@ -195,13 +138,6 @@ def _finish_reason(said: Said) -> str:
     return "tool_calls" if said.tool_calls else "stop"
 
 
-def _messages(body: Json) -> tuple[ChatMessage, ...]:
-    messages = fields.items(body, "messages")
-    if not messages:
-        raise RequestRefused("messages: got none, expected at least one")
-    return tuple(_message(message, f"messages[{i}].") for i, message in enumerate(messages))
-
-
 def _message(message: Json, where: str) -> ChatMessage:
     role = message.get("role")
     if role not in ROLES:
@@ -233,34 +169,3 @@ def _tool_call(call: Json, where: str) -> dict[str, Any]:
         fields.string(function, "name", f"{where}function."),
         function.get("arguments") or "{}",
     )
-
-
-def _tools(body: Json) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Return the tools that a model is shown, and what is recorded of others."""
-    found, others = [], []
-    for i, tool in enumerate(fields.items(body, "tools")):
-        if tool.get("type", "function") != "function":
-            others.append(tool["type"])
-            continue
-        function = tool.get("function")
-        if not isinstance(function, dict):
-            raise RequestRefused(f"tools[{i}].function: got {fields.kind(function)}, expected an object")
-        name, description, parameters = (function.get(name) for name in ("name", "description", "parameters"))
-        found.append(fields.tool(name, description, parameters, f"tools[{i}].function."))
-    return found, fields.left_out(others)
-
-
-def structured_outputs(body: Json) -> list[Constraint]:
-    """Return what the settings of vLLM constrain an answer to, by their newer name or by one of the older ones."""
-    found = []
-    given = body.get("structured_outputs")
-    if given is not None and not isinstance(given, dict):
-        raise RequestRefused(f"structured_outputs: got {fields.kind(given)}, expected an object")
-    settings = {name: value for name, value in (given or {}).items() if value not in (None, False)}
-    if unknown := sorted(settings.keys() - set(CONSTRAINTS)):
-        raise RequestRefused(f"structured_outputs.{unknown[0]}: unknown; expected one of {', '.join(CONSTRAINTS)}")
-    found += [Constraint(kind=kind, value=value, setting="structured_outputs") for kind, value in settings.items()]
-    for kind in CONSTRAINTS:
-        if (value := body.get(f"guided_{kind}")) is not None:
-            found.append(Constraint(kind=kind, value=value, setting=f"guided_{kind}"))
-    return found

@@ -3,69 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
 
 from rftstream.contracts.tasks import ChatMessage
 from rftstream.gateway.dialects import fields
+from rftstream.gateway.dialects.base import ReadDialect, Unresolved
 from rftstream.gateway.dialects.chat import openai_error
 from rftstream.gateway.dialects.events import Event, event
 from rftstream.gateway.dialects.fields import Json, RequestRefused
 from rftstream.gateway.dialects.said import said_of
-from rftstream.gateway.dialects.settings import (
-    CONSTRAINT,
-    CONTEXT,
-    COUNTED,
-    FORM,
-    NAMES,
-    NO_BANS,
-    REASONING,
-    SAMPLING,
-    TOOL_CHOICE,
-    Table,
-    asked_for,
-    check,
-    honoured,
-    recorded,
-    refused,
-    value_of,
-)
-from rftstream.roles.explorer.model_calls import AnswerOf, ModelCall, Refusal, SampledCall
-
-SETTINGS: Table = {
-    "model": honoured("any name is the policy; the answer repeats it"),
-    "input": honoured("the conversation; `item_reference` is an item of an earlier answer of the rollout"),
-    "instructions": honoured("a system message before it"),
-    "tools": honoured(
-        "functions, those of a `namespace` as `NAMESPACE.NAME`; tools of other types are left out of the prompt, and "
-        "recorded by their types"
-    ),
-    "tool_choice": TOOL_CHOICE,
-    "stream": honoured("the answer as events, once it is on the log"),
-    "max_output_tokens": honoured("limit of this call, within the rollout's", is_recorded=True),
-    "text.format": CONSTRAINT,
-    "text": recorded("beside `format`: how much the model writes is its own affair"),
-    "stream_options": FORM,
-    **dict.fromkeys(("temperature", "top_p"), SAMPLING),
-    "reasoning": REASONING,
-    "parallel_tool_calls": recorded("a turn may hold several calls in any case"),
-    "max_tool_calls": recorded("the endpoint has no tools of its own"),
-    **dict.fromkeys(("truncation", "context_management"), CONTEXT),
-    "include": recorded("nothing of it is told; with `message.output_text.logprobs` the request is refused"),
-    **dict.fromkeys(("moderation", "image"), FORM),
-    **dict.fromkeys(("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "service_tier"), COUNTED),
-    **dict.fromkeys(("store", "access_programs"), COUNTED),
-    **dict.fromkeys(("user", "safety_identifier", "metadata", "client_metadata"), NAMES),
-    "previous_response_id": refused("answers are not kept for later requests; send the whole input"),
-    "conversation": refused("conversations are not kept; send the whole input"),
-    "prompt": refused("the endpoint has no stored prompts; send the input itself"),
-    "background": refused("a call is answered on its own connection; remove it"),
-    "background_options": refused("a call is answered on its own connection; remove it"),
-    "top_logprobs": refused("only the sampled token has a logprob, expected no top_logprobs"),
-    "logit_bias": NO_BANS,
-}  # fmt: skip
+from rftstream.gateway.dialects.settings import RESPONSES_SETTINGS
+from rftstream.roles.explorer.model_calls import AnswerOf, Refusal, SampledCall
 
 ROLES = ("system", "developer", "user", "assistant")
 TEXT_PARTS = ("input_text", "output_text", "text")
@@ -73,37 +24,33 @@ _ITEM_ID = re.compile(r"(?:msg|rs|fc)-(.+/call/\d+)(?:/\d+)?")
 """The id of an item of an answer; in it is the id of the call."""
 
 
-class Responses:
+class Responses(ReadDialect):
     """The dialect of responses, as `Dialect` describes it; `read` and `events` are the server's."""
 
     name = "responses"
-    settings = SETTINGS
+    settings = RESPONSES_SETTINGS
+    limits = ("max_output_tokens",)
+    formats = ("text.format",)
 
-    def read(self, body: Json, *, digest: str, idempotency_key: str | None, is_retry: bool) -> ModelCall:
-        """Return the call that a request asks for. RequestRefused for what cannot be done exactly."""
-        check(body, SETTINGS)
+    def _messages(self, body: Json) -> tuple[ChatMessage, ...] | Unresolved:
         include = body.get("include") or []
         if isinstance(include, list) and "message.output_text.logprobs" in include:
             raise RequestRefused("include: logprobs are not told; the rollout on the log has those of all tokens")
-        tools, left_out = _tools(body)
-        shown = tuple(tools) if body.get("tool_choice") != "none" else ()
-        refers = isinstance(body.get("input"), list) and any(map(_refers, fields.items(body, "input")))
-        return ModelCall(
-            dialect=self,
-            digest=digest,
-            idempotency_key=idempotency_key,
-            is_retry=is_retry,
-            messages=() if refers else _messages(body),
-            unresolved=(lambda answer_of: _resolved(body, answer_of)) if refers else None,
-            tools=shown,
-            model=fields.string(body, "model", default=""),
-            max_tokens=fields.limit(body, "max_output_tokens"),
-            constraint=fields.constraint(
-                bool(shown), fields.schema_format(value_of(body, "text.format"), "text.format")
-            ),
-            asked=asked_for(body, SETTINGS) | left_out,
-            stream=body.get("stream") is True,
-        )
+        if isinstance(body.get("input"), list) and any(map(_refers, fields.items(body, "input"))):
+            return lambda answer_of: _resolved(body, answer_of)
+        return _messages(body)
+
+    def _tools(self, body: Json) -> Iterator[dict[str, Any] | str]:
+        for i, tool in enumerate(fields.items(body, "tools")):
+            is_space = tool.get("type") == "namespace"
+            space = fields.string(tool, "name", f"tools[{i}].") if is_space else None
+            for k, one in enumerate(fields.items(tool, "tools", f"tools[{i}].") if is_space else [tool]):
+                where = f"tools[{i}].tools[{k}]." if is_space else f"tools[{i}]."
+                if one.get("type") == "function":
+                    name = _full_name(space, fields.string(one, "name", where))
+                    yield fields.tool(name, one.get("description"), one.get("parameters"), where)
+                else:
+                    yield _full_name(space, str(one.get("type")))
 
     def answer(self, result: SampledCall) -> dict[str, Any]:
         """Return the response."""
@@ -309,22 +256,6 @@ def _referred(item: Json, where: str, answer_of: AnswerOf) -> Json:
             f"{where}.id: got {item_id[:256]!r}, expected an item of an earlier answer of this rollout"
         )
     return found
-
-
-def _tools(body: Json) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Return the tools that a model is shown, and what is recorded of others."""
-    found, others = [], []
-    for i, tool in enumerate(fields.items(body, "tools")):
-        is_space = tool.get("type") == "namespace"
-        space = fields.string(tool, "name", f"tools[{i}].") if is_space else None
-        for k, one in enumerate(fields.items(tool, "tools", f"tools[{i}].") if is_space else [tool]):
-            where = f"tools[{i}].tools[{k}]." if is_space else f"tools[{i}]."
-            if one.get("type") == "function":
-                name = _full_name(space, fields.string(one, "name", where))
-                found.append(fields.tool(name, one.get("description"), one.get("parameters"), where))
-            else:
-                others.append(_full_name(space, str(one.get("type"))))
-    return found, fields.left_out(others)
 
 
 def _full_name(namespace: Any, name: str) -> str:
