@@ -27,11 +27,12 @@ from rftstream.errors import ConfigError
 from rftstream.gateway.addresses import OtherGateways, base_url, parse_address
 from rftstream.gateway.dialects import CHAT, DIALECTS, MESSAGES, ServedDialect, read_call
 from rftstream.gateway.dialects.events import Event
-from rftstream.gateway.dialects.fields import RequestRefused, kind, parse_body
+from rftstream.gateway.dialects.fields import RequestRefused, parse_body
 from rftstream.gateway.exchange import AgentExchange
 from rftstream.gateway.keys import GatewayKeys, KeyOwner
 from rftstream.http.server import HttpAnswer, HttpConnection, HttpListener, HttpRequest, WhenDelivered
 from rftstream.loops import LoopThread
+from rftstream.models.calls.call_reading import kind
 from rftstream.roles.explorer.model_calls import (
     AgentAnswer,
     CallAnswer,

@@ -97,8 +97,8 @@ class ChatTemplate:
     def call_form(self) -> CallForm | None:
         """How the template takes tool calls; None if it does not show them, or refuses them."""
         mark = "argument"
-        tool = {"type": "function", "function": {"name": "probe", "description": "p", "parameters": {
-            "type": "object", "properties": {mark: {"type": "string"}}, "required": [mark]}}}  # fmt: skip
+        schema = {"type": "object", "properties": {mark: {"type": "string"}}, "required": [mark]}
+        tool = {"type": "function", "function": {"name": "probe", "description": "p", "parameters": schema}}
         for form in [CallForm(as_text=text, short_ids=short) for short in (False, True) for text in (False, True)]:
             call = {"id": "call_0_0", "type": "function", "function": {"name": "probe", "arguments": {mark: "marked"}}}
             chat = [

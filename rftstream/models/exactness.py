@@ -39,8 +39,10 @@ SHORT_LENGTHS = (11, 3, 7)
 """Tokens of the rows that a model is tried with whose weights are its own."""
 SPREAD = 0.2
 """Standard deviation of the weights of a copy. With transformers' own 0.02, attention would hardly show."""
-FAILURES = (ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError, RuntimeError,
-            TypeError, ValueError)  # fmt: skip
+FAILURES = (
+    *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError),
+    *(NameError, RuntimeError, TypeError, ValueError),
+)
 """The errors that the code of a model raises if it cannot be built, or cannot be called in some way."""
 EAGER, SDPA = "eager", "sdpa"
 

@@ -36,7 +36,9 @@ class RewardArguments:
 
     def for_list(self, item: RewardInput, conversational: bool) -> dict[str, Any]:
         """Return what this rollout adds to the lists that a function over many rollouts gets."""
-        return self._verl_row(item) if self._convention == "verl batch" else self._trl_row(item, conversational)
+        if self._convention == "verl batch":
+            return {f"{name}s": value for name, value in _of_verl(item).items()}
+        return self._trl_row(item, conversational)
 
     def _ours(self, item: RewardInput) -> dict[str, Any]:
         known = {**self._columns(item), **self._options, **{name: getattr(item, name) for name in INPUT_FIELDS}}
@@ -49,13 +51,7 @@ class RewardArguments:
         """
         columns = self._columns(item)
         named = {name: columns[name] for name in self._names if name in columns}
-        four = {
-            "data_source": item.data_source,
-            "solution_str": item.completion,
-            "ground_truth": _ground_truth(item),
-            "extra_info": _extra_info(item),
-        }
-        return {**named, **self._options, **{name: value for name, value in four.items() if value is not None}}
+        return {**named, **self._options, **_of_verl(item)}
 
     def _columns(self, item: RewardInput) -> dict[str, Any]:
         return {**item.info, **{theirs: getattr(item, ours) for theirs, ours in self._aliases.items()}}
@@ -73,15 +69,6 @@ class RewardArguments:
             "completion_ids": item.completion_ids,
         }
 
-    def _verl_row(self, item: RewardInput) -> dict[str, Any]:
-        row = {
-            "data_sources": item.data_source,
-            "solution_strs": item.completion,
-            "ground_truths": _ground_truth(item),
-            "extra_infos": _extra_info(item),
-        }
-        return {name: value for name, value in row.items() if value is not None}
-
 
 def find_convention(names: Collection[str]) -> Convention:
     """Return whose signature a function has, by the names of its parameters."""
@@ -97,6 +84,17 @@ def find_convention(names: Collection[str]) -> Convention:
 def is_conversation(item: RewardInput) -> bool:
     """Return whether the rollout is more than one prompt message and one completion."""
     return item.num_prompt_messages != 1 or len(item.messages) > 2
+
+
+def _of_verl(item: RewardInput) -> dict[str, Any]:
+    """Return verl's four arguments, without those that the problem lacks."""
+    four = {
+        "data_source": item.data_source,
+        "solution_str": item.completion,
+        "ground_truth": _ground_truth(item),
+        "extra_info": _extra_info(item),
+    }
+    return {name: value for name, value in four.items() if value is not None}
 
 
 def _ground_truth(item: RewardInput) -> Any:

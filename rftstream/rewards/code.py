@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
@@ -164,31 +164,24 @@ class CodeReward:
     ) -> tuple[Sequence[bool], Sequence[ProgramResult]]:
         most = self._config.max_tests or None
         limits = self._limits(tests, most)
-        backend = self._backend(limits)
         prelude = USUAL_IMPORTS if self._config.imports else ""
+        where: dict[str, Any] = {"prelude": prelude, "limits": limits, "backend": self._backend(limits)}
         match tests:
             case StdioTests():
-                results = run_tests(
-                    source, tests.pairs[:most], language=self._language(item), tolerance=self._config.tolerance,
-                    prelude=prelude, limits=limits, backend=backend, stop_early=self._config.give == "all",
-                    keep_output=False,
-                )  # fmt: skip
+                given: dict[str, Any] = {"language": self._language(item), "tolerance": self._config.tolerance}
+                given |= {"stop_early": self._config.give == "all", "keep_output": False}
+                results = run_tests(source, tests.pairs[:most], **given, **where)
                 return [result.passed for result in results], results
             case FunctionTests():
                 calls, expected = tests.calls[:most], tests.expected[:most]
-                result = run_function(
-                    source, tests.function, calls, prelude=prelude, limits=limits, backend=backend,
-                )  # fmt: skip
+                result = run_function(source, tests.function, calls, **where)
                 ends = result.calls or [CallEnd(passed=False, error="-")] * len(calls)
                 passed = [self._is_right(*pair) for pair in zip(ends, expected, strict=True)]
                 if result.outcome is Outcome.finished and not all(passed):
                     result = replace(result, reason="wrong")
                 return passed, [result]
             case CheckTests():
-                result = run_check(
-                    source, tests.test, tests.entry_point, context=tests.context, prelude=prelude, limits=limits,
-                    backend=backend,
-                )  # fmt: skip
+                result = run_check(source, tests.test, tests.entry_point, context=tests.context, **where)
                 return [result.passed], [result]
 
     def _is_right(self, call: CallEnd, expected: object) -> bool:

@@ -44,13 +44,15 @@ from rftstream.rewards.version import config_version
 KINDS = ("choice", "truth", "number", "blank", "order", "match")
 _IN_SENTENCES = ("blank", "number")
 """Kinds whose answers may stand in a sentence: one that is not right as a whole is looked at again from its verb on."""
-_KNOWN_AS = {
-    "multiple_choice": "choice", "multiple choice": "choice", "mcq": "choice", "single_choice": "choice",
-    "选择题": "choice", "单选题": "choice", "多选题": "choice", "true_false": "truth", "true/false": "truth",
-    "boolean": "truth", "判断题": "truth", "fill_in": "blank", "fill_in_the_blank": "blank", "填空题": "blank",
-    "short_answer": "blank", "numeric": "number", "numerical": "number", "计算题": "number", "ordering": "order",
-    "sequence": "order", "排序题": "order", "matching": "match", "匹配题": "match", "连线题": "match",
-}  # fmt: skip
+_ALSO_CALLED = {
+    "choice": "multiple_choice, multiple choice, mcq, single_choice, 选择题, 单选题, 多选题",
+    "truth": "true_false, true/false, boolean, 判断题",
+    "blank": "fill_in, fill_in_the_blank, 填空题, short_answer",
+    "number": "numeric, numerical, 计算题",
+    "order": "ordering, sequence, 排序题",
+    "match": "matching, 匹配题, 连线题",
+}
+_KNOWN_AS = {word: kind for kind, words in _ALSO_CALLED.items() for word in words.split(", ")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

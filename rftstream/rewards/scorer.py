@@ -59,8 +59,8 @@ class ProcessScorer:
         self._queue = ScoringQueue(tries=tries, timeout_s=self._timeout_s, now=time.monotonic)
         self._sizes = BatchSizes(max_batch=config.verifier.max_batch, timeout_s=self._timeout_s)
         self._names = set(reward_specs(config))
-        self._setup = pack(Setup(config=to_dict(config), path=[entry or "." for entry in sys.path],
-                                 slow_s=SLOW_SHARE * self._timeout_s))  # fmt: skip
+        path = [entry or "." for entry in sys.path]
+        self._setup = pack(Setup(config=to_dict(config), path=path, slow_s=SLOW_SHARE * self._timeout_s))
         self._selector = selectors.DefaultSelector()
         self._bad_starts = 0
         self._check_at = 0.0

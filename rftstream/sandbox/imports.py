@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-_MODULES = (
-    "string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random", "statistics", "itertools",
-    "functools", "operator", "io", "sys", "json",
-)  # fmt: skip
+_NAMES = """
+string re datetime collections heapq bisect copy math random statistics itertools functools operator io sys json
+"""
+_MODULES = tuple(_NAMES.split())
 _STARRED = (*_MODULES, "typing", "builtins")
 
 USUAL_IMPORTS = "\n".join(

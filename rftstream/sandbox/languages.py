@@ -57,11 +57,13 @@ LANGUAGES = {
 }
 """Name -> language."""
 
-ALIASES = {
-    "py": "python", "python3": "python", "py3": "python", "pypy": "python", "pypy3": "python", "c++": "cpp",
-    "cc": "cpp", "cxx": "cpp", "c++17": "cpp", "c++20": "cpp", "cpp17": "cpp", "node": "javascript", "js": "javascript",
-    "sh": "bash", "shell": "bash",
-}  # fmt: skip
+_ALSO_CALLED = {
+    "python": "py python3 py3 pypy pypy3",
+    "cpp": "c++ cc cxx c++17 c++20 cpp17",
+    "javascript": "node js",
+    "bash": "sh shell",
+}
+ALIASES = {alias: name for name, aliases in _ALSO_CALLED.items() for alias in aliases.split()}
 
 
 def find_language(name: str) -> Language:

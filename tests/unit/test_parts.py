@@ -31,8 +31,7 @@ FOLDERS = {
 ALL_NAMES = {kind: set(registry.table(kind)) for kind in registry.KINDS} | {"tracker": set(TRACKERS)}
 
 EXCEPTIONS = {
-    ("rftstream/gateway/dialects/anthropic.py", "tools"): "a setting of a request",
-    ("rftstream/gateway/dialects/chat.py", "tools"): "a setting of a request",
+    ("rftstream/gateway/dialects/settings.py", "tools"): "a setting of a request",
     ("rftstream/gateway/dialects/fields.py", "regex"): "a form of answers",
     ("rftstream/commands/__init__.py", "replay"): "a command",
     ("rftstream/config/parts/registry.py", "environment"): "a kind of parts",

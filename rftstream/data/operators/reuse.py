@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated
 
 from msgspec import Meta
@@ -64,16 +64,7 @@ class ReplayGroups:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self.reuse = ReuseLimits(
-            kind=ReuseKind.replay,
-            per_batch=config.per_batch,
-            max_uses=config.max_uses,
-            cool_down=config.cool_down,
-            max_staleness=config.max_staleness,
-            weight=config.weight,
-            decay=config.decay,
-            max_held=config.max_held,
-        )
+        self.reuse = _limits(ReuseKind.replay, config)
 
     def decide(self, group: ScoredGroup, facts: Facts, seed: Seed) -> ExperienceDecision:
         """Offer the group if it has something to compare."""
@@ -119,15 +110,7 @@ class Hindsight:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self.reuse = ReuseLimits(
-            kind=ReuseKind.hindsight,
-            per_batch=config.per_batch,
-            max_uses=config.max_uses,
-            cool_down=config.cool_down,
-            max_staleness=config.max_staleness,
-            weight=config.weight,
-            max_held=config.max_held,
-        )
+        self.reuse = _limits(ReuseKind.hindsight, config)
 
     def decide(self, group: ScoredGroup, facts: Facts, seed: Seed) -> ExperienceDecision:
         """Offer some of the attempts that reached something else."""
@@ -141,6 +124,12 @@ class Hindsight:
             return KEEP
         by_luck = sorted(found, key=lambda sibling: derive_seed(seed, sibling))
         return Offer(tuple(sorted(by_luck[: config.per_group])))
+
+
+def _limits(kind: ReuseKind, config: ReplayGroups.Config | Hindsight.Config) -> ReuseLimits:
+    """Return the limits that settings of the same names give."""
+    given = {one.name: getattr(config, one.name) for one in fields(ReuseLimits) if hasattr(config, one.name)}
+    return ReuseLimits(kind=kind, **given)
 
 
 def _reached_something(scored: ScoredRollout) -> bool:

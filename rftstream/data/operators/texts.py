@@ -87,8 +87,16 @@ def _compiled(name: str, pattern: str | None) -> re.Pattern[str] | None:
         raise ConfigError(f"{name}: {pattern!r} is no regular expression: {error}") from None
 
 
-_SCRIPTS = {"ARABIC": "ar", "GREEK": "el", "HEBREW": "he", "DEVANAGARI": "hi", "HANGUL": "ko", "THAI": "th",
-            "HIRAGANA": "ja", "KATAKANA": "ja", "CJK": "zh"}  # fmt: skip
+_SCRIPTS = {
+    "ARABIC": "ar",
+    "GREEK": "el",
+    "HEBREW": "he",
+    "DEVANAGARI": "hi",
+    "HANGUL": "ko",
+    "THAI": "th",
+    "CJK": "zh",
+}
+_SCRIPTS |= {"HIRAGANA": "ja", "KATAKANA": "ja"}
 """First word of a letter's Unicode name -> language. Latin and Cyrillic letters need words."""
 
 _WORDS = {

@@ -87,86 +87,66 @@ class OutputLog:
 
 
 class Guard:
-    """One host and all that it starts. `main` makes it, and calls `watch` and then `end`."""
+    """One program and all that it starts. `main` makes it, starts the program, and calls `watch` and then `end`."""
 
-    def __init__(self, settings: dict[str, Any]) -> None:
+    def __init__(self, owner: int) -> None:
         self.exit_code: int | None = None
-        """How the host ended, as the shell says it; None while it runs."""
+        """How the program ended, as the shell says it; None while it runs."""
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
-        self._log = OutputLog(settings["log"], settings["log_bytes"], settings["name"])
+        self._owner = owner
+        self._worker = 0
         self._selector = selectors.DefaultSelector()
+        self._look_s: float | None = LOOK_S
         self._is_told_to_end = False
         wake, wake_end = os.pipe()
         for descriptor in (wake, wake_end):
             os.set_blocking(descriptor, False)
         signal.set_wakeup_fd(wake_end, warn_on_full_buffer=False)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGTERM, self._on_term)
-        self._output, output_end = os.pipe()
-        os.set_blocking(self._output, False)
-        self._selector.register(0, selectors.EVENT_READ, "lifeline")
         self._selector.register(wake, selectors.EVENT_READ, "signal")
-        self._selector.register(self._output, selectors.EVENT_READ, "output")
         if hasattr(os, "pidfd_open"):
             try:
-                self._selector.register(os.pidfd_open(settings["owner"]), selectors.EVENT_READ, "owner")
+                self._selector.register(os.pidfd_open(owner), selectors.EVENT_READ, "owner")
             except ProcessLookupError:
                 self._is_told_to_end = True
             except OSError:
-                pass  # this system has none: the end of stdin has to do
-        self.worker = self._start(settings, output_end)
-        os.close(output_end)
-        for descriptor in settings["descriptors"]:
-            os.close(descriptor)
+                pass  # this system has none: looking at its parent has to do, or the end of stdin
 
     def _on_term(self, number: int, frame: object) -> None:
         self._is_told_to_end = True
 
-    def _start(self, settings: dict[str, Any], output: int) -> int:
-        variables = {name: value for name, value in os.environ.items() if name not in NOT_FOR_HOSTS}
-        for_runner = {key: settings[key] for key in ("descriptors", "path", "max_frame_bytes", "close_s")}
-        process = subprocess.Popen(
-            [settings["python"], "-u", settings["runner"], json.dumps({**for_runner, "parent": os.getpid()})],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            pass_fds=settings["descriptors"],
-            start_new_session=True,
-            env={**variables, TAG: settings["tag"]},
-        )
+    def start(self, command: list[str], **settings: Any) -> None:
+        """Start the program."""
+        process = subprocess.Popen(command, **settings)
         process.returncode = 0  # it is waited for here, not by subprocess
-        return process.pid
+        self._worker = process.pid
 
     def watch(self) -> None:
-        """Return when the host has ended, or is to be ended."""
+        """Return when the program has ended, or is to be ended."""
         while self.exit_code is None and not self._is_told_to_end:
-            for key, _ in self._selector.select():
-                if key.data == "output":
-                    self._take_output()
-                elif key.data == "signal":
+            for key, _ in self._selector.select(self._look_s):
+                if key.data == "signal":
                     os.read(key.fd, READ_BYTES)
                     self._reap()
-                elif key.data == "owner" or not os.read(key.fd, READ_BYTES):
+                elif key.data == "owner" or self._is_end(key.data, key.fd):
                     return
+            if self._look_s is not None and os.getppid() != self._owner:
+                return
+
+    def _is_end(self, what: str, descriptor: int) -> bool:
+        """Take what came from a descriptor of a subclass. Return whether the program is to be ended."""
+        raise NotImplementedError
 
     def end(self) -> None:
-        """Kill the host and everything that it started, and take the last output."""
+        """Kill all that is left."""
         deadline = time.monotonic() + KILL_S
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.worker, signal.SIGKILL)
         while self._reap() and time.monotonic() < deadline:
             for pid in descendants(os.getpid()):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.002)
-        self._take_output()
-
-    @property
-    def tail(self) -> str:
-        """Return the end of what the host printed."""
-        return self._log.tail.decode("utf-8", "replace")
 
     def _reap(self) -> bool:
         """Take note of the children that have ended. Return whether there are others."""
@@ -175,11 +155,56 @@ class Guard:
                 pid, status = os.waitpid(-1, os.WNOHANG)
                 if not pid:
                     return True
-                if pid == self.worker:
+                if pid == self._worker:
                     code = os.waitstatus_to_exitcode(status)
                     self.exit_code = code if code >= 0 else 128 - code
         except ChildProcessError:
             return False
+
+
+class HostGuard(Guard):
+    """The guard of a host: it ends with its stdin, too, and takes what the host prints."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        super().__init__(settings["owner"])
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        self._look_s = None
+        self._log = OutputLog(settings["log"], settings["log_bytes"], settings["name"])
+        self._output, output_end = os.pipe()
+        os.set_blocking(self._output, False)
+        self._selector.register(0, selectors.EVENT_READ, "lifeline")
+        self._selector.register(self._output, selectors.EVENT_READ, "output")
+        variables = {name: value for name, value in os.environ.items() if name not in NOT_FOR_HOSTS}
+        for_runner = {key: settings[key] for key in ("descriptors", "path", "max_frame_bytes", "close_s")}
+        self.start(
+            [settings["python"], "-u", settings["runner"], json.dumps({**for_runner, "parent": os.getpid()})],
+            stdin=subprocess.DEVNULL,
+            stdout=output_end,
+            stderr=output_end,
+            pass_fds=settings["descriptors"],
+            start_new_session=True,
+            env={**variables, TAG: settings["tag"]},
+        )
+        for descriptor in (output_end, *settings["descriptors"]):
+            os.close(descriptor)
+
+    def _is_end(self, what: str, descriptor: int) -> bool:
+        if what == "output":
+            self._take_output()
+            return False
+        return not os.read(descriptor, READ_BYTES)
+
+    def end(self) -> None:
+        """Kill the host and everything that it started, and take the last output."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._worker, signal.SIGKILL)
+        super().end()
+        self._take_output()
+
+    @property
+    def tail(self) -> str:
+        """Return the end of what the host printed."""
+        return self._log.tail.decode("utf-8", "replace")
 
     def _take_output(self) -> None:
         for _ in range(64):  # a host that prints without end does not keep the guard from the rest
@@ -196,42 +221,19 @@ class Guard:
 
 def guard_command(owner: int, command: list[str]) -> int:
     """Run a program until it ends, SIGTERM comes or the owner is gone; kill all that is left; return its exit code."""
-    told: list[int] = []
-    wake, wake_end = os.pipe()
-    for descriptor in (wake, wake_end):
-        os.set_blocking(descriptor, False)
-    signal.set_wakeup_fd(wake_end, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
-    selector = selectors.DefaultSelector()
-    selector.register(wake, selectors.EVENT_READ)
-    with contextlib.suppress(AttributeError, OSError):  # this system has none, or it is gone: see below
-        selector.register(os.pidfd_open(owner), selectors.EVENT_READ)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    guard = Guard(owner)
     try:
-        process = subprocess.Popen(command, preexec_fn=_die_with_parent)
+        guard.start(command, preexec_fn=_die_with_parent)
     except OSError as error:
         print(f"{command[0]}: {type(error).__name__}: {error}", file=sys.stderr)
         return 127
     nowhere = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1):  # their ends are the program's alone
         os.dup2(nowhere, descriptor)
-    while process.poll() is None and not told and os.getppid() == owner:
-        for key, _ in selector.select(timeout=LOOK_S):
-            if key.fd == wake:
-                os.read(wake, READ_BYTES)
-    deadline = time.monotonic() + KILL_S
-    while (left := descendants(os.getpid())) and time.monotonic() < deadline:
-        for pid in left:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        time.sleep(0.002)
-    code = process.returncode
-    return 1 if code is None else code if code >= 0 else 128 - code
+    guard.watch()
+    code = guard.exit_code
+    guard.end()
+    return 1 if code is None else code
 
 
 def _die_with_parent() -> None:
@@ -291,7 +293,7 @@ def main() -> None:
     if sys.argv[1] == "--command":
         sys.exit(guard_command(int(sys.argv[2]), sys.argv[3:]))
     try:
-        guard = Guard(json.loads(sys.argv[1]))
+        guard = HostGuard(json.loads(sys.argv[1]))
     except OSError as error:
         print(json.dumps({"error": f"{type(error).__name__}: {error}"}))
         return

@@ -169,9 +169,8 @@ class Host:
     async def prepare(self, target: str) -> None:
         """Import a target in the host, once. ConfigError if that fails."""
         if target not in self._imports:
-            self._imports[target] = asyncio.create_task(
-                self.call("import", f"import {target}", 0, target=target)  # each who waits for it has a limit
-            )  # fmt: skip
+            work = self.call("import", f"import {target}", 0, target=target)  # each who waits for it has a limit
+            self._imports[target] = asyncio.create_task(work)
         await asyncio.shield(self._imports[target])
 
     async def call(self, do: str, key: str, timeout_s: float, **fields: Any) -> dict[str, Any]:

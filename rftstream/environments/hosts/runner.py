@@ -243,8 +243,7 @@ class Room:
 
     def _run_agent(self, request: dict[str, Any]) -> dict[str, Any]:
         function = find(request["target"])
-        wanted = {"problem": request["problem"], "base_url": request["base_url"], "api_key": request["api_key"],
-                  "seed": request["seed"]}  # fmt: skip
+        wanted = {name: request[name] for name in ("problem", "base_url", "api_key", "seed")}
         if "options" in inspect.signature(function).parameters:
             wanted["options"] = request["options"]
         return {"result": self._call(request["id"], function, **wanted)}

@@ -13,6 +13,7 @@ from rftstream.gateway.dialects.events import Event, event
 from rftstream.gateway.dialects.fields import Json, RequestRefused
 from rftstream.gateway.dialects.said import Said, said_of
 from rftstream.gateway.dialects.settings import MESSAGES_SETTINGS
+from rftstream.models.calls.call_reading import kind
 from rftstream.roles.explorer.model_calls import SampledCall
 
 ROLES = ("user", "assistant", "system")
@@ -151,7 +152,7 @@ def _assistant(message: Json, where: str) -> ChatMessage:
             at = f"{where}content[{i}]."
             arguments = block.get("input")
             if not isinstance(arguments, dict):
-                raise RequestRefused(f"{at}input: got {fields.kind(arguments)}, expected an object")
+                raise RequestRefused(f"{at}input: got {kind(arguments)}, expected an object")
             calls.append(fields.tool_call(fields.string(block, "id", at), fields.string(block, "name", at), arguments))
         else:
             others.append(block)

@@ -12,6 +12,7 @@ from rftstream.gateway.dialects.events import Event, event
 from rftstream.gateway.dialects.fields import Json, RequestRefused
 from rftstream.gateway.dialects.said import Said, said_of
 from rftstream.gateway.dialects.settings import CHAT_SETTINGS
+from rftstream.models.calls.call_reading import kind
 from rftstream.policies.base import CONSTRAINTS, Constraint
 from rftstream.roles.explorer.model_calls import SampledCall
 
@@ -40,7 +41,7 @@ class ChatCompletions(ReadDialect):
                 continue
             function = tool.get("function")
             if not isinstance(function, dict):
-                raise RequestRefused(f"tools[{i}].function: got {fields.kind(function)}, expected an object")
+                raise RequestRefused(f"tools[{i}].function: got {kind(function)}, expected an object")
             name, description, parameters = (function.get(name) for name in ("name", "description", "parameters"))
             yield fields.tool(name, description, parameters, f"tools[{i}].function.")
 
@@ -48,15 +49,15 @@ class ChatCompletions(ReadDialect):
         """Yield what the settings of vLLM say, by their newer name or by one of the older ones."""
         given = body.get("structured_outputs")
         if given is not None and not isinstance(given, dict):
-            raise RequestRefused(f"structured_outputs: got {fields.kind(given)}, expected an object")
+            raise RequestRefused(f"structured_outputs: got {kind(given)}, expected an object")
         settings = {name: value for name, value in (given or {}).items() if value not in (None, False)}
         if unknown := sorted(settings.keys() - set(CONSTRAINTS)):
             raise RequestRefused(f"structured_outputs.{unknown[0]}: unknown; expected one of {', '.join(CONSTRAINTS)}")
-        for kind, value in settings.items():
-            yield Constraint(kind=kind, value=value, setting="structured_outputs")
-        for kind in CONSTRAINTS:
-            if (value := body.get(f"guided_{kind}")) is not None:
-                yield Constraint(kind=kind, value=value, setting=f"guided_{kind}")
+        for name, value in settings.items():
+            yield Constraint(kind=name, value=value, setting="structured_outputs")
+        for name in CONSTRAINTS:
+            if (value := body.get(f"guided_{name}")) is not None:
+                yield Constraint(kind=name, value=value, setting=f"guided_{name}")
 
     def answer(self, result: SampledCall) -> dict[str, Any]:
         """Return the chat completion."""
@@ -163,7 +164,7 @@ def _message(message: Json, where: str) -> ChatMessage:
 def _tool_call(call: Json, where: str) -> dict[str, Any]:
     function = call.get("function")
     if not isinstance(function, dict):
-        raise RequestRefused(f"{where}function: got {fields.kind(function)}, expected an object")
+        raise RequestRefused(f"{where}function: got {kind(function)}, expected an object")
     return fields.tool_call(
         fields.string(call, "id", where),
         fields.string(function, "name", f"{where}function."),

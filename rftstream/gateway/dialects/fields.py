@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from rftstream.contracts.tasks import ChatMessage
+from rftstream.models.calls.call_reading import kind
 from rftstream.policies.base import Constraint
 from rftstream.roles.explorer.model_calls import Refusal
 
@@ -15,8 +16,11 @@ MAX_ASKED_BYTES = 1024
 """Largest setting that is recorded as it is, in bytes of JSON."""
 
 FORMS: Mapping[str, tuple[type, ...]] = {
-    "json": (dict, str), "json_object": (bool,), "regex": (str,), "choice": (list,), "grammar": (str,),
-}  # fmt: skip
+    "json": (dict, str),
+    "json_object": (bool,),
+    **dict.fromkeys(("regex", "grammar"), (str,)),
+    "choice": (list,),
+}
 """Kind of constraint -> types of its value."""
 
 MAX_STOPS = 16
@@ -47,12 +51,6 @@ def parse_body(body: bytes) -> dict[str, Any]:
     if _is_deeper(found, MAX_DEPTH):
         raise RequestRefused(f"the body has more than {MAX_DEPTH} levels of lists and maps, expected at most that")
     return found
-
-
-def kind(value: Any) -> str:
-    """Return what a JSON value is, in a word for messages."""
-    names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
-    return names.get(type(value), "a number")
 
 
 def string(body: Json, name: str, where: str = "", *, default: str | None = None) -> str:

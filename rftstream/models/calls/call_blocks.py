@@ -59,17 +59,20 @@ BLOCKS = (
     CallMarks(opening="<|tools_prefix|>", closing="<|tools_suffix|>", is_keyed=True),
 )
 SECTIONS = (
-    "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>",
-    "<tool_calls:opensource>", "</tool_calls:opensource>",
-)  # fmt: skip
+    *("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+    *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+    *("<tool_calls:opensource>", "</tool_calls:opensource>"),
+)
 """Marks around all calls of a turn. They say nothing that the marks of each call do not say."""
 SEPARATOR, ARGUMENTS, SUFFIX = "<｜tool▁sep｜>", "<|tool_call_argument_begin|>", ":opensource"
 DSML = "｜DSML｜"
 """Part of each tag of the newer models of DeepSeek."""
 ARGUMENT_TAGS = tuple(
     f"<{slash}{tag}{suffix}>"
-    for tag in ("arg_key", "arg_value", "tool_sep") for slash in ("", "/") for suffix in ("", SUFFIX)
-)  # fmt: skip
+    for tag in ("arg_key", "arg_value", "tool_sep")
+    for slash in ("", "/")
+    for suffix in ("", SUFFIX)
+)
 BLOCK_MARKS = frozenset(
     {mark for block in BLOCKS for mark in (block.opening, block.closing)}
     | {*SECTIONS, *ARGUMENT_TAGS, SEPARATOR, ARGUMENTS, DSML}
@@ -280,8 +283,5 @@ def _kinds_of(value: Any) -> set[str]:
     """Return the types of JSON schemas that allow a value."""
     if isinstance(value, bool):
         return {"boolean"}
-    kinds: dict[type, set[str]] = {
-        int: {"integer", "number"}, float: {"number"}, str: {"string"}, list: {"array"}, dict: {"object"},
-        type(None): {"null"},
-    }  # fmt: skip
-    return kinds.get(type(value), set())
+    kinds = {int: "integer number", float: "number", str: "string", list: "array", dict: "object", type(None): "null"}
+    return set(kinds.get(type(value), "").split())

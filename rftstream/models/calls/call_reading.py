@@ -38,7 +38,7 @@ Found = tuple[str, list[WrittenCall]]
 def checked_arguments(arguments: Any) -> str | None:
     """Return what is wrong with the arguments of a call, in words for the model; None if they are a JSON object."""
     if not isinstance(arguments, dict):
-        return f"The arguments of the tool call are {_kind(arguments)}, expected a JSON object; {EXPECTED}."
+        return f"The arguments of the tool call are {kind(arguments)}, expected a JSON object; {EXPECTED}."
     try:
         json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, TypeError, RecursionError):
@@ -67,7 +67,7 @@ def attempts_of(value: Any, text: str) -> Iterator[WrittenCall]:
 def attempt_of(value: Any, text: str) -> WrittenCall:
     """Return the call that a JSON value stands for."""
     if not isinstance(value, dict):
-        return WrittenCall(text=text, error=f"The tool call is {_kind(value)}, expected a JSON object; {EXPECTED}.")
+        return WrittenCall(text=text, error=f"The tool call is {kind(value)}, expected a JSON object; {EXPECTED}.")
     function = function_of(value)
     name = function.get("name", function.get("tool_name"))
     if not isinstance(name, str) or not name:
@@ -108,11 +108,10 @@ def clean(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
-def _kind(value: Any) -> str:
-    kinds: dict[type, str] = {
-        type(None): "null", bool: "a boolean", int: "a number", float: "a number", str: "a string", list: "a list",
-    }  # fmt: skip
-    return kinds.get(type(value), "something else")
+def kind(value: Any) -> str:
+    """Return what a JSON value is, in a word for messages."""
+    names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
+    return names.get(type(value), "a number")
 
 
 def _number(text: str) -> float:

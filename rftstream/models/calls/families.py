@@ -41,11 +41,14 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
 }
 """Name of a family as the package has it -> what its templates contain. The first that fits and finds its tokens is
 taken. It finds where reasoning ends and where calls stand; `call_blocks` reads the calls, if it knows their form."""
-SAME: Mapping[str, str] = {
-    "glm-5": "glm-4.5", "glm-5.1": "glm-4.5", "glm-5.3": "glm-4.5", "nemotron-3": "prime-qwen3",
-    "nemotron-3-ultra": "prime-qwen3", "nemotron-3.5": "prime-qwen3", "qwen3-vl": "qwen3", "qwen3.6": "qwen3.5",
-    "qwen3.8": "qwen3.5", "laguna-m.1": "laguna-xs.2", "laguna-s-2.1": "laguna-xs.2", "laguna-xs-2.1": "laguna-xs.2",
-}  # fmt: skip
+_ALSO = {
+    "glm-4.5": "glm-5 glm-5.1 glm-5.3",
+    "prime-qwen3": "nemotron-3 nemotron-3-ultra nemotron-3.5",
+    "qwen3": "qwen3-vl",
+    "qwen3.5": "qwen3.6 qwen3.8",
+    "laguna-xs.2": "laguna-m.1 laguna-s-2.1 laguna-xs-2.1",
+}
+SAME: Mapping[str, str] = {other: family for family, others in _ALSO.items() for other in others.split()}
 """Name of another family as the package has it -> the one above whose completions have the same form. Those without
 marks around calls (llama-3) are left to `tool_calls`."""
 

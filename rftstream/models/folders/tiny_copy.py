@@ -49,29 +49,28 @@ SIZES: Mapping[str, int] = {
 }
 """Attribute of a config -> its small value in the copy."""
 
-WINDOWS = (
-    "sliding_window",
-    "attention_chunk_size",
-    "window_size",
-    "attention_window_size",
-    "sliding_window_size",
-    "local_attention",
-    "keep_window_size",
-    "index_topk",
-    "floor_scale",
-)
+_WINDOW_NAMES = """
+sliding_window attention_chunk_size window_size attention_window_size sliding_window_size local_attention
+keep_window_size index_topk floor_scale
+"""
+WINDOWS = tuple(_WINDOW_NAMES.split())
 CHUNKS = ("chunk_size", "mamba_chunk_size", "block_size", "index_block_size")
 """Blocks in which sums are added up: powers of two, for the models that ask for that."""
 CHUNK = 8
-LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers", "num_blocks",
-          "num_encoder_layers", "num_decoder_layers")  # fmt: skip
+_LAYER_NAMES = """
+num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers num_blocks num_encoder_layers
+num_decoder_layers
+"""
+LAYERS = tuple(_LAYER_NAMES.split())
 GROUPED = {
     "num_key_value_heads": "num_attention_heads",
     "num_kv_heads": "num_attention_heads",
     "swa_num_key_value_heads": "swa_num_attention_heads",
 }
-NUMBERS = ("hybrid_layer_ids", "full_attn_idxs", "moe_layers", "mlp_only_layers", "cross_attention_layers",
-           "attn_layer_indices")  # fmt: skip
+_NUMBER_NAMES = """
+hybrid_layer_ids full_attn_idxs moe_layers mlp_only_layers cross_attention_layers attn_layer_indices
+"""
+NUMBERS = tuple(_NUMBER_NAMES.split())
 """Lists of the numbers of layers."""
 AT_MOST = {
     **dict.fromkeys(("num_experts_per_tok", "moe_topk", "moe_k", "num_experts_per_token", "moe_top_k"), 2),
@@ -99,8 +98,10 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "longcat_flash": {"head_dim": 4},
 }
 """Kind of model -> further attributes with small values, which follow from others."""
-NOT_COPIED = ("id2label", "label2id", "transformers_version", "architectures", "model_type", "_name_or_path",
-              "output_attentions")  # fmt: skip
+_NOT_COPIED_NAMES = """
+id2label label2id transformers_version architectures model_type _name_or_path output_attentions
+"""
+NOT_COPIED = tuple(_NOT_COPIED_NAMES.split())
 
 
 def tiny_config(config: Any) -> Any:

@@ -242,11 +242,10 @@ def _end_to_end(arrays: Sequence[np.ndarray]) -> np.ndarray:
     shapes = np.asarray([array.shape[1:] for array in arrays]).reshape(len(arrays), -1)
     if (shapes == shapes[:1]).all():
         return np.concatenate(arrays)
-    largest = shapes.max(axis=0)
+    rooms = shapes.max(axis=0) - shapes
     return np.concatenate(
-        [np.pad(array, [(0, 0), *((0, int(most - size)) for most, size in zip(largest, array.shape[1:], strict=True))])
-         for array in arrays]
-    )  # fmt: skip
+        [np.pad(array, [(0, 0), *((0, int(more)) for more in room)]) for array, room in zip(arrays, rooms, strict=True)]
+    )
 
 
 def _names_in(function: Any) -> Mapping[str, Any]:

@@ -40,17 +40,22 @@ from rftstream.rewards.answers.scan import is_balanced, split_outside, whole_bra
 MAX_ITEMS = 200
 _MAX_DEPTH = 12
 
-_EMPTY = {
-    "emptyset", "empty set", "empty", "no solution", "no solutions", "none", "no real solution", "no real solutions",
-    "does not exist", "dne", "undefined", "not exist", "无解", "空集", "不存在", "{}", "null set", "nonexistent",
-}  # fmt: skip
+_EMPTY_PHRASES = """
+emptyset, empty set, empty, no solution, no solutions, none, no real solution, no real solutions, does not exist,
+dne, undefined, not exist, 无解, 空集, 不存在, {}, null set, nonexistent
+"""
+_EMPTY = {phrase.strip() for phrase in _EMPTY_PHRASES.split(",")}
 _SAME_WORDS = dict.fromkeys(("no solutions", "no real solution", "no real solutions", "无解", "none"), "no solution")
 _SAME_WORDS |= dict.fromkeys(("emptyset", "empty", "空集", "null set"), "empty set")
 _SAME_WORDS |= dict.fromkeys(("dne", "not exist", "不存在", "nonexistent"), "does not exist")
-_REALS = {"mathbb r", "mathbbr", "all real numbers", "all reals", "real numbers", "all real", "全体实数", "实数",
-          "任意实数", "r", "the set of real numbers", "set of real numbers"}  # fmt: skip
+_REAL_PHRASES = """
+mathbb r, mathbbr, all real numbers, all reals, real numbers, all real, 全体实数, 实数, 任意实数, r,
+the set of real numbers, set of real numbers
+"""
+_REALS = {phrase.strip() for phrase in _REAL_PHRASES.split(",")}
 
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
+_GROUPED = re.compile(r"-?\s*(?:\\dollar\s*)?\d{1,3}(?:,\d{3})+(?:\.\d+)?.*")
 _WORD_SEPARATOR = (
     r"\\text\{\s*,?\s*(?:and|or|和|或)\s*\}|(?<![a-zA-Z\\{])(?:and|or)(?![a-zA-Z])|或者?|和|以及"
     r"|\\(?:vee|lor|wedge|land)(?![a-zA-Z])"
@@ -143,12 +148,11 @@ def _decimal_comma(text: str) -> list[Form]:
 def _listed(text: str, depth: int) -> list[Form]:
     """Read what commas, semicolons, "and" and "or" separate outside of brackets."""
     found: list[Form] = []
-    if re.fullmatch(r"-?\s*(?:\\dollar\s*)?\d{1,3}(?:,\d{3})+(?:\.\d+)?.*", text) and len(
-        split_outside(_THOUSANDS.sub("{,}", text), _SEPARATOR)
-    ) == 1:  # fmt: skip
-        found += _values(_THOUSANDS.sub("{,}", text))
+    grouped = _THOUSANDS.sub("{,}", text)
+    if _GROUPED.fullmatch(text) and len(split_outside(grouped, _SEPARATOR)) == 1:
+        found += _values(grouped)
     found += _decimal_comma(text)
-    masked = text if ", " not in text and not found else _THOUSANDS.sub("{,}", text)
+    masked = text if ", " not in text and not found else grouped
     parts = [part.strip() for part in split_outside(masked, _SEPARATOR)]
     if found and len(parts) == 1:
         parts = [part.strip() for part in split_outside(text, _SEPARATOR)]

@@ -20,49 +20,13 @@ from typing import Any
 
 from rftstream.sandbox.inside import box, kernel, syscall_filter, wire
 
-PRELOADED = (
-    *(
-        "abc",
-        "array",
-        "ast",
-        "atexit",
-        "base64",
-        "bisect",
-        "calendar",
-        "cmath",
-        "codecs",
-        "collections",
-        "collections.abc",
-    ),
-    *("contextlib", "copy", "csv", "dataclasses", "datetime", "decimal", "difflib", "doctest", "enum", "fractions"),
-    *("functools", "hashlib", "heapq", "hmac", "inspect", "io", "itertools", "json", "linecache", "math", "numbers"),
-    *(
-        "operator",
-        "pathlib",
-        "pprint",
-        "queue",
-        "random",
-        "re",
-        "secrets",
-        "statistics",
-        "string",
-        "struct",
-        "subprocess",
-    ),
-    *(
-        "tempfile",
-        "textwrap",
-        "threading",
-        "time",
-        "timeit",
-        "traceback",
-        "types",
-        "typing",
-        "unittest",
-        "uuid",
-        "zlib",
-    ),
-)
+_LIKED = """
+abc array ast atexit base64 bisect calendar cmath codecs collections collections.abc contextlib copy csv dataclasses
+datetime decimal difflib doctest enum fractions functools hashlib heapq hmac inspect io itertools json linecache
+math numbers operator pathlib pprint queue random re secrets statistics string struct subprocess tempfile textwrap
+threading time timeit traceback types typing unittest uuid zlib
+"""
+PRELOADED = tuple(_LIKED.split())
 """Modules that programs like to import. They are there already when a program begins."""
 
 

@@ -15,21 +15,30 @@ from fractions import Fraction
 from rftstream.rewards.answers.maths.nodes import Tree, number, symbol
 from rftstream.rewards.answers.maths.tokens import SYMBOL_COMMANDS, Token, Unreadable, cut
 
-FUNCTIONS = {
-    "sin": "sin", "cos": "cos", "tan": "tan", "cot": "cot", "sec": "sec", "csc": "csc", "arcsin": "arcsin",
-    "arccos": "arccos", "arctan": "arctan", "asin": "arcsin", "acos": "arccos", "atan": "arctan", "sinh": "sinh",
-    "cosh": "cosh", "tanh": "tanh", "ln": "ln", "log": "log", "lg": "lg", "exp": "exp", "abs": "abs",
-    "arccot": "arccot", "arcsec": "arcsec", "arccsc": "arccsc", "arcsinh": "arcsinh", "arccosh": "arccosh",
-    "arctanh": "arctanh", "arsinh": "arcsinh", "arcosh": "arccosh", "artanh": "arctanh", "floor": "floor",
-    "ceil": "ceil", "Re": "re", "Im": "im", "arg": "arg",
-}  # fmt: skip
-INVERSES = {
-    "sin": "arcsin", "cos": "arccos", "tan": "arctan", "cot": "arccot", "sec": "arcsec", "csc": "arccsc",
-    "sinh": "arcsinh", "cosh": "arccosh", "tanh": "arctanh",
-}  # fmt: skip
+_FUNCTIONS = """
+sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh ln log lg exp abs arccot arcsec arccsc arcsinh arccosh
+arctanh floor ceil arg
+"""
+FUNCTIONS = {name: name for name in _FUNCTIONS.split()} | {
+    "asin": "arcsin",
+    "acos": "arccos",
+    "atan": "arctan",
+    "arsinh": "arcsinh",
+    "arcosh": "arccosh",
+    "artanh": "arctanh",
+    "Re": "re",
+    "Im": "im",
+}
+"""Command of a function -> its name in trees."""
+INVERSES = {name: f"arc{name}" for name in ("sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh")}
 _TIMES = ("times", "cdot", "ast", "bullet")
 _MAX_DEPTH = 60
-_ENDS = (")", "]", "}", "|")
+_CLOSING = {"(": ")", "{": "}", "[": "]"}
+_ENDS = (*_CLOSING.values(), "|")
+_ALONE = {"pi": Tree("pi"), "infty": Tree("infinity")}
+"""Commands without an argument."""
+_FLOORS = {"lfloor": ("rfloor", "floor"), "lceil": ("rceil", "ceil")}
+"""Command that opens brackets -> the one that closes them, and what they do."""
 
 
 def read_expression(text: str) -> Tree:
@@ -231,7 +240,7 @@ class _ExpressionReader(_TokenCursor):
         if token is None:
             raise Unreadable("an argument is missing")
         if token.kind == "{":
-            return self._bracketed("{", "}")
+            return self._bracketed("{")
         if token.kind == "number" and not signed:
             return self._one_digit(token)
         if signed and token.kind in "+-":
@@ -245,12 +254,12 @@ class _ExpressionReader(_TokenCursor):
             return self._power(node)
         return node
 
-    def _bracketed(self, left: str, right: str) -> Tree:
+    def _bracketed(self, left: str) -> Tree:
         self._take(left)
         bars, self._bars = self._bars, 0
         node = self.sum()
         self._bars = bars
-        self._take(right)
+        self._take(_CLOSING[left])
         return node
 
     def _atom(self) -> Tree:
@@ -263,12 +272,8 @@ class _ExpressionReader(_TokenCursor):
         if token.kind == "name":
             self.place += 1
             return self._variable(token.text)
-        if token.kind == "(":
-            return self._bracketed("(", ")")
-        if token.kind == "[":
-            return self._bracketed("[", "]")
-        if token.kind == "{":
-            return self._bracketed("{", "}")
+        if token.kind in _CLOSING:
+            return self._bracketed(token.kind)
         if token.kind == "|":
             self.place += 1
             self._bars += 1
@@ -282,10 +287,8 @@ class _ExpressionReader(_TokenCursor):
 
     def _variable(self, name: str) -> Tree:
         """Read a variable with its index and its primes."""
-        if name == "e" and not self._index_follows():
-            return Tree("e")
-        if name == "i" and not self._index_follows():
-            return Tree("i")
+        if name in ("e", "i") and not self._index_follows():
+            return Tree(name)
         if name == "C" and (combination := self._combination()) is not None:
             return combination
         while (token := self._peek()) is not None and token.kind in ("_", "'"):
@@ -310,27 +313,22 @@ class _ExpressionReader(_TokenCursor):
 
     def _command(self, name: str) -> Tree:
         self.place += 1
-        if name == "frac":
-            top, bottom = self._argument(), self._argument()
-            return Tree("div", (top, bottom))
+        if name in _ALONE:
+            return _ALONE[name]
+        if name in ("frac", "binom"):
+            return Tree("div" if name == "frac" else name, (self._argument(), self._argument()))
         if name == "sqrt":
             return self._root()
         if name == "cbrt":
             return Tree("root", (self._argument(), number(3)))
-        if name == "binom":
-            return Tree("binom", (self._argument(), self._argument()))
-        if name == "pi":
-            return Tree("pi")
-        if name == "infty":
-            return Tree("infinity")
         if name in SYMBOL_COMMANDS:
             return self._variable(name)
-        if name in ("lfloor", "lceil"):
+        if name in _FLOORS:
+            closing, kind = _FLOORS[name]
             node = self.sum()
-            closing = self._take("command")
-            if closing.text != ("rfloor" if name == "lfloor" else "rceil"):
+            if self._take("command").text != closing:
                 raise Unreadable("a bracket is not closed")
-            return Tree("floor" if name == "lfloor" else "ceil", (node,))
+            return Tree(kind, (node,))
         if name == "dollar":
             return self._atom()
         if name in FUNCTIONS:
@@ -345,10 +343,10 @@ class _ExpressionReader(_TokenCursor):
         index = number(2)
         token = self._peek()
         if token is not None and token.kind == "[":
-            index = self._bracketed("[", "]")
+            index = self._bracketed("[")
         token = self._peek()
         if token is not None and token.kind == "(":
-            return Tree("root", (self._bracketed("(", ")"), index))
+            return Tree("root", (self._bracketed("("), index))
         return Tree("root", (self._argument(), index))
 
     def _function(self, name: str) -> Tree:
@@ -365,12 +363,10 @@ class _ExpressionReader(_TokenCursor):
         self._functions -= 1
         if base is not None and name != "log":
             raise Unreadable("an index of a function")
-        if name == "log" and base is not None:
-            node = Tree("log", (argument, base))
+        if base is not None or name == "lg":
+            node = Tree("log", (argument, number(10) if base is None else base))
         elif name == "log":
             node = Tree("ln", (argument,), name="log")
-        elif name == "lg":
-            node = Tree("log", (argument, number(10)))
         else:
             node = Tree(name, (argument,))
         if power is None:
@@ -384,8 +380,8 @@ class _ExpressionReader(_TokenCursor):
         token = self._peek()
         if token is None:
             raise Unreadable("the argument of a function is missing")
-        if token.kind in ("(", "{", "["):
-            node = self._bracketed(token.kind, {"(": ")", "{": "}", "[": "]"}[token.kind])
+        if token.kind in _CLOSING:
+            node = self._bracketed(token.kind)
             while (after := self._peek()) is not None and after.kind == "^" and token.kind == "{":
                 self.place += 1
                 node = self._power(node)

@@ -35,42 +35,11 @@ _MODULO = re.compile(r"\s*(?:\(\s*)?\\pmod\s*(?:\{[^{}]*\}|\d+)(?:\s*\))?\s*$|\s
 _OHM = re.compile(r"(?<=[\d\s])(?:Ω|\\Omega)\s*$")
 _MINUS = re.compile(r"^(?:minus|negative)\s+(?=[\d.])", re.IGNORECASE)
 _ASIDE = re.compile(r"(?<=\d)\s*\([a-z][a-z \-]{2,}\)$")
-_FORBIDDEN = frozenset(
-    [
-        "or",
-        "more",
-        "less",
-        "than",
-        "mod",
-        "if",
-        "for",
-        "where",
-        "when",
-        "not",
-        "over",
-        "plus",
-        "minus",
-        "and",
-        "to",
-        "least",
-        "most",
-        "about",
-        "times",
-        "is",
-        "are",
-        "with",
-        "as",
-        "of",
-        "by",
-        "no",
-        "none",
-        "true",
-        "false",
-        "yes",
-        "fewer",
-        "each",
-    ]
-)
+_WORDS_OF_NO_UNIT = """
+or more less than mod if for where when not over plus minus and to least most about times is are with as of by no
+none true false yes fewer each
+"""
+_FORBIDDEN = frozenset(_WORDS_OF_NO_UNIT.split())
 _BASE = re.compile(
     r"^(?:\\text\{\s*)?([0-9A-Z]+)(?:\s*\})?\s*_\s*(?:\{\s*)?(?:\\text\{\s*)?(\d{1,2}|[a-z]{2,8})(?:\s*\})?(?:\s*\})?$"
 )

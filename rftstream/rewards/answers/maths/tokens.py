@@ -38,17 +38,17 @@ _COMMAND = re.compile(r"\\(?:[a-zA-Z]+|[{}%|])")
 _SKIP = re.compile(r"\s+")
 _WORD = re.compile(r"[a-zA-Z]+")
 
-NAMES = {
-    "sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan", "asin", "acos", "atan", "sinh", "cosh",
-    "tanh", "log", "ln", "lg", "exp", "sqrt", "abs", "pi", "arccot", "arcsec", "arccsc", "arcsinh", "arccosh",
-    "arctanh", "arsinh", "arcosh", "artanh", "cbrt", "floor", "ceil",
-}  # fmt: skip
+_NAMES = """
+sin cos tan cot sec csc arcsin arccos arctan asin acos atan sinh cosh tanh log ln lg exp sqrt abs pi arccot arcsec
+arccsc arcsinh arccosh arctanh arsinh arcosh artanh cbrt floor ceil
+"""
+NAMES = set(_NAMES.split())
 _LETTERS = re.compile("|".join(sorted(NAMES, key=len, reverse=True)))
-SYMBOL_COMMANDS = {
-    "alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda", "mu", "nu", "xi",
-    "rho", "sigma", "tau", "upsilon", "phi", "chi", "psi", "omega", "Gamma", "Delta", "Theta", "Lambda", "Xi", "Pi",
-    "Sigma", "Phi", "Psi", "Omega", "ell", "hbar", "vartheta", "varrho", "aleph",
-}  # fmt: skip
+_SYMBOLS = """
+alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau upsilon phi chi psi omega Gamma
+Delta Theta Lambda Xi Pi Sigma Phi Psi Omega ell hbar vartheta varrho aleph
+"""
+SYMBOL_COMMANDS = set(_SYMBOLS.split())
 
 
 def cut(text: str) -> list[Token]:

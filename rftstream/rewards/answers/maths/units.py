@@ -6,42 +6,37 @@ import functools
 import re
 from fractions import Fraction
 
-_CHINESE = {
-    "平方千米": "km^2", "平方公里": "km^2", "平方厘米": "cm^2", "平方分米": "dm^2", "平方毫米": "mm^2", "平方米": "m^2",
-    "立方厘米": "cm^3", "立方分米": "dm^3", "立方毫米": "mm^3", "立方米": "m^3", "千米每小时": "km/h",
-    "千米/小时": "km/h", "千米/时": "km/h", "公里每小时": "km/h", "米每秒": "m/s", "米/秒": "m/s",
-    "千米": "km", "公里": "km", "厘米": "cm", "分米": "dm", "毫米": "mm", "微米": "um", "纳米": "nm", "米": "m",
-    "千克": "kg", "公斤": "kg", "毫克": "mg", "克": "g", "吨": "t", "斤": "jin", "毫升": "mL", "升": "L",
-    "小时": "h", "分钟": "min", "秒钟": "s", "秒": "s", "天": "day", "周": "week", "个月": "month", "月": "month",
-    "年": "year", "公顷": "hectare", "亩": "mu", "摄氏度": "degC", "度": "degree", "牛顿": "N", "牛": "N", "焦耳": "J",
-    "焦": "J", "千瓦时": "kWh", "千瓦": "kW", "瓦特": "W", "瓦": "W", "伏特": "V", "伏": "V", "安培": "A", "安": "A",
-    "欧姆": "ohm", "欧": "ohm", "帕斯卡": "Pa", "帕": "Pa", "赫兹": "Hz", "赫": "Hz", "摩尔": "mol",
-    "人民币": "yuan", "元": "yuan", "角": "jiao", "美元": "dollar", "英镑": "pound_sterling", "欧元": "euro",
-}  # fmt: skip
+
+def _named(text: str) -> dict[str, str]:
+    """Return what `name=word=word` says: word -> name of the unit."""
+    groups = (group.split("=") for group in text.split())
+    return {word: name for name, *words in groups for word in words}
+
+
+_CHINESE_NAMES = """
+km^2=平方千米=平方公里 cm^2=平方厘米 dm^2=平方分米 mm^2=平方毫米 m^2=平方米 cm^3=立方厘米 dm^3=立方分米
+mm^3=立方毫米 m^3=立方米 km/h=千米每小时=千米/小时=千米/时=公里每小时 m/s=米每秒=米/秒 km=千米=公里 cm=厘米 dm=分米
+mm=毫米 um=微米 nm=纳米 m=米 kg=千克=公斤 mg=毫克 g=克 t=吨 jin=斤 mL=毫升 L=升 h=小时 min=分钟 s=秒钟=秒 day=天
+week=周 month=个月=月 year=年 hectare=公顷 mu=亩 degC=摄氏度 degree=度 N=牛顿=牛 J=焦耳=焦 kWh=千瓦时 kW=千瓦
+W=瓦特=瓦 V=伏特=伏 A=安培=安 ohm=欧姆=欧 Pa=帕斯卡=帕 Hz=赫兹=赫 mol=摩尔 yuan=人民币=元 jiao=角 dollar=美元
+pound_sterling=英镑 euro=欧元
+"""
+_CHINESE = _named(_CHINESE_NAMES)
 COUNTERS = set(
     "个只人本张条头匹辆台件支枝根块棵朵颗粒把双对组次种名位间层页篇座艘架套杯瓶盒箱袋包筐排行列倍道题步岁时分点"
 )
 """Chinese words that follow a count and say nothing about its size."""
 
-_ENGLISH = {
-    "meter": "m", "metre": "m", "centimeter": "cm", "centimetre": "cm", "millimeter": "mm", "millimetre": "mm",
-    "kilometer": "km", "kilometre": "km",
-    "decimeter": "dm",
-    "inch": "inch", "inches": "inch", "in": "inch", "foot": "ft",
-    "feet": "ft", "ft": "ft", "yard": "yd", "mile": "mi", "mi": "mi", "gram": "g", "kilogram": "kg", "milligram": "mg",
-    "tonne": "t", "ton": "ton", "pound": "lb", "lb": "lb", "ounce": "oz", "oz": "oz", "liter": "L", "litre": "L",
-    "l": "L",
-    "milliliter": "mL", "millilitre": "mL", "ml": "mL", "gallon": "gal", "quart": "qt", "pint": "pt", "cup": "cup",
-    "second": "s", "sec": "s", "minute": "min", "min": "min", "hour": "h", "hr": "h", "day": "day", "week": "week",
-    "month": "month", "year": "year", "yr": "year", "mph": "mi/h", "kph": "km/h", "kmph": "km/h", "kmh": "km/h",
-    "degree": "degree", "deg": "degree", "radian": "rad", "dollar": "dollar", "usd": "dollar", "cent": "cent",
-    "euro": "euro", "eur": "euro", "yuan": "yuan", "rmb": "yuan", "rupee": "rupee", "newton": "N", "joule": "J",
-    "watt": "W", "kilowatt": "kW", "volt": "V", "ampere": "A", "amp": "A", "ohm": "ohm", "pascal": "Pa", "hertz": "Hz",
-    "mole": "mol", "kelvin": "K", "celsius": "degC", "fahrenheit": "degF", "acre": "acre", "hectare": "hectare",
-    "calorie": "cal", "atm": "atm", "atmosphere": "atm", "kilojoule": "kJ", "meters": "m",
-    "km": "km", "cm": "cm", "mm": "mm", "dm": "dm", "nm": "nm", "kg": "kg", "mg": "mg", "yd": "yd", "kj": "kJ",
-    "kw": "kW", "kwh": "kWh", "hz": "Hz", "mol": "mol", "pa": "Pa", "kpa": "kPa", "rad": "rad", "ev": "eV",
-}  # fmt: skip
+_ENGLISH_NAMES = """
+m=meter=metre=meters cm=centimeter=centimetre=cm mm=millimeter=millimetre=mm km=kilometer=kilometre=km dm=decimeter=dm
+inch=inch=inches=in ft=foot=feet=ft yd=yard=yd mi=mile=mi g=gram kg=kilogram=kg mg=milligram=mg t=tonne ton=ton
+lb=pound=lb oz=ounce=oz L=liter=litre=l mL=milliliter=millilitre=ml gal=gallon qt=quart pt=pint cup=cup s=second=sec
+min=minute=min h=hour=hr day=day week=week month=month year=year=yr mi/h=mph km/h=kph=kmph=kmh degree=degree=deg
+rad=radian=rad dollar=dollar=usd cent=cent euro=euro=eur yuan=yuan=rmb rupee=rupee N=newton J=joule W=watt
+kW=kilowatt=kw V=volt A=ampere=amp ohm=ohm Pa=pascal=pa Hz=hertz=hz mol=mole=mol K=kelvin degC=celsius degF=fahrenheit
+acre=acre hectare=hectare cal=calorie atm=atm=atmosphere kJ=kilojoule=kj nm=nm kWh=kwh kPa=kpa eV=ev
+"""
+_ENGLISH = _named(_ENGLISH_NAMES)
 _SINGLE = {"m", "g", "s", "h", "L", "l", "t", "N", "J", "W", "V", "A", "K", "C", "F", "Ω"}
 """Symbols of one letter, which might also be variables."""
 _CURRENCY = {"€": "euro", "£": "pound_sterling", "¥": "yuan", "₹": "rupee", "dollar": "dollar"}

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
 import mpmath  # type: ignore[import-untyped]
 
+from rftstream.rewards.answers.maths.expressions import INVERSES
 from rftstream.rewards.answers.maths.guards import (
     MAX_EXACT_BITS,
     MAX_EXACT_FACTORIAL,
@@ -104,8 +105,8 @@ def _points(names: Sequence[str], *, signs: Sequence[int]) -> Iterator[dict[str,
     for number in range(_POINTS):
         values = itertools.islice(itertools.cycle(_POSITIVE), number * 5, None)
         turns = itertools.cycle(signs)
-        yield {name: value * next(turns) + (place // len(_POSITIVE)) for place, (name, value) in
-               enumerate(zip(names, values, strict=False))}  # fmt: skip
+        pairs = enumerate(zip(names, values, strict=False))
+        yield {name: value * next(turns) + (place // len(_POSITIVE)) for place, (name, value) in pairs}
 
 
 def _agree(left: Tree, right: Tree, points: Iterator[dict[str, Fraction]], places: int | None) -> bool | None:
@@ -196,50 +197,17 @@ def _float(value: Number) -> Number:
 
 
 def _evaluate(node: Tree, point: Mapping[str, Fraction]) -> Number:
-    match node.op:
-        case "number":
-            return node.number
-        case "symbol":
-            return point[node.name]
-        case "pi":
-            return +mpmath.pi
-        case "e":
-            return +mpmath.e
-        case "i":
-            return mpmath.mpc(0, 1)
-        case "infinity" | "pm":
-            raise Undefined(node.op)
+    if node.op == "number":
+        return node.number
+    if node.op == "symbol":
+        return point[node.name]
+    if node.op in ("infinity", "pm"):
+        raise Undefined(node.op)
+    if node.op in _CONSTANTS:
+        return _CONSTANTS[node.op]()
     values = [_evaluate(part, point) for part in node.parts]
-    match node.op:
-        case "add":
-            return _add(*values)
-        case "neg":
-            return -values[0]
-        case "mul":
-            return _multiply(*values)
-        case "div":
-            return _divide(*values)
-        case "pow":
-            return _power(*values)
-        case "root":
-            return _root(*values)
-        case "factorial":
-            return _factorial(values[0])
-        case "binom":
-            return _binomial(*values)
-        case "abs":
-            return abs(values[0])
-        case "floor":
-            return Fraction(math.floor(_real(values[0])))
-        case "ceil":
-            return Fraction(math.ceil(_real(values[0])))
-        case "log":
-            return mpmath.log(_float(values[0])) / mpmath.log(_float(values[1]))
-        case "re":
-            return mpmath.re(_float(values[0]))
-        case "im":
-            return mpmath.im(_float(values[0]))
-    return _function(node.op, values[0])
+    operation = _OPERATIONS.get(node.op)
+    return _function(node.op, values[0]) if operation is None else operation(*values)
 
 
 def _add(left: Number, right: Number) -> Number:
@@ -342,19 +310,9 @@ def _function(name: str, value: Number) -> Number:
             raise TooCostly(f"{name} of a large number")
         if abs(argument) > mpmath.mpf(10) ** 30:
             raise TooCostly(f"{name} of a large number")
-    match name:
-        case "ln":
-            if argument == 0:
-                raise Undefined("ln(0)")
-            return mpmath.log(argument)
-        case "arcsin":
-            return mpmath.asin(argument)
-        case "arccos":
-            return mpmath.acos(argument)
-        case "arctan":
-            return mpmath.atan(argument)
-    found = getattr(mpmath, {"arccot": "acot", "arcsec": "asec", "arccsc": "acsc", "arcsinh": "asinh",
-                             "arccosh": "acosh", "arctanh": "atanh"}.get(name, name), None)  # fmt: skip
+    if name == "ln" and argument == 0:
+        raise Undefined("ln(0)")
+    found = getattr(mpmath, _OF_MPMATH.get(name, name), None)
     if found is None:
         raise Undefined(name)
     return found(argument)
@@ -382,3 +340,28 @@ def _check_magnitude(base: Number, exponent: Number) -> None:
     logarithm = abs(mpmath.log(abs(_float(base)))) if base != 0 else mpmath.mpf(0)
     if size * logarithm > MAX_LOG2:
         raise TooCostly("a power that is too large")
+
+
+_CONSTANTS: Mapping[str, Callable[[], Number]] = {
+    "pi": lambda: +mpmath.pi,
+    "e": lambda: +mpmath.e,
+    "i": lambda: mpmath.mpc(0, 1),
+}
+_OPERATIONS: Mapping[str, Callable[..., Number]] = {
+    "add": _add,
+    "neg": lambda value: -value,
+    "mul": _multiply,
+    "div": _divide,
+    "pow": _power,
+    "root": _root,
+    "factorial": _factorial,
+    "binom": _binomial,
+    "abs": abs,
+    "floor": lambda value: Fraction(math.floor(_real(value))),
+    "ceil": lambda value: Fraction(math.ceil(_real(value))),
+    "log": lambda value, base: mpmath.log(_float(value)) / mpmath.log(_float(base)),
+    "re": lambda value: mpmath.re(_float(value)),
+    "im": lambda value: mpmath.im(_float(value)),
+}
+_OF_MPMATH = {"ln": "log"} | {inverse: f"a{name}" for name, inverse in INVERSES.items()}
+"""Function -> its name in mpmath, where that is another one."""
