@@ -35,7 +35,8 @@ from rftstream.roles.trainer import TRAINER
 from rftstream.roles.trainer.progress import TrainerProgress
 from rftstream.roles.trainer.recorded_batches import RecordedBatches
 from rftstream.roles.verifier import VERIFIER
-from rftstream.runs.making.imported import Import, Say, skipped_rollouts, without
+from rftstream.runs.making.imported import Import, skipped_rollouts, without
+from rftstream.runs.writes.additions import Say
 from rftstream.service.control_view import read_control
 from rftstream.service.role_claim import new_claim
 from rftstream.transport.base import Transport

@@ -9,7 +9,7 @@ from rftstream.contracts.verdicts import VerifiedRollout
 from rftstream.errors import ContractError
 from rftstream.replay.regrouped import VerdictImport
 from rftstream.roles.buffer.people.judged_rewards import JudgedRewards
-from rftstream.runs.making.imported import Say
+from rftstream.runs.writes.additions import Say
 from rftstream.transport.base import Transport
 
 

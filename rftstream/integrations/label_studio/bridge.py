@@ -120,7 +120,7 @@ class Bridge:
         report.questions = len(questions)
         report.tasks = sum(map(len, tasks.values()))
         report.annotations = sum(len(task.annotations) for same in tasks.values() for task in same)
-        self._bring_votes(view, [(questions[name], tasks[name]) for name in tasks if name in changed], report)
+        self._bring_votes([(questions[name], tasks[name]) for name in tasks if name in changed], report)
         waiting = [question for question in open_questions(view, self._now()) if question.kind in TITLES]
         report.open = len(waiting)
         self._send_tasks([one for one in waiting if one.question_id not in tasks], projects, report)
@@ -130,10 +130,8 @@ class Bridge:
 
     # ------------------------------------------------------------------------------------------ votes
 
-    def _bring_votes(
-        self, view: FeedbackView, changed: Sequence[tuple[Question, Sequence[ServerTask]]], report: RoundReport
-    ) -> None:
-        standing = self._run.standing(view)
+    def _bring_votes(self, changed: Sequence[tuple[Question, Sequence[ServerTask]]], report: RoundReport) -> None:
+        standing = dict(self._run.standing())
         ours = _by_question(standing, self._run.source)
         opinions = [opinion for question, tasks in changed for opinion in self._opinions(question, tasks, ours, report)]
         for feedback in self._run.write(opinions, standing):

@@ -5,15 +5,13 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from rftstream.contracts import codec
 from rftstream.contracts.control import RunManifest
-from rftstream.contracts.feedback import Feedback, FeedbackKind, feedback_id_of
+from rftstream.contracts.feedback import Feedback, FeedbackKind
 from rftstream.contracts.questions import Question
-from rftstream.contracts.records import NewRecord
 from rftstream.data.feedback.rows import Vote
 from rftstream.gateway.keys import GatewayKeys, run_secret
 from rftstream.queries.catalog.finding import find_group, find_vote_statuses
@@ -23,7 +21,8 @@ from rftstream.queries.people.feedback import TOPICS, FeedbackRecords, FeedbackV
 from rftstream.queries.records.rollout_view import ShownMessage, last_answer, read_rollout
 from rftstream.queries.records.shown_completions import PLAIN
 from rftstream.runs.folder import OpenRun, wanted_topics
-from rftstream.runs.writes.feedback import MAX_RECORDS, feedback_of, what_is_said
+from rftstream.runs.writes.additions import MAX_RECORDS
+from rftstream.runs.writes.feedback import VoteRevisions, next_revision, vote_record
 from rftstream.service.control_view import read_control
 from rftstream.service.role import Log
 from rftstream.transport.base import Producer
@@ -61,8 +60,7 @@ class BridgedRun:
         self._kept = FeedbackRecords()
         self._view: tuple[Any, FeedbackView] | None = None
         """Where the topics ended, and what they said."""
-        self._written: dict[tuple[str, str], Feedback] = {}
-        """Votes that this process has committed: on Kafka a reader may see them a little later."""
+        self._revisions = VoteRevisions()
 
     def begin(self) -> None:
         """End what another bridge of this run may still write. Nothing that was read before counts any more."""
@@ -73,7 +71,7 @@ class BridgedRun:
         self._producer = self.run.transport.producer(f"{self.run.run_id}.feedback.{self.source}")
         self._producer.start()
         self._view = None
-        self._written = {}
+        self._revisions = VoteRevisions()
 
     def manifest(self) -> RunManifest | None:
         """Return what the run is; None before it has begun."""
@@ -100,16 +98,9 @@ class BridgedRun:
                 self._view = (ends, read_feedback(self._log, self.run.config, find_statuses=find, kept=self._kept))
         return self._view[1]
 
-    def standing(self, view: FeedbackView) -> NewestVotes:
+    def standing(self) -> NewestVotes:
         """Return the newest that each annotator says on each question, taken back or not."""
-        newest: dict[tuple[str, str], Feedback] = {}
-        for vote in [*(line.vote for line in view.votes), *self._written.values()]:
-            if vote is None or not vote.question_id:
-                continue
-            name = (vote.question_id, vote.annotator)
-            if name not in newest or vote.revision > newest[name].revision:
-                newest[name] = vote
-        return newest
+        return self._revisions.follow(self._log)
 
     # ------------------------------------------------------------------------------------------ writing
 
@@ -117,18 +108,20 @@ class BridgedRun:
         """Write the votes that the log does not have, each as the next revision; return their records. ProducerLost
         if another bridge has begun."""
         assert self._producer is not None, "begin comes first"
-        new = [one for vote in votes if (one := _revised(vote, standing)) is not None]
+        new = []
+        for found in votes:
+            before = standing.get((found.vote.question_id, found.annotator))
+            feedback = next_revision(found.vote, found.annotator, found.sequence, before)
+            if feedback is not None and (before is not None or feedback.kind is not FeedbackKind.retract):
+                new.append(feedback)
         for start in range(0, len(new), MAX_RECORDS):
             chunk = new[start : start + MAX_RECORDS]
-            self._producer.commit([self._record(one) for one in chunk])
-            self._written |= {(one.question_id, one.annotator): one for one in chunk}
+            self._producer.commit([vote_record(one, self.run.config, self.run.run_id) for one in chunk])
+            for one in chunk:
+                self._revisions.note(one)
         if new:
             self.run.transport.admin.make_durable()
         return new
-
-    def _record(self, feedback: Feedback) -> NewRecord:
-        partition = (feedback.sequence or 0) % self.run.config.transport.partitions
-        return codec.to_record(feedback, "feedback", partition, run=self.run.run_id)
 
     # ------------------------------------------------------------------------------------------ texts
 
@@ -182,20 +175,6 @@ class BridgedRun:
             with contextlib.suppress(Exception):  # it may be lost already
                 self._producer.close()
         self.run.transport.close()
-
-
-def _revised(found: StandingVote, standing: NewestVotes) -> Feedback | None:
-    """Return the record of a vote; None if the log says the same."""
-    vote = found.vote
-    before = standing.get((vote.question_id, found.annotator))
-    feedback = feedback_of(vote, found.annotator, found.sequence)
-    if before is None:
-        return None if vote.kind is FeedbackKind.retract else feedback
-    if what_is_said(before) == what_is_said(feedback):
-        return None
-    revision = before.revision + 1
-    name = feedback_id_of(vote.question_id, found.annotator, revision)
-    return replace(feedback, revision=revision, feedback_id=name)
 
 
 def _words_of(messages: Sequence[ShownMessage], *, always_named: bool) -> str:

@@ -22,9 +22,9 @@ from rftstream.replay.recorded import read_recorded, settings_of
 from rftstream.replay.without import LeftOut, find_left_out
 from rftstream.runs.folder import OpenRun, RunFolder, open_store, shown_path
 from rftstream.runs.making.fork import begun_config, changed_keys, check_begun_with, derive_config, differences
-from rftstream.runs.making.imported import Say
 from rftstream.runs.making.made_from import make_from
 from rftstream.runs.manifest import changed_settings
+from rftstream.runs.writes.additions import Say
 from rftstream.service.control_view import read_control
 from rftstream.service.role import Log
 from rftstream.transport.base import Transport

@@ -28,8 +28,9 @@ from rftstream.runs.folder import (
     shown_path,
 )
 from rftstream.runs.making.fork import begun_config, changed_keys, check_begun_with, derive_config, differences
-from rftstream.runs.making.imported import Say, check_whole
+from rftstream.runs.making.imported import check_whole
 from rftstream.runs.making.made_from import make_from
+from rftstream.runs.writes.additions import Say
 from rftstream.transport.base import Transport
 
 OF_PIPELINE = re.compile(r"(tasksets\.[a-z0-9_-]+\.)?pipeline\b")

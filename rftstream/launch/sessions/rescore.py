@@ -28,9 +28,10 @@ from rftstream.runs.folder import (
 )
 from rftstream.runs.making.create import write_config
 from rftstream.runs.making.fork import begun_config, check_begun_with, copy_model, derive_config, differences
-from rftstream.runs.making.imported import RolloutImport, Say, check_whole
+from rftstream.runs.making.imported import RolloutImport, check_whole
 from rftstream.runs.manifest import data_digests, make_manifest
 from rftstream.runs.services import build_service, role_context
+from rftstream.runs.writes.additions import Say
 from rftstream.service.role import Log
 from rftstream.transport.base import Transport
 from rftstream.weights.stores.media import copy_media

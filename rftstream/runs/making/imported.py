@@ -11,7 +11,6 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from itertools import islice
 
 from rftstream.contracts import codec
 from rftstream.contracts.control import RunManifest, TasksEnded
@@ -23,16 +22,13 @@ from rftstream.contracts.tasks import Problem, Sampling, Task
 from rftstream.errors import ConfigError, ContractError
 from rftstream.roles.explorer import EXPLORER
 from rftstream.roles.feeder import FEEDER
+from rftstream.runs.writes.additions import MAX_BYTES, MAX_RECORDS, Say, by_transaction
 from rftstream.service.control_view import read_control
 from rftstream.service.role import Log
 from rftstream.transport.base import Position, Transport
 
 GROUP = "import"
 STEPS = TopicPartition("steps", 0)
-MAX_RECORDS, MAX_BYTES = 512, 4 << 20
-"""Most records, and most bytes, in one transaction."""
-
-Say = Callable[[str], None]
 
 
 class Import:
@@ -125,7 +121,7 @@ class Import:
     def commit_all(self, records: Iterable[NewRecord]) -> int:
         """Write records that the import itself makes, and return their number."""
         total = 0
-        for some in _by_transaction(records):
+        for some in by_transaction(records, MAX_RECORDS):
             self._producer.commit(some)
             total += len(some)
         if total:
@@ -199,12 +195,6 @@ def check_whole(source: Transport, *topics: str) -> None:
             "deleted by retention, expected all of them; a run that is to be scored or trained again keeps its "
             "log: leave [retention] out of its run file"
         )
-
-
-def _by_transaction(records: Iterable[NewRecord]) -> Iterator[list[NewRecord]]:
-    left = iter(records)
-    while some := list(islice(left, MAX_RECORDS)):
-        yield some
 
 
 def without(log: Log, topic: str, after: str) -> Iterator[Record]:

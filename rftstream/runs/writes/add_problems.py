@@ -16,19 +16,18 @@ from rftstream.config.loader import PLAIN_FILE, demonstrations_source
 from rftstream.config.sections import RunConfig, TasksetSection
 from rftstream.contracts import codec
 from rftstream.contracts.problems import NewProblem, ProblemKind, ProblemMaker, given_problem_id, problem_digest
-from rftstream.contracts.records import NewRecord
 from rftstream.contracts.tasks import Problem
 from rftstream.data.tasksets.open import grows, open_taskset
-from rftstream.errors import ConfigError, ProducerLost, RewardError
+from rftstream.errors import ConfigError, RewardError
 from rftstream.models.folders.folder import for_section, prepare_model
 from rftstream.models.rendering import open_renderer
 from rftstream.rewards.base import problem_input
 from rftstream.rewards.resolve import build_reward
 from rftstream.runs.folder import RunFolder, complete_log
-from rftstream.runs.writes.load_demonstrations import Say, by_transaction, progress_sayer
+from rftstream.runs.writes.additions import Say, adding, progress_sayer
 from rftstream.service.records.problem_records import PROBLEMS, problem_records
 from rftstream.service.role import Log
-from rftstream.transport.base import Producer, Transport
+from rftstream.transport.base import Transport
 
 OF_PARENTS = ("parent", "kind")
 """Columns that say what a problem was made of; the others are those of tasksets."""
@@ -112,29 +111,18 @@ def add_problems(
     dry_run: bool = False,
 ) -> AddedProblems:
     """Add the rows that are not on the topic yet. ConfigError names the first bad row; then nothing is written."""
-    producer: Producer | None = None
-    try:
-        if not dry_run:
-            complete_log(transport, config)
-            producer = transport.producer(f"{folder.run_id}.problems")
-            producer.start()
+    if not dry_run:
+        complete_log(transport, config)
+    writer = f"{folder.run_id}.problems"
+    lost = f"problems: another command began to add some to {folder.run_id} meanwhile"
+    with adding(transport, writer, lost=lost, again="add these again", dry_run=dry_run) as additions:
         there = problem_records(Log(transport), bodies=False, settled=True)
         known = {name.decode(errors="replace") for record in there if (name := record.header("id")) is not None}
         added = AddedProblems(taskset=wanted.taskset, rows=0, dry_run=dry_run)
         chosen = list(_choose(_problems_in(wanted, config, folder, added, now, say), known, added))
-        if producer is not None:
-            records = (codec.to_record(one, *PROBLEMS, run=folder.run_id) for one in chosen)
-            _write(producer, records, len(chosen), say)
-            transport.admin.make_durable()  # whoever was told that they are there will not add them again
-        return added
-    except ProducerLost as error:
-        raise ConfigError(
-            f"problems: another command began to add some to {folder.run_id} meanwhile ({error}), expected one at a "
-            "time; add these again"
-        ) from None
-    finally:
-        if producer is not None:
-            producer.close()
+        records = (codec.to_record(problem, *PROBLEMS, run=folder.run_id) for problem in chosen)
+        additions.write(records, progress_sayer(say, len(chosen), "written"))
+    return added
 
 
 def _choose(problems: Iterator[NewProblem], known: set[str], added: AddedProblems) -> Iterator[NewProblem]:
@@ -214,10 +202,3 @@ def _new_problem(problem: Problem, wanted: ProblemsFile, where: str, now: float)
         parent=parent,
         made_at=now,
     )
-
-
-def _write(producer: Producer, records: Iterator[NewRecord], total: int, say: Say) -> None:
-    progress, count = progress_sayer(say, total, "written"), 0
-    for some in by_transaction(records):
-        producer.commit(some)
-        progress(count := count + len(some))

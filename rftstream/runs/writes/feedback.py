@@ -10,8 +10,8 @@ Right answers to gold questions go the same way, under an annotator who is nobod
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from rftstream.config.role_sections import FeedbackSection
@@ -20,15 +20,14 @@ from rftstream.contracts import codec
 from rftstream.contracts.feedback import GOLD_ANNOTATOR, Feedback, FeedbackKind, feedback_id_of
 from rftstream.contracts.records import NewRecord, TopicPartition
 from rftstream.data.feedback.rows import Vote
-from rftstream.errors import ConfigError, ContractError, ProducerLost
+from rftstream.errors import ConfigError, ContractError
 from rftstream.gateway.keys import GatewayKeys, run_secret
 from rftstream.runs.folder import RunFolder, wanted_topics
+from rftstream.runs.writes.additions import adding
 from rftstream.service.role import Log
 from rftstream.transport.base import Transport
 
 TOPICS = ("feedback", "questions", "judgements")
-MAX_RECORDS = 256
-"""Most records in one transaction."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -95,10 +94,8 @@ def add_votes(
     chosen, known = list(votes), dict(scored or {})
     if not dry_run:
         transport.admin.ensure_topics({name: wanted_topics(config)[name] for name in TOPICS})
-    producer = None if dry_run else transport.producer(f"{folder.run_id}.feedback")
-    try:
-        if producer is not None:
-            producer.start()
+    writer, lost = f"{folder.run_id}.feedback", f"feedback: somebody else began to add votes to {folder.run_id}"
+    with adding(transport, writer, lost=lost, again="add them again", dry_run=dry_run) as additions:
         log = Log(transport)
         sequences = {_group(rollout): sequence for rollout, sequence in known.items()}
         unknown = [vote for vote in chosen if not known.keys() >= set(vote.rollouts)]
@@ -106,71 +103,43 @@ def add_votes(
             sequences |= find_sequences(log, {_group(vote.rollouts[0]) for vote in unknown})
             _check_known(log, unknown, sequences, config.transport.partitions)
         newest = (revisions or VoteRevisions()).follow(log)  # after the start, which fences all others
-        keys = GatewayKeys(run_secret(folder.run_id), folder.run_id)
-        writer = VoteWriter(config, (lambda _: GOLD_ANNOTATOR) if gold else keys.annotator, sequences, newest)
         added = Added(votes=len(chosen), applies=config.feedback is not None, dry_run=dry_run, gold=gold)
         if gold:
             _check_gold(chosen, newest, config.feedback or FeedbackSection())
-        records = [one for vote in chosen if (one := writer.record(vote, added, folder.run_id)) is not None]
-        added.annotators = 0 if gold else len({vote.by for vote in chosen})
-        if producer is not None:
-            for start in range(0, len(records), MAX_RECORDS):
-                producer.commit(records[start : start + MAX_RECORDS])
-            transport.admin.make_durable()
-        return added
-    except ProducerLost as error:
-        raise ConfigError(
-            f"feedback: somebody else began to add votes to {folder.run_id} ({error}), expected one at a time; add "
-            "them again"
-        ) from None
-    finally:
-        if producer is not None:
-            producer.close()
+            names = dict.fromkeys((vote.by for vote in chosen), GOLD_ANNOTATOR)
+        else:
+            keys = GatewayKeys(run_secret(folder.run_id), folder.run_id)
+            names = {vote.by: keys.annotator(vote.by) for vote in chosen}
+            added.annotators = len(names)
+        new = list(_new_votes(chosen, names, sequences, newest, added))
+        additions.write(vote_record(feedback, config, folder.run_id) for feedback in new)
+    return added
 
 
-class VoteWriter:
-    """Makes records of votes: looks up the newest revision of each annotator, and hides the names. `add_votes` makes
-    one for each call."""
-
-    def __init__(
-        self,
-        config: RunConfig,
-        annotator_of: Callable[[str], str],
-        sequences: Mapping[str, int],
-        newest: Mapping[tuple[str, str], Feedback],
-    ) -> None:
-        """`annotator_of` hides a name. `newest`: what stands on the log, as `VoteRevisions` has it."""
-        self._partitions = config.transport.partitions
-        self._annotator_of = annotator_of
-        self._sequences = sequences
-        self._newest = newest
-        self._said: dict[tuple[str, str], Feedback] = {}
-        """Votes that were made here, in the same form."""
-
-    def record(self, vote: Vote, added: Added, run_id: str) -> NewRecord | None:
-        """Return the record of a vote; None if the annotator says the same already. It counts in `added`."""
-        annotator = self._annotator_of(vote.by)
-        key = vote.question_id, annotator
-        before = self._said.get(key, self._newest.get(key))
-        feedback = feedback_of(vote, annotator, self._sequences[_group(vote.rollouts[0])])
-        if before is not None and (
-            what_is_said(before) == what_is_said(feedback) and vote.revision in (None, before.revision)
-        ):
+def _new_votes(
+    votes: Sequence[Vote],
+    names: Mapping[str, str],
+    sequences: Mapping[str, int],
+    newest: Mapping[tuple[str, str], Feedback],
+    added: Added,
+) -> Iterator[Feedback]:
+    """Yield the votes that the log does not have, under the hidden `names`, and count all in `added`."""
+    said: dict[tuple[str, str], Feedback] = {}
+    for vote in votes:
+        key = vote.question_id, names[vote.by]
+        before = said.get(key, newest.get(key))
+        feedback = next_revision(vote, names[vote.by], sequences[_group(vote.rollouts[0])], before)
+        if feedback is None:
             added.known += 1
-            return None
+            continue
         if vote.kind is FeedbackKind.retract and (before is None or before.kind is FeedbackKind.retract):
             raise ConfigError(f"{vote.where}: retract: nothing of this annotator stands on {vote.question_id}")
-        revision = vote.revision if vote.revision is not None else (before.revision + 1 if before is not None else 0)
-        feedback = replace(
-            feedback, revision=revision, feedback_id=feedback_id_of(vote.question_id, annotator, revision)
-        )
-        if before is None or revision > before.revision:
-            self._said[key] = feedback
+        if before is None or feedback.revision > before.revision:
+            said[key] = feedback
         added.new += 1
         added.edits += before is not None
         added.kinds[str(vote.kind)] = added.kinds.get(str(vote.kind), 0) + 1
-        partition = (feedback.sequence or 0) % self._partitions
-        return codec.to_record(feedback, "feedback", partition, run=run_id)
+        yield feedback
 
 
 class VoteRevisions:
@@ -193,10 +162,14 @@ class VoteRevisions:
             except ContractError:
                 continue
             if isinstance(vote, Feedback) and vote.question_id:
-                known = self._newest.get((vote.question_id, vote.annotator))
-                if known is None or vote.revision > known.revision:
-                    self._newest[vote.question_id, vote.annotator] = vote
+                self.note(vote)
         return self._newest
+
+    def note(self, vote: Feedback) -> None:
+        """Take in a vote: one on the log, or one that was committed and that a reader may see a little later."""
+        known = self._newest.get((vote.question_id, vote.annotator))
+        if known is None or vote.revision > known.revision:
+            self._newest[vote.question_id, vote.annotator] = vote
 
 
 def _check_gold(votes: Sequence[Vote], newest: Mapping[tuple[str, str], Feedback], settings: FeedbackSection) -> None:
@@ -250,10 +223,14 @@ def _group(rollout_id: str) -> str:
     return rollout_id.rpartition("/")[0]
 
 
-def feedback_of(vote: Vote, annotator: str, sequence: int) -> Feedback:
-    """Return a vote as it stands on the log, as the first revision of its annotator."""
-    return Feedback(
-        feedback_id=feedback_id_of(vote.question_id, annotator, 0),
+def next_revision(vote: Vote, annotator: str, sequence: int, before: Feedback | None) -> Feedback | None:
+    """Return what stands on the log of a vote after the newest that its annotator said before; None if that says the
+    same."""
+    revision = 0 if before is None else before.revision + 1
+    if vote.revision is not None:
+        revision = vote.revision
+    feedback = Feedback(
+        feedback_id=feedback_id_of(vote.question_id, annotator, revision),
         rollout_id=vote.rollouts[0],
         source=vote.source,
         reward=vote.reward,
@@ -264,13 +241,21 @@ def feedback_of(vote: Vote, annotator: str, sequence: int) -> Feedback:
         rollouts=vote.rollouts,
         sequence=sequence,
         annotator=annotator,
+        revision=revision,
         choice=vote.choice,
         correction=vote.correction,
         order=vote.order,
         lead_time_s=vote.lead_time_s,
     )
+    is_known = before is not None and _said(before) == _said(feedback) and vote.revision in (None, before.revision)
+    return None if is_known else feedback
 
 
-def what_is_said(feedback: Feedback) -> tuple[Any, ...]:
+def _said(feedback: Feedback) -> tuple[Any, ...]:
     """Return what makes a vote another one than the last revision."""
     return feedback.kind, feedback.reward, feedback.choice, feedback.correction, feedback.comment
+
+
+def vote_record(feedback: Feedback, config: RunConfig, run_id: str) -> NewRecord:
+    """Return the record of a vote."""
+    return codec.to_record(feedback, "feedback", (feedback.sequence or 0) % config.transport.partitions, run=run_id)

@@ -7,7 +7,6 @@ the next one goes on behind it.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,19 +18,14 @@ from rftstream.contracts.batches import LossKind
 from rftstream.contracts.records import NewRecord
 from rftstream.data.demonstrations.rows import Demonstrations
 from rftstream.data.demonstrations.tokens import Sides, kind_of, length_of, tokenise
-from rftstream.errors import ConfigError, ProducerLost
+from rftstream.errors import ConfigError
 from rftstream.models.folders.folder import prepare_model
 from rftstream.models.rendering import Renderer, open_renderer
 from rftstream.models.spec import ModelSpec
 from rftstream.runs.folder import RunFolder
+from rftstream.runs.writes.additions import Say, adding, progress_sayer
 from rftstream.service.role import Log
-from rftstream.transport.base import Producer, Transport
-
-MAX_RECORDS, MAX_BYTES = 512, 4 << 20
-"""Most records, and most bytes, in one transaction."""
-SAY_EVERY_S = 5.0
-
-Say = Callable[[str], None]
+from rftstream.transport.base import Transport
 
 
 @dataclass(slots=True, kw_only=True)
@@ -156,30 +150,18 @@ def load_demonstrations(
     rows = Demonstrations(section)
     spec = prepare_model(config.model, folder.model, config.run.seed)
     renderer = open_renderer(spec)
-    producer: Producer | None = None
-    try:
-        if not dry_run:
-            producer = transport.producer(f"{folder.run_id}.experts")
-            producer.start()
+    writer, lost = f"{folder.run_id}.experts", f"experts: another load into {folder.run_id} began meanwhile"
+    with adding(transport, writer, lost=lost, again="load again", dry_run=dry_run) as additions:
         there = Log(transport).read("experts", bodies=False, settled=True)
         known = {name for record in there if (name := record.header("id")) is not None}  # others are not ours
         loaded = Loaded(rows=len(rows), total=len(known), dry_run=dry_run)
         context = spec.context if spec.context is not None else renderer.context
-        chosen = _choose(
-            rows, known, loaded, section, renderer, context, taken_kinds(config), progress_sayer(say, len(rows))
-        )
-        if producer is not None:
-            _write(producer, folder.run_id, config.transport.partitions, rows, chosen, loaded.total, say)
-            transport.admin.make_durable()  # whoever was told that it is loaded will not load it again
-        loaded.total += loaded.new
-        return loaded
-    except ProducerLost as error:
-        raise ConfigError(
-            f"experts: another load into {folder.run_id} began meanwhile ({error}), expected one at a time; load again"
-        ) from None
-    finally:
-        if producer is not None:
-            producer.close()
+        progress = progress_sayer(say, len(rows))
+        chosen = _choose(rows, known, loaded, section, renderer, context, taken_kinds(config), progress)
+        records = _records(rows, chosen, loaded.total, folder.run_id, config.transport.partitions)
+        additions.write(records, progress_sayer(say, len(chosen), "written"))
+    loaded.total += loaded.new
+    return loaded
 
 
 def _choose(
@@ -235,43 +217,7 @@ def _choose(
     return chosen
 
 
-def _write(
-    producer: Producer, run_id: str, partitions: int, rows: Demonstrations, chosen: list[int], total: int, say: Say
-) -> None:
-    progress = progress_sayer(say, len(chosen), "written")
-    for records in by_transaction(_records(rows, chosen, total, run_id, partitions)):
-        producer.commit(records)
-        progress(total := total + len(records))
-
-
 def _records(rows: Demonstrations, chosen: list[int], total: int, run_id: str, partitions: int) -> Iterator[NewRecord]:
     for number, index in enumerate(chosen, total):
         one = replace(rows[index].demonstration, number=number)
         yield codec.to_record(one, "experts", number % partitions, run=run_id)
-
-
-def by_transaction(records: Iterator[NewRecord]) -> Iterator[list[NewRecord]]:
-    """Yield the records in lists that are small enough for one transaction each."""
-    some: list[NewRecord] = []
-    num_bytes = 0
-    for record in records:
-        if some and (len(some) >= MAX_RECORDS or num_bytes + record.num_bytes > MAX_BYTES):
-            yield some
-            some, num_bytes = [], 0
-        some.append(record)
-        num_bytes += record.num_bytes
-    if some:
-        yield some
-
-
-def progress_sayer(say: Say, total: int, done: str = "looked at") -> Callable[[int], None]:
-    """Return a function that says how far the work is, every few seconds."""
-    say_at = time.monotonic() + SAY_EVERY_S
-
-    def progress(count: int) -> None:
-        nonlocal say_at
-        if time.monotonic() >= say_at:
-            say_at += SAY_EVERY_S
-            say(f"{count:,} of {total:,} {done}")
-
-    return progress
