@@ -15,10 +15,10 @@ from rftstream.backends.numerics import computed_with, formulas_of, why_not_equa
 from rftstream.config.sections import RunConfig
 from rftstream.config.stages import Stages
 from rftstream.contracts.versions import StepRecord, VersionName
-from rftstream.errors import ConfigError, ContractError, PositionMissing
+from rftstream.errors import ConfigError
 from rftstream.models.folders.folder import prepare_model
 from rftstream.models.vision.image_tokens import image_cache
-from rftstream.replay.recorded import Recorded, read_recorded, settings_of
+from rftstream.replay.recorded import Recorded, next_batch, read_recorded, settings_of
 from rftstream.roles.trainer.assembly import Batch
 from rftstream.roles.trainer.progress import TrainerProgress
 from rftstream.roles.trainer.recorded_batches import RecordedBatches
@@ -38,7 +38,7 @@ NUM_KEPT = 100
 """Differences that a report holds in full. Further ones are counted by version."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Difference:
     """One value that the replay computed differently from what was recorded. `replay` collects them in a
     `ReplayReport`."""
@@ -94,11 +94,11 @@ class ReplayReport:
         """Return whether all that was compared is equal bit for bit."""
         return not self.different_versions
 
-    def differs(self, difference: Difference) -> None:
+    def differs(self, version: int, batch: int | None, what: str, recorded: str, replayed: str) -> None:
         """Note a difference."""
-        self.different_versions.add(difference.version)
+        self.different_versions.add(version)
         if len(self.differences) < NUM_KEPT:
-            self.differences.append(difference)
+            self.differences.append(Difference(version, batch, what, recorded, replayed))
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as a dict for JSON, with the number of different versions in place of their list."""
@@ -217,14 +217,9 @@ class _Again:
         batches = RecordedBatches(self.run.transport, progress.positions, progress.version)
         try:
             for version in range(progress.version + 1, found.last + 1):
-                try:
-                    batch, why = batches.next(), "the end of the log"
-                except (ContractError, PositionMissing) as error:
-                    batch, why = None, str(error)
+                batch, why = next_batch(batches)
                 if batch is None:
-                    found.differs(
-                        Difference(version=version, batch=version - 1, what="batch", recorded="trained", replayed=why)
-                    )
+                    found.differs(version, version - 1, "batch", "trained", why)
                     found.complete = False
                     return
                 self.in_use = self.backends.use(version)
@@ -245,26 +240,10 @@ class _Again:
         update, values = self._update(training, batch, lr, skip=record is not None and record.skipped)
         found.num_batches += 1
         if record is None:
-            found.differs(
-                Difference(
-                    version=version,
-                    batch=batch.sequence,
-                    what="record",
-                    recorded="none on steps that can be read",
-                    replayed="a step",
-                )
-            )
+            found.differs(version, batch.sequence, "record", "none on steps that can be read", "a step")
             return
         if record.skipped != update.skipped:
-            found.differs(
-                Difference(
-                    version=version,
-                    batch=batch.sequence,
-                    what="skipped",
-                    recorded=str(record.skipped),
-                    replayed=str(update.skipped),
-                )
-            )
+            found.differs(version, batch.sequence, "skipped", str(record.skipped), str(update.skipped))
         self._compare_metrics(record, values, found)
         self._compare_weights(version, batch.sequence, found)
 
@@ -289,9 +268,7 @@ class _Again:
         for _, recorded in digests:
             found.num_digests += 1
             if recorded != replayed:
-                found.differs(
-                    Difference(version=version, batch=batch, what="weights", recorded=recorded, replayed=replayed)
-                )
+                found.differs(version, batch, "weights", recorded, replayed)
 
     def _compare_metrics(self, record: StepRecord, values: Mapping[str, float], found: ReplayReport) -> None:
         """Compare the metrics that both steps have. `training.update` gives none that depends on the clock."""
@@ -299,15 +276,8 @@ class _Again:
             recorded, replayed = record.metrics[name], values[name]
             found.num_metrics += 1
             if recorded != replayed and not (math.isnan(recorded) and math.isnan(replayed)):
-                found.differs(
-                    Difference(
-                        version=record.name.version,
-                        batch=record.batch_sequence,
-                        what=f"metric {name}",
-                        recorded=repr(recorded),
-                        replayed=repr(replayed),
-                    )
-                )
+                version, batch = record.name.version, record.batch_sequence
+                found.differs(version, batch, f"metric {name}", repr(recorded), repr(replayed))
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,10 +386,8 @@ def _deleted(positions: tuple[int, ...], begins: list[int]) -> bool:
 def _trains_alike(one: RunConfig, other: RunConfig) -> bool:
     """Return whether a backend and an algorithm that were built by one config serve for the other, too. Rates and
     rhythms do not matter: they are read anew for each batch."""
-    return (one.trainer, one.stages, one.algorithms, one.backends, one.algorithms_named()) == (
-        other.trainer,
-        other.stages,
-        other.algorithms,
-        other.backends,
-        other.algorithms_named(),
+    one_trains, other_trains = (
+        (config.trainer, config.stages, config.algorithms, config.backends, config.algorithms_named())
+        for config in (one, other)
     )
+    return one_trains == other_trains

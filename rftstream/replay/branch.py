@@ -25,8 +25,8 @@ from rftstream.contracts.records import NewRecord, Record, TopicPartition
 from rftstream.contracts.rollouts import Rollout, RolloutStatus
 from rftstream.contracts.verdicts import UnscorableReason, VerifiedRollout
 from rftstream.contracts.versions import StepRecord
-from rftstream.errors import ConfigError, ContractError, PositionMissing
-from rftstream.replay.recorded import Recorded
+from rftstream.errors import ConfigError, ContractError
+from rftstream.replay.recorded import Recorded, next_batch
 from rftstream.replay.without import LeftOut
 from rftstream.roles.buffer import BUFFER
 from rftstream.roles.buffer.groups import late_outcome
@@ -38,6 +38,7 @@ from rftstream.roles.verifier import VERIFIER
 from rftstream.runs.making.imported import Import, skipped_rollouts, without
 from rftstream.runs.writes.additions import Say
 from rftstream.service.control_view import read_control
+from rftstream.service.role import Log
 from rftstream.service.role_claim import new_claim
 from rftstream.transport.base import Transport
 from rftstream.weights.checkpoints import CheckpointStore
@@ -80,10 +81,7 @@ def measure(transport: Transport, first: int, last: int) -> Extent:
     batches = RecordedBatches(transport, begins, 0)
     try:
         for sequence in range(last):
-            try:
-                batch, why = batches.next(), "the end of the log"
-            except (ContractError, PositionMissing) as error:
-                batch, why = None, str(error)
+            batch, why = next_batch(batches)
             if batch is None:
                 raise ConfigError(f"batch {sequence} cannot be trained: {why}; give a --to of at most {sequence}")
             groups.update(*(manifest.groups + manifest.reused for manifest in batch.manifests))
@@ -130,7 +128,7 @@ class BatchImport(Import):
         deleted."""
         self.check_whole(*FLOW, "batches", "steps")
         topics = ("experts", *FLOW, *(("steps",) if self._extent.first else ()))
-        found = {place: (0, end) for topic in topics for place, end in self._from.ends(topic).items()}
+        found = self.to_the_ends(*topics)
         ends = self._recorded.steps[self._extent.last].positions
         return found | {place: (0, end) for place, end in zip(sorted(self._from.ends("batches")), ends, strict=True)}
 
@@ -231,15 +229,10 @@ class BatchImport(Import):
     def _decide_the_rest(self) -> None:
         """Give an outcome to siblings that were on their way when their group was decided: here they come too late."""
         late = self.commit_all(skipped_rollouts(self._into, self._run_id))
-        self.commit_all(self._unscored())
+        self.commit_all(unscored_rollouts(self._into, self._run_id))
         self.commit_all(self._late())
         if late:
             self._say(f"rollouts: {late:,} were still on their way there; they are skipped")
-
-    def _unscored(self) -> Iterator[NewRecord]:
-        for record in without(self._into, "rollouts", "verified"):
-            verified = as_verified(record)
-            yield codec.to_record(verified, "verified", record.partition, run=self._run_id)
 
     def _late(self) -> Iterator[NewRecord]:
         named: set[str] = set()
@@ -307,6 +300,12 @@ class BatchImport(Import):
 
 def _epoch(record: Record) -> int:
     return record.number("writer_epoch") or 0
+
+
+def unscored_rollouts(log: Log, run_id: str) -> Iterator[NewRecord]:
+    """Yield a rollout without a verdict for each rollout that has no record on `verified`."""
+    for record in without(log, "rollouts", "verified"):
+        yield codec.to_record(as_verified(record), "verified", record.partition, run=run_id)
 
 
 def as_verified(record: Record) -> VerifiedRollout:

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from rftstream.config import loader
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.versions import StepRecord, VersionName
-from rftstream.errors import ConfigError
+from rftstream.errors import ConfigError, ContractError, PositionMissing
+from rftstream.roles.trainer.assembly import Batch
+from rftstream.roles.trainer.recorded_batches import RecordedBatches
 from rftstream.service.role import Log
 from rftstream.weights.lineage import Lineage
 
@@ -70,6 +72,14 @@ def read_recorded(log: Log) -> Recorded:
             recorded.steps[message.name.version] = message
     recorded.steps = {version: one for version, one in recorded.steps.items() if recorded.lineage.in_force(one.name)}
     return recorded
+
+
+def next_batch(batches: RecordedBatches) -> tuple[Batch | None, str]:
+    """Return the next of the recorded batches; None where there is none that can be trained, and why."""
+    try:
+        return batches.next(), "the end of the log"
+    except (ContractError, PositionMissing) as error:
+        return None, str(error)
 
 
 def settings_of(anchor: StepRecord | None, now: RunConfig) -> RunConfig:

@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from typing import ClassVar
 
 from rftstream.contracts import codec
 from rftstream.contracts.control import RunManifest, TasksEnded
@@ -78,6 +79,10 @@ class Import:
         self._begun = {place: Position(start, str(end)) for place, (start, end) in self.bounds().items()}
         record = codec.to_record(manifest, "control", 0, run=self._run_id)
         self._producer.commit([record], positions=self._begun, group=GROUP)
+
+    def to_the_ends(self, *topics: str) -> dict[TopicPartition, tuple[int, int]]:
+        """Return bounds of all that these topics of the source have now. Those that follow from others come first."""
+        return {place: (0, end) for topic in topics for place, end in self._from.ends(topic).items()}
 
     def check_whole(self, *topics: str) -> None:
         """Check again, on a run that may be live, that no records were deleted. ConfigError if some were."""
@@ -155,21 +160,28 @@ class RolloutImport(Import):
     """Copies tasks and rollouts to be scored anew. A task gets a rollout that says `skipped` if it has none in the
     source, or was put back there under another attempt."""
 
+    copied: ClassVar[tuple[str, ...]] = ("rollouts",)
+    """Topics that are copied after the tasks, each before those that follow from it."""
+
     def bounds(self) -> Mapping[TopicPartition, tuple[int, int]]:
-        """Return bounds that hold whole groups, and no rollout without its task."""
-        self.check_whole("tasks", "rollouts")
-        topics = ("rollouts", "tasks", "experts")
-        return {place: (0, end) for topic in topics for place, end in self._from.ends(topic).items()}
+        """Return bounds that hold whole groups, and no record without those that it follows from."""
+        self.check_whole("tasks", *self.copied)
+        return self.to_the_ends(*reversed(self.copied), "tasks", "experts")
 
     def copy(self) -> None:
         self.copy_topic("experts", self.as_it_is)
         self.copy_topic("tasks", self._of_a_rollout)
         put_back = self._put_back()
-        self.copy_topic("rollouts", lambda record: self._rollout(record, put_back))
-        if missing := self.commit_all(skipped_rollouts(self._into, self._run_id)):
-            self._say(f"rollouts: {missing:,} tasks were not sampled, or put back; they are skipped")
+        for topic in self.copied:
+            self.copy_topic(topic, lambda record: self._rollout(record, put_back))
+        self.fill()
         self.pass_over(EXPLORER.name, "tasks")
         self.end()
+
+    def fill(self) -> None:
+        """Write what is missing among what was copied."""
+        if missing := self.commit_all(skipped_rollouts(self._into, self._run_id)):
+            self._say(f"rollouts: {missing:,} tasks were not sampled, or put back; they are skipped")
 
     def _of_a_rollout(self, record: Record) -> NewRecord | None:
         return None if codec.ids_from_headers(record) is None else self.as_it_is(record)
