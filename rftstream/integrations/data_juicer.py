@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
 import os
 import shutil
 import subprocess
@@ -33,6 +32,11 @@ PACKAGES = (f"py-data-juicer=={VERSION}", "aiohttp", "pip")
 DEFAULT_ENVIRONMENT = "~/.cache/rftstream/data-juicer-" + VERSION
 TAIL_LINES = 12
 """Last lines of its output that an error shows."""
+KEPT = (
+    "HOME LANG LC_ALL TMPDIR SSL_CERT_FILE HF_HUB_OFFLINE HF_HOME PIP_INDEX_URL PIP_CONFIG_FILE UV_INDEX_URL "
+    "UV_DEFAULT_INDEX UV_CONFIG_FILE HTTP_PROXY HTTPS_PROXY NO_PROXY http_proxy https_proxy no_proxy"
+)
+"""Environment variables that Data-Juicer may see."""
 EXPORTED = "data.jsonl"
 """Name of what a recipe exports."""
 
@@ -40,7 +44,7 @@ Say = Callable[[str], None]
 
 
 ASK_S = 120.0
-"""Seconds in which its interpreter has to read a recipe."""
+"""Seconds in which its interpreter has to say what it has."""
 
 
 class DataJuicerFailed(RftError):
@@ -96,13 +100,13 @@ def import_data(
     if dataset is not None and not dataset.exists():
         raise ConfigError(f"{dataset}: no such file, expected the data for the recipe")
     interpreter = _checked(python) if python is not None else make_environment(say)
-    found = _ask(interpreter, _ABOUT, recipe)
-    source = dataset or _dataset_of(found, recipe)
+    version, named = _version_of(interpreter), _dataset_named(recipe)
+    source = dataset or _dataset_of(named, recipe)
     out = Path(os.path.abspath(out))
     with new_folder(out) as folder:
         settings = {
             "recipe": sha256_of(recipe),
-            "data_juicer": found["version"],
+            "data_juicer": version,
             "dataset": str(source),
             "dataset_digest": _digest_of(source),
         }
@@ -117,7 +121,7 @@ def import_data(
         report = {
             "rftstream": __version__,
             "settings": settings,
-            "data_juicer": found["version"],
+            "data_juicer": version,
             "in": _num_lines(source),
             "out": num_rows,
             "columns": columns,
@@ -172,49 +176,43 @@ def _checked(python: Path) -> Path:
     return Path(os.path.abspath(python))  # not resolved: a link in a venv is what makes it one
 
 
-_ABOUT = """
-import importlib.metadata, json, sys, yaml
-with open(sys.argv[1], encoding="utf-8") as file:
-    recipe = yaml.safe_load(file)
-recipe = recipe if isinstance(recipe, dict) else None
-path = recipe.get("dataset_path") if recipe else None
-print(json.dumps({
-    "version": importlib.metadata.version("py-data-juicer"),
-    "is_recipe": recipe is not None and isinstance(recipe.get("process"), list),
-    "dataset": path if isinstance(path, str) else None,
-}))
-"""
-"""Says of what version Data-Juicer is and what is in a recipe. It runs there: YAML is read by the package that will
-read it."""
+_VERSION = "from importlib.metadata import version; print(version('py-data-juicer'))"
 
 
-def _ask(python: Path, program: str, recipe: Path) -> dict[str, Any]:
+def _version_of(python: Path) -> str:
+    """Return the version of the Data-Juicer that an interpreter has. ConfigError if it has none."""
+    command, environment = [str(python), "-I", "-c", _VERSION], _environment(python, {})
     try:
-        ended = subprocess.run(
-            [str(python), "-I", "-c", program, str(recipe)],
-            capture_output=True, text=True, timeout=ASK_S, env=_environment(python, {}), check=False,
-        )  # fmt: skip
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=ASK_S, env=environment, check=False)
     except subprocess.TimeoutExpired:
-        raise DataJuicerFailed(f"{python}: has not read {recipe} within {ASK_S:g} s; is the machine busy?") from None
+        raise DataJuicerFailed(f"{python}: no answer within {ASK_S:g} s; is the machine busy?") from None
     if ended.returncode:
         last = (ended.stderr.strip().splitlines() or ["no word"])[-1]
-        if "PackageNotFoundError" in ended.stderr or "No module named" in ended.stderr:
-            raise ConfigError(f"{python}: has no Data-Juicer ({last}); expected {PACKAGES[0]} there")
-        raise ConfigError(f"{recipe}: cannot be read as YAML: {last}")
-    found: dict[str, Any] = json.loads(ended.stdout)
-    if not found["is_recipe"]:
+        raise ConfigError(f"{python}: has no Data-Juicer ({last}); expected {PACKAGES[0]} there")
+    return ended.stdout.strip()
+
+
+def _dataset_named(recipe: Path) -> str | None:
+    """Return the data that a recipe names, or None. ConfigError if it is no recipe."""
+    import yaml  # type: ignore[import-untyped]
+
+    try:
+        found = yaml.safe_load(recipe.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{recipe}: cannot be read as YAML: {error}") from None
+    if not isinstance(found, dict) or not isinstance(found.get("process"), list):
         raise ConfigError(f"{recipe}: has no list `process`, expected a recipe of Data-Juicer")
-    return found
+    path = found.get("dataset_path")
+    return path if isinstance(path, str) else None
 
 
-def _dataset_of(found: Mapping[str, Any], recipe: Path) -> Path:
-    if found["dataset"] is None:
+def _dataset_of(named: str | None, recipe: Path) -> Path:
+    if named is None:
         raise ConfigError(f"{recipe}: has no dataset_path, expected one, or --from FILE")
-    path = recipe.parent / Path(found["dataset"]).expanduser()
-    path = path if path.exists() else Path(found["dataset"]).expanduser()
-    if not path.exists():
-        raise ConfigError(f"{recipe}: dataset_path {found['dataset']!r}: no such file; name it by --from FILE")
-    return path.resolve()
+    for path in (recipe.parent / Path(named).expanduser(), Path(named).expanduser()):
+        if path.exists():
+            return path.resolve()
+    raise ConfigError(f"{recipe}: dataset_path {named!r}: no such file; name it by --from FILE")
 
 
 # ------------------------------------------------------------------------------------------ the run
@@ -224,11 +222,9 @@ def _run_recipe(python: Path, recipe: Path, source: Path, folder: Path, say: Say
     """Run the recipe and return the file that it exported."""
     exported, work = folder / EXPORTED, folder / "work"
     work.mkdir()
-    command = [
-        str(python), "-m", "data_juicer.tools.process_data",
-        "--config", str(recipe.resolve()), "--dataset_path", str(source.resolve()),
-        "--export_path", str(exported), "--work_dir", str(work / "job"),
-    ]  # fmt: skip
+    command = [str(python), "-m", "data_juicer.tools.process_data"]
+    command += ["--config", str(recipe.resolve()), "--dataset_path", str(source.resolve())]
+    command += ["--export_path", str(exported), "--work_dir", str(work / "job")]
     say(f"running {recipe} over {source}")
     caches = {name: str(work / name.lower()) for name in ("DATA_JUICER_CACHE_HOME", "HF_DATASETS_CACHE")}
     _call(command, "Data-Juicer", env=_environment(python, caches), cwd=work)
@@ -239,10 +235,7 @@ def _run_recipe(python: Path, recipe: Path, source: Path, folder: Path, say: Say
 
 def _environment(python: Path, more: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of a program there: few, so that nothing of ours, and no key, reaches it."""
-    kept = ("HOME", "LANG", "LC_ALL", "TMPDIR", "SSL_CERT_FILE", "PIP_INDEX_URL", "UV_INDEX_URL", "UV_DEFAULT_INDEX",
-            "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy", "PIP_CONFIG_FILE",
-            "UV_CONFIG_FILE", "HF_HUB_OFFLINE", "HF_HOME")  # fmt: skip
-    values = {name: os.environ[name] for name in kept if name in os.environ}
+    values = {name: os.environ[name] for name in KEPT.split() if name in os.environ}
     path = os.pathsep.join([str(python.parent), os.environ.get("PATH", os.defpath)])
     return {**values, "PATH": path, "VIRTUAL_ENV": str(python.parent.parent), **more}
 

@@ -15,6 +15,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -365,11 +366,8 @@ def _newest_open_run(config: RunConfig, role: str) -> tuple[RunConfig, RunFolder
     ours = read_config(newest) if newest.exists() else config
     if newest.is_live():
         return ours, newest
-    transport = open_transport(ours, newest, user=role)
-    try:
+    with closing(open_transport(ours, newest, user=role)) as transport:
         return None if read_control(transport).finished else (ours, newest)
-    finally:
-        transport.close()
 
 
 def _close(close: Callable[[], None]) -> None:

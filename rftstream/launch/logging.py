@@ -48,12 +48,8 @@ class TextFormatter(logging.Formatter):
         return secrets.without_logins(line)
 
 
-class JsonFormatter(logging.Formatter):
+class JsonFormatter(TextFormatter):
     """Formats a record as one JSON object. `setup` makes it."""
-
-    def __init__(self, process: str) -> None:
-        super().__init__()
-        self._process = process
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the object as one line of JSON."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, TextIO, cast
 
@@ -43,27 +45,30 @@ DEADLINE_S = 35.0
 """Seconds for all workers to leave; a little more than each of them takes by itself."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionOptions:
+    """How a run is shown and ended. Who starts a session makes it, before anything else."""
+
+    progress: str
+    """auto, live, plain or none."""
+    stream: TextIO | None
+    """The stream that the progress is written to; None: stdout."""
+    deadline_s: float
+    """Seconds for all workers to leave."""
+    spawner: Spawner | None
+    began: float = field(default_factory=time.monotonic)
+
+
 class RunSession:
     """The time from the start of a run's processes here to the end of the last of them.
 
     A function of `start` holds the run's lock, makes one, and calls `run` once.
     """
 
-    def __init__(
-        self,
-        config: RunConfig,
-        folder: RunFolder,
-        progress: str,
-        stream: TextIO,
-        deadline_s: float,
-        spawner: Spawner | None,
-        began: float,
-    ) -> None:
+    def __init__(self, config: RunConfig, folder: RunFolder, options: SessionOptions) -> None:
         self._config = config
         self._folder = folder
-        self._progress_kind = progress
-        self._deadline_s = deadline_s
-        self._began = began
+        self._options = options
         self._progress: ProgressView | None = None
         self._trackers: list[Tracker] | None = None
         """The run's trackers. None until the log says which run it is."""
@@ -73,8 +78,7 @@ class RunSession:
         """Name of the newest signal that interrupted."""
         self._is_answered = False
         self._notes = notes_file(folder)
-        self._stream = cast(TextIO, Onlooker(stream, self._unshown))
-        self._spawner = spawner
+        self._stream = cast(TextIO, Onlooker(options.stream or sys.stdout, self._unshown))
 
     def run(self, *, new: bool, notes: Sequence[str] = ()) -> RunResult:
         """See the run to the end of its last process here. `notes` are shown before all else."""
@@ -92,8 +96,8 @@ class RunSession:
 
     def _run(self, *, new: bool) -> RunResult:
         transport: Transport | None = None
-        spawner = self._spawner or default_spawner(self._folder.logs, self.note)
-        supervisor = Supervisor(spawner, report=self.note, deadline_s=self._deadline_s)
+        spawner = self._options.spawner or default_spawner(self._folder.logs, self.note)
+        supervisor = Supervisor(spawner, report=self.note, deadline_s=self._options.deadline_s)
         try:
             if new:
                 fetch_initial(self._config, self._folder.model)
@@ -116,7 +120,7 @@ class RunSession:
         observer = Observer(transport)
         renderer = open_renderer(model) if is_light(model) else None
         watch = Watch(self._config, transport, observer, supervisor.slots, folder=self._folder, renderer=renderer)
-        self._progress = open_progress(self._progress_kind, watch, self._stream)
+        self._progress = open_progress(self._options.progress, watch, self._stream)
         targets = Targets(self._folder.targets_file, self._folder.run_id)
         try:
             with self._signals():
@@ -184,7 +188,9 @@ class RunSession:
 
     def _heed_interrupts(self, supervisor: Supervisor) -> None:
         if self._interrupts and not supervisor.stopping:
-            self.note(f"stopping: {self._deadline_s:g} s to finish what is in hand; ctrl-C again ends it at once")
+            self.note(
+                f"stopping: {self._options.deadline_s:g} s to finish what is in hand; ctrl-C again ends it at once"
+            )
             self._is_answered = True
             supervisor.stop()
         elif self._interrupts > 1 and not supervisor.killed:
@@ -194,7 +200,7 @@ class RunSession:
     def _result(self, observer: Observer, failure: Failure | None) -> RunResult:
         reason, exit_code = self._reason(observer.control, failure)
         error = failure.text if failure is not None else None
-        return result_of(self._folder, observer, reason, exit_code, self._began, error)
+        return result_of(self._folder, observer, reason, exit_code, self._options.began, error)
 
     def _reason(self, control: ControlView, failure: Failure | None) -> tuple[str, int]:
         if control.finished is not None:

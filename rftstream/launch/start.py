@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TextIO
 
@@ -21,7 +21,7 @@ from rftstream.data.tasksets.row_index import kept_in
 from rftstream.errors import ConfigError
 from rftstream.launch.processes import Spawner
 from rftstream.launch.result import RunResult, result_of
-from rftstream.launch.session import DEADLINE_S, RunSession
+from rftstream.launch.session import DEADLINE_S, RunSession, SessionOptions
 from rftstream.models.folders.folder import prepare_model
 from rftstream.models.folders.made import make_as_recorded
 from rftstream.preflight.folder_choice import choose_folder, folder_after, newest_folder, run_state
@@ -44,6 +44,7 @@ from rftstream.runs.manifest import changed_settings, changes_of_resume, check_s
 from rftstream.runs.modules import changes_of_modules, write_modules
 from rftstream.runs.observer import Observer
 from rftstream.runs.roll_back import roll_back
+from rftstream.runs.writes.additions import commit_once
 from rftstream.runs.writes.load_demonstrations import load_demonstrations
 from rftstream.service.control_view import read_control
 from rftstream.service.records.losses import WHOLE, check_beginnings
@@ -65,18 +66,19 @@ def run(
 
     `progress`: auto, live, plain or none, written to `stream` (stdout).
     ConfigError if the folder's run is live, or neither live nor ended, or ended in a `run_dir` that was named."""
-    began = time.monotonic()
+    options = SessionOptions(progress=progress, stream=stream, deadline_s=deadline_s, spawner=spawner)
     if not isinstance(config, RunConfig):
         config = loader.load([config])
     planned = plan(config, Purpose.begin, run_dir=run_dir)
     if config.run.resume != "never":
         newest = newest_folder(config, planned.run_dir)
         found = run_state(config, newest)
-        if found == "ended" and config.run.resume == "auto" and (done := _complete(config, newest, began)) is not None:
+        is_over = found == "ended" and config.run.resume == "auto"
+        if is_over and (done := _complete(config, newest, options.began)) is not None:
             return done
         if found != "none":
             before = read_config(newest) if newest.exists() else config
-            return _go_on(newest, before, planned, progress, stream, deadline_s, spawner, began)
+            return _go_on(newest, before, planned, options)
     folder = choose_folder(config, planned.run_dir)
     with folder.held():
         if folder.exists():
@@ -84,8 +86,7 @@ def run(
         notes = list(planned.notes)
         if planned.run_dir is None and folder.run_id != config.run.name:
             notes.insert(0, f"a new run in {shown_path(folder.path)}: those of this name before it have ended")
-        session = RunSession(config, folder, progress, stream or sys.stdout, deadline_s, spawner, began)
-        return session.run(new=True, notes=notes)
+        return RunSession(config, folder, options).run(new=True, notes=notes)
 
 
 def resume(
@@ -98,12 +99,12 @@ def resume(
     spawner: Spawner | None = None,
 ) -> RunResult:
     """Go on with a run that was stopped or died, or add to a finished one. `sets` change settings."""
-    began = time.monotonic()
+    options = SessionOptions(progress=progress, stream=stream, deadline_s=deadline_s, spawner=spawner)
     folder, before = find_run(run)
     config = read_config(folder, sets) if folder.exists() else loader.load([run], sets=sets)
     planned = plan(config, Purpose.resume)
     notes = not_taken(Path(run), config, sets) if folder.exists() else []
-    return _go_on(folder, before, planned, progress, stream, deadline_s, spawner, began, notes)
+    return _go_on(folder, before, planned, options, notes)
 
 
 def not_taken(run: Path, config: RunConfig, sets: Sequence[str]) -> list[str]:
@@ -132,11 +133,7 @@ def _go_on(
     folder: RunFolder,
     before: RunConfig,
     planned: RunPlan,
-    progress: str,
-    stream: TextIO | None,
-    deadline_s: float,
-    spawner: Spawner | None,
-    began: float,
+    options: SessionOptions,
     notes: Sequence[str] = (),
 ) -> RunResult:
     """Go on with a run that is there already. `run.resume` may name a version to go back to, once."""
@@ -146,12 +143,9 @@ def _go_on(
         kept = before.run.resume if isinstance(before.run.resume, str) else "never"
         config = loader.replace(config, run__resume=kept)
     with folder.held():
-        transport = open_transport(config, folder)
-        try:
+        with closing(open_transport(config, folder)) as transport:
             reopen(transport, folder, before, config, version)
             rate = _rate_change(transport, before, config, version)
-        finally:
-            transport.close()
         changed = [
             *(f"changed: {line}" for line in [*changes_of_resume(before, config), *rate]),
             *changes_of_modules(config, folder),
@@ -159,8 +153,7 @@ def _go_on(
         write_modules(config, folder)
         write_config(config, folder)
         back = [] if version is None else [f"goes on from version {version}"]
-        session = RunSession(config, folder, progress, stream or sys.stdout, deadline_s, spawner, began)
-        return session.run(new=False, notes=[*notes, *changed, *planned.notes, *back])
+        return RunSession(config, folder, options).run(new=False, notes=[*notes, *changed, *planned.notes, *back])
 
 
 def _rate_change(transport: Transport, before: RunConfig, config: RunConfig, version: int | None) -> list[str]:
@@ -169,12 +162,9 @@ def _rate_change(transport: Transport, before: RunConfig, config: RunConfig, ver
     if then == now:
         return []
     if version is None:
-        observer = Observer(transport)
-        try:
+        with closing(Observer(transport)) as observer:
             observer.catch_up()
             version = observer.curve.version
-        finally:
-            observer.close()
     line = rate_change(then, now, version)
     return [] if line is None else [line]
 
@@ -182,18 +172,13 @@ def _rate_change(transport: Transport, before: RunConfig, config: RunConfig, ver
 def _complete(config: RunConfig, folder: RunFolder, began: float) -> RunResult | None:
     """Return how an ended run finished, or None if it has something to do under this config."""
     before = read_config(folder) if folder.exists() else config
-    transport = open_transport(config, folder)
-    observer = Observer(transport)
-    try:
+    with closing(open_transport(config, folder)) as transport, closing(Observer(transport)) as observer:
         observer.catch_up()
-        control = observer.control
-        if control.finished is None or nothing_more(control.finished, observer.curve.version, before, config) is None:
+        finished = observer.control.finished
+        if finished is None or nothing_more(finished, observer.curve.version, before, config) is None:
             return None
         delete_leftovers(transport, config, folder)
-        return result_of(folder, observer, control.finished.reason, control.finished.exit_code, began)
-    finally:
-        observer.close()
-        transport.close()
+        return result_of(folder, observer, finished.reason, finished.exit_code, began)
 
 
 def create(config: RunConfig | str | Path, *, run_dir: str | Path | None = None) -> tuple[RunFolder, bool]:
@@ -213,11 +198,8 @@ def create(config: RunConfig | str | Path, *, run_dir: str | Path | None = None)
             return folder, False
         fetch_initial(config, folder.model)
         prepare_model(config.model, folder.model, config.run.seed)
-        transport = open_transport(config, folder, create=True)
-        try:
+        with closing(open_transport(config, folder, create=True)) as transport:
             begin(transport, config, folder)
-        finally:
-            transport.close()
     return folder, True
 
 
@@ -246,12 +228,9 @@ def reopen(
 
     ConfigError if there is nothing more to do, or if it would be done with other data."""
     check_beginnings(transport, folder.run_id, WHOLE)
-    observer = Observer(transport)
-    try:
+    with closing(Observer(transport)) as observer:
         observer.catch_up()
         control, version = observer.control, observer.curve.version
-    finally:
-        observer.close()
     version = version if back_to is None else min(version, back_to)
     retries = any(request.expires_at > time.time() for request in control.retries.values())
     if control.finished is not None and (why := nothing_more(control.finished, version, before, config, retries)):
@@ -285,10 +264,7 @@ def reopen(
         state = RunState(state=DesiredState.running, by="resume", since=time.time())
         records.append(codec.to_record(state, "control", 0, run=folder.run_id))
     if records:
-        producer = transport.producer(f"{folder.run_id}.resume")
-        producer.start()
-        producer.commit(records)
-        producer.close()
+        commit_once(transport, f"{folder.run_id}.resume", records)
 
 
 def nothing_more(

@@ -6,6 +6,7 @@ import math
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -174,8 +175,7 @@ def _train_again(
     save: Path | None = None,
 ) -> ReplayReport:
     began = time.monotonic()
-    backends = _RecordedBackends(run, recorded, device)
-    try:
+    with closing(_RecordedBackends(run, recorded, device)) as backends:
         again = _begin(run, recorded, backends, first)
         checkpoint = again.checkpoint
         found = ReplayReport(
@@ -189,8 +189,6 @@ def _train_again(
         found.not_promised = backends.why_not_equal()
         if save is not None:
             again.save(save)
-    finally:
-        backends.close()
     found.wall_s = round(time.monotonic() - began, 3)
     return found
 
@@ -214,8 +212,7 @@ class _Again:
         """Train up to the last version and compare each version with its record."""
         progress = self.progress
         self._compare_weights(progress.version, None, found)
-        batches = RecordedBatches(self.run.transport, progress.positions, progress.version)
-        try:
+        with closing(RecordedBatches(self.run.transport, progress.positions, progress.version)) as batches:
             for version in range(progress.version + 1, found.last + 1):
                 batch, why = next_batch(batches)
                 if batch is None:
@@ -225,8 +222,6 @@ class _Again:
                 self.in_use = self.backends.use(version)
                 self._step(version, batch, found)
                 report(version, found.last, len(found.different_versions))
-        finally:
-            batches.close()
 
     def save(self, folder: Path) -> None:
         """Write the backend's state into `folder`, as a checkpoint has it."""

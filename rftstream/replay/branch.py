@@ -13,6 +13,7 @@ import dataclasses
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,8 +79,7 @@ def measure(transport: Transport, first: int, last: int) -> Extent:
     groups: set[str] = set()
     rewards: list[float] = []
     num_rollouts = num_groups = 0
-    batches = RecordedBatches(transport, begins, 0)
-    try:
+    with closing(RecordedBatches(transport, begins, 0)) as batches:
         for sequence in range(last):
             batch, why = next_batch(batches)
             if batch is None:
@@ -90,8 +90,6 @@ def measure(transport: Transport, first: int, last: int) -> Extent:
                 num_groups += sum(len(manifest.groups) for manifest in batch.manifests)
             elif "reward" in batch.manifest.metrics:
                 rewards.append(batch.manifest.metrics["reward"])
-    finally:
-        batches.close()
     return Extent(first, last, frozenset(groups), num_rollouts, num_groups, tuple(rewards), frozenset(batches.foreign))
 
 

@@ -56,6 +56,16 @@ LOOKING_S = 0.3
 """How long a run's lock may be held by somebody who only looks."""
 
 
+class _Part:
+    """A path in a run folder, by its name there."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, folder: RunFolder, owner: type[RunFolder]) -> Path:
+        return folder.path / self.name
+
+
 @dataclass(frozen=True, slots=True)
 class RunFolder:
     """The folder of a run and the paths in it. Callers make one from a path; making it creates no files."""
@@ -67,57 +77,19 @@ class RunFolder:
         """Return the run's id, which is the folder's name."""
         return self.path.name
 
-    @property
-    def config_file(self) -> Path:
-        return self.path / "config.toml"
-
-    @property
-    def modules_file(self) -> Path:
-        return self.path / "modules.json"
-
-    @property
-    def log(self) -> Path:
-        return self.path / "log"
-
-    @property
-    def model(self) -> Path:
-        return self.path / "model"
-
-    @property
-    def weights(self) -> Path:
-        return self.path / "weights"
-
-    @property
-    def anchors(self) -> Path:
-        return self.path / "anchors"
-
-    @property
-    def exports(self) -> Path:
-        return self.path / "exports"
-
-    @property
-    def index(self) -> Path:
-        return self.path / "index"
-
-    @property
-    def plots(self) -> Path:
-        return self.path / "plots"
-
-    @property
-    def logs(self) -> Path:
-        return self.path / "logs"
-
-    @property
-    def final(self) -> Path:
-        return self.path / "final"
-
-    @property
-    def targets_file(self) -> Path:
-        return self.path / "targets.json"
-
-    @property
-    def lock_file(self) -> Path:
-        return self.path / "run.lock"
+    config_file = _Part("config.toml")
+    modules_file = _Part("modules.json")
+    log = _Part("log")
+    model = _Part("model")
+    weights = _Part("weights")
+    anchors = _Part("anchors")
+    exports = _Part("exports")
+    index = _Part("index")
+    plots = _Part("plots")
+    logs = _Part("logs")
+    final = _Part("final")
+    targets_file = _Part("targets.json")
+    lock_file = _Part("run.lock")
 
     def exists(self) -> bool:
         """Return whether the folder is a run: whether it has a config.toml."""

@@ -7,6 +7,7 @@ nothing is deleted, and whoever trains next begins with this checkpoint.
 from __future__ import annotations
 
 import time
+from contextlib import closing
 
 from rftstream.contracts import codec
 from rftstream.contracts.versions import StepRecord, VersionName
@@ -25,12 +26,9 @@ from rftstream.weights.stores.store import ObjectStore
 def roll_back(transport: Transport, store: ObjectStore, run_id: str, version: int) -> None:
     """Make `version` the newest in force. ConfigError if it has no good checkpoint; the text names those that there
     are."""
-    producer = transport.producer(f"{run_id}.trainer", timeout_s=60.0)
-    producer.start()  # from here on no trainer gives up a checkpoint
-    try:
+    with closing(transport.producer(f"{run_id}.trainer", timeout_s=60.0)) as producer:
+        producer.start()  # from here on no trainer gives up a checkpoint
         _roll_back(transport, producer, CheckpointStore(store), run_id, version)
-    finally:
-        producer.close()
 
 
 def _roll_back(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Generator
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from rftstream.clock import Clock
@@ -17,6 +20,13 @@ from rftstream.transport.base import Transport
 
 if TYPE_CHECKING:
     from rftstream.weights.stores.store import ObjectStore
+
+LOOK_S = 0.25
+"""Most seconds of one wait of a role that is driven by hand."""
+SAY_S = 5.0
+"""Seconds between two words on its progress."""
+
+Say = Callable[[str], None]
 
 
 def role_context(
@@ -58,3 +68,18 @@ def build_service(role: str | RoleSpec, context: RoleContext) -> Service:
     except BaseException:
         built.step.close()
         raise
+
+
+def drive(service: Service, say: Say, progress: Callable[[Service], str]) -> Generator[None]:
+    """Work as a role in this process until it is done or the caller leaves: yield after each slice of work, wait where
+    there is none, and close the service in the end. `progress` is said now and then, unless it is empty."""
+    say_at = time.monotonic() + SAY_S
+    with closing(service):
+        while not service.done:
+            idle_s = service.tick()
+            yield
+            if time.monotonic() >= say_at and (text := progress(service)):
+                say_at = time.monotonic() + SAY_S
+                say(text)
+            if idle_s > 0 and not service.done:
+                service.wait(min(idle_s, LOOK_S))

@@ -140,18 +140,11 @@ class PlainProgress:
         print(line, file=self._stream, flush=True)
 
 
-class NoProgress:
+class NoProgress(PlainProgress):
     """A ProgressView that prints only what a person must know."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
 
     def update(self, news: Sequence[StepRecord | EvalResult]) -> None:
         """Do nothing."""
-
-    def note(self, text: str) -> None:
-        """Print a line."""
-        print(text, file=self._stream, flush=True)
 
     def close(self) -> None:
         """Do nothing."""
@@ -163,4 +156,4 @@ def open_progress(kind: str, watch: Watch, stream: TextIO) -> ProgressView:
         kind = "live" if stream.isatty() else "plain"
     if kind == "live":
         return LiveProgress(watch, stream)
-    return PlainProgress(watch, stream) if kind == "plain" else NoProgress(stream)
+    return (PlainProgress if kind == "plain" else NoProgress)(watch, stream)

@@ -11,9 +11,10 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from rftstream.clock import SystemClock
 from rftstream.config.parts import registry
@@ -27,8 +28,8 @@ from rftstream.roles.evaluator import EVALUATOR
 from rftstream.runs.delete import is_claimant_alive
 from rftstream.runs.folder import OpenRun
 from rftstream.runs.published import Published, read_published
-from rftstream.runs.services import build_service, role_context
-from rftstream.runs.writes.requests import user_here
+from rftstream.runs.services import LOOK_S, SAY_S, Say, build_service, drive, role_context
+from rftstream.runs.writes import requests
 from rftstream.service.control_view import read_control
 from rftstream.service.reading import read_to_ends
 from rftstream.service.role import FOREVER, Log
@@ -36,13 +37,8 @@ from rftstream.service.service import Service
 from rftstream.transport.base import Reader
 from rftstream.weights.evaluated import EvalResults
 
-LOOK_S = 0.25
-SAY_S = 5.0
-
 Versions = Sequence[int] | Literal["all"]
 """Versions to evaluate. An empty sequence means the newest; `all` means those that can still be made from the store."""
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +63,11 @@ class _Wanted:
         same = (result.evaluation, result.name.version) == (self.evaluation, self.announced.name.version)
         return same and (not self.again or result.request_id == self.request_id)
 
+    @property
+    def arguments(self) -> dict[str, Any]:
+        again = {"again": True} if self.again else {}
+        return {"version": self.announced.name.version, "evaluation": self.evaluation, **again}
+
     def __str__(self) -> str:
         return f"{self.evaluation} of version {self.announced.name.version}"
 
@@ -90,8 +91,8 @@ def evaluate(
     """
     names = chosen_evaluations(run.config, evaluation, who=run.run_id)
     evaluators = None if here else _evaluator_alive(run)
-    reader = run.transport.reader(run.transport.admin.end_offsets("evals"))  # made before the log is read
-    try:
+    # The reader is made before the log is read.
+    with closing(run.transport.reader(run.transport.admin.end_offsets("evals"))) as reader:
         if evaluation is None and not versions and evaluators is None:
             say("no evaluator is alive: evaluating here what is due")
             yield from _work(run, reader, None, say)
@@ -100,7 +101,7 @@ def evaluate(
         yield from (Evaluated(result, new=False) for result in results)
         if not wanted:
             return
-        _ask(run, wanted, timeout_s, user_here())
+        _ask(run, wanted, timeout_s, requests.user_here())
         if evaluators is not None:
             say(f"asked {evaluators} for {_listed(wanted)}")
             yield from _await(run, reader, wanted, timeout_s, say)
@@ -112,8 +113,6 @@ def evaluate(
                 f"{run.run_id}: no result for {_listed(wanted)}; the weights were deleted meanwhile or are damaged: "
                 "see the lines above and `rftstream weights verify`"
             )
-    finally:
-        reader.close()
 
 
 def ask_evaluations(
@@ -216,25 +215,14 @@ def _evaluator_alive(run: OpenRun) -> str | None:
 
 def _ask(run: OpenRun, wanted: Sequence[_Wanted], timeout_s: float, by: str) -> None:
     """Write all requests in one transaction."""
-    expires_at = time.time() + timeout_s * len(wanted)
-    requests = [
-        Request(
-            request_id=one.request_id,
-            kind=RequestKind.evaluate,
-            expires_at=expires_at,
-            by=by,
-            arguments={
-                "version": one.announced.name.version,
-                "evaluation": one.evaluation,
-                **({"again": True} if one.again else {}),
-            },
-        )
-        for one in wanted
-    ]
-    producer = run.transport.producer(f"{run.run_id}.user.{socket.gethostname()}.{os.getpid()}")
-    producer.start()
-    producer.commit([codec.to_record(request, "control", 0, run=run.run_id) for request in requests])
-    producer.close()
+    kind, expires_at = RequestKind.evaluate, time.time() + timeout_s * len(wanted)
+    requests.say(
+        run,
+        [
+            Request(request_id=one.request_id, kind=kind, expires_at=expires_at, by=by, arguments=one.arguments)
+            for one in wanted
+        ],
+    )
 
 
 def _taken(records: Sequence[Record], wanted: list[_Wanted] | None) -> Iterator[Evaluated]:
@@ -309,19 +297,13 @@ def _work(run: OpenRun, reader: Reader, wanted: list[_Wanted] | None, say: Say) 
         service.step.answer_only([one.request_id for one in wanted])  # type: ignore[attr-defined]  # the evaluator's
     ends = {**run.transport.admin.end_offsets("weights"), **run.transport.admin.end_offsets("control")}
     try:
-        said = time.monotonic()
-        while not (service.done or wanted == [] or _is_idle(service, ends)):
-            idle_s = service.tick()
-            yield from _taken(reader.poll(), wanted)
-            if time.monotonic() - said >= SAY_S and (progress := progress_of(service)):
-                said = time.monotonic()
-                say(progress)
-            if idle_s > 0 and not service.done:
-                run.transport.wait(service.sources(), min(idle_s, LOOK_S))
+        with closing(drive(service, say, progress_of)) as slices:
+            for _ in slices:
+                yield from _taken(reader.poll(), wanted)
+                if wanted == [] or _is_idle(service, ends):
+                    break
     except TakenOver as error:
         raise TakenOver(f"{error}; it does what is left") from None
-    finally:
-        service.close()
     for records in read_to_ends(run.transport, reader, run.transport.admin.end_offsets("evals")):
         yield from _taken(records, wanted)
 

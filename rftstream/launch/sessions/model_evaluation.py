@@ -13,9 +13,8 @@ import hashlib
 import json
 import os
 import tempfile
-import time
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from rftstream.contracts.messages import Message
 from rftstream.contracts.versions import EvalResult, WeightsAnnounced
 from rftstream.data.tasksets.open import open_taskset
 from rftstream.errors import ConfigError, RftError
-from rftstream.launch.sessions.evaluation import LOOK_S, SAY_S, Say, chosen_evaluations, progress_of
+from rftstream.launch.sessions.evaluation import chosen_evaluations, progress_of
 from rftstream.models.folders.files import read_json
 from rftstream.models.folders.folder import FAKE, for_section, model_digests, prepare_model, template_digest
 from rftstream.models.spec import ModelSpec
@@ -39,7 +38,8 @@ from rftstream.preflight.trial_run import VERSION_0, claim_of_version_0, publish
 from rftstream.roles.evaluator import EVALUATOR
 from rftstream.runs.folder import RunFolder, create_log
 from rftstream.runs.manifest import make_manifest
-from rftstream.runs.services import build_service, role_context
+from rftstream.runs.services import Say, build_service, drive, role_context
+from rftstream.runs.writes.additions import commit_once
 from rftstream.service.reading import begin_positions
 from rftstream.transport.base import Transport
 from rftstream.transport.memory.transport import MemoryLog
@@ -161,21 +161,12 @@ def _evaluate(config: RunConfig, folder: RunFolder, store: ObjectStore, say: Say
         own_store=store,
     )
     service = build_service(EVALUATOR.name, context)
-    try:
-        said = time.monotonic()
-        while not service.done:
-            idle_s = service.tick()
-            for record in reader.poll():
-                message = codec.from_record(record)
-                assert isinstance(message, EvalResult)
-                yield message
-            if time.monotonic() - said >= SAY_S and (progress := progress_of(service)):
-                said = time.monotonic()
-                say(progress.replace(f" of version {VERSION_0.version}", ""))
-            if idle_s > 0 and not service.done:
-                transport.wait(service.sources(), min(idle_s, LOOK_S))
-    finally:
-        service.close()
+    of_version = f" of version {VERSION_0.version}"
+    with closing(drive(service, say, lambda service: progress_of(service).replace(of_version, ""))) as slices:
+        for record in (record for _ in slices for record in reader.poll()):
+            message = codec.from_record(record)
+            assert isinstance(message, EvalResult)
+            yield message
 
 
 def _put_version_0(transport: Transport, config: RunConfig, folder: RunFolder, announced: WeightsAnnounced) -> None:
@@ -187,11 +178,9 @@ def _put_version_0(transport: Transport, config: RunConfig, folder: RunFolder, a
         ("weights", announced),
         ("control", RunFinished(reason="steps", name=VERSION_0, finished_at=announced.announced_at)),
     ]
-    producer = transport.producer("evaluate")
-    producer.start()
-    epoch = VERSION_0.trainer_epoch
-    producer.commit([codec.to_record(one, topic, 0, run=folder.run_id, writer_epoch=epoch) for topic, one in messages])
-    producer.close()
+    run, epoch = folder.run_id, VERSION_0.trainer_epoch
+    records = (codec.to_record(one, topic, 0, run=run, writer_epoch=epoch) for topic, one in messages)
+    commit_once(transport, "evaluate", records)
 
 
 class _Kept:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 from rftstream.clock import SystemClock
@@ -30,13 +31,13 @@ from rftstream.runs.making.create import write_config
 from rftstream.runs.making.fork import begun_config, check_begun_with, copy_model, derive_config, differences
 from rftstream.runs.making.imported import RolloutImport, check_whole
 from rftstream.runs.manifest import data_digests, make_manifest
-from rftstream.runs.services import build_service, role_context
+from rftstream.runs.services import build_service, drive, role_context
 from rftstream.runs.writes.additions import Say
 from rftstream.service.role import Log
+from rftstream.service.service import Service
 from rftstream.transport.base import Transport
 from rftstream.weights.stores.media import copy_media
 
-SAY_EVERY_S = 5.0
 SCORED_BY = ("tasksets.", "rewards.", "verifier.", "feedback.")
 """How the names of settings begin that verdicts may depend on."""
 FEEDBACK = "feedback"
@@ -62,8 +63,7 @@ def rescore(source: OpenRun, into: Path, *, reward: str, sets: Sequence[str] = (
         copy_model(source.folder, folder)
         copy_media(source.store(), open_store(config, folder))
         model = prepare_model(config.model, folder.model, config.run.seed)
-        transport = open_transport(config, folder, create=True)
-        try:
+        with closing(open_transport(config, folder, create=True)) as transport:
             create_log(transport, config)
             if not folder.exists():
                 write_config(config, folder)
@@ -72,8 +72,6 @@ def rescore(source: OpenRun, into: Path, *, reward: str, sets: Sequence[str] = (
             changed = (*differences(source, config), *said)
             copy.run(lambda: make_manifest(config, folder.run_id, data_digests(config, model), time.time(), changed))
             _score(config, folder, transport, say)
-        finally:
-            transport.close()
     return open_run(folder.path)
 
 
@@ -116,19 +114,12 @@ def _score(config: RunConfig, folder: RunFolder, transport: Transport, say: Say)
     ends = transport.admin.end_offsets("rollouts")
     context = role_context(config=config, folder=folder, transport=transport, clock=SystemClock(), process="rescore")
     service = build_service(VERIFIER.name, context)
-    say_at = time.monotonic() + SAY_EVERY_S
-    try:
-        while not service.done:
-            idle_s = service.tick()
-            done = service.done_up_to()
+
+    def progress(service: Service) -> str:  # counting records would mean reading them
+        return f"{sum(service.done_up_to().values()) / max(1, sum(ends.values())):.0%} of the rollouts scored"
+
+    with closing(drive(service, say, progress)) as slices:
+        for done in (service.done_up_to() for _ in slices):
             if all(done.get(place, -1) >= end for place, end in ends.items()):
                 break
-            if time.monotonic() >= say_at:
-                say_at += SAY_EVERY_S
-                share = sum(done.values()) / max(1, sum(ends.values()))  # counting records would mean reading them
-                say(f"{share:.0%} of the rollouts scored")
-            if idle_s > 0:
-                transport.wait(service.sources(), min(idle_s, 0.2))
-    finally:
-        service.close()
     say(f"{total:,} rollouts scored")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import closing
 from pathlib import Path
 
 from rftstream.config.sections import RunConfig
@@ -25,7 +26,7 @@ def fetch_initial(config: RunConfig, folder: Path) -> None:
         return
     path, version = _parsed(wanted, Path(config.base))
     opened = open_run(path)
-    try:
+    with closing(opened.transport):
         spec, published = model_of(opened), read_published(opened)
         chosen = [] if version is None else [version]
         (announced,) = published.choose(chosen, where=f"model.init_from: {path}: version")
@@ -33,8 +34,6 @@ def fetch_initial(config: RunConfig, folder: Path) -> None:
             tensors = whole_model(spec, published.follower.fetch(announced))
         except WeightsError as error:
             raise ConfigError(f"model.init_from: {wanted}: {error}") from None
-    finally:
-        opened.transport.close()
     partial = folder.with_name(f"{folder.name}.partial")  # whoever holds the run folder is alone with it
     shutil.rmtree(partial, ignore_errors=True)  # what a killed process left
     partial.mkdir(parents=True)

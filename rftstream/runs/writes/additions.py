@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
 from rftstream.contracts.records import NewRecord
@@ -56,6 +56,13 @@ def adding(transport: Transport, name: str, *, lost: str, again: str, dry_run: b
     finally:
         if producer is not None:
             producer.close()
+
+
+def commit_once(transport: Transport, name: str, records: Iterable[NewRecord]) -> None:
+    """Write records in one transaction, as a producer of this name."""
+    with closing(transport.producer(name)) as producer:
+        producer.start()
+        producer.commit(list(records))
 
 
 def by_transaction(records: Iterable[NewRecord], max_records: int = MAX_RECORDS) -> Iterator[list[NewRecord]]:

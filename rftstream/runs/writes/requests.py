@@ -6,7 +6,7 @@ import getpass
 import os
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rftstream.contracts import codec
 from rftstream.contracts.control import DesiredState, Request, RequestKind, RunState
@@ -14,6 +14,7 @@ from rftstream.contracts.dead import DeadDropped
 from rftstream.contracts.messages import Message
 from rftstream.errors import ConfigError
 from rftstream.runs.folder import OpenRun
+from rftstream.runs.writes.additions import commit_once
 from rftstream.service.control_view import read_control
 
 NAMES_A_RECORD = 1000
@@ -36,7 +37,7 @@ def ask_state(run: OpenRun, state: DesiredState, *, reason: str = "", by: str | 
             "`rftstream resume` goes on with it once it has ended"
         )
     if before is not state:
-        _say(run, [RunState(state=state, by=by or user_here(), reason=reason, since=time.time())])
+        say(run, [RunState(state=state, by=by or user_here(), reason=reason, since=time.time())])
     return before
 
 
@@ -54,29 +55,25 @@ def ask_retries(
 ) -> None:
     """Ask for each group to be put back. The requests expire after `within_s` seconds. `by`: as in `ask_state`."""
     expires_at, who = time.time() + within_s, by or user_here()
-    _say(run, [retry_request(group, stored, expires_at, by=who) for group, stored in groups.items()])
+    say(run, [retry_request(group, stored, expires_at, by=who) for group, stored in groups.items()])
 
 
 def drop_dead(run: OpenRun, letters: Sequence[str], groups: Sequence[str], *, reason: str) -> None:
     """Take dead letters and dead groups from the list. Nothing is deleted."""
     now, by = time.time(), user_here()
-    messages = []
-    for start in range(0, max(len(letters), len(groups)), NAMES_A_RECORD):
-        chosen = slice(start, start + NAMES_A_RECORD)
-        messages.append(
-            DeadDropped(
-                letters=tuple(letters[chosen]), groups=tuple(groups[chosen]), by=by, reason=reason, dropped_at=now
-            )
-        )
-    _say(run, messages)
+
+    def dropped(chosen: slice) -> DeadDropped:
+        names = {"letters": tuple(letters[chosen]), "groups": tuple(groups[chosen])}
+        return DeadDropped(**names, by=by, reason=reason, dropped_at=now)
+
+    starts = range(0, max(len(letters), len(groups)), NAMES_A_RECORD)
+    say(run, [dropped(slice(start, start + NAMES_A_RECORD)) for start in starts])
 
 
-def _say(run: OpenRun, messages: Sequence[Message]) -> None:
+def say(run: OpenRun, messages: Iterable[Message]) -> None:
     """Write the messages to `control`, in one transaction."""
-    producer = run.transport.producer(f"{run.run_id}.user.{socket.gethostname()}.{os.getpid()}")
-    producer.start()
-    producer.commit([codec.to_record(message, "control", 0, run=run.run_id) for message in messages])
-    producer.close()
+    records = (codec.to_record(message, "control", 0, run=run.run_id) for message in messages)
+    commit_once(run.transport, f"{run.run_id}.user.{socket.gethostname()}.{os.getpid()}", records)
 
 
 def user_here() -> str:

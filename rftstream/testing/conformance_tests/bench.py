@@ -9,6 +9,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 from rftstream.contracts.records import Headers, NewRecord, Record, TopicPartition
@@ -84,11 +85,8 @@ def run_in_threads(connect: Callable[[], Transport], peers: Sequence[tuple[Peer,
 
 def run_peer(connect: Callable[[], Transport], peer: Peer, arguments: tuple[Any, ...]) -> Any:
     """Run one peer with a connection of its own, which is closed in the end."""
-    transport = connect()
-    try:
+    with closing(connect()) as transport:
         return peer(transport, *arguments)
-    finally:
-        transport.close()
 
 
 def await_true(what: str, condition: Callable[[], bool], patience_s: float) -> None:

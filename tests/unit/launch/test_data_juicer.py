@@ -57,7 +57,6 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder, with_pip=False, symlinks=True)
     (site,) = folder.glob("lib/python*/site-packages")
-    (site / "yaml.py").write_text("from json import load as safe_load\n")
     package = site / "data_juicer" / "tools"
     package.mkdir(parents=True)
     (package / "process_data.py").write_text(FAKE)
@@ -124,7 +123,7 @@ def test_an_interpreter_that_does_not_answer_is_named(
     tmp_path: Path, python: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(data_juicer, "ASK_S", 0.0)
-    with pytest.raises(DataJuicerFailed, match=r"has not read .*recipe\.yaml within 0 s"):
+    with pytest.raises(DataJuicerFailed, match="no answer within 0 s"):
         imported(tmp_path, write(tmp_path, {"max": 4}), python)
 
 

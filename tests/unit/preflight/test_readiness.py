@@ -10,7 +10,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from rftstream.config import loader
 from rftstream.config.sections import MakeModel, RunConfig
 from rftstream.errors import ConfigError, RftError, StoreRefused, StoreUnreachable, exit_code_of
 from rftstream.launch.result import RunResult
-from rftstream.launch.session import RunSession
+from rftstream.launch.session import RunSession, SessionOptions
 from rftstream.models.devices import check_device
 from rftstream.models.folders.folder import check_complete, prepare_model
 from rftstream.preflight.checks.check import check
@@ -233,8 +232,9 @@ def test_a_store_in_a_folder_without_rights_refuses() -> None:
 def run_unasked(config: RunConfig) -> RunResult:
     """A run whose workers are the first to look; no process of it is started twice."""
     folder, said = RunFolder(Path(config.base) / "runs" / "tiny"), io.StringIO()
+    options = SessionOptions(progress="plain", stream=said, deadline_s=35.0, spawner=None)
     with folder.held():
-        result = RunSession(config, folder, "plain", said, 35.0, None, time.monotonic()).run(new=True)
+        result = RunSession(config, folder, options).run(new=True)
     assert "starting again" not in said.getvalue()
     assert (result.reason, result.steps) == ("failed", 0)
     return result
