@@ -18,6 +18,7 @@ from rftstream.contracts.control import Claim
 from rftstream.errors import ConfigError, RftError
 from rftstream.roles import role_specs
 from rftstream.runs.folder import (
+    PARTS,
     RunFolder,
     consumer_groups,
     find_run,
@@ -32,24 +33,6 @@ from rftstream.trackers import folders_of_trackers
 from rftstream.transport.base import Transport
 from rftstream.transport.findings import ServerLook
 from rftstream.weights.stores.store import ObjectStore, place_on_disk
-
-PARTS = (
-    "log",
-    "weights",
-    "anchors",
-    "exports",
-    "model",
-    "plots",
-    "index",
-    "final",
-    "logs",
-    "targets.json",
-    "modules.json",
-    "config.toml",
-    "run.lock",
-)
-"""Names that a run makes in its folder, in the order of deletion. The files that show that the folder is a run are
-deleted last."""
 
 OBJECTS = ("versions/", "checkpoints/", "evals/", "states/", "media/")
 """Folders that a run makes in its object store."""

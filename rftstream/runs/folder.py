@@ -77,18 +77,18 @@ class RunFolder:
         """Return the run's id, which is the folder's name."""
         return self.path.name
 
-    config_file = _Part("config.toml")
-    modules_file = _Part("modules.json")
     log = _Part("log")
-    model = _Part("model")
     weights = _Part("weights")
     anchors = _Part("anchors")
     exports = _Part("exports")
-    index = _Part("index")
+    model = _Part("model")
     plots = _Part("plots")
-    logs = _Part("logs")
+    index = _Part("index")
     final = _Part("final")
+    logs = _Part("logs")
     targets_file = _Part("targets.json")
+    modules_file = _Part("modules.json")
+    config_file = _Part("config.toml")
     lock_file = _Part("run.lock")
 
     def exists(self) -> bool:
@@ -137,6 +137,11 @@ class RunFolder:
                 yield
         finally:
             os.close(descriptor)
+
+
+PARTS = tuple(part.name for part in vars(RunFolder).values() if isinstance(part, _Part))
+"""Names that a run makes in its folder, in the order of deletion: the files that show that the folder is a run come
+last."""
 
 
 @contextmanager

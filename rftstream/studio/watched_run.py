@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from rftstream.contracts.feedback import Feedback
 from rftstream.data.feedback.fold import GroupStatus
@@ -22,7 +22,7 @@ from rftstream.queries.catalog.database import CatalogReader
 from rftstream.queries.catalog.finding import find_vote_statuses
 from rftstream.queries.catalog.moments import Moment, find_moment
 from rftstream.queries.curves.history import HistoryReader
-from rftstream.queries.people.feedback import TOPICS, FeedbackRecords, FeedbackView, has_feedback, read_feedback
+from rftstream.queries.people.feedback import FeedbackRecords, FeedbackView
 from rftstream.queries.records.shown_completions import PLAIN, CompletionReader, open_reader
 from rftstream.queries.state.following import RunFollower
 from rftstream.queries.state.status import Status
@@ -67,14 +67,12 @@ class WatchedRun:
     `look` runs a question in the thread that may read bodies; `catalog` opens the catalog for a page; `moment` finds
     the moment that a page asks for."""
 
-    def __init__(
-        self, name: str, open_it: Callable[[], OpenRun], *, listener: Callable[[], None] = lambda: None
-    ) -> None:
-        """`name`: as addresses have it. `open_it` opens the run; each thread calls it once. `listener` is called in the
-        following thread whenever there is something new."""
+    def __init__(self, name: str, open_it: Callable[[], OpenRun]) -> None:
+        """`name`: as addresses have it. `open_it` opens the run; each thread calls it once."""
         self.name = name
         self.snapshot = RunSnapshot()
-        self.listener = listener
+        self.listener: Callable[[], None] = lambda: None
+        """Called in the following thread whenever there is something new."""
         self._open = open_it
         self._pool = ThreadPoolExecutor(1, thread_name_prefix=f"look-{name}")
         self._mine: OpenRun | None = None
@@ -83,8 +81,6 @@ class WatchedRun:
         self._wake, self._stopped = threading.Event(), threading.Event()
         self._asked_at = 0.0
         self._follower: RunFollower | None = None
-        self._people: tuple[Any, float, FeedbackView] | None = None
-        """Where the topics ended, when that was, and what they said."""
         self._records = FeedbackRecords()
         self.revisions = VoteRevisions()
         """Newest statements of annotators, for writers of votes in `look`."""
@@ -169,15 +165,11 @@ class WatchedRun:
     def people(self) -> FeedbackView:
         """Return what people were asked and said. It is judged again where there is more, or after PEOPLE_S: what
         became of a group decides what a vote on it changes."""
-        return self.look(lambda run, _: self._people_of(run))
 
-    def _people_of(self, run: OpenRun) -> FeedbackView:
-        log, now = Log(run.transport), time.monotonic()
-        ends = [log.ends(topic) for topic in TOPICS] if has_feedback(log) else []
-        if self._people is None or self._people[0] != ends or now - self._people[1] > PEOPLE_S:
-            view = read_feedback(log, run.config, find_statuses=self._vote_statuses, kept=self._records)
-            self._people = ends, now, view
-        return self._people[2]
+        def read(run: OpenRun, _: object) -> FeedbackView:
+            return self._records.view(Log(run.transport), run.config, self._vote_statuses, for_s=PEOPLE_S)
+
+        return self.look(read)
 
     def _vote_statuses(self, votes: Sequence[Feedback]) -> Mapping[str, GroupStatus]:
         catalog = self.catalog()

@@ -17,7 +17,7 @@ from rftstream.gateway.keys import GatewayKeys, run_secret
 from rftstream.queries.catalog.finding import find_group, find_vote_statuses
 from rftstream.queries.catalog.moments import Moment
 from rftstream.queries.catalog.updating import CatalogUpdater
-from rftstream.queries.people.feedback import TOPICS, FeedbackRecords, FeedbackView, has_feedback, read_feedback
+from rftstream.queries.people.feedback import TOPICS, FeedbackRecords, FeedbackView
 from rftstream.queries.records.rollout_view import ShownMessage, last_answer, read_rollout
 from rftstream.queries.records.shown_completions import PLAIN
 from rftstream.runs.folder import OpenRun, wanted_topics
@@ -58,8 +58,6 @@ class BridgedRun:
         self._producer: Producer | None = None
         self._updater: CatalogUpdater | None = None
         self._kept = FeedbackRecords()
-        self._view: tuple[Any, FeedbackView] | None = None
-        """Where the topics ended, and what they said."""
         self._revisions = VoteRevisions()
 
     def begin(self) -> None:
@@ -70,7 +68,7 @@ class BridgedRun:
             self._producer.close()
         self._producer = self.run.transport.producer(f"{self.run.run_id}.feedback.{self.source}")
         self._producer.start()
-        self._view = None
+        self._kept = FeedbackRecords()
         self._revisions = VoteRevisions()
 
     def manifest(self) -> RunManifest | None:
@@ -90,13 +88,10 @@ class BridgedRun:
         if self._updater is None:
             self._updater = CatalogUpdater(self.run)
         self._updater.update()
-        ends = [self._log.ends(topic) for topic in TOPICS] if has_feedback(self._log) else []
-        if self._view is None or self._view[0] != ends:
-            catalog = self._updater.open_catalog()
-            with contextlib.nullcontext() if catalog is None else catalog:
-                find = None if catalog is None else partial(find_vote_statuses, catalog)
-                self._view = (ends, read_feedback(self._log, self.run.config, find_statuses=find, kept=self._kept))
-        return self._view[1]
+        catalog = self._updater.open_catalog()
+        with contextlib.nullcontext() if catalog is None else catalog:
+            find = None if catalog is None else partial(find_vote_statuses, catalog)
+            return self._kept.view(self._log, self.run.config, find)
 
     def standing(self) -> NewestVotes:
         """Return the newest that each annotator says on each question, taken back or not."""

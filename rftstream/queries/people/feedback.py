@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -89,6 +90,17 @@ class FeedbackRecords:
         """None: it cannot be read."""
         self._positions: dict[TopicPartition, int] = {}
         self._rule: RecordsInForce | None = None
+        self._view: tuple[Any, float, FeedbackView] | None = None
+        """Where the topics ended, when that was, and what they said."""
+
+    def view(
+        self, log: Log, config: RunConfig, find_statuses: FindStatuses | None, *, for_s: float = math.inf
+    ) -> FeedbackView:
+        """Return what `read_feedback` finds. It looks again where there is more, or after so many seconds."""
+        ends, now = [log.ends(topic) for topic in TOPICS] if has_feedback(log) else [], time.monotonic()
+        if self._view is None or self._view[0] != ends or now - self._view[1] > for_s:
+            self._view = ends, now, read_feedback(log, config, find_statuses=find_statuses, kept=self)
+        return self._view[2]
 
     def follow(self, log: Log) -> None:
         """Read what is new. Judgements come before the votes, so that none is new that was read before."""

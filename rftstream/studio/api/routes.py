@@ -154,79 +154,48 @@ TEXT: Mapping[str, Any] = {"type": "string"}
 AS_OF = {"as_of": (TEXT, "A version (v12) or a time (2026-01-31T12:00:00Z); else now.")}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Endpoint:
     """One thing that can be asked. `answers`: what it answers with; `takes`: its body, of a write."""
 
     path: str
     do: Callable[..., Any]
     answers: Any
-    takes: Any = None
     role: StudioRole = StudioRole.viewer
+    takes: Any = None
     only_now: bool = False
     query: Mapping[str, tuple[Mapping[str, Any], str]] = field(default_factory=dict)
     """Name of a parameter -> its JSON Schema and what it says."""
 
 
+OF_GROUPS = {
+    "fate": ({**TEXT, "enum": FATES}, "Only those that became this."),
+    "reason": (TEXT, "Only those that were decided for this reason."),
+    "taskset": (TEXT, "Only those of this taskset."),
+    "before": (COUNT, "Only those with a smaller sequence."),
+    **AS_OF,
+}
+OF_QUESTIONS = {
+    "state": ({**TEXT, "enum": STATES}, "Those that stand so; else open ones."),
+    "skip": (COUNT, "Leave out so many."),
+}
+RUN, ROLLOUT = "/runs/{run}", f"/runs/{{run}}/rollouts/{GROUP}/{{sibling:count}}"
+ANNOTATOR, OPERATOR = StudioRole.annotator, StudioRole.operator
+
 ENDPOINTS: Sequence[Endpoint] = (
-    Endpoint(path="/runs", do=runs, answers=list[RunItem]),
-    Endpoint(path="/runs/{run}", do=glance, answers=Glance, query=AS_OF),
-    Endpoint(
-        path="/runs/{run}/groups",
-        do=groups,
-        answers=GroupPage,
-        query={
-            "fate": ({**TEXT, "enum": FATES}, "Only those that became this."),
-            "reason": (TEXT, "Only those that were decided for this reason."),
-            "taskset": (TEXT, "Only those of this taskset."),
-            "before": (COUNT, "Only those with a smaller sequence."),
-            **AS_OF,
-        },
-    ),
-    Endpoint(path=f"/runs/{{run}}/groups/{GROUP}", do=group, answers=GroupItem, query=AS_OF),
-    Endpoint(path=f"/runs/{{run}}/rollouts/{GROUP}/{{sibling:count}}", do=rollout, answers=RolloutDetail, query=AS_OF),
-    Endpoint(
-        path="/runs/{run}/questions",
-        do=api_people.questions,
-        answers=QuestionPage,
-        only_now=True,
-        query={
-            "state": ({**TEXT, "enum": STATES}, "Those that stand so; else open ones."),
-            "skip": (COUNT, "Leave out so many."),
-        },
-    ),
-    Endpoint(
-        path="/runs/{run}/feedback",
-        do=api_people.feedback,
-        answers=VoteDone,
-        takes=VoteBody,
-        role=StudioRole.annotator,
-        only_now=True,
-    ),
-    Endpoint(
-        path="/runs/{run}/annotators",
-        do=api_people.annotators,
-        answers=AnnotatorList,
-        role=StudioRole.annotator,
-        only_now=True,
-    ),
-    *(
-        Endpoint(
-            path=f"/runs/{{run}}/{do.__name__}",
-            do=do,
-            answers=answers,
-            takes=takes,
-            role=StudioRole.operator,
-            only_now=True,
-        )
-        for do, takes, answers in (
-            (asking.pause, StateBody, StateDone),
-            (asking.unpause, StateBody, StateDone),
-            (asking.drain, DrainBody, StateDone),
-            (asking.evaluate, EvaluateBody, EvaluateDone),
-            (asking.retry, RetryBody, RetryDone),
-        )
-    ),
+    Endpoint("/runs", runs, list[RunItem]),
+    Endpoint(RUN, glance, Glance, query=AS_OF),
+    Endpoint(f"{RUN}/groups", groups, GroupPage, query=OF_GROUPS),
+    Endpoint(f"{RUN}/groups/{GROUP}", group, GroupItem, query=AS_OF),
+    Endpoint(ROLLOUT, rollout, RolloutDetail, query=AS_OF),
+    Endpoint(f"{RUN}/questions", api_people.questions, QuestionPage, only_now=True, query=OF_QUESTIONS),
+    Endpoint(f"{RUN}/feedback", api_people.feedback, VoteDone, ANNOTATOR, VoteBody, only_now=True),
+    Endpoint(f"{RUN}/annotators", api_people.annotators, AnnotatorList, ANNOTATOR, only_now=True),
+    Endpoint(f"{RUN}/pause", asking.pause, StateDone, OPERATOR, StateBody, only_now=True),
+    Endpoint(f"{RUN}/unpause", asking.unpause, StateDone, OPERATOR, StateBody, only_now=True),
+    Endpoint(f"{RUN}/drain", asking.drain, StateDone, OPERATOR, DrainBody, only_now=True),
+    Endpoint(f"{RUN}/evaluate", asking.evaluate, EvaluateDone, OPERATOR, EvaluateBody, only_now=True),
+    Endpoint(f"{RUN}/retry", asking.retry, RetryDone, OPERATOR, RetryBody, only_now=True),
 )
 
 
