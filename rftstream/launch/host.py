@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -161,20 +161,16 @@ class _Worker:
     """Looks at the settings of the topics beside the loop."""
 
     def run(self, metrics_port: int | None) -> None:
-        server = self._serve_health(metrics_port)
-        self.serves = server is not None
-        try:
-            transport = open_transport(self.config, self.folder, user=self.role)
+        with ExitStack() as stack:
+            if (server := self._serve_health(metrics_port)) is not None:
+                stack.callback(server.close)
+            self.serves = server is not None
+            transport = stack.enter_context(closing(open_transport(self.config, self.folder, user=self.role)))
             try:
                 self._run_service(transport)
             except PositionMissing as error:
                 reads = role_spec(self.role).reads(self.config)
                 raise explained(error, transport, self.config, self.folder.run_id, reads) from None
-            finally:
-                transport.close()
-        finally:
-            if server is not None:
-                server.close()
 
     def _serve_health(self, port: int | None) -> HealthServer | None:
         if port is None:

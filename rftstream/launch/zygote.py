@@ -229,34 +229,28 @@ class ForkedChild:
 
     def poll(self) -> int | None:
         """Return the exit code or None. Start the worker the plain way if the zygote refused."""
+        if self._code is not None:
+            return self._code
+        answer = self._zygote.answer(self._number)
+        if self._plain is None and "refused" in answer:
+            self._plain = self._start_plain(self._command, answer["refused"])
         if self._plain is not None:
-            return self._plain.poll()
-        if self._code is None:
-            answer = self._zygote.answer(self._number)
-            if "refused" in answer:
-                self._plain = self._start_plain(self._command, answer["refused"])
-            elif "code" in answer:
-                self._code = answer["code"]
-            elif self._zygote.dead:
-                if "pid" in answer:
-                    end_group(answer["pid"])
-                self._code = -signal.SIGKILL
-            elif "pid" in answer:
-                for signum in self._signals:
-                    send_signal(answer["pid"], signum)
-                self._signals.clear()
+            self._code = self._plain.poll()
+        elif "code" in answer:
+            self._code = answer["code"]
+        elif self._zygote.dead:
+            if "pid" in answer:
+                end_group(answer["pid"])
+            self._code = -signal.SIGKILL
+        if self._code is None and (pid := self.pid) is not None:
+            while self._signals:
+                send_signal(pid, self._signals.pop(0))
         return self._code
 
     def send(self, signum: int) -> None:
         """Send a signal to the worker. Keep it until the worker has a process id."""
-        if self.poll() is not None:
-            return
-        if self._plain is not None:
-            self._plain.send(signum)
-        elif (pid := self.pid) is not None:
-            send_signal(pid, signum)
-        else:
-            self._signals.append(signum)
+        self._signals.append(signum)
+        self.poll()
 
 
 # ------------------------------------------------------------------------------------------------ zygote's side

@@ -64,7 +64,7 @@ class Mlflow:
             for version, at, values in map(point, news)
             for name, value in values.items()
         ]
-        tag = RunTag(WRITTEN_TAG, json.dumps([written.epoch, written.version, written.evaluations]))
+        tag = RunTag(WRITTEN_TAG, json.dumps(written))
         for start in range(0, len(metrics), MAX_METRICS):
             self._client.log_batch(self._run_id, metrics=metrics[start : start + MAX_METRICS])
         self._client.log_batch(self._run_id, tags=[tag])

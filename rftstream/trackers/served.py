@@ -11,8 +11,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from rftstream.config import secrets
 from rftstream.contracts.versions import EvalResult, StepRecord
@@ -30,8 +29,7 @@ News = StepRecord | EvalResult
 """A record that a tracker shows."""
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
+class Written(NamedTuple):
     """How far a service has written the log: it has everything up to here."""
 
     epoch: int = 0

@@ -86,11 +86,7 @@ class WeightsAndBiases:
         for number, (version, at, values) in enumerate(map(point, news), self._rows):
             self._run.log({**values, "version": version, "_timestamp": at}, step=number)
         self._rows += len(news)
-        state = {
-            "id": self._tracked.key,
-            "written": [written.epoch, written.version, written.evaluations],
-            "rows": self._rows,
-        }
+        state = {"id": self._tracked.key, "written": written, "rows": self._rows}
         new = self._state.with_suffix(".new")
         new.write_text(json.dumps(state))
         os.replace(new, self._state)

@@ -69,51 +69,34 @@ def serve(
         if side.run.config.feedback is None:
             log.warning("%s: the run file has no [feedback], so nobody is asked anything", run)
         ready(address)
-        _Rounds(side, Bridge(side, server, beat=health.beat), health, ended, every_s).run()
+        _make_rounds(side, Bridge(side, server, beat=health.beat), health, ended, every_s)
 
 
-class _Rounds:
-    """Makes rounds, and longer and longer pauses where they fail."""
-
-    def __init__(
-        self, side: BridgedRun, bridge: Bridge, health: Health, ended: threading.Event, every_s: float
-    ) -> None:
-        self._side, self._bridge, self._health, self._ended, self._every_s = side, bridge, health, ended, every_s
-        self._has_begun = False
-        self._failures = 0
-        self._trouble = ""
-
-    def run(self) -> None:
-        while not self._ended.is_set():
-            self._round()
-            pause_s = self._every_s
-            if self._failures:
-                longest = max(MAX_PAUSE_S, self._every_s)
-                pause_s = min(longest, self._every_s * 2 ** min(self._failures, 10)) * random.uniform(0.5, 1.0)
-            self._health.beat()
-            self._ended.wait(pause_s)
-
-    def _round(self) -> None:
-        trouble = ""
+def _make_rounds(side: BridgedRun, bridge: Bridge, health: Health, ended: threading.Event, every_s: float) -> None:
+    """Make rounds until somebody ends them, with longer and longer pauses where they fail."""
+    has_begun, failures, trouble = False, 0, ""
+    while not ended.is_set():
+        before, trouble = trouble, ""
         try:
-            if not self._has_begun:
-                self._side.begin()
-                self._has_begun = True
-            report = self._bridge.round()
-            self._health.update(report.to_json())
+            if not has_begun:
+                side.begin()
+                has_begun = True
+            report = bridge.round()
+            health.update(report.to_json())
             if report.did_something:
                 log.info("%s", report.to_text())
         except ProducerLost as error:  # it may have been written or not: only the log can tell
-            self._has_begun = False
-            trouble = f"{error}; another bridge may work on this run"
+            has_begun, trouble = False, f"{error}; another bridge may work on this run"
         except (LabelStudioError, TransportError) as error:
             trouble = str(error)
-        if self._ended.is_set():
+        if ended.is_set():
             return
-        self._failures = self._failures + 1 if trouble else 0
-        if trouble != self._trouble:
-            self._trouble = trouble
+        if trouble != before:
             log.log(logging.WARNING if trouble else logging.INFO, "%s", trouble or "all can be reached again")
+        failures = failures + 1 if trouble else 0
+        pause_s = min(max(MAX_PAUSE_S, every_s), every_s * 2 ** min(failures, 10))
+        health.beat()
+        ended.wait(pause_s * random.uniform(0.5, 1.0) if failures else every_s)
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ from rftstream.runs.folder import (
     RunFolder,
     shown_path,
 )
-from rftstream.runs.making.fork import begun_config, changed_keys, check_begun_with, derive_config, differences
+from rftstream.runs.making.fork import begun_config, changed_keys, check_begun_with, derive_for_groups, differences
 from rftstream.runs.making.imported import check_whole
 from rftstream.runs.making.made_from import make_from
 from rftstream.runs.writes.additions import Say
@@ -88,21 +88,13 @@ class PipelineReplay:
         )
 
     def _configure(self, file: Path, sets: Sequence[str]) -> RunConfig:
-        if self._source.config.without_tasks:
-            raise ConfigError(
-                f"{self._source.run_id}: learned from demonstrations alone, expected a run with groups to decide about"
-            )
-        config = derive_config(self._source, self._folder, [*sets, "verifier.count=0"])
+        source, needs, made = self._source, "groups to decide about", "groups that are decided anew"
+        config = derive_for_groups(source, self._folder, [*sets, "verifier.count=0"], needs=needs, made=made)
         keys = changed_keys(self._source, config, sets)
         if refused := sorted(key for key in keys if not may_change(key, ("buffer", *CHANGEABLE))):
             raise ConfigError(
                 f"{', '.join(refused)}: a replay decides and trains anew what was recorded, which this cannot change "
                 f"any more; expected settings of buffer, {', '.join(CHANGEABLE)}, but not {' or '.join(FIXED)}"
-            )
-        if config.stages:
-            raise ConfigError(
-                "stages: groups that are decided anew are trained on as they come, expected a run without stages; add "
-                "--set stages=[] --set trainer.algorithm=NAME"
             )
         config = with_pipelines_of(config, file)
         for place in operator_places(config):

@@ -12,31 +12,23 @@ from rftstream.clock import SystemClock
 from rftstream.config.role_sections import FeedbackSection
 from rftstream.config.sections import RunConfig
 from rftstream.errors import ConfigError
-from rftstream.models.folders.folder import prepare_model
 from rftstream.preflight.plan import Purpose, plan
 from rftstream.queries.people.feedback import read_feedback
 from rftstream.queries.people.taints import judged_now
 from rftstream.replay.judged import JudgedImport
 from rftstream.rewards.resolve import build_reward
 from rftstream.roles.verifier import VERIFIER
-from rftstream.runs.folder import (
-    OpenRun,
-    RunFolder,
-    create_log,
-    open_run,
-    open_store,
-    open_transport,
-)
+from rftstream.runs.folder import OpenRun, RunFolder, open_run
 from rftstream.runs.making.create import write_config
-from rftstream.runs.making.fork import begun_config, check_begun_with, copy_model, derive_config, differences
+from rftstream.runs.making.fork import begun_config, check_begun_with, derive_for_groups, differences
 from rftstream.runs.making.imported import RolloutImport, check_whole
+from rftstream.runs.making.made_from import begun_log
 from rftstream.runs.manifest import data_digests, make_manifest
 from rftstream.runs.services import build_service, drive, role_context
 from rftstream.runs.writes.additions import Say
 from rftstream.service.role import Log
 from rftstream.service.service import Service
 from rftstream.transport.base import Transport
-from rftstream.weights.stores.media import copy_media
 
 SCORED_BY = ("tasksets.", "rewards.", "verifier.", "feedback.")
 """How the names of settings begin that verdicts may depend on."""
@@ -60,11 +52,7 @@ def rescore(source: OpenRun, into: Path, *, reward: str, sets: Sequence[str] = (
     with folder.held():
         begun = begun_config(source, folder, config, has_versions=False)
         check_begun_with(begun, config, folder, lambda line: line.startswith(SCORED_BY))
-        copy_model(source.folder, folder)
-        copy_media(source.store(), open_store(config, folder))
-        model = prepare_model(config.model, folder.model, config.run.seed)
-        with closing(open_transport(config, folder, create=True)) as transport:
-            create_log(transport, config)
+        with begun_log(source, folder, config) as (transport, model):
             if not folder.exists():
                 write_config(config, folder)
             copy = _import_of(source, transport, folder, say, by_people=by_people)
@@ -92,18 +80,11 @@ def _import_of(source: OpenRun, transport: Transport, folder: RunFolder, say: Sa
 
 def _config(source: OpenRun, folder: RunFolder, reward: str | None, sets: Sequence[str]) -> RunConfig:
     """Return the source's config, with the new reward; None: the verdicts come from the source."""
-    if source.config.without_tasks:
-        raise ConfigError(f"{source.run_id}: learned from demonstrations alone, expected a run with rollouts to score")
     rewards = [f'tasksets."{name}".reward={json.dumps(reward)}' for name in source.config.tasksets]
     if reward is None:
         rewards = ["verifier.count=0"]
-    config = derive_config(source, folder, [*rewards, *sets])
-    if config.stages:
-        raise ConfigError(
-            "stages: rollouts that are scored again are trained on as they come, expected a run without stages; add "
-            "--set stages=[] --set trainer.algorithm=NAME"
-        )
-    return config
+    needs, made = "rollouts to score", "rollouts that are scored again"
+    return derive_for_groups(source, folder, [*rewards, *sets], needs=needs, made=made)
 
 
 def _score(config: RunConfig, folder: RunFolder, transport: Transport, say: Say) -> None:

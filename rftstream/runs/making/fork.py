@@ -53,6 +53,20 @@ def derive_config(source: OpenRun, folder: RunFolder, sets: Sequence[str]) -> Ru
     return config
 
 
+def derive_for_groups(source: OpenRun, folder: RunFolder, sets: Sequence[str], *, needs: str, made: str) -> RunConfig:
+    """Return `derive_config` for a run whose groups come from the source. ConfigError also for a source without what it
+    `needs`, and for stages: the groups that are `made` are trained on as they come."""
+    if source.config.without_tasks:
+        raise ConfigError(f"{source.run_id}: learned from demonstrations alone, expected a run with {needs}")
+    config = derive_config(source, folder, sets)
+    if config.stages:
+        raise ConfigError(
+            f"stages: {made} are trained on as they come, expected a run without stages; add --set stages=[] --set "
+            "trainer.algorithm=NAME"
+        )
+    return config
+
+
 def differences(source: OpenRun, config: RunConfig) -> tuple[str, ...]:
     """Return a line `key before -> after` for each setting that was changed on purpose."""
     lines = changed_settings(source.config, config)
