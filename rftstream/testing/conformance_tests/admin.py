@@ -126,8 +126,7 @@ class AdminConformance(BenchFixtures):
         bench.producer().commit([], positions={place: Position(offsets[b"6"])}, group=group)
         bench.transport.admin.delete_before({place: offsets[b"6"]})
         assert bench.transport.admin.lag(group, topic) == {place: 4}
-        transport, member = bench.join(group, topic)
-        bench.settle([(transport, member)], topic)
+        transport, member = bench.joined(group, topic)
         position_new(member, {})
         assert texts(take(transport, member, 4)) == ["6", "7", "8", "9"]
 

@@ -153,6 +153,22 @@ class Bench:
         member = transport.member(group, topics, name=self.name("member"), session_timeout_s=session_timeout_s)
         return transport, member
 
+    def joined(
+        self,
+        group: str,
+        *topics: str,
+        beside: Collection[tuple[Transport, Member]] = (),
+        begins: bool = False,
+        session_timeout_s: float = 30.0,
+    ) -> tuple[Transport, Member]:
+        """Return a member of the group that has its share `beside` the others. `begins`: it is positioned where the
+        group stands."""
+        new = self.join(group, *topics, session_timeout_s=session_timeout_s)
+        self.settle([*beside, new], *topics)
+        if begins:
+            begin(new[1])
+        return new
+
     def settle(self, members: Collection[tuple[Transport, Member]], *topics: str) -> None:
         """Wait until these members own every partition, each partition once, and each member has a fair share."""
         places = {place for topic in topics for place in places_of(self.transport, topic)}
@@ -174,6 +190,12 @@ class Bench:
     def all_records(self, *topics: str, bodies: bool = True, transport: Transport | None = None) -> list[Record]:
         """Return all records that stand on the topics now."""
         return read_all(transport or self.transport, topics, bodies=bodies)
+
+
+def begin(member: Member) -> None:
+    """Position every owned partition where the group stands."""
+    for place, position in member.committed(member.assignment()).items():
+        member.seek(place, position.offset)
 
 
 def places_of(transport: Transport, topic: str) -> list[TopicPartition]:

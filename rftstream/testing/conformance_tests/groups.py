@@ -8,15 +8,9 @@ import pytest
 
 from rftstream.contracts.records import TopicPartition
 from rftstream.errors import AssignmentLost
-from rftstream.testing.conformance_tests.bench import Bench, CarryingWorker, new, places_of, take, texts
+from rftstream.testing.conformance_tests.bench import Bench, CarryingWorker, begin, new, places_of, take, texts
 from rftstream.testing.conformance_tests.reading import BenchFixtures
-from rftstream.transport.base import MAX_METADATA_BYTES, Member, Position
-
-
-def begin(member: Member) -> None:
-    """Position every owned partition where the group stands."""
-    for place, position in member.committed(member.assignment()).items():
-        member.seek(place, position.offset)
+from rftstream.transport.base import MAX_METADATA_BYTES, Member, Position, Transport
 
 
 class GroupConformance(BenchFixtures):
@@ -26,10 +20,9 @@ class GroupConformance(BenchFixtures):
         """Each member owns a fair share of the partitions, and together the members read every record once."""
         topic = bench.topic(6)
         group = bench.group(topic)
-        members = []
+        members: list[tuple[Transport, Member]] = []
         for num_members in (1, 2, 3):
-            members.append(bench.join(group, topic))
-            bench.settle(members, topic)
+            members.append(bench.joined(group, topic, beside=members))
             assert {len(member.assignment()) for _, member in members} == {6 // num_members}
         bench.write([new(topic, number % 6, f"{number}") for number in range(60)])
         found = []
@@ -47,9 +40,7 @@ class GroupConformance(BenchFixtures):
         topic = bench.topic(2)
         bench.write([new(topic, number % 2, f"{number}") for number in range(10)])
         for _ in range(2):
-            transport, member = bench.join(bench.group(topic), topic)
-            bench.settle([(transport, member)], topic)
-            begin(member)
+            transport, member = bench.joined(bench.group(topic), topic, begins=True)
             assert sorted(texts(take(transport, member, 10)), key=int) == [f"{number}" for number in range(10)]
 
     def test_partitions_of_one_number_go_together(self, bench: Bench) -> None:
@@ -71,8 +62,7 @@ class GroupConformance(BenchFixtures):
         topic = bench.topic()
         group = bench.group(topic)
         bench.write([new(topic, 0, f"{number}") for number in range(5)])
-        transport, member = bench.join(group, topic)
-        bench.settle([(transport, member)], topic)
+        transport, member = bench.joined(group, topic)
         for _ in range(5):
             assert member.poll() == []
         place = TopicPartition(topic, 0)
@@ -84,9 +74,7 @@ class GroupConformance(BenchFixtures):
         """A paused partition gives no record and wakes nobody. It stays assigned, and goes on after `resume`."""
         topic = bench.topic(2)
         group = bench.group(topic)
-        transport, member = bench.join(group, topic)
-        bench.settle([(transport, member)], topic)
-        begin(member)
+        transport, member = bench.joined(group, topic, begins=True)
         left, right = places_of(transport, topic)
         member.pause([left])
         bench.write([new(topic, number % 2, f"{number}") for number in range(10)])
@@ -104,9 +92,7 @@ class GroupConformance(BenchFixtures):
         group = bench.group(source)
         place = TopicPartition(source, 0)
         bench.write([new(source, 0, f"{number}") for number in range(10)])
-        transport, member = bench.join(group, source)
-        bench.settle([(transport, member)], source)
-        begin(member)
+        transport, member = bench.joined(group, source, begins=True)
         records = {text: record for record in take(transport, member, 10) for text in texts([record])}
         finished = ["0", "1", "5", "8"]
         # The metadata beside the position belongs to the caller. Here it is as long as it may be.
@@ -118,8 +104,7 @@ class GroupConformance(BenchFixtures):
         )
         transport.close()
 
-        transport, member = bench.join(group, source)
-        bench.settle([(transport, member)], source)
+        transport, member = bench.joined(group, source)
         position = member.committed([place])[place]
         assert position.metadata == beside
         done = {int(offset) for offset in position.metadata.split(",")}
@@ -137,11 +122,9 @@ class GroupConformance(BenchFixtures):
     def test_who_lost_a_partition_cannot_commit_for_it(self, bench: Bench) -> None:
         source, target = bench.topic(2), bench.topic()
         group = bench.group(source)
-        first = bench.join(group, source)
-        bench.settle([first], source)
+        first = bench.joined(group, source)
         snapshot = first[1].snapshot()
-        second = bench.join(group, source)
-        bench.settle([first, second], source)
+        second = bench.joined(group, source, beside=[first])
         (lost,) = second[1].assignment()
         producer = bench.producer(first[0])
         with pytest.raises(AssignmentLost, match=source):
@@ -158,12 +141,9 @@ class GroupConformance(BenchFixtures):
         source, target = bench.topic(2), bench.topic()
         group = bench.group(source)
         bench.write([new(source, number % 2, f"{number}") for number in range(10)])
-        first = bench.join(group, source)
-        bench.settle([first], source)
-        begin(first[1])
+        first = bench.joined(group, source, begins=True)
         old = first[1].snapshot()
-        second = bench.join(group, source)
-        bench.settle([first, second], source)
+        second = bench.joined(group, source, beside=[first])
         (away,) = second[1].assignment()
         second[1].close()
         bench.settle([first], source)
@@ -181,10 +161,8 @@ class GroupConformance(BenchFixtures):
         topic, target = bench.topic(4), bench.topic()
         group = bench.group(topic)
         timeout_s = bench.harness.session_timeout_s
-        silent = bench.join(group, topic, session_timeout_s=timeout_s)
-        bench.settle([silent], topic)
-        alive = bench.join(group, topic, session_timeout_s=timeout_s)
-        bench.settle([silent, alive], topic)
+        silent = bench.joined(group, topic, session_timeout_s=timeout_s)
+        alive = bench.joined(group, topic, session_timeout_s=timeout_s, beside=[silent])
         old = silent[1].snapshot()
         bench.harness.expire([alive])
         bench.settle([alive], topic)
@@ -205,10 +183,8 @@ class GroupConformance(BenchFixtures):
         topic, target = bench.topic(4), bench.topic()
         group = bench.group(topic)
         timeout_s = bench.harness.session_timeout_s
-        busy = bench.join(group, topic, session_timeout_s=timeout_s)
-        bench.settle([busy], topic)
-        alive = bench.join(group, topic, session_timeout_s=timeout_s)
-        bench.settle([busy, alive], topic)
+        busy = bench.joined(group, topic, session_timeout_s=timeout_s)
+        alive = bench.joined(group, topic, session_timeout_s=timeout_s, beside=[busy])
         old = busy[1].snapshot()
         place = next(iter(old.assignment))
         with busy[1].working():
@@ -261,8 +237,6 @@ class GroupConformance(BenchFixtures):
         group = bench.group(topic)
         bench.write([new(topic, 0, f"{number}") for number in range(5)])
         for _ in range(2):
-            transport, member = bench.join(group, topic)
-            bench.settle([(transport, member)], topic)
-            begin(member)
+            transport, member = bench.joined(group, topic, begins=True)
             assert texts(take(transport, member, 5)) == ["0", "1", "2", "3", "4"]
             transport.close()

@@ -147,10 +147,7 @@ class TogetherConformance(BenchFixtures):
     def test_wait_returns_when_its_time_is_up(self, bench: Bench) -> None:
         topic = bench.topic()
         group = bench.group(topic)
-        transport, member = bench.join(group, topic)
-        bench.settle([(transport, member)], topic)
-        for place, position in member.committed(member.assignment()).items():
-            member.seek(place, position.offset)
+        transport, member = bench.joined(group, topic, begins=True)
         reader = transport.reader({TopicPartition(topic, 0): 0})
         started = time.monotonic()
         transport.wait([reader, member], 0.3)
@@ -160,10 +157,8 @@ class TogetherConformance(BenchFixtures):
     def test_wait_ends_when_the_assignment_changes(self, bench: Bench) -> None:
         topic = bench.topic(2)
         group = bench.group(topic)
-        first = bench.join(group, topic)
-        bench.settle([first], topic)
-        second = bench.join(group, topic)
-        bench.settle([first, second], topic)
+        first = bench.joined(group, topic)
+        second = bench.joined(group, topic, beside=[first])
         second[1].close()
 
         def has_all() -> bool:
