@@ -69,10 +69,10 @@ def serve(
         if side.run.config.feedback is None:
             log.warning("%s: the run file has no [feedback], so nobody is asked anything", run)
         ready(address)
-        _make_rounds(side, Bridge(side, server, beat=health.beat), health, ended, every_s)
+        make_rounds(side, Bridge(side, server, beat=health.beat), health, ended, every_s)
 
 
-def _make_rounds(side: BridgedRun, bridge: Bridge, health: Health, ended: threading.Event, every_s: float) -> None:
+def make_rounds(side: BridgedRun, bridge: Bridge, health: Health, ended: threading.Event, every_s: float) -> None:
     """Make rounds until somebody ends them, with longer and longer pauses where they fail."""
     has_begun, failures, trouble = False, 0, ""
     while not ended.is_set():

@@ -15,7 +15,7 @@ from rftstream.integrations.label_studio import client
 from rftstream.integrations.label_studio.bridge import RoundReport
 from rftstream.integrations.label_studio.client import TOKEN_VARIABLE, LabelStudio, PersonalToken, seconds_of
 from rftstream.integrations.label_studio.label_config import make_config, read_results
-from rftstream.integrations.label_studio.serving import _Rounds
+from rftstream.integrations.label_studio.serving import make_rounds
 from rftstream.launch.health import Health
 from tests.label_studio_server import PERSONAL, choice, words
 from tests.loopback import HttpServer
@@ -168,11 +168,11 @@ def test_what_cannot_be_reached_is_waited_for_and_told_once(caplog: pytest.LogCa
     caplog.set_level(logging.INFO)
     ended, side, down = threading.Event(), Side(), LabelStudioError("is down")
     rounds = Rounds(ended, down, down, TransportError("log away"), None, None, None)
-    _Rounds(side, rounds, Health(), ended, 0.001).run()  # type: ignore[arg-type]
+    make_rounds(side, rounds, Health(), ended, 0.001)  # type: ignore[arg-type]
     assert [(one.levelname, one.message) for one in caplog.records] == [
         ("WARNING", "is down"), ("WARNING", "log away"), ("INFO", "all can be reached again"),
     ]  # fmt: skip
     assert side.begun == 1
     ended.clear()
     with pytest.raises(ConfigError):
-        _Rounds(side, Rounds(ended, ConfigError("refused"), None), Health(), ended, 0.001).run()  # type: ignore[arg-type]
+        make_rounds(side, Rounds(ended, ConfigError("refused"), None), Health(), ended, 0.001)  # type: ignore[arg-type]
