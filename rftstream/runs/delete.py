@@ -230,11 +230,9 @@ def _opened(config: RunConfig, folder: RunFolder) -> Iterator[Transport | None]:
         if is_elsewhere:
             raise
         yield None
-        return
-    try:
-        yield transport
-    finally:
-        transport.close()
+    else:
+        with contextlib.closing(transport):
+            yield transport
 
 
 def _store_outside(config: RunConfig, folder: RunFolder) -> ObjectStore | None:

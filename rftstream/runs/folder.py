@@ -190,16 +190,13 @@ class OpenRun:
 def candidates(config: RunConfig, *, user: str | None = None) -> list[RunFolder]:
     """Return the runs of this run file, oldest first: those with a folder here, and those on a log that hosts share.
     `user`: as in `open_transport`."""
-    names = {folder.path.name for folder in candidates_here(config)} | names_on_log(config, user=user)
-    base = Path(config.base) / config.run.folder
-    return [RunFolder(base / name) for _, name in sorted(_numbered(config, names))]
+    return _numbered(config, {folder.run_id for folder in candidates_here(config)} | names_on_log(config, user=user))
 
 
 def candidates_here(config: RunConfig) -> list[RunFolder]:
     """Return the runs with a folder here, oldest first. No server is asked."""
     base = Path(config.base) / config.run.folder
-    names = {path.name for path in (base.iterdir() if base.is_dir() else ()) if (path / "config.toml").is_file()}
-    return [RunFolder(base / name) for _, name in sorted(_numbered(config, names))]
+    return _numbered(config, {path.name for path in _listed(base) if RunFolder(path).exists()})
 
 
 def runs_of(file: Path) -> Path | None:
@@ -210,12 +207,11 @@ def runs_of(file: Path) -> Path | None:
     return file.parent / folder if "name" in section else None
 
 
-def _numbered(config: RunConfig, names: Iterable[str]) -> Iterator[tuple[int, str]]:
-    """<name> is number 1, <name>-2 number 2, ..."""
+def _numbered(config: RunConfig, names: Iterable[str]) -> list[RunFolder]:
+    """Return the folders of those names that are the run file's, in order: <name>, <name>-2, ..."""
     pattern = re.compile(re.escape(config.run.name) + r"(?:-(\d+))?$")
-    for name in names:
-        if match := pattern.fullmatch(name):
-            yield int(match[1] or 1), name
+    found = [(int(match[1] or 1), name) for name in names if (match := pattern.fullmatch(name))]
+    return [RunFolder(Path(config.base) / config.run.folder / name) for _, name in sorted(found)]
 
 
 def names_on_log(config: RunConfig, *, user: str | None = None) -> set[str]:
@@ -334,11 +330,9 @@ def open_transport(config: RunConfig, folder: RunFolder, *, create: bool = False
     kind = config.transport.kind
     transport = registry.resolve("transport", kind, where="transport.kind")
     spec = registry.spec(TransportSpec, kind)
-    if spec.in_run_folder:
-        return transport(folder.log, create=create)  # type: ignore[no-any-return]
-    if spec.takes_create:
-        return transport(folder.run_id, _revealed(config, user), create=create)  # type: ignore[no-any-return]
-    return transport(folder.run_id, _revealed(config, user))  # type: ignore[no-any-return]
+    place = (folder.log,) if spec.in_run_folder else (folder.run_id, _revealed(config, user))
+    options = {"create": create} if spec.in_run_folder or spec.takes_create else {}
+    return transport(*place, **options)  # type: ignore[no-any-return]
 
 
 def lies_in_folder(config: RunConfig) -> bool:

@@ -23,13 +23,15 @@ from rftstream.gateway.keys import GatewayKeys, run_secret
 from rftstream.queries.catalog.finding import GroupRow, RolloutRow, find_group
 from rftstream.queries.people.annotators import AnnotatorsView, read_annotators
 from rftstream.queries.people.asked import disguised, questions_to
-from rftstream.queries.people.feedback import FeedbackView, VoteLine, open_questions, opinions_of
+from rftstream.queries.people.feedback import FeedbackView, VoteLine, open_questions, opinions_of, question_state
 from rftstream.runs.folder import OpenRun
 from rftstream.runs.writes.feedback import Added, add_votes
 from rftstream.studio.access import StudioRole
 from rftstream.studio.pages.page import PageOfRun
 
 KINDS = tuple(kind for kind in FeedbackKind if kind is not FeedbackKind.retract)
+STATES = ("open", "judged", "expired")
+"""How a question can stand."""
 MAX_LEAD_S = 24 * 3600.0
 """Seconds from question to answer above which no time is recorded: the annotator has done something else meanwhile."""
 Row = Mapping[str, Any]
@@ -111,9 +113,11 @@ def own_opinions(page: PageOfRun, view: FeedbackView) -> dict[str, VoteLine]:
     return {} if annotator is None else opinions_of(view, annotator)
 
 
-def waiting_questions(page: PageOfRun, view: FeedbackView, mine: Collection[str], now: float) -> list[Question]:
-    """Return the questions that wait for answers, the most urgent first; of annotators with gold questions between
-    them. `mine`: questions that who asks has answered."""
+def questions_in(page: PageOfRun, view: FeedbackView, mine: Collection[str], state: str, now: float) -> list[Question]:
+    """Return the questions in one of STATES. Those that wait for answers come with the most urgent first; of annotators
+    with gold questions between them. `mine`: questions that who asks has answered."""
+    if state != "open":
+        return [question for question in view.questions if question_state(view, question, now) == state]
     annotator = annotator_of(page)
     if annotator is None or not view.gold:
         return open_questions(view, now)

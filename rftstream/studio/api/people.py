@@ -7,7 +7,7 @@ import time
 import msgspec
 
 from rftstream.contracts.questions import Question
-from rftstream.queries.people.feedback import FeedbackView, question_state
+from rftstream.queries.people.feedback import FeedbackView
 from rftstream.studio.access import StudioRole
 from rftstream.studio.api.types import (
     AnnotatorList,
@@ -18,8 +18,7 @@ from rftstream.studio.api.types import (
     convert,
 )
 from rftstream.studio.pages.page import PageOfRun, count_in_query, word_in_query
-from rftstream.studio.pages.question_pages import STATES
-from rftstream.studio.voting import annotators_shown_to, own_opinions, say, waiting_questions
+from rftstream.studio.voting import STATES, annotators_shown_to, own_opinions, questions_in, say
 
 MAX_QUESTIONS = 200
 
@@ -29,11 +28,7 @@ def questions(page: PageOfRun) -> QuestionPage:
     state, skip = word_in_query(page, "state", STATES) or STATES[0], count_in_query(page, "skip") or 0
     view, now = page.run.people(), time.time()
     mine = own_opinions(page, view)
-    chosen = (
-        waiting_questions(page, view, mine, now)
-        if state == "open"
-        else [question for question in view.questions if question_state(view, question, now) == state]
-    )
+    chosen = questions_in(page, view, mine, state, now)
     more = skip + MAX_QUESTIONS
     return QuestionPage(
         questions=tuple(_question(view, one, state, one.question_id in mine) for one in chosen[skip:more]),

@@ -51,8 +51,8 @@ from rftstream.studio.api.types import (
     convert,
 )
 from rftstream.studio.pages.page import GROUP, PageOfRun, check_role, count_in_query, page_of_run, word_in_query
-from rftstream.studio.pages.question_pages import STATES
 from rftstream.studio.pages.rollout_pages import asked_group, asked_rollout
+from rftstream.studio.voting import STATES
 from rftstream.studio.watched_run import WatchedRun
 from rftstream.version import __version__
 

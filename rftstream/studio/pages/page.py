@@ -111,6 +111,12 @@ class PageOfRun:
         manifest = None if status is None else status.control.manifest
         return 1 if manifest is None else max(1, manifest.partitions)
 
+    @property
+    def group_id(self) -> str:
+        """Return the group in the address."""
+        params = self.request.path_params
+        return "/".join(str(params[name]) for name in ("taskset", "taskset_pass", "problem", "attempt"))
+
     def asked(self, name: str, default: str = "") -> str:
         """Return a value of the query."""
         return self.request.query_params.get(name, default)

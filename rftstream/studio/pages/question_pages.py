@@ -25,16 +25,16 @@ from rftstream.studio.pages.page import Form, PageOfRun, Values, check_role
 from rftstream.studio.text_diff import diff_texts
 from rftstream.studio.voting import (
     MAX_LEAD_S,
+    STATES,
     ShownQuestion,
     annotators_shown_to,
     find_question,
     own_opinions,
+    questions_in,
     say,
-    waiting_questions,
 )
 
 PAGE = 50
-STATES = ("open", "judged", "expired")
 MAX_PREFILLED = 200_000
 """Characters of an answer that stands in the field for its correction from the beginning."""
 MAX_COMPARED = 2 * MAX_PREFILLED
@@ -59,16 +59,15 @@ def questions(page: PageOfRun) -> Values:
     view, now = page.run.people(), time.time()
     mine = own_opinions(page, view)
     state = page.asked("state") if page.asked("state") in STATES else "open"
-    waiting = waiting_questions(page, view, mine, now)
-    chosen = waiting if state == "open" else [one for one in view.questions if question_state(view, one, now) == state]
-    counts = {name: sum(question_state(view, one, now) == name for one in view.questions) for name in STATES}
+    found = {name: questions_in(page, view, mine, name, now) for name in STATES}
+    chosen = found[state]
     skip = page.number("skip") or 0
     return {
         "shown": [(one, view.judgements.get(one.question_id)) for one in chosen[skip : skip + PAGE]],
         "state": state,
         "states": STATES,
-        "counts": {**counts, "open": len(waiting)},
-        "num_mine": sum(one.question_id in mine for one in waiting),
+        "counts": {name: len(questions) for name, questions in found.items()},
+        "num_mine": sum(one.question_id in mine for one in found["open"]),
         "mine": mine,
         "skip": skip,
         "page_size": PAGE,
@@ -89,7 +88,7 @@ def next_question(page: PageOfRun) -> Response:
     """Go to the next question that waits for who asks: after the one named, else the most urgent."""
     view = page.run.people()
     mine = own_opinions(page, view)
-    asked = waiting_questions(page, view, mine, time.time())
+    asked = questions_in(page, view, mine, "open", time.time())
     waiting = [one.question_id for one in asked if one.question_id not in mine]
     said, after = page.asked("said")[:300], page.asked("after")[:300]
     place = waiting.index(after) + 1 if after in waiting else 0
@@ -143,8 +142,7 @@ def answer(page: PageOfRun, form: Form) -> Values | Response:
 
 def _asked(page: PageOfRun) -> ShownQuestion:
     params = page.request.path_params
-    group_id = "/".join(str(params[name]) for name in ("taskset", "taskset_pass", "problem", "attempt"))
-    return find_question(page, params["kind"], group_id, params["siblings"])
+    return find_question(page, params["kind"], page.group_id, params["siblings"])
 
 
 def _row(asked: ShownQuestion, form: Form) -> dict[str, Any]:

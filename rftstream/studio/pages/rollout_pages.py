@@ -176,24 +176,22 @@ def find(page: PageOfRun) -> Response:
         target = parse_target(text)
     except ConfigError as error:
         raise HTTPException(404, str(error).removeprefix("trace: ")) from None
-    if target.kind == "rollout":
-        return RedirectResponse(page.href("rollouts", target.group_id, target.sibling), 303)
-    if target.kind == "group":
-        return RedirectResponse(page.href("groups", target.group_id), 303)
-    if target.kind == "batch":
-        return RedirectResponse(page.href("versions", target.batch + 1), 303)
-    if target.kind == "version":
-        return RedirectResponse(page.href("versions", target.version), 303)
-    raise HTTPException(404, f"{text}: there is no page of a {target.kind}; `rftstream trace` shows it")
+    pages: dict[str, tuple[object, ...]] = {
+        "rollout": ("rollouts", target.group_id, target.sibling),
+        "group": ("groups", target.group_id),
+        "batch": ("versions", target.batch + 1),
+        "version": ("versions", target.version),
+    }
+    if target.kind not in pages:
+        raise HTTPException(404, f"{text}: there is no page of a {target.kind}; `rftstream trace` shows it")
+    return RedirectResponse(page.href(*pages[target.kind]), 303)
 
 
 def asked_group(page: PageOfRun) -> GroupRow:
     """Return the group of an address. HTTPException if there is none."""
-    params = page.request.path_params
-    group_id = "/".join(str(params[name]) for name in ("taskset", "taskset_pass", "problem", "attempt"))
-    found = find_group(page.catalog, page.moment, group_id)
+    found = find_group(page.catalog, page.moment, page.group_id)
     if found is None:
-        raise HTTPException(404, f"no group {group_id!r} in this run at this moment")
+        raise HTTPException(404, f"no group {page.group_id!r} in this run at this moment")
     return found
 
 
