@@ -15,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ import msgspec
 from rftstream.environments.hosts import guard
 from rftstream.errors import ConfigError, RftError
 from rftstream.preflight.new_folder import existing_report, new_folder, publish, sha256_of
+from rftstream.preflight.prepare import Prepared
 from rftstream.version import __version__
 
 VERSION = "1.6.1"
@@ -51,19 +51,8 @@ class DataJuicerFailed(RftError):
     """Data-Juicer, or the making of its environment, ended with an error. The text has the last lines of its output."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Imported:
+class Imported(Prepared):
     """The result of a recipe. `import_data` makes it; a command prints it."""
-
-    out: Path
-    report: dict[str, Any]
-    """Report as it stands in the folder."""
-    is_new: bool
-    """False if the folder was there already, made of the same data by the same recipe."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the report as a dict for JSON, with the folder."""
-        return {"out": str(self.out), "new": self.is_new, **self.report}
 
     def to_text(self) -> str:
         """Return the report as text for people."""
