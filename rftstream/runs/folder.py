@@ -56,7 +56,7 @@ LOOKING_S = 0.3
 """How long a run's lock may be held by somebody who only looks."""
 
 
-class _Part:
+class _FolderPart:
     """A path in a run folder, by its name there."""
 
     def __init__(self, name: str) -> None:
@@ -77,19 +77,19 @@ class RunFolder:
         """Return the run's id, which is the folder's name."""
         return self.path.name
 
-    log = _Part("log")
-    weights = _Part("weights")
-    anchors = _Part("anchors")
-    exports = _Part("exports")
-    model = _Part("model")
-    plots = _Part("plots")
-    index = _Part("index")
-    final = _Part("final")
-    logs = _Part("logs")
-    targets_file = _Part("targets.json")
-    modules_file = _Part("modules.json")
-    config_file = _Part("config.toml")
-    lock_file = _Part("run.lock")
+    log = _FolderPart("log")
+    weights = _FolderPart("weights")
+    anchors = _FolderPart("anchors")
+    exports = _FolderPart("exports")
+    model = _FolderPart("model")
+    plots = _FolderPart("plots")
+    index = _FolderPart("index")
+    final = _FolderPart("final")
+    logs = _FolderPart("logs")
+    targets_file = _FolderPart("targets.json")
+    modules_file = _FolderPart("modules.json")
+    config_file = _FolderPart("config.toml")
+    lock_file = _FolderPart("run.lock")
 
     def exists(self) -> bool:
         """Return whether the folder is a run: whether it has a config.toml."""
@@ -139,7 +139,7 @@ class RunFolder:
             os.close(descriptor)
 
 
-PARTS = tuple(part.name for part in vars(RunFolder).values() if isinstance(part, _Part))
+PARTS = tuple(part.name for part in vars(RunFolder).values() if isinstance(part, _FolderPart))
 """Names that a run makes in its folder, in the order of deletion: the files that show that the folder is a run come
 last."""
 

@@ -24,7 +24,8 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Additions:
-    """What a command adds to a run. `adding` makes it; the command calls `write` once it has looked at everything."""
+    """The records that a command adds to a run. `adding` makes it; the command calls `write` once it has looked at
+    everything."""
 
     transport: Transport
     producer: Producer | None
