@@ -203,12 +203,19 @@ class SavingStep(ConcurrentStep, Protocol):
         commit has succeeded."""
 
 
+def _nothing() -> None:
+    pass
+
+
 @dataclass(frozen=True, slots=True)
 class SingleTransaction:
     """A transaction of a single role: its outputs, with the positions of its own group."""
 
     outputs: tuple[Publish, ...]
     positions: Mapping[TopicPartition, Position] = field(default_factory=dict)
+    then: Callable[[], None] = _nothing
+    """What the step does once the transaction is on the log. SingleService calls it before it calls anything else of
+    the step; not at all where the outcome is unknown, since then `recover` comes."""
 
 
 class SingleStep(Protocol):
@@ -216,9 +223,9 @@ class SingleStep(Protocol):
 
     `workers/<role>.py` makes one for each process, and SingleService alone calls it, from one thread. After the claim
     is on the log comes `recover`; then, again and again, `absorb` for what was read and `advance` for the next
-    transaction, with `committed` once it is on the log. After a lost producer, or a question to the log that failed in
-    the middle, `recover` comes again and builds everything anew. `close` comes last. Worked example: FeederStep.
-    """
+    transaction, whose `then` is called once it is on the log. After a lost producer, or a question to the log that
+    failed in the middle, `recover` comes again and builds everything anew. `close` comes last. Worked example:
+    FeederStep."""
 
     @property
     def outlives_the_run(self) -> bool:
@@ -252,13 +259,8 @@ class SingleStep(Protocol):
 
     def advance(self) -> SingleTransaction | None:
         """Do a bounded slice of work; return the next transaction, if there is one. Called only when the transaction
-        before is on the log (and `committed` was called), or after `recover`. If it raises TransportError, `recover`
+        before is on the log (and its `then` was called), or after `recover`. If it raises TransportError, `recover`
         comes next."""
-
-    def committed(self, transaction: SingleTransaction) -> None:
-        """Take note that the transaction is on the log: the one that `advance` returned last, perhaps with dead letters
-        and summaries added, or one with nothing but these. Not called where the outcome is unknown: then `recover`
-        comes."""
 
     def idle_s(self) -> float:
         """Return for how many seconds `advance` need not be called: 0 while there is work, FOREVER if only a record

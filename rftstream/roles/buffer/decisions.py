@@ -29,8 +29,7 @@ class Decision:
 
 class Decisions:
     """The decisions of the buffer, made anew at each recovery. The step calls `add` and `add_late` as it decides,
-    `outcomes` when it makes a transaction, and `committed` when that transaction is on the log; more decisions may be
-    added in between."""
+    `take` when it makes a transaction."""
 
     def __init__(self, clock: Clock, *, with_operators: bool = False, imported: bool = False) -> None:
         """`with_operators`: the run declares operators, and outcomes say what they did and what their facts need.
@@ -40,7 +39,6 @@ class Decisions:
         self._with_operators = with_operators
         self._new: list[Decision] = []
         self._late: list[GroupOutcome] = []
-        self._in_transaction: list[Decision] = []
 
     def __bool__(self) -> bool:
         """Whether there is something to publish."""
@@ -54,12 +52,13 @@ class Decisions:
         """Note a sibling that came after its group's outcome."""
         self._late.append(late_outcome(verified, self._clock.now()))
 
-    def outcomes(self, tally: Tally, next_batch: int) -> list[Publish]:
-        """Return records for all that was decided since the last transaction, and count the groups in `tally`."""
+    def take(self, tally: Tally, next_batch: int) -> tuple[list[Decision], list[Publish]]:
+        """Return all that was decided since the last transaction, with its records, and count the groups in
+        `tally`."""
         now = self._clock.now()
         records = []
-        self._in_transaction, self._new = self._new, []
-        for decision in self._in_transaction:
+        decided, self._new = self._new, []
+        for decision in decided:
             group, result = decision.group, decision.result
             tally.group(group.taskset, result, group.summaries)
             metrics.GROUPS.labels(str(result)).inc()
@@ -77,7 +76,7 @@ class Decisions:
             )
             records.append(Publish("outcomes", 0, outcome))
         late, self._late = self._late, []
-        return records + [Publish("outcomes", 0, outcome) for outcome in late]
+        return decided, records + [Publish("outcomes", 0, outcome) for outcome in late]
 
     def _of_operators(self, group: Group, result: GroupResult, next_batch: int) -> dict[str, Any]:
         """Return the fields of an outcome that are there in runs with operators."""
@@ -94,11 +93,6 @@ class Decisions:
             "priority": found.priority,
             **(offers_of(group, found, None if self._imported else group.oldest_version, next_batch)),
         }
-
-    def committed(self) -> list[Decision]:
-        """Return the decisions of the transaction that is on the log now, once."""
-        committed, self._in_transaction = self._in_transaction, []
-        return committed
 
 
 def no_batch(filtered: Counter[str]) -> StopRule:

@@ -12,6 +12,7 @@ import itertools
 import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from rftstream.clock import Clock
 from rftstream.config.role_sections import BufferSection, FeedbackSection, FeederSection
@@ -30,7 +31,7 @@ from rftstream.errors import ContractError, StopRule
 from rftstream.models.rendering import Renderer
 from rftstream.roles.buffer import BUFFER
 from rftstream.roles.buffer.batch_records import batch_records
-from rftstream.roles.buffer.decisions import Decisions, no_batch
+from rftstream.roles.buffer.decisions import Decision, Decisions, no_batch
 from rftstream.roles.buffer.demonstration_intake import DemonstrationIntake
 from rftstream.roles.buffer.demonstrations import DEMONSTRATIONS, DemonstrationQueue, spread
 from rftstream.roles.buffer.experiences import experiences_of_share
@@ -55,7 +56,7 @@ class BufferStep(SingleStep):
     - `absorb` adds a rollout to its group; a group that is complete is ready, filtered or dead at once.
     - `advance` closes groups that are overdue, and returns a batch with its outcomes if there is one, else the
       outcomes that are due, else None. StopRule: no batch came together out of too many groups.
-    - `committed` forgets the bodies of decided groups, and goes on to the next batch.
+      Once these are on the log, it forgets the bodies of decided groups, and goes on to the next batch.
 
     It ends with the run: the trainer says when that is.
     """
@@ -248,9 +249,9 @@ class BufferStep(SingleStep):
             return self._batch(chosen)
         if not self._decisions:
             return None
-        outcomes = self._decisions.outcomes(progress.tally, progress.next_batch)
+        decided, outcomes = self._decisions.take(progress.tally, progress.next_batch)
         positions = progress.positions(self._groups.low_waters(), self._intake.cursor, next_batch=progress.next_batch)
-        return SingleTransaction(tuple(outcomes), positions)
+        return SingleTransaction(tuple(outcomes), positions, partial(self._move_on, decided, outcomes))
 
     def _choose(self) -> list[Group] | None:
         """Return the groups of the next batch; None if the batch has to wait."""
@@ -317,12 +318,11 @@ class BufferStep(SingleStep):
         staleness = [self._staleness(group) for group in groups]
         for group in groups:
             self._decide(group, GroupResult.batched, "complete" if group.complete else "deadline")
-        outcomes = self._decisions.outcomes(progress.tally, batch)
+        decided, outcomes = self._decisions.take(progress.tally, batch)
         last = stage.takes_rollouts and self._all_in(0)
-        for share in range(self._shares):
-            for group in groups_of[share]:
-                for sibling in group.kept:
-                    progress.tally.rollout(bodies[sibling.place_offset], None if self._imported else batch)
+        for group in groups:
+            for sibling in group.kept:
+                progress.tally.rollout(bodies[sibling.place_offset], None if self._imported else batch)
         experiences_of = {
             share: experiences_of_share(groups_of[share], share, batch, bodies) for share in range(self._shares)
         }
@@ -330,13 +330,7 @@ class BufferStep(SingleStep):
             for demonstration in some:
                 experiences_of[share] += demonstration.experiences(batch, share, len(experiences_of[share]))
         reused_of = self._reused_bodies.add_to(experiences_of, again, reused_bodies, batch)
-        values = progress.tally.metrics() if stage.takes_rollouts else {}
-        if demonstrations:
-            values["experts"] = float(len(demonstrations))
-        if stage.takes_rollouts and not self._imported:
-            values["staleness_max"] = float(max(staleness, default=0))
-        if groups and not self._imported:
-            values["staleness_mean"] = sum(staleness) / len(groups)
+        values = self._metrics(stage, staleness, len(demonstrations))
         reuse = []
         if self._reuse and groups:
             seen = self._operators.seen
@@ -344,11 +338,14 @@ class BufferStep(SingleStep):
             values |= metrics_of(again)
             staleness += [one.use.staleness for one in again]
         cursor = self._intake.cursor
-        outputs = batch_records(
-            experiences_of,
-            groups_of,
-            reused_of,
+        manifest = BatchManifest(
             batch_sequence=batch,
+            share=0,
+            num_shares=self._shares,
+            count=0,
+            digest="",
+            groups=(),
+            num_groups=len(groups),
             total_groups=progress.total_groups + len(groups),
             last=last,
             admitted=self._ended.admitted if last and self._ended is not None else None,
@@ -357,21 +354,35 @@ class BufferStep(SingleStep):
             total_experts=cursor.total,
         )
         positions = progress.positions(self._groups.low_waters(), cursor, next_batch=batch + 1, last=last)
-        return SingleTransaction((*outputs, *reuse, *outcomes, *letters), positions)
+        outputs = (*batch_records(experiences_of, groups_of, reused_of, manifest), *reuse, *outcomes, *letters)
+        return SingleTransaction(outputs, positions, partial(self._move_on, decided, (*reuse, *outcomes), manifest))
 
-    def committed(self, transaction: SingleTransaction) -> None:
-        """Forget the bodies of decided groups, and go on to the next batch if this was one."""
+    def _metrics(self, stage: Stage, staleness: Sequence[int], num_demonstrations: int) -> dict[str, float]:
+        """Return the metrics of a batch, given the staleness of each of its groups."""
+        values = self._progress.tally.metrics() if stage.takes_rollouts else {}
+        if num_demonstrations:
+            values["experts"] = float(num_demonstrations)
+        if stage.takes_rollouts and not self._imported:
+            values["staleness_max"] = float(max(staleness, default=0))
+        if staleness and not self._imported:
+            values["staleness_mean"] = sum(staleness) / len(staleness)
+        return values
+
+    def _move_on(
+        self, decided: Sequence[Decision], outputs: Sequence[Publish], manifest: BatchManifest | None = None
+    ) -> None:
+        """Forget the bodies of groups whose outcomes are on the log, and learn of `outputs`, the new records of
+        `outcomes`. Go on to the next batch if there is the manifest of one."""
         progress = self._progress
-        for decision in self._decisions.committed():
+        for decision in decided:
             if decision.result is GroupResult.filtered:
                 progress.filtered[decision.reason] += 1
             for sibling in decision.group.siblings.values():
                 self._bodies.forget(sibling.place, sibling.offset)
-        for output in transaction.outputs:
+        for output in outputs:
             self._operators.learn(output.message)
-        manifests = [output.message for output in transaction.outputs if isinstance(output.message, BatchManifest)]
-        if manifests:
-            progress.batch_written(manifests[0], of_rollouts=self._stage.takes_rollouts)
+        if manifest is not None:
+            progress.batch_written(manifest, of_rollouts=self._stage.takes_rollouts)
         elif self._pipeline and progress.filtered.total() >= self._settings.max_refill:
             self._stop = no_batch(progress.filtered)
 

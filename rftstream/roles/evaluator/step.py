@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from rftstream import metrics
 from rftstream.clock import Clock
@@ -169,7 +170,8 @@ class EvaluatorStep(SingleStep):
         self._work(running)
         if not running.finished:
             return None
-        return SingleTransaction((Publish("evals", 0, self._result(running)),))
+        result = self._result(running)
+        return SingleTransaction((Publish("evals", 0, result),), then=partial(self._end_with, result))
 
     def _load(self, due: DueEvaluation) -> bool:
         if self._policy.version == due.announced.name:
@@ -321,12 +323,10 @@ class EvaluatorStep(SingleStep):
         self._store.put(target, ("\n".join(lines) + "\n").encode())
         return target
 
-    def committed(self, transaction: SingleTransaction) -> None:
-        """Note the result, so that the next evaluation may begin."""
-        for output in transaction.outputs:
-            if isinstance(output.message, EvalResult):
-                self._due.note(output.message)
-                self._running = None
+    def _end_with(self, result: EvalResult) -> None:
+        """Note the result, which is on the log, so that the next evaluation may begin."""
+        self._due.note(result)
+        self._running = None
 
     # ------------------------------------------------------------------------------------------ the rest
 

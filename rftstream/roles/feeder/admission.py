@@ -53,8 +53,6 @@ class Admission:
 
     groups_per_batch: int
     max_staleness: int
-    admitted: int = 0
-    """Number of admitted groups, which is the sequence of the next one."""
     rejected: int = 0
     """Number of groups that expired, were filtered or are dead."""
     stages: Stages | None = None
@@ -69,26 +67,26 @@ class Admission:
         if not outcome.late and outcome.result is not GroupResult.batched:
             self.rejected += 1
 
-    def allowed(self, in_force: VersionInForce) -> int:
-        """Return how many groups may be admitted now."""
+    def allowed(self, in_force: VersionInForce, admitted: int) -> int:
+        """Return how many groups may be admitted now, beside the `admitted` ones."""
         version, batches = in_force.name.version, self.max_staleness + 1
         if self.stages is not None:
             batches = self.stages.batches_of_rollouts(version, version + batches)
         limit = in_force.trained_groups + batches * self.groups_per_batch + self.rejected
-        return max(0, limit - self.admitted)
+        return max(0, limit - admitted)
 
-    def wanted(self, in_force: VersionInForce, steps: int | None) -> int:
+    def wanted(self, in_force: VersionInForce, steps: int | None, admitted: int) -> int:
         """Return how many groups may be admitted now and are needed for `steps` batches. In a run with stages the
         number of batches is theirs."""
-        allowed = self.allowed(in_force)
+        allowed = self.allowed(in_force, admitted)
         if steps is None or self.stages is not None:
             return allowed
-        return max(0, min(allowed, steps * self.groups_per_batch + self.rejected - self.admitted))
+        return max(0, min(allowed, steps * self.groups_per_batch + self.rejected - admitted))
 
-    def min_version(self, in_force: VersionInForce) -> int:
-        """Return the oldest version that may sample the next group: one that is still fresh enough when its batch is
-        trained."""
-        ahead = self.admitted - in_force.trained_groups - self.rejected
+    def min_version(self, in_force: VersionInForce, admitted: int) -> int:
+        """Return the oldest version that may sample the group with the number `admitted`: one that is still fresh
+        enough when its batch is trained."""
+        ahead = admitted - in_force.trained_groups - self.rejected
         version, number = in_force.name.version, ahead // self.groups_per_batch
         batch = version + number if self.stages is None else self.stages.batch_of_rollouts(version, number)
         return max(0, batch - self.max_staleness)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping
-from copy import deepcopy
 from dataclasses import dataclass, field, replace
 
 from rftstream.contracts.control import Drawn
@@ -24,69 +23,60 @@ MOST = 10**12
 class OperatorCounts:
     """Counts of the actions of task-side operators so far. The newest Drawn on the log has them."""
 
-    skipped: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
-    """Taskset -> operator -> reason -> problems."""
-    changed: dict[str, dict[str, int]] = field(default_factory=dict)
-    """Taskset -> operator -> problems."""
+    skipped: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    """Taskset, operator and reason -> problems."""
+    changed: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Taskset and operator -> problems."""
     put_back: int = 0
     """Groups that were admitted without being drawn."""
 
     @classmethod
     def of(cls, drawn: Drawn) -> OperatorCounts:
         """Return the counts that a record holds."""
-        return cls(deepcopy(drawn.skipped), deepcopy(drawn.changed), drawn.put_back)
+        counts = cls(put_back=drawn.put_back)
+        for taskset, operators in drawn.skipped.items():
+            for operator, reasons in operators.items():
+                counts.skipped.update({(taskset, operator, reason): count for reason, count in reasons.items()})
+        for taskset, changed in drawn.changed.items():
+            counts.changed.update({(taskset, operator): count for operator, count in changed.items()})
+        return counts
 
     def copy(self) -> OperatorCounts:
-        """Return an independent copy. It is made for each group, and `deepcopy` would take longer than all operators
-        together."""
-        return OperatorCounts(
-            {
-                name: {operator: dict(reasons) for operator, reasons in operators.items()}
-                for name, operators in self.skipped.items()
-            },
-            {name: dict(counts) for name, counts in self.changed.items()},
-            self.put_back,
-        )
+        """Return an independent copy. It is made for each group."""
+        return OperatorCounts(self.skipped.copy(), self.changed.copy(), self.put_back)
 
     def skip(self, taskset: str, operator: str, reason: str) -> None:
         """Count a problem that was skipped."""
-        reasons = self.skipped.setdefault(taskset, {}).setdefault(operator, {})
-        if reason not in reasons and len(reasons) >= MAX_REASONS:
-            reason = OTHER
-        reasons[reason] = reasons.get(reason, 0) + 1
+        if (taskset, operator, reason) not in self.skipped:
+            known = sum(key[:2] == (taskset, operator) for key in self.skipped)
+            reason = reason if known < MAX_REASONS else OTHER
+        self.skipped[taskset, operator, reason] += 1
 
     def change(self, taskset: str, operators: tuple[str, ...]) -> None:
         """Count a problem that was changed."""
-        for operator in operators:
-            counts = self.changed.setdefault(taskset, {})
-            counts[operator] = counts.get(operator, 0) + 1
+        self.changed.update((taskset, operator) for operator in operators)
 
     def to_text(self) -> str:
         """Return who skipped how many problems and why, most first, for people."""
-        totals: dict[str, int] = {}
-        for operators in self.skipped.values():
-            for operator, reasons in operators.items():
-                for reason, count in reasons.items():
-                    text = f"{operator} ({reason})"
-                    totals[text] = totals.get(text, 0) + count
+        totals: Counter[str] = Counter()
+        for (_, operator, reason), count in self.skipped.items():
+            totals[f"{operator} ({reason})"] += count
         ordered = sorted(totals.items(), key=lambda pair: (-pair[1], pair[0]))
         return ", ".join(f"{text} {count:,}" for text, count in ordered[:5])
 
     def by_operator(self) -> dict[tuple[str, str], int]:
         """Return problems by operator and action, `skip` or `change`, of all tasksets."""
         found: Counter[tuple[str, str]] = Counter()
-        for operators in self.skipped.values():
-            for operator, reasons in operators.items():
-                found[operator, "skip"] += sum(reasons.values())
-        for changed in self.changed.values():
-            for operator, count in changed.items():
-                found[operator, "change"] += count
+        for (_, operator, _), count in self.skipped.items():
+            found[operator, "skip"] += count
+        for (_, operator), count in self.changed.items():
+            found[operator, "change"] += count
         return dict(found)
 
     @property
     def num_skipped(self) -> int:
         """Number of problems that were skipped."""
-        return sum(n for operators in self.skipped.values() for some in operators.values() for n in some.values())
+        return self.skipped.total()
 
 
 @dataclass(slots=True)
@@ -148,13 +138,19 @@ class FeederCursor:
     def to_record(self, seen: int, *, alone: bool, problems_end: int | None = None) -> Drawn:
         """Return the record that says how far the feeder has drawn. `seen`: records in the facts that were used;
         `problems_end`: the offset of `problems` below which growing tasksets were known."""
+        skipped: dict[str, dict[str, dict[str, int]]] = {}
+        for (taskset, operator, reason), count in self.counts.skipped.items():
+            skipped.setdefault(taskset, {}).setdefault(operator, {})[reason] = count
+        changed: dict[str, dict[str, int]] = {}
+        for (taskset, operator), count in self.counts.changed.items():
+            changed.setdefault(taskset, {})[operator] = count
         return Drawn(
             seen=seen,
             admitted=self.admitted,
             drawn=dict(self.drawn),
             left_out=_nonzero(self.left_out),
-            skipped=deepcopy(self.counts.skipped),
-            changed=deepcopy(self.counts.changed),
+            skipped=skipped,
+            changed=changed,
             put_back=self.counts.put_back,
             alone=alone,
             problems_end=problems_end,

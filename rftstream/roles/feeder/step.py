@@ -13,8 +13,8 @@ admitted at all a Drawn stands alone.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from rftstream import metrics
 from rftstream.clock import Clock
@@ -36,9 +36,8 @@ from rftstream.data.tasksets.files import JsonlTaskset
 from rftstream.errors import ConfigError, PositionMissing
 from rftstream.roles.feeder import FEEDER
 from rftstream.roles.feeder.admission import Admission, VersionInForce
-from rftstream.roles.feeder.cursor import FeederCursor, OperatorCounts
+from rftstream.roles.feeder.cursor import FeederCursor
 from rftstream.roles.feeder.draws import Draws, Source, check_some, growing_of
-from rftstream.roles.feeder.growth import GrowthWalk
 from rftstream.roles.feeder.retries import Retries
 from rftstream.roles.feeder.skip_watch import SkipWatch
 from rftstream.service.records.problem_records import PROBLEMS, ProblemReader, read_problems
@@ -62,7 +61,6 @@ class FeederStep(SingleStep):
     - `absorb` counts outcomes and versions, which decide how many groups may be admitted.
     - `advance` returns the manifest of a new run first, then transactions of tasks with the cursor after them, and at
       last the word that there are no more. Nothing is admitted while the step is paused; draining ends the tasks.
-    - `committed` makes that cursor its own.
     """
 
     def __init__(
@@ -110,17 +108,13 @@ class FeederStep(SingleStep):
             self._config.feeder.groups_per_batch, self._config.feeder.max_staleness, stages=stages
         )
         metrics.MAX_STALENESS.set(self._config.feeder.max_staleness)
-        self._drawn: dict[str, int] = dict.fromkeys(self._sources, 0)
-        """Problems taken from each taskset, left-out ones included."""
-        self._walks: dict[str, GrowthWalk] = {}
+        self._cursor = FeederCursor(0, dict.fromkeys(self._sources, 0), dict.fromkeys(self._sources, 0))
+        """The place of the next draw, once what was admitted is on the log."""
         self._growing.fresh()
-        self._left_out: dict[str, int] = dict.fromkeys(self._sources, 0)
         self._steps_position = 0
         self._manifest: RunManifest | None = None
         self._pending_manifest: RunManifest | None = None
         self._ended = False
-        self._pending: FeederCursor | None = None
-        self._counts = OperatorCounts()
         self._facts = self._pipeline.new_facts()
         """Empty where there are no operators."""
         size = sum(len(source.taskset) for source in self._sources.values() if source.weight > 0)
@@ -144,7 +138,9 @@ class FeederStep(SingleStep):
         self._check_manifest()
         committed = log_.committed(FEEDER.name)
         if STEPS in committed and committed[STEPS].metadata:
-            self._restore(FeederCursor.of_json(committed[STEPS].metadata, newest))
+            there = FeederCursor.of_json(committed[STEPS].metadata, newest)
+            there.drawn, there.left_out = self._cursor.drawn | there.drawn, self._cursor.left_out | there.left_out
+            self._cursor = there
         elif _were_admitted(log_):
             raise PositionMissing(
                 f"{STEPS}: the feeder's position has no metadata, expected its cursor, since tasks were admitted; "
@@ -214,19 +210,18 @@ class FeederStep(SingleStep):
     def advance(self) -> SingleTransaction | None:
         """Return the run's manifest, the tasks that may be admitted now, or the word that there are no more."""
         if self._pending_manifest is not None:
-            return SingleTransaction((Publish("control", 0, self._pending_manifest),))
+            return SingleTransaction((Publish("control", 0, self._pending_manifest),), then=self._run_made)
         self._has_unchecked = self._has_unchecked and check_some(self._sources)
         if self._paused or self._ended or self._config.run.imported_from is not None:
             return None
         if self._config.demonstrations_alone:
-            return SingleTransaction((Publish("control", 0, self._demonstrations_alone()),))
+            return self._end(self._demonstrations_alone(), self._cursor)
         if self._draining:
-            return self._end("draining")
-        wanted = self._admission.wanted(self._in_force, self._config.run.steps)
+            return self._end(TasksEnded(admitted=self._cursor.admitted, reason="draining"), self._cursor)
+        cursor = self._cursor.copy()
+        wanted = self._admission.wanted(self._in_force, self._config.run.steps, cursor.admitted)
         if wanted == 0:
             return None
-        now = FeederCursor(self._admission.admitted, self._drawn, self._left_out, self._counts, self._walks)
-        cursor = now.copy()
         begin = cursor.num_drawn
         undecided = cursor.admitted - self._facts.num_groups
         if not self._draws.left(cursor) or self._watch.may_draw(
@@ -248,15 +243,18 @@ class FeederStep(SingleStep):
         if tasks:
             cursor = after_group
         elif not answered and (not self._pipeline or cursor.num_drawn == begin):
-            return self._end("taskset", cursor) if self._draws.is_over(cursor) else None
-        self._pending = cursor
+            ended = TasksEnded(admitted=cursor.admitted, reason="taskset")
+            return self._end(ended, cursor) if self._draws.is_over(cursor) else None
         outputs = [Publish("tasks", task.ids.sequence % self._partitions, task) for task in tasks]
         outputs += [Publish("control", 0, None, key=key) for key in answered]
         whole = not cursor.outgrows(MAX_METADATA_BYTES)
-        if self._pipeline or not whole:
+        has_record = bool(self._pipeline) or not whole
+        if has_record:
             drawn = cursor.to_record(self._facts.seen, alone=not tasks, problems_end=self._growing.known_end)
             outputs.append(Publish("control", 0, drawn))
-        return SingleTransaction(tuple(outputs), {STEPS: Position(self._steps_position, cursor.to_json(whole=whole))})
+        position = Position(self._steps_position, cursor.to_json(whole=whole))
+        then = partial(self._move_to, cursor, tasks, answered, alone=has_record and not tasks)
+        return SingleTransaction(tuple(outputs), {STEPS: position}, then)
 
     def _retried_group(self, cursor: FeederCursor, answered: list[bytes]) -> list[Task] | None:
         """Return the tasks of the next group that is put back; None if none is asked for. Keys of requests that are
@@ -276,7 +274,7 @@ class FeederStep(SingleStep):
     def _tasks(self, cursor: FeederCursor, draw: Draw, stored: Mapping[int, str] | None = None) -> list[Task]:
         source = self._sources[draw.taskset]
         problem = self._keep(draw.problem)
-        min_version = replace(self._admission, admitted=cursor.admitted).min_version(self._in_force)
+        min_version = self._admission.min_version(self._in_force, cursor.admitted)
         group, name, size = draw.group_id, draw.taskset, draw.group_size
         now = self._clock.now()
         tasks = []
@@ -321,42 +319,37 @@ class FeederStep(SingleStep):
         batches = -(-count * (section.passes or 1) // section.per_batch)
         return TasksEnded(admitted=0, reason="experts", experts=self._num_demonstrations, batches=batches)
 
-    def _end(self, reason: str, cursor: FeederCursor | None = None) -> SingleTransaction:
-        self._pending = cursor
-        return SingleTransaction((Publish("control", 0, TasksEnded(admitted=self._admission.admitted, reason=reason)),))
+    def _end(self, ended: TasksEnded, cursor: FeederCursor) -> SingleTransaction:
+        then = partial(self._move_to, cursor, (), (), ended=True)
+        return SingleTransaction((Publish("control", 0, ended),), then=then)
 
-    def committed(self, transaction: SingleTransaction) -> None:
-        """Make the cursor of that transaction its own."""
-        if self._pending_manifest is not None:
-            self._manifest, self._pending_manifest = self._pending_manifest, None
-            return
-        if self._pending is not None:
-            alone = any(isinstance(output.message, Drawn) and output.message.alone for output in transaction.outputs)
-            self._watch.committed(self._pending.num_drawn - sum(self._drawn.values()) if alone else None)
-            self._restore(self._pending)
-            self._pending = None
-        for output in transaction.outputs:
-            match output.message:
-                case TasksEnded():
-                    self._ended = True
-                case Task() as task:
-                    self._retries.admitted(task.ids.group_id)
-                case None:
-                    self._retries.taken_back(output.key or b"")
-        metrics.ADMITTED.set(self._admission.admitted)
+    def _run_made(self) -> None:
+        self._manifest, self._pending_manifest = self._pending_manifest, None
+
+    def _move_to(
+        self,
+        cursor: FeederCursor,
+        tasks: Sequence[Task],
+        answered: Sequence[bytes],
+        *,
+        alone: bool = False,
+        ended: bool = False,
+    ) -> None:
+        """Go on from the cursor of a transaction that is on the log, with its tasks and the keys of its requests.
+        `alone`: it says what was skipped, and has no group."""
+        self._watch.committed(cursor.num_drawn - self._cursor.num_drawn if alone else None)
+        self._cursor, self._ended = cursor, self._ended or ended
+        for task in tasks:
+            self._retries.admitted(task.ids.group_id)
+        for key in answered:
+            self._retries.taken_back(key)
+        metrics.ADMITTED.set(cursor.admitted)
         for name, taskset in self._growing.tasksets.items():
             metrics.set_named(metrics.PROBLEMS_JOINED, len(taskset), name)
         if self._pipeline:
-            metrics.DRAWN.set(sum(self._drawn.values()))
-            for (operator, action), count in self._counts.by_operator().items():
+            metrics.DRAWN.set(cursor.num_drawn)
+            for (operator, action), count in cursor.counts.by_operator().items():
                 metrics.set_named(metrics.OPERATOR_PROBLEMS, count, operator, action)
-
-    def _restore(self, cursor: FeederCursor) -> None:
-        self._admission.admitted = cursor.admitted
-        self._drawn.update(cursor.drawn)
-        self._left_out.update(cursor.left_out)
-        self._counts = cursor.counts
-        self._walks = cursor.walks
 
     # ------------------------------------------------------------------------------------------ the rest
 
@@ -375,10 +368,10 @@ class FeederStep(SingleStep):
     def health(self) -> Mapping[str, object]:
         """Return how many groups were admitted, rejected and left out."""
         return {
-            "admitted": self._admission.admitted,
+            "admitted": self._cursor.admitted,
             "rejected": self._admission.rejected,
-            "left_out": sum(self._left_out.values()),
-            **({"skipped": self._counts.num_skipped} if self._pipeline else {}),
+            "left_out": sum(self._cursor.left_out.values()),
+            **({"skipped": self._cursor.counts.num_skipped} if self._pipeline else {}),
             **self._growing_health(),
             "retries": len(self._retries),
             "version": self._in_force.name.version,
@@ -388,9 +381,8 @@ class FeederStep(SingleStep):
         """Return how many problems have joined, and which tasksets have none left where the feeder waits for them."""
         if not self._growing:
             return {}
-        now = FeederCursor(self._admission.admitted, self._drawn, self._left_out, self._counts, self._walks)
         joined = sum(map(len, self._growing.tasksets.values()))
-        waits = not self._ended and not self._draining and not self._draws.left(now)
+        waits = not self._ended and not self._draining and not self._draws.left(self._cursor)
         return {"problems_joined": joined, "waits_for_problems": self._draws.growing if waits else []}
 
 

@@ -18,6 +18,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from rftstream import metrics
@@ -92,7 +93,7 @@ class TrainerStep(SingleStep):
     - `advance` returns the anchor of this epoch first. Then it begins an update, waits a moment for it, and when it has
       ended for its weights to be written; then it returns step and weights. After a checkpoint it returns what is
       trimmed, and at last the end of the run.
-    - `committed` makes the progress of that transaction its own, and begins to write a checkpoint when one is due.
+    Once that is on the log, it makes the progress its own, and begins to write a checkpoint when one is due.
     - `leave` writes a checkpoint for the successor. `close` abandons the update and closes the backend.
 
     When the run is finished it stays until what was given up is deleted (`outlives_the_run`, `done`).
@@ -161,8 +162,6 @@ class TrainerStep(SingleStep):
         self._epoch = epoch
         self._progress = TrainerProgress()
         """Progress on the log, and in the backend once the pending update has ended."""
-        self._following: TrainerProgress | None = None
-        """Progress once the transaction that was returned is on the log; None if the progress stays."""
         self._assembly = BatchAssembly(self._settings.shares, 0, CommittedBatches(log_))
         self._versions = Versions(self._config.evaluations, self._config.weights.keep)
         self._retention = CheckpointRetention(self._config, self._store, self._clock, self._deletions, log_)
@@ -267,13 +266,13 @@ class TrainerStep(SingleStep):
         if self._config.demonstrations_alone and not self._end.is_known():
             return None
         if self._is_anchor_due and not self._is_finished:
-            self._following = self._progress
             anchor = self._publisher.anchor(self._epoch, self._progress, self._end.config, self._checkpoints.names)
-            return SingleTransaction(anchor)
+            return self._transaction(self._progress, anchor)
         if self._checkpoints.trim_due:
             trimmed = self._checkpoints.plan()
             if trimmed is not None:
-                return SingleTransaction((Publish("control", 0, trimmed),))
+                then = partial(self._checkpoints.carry_out, trimmed)
+                return SingleTransaction((Publish("control", 0, trimmed),), then=then)
         if self._is_finished:
             return None
         if self._updates.pending is None:
@@ -290,9 +289,8 @@ class TrainerStep(SingleStep):
         # batch, time passes, and a resumed run may have been given an end that it has reached already.
         reason = self._end.reason(self._progress)
         if reason is not None:
-            self._following = self._progress
             finished = self._end.finish(reason, self._progress.name(self._epoch))
-            return SingleTransaction((Publish("control", 0, finished),))
+            return self._transaction(self._progress, [Publish("control", 0, finished)])
         try:
             self._publisher.look_back(self._updates.idle_s)
         except WeightsGone:
@@ -351,26 +349,24 @@ class TrainerStep(SingleStep):
         held_up_until = publication.rests_since if publication.goes_on else written_at
         record = trained.record(name, announced, held_up_until=held_up_until, written_at=written_at)
         record = replace(record, metrics=record.metrics | publication.share)
-        self._following = progress
         outputs = [Publish("steps", 0, record)]
         if announced is not None:
             outputs.insert(0, Publish("weights", 0, announced))
         if trained.end_reason is not None:
             outputs.append(Publish("control", 0, self._end.finish(trained.end_reason, name)))
-        return SingleTransaction(tuple(outputs))
+        return self._transaction(progress, outputs)
+
+    def _transaction(self, progress: TrainerProgress, outputs: Sequence[Publish]) -> SingleTransaction:
+        """Return a transaction after which the trainer goes on from `progress`."""
+        return SingleTransaction(tuple(outputs), then=partial(self._move_to, progress, outputs))
 
     # ------------------------------------------------------------------------------------------ afterwards
 
-    def committed(self, transaction: SingleTransaction) -> None:
-        """Go on after a transaction: carry out its deletions, or take over the progress of its step."""
-        if self._following is None:
-            for output in transaction.outputs:
-                if isinstance(output.message, Trimmed):
-                    self._checkpoints.carry_out(output.message)
-            return
-        self._progress, self._following = self._following, None
+    def _move_to(self, progress: TrainerProgress, outputs: Sequence[Publish]) -> None:
+        """Go on from the progress of a transaction that is on the log, with these outputs."""
+        self._progress = progress
         finished = False
-        for output in transaction.outputs:
+        for output in outputs:
             match output.message:
                 case StepRecord() as step:
                     self._versions.record(step)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from rftstream.contracts import codec
@@ -267,7 +267,7 @@ class SingleService(Service):
             if transaction is None:
                 return False
             added = (*in_force.letters.take(), *self._summaries.take())
-            self._pending = SingleTransaction((*transaction.outputs, *added), transaction.positions)
+            self._pending = replace(transaction, outputs=(*transaction.outputs, *added))
         return self._commit(in_force, self._pending)
 
     def _advance(self, in_force: InForce) -> SingleTransaction | None:
@@ -286,7 +286,7 @@ class SingleService(Service):
             return False
         self._pending = None
         self._summaries.committed(transaction.outputs)
-        self.step.committed(transaction)
+        transaction.then()
         self.progressed()
         return True
 

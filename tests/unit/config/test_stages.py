@@ -84,30 +84,28 @@ def test_batches_of_rollouts_are_counted_as_if_written_out() -> None:
 def test_nothing_is_admitted_that_would_be_too_old_or_for_nobody() -> None:
     """Versions 3 to 6 take rollouts; two groups a batch, staleness up to 1."""
     admission = Admission(2, 1, stages=Stages.of(make()))
-    found = []
+    found: list[tuple[int, int, int]] = []
     for version, trained in [(0, 0), (1, 0), (2, 0), (3, 0), (4, 2), (5, 4), (6, 6), (7, 8), (8, 8), (9, 8)]:
         now = in_force(version, trained)
-        while admission.wanted(now, 9):
-            found.append((version, admission.admitted, admission.min_version(now)))
-            admission.admitted += 1
+        while admission.wanted(now, 9, len(found)):
+            found.append((version, len(found), admission.min_version(now, len(found))))
     assert found == [(2, 0, 2), (2, 1, 2), (3, 2, 3), (3, 3, 3), (4, 4, 4), (4, 5, 4), (5, 6, 5), (5, 7, 5)]
 
 
 def test_what_is_rejected_is_made_up_for() -> None:
-    admission = Admission(2, 0, stages=Stages.of(make()), admitted=8, rejected=1)
-    assert admission.wanted(in_force(6, 6), None) == 1
-    assert admission.min_version(in_force(6, 6)) == 6
-    admission.admitted = 9
-    assert admission.wanted(in_force(7, 8), None) == 0, "it would be for nobody"
+    admission = Admission(2, 0, stages=Stages.of(make()), rejected=1)
+    assert admission.wanted(in_force(6, 6), None, 8) == 1
+    assert admission.min_version(in_force(6, 6), 8) == 6
+    assert admission.wanted(in_force(7, 8), None, 9) == 0, "it would be for nobody"
 
 
 def test_without_stages_admission_is_what_it_was() -> None:
-    unstaged, one = Admission(3, 2, 4, 1), Admission(3, 2, 4, 1, stages=Stages.of(make([{"steps": 50}], experts=None)))
+    unstaged, one = Admission(3, 2, 1), Admission(3, 2, 1, stages=Stages.of(make([{"steps": 50}], experts=None)))
     for version in range(8):
         now = in_force(version, 3 * version)
-        assert unstaged.allowed(now) == one.allowed(now) == max(0, 3 * version + 9 + 1 - 4)
+        assert unstaged.allowed(now, 4) == one.allowed(now, 4) == max(0, 3 * version + 9 + 1 - 4)
         if now.trained_groups <= 3:
-            assert unstaged.min_version(now) == one.min_version(now)
+            assert unstaged.min_version(now, 4) == one.min_version(now, 4)
 
 
 def test_each_stage_has_its_schedule_to_itself() -> None:
