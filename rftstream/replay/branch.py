@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -265,7 +264,7 @@ class BatchImport(Import):
             trained_rollouts=steps[-1].trained_rollouts,
             skips_in_a_row=skips_in_a_row,
             steps_without_signal=int(steps[-1].metrics.get(STEPS_WITHOUT_SIGNAL, 0)),
-            rewards=deque(self._extent.rewards[-self._rewards_kept :]),
+            rewards=tuple(self._extent.rewards[-self._rewards_kept :]),
         )
 
     def _claim(self) -> None:

@@ -9,8 +9,7 @@ from rftstream.contracts.control import Claim
 from rftstream.contracts.versions import StepRecord, VersionName
 from rftstream.roles.trainer import versions as versions_module
 from rftstream.roles.trainer.progress import TrainerProgress
-from rftstream.roles.trainer.retention.checkpoint_cycle import CheckpointCycle
-from rftstream.roles.trainer.retention.checkpoint_retention import CheckpointRetention
+from rftstream.roles.trainer.retention.checkpoints import Checkpoints
 from rftstream.roles.trainer.retention.trimmed_deletions import TrimmedDeletions
 from rftstream.service.role_claim import RoleClaim
 from rftstream.testing.faults import AFTER_COMMIT, BEFORE_COMMIT, BETWEEN, FaultScript
@@ -21,42 +20,40 @@ from tests.simulation.changes import changed
 
 def checkpoint_without_positions() -> Iterator[None]:
     """The trainer goes on reading where the newest step had read, whatever weights it begins with."""
-    newest = CheckpointRetention.newest
+    load = Checkpoints._load_newest
 
-    def mutated(self: CheckpointRetention, *arguments: Any) -> tuple[VersionName, TrainerProgress] | None:
-        found = newest(self, *arguments)
+    def mutated(self: Checkpoints, *arguments: Any) -> TrainerProgress | None:
+        found = load(self, *arguments)
         if found is not None:
-            *_, last = [one.message for one in self._log.messages("steps")]
+            *_, last = [one.message for one in self.log_.messages("steps")]
             assert isinstance(last, StepRecord)
-            found[1].positions = last.positions
+            found.positions = last.positions
         return found
 
-    with changed(CheckpointRetention, "newest", mutated):
+    with changed(Checkpoints, "_load_newest", mutated):
         yield
 
 
 def any_checkpoint() -> Iterator[None]:
-    newest = CheckpointRetention.newest
+    load = Checkpoints._load_newest
 
-    def mutated(
-        self: CheckpointRetention, in_force: Any, *arguments: Any
-    ) -> tuple[VersionName, TrainerProgress] | None:
-        return newest(self, lambda name: True, *arguments)
+    def mutated(self: Checkpoints, in_force: Any, *arguments: Any) -> TrainerProgress | None:
+        return load(self, lambda name: True, *arguments)
 
-    with changed(CheckpointRetention, "newest", mutated):
+    with changed(Checkpoints, "_load_newest", mutated):
         yield
 
 
 def checkpoint_of_the_next() -> Iterator[None]:
     """The state is saved when the step is on the log, and the next update has begun."""
-    stage, begin_write = CheckpointCycle.stage, CheckpointCycle.begin_write
+    stage, begin_write = Checkpoints.stage, Checkpoints.begin_write
 
-    def mutated(self: CheckpointCycle, epoch: int, progress: TrainerProgress) -> None:
+    def mutated(self: Checkpoints, epoch: int, progress: TrainerProgress) -> None:
         if self.is_due(progress.version):
             stage(self)
         begin_write(self, epoch, progress)
 
-    with changed(CheckpointCycle, "stage", lambda self: None), changed(CheckpointCycle, "begin_write", mutated):
+    with changed(Checkpoints, "stage", lambda self: None), changed(Checkpoints, "begin_write", mutated):
         yield
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -27,7 +26,7 @@ class TrainerProgress:
     skips_in_a_row: int = 0
     steps_without_signal: int = 0
     """Steps without a learning signal in a row."""
-    rewards: deque[float] = field(default_factory=deque)
+    rewards: tuple[float, ...] = ()
     """Mean rewards of the last steps, for stop_reward."""
     last_admitted: int | None = None
     """How many groups there were in all, if the last batch was marked as the run's last."""
@@ -46,9 +45,9 @@ class TrainerProgress:
     def after(self, batch: Batch, *, skipped: bool, without_signal: bool, rewards_kept: int) -> TrainerProgress:
         """Return the progress once the batch is trained."""
         manifest = batch.manifest
-        rewards = deque(self.rewards, maxlen=rewards_kept)
+        rewards = self.rewards
         if "reward" in manifest.metrics:
-            rewards.append(manifest.metrics["reward"])
+            rewards = (*rewards, manifest.metrics["reward"])
         return TrainerProgress(
             version=self.version + 1,
             positions=batch.positions,
@@ -56,40 +55,20 @@ class TrainerProgress:
             trained_rollouts=self.trained_rollouts + batch.num_rollouts,
             skips_in_a_row=self.skips_in_a_row + 1 if skipped else 0,
             steps_without_signal=self.steps_without_signal + 1 if without_signal else 0,
-            rewards=rewards,
+            rewards=rewards[-rewards_kept:],
             last_admitted=manifest.admitted if manifest.last else None,
             totals=self.totals,
         )
 
     def to_state(self) -> dict[str, Any]:
         """Return the progress as a checkpoint keeps it."""
-        return {
-            "version": self.version,
-            "positions": list(self.positions),
-            "trained_groups": self.trained_groups,
-            "trained_rollouts": self.trained_rollouts,
-            "skips_in_a_row": self.skips_in_a_row,
-            "steps_without_signal": self.steps_without_signal,
-            "rewards": list(self.rewards),
-            "last_admitted": self.last_admitted,
-            "totals": None if self.totals is None else asdict(self.totals),
-        }
+        state: dict[str, Any] = msgspec.to_builtins(self)
+        return state
 
     @staticmethod
     def from_state(state: Mapping[str, Any]) -> TrainerProgress:
-        """Return the progress that a checkpoint has kept."""
-        totals = state.get("totals")
-        return TrainerProgress(
-            version=state["version"],
-            positions=tuple(state["positions"]),
-            trained_groups=state["trained_groups"],
-            trained_rollouts=state["trained_rollouts"],
-            skips_in_a_row=state["skips_in_a_row"],
-            steps_without_signal=state.get("steps_without_signal", 0),
-            rewards=deque(state["rewards"]),
-            last_admitted=state.get("last_admitted"),
-            totals=None if totals is None else msgspec.convert(totals, StepTotals),
-        )
+        """Return the progress that a checkpoint has kept. Those of releases without totals lack them."""
+        return msgspec.convert({"totals": None, **state}, TrainerProgress)
 
 
 def too_many_skips(settings: TrainerSection, progress: TrainerProgress, batch: Batch) -> StopRule | None:

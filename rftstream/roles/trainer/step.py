@@ -4,7 +4,7 @@ Order of writing: the object of a version is durable, then its announcement and 
 transaction, and every so often a checkpoint follows, before which the log is made durable. Order of starting: claim,
 read `steps` and `weights`, load the newest good checkpoint in force, publish its state as the anchor of the new epoch,
 train the recorded batches from there. Whatever is deleted was named by a committed record before: by `gone` of an
-announcement, or by a `Trimmed` (checkpoint_retention.py).
+announcement, or by a `Trimmed` (retention/checkpoints.py).
 
 An update runs in a thread of its own, where the backend lives. As soon as the weights of a version are taken over, and
 the state is saved to a temporary folder where a checkpoint is due, the next update begins. Object and checkpoint are
@@ -37,8 +37,7 @@ from rftstream.roles.trainer.backend_thread import BackendThread
 from rftstream.roles.trainer.device_share import TrainerShare
 from rftstream.roles.trainer.pending_update import abandon, ends_within
 from rftstream.roles.trainer.progress import TrainerProgress
-from rftstream.roles.trainer.retention.checkpoint_cycle import CheckpointCycle
-from rftstream.roles.trainer.retention.checkpoint_retention import CheckpointRetention
+from rftstream.roles.trainer.retention.checkpoints import Checkpoints
 from rftstream.roles.trainer.retention.trimmed_deletions import TrimmedDeletions
 from rftstream.roles.trainer.run_end import RunEnd
 from rftstream.roles.trainer.training import Training
@@ -164,9 +163,15 @@ class TrainerStep(SingleStep):
         """Progress on the log, and in the backend once the pending update has ended."""
         self._assembly = BatchAssembly(self._settings.shares, 0, CommittedBatches(log_))
         self._versions = Versions(self._config.evaluations, self._config.weights.keep)
-        self._retention = CheckpointRetention(self._config, self._store, self._clock, self._deletions, log_)
-        self._checkpoints = CheckpointCycle(
-            self._retention, self._deletions, self._versions, self._backend, self._settings, self._checkpointing
+        self._checkpoints = Checkpoints(
+            config=self._config,
+            store=self._store,
+            clock=self._clock,
+            log_=log_,
+            deletions=self._deletions,
+            versions=self._versions,
+            backend=self._backend,
+            executor=self._checkpointing,
         )
         self._publisher = VersionPublisher(
             self._model,
@@ -204,7 +209,7 @@ class TrainerStep(SingleStep):
                 self.absorb(received)
                 if (topic, received.record.key) == ("control", b"finished"):
                     self._is_finished = received.message is not None
-        self._retention.begin()
+        self._checkpoints.begin()
         offsets = log_.transport.admin.begin_offsets("batches")
         places, ends = sorted(offsets), log_.ends("batches")
         begins = tuple(offsets[place] for place in places)

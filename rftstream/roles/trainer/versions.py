@@ -19,7 +19,7 @@ from rftstream.weights.stores.store import ObjectStore
 class Versions:
     """The versions in force, and those of them that are still needed. The trainer's step makes it at each recovery and
     tells it every record of `steps`, `weights` and `evals`, in log order. VersionPublisher asks `to_delete` for each
-    version; CheckpointCycle asks about checkpoints."""
+    version; Checkpoints asks about checkpoints."""
 
     def __init__(self, evaluations: Mapping[str, EvaluationSection], keep: int) -> None:
         self._evaluations = evaluations

@@ -28,7 +28,7 @@ STEPS = TopicPartition("steps", 0)
 
 
 class LogRetention:
-    """The parts of the log that may be deleted, for one epoch of the trainer. CheckpointRetention makes it and calls
+    """The parts of the log that may be deleted, for one epoch of the trainer. Checkpoints makes it and calls
     `begin` once when `control` was read. After each checkpoint it calls `mark`, and then `plan` if enough checkpoints
     are kept."""
 
