@@ -214,8 +214,8 @@ class SingleTransaction:
     outputs: tuple[Publish, ...]
     positions: Mapping[TopicPartition, Position] = field(default_factory=dict)
     then: Callable[[], None] = _nothing
-    """What the step does once the transaction is on the log. SingleService calls it before it calls anything else of
-    the step; not at all where the outcome is unknown, since then `recover` comes."""
+    """Callback of the step for when the transaction is on the log. SingleService calls it before anything else of the
+    step; not at all where the outcome is unknown, since then `recover` comes."""
 
 
 class SingleStep(Protocol):

@@ -194,7 +194,7 @@ def test_reasons_beyond_the_most_are_counted_together() -> None:
     counts = OperatorCounts()
     for number in range(MAX_REASONS + 2):
         counts.skip("sums", "operator", f"reason {number}")
-    reasons = counts.skipped["sums"]["operator"]
+    reasons = {reason: count for (_, _, reason), count in counts.skipped.items()}
     assert (len(reasons), reasons[OTHER], sum(reasons.values())) == (MAX_REASONS + 1, 2, MAX_REASONS + 2)
 
 

@@ -6,13 +6,14 @@ An evaluation that is interrupted is begun again as a whole. So its calls are an
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from rftstream.contracts.rollouts import RolloutStatus
 from rftstream.contracts.tasks import Task
 from rftstream.models.rendering import Renderer
 from rftstream.roles.explorer.agents.parts import AgentParts
-from rftstream.roles.explorer.agents.session import EndedAgent
 from rftstream.roles.explorer.attempt import Attempt
+from rftstream.roles.explorer.fit_to_record import without_tokens
 
 
 class AgentSamples:
@@ -62,7 +63,7 @@ class AgentSamples:
         loop = self._parts.loop
         self._parts.launcher.check()
         ended = loop.step(lambda task: True)
-        loop.committed(loop.unsaved().keys() & self._names.keys(), [one.key for one in ended])
+        loop.committed(loop.unsaved().keys() & self._names.keys(), [int(one.key) for one in ended])
         attempts = [self._attempt(one) for one in ended]
         if self.num_free < self.num_open or attempts:
             self._heard_at = self._now()
@@ -84,37 +85,15 @@ class AgentSamples:
         """End the agents and the gateway."""
         self._parts.close()
 
-    def _attempt(self, ended: EndedAgent) -> Attempt:
-        key, task = self._names.pop(ended.key)
+    def _attempt(self, ended: Attempt) -> Attempt:
+        key, task = self._names.pop(int(ended.key))
         self._parts.launcher.cancel([task.ids.rollout_id])
-        return Attempt(
-            key=key,
-            status=ended.status,
-            turns=ended.rollout.turns(),
-            segments=ended.rollout.segments(),
-            num_tokens=ended.rollout.num_tokens,
-            error=ended.error,
-            metrics=ended.metrics,
-            started_at=ended.started_at,
-            posted=ended.posted,
-        )
+        return replace(ended, key=key)
 
     def _given_up(self) -> list[Attempt]:
         """End the samples for which nobody has come."""
         error = f"no agent asked for it within {self._patience_s:g} s (explorer.idle_timeout_s)"
         names = list(self._names.values())
         self.abort_all()
-        return [
-            Attempt(
-                key=key,
-                status=RolloutStatus.failed,
-                turns=(),
-                segments=(),
-                num_tokens=0,
-                error=error,
-                metrics={},
-                started_at=self._now(),
-                posted=None,
-            )
-            for key, _ in names
-        ]
+        now = self._now()
+        return [without_tokens(RolloutStatus.failed, error, key=key, started_at=now) for key, _ in names]

@@ -12,7 +12,7 @@ import numpy as np
 
 from rftstream.contracts.assistant import ToolCall
 from rftstream.contracts.checks import MAX_DEPTH
-from rftstream.contracts.rollouts import Posted, RolloutStatus, Segment, Turn
+from rftstream.contracts.rollouts import AgentCall, Posted, RolloutStatus, Segment, Turn
 from rftstream.error_kinds import Kinds
 from rftstream.policies.base import Completion
 
@@ -24,9 +24,10 @@ CUT_SHORT = ("length", "repetition")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """The result of a finished turn loop."""
+    """A rollout that has ended, by the turn loop or by an agent."""
 
     key: str
+    """Name of the rollout in the loop that made it."""
     status: RolloutStatus
     turns: tuple[Turn, ...]
     segments: tuple[Segment, ...]
@@ -34,7 +35,9 @@ class Attempt:
     error: str | None
     metrics: dict[str, float]
     started_at: float
-    posted: Posted | None
+    posted: Posted | None = None
+    calls: tuple[AgentCall, ...] = ()
+    """Model calls of an agent."""
 
 
 class FailureLog:

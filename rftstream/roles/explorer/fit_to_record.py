@@ -42,7 +42,7 @@ def _without_content(rollout: Rollout, status: RolloutStatus, error: str) -> Rol
     return replace(rollout, status=status, turns=(), segments=(), error=error, metrics={}, attachments={}, posted=None)
 
 
-def rollout_of(attempt: Attempt, ids: RolloutIds, problem: Problem, sampling: Sampling, now: float) -> Rollout:
+def rollout_of(attempt: Attempt, ids: RolloutIds, problem: Problem | None, sampling: Sampling, now: float) -> Rollout:
     """Return the rollout record of an attempt at the problem."""
     return Rollout(
         ids=ids,
@@ -57,34 +57,31 @@ def rollout_of(attempt: Attempt, ids: RolloutIds, problem: Problem, sampling: Sa
         posted=attempt.posted,
         started_at=attempt.started_at,
         finished_at=now,
+        calls=attempt.calls,
     )
 
 
 def undecodable_rollout(ids: RolloutIds, error: ContractError, now: float) -> Rollout:
     """Return the rollout that stands for a task of which nothing but the ids could be read."""
-    return Rollout(
-        ids=ids,
-        status=RolloutStatus.undecodable,
-        problem=None,
-        turns=(),
-        segments=(),
-        num_tokens=0,
-        sampling=Sampling(),
-        error=str(error),
-        finished_at=now,
-    )
+    attempt = without_tokens(RolloutStatus.undecodable, str(error))
+    return rollout_of(attempt, ids, None, Sampling(), now)
 
 
 def skipped(task: Task, now: float) -> Rollout:
     """Return the rollout of a task that is not attempted, since its group has an outcome."""
-    return Rollout(
-        ids=task.ids,
-        status=RolloutStatus.skipped,
-        problem=task.problem,
+    attempt = without_tokens(RolloutStatus.skipped, "its group was decided before")
+    return rollout_of(attempt, task.ids, task.problem, task.sampling, now)
+
+
+def without_tokens(status: RolloutStatus, error: str, *, key: str = "", started_at: float = 0.0) -> Attempt:
+    """Return an attempt of which there is nothing."""
+    return Attempt(
+        key=key,
+        status=status,
         turns=(),
         segments=(),
         num_tokens=0,
-        sampling=task.sampling,
-        error="its group was decided before",
-        finished_at=now,
+        error=error,
+        metrics={},
+        started_at=started_at,
     )

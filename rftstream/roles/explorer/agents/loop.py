@@ -22,7 +22,8 @@ from rftstream.policies.base import Policy
 from rftstream.roles.explorer.agents.calls import AgentLimits, CallSampler
 from rftstream.roles.explorer.agents.pieces import EncodedPiece, encode_piece
 from rftstream.roles.explorer.agents.rollout import AgentRollout
-from rftstream.roles.explorer.agents.session import AgentSession, EndedAgent
+from rftstream.roles.explorer.agents.session import AgentSession
+from rftstream.roles.explorer.attempt import Attempt
 from rftstream.roles.explorer.model_calls import (
     RETRY_AFTER_S,
     AgentBegins,
@@ -81,7 +82,7 @@ class AgentLoop:
         self._by_id: dict[str, AgentSession] = {}
         self._past: dict[str, _Past] = {}
         """Rollouts that have ended here, newest last."""
-        self._ended: list[EndedAgent] = []
+        self._ended: list[Attempt] = []
         self._unsaved: dict[int, None] = {}
         """Rollouts that may have something to be saved, in the order in which it came. Most have nothing, so they are
         not asked one by one."""
@@ -111,7 +112,7 @@ class AgentLoop:
 
     def step(
         self, may_sample: Callable[[Task], bool], is_to_come: Callable[[str], bool] = lambda session: False
-    ) -> list[EndedAgent]:
+    ) -> list[Attempt]:
         """Do one slice of work: take requests, have calls sampled, take what was sampled; return rollouts that ended.
         `may_sample`: whether the weights are new enough for a task. `is_to_come`: whether the rollout of this session
         will be started soon."""
@@ -390,14 +391,17 @@ class AgentLoop:
         for request in session.grants:
             request.reply(ended)
         session.grants = []
-        session.ended = EndedAgent(
-            key=session.key,
-            rollout=session.rollout,
+        session.ended = Attempt(
+            key=str(session.key),
             status=status,
+            turns=session.rollout.turns(),
+            segments=session.rollout.segments(),
+            num_tokens=session.rollout.num_tokens,
             error=error,
-            posted=posted,
             metrics=named_by_people(metrics),
             started_at=session.started_at,
+            posted=posted,
+            calls=tuple(recorded.call for recorded in session.rollout.calls),
         )
         self._ended.append(session.ended)
         self._past[session.rollout_id] = _Past(str(status), word)

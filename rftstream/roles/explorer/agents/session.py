@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from rftstream import faults
-from rftstream.contracts.rollouts import Posted, RolloutStatus
 from rftstream.roles.explorer.agents.history import RecordedCall
 from rftstream.roles.explorer.agents.pieces import EncodedPiece
 from rftstream.roles.explorer.agents.rollout import AgentRollout, PlannedCall
-from rftstream.roles.explorer.attempt import CUT_SHORT
+from rftstream.roles.explorer.attempt import CUT_SHORT, Attempt
 from rftstream.roles.explorer.model_calls import AgentRequest, CallAnswer, ModelCall, Refusal, digest
 
 
@@ -32,26 +31,6 @@ class OpenCall:
     """Seed of its sampling."""
     is_submitted: bool = False
     """Whether the policy has it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndedAgent:
-    """The result of an agent that has ended. The agent loop hands it out once."""
-
-    key: int
-    """The number of its item."""
-    rollout: AgentRollout
-    """Its segments, turns and calls."""
-    status: RolloutStatus
-    """How it ended."""
-    error: str | None
-    """Why it failed."""
-    posted: Posted | None
-    """The reward that the agent gave."""
-    metrics: dict[str, float]
-    """Metrics that the agent measured."""
-    started_at: float
-    """When the agent began."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -92,7 +71,7 @@ class AgentSession:
     """Requests for the session that wait until it is on the log."""
     refused_for: str = ""
     """The limit that a call was refused for, in words, if there was no other call since."""
-    ended: EndedAgent | None = None
+    ended: Attempt | None = None
     """The end of the rollout, which then waits for its record to be on the log; None before."""
     ends: list[AgentRequest] = field(default_factory=list)
     """Requests to end the rollout that wait for its record to be on the log."""

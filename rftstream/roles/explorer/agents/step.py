@@ -13,13 +13,12 @@ from typing import Any
 from rftstream import metrics
 from rftstream.contracts.records import Record
 from rftstream.contracts.rollouts import Rollout
-from rftstream.contracts.tasks import Task
 from rftstream.models.rendering import Renderer
 from rftstream.roles.explorer.agents.parts import AgentParts
 from rftstream.roles.explorer.agents.pieces import EncodedPiece
 from rftstream.roles.explorer.agents.rollout import AgentRollout
-from rftstream.roles.explorer.agents.session import EndedAgent
-from rftstream.roles.explorer.fit_to_record import skipped
+from rftstream.roles.explorer.attempt import Attempt
+from rftstream.roles.explorer.fit_to_record import rollout_of, skipped
 from rftstream.roles.explorer.saved.partials import TOPIC, numbers_of, tombstones
 from rftstream.roles.explorer.saved.pieces import CannotGoOnError
 from rftstream.roles.explorer.saved.stored import stored_rollout
@@ -208,28 +207,11 @@ class AgentExplorerStep(ExplorerStep):
                 del self._agent_works[number]
                 self._done.append(finish_work(work, skipped(work.task, self._clock.now())))
 
-    def _ended(self, ended: EndedAgent) -> Done:
-        work = self._agent_works.pop(ended.key)
-        work.pieces += self._stale.pop(ended.key, [])
+    def _ended(self, ended: Attempt) -> Done:
+        number = int(ended.key)
+        work = self._agent_works.pop(number)
+        work.pieces += self._stale.pop(number, [])
         self._launcher.cancel([work.task.ids.rollout_id])
-        rollout = rollout_of_agent(work.task, ended, self._clock.now())
+        task = work.task
+        rollout = rollout_of(ended, task.ids, task.problem, task.sampling, self._clock.now())
         return finish_work(work, rollout, rollout.num_tokens)
-
-
-def rollout_of_agent(task: Task, ended: EndedAgent, now: float) -> Rollout:
-    """Return the rollout record of an agent's attempt at the task."""
-    return Rollout(
-        ids=task.ids,
-        status=ended.status,
-        problem=task.problem,
-        turns=ended.rollout.turns(),
-        segments=ended.rollout.segments(),
-        num_tokens=ended.rollout.num_tokens,
-        sampling=task.sampling,
-        error=ended.error,
-        metrics=ended.metrics,
-        started_at=ended.started_at,
-        finished_at=now,
-        posted=ended.posted,
-        calls=tuple(recorded.call for recorded in ended.rollout.calls),
-    )
