@@ -16,6 +16,7 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from rftstream import metrics
 from rftstream.contracts.rollouts import RolloutStatus, StoredState, Turn
@@ -133,43 +134,10 @@ class TurnLoop:
         `group`: what the rollouts with the same problem are called. `states`: keeps large states of its environment;
         None: all are handed out as they are."""
 
-        def session() -> EnvironmentSession:
-            return EnvironmentSession(
-                self.calls.open(is_immediate=self._is_immediate(environment)),
-                lambda: self._make_environment(where, environment, problem, seed),
-                name=environment,
-                timeout_s=self._reply_timeout_s,
-                states=states,
-                keep=self._keep,
-            )
-
-        def opened(opening: Opening | CallFailure) -> None:
-            if isinstance(opening, CallFailure):
-                self._fail(state, opening.text, opening.error)
-                return
-            state.messages, state.tools = list(opening.messages), (*problem.tools, *opening.tools)
-            self._ask(state, num_said=0)
-
-        def resumed(opening: Opening | CallFailure) -> None:
-            assert saved is not None
-            if isinstance(opening, Opening):
-                state.tools = (*problem.tools, *opening.tools)
-                go_on_from(state, saved)
-                on_resumed(True)
-                if (ended := state.end_of_saved()) is not None:
-                    self._on_completion(state, without_more(key, ended))
-                else:
-                    self._submit(state)
-                return
-            log.warning("%s: its environment cannot go on: %s; it is begun anew", state.name, opening.text)
-            on_resumed(False)
-            self._close(state)
-            state.session = session()
-            state.session.begin(opened)
-
+        make_session = partial(self._session, where, environment, problem, seed, states)
         state = self._open[key] = OpenRollout(
             key=key,
-            session=session(),
+            session=make_session(),
             problem=problem,
             sampling=sampling,
             seed=seed,
@@ -183,9 +151,54 @@ class TurnLoop:
             has_one_turn=self._has_one_turn(environment),
         )
         if saved is None:
-            state.session.begin(opened)
+            state.session.begin(partial(self._opened, state))
         else:
+            resumed = partial(self._resumed, state, saved, on_resumed, make_session)
             state.session.resume(saved.environment_state, saved.messages, resumed)
+
+    def _session(
+        self, where: str, environment: str, problem: Problem, seed: int, states: StateKeeper | None
+    ) -> EnvironmentSession:
+        return EnvironmentSession(
+            self.calls.open(is_immediate=self._is_immediate(environment)),
+            lambda: self._make_environment(where, environment, problem, seed),
+            name=environment,
+            timeout_s=self._reply_timeout_s,
+            states=states,
+            keep=self._keep,
+        )
+
+    def _opened(self, state: OpenRollout, opening: Opening | CallFailure) -> None:
+        """Ask for the first turn."""
+        if isinstance(opening, CallFailure):
+            self._fail(state, opening.text, opening.error)
+            return
+        state.messages, state.tools = list(opening.messages), (*state.problem.tools, *opening.tools)
+        self._ask(state, num_said=0)
+
+    def _resumed(
+        self,
+        state: OpenRollout,
+        saved: SavedRollout,
+        on_resumed: Callable[[bool], None],
+        make_session: Callable[[], EnvironmentSession],
+        opening: Opening | CallFailure,
+    ) -> None:
+        """Go on from the saved rollout, or begin anew if its environment cannot go on."""
+        if isinstance(opening, CallFailure):
+            log.warning("%s: its environment cannot go on: %s; it is begun anew", state.name, opening.text)
+            on_resumed(False)
+            self._close(state)
+            state.session = make_session()
+            state.session.begin(partial(self._opened, state))
+            return
+        state.tools = (*state.problem.tools, *opening.tools)
+        go_on_from(state, saved)
+        on_resumed(True)
+        if (ended := state.end_of_saved()) is not None:
+            self._on_completion(state, without_more(state.key, ended))
+        else:
+            self._submit(state)
 
     def abort(self, key: str) -> None:
         """Abort a rollout; `step` returns nothing for it."""
