@@ -7,16 +7,15 @@ observation), to the token. A turn that is alone in its state has none.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
 from msgspec import Meta
 
-from rftstream.algorithms.base import TrainingRow
 from rftstream.algorithms.grpo import Grpo
-from rftstream.algorithms.scored import ScoredBatch
+from rftstream.algorithms.policy_gradient import BatchAdvantages
 from rftstream.algorithms.settings import GrpoConfig
 from rftstream.core.advantages import compute_group_advantages
 
@@ -37,23 +36,17 @@ class GiGpo(Grpo):
         """Factor per turn. The return of a turn is the rollout's reward times this factor for each later turn. 0.95:
         the paper."""
 
-    def token_advantages(
-        self,
-        scored: ScoredBatch,
-        rows: Sequence[TrainingRow],
-        advantages_N: np.ndarray,
-        rewards_N: np.ndarray,
-        kl_R: Sequence[np.ndarray] | None,
-    ) -> list[np.ndarray]:
+    def token_advantages(self, batch: BatchAdvantages) -> list[np.ndarray]:
         """Add to the rollout's advantage that of each turn among the group's turns from the same state."""
-        result = super().token_advantages(scored, rows, advantages_N, rewards_N, kl_R)
+        result = super().token_advantages(batch)
+        scored, rows = batch.scored, batch.rows
         turns = [
             (row, start, end)
             for row, segment in enumerate(scored.segments)
             for start, end in sampled_runs(segment.loss_mask.numpy())
         ]
         owners_K = np.asarray([scored.owners_R[row] for row, _, _ in turns], dtype=np.int64)
-        returns_K = rewards_N[owners_K] * self.config.discount ** _turns_after(owners_K)
+        returns_K = batch.rewards_N[owners_K] * self.config.discount ** _turns_after(owners_K)
         states: dict[tuple[int, bytes], int] = {}
         states_K = np.empty(len(turns), dtype=np.int64)
         before = {row: 0 for row, _, _ in turns}

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rftstream.algorithms.base import TrainingRow
-from rftstream.algorithms.policy_gradient import Clipped, GroupRelative
+from rftstream.algorithms.policy_gradient import BatchAdvantages, Clipped, GroupRelative
 from rftstream.algorithms.scored import ScoredBatch
 from rftstream.algorithms.settings import GrpoConfig
 from rftstream.algorithms.step_rewards import StepConfig, step_advantages, step_metrics
@@ -36,19 +36,12 @@ class Grpo(GroupRelative, Clipped):
         if self._steps != "off":
             self.needs_spread = "none"  # steps may differ where rewards of rollouts do not
 
-    def token_advantages(
-        self,
-        scored: ScoredBatch,
-        rows: Sequence[TrainingRow],
-        advantages_N: np.ndarray,
-        rewards_N: np.ndarray,
-        kl_R: Sequence[np.ndarray] | None,
-    ) -> list[np.ndarray]:
+    def token_advantages(self, batch: BatchAdvantages) -> list[np.ndarray]:
         """Return the rollout's advantage for each token, or that of its steps, or both, as `step_rewards` says."""
-        whole_R = super().token_advantages(scored, rows, advantages_N, rewards_N, kl_R)
+        whole_R = super().token_advantages(batch)
         if self._steps == "off":
             return whole_R
-        steps_R = step_advantages(scored, eps=self.config.advantage_eps, name=self.name)
+        steps_R = step_advantages(batch.scored, eps=self.config.advantage_eps, name=self.name)
         if self._steps == "only":
             return steps_R
         return [whole_T + steps_T for whole_T, steps_T in zip(whole_R, steps_R, strict=True)]

@@ -19,6 +19,7 @@ from msgspec import Meta
 
 from rftstream.algorithms.base import TrainingRow
 from rftstream.algorithms.grpo import Grpo
+from rftstream.algorithms.policy_gradient import BatchAdvantages
 from rftstream.algorithms.scored import ScoredBatch
 from rftstream.algorithms.settings import GrpoConfig
 from rftstream.contracts.batches import Experience
@@ -50,18 +51,13 @@ class Opd(Grpo):
             return np.zeros(len(rewards_N))
         return np.asarray(self.config.reward_weight * super().advantages(rewards_N, groups_N))
 
-    def token_advantages(
-        self,
-        scored: ScoredBatch,
-        rows: Sequence[TrainingRow],
-        advantages_N: np.ndarray,
-        rewards_N: np.ndarray,
-        kl_R: Sequence[np.ndarray] | None,
-    ) -> list[np.ndarray]:
+    def token_advantages(self, batch: BatchAdvantages) -> list[np.ndarray]:
         """Return the clipped gap to the teacher for each token, plus `reward_weight` times GRPO's advantage."""
-        base_R = super().token_advantages(scored, rows, advantages_N, rewards_N, kl_R)
+        base_R = super().token_advantages(batch)
         limit = self.config.max_gap
-        return [base_T + np.clip(gaps_T, -limit, limit) for base_T, gaps_T in zip(base_R, _gaps(scored), strict=True)]
+        return [
+            base_T + np.clip(gaps_T, -limit, limit) for base_T, gaps_T in zip(base_R, _gaps(batch.scored), strict=True)
+        ]
 
     def describe(self, scored: ScoredBatch, rows: Sequence[TrainingRow], advantages_N: np.ndarray) -> dict[str, float]:
         """Return how far the policy is from its teacher, over sampled tokens."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -49,6 +49,19 @@ AGE_WEIGHT = "age_weight"
 DISCOUNT = "discount"
 """Addition of a row, in batches in which some experience has another weight than 1: 1 minus the weight. So a row that
 lacks it, such as one of another algorithm, counts in full."""
+
+
+class BatchAdvantages(NamedTuple):
+    """A batch from which an algorithm makes the advantages of tokens."""
+
+    scored: ScoredBatch
+    rows: Sequence[TrainingRow]
+    advantages_N: np.ndarray
+    """Advantage of each rollout. The divergence is in it already unless `takes_kl_by_token`."""
+    rewards_N: np.ndarray
+    """Reward of each rollout, without the divergence."""
+    kl_R: Sequence[np.ndarray] | None
+    """Divergence at each token of a row; None where it is not taken from the reward."""
 
 
 class PolicyGradient:
@@ -117,19 +130,11 @@ class PolicyGradient:
             num_rows=denominators.num_rows,
         )
 
-    def token_advantages(
-        self,
-        scored: ScoredBatch,
-        rows: Sequence[TrainingRow],
-        advantages_N: np.ndarray,
-        rewards_N: np.ndarray,
-        kl_R: Sequence[np.ndarray] | None,
-    ) -> list[np.ndarray]:
-        """Return the advantages of each row's tokens, [T]. `rewards_N` are the rewards without the divergence. `kl_R`
-        is the divergence at each token; `advantages_N` have it in them already unless `takes_kl_by_token`."""
+    def token_advantages(self, batch: BatchAdvantages) -> list[np.ndarray]:
+        """Return the advantages of each row's tokens, [T]."""
         return [
-            np.full(len(row.token_ids), advantages_N[owner], dtype=np.float32)
-            for row, owner in zip(rows, scored.owners_R, strict=True)
+            np.full(len(row.token_ids), batch.advantages_N[owner], dtype=np.float32)
+            for row, owner in zip(batch.rows, batch.scored.owners_R, strict=True)
         ]
 
     def additions(self, experience: Experience, segment: Segment) -> dict[str, np.ndarray]:
@@ -167,7 +172,7 @@ class PolicyGradient:
         if config.mask_truncated and (kl_R is not None or "reference_rewards" not in self.needs):
             rows, metrics["truncated_masked"] = scored.leave_out_truncated(rows)
         advantages_N = self.penalised_advantages(scored, rewards_N, penalties_N)
-        advantages_R = self.token_advantages(scored, rows, advantages_N, rewards_N, kl_R)
+        advantages_R = self.token_advantages(BatchAdvantages(scored, rows, advantages_N, rewards_N, kl_R))
         additions_R = [
             self.additions(experience, segment) for experience in scored.experiences for segment in experience.segments
         ]

@@ -15,8 +15,8 @@ import numpy as np
 from msgspec import Meta
 
 from rftstream.algorithms.base import Denominators, MicroBatch, TrainingRow
-from rftstream.algorithms.policy_gradient import Clipped
-from rftstream.algorithms.scored import ScoredBatch, describe_advantages
+from rftstream.algorithms.policy_gradient import BatchAdvantages, Clipped
+from rftstream.algorithms.scored import describe_advantages
 from rftstream.algorithms.settings import ClippedConfig, CriticConfig
 from rftstream.core.advantages import whiten
 from rftstream.core.packing import pad_rows
@@ -54,22 +54,17 @@ class Ppo(Clipped):
         self.needs |= {"values"}
         self.critic = config.critic
 
-    def token_advantages(
-        self,
-        scored: ScoredBatch,
-        rows: Sequence[TrainingRow],
-        advantages_N: np.ndarray,
-        rewards_N: np.ndarray,
-        kl_R: Sequence[np.ndarray] | None,
-    ) -> list[np.ndarray]:
+    def token_advantages(self, batch: BatchAdvantages) -> list[np.ndarray]:
         """Return the reward of each token; `estimate` makes advantages of them when the values are known."""
+        rows, kl_R = batch.rows, batch.kl_R
         result = [
             np.zeros(len(row.token_ids)) if kl_R is None else -self.config.kl_coef * kl_R[number]
             for number, row in enumerate(rows)
         ]
-        last = {owner: number for number, owner in enumerate(scored.owners_R.tolist()) if rows[number].loss_mask.any()}
+        owners = enumerate(batch.scored.owners_R.tolist())
+        last = {owner: number for number, owner in owners if rows[number].loss_mask.any()}
         for owner, number in last.items():
-            result[number][np.flatnonzero(rows[number].loss_mask)[-1]] += rewards_N[owner]
+            result[number][np.flatnonzero(rows[number].loss_mask)[-1]] += batch.rewards_N[owner]
         return result
 
     def estimate(

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rftstream.algorithms.base import TrainingRow
-from rftstream.algorithms.policy_gradient import Clipped
+from rftstream.algorithms.policy_gradient import BatchAdvantages, Clipped
 from rftstream.algorithms.scored import ScoredBatch
 from rftstream.algorithms.settings import ClippedConfig
 from rftstream.core.advantages import center_on_group_mean, sum_of_later, whiten
@@ -40,23 +39,18 @@ class ReinforcePlusPlus(Clipped):
         """Return the advantages before the divergence is taken and all are whitened."""
         return center_on_group_mean(rewards_N, groups_N) if self.config.group_baseline else rewards_N
 
-    def token_advantages(
-        self,
-        scored: ScoredBatch,
-        rows: Sequence[TrainingRow],
-        advantages_N: np.ndarray,
-        rewards_N: np.ndarray,
-        kl_R: Sequence[np.ndarray] | None,
-    ) -> list[np.ndarray]:
+    def token_advantages(self, batch: BatchAdvantages) -> list[np.ndarray]:
         """Take the later divergence from each token's return, and whiten over all trained tokens. Where only the
         divergence differs, returns are centred and not divided."""
+        rows = batch.rows
         returns_R = [
-            np.full(len(row.token_ids), advantages_N[owner]) for row, owner in zip(rows, scored.owners_R, strict=True)
+            np.full(len(row.token_ids), batch.advantages_N[owner])
+            for row, owner in zip(rows, batch.scored.owners_R, strict=True)
         ]
         trained_R = [row.loss_mask > 0 for row in rows]
         has_signal = bool(whiten(_joined(returns_R, trained_R)).any())
-        if kl_R is not None:
-            later_R = _later_divergence(scored, kl_R)
+        if batch.kl_R is not None:
+            later_R = _later_divergence(batch.scored, batch.kl_R)
             returns_R = [one - self.config.kl_coef * later for one, later in zip(returns_R, later_R, strict=True)]
         joined = _joined(returns_R, trained_R)
         white = whiten(joined)

@@ -32,8 +32,8 @@ class Topic:
     key: str
     """Parts that the keys of its records are made of, for people; each message defines its own key
     (MessageSpec.key)."""
-    width: Width
-    twin: tuple[str, ...] | None
+    width: Width = Width.one
+    twin: tuple[str, ...] | None = ("id",)
     """Headers that together must be unique on the topic; None where repeats are meant."""
     compacted: bool = False
     max_record_bytes: int = MAX_RECORD_BYTES
@@ -80,14 +80,11 @@ TOPICS: dict[str, Topic] = {
             name="experts",
             key="demonstration_id",
             width=Width.partitions,
-            twin=("id",),
             description="expert demonstrations and preferences",
         ),
         Topic(
             name="problems",
             key="problem_id",
-            width=Width.one,
-            twin=("id",),
             description="problems that join a growing taskset",
         ),
         Topic(
@@ -100,16 +97,12 @@ TOPICS: dict[str, Topic] = {
         Topic(
             name="questions",
             key="question_id",
-            width=Width.one,
-            twin=("id",),
             writer=RoleName.buffer,
             description="what people are asked about rollouts",
         ),
         Topic(
             name="judgements",
             key="partition/offset",
-            width=Width.one,
-            twin=("id",),
             writer=RoleName.buffer,
             description="what became of what people said",
         ),
@@ -124,31 +117,24 @@ TOPICS: dict[str, Topic] = {
         Topic(
             name="outcomes",
             key="group_id",
-            width=Width.one,
-            twin=("id",),
             writer=RoleName.buffer,
             description="what became of each group",
         ),
         Topic(
             name="weights",
             key="model/version/trainer_epoch",
-            width=Width.one,
-            twin=("id",),
             writer=RoleName.trainer,
             description="new weights in the object store",
         ),
         Topic(
             name="steps",
             key="version/trainer_epoch",
-            width=Width.one,
-            twin=("id",),
             writer=RoleName.trainer,
             description="trained batches with their metrics",
         ),
         Topic(
             name="evals",
             key="evaluation/version/trainer_epoch",
-            width=Width.one,
             twin=None,
             writer=RoleName.evaluator,
             description="evaluation results",
@@ -156,21 +142,18 @@ TOPICS: dict[str, Topic] = {
         Topic(
             name="control",
             key="see control.py",
-            width=Width.one,
             twin=None,
             description="who is in force, what the run should do",
         ),
         Topic(
             name="summaries",
             key="topic",
-            width=Width.one,
             twin=None,
             description="what records so far amount to, for whoever starts",
         ),
         Topic(
             name="dead",
             key="role/topic/partition/offset",
-            width=Width.one,
             twin=None,
             max_record_bytes=MAX_DEAD_BYTES,
             description="what could not be dealt with, as it was",
