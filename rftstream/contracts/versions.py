@@ -24,14 +24,27 @@ class WeightsKind(StrEnum):
     """Changes since the parent version."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class VersionName:
-    """A version's full name."""
+    """A version's full name. Names are in order of age: first by the trainer's epoch."""
 
     trainer_epoch: NonNegativeInt
     """Number of the trainer's claim: how often a trainer had taken the run."""
     version: NonNegativeInt
     """Weights after batches 0 ... version-1."""
+
+    @property
+    def stem(self) -> str:
+        """The name as names of objects have it, `000001-00000042`."""
+        return f"{self.trainer_epoch:06d}-{self.version:08d}"
+
+    @staticmethod
+    def of_stem(stem: str) -> VersionName | None:
+        """Return the version that the name of an object has; None if it has none."""
+        epoch, _, version = stem.partition("-")
+        if not epoch.isdecimal() or not version.isdecimal():
+            return None
+        return VersionName(trainer_epoch=int(epoch), version=int(version))
 
 
 def _version_key(name: VersionName) -> str:

@@ -92,7 +92,7 @@ class CheckpointStore:
     def names(self) -> list[VersionName]:
         """Return the names of all complete checkpoints, oldest first."""
         manifests = [name for name in self._store.list("checkpoints/") if name.endswith("/manifest.json")]
-        return sorted(filter(None, map(_parse, manifests)), key=_age)
+        return sorted(filter(None, map(_parse, manifests)))
 
     def newest(
         self,
@@ -141,7 +141,7 @@ class CheckpointStore:
 
         Newer ones are left out, since another process may just be writing them."""
         found = filter(None, map(_parse, self._store.list("checkpoints/")))
-        return {other for other in found if _age(other) < _age(name)}
+        return {other for other in found if other < name}
 
     def delete(self, name: VersionName) -> None:
         """Delete a checkpoint. The manifest goes first; without it there is no checkpoint."""
@@ -182,7 +182,7 @@ def is_gone(name: VersionName, said: Trimmed | None) -> bool:
     """Return whether a checkpoint was given up, whether it is still there or not.
 
     `said` is the newest record of what was deleted, or None."""
-    return said is not None and name not in said.checkpoints and _age(name) < _age(said.name)
+    return said is not None and name not in said.checkpoints and name < said.name
 
 
 def _empty(folder: Path) -> None:
@@ -195,20 +195,13 @@ def _empty(folder: Path) -> None:
 
 
 def _folder(name: VersionName) -> str:
-    return f"checkpoints/{name.trainer_epoch:06d}-{name.version:08d}"
+    return f"checkpoints/{name.stem}"
 
 
 def _parse(text: str) -> VersionName | None:
     """Return the checkpoint that an object belongs to, or None."""
-    epoch, dash, version = text.removeprefix("checkpoints/").partition("/")[0].partition("-")
-    if not dash or not epoch.isdecimal() or not version.isdecimal():
-        return None
-    return VersionName(trainer_epoch=int(epoch), version=int(version))
+    return VersionName.of_stem(text.removeprefix("checkpoints/").partition("/")[0])
 
 
 def _is_entry(value: Any) -> bool:
     return isinstance(value, dict) and type(value.get("bytes")) is int and isinstance(value.get("digest"), str)
-
-
-def _age(name: VersionName) -> tuple[int, int]:
-    return name.trainer_epoch, name.version

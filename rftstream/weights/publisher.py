@@ -27,7 +27,7 @@ SUFFIXES = {WeightsKind.full: ".safetensors", WeightsKind.delta: ".delta"}
 
 def object_name(name: VersionName, kind: WeightsKind = WeightsKind.full) -> str:
     """Return the name of a version's object in the store."""
-    return f"versions/{name.trainer_epoch:06d}-{name.version:08d}{SUFFIXES[kind]}"
+    return f"versions/{name.stem}{SUFFIXES[kind]}"
 
 
 def object_names(name: VersionName) -> list[str]:
@@ -39,12 +39,8 @@ def parse_object_name(text: str) -> VersionName | None:
     """Return the version that an object belongs to; None for a name that is not a version's."""
     folder, _, rest = text.partition("/")
     stem, dot, suffix = rest.rpartition(".")
-    epoch, dash, version = stem.partition("-")
-    if folder != "versions" or f"{dot}{suffix}" not in SUFFIXES.values() or not dash:
-        return None
-    if not (epoch.isdecimal() and version.isdecimal()):
-        return None
-    return VersionName(trainer_epoch=int(epoch), version=int(version))
+    is_ours = folder == "versions" and f"{dot}{suffix}" in SUFFIXES.values()
+    return VersionName.of_stem(stem) if is_ours else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,6 @@ def to_delete(
     kept_checkpoints: Iterable[VersionName] = (),
     due_evaluations: Iterable[VersionName] = (),
     best: Iterable[VersionName] = (),
-    pinned: Iterable[VersionName] = (),
 ) -> list[VersionName]:
     """Return the versions out of `objects` that nothing needs any more, oldest first.
 
@@ -27,7 +26,7 @@ def to_delete(
     nothing but a delta; the other versions are anchors. These are kept:
 
     - the newest `newest_keep` anchors in force, and every version after the oldest of these;
-    - the versions of kept checkpoints, due evaluations, best results and `pinned` (another run's start);
+    - the versions of kept checkpoints, due evaluations and best results;
     - version 0 of the first trainer;
     - all versions that a kept version is made from.
 
@@ -39,17 +38,13 @@ def to_delete(
     parents = parents or {}
     newest = in_force[-1]
     anchors = [place for place, name in enumerate(in_force) if name not in parents][-newest_keep:]
-    keep = {*in_force[anchors[0] if anchors else 0 :], *kept_checkpoints, *due_evaluations, *best, *pinned}
+    keep = {*in_force[anchors[0] if anchors else 0 :], *kept_checkpoints, *due_evaluations, *best}
     found = {version for text in objects if (version := parse_object_name(text)) is not None}
     beginnings = [version for version in (*found, *in_force) if version.version == 0]
     if beginnings:
-        keep.add(min(beginnings, key=_age))
+        keep.add(min(beginnings))
     for name in list(keep):
         while (parent := parents.get(name)) is not None and parent not in keep:
             keep.add(parent)
             name = parent
-    return sorted((name for name in found if name not in keep and _age(name) < _age(newest)), key=_age)
-
-
-def _age(name: VersionName) -> tuple[int, int]:
-    return name.trainer_epoch, name.version
+    return sorted(name for name in found if name not in keep and name < newest)

@@ -315,11 +315,8 @@ class EvaluatorStep(SingleStep):
             generation_line(key, sample.problem, sample.attempt, sample.reply, renderer)
             for key, sample in running.samples.items()
         ]
-        name = running.due.announced.name
-        target = (
-            f"evals/{running.due.evaluation.name}/{name.trainer_epoch:06d}-{name.version:08d}"
-            f"-{self._epoch}-{running.due.request_id or 'due'}.jsonl"
-        )
+        due = running.due
+        target = f"evals/{due.evaluation.name}/{due.announced.name.stem}-{self._epoch}-{due.request_id or 'due'}.jsonl"
         self._store.put(target, ("\n".join(lines) + "\n").encode())
         return target
 

@@ -107,7 +107,7 @@ class Versions:
     def _was_given_up(self, name: VersionName) -> bool:
         """Whether an announcement said that the object of the version goes."""
         begun = self._begun_with
-        is_old = bool(begun) and _age(name) <= max(map(_age, begun or ()))
+        is_old = bool(begun) and name <= max(begun or ())
         return name in self._gone or (is_old and name not in (begun or ()))
 
     def evaluate(self, result: EvalResult) -> None:
@@ -167,7 +167,3 @@ class Versions:
         """Whether there is a result, as the evaluator sees it. That of an older trainer counts, too, if the newer one
         began with the same state."""
         return any(map(self._lineage.in_force, self._evaluated.get((evaluation, name.version), ())))
-
-
-def _age(name: VersionName) -> tuple[int, int]:
-    return name.trainer_epoch, name.version

@@ -37,9 +37,8 @@ def test_what_something_needs_stays() -> None:
         kept_checkpoints=[name(1, 4), name(1, 6)],
         due_evaluations=[name(1, 7)],
         best=[name(1, 2)],
-        pinned=[name(1, 3)],
     )
-    assert gone == versions(1, 1, 5)
+    assert gone == versions(1, 1, 3, 5)
 
 
 def test_versions_out_of_force_go_and_the_first_beginning_stays() -> None:
