@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
+from rftstream.contracts.ids import rollout_id
 from rftstream.contracts.message_spec import Facts, Message, message
 from rftstream.contracts.ranges import NonNegativeInt, PositiveInt
 from rftstream.contracts.rules import Violation, rule, show
@@ -34,6 +35,21 @@ class RolloutIds:
     """The feeder's dense count of admitted groups; `sequence mod partitions` is the partition everywhere."""
     min_version: NonNegativeInt
     """No token of the rollout may be sampled by an older version."""
+
+    @staticmethod
+    def of(
+        group_id: str, *, taskset: str, sibling: int = 0, group_size: int = 1, sequence: int = 0, min_version: int = 0
+    ) -> RolloutIds:
+        """Return the ids of a sibling of a group; what is left out are those of a group of one, the first of all."""
+        return RolloutIds(
+            rollout_id=rollout_id(group_id, sibling),
+            group_id=group_id,
+            taskset=taskset,
+            sibling=sibling,
+            group_size=group_size,
+            sequence=sequence,
+            min_version=min_version,
+        )
 
 
 ID_HEADERS = ("group_id", "rollout_id", "sibling", "group_size", "sequence", "min_version", "taskset")

@@ -166,15 +166,7 @@ def rollout_bytes(
     room = sampling.max_tokens if context is None else context - num_prompt
     num_sampled = max(1, min(sampling.max_tokens, room))
     group = "t/0/100000/0"
-    ids = RolloutIds(
-        rollout_id=f"{group}/0",
-        group_id=group,
-        taskset="t",
-        sibling=0,
-        group_size=group_size,
-        sequence=100_000,
-        min_version=1_000,
-    )
+    ids = RolloutIds.of(group, taskset="t", group_size=group_size, sequence=100_000, min_version=1_000)
     tokens = zeros(num_prompt + num_sampled)
     span = VersionSpan(start=num_prompt, count=num_sampled, trainer_epoch=1, version=1_000)
     segment = Segment(

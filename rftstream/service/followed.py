@@ -14,7 +14,7 @@ from rftstream.transport.base import Transport
 
 
 class FollowedTopics:
-    """The reader of the topics that a concurrent role or a source follows. The loop makes it together with itself,
+    """The reader of the topics that a concurrent role follows. The loop makes it together with itself,
     calls `hand_on` in each slice, asks `caught_up` before the step has to know what stands there, and calls `close`
     last."""
 
@@ -25,8 +25,8 @@ class FollowedTopics:
         take: Callable[[Record], None],
         *,
         rule: RecordsInForce,
-        summarised: Collection[str] = (),
-        see: Callable[[Received], None] = lambda summary: None,
+        summarised: Collection[str],
+        see: Callable[[Received], None],
     ) -> None:
         """Open the reader of `control` and of `topics`; TransportError if the log does not answer. `take` is given each
         record once; a record for which it raised is given to it again. `see` is given the summaries of the topics in
@@ -56,15 +56,13 @@ class FollowedTopics:
             del self._unseen[0]
         return bool(num_unseen)
 
-    def caught_up(self, *, settled: bool) -> bool:
-        """Return whether all was handed on that stood there when this was first asked; `settled` as for
-        `Admin.end_offsets`."""
+    def caught_up(self) -> bool:
+        """Return whether all was handed on that stood there when this was first asked."""
         if not self._caught_up:
             if self._ends is None:
-                ends = dict(self._transport.admin.end_offsets("control"))
-                for topic in self._topics:
-                    ends |= self._transport.admin.end_offsets(topic, settled=settled)
-                self._ends = ends
+                self._ends = {}
+                for topic in ("control", *self._topics):
+                    self._ends |= self._transport.admin.end_offsets(topic)
             self._caught_up = not self._unseen and all(
                 self.reader.position(place) >= end for place, end in self._ends.items()
             )

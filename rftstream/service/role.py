@@ -203,17 +203,13 @@ class SavingStep(ConcurrentStep, Protocol):
         commit has succeeded."""
 
 
-def _nothing() -> None:
-    pass
-
-
 @dataclass(frozen=True, slots=True)
 class SingleTransaction:
     """A transaction of a single role: its outputs, with the positions of its own group."""
 
     outputs: tuple[Publish, ...]
     positions: Mapping[TopicPartition, Position] = field(default_factory=dict)
-    then: Callable[[], None] = _nothing
+    then: Callable[[], None] = lambda: None
     """Callback of the step for when the transaction is on the log. SingleService calls it before anything else of the
     step; not at all where the outcome is unknown, since then `recover` comes."""
 

@@ -32,26 +32,6 @@ class RoleKind(StrEnum):
     """One worker is in force per run; it reads by position, and its outputs are whole transactions."""
 
 
-def _one(config: RunConfig) -> int:
-    return 1
-
-
-def _no_devices(config: RunConfig) -> tuple[str, ...]:
-    return ()
-
-
-def _no_parts(config: RunConfig) -> tuple[tuple[str, str], ...]:
-    return ()
-
-
-def _no_topics(config: RunConfig) -> tuple[str, ...]:
-    return ()
-
-
-def _no_metrics() -> None:
-    pass
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleSpec:
     """The declaration of a role. `rftstream/roles/__init__.py` lists them all. It is cheap to import: `build` only
@@ -83,15 +63,15 @@ class RoleSpec:
     """Concurrent roles: the topic, partitioned like what it consumes, on which it saves what is not finished."""
     positions: tuple[str, ...] = ()
     """Topics whose positions its consumer group commits; position 0 of each is committed when a run is made."""
-    chosen: Callable[[RunConfig], tuple[str, ...]] = _no_topics
+    chosen: Callable[[RunConfig], tuple[str, ...]] = lambda config: ()
     """Topics that the run file has it consume, beside `consumes`. Their positions are committed like `positions`."""
-    count: Callable[[RunConfig], int] = _one
+    count: Callable[[RunConfig], int] = lambda config: 1
     """How many workers `rftstream run` starts."""
-    devices: Callable[[RunConfig], tuple[str, ...]] = _no_devices
+    devices: Callable[[RunConfig], tuple[str, ...]] = lambda config: ()
     """Devices of its workers: worker i gets devices[i mod n]; () for none."""
-    parts: Callable[[RunConfig], tuple[tuple[str, str], ...]] = _no_parts
+    parts: Callable[[RunConfig], tuple[tuple[str, str], ...]] = lambda config: ()
     """(kind, name) of the parts that are slow to import; a warm interpreter imports them before it forks."""
-    begin_metrics: Callable[[], None] = _no_metrics
+    begin_metrics: Callable[[], None] = lambda: None
     """Makes the role's own metrics start with 0."""
     makes_the_run: bool = False
     """It writes the run's manifest; the workers of all other roles wait for that."""

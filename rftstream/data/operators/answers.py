@@ -64,15 +64,7 @@ def _check_writable(change: Change, draw: Draw) -> None:
     if not isinstance(change.problem, Problem | None) or not isinstance(change.sampling, Sampling | None):
         raise Nonsense(f"{_shown(change)}, expected a Problem and a Sampling")
     after = changed_draw(draw, change)
-    ids = RolloutIds(
-        rollout_id=f"{draw.group_id}/0",
-        group_id=draw.group_id,
-        taskset=draw.taskset,
-        sibling=0,
-        group_size=after.group_size,
-        sequence=0,
-        min_version=0,
-    )
+    ids = RolloutIds.of(draw.group_id, taskset=draw.taskset, group_size=after.group_size)
     try:
         codec.encode(Task(ids=ids, problem=after.problem, sampling=after.sampling, seed=0))
     except ContractError as error:

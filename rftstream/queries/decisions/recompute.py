@@ -128,8 +128,7 @@ def _read_admitted(log: Log) -> dict[int, _Admitted]:
     return found
 
 
-_IDS = RolloutIds(rollout_id="a/0/0/0/0", group_id="a/0/0/0", taskset="a", sibling=0, group_size=1, sequence=0,
-                  min_version=0)  # fmt: skip
+_IDS = RolloutIds.of("a/0/0/0", taskset="a")
 
 
 def _digest(what: Problem | Sampling) -> bytes:

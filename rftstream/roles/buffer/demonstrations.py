@@ -19,7 +19,7 @@ from rftstream.config.sections import DemonstrationsSection
 from rftstream.contracts import codec
 from rftstream.contracts.batches import Experience, LossKind
 from rftstream.contracts.demonstrations import Demonstration
-from rftstream.contracts.ids import derive_seed, group_id, rollout_id
+from rftstream.contracts.ids import derive_seed, group_id
 from rftstream.contracts.records import Record, TopicPartition
 from rftstream.contracts.tasks import RolloutIds, Sampling
 from rftstream.data.demonstrations.split import trained_numbers
@@ -308,15 +308,7 @@ class DemonstrationQueue:
 def ids_of(number_of_pass: int, number: int, sequence: int) -> RolloutIds:
     """Return the ids of a demonstration in a pass. `sequence`: how many were in batches before."""
     group = group_id(DEMONSTRATIONS, number_of_pass, number, 0)
-    return RolloutIds(
-        rollout_id=rollout_id(group, 0),
-        group_id=group,
-        taskset=DEMONSTRATIONS,
-        sibling=0,
-        group_size=1,
-        sequence=sequence,
-        min_version=0,
-    )
+    return RolloutIds.of(group, taskset=DEMONSTRATIONS, sequence=sequence)
 
 
 def spread(taken: Sequence[TokenizedDemonstration], shares: int) -> list[list[TokenizedDemonstration]]:

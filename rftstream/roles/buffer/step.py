@@ -330,7 +330,9 @@ class BufferStep(SingleStep):
             for demonstration in some:
                 experiences_of[share] += demonstration.experiences(batch, share, len(experiences_of[share]))
         reused_of = self._reused_bodies.add_to(experiences_of, again, reused_bodies, batch)
-        values = self._metrics(stage, staleness, len(demonstrations))
+        values = progress.tally.metrics_of_batch(
+            None if self._imported else staleness, len(demonstrations), takes_rollouts=stage.takes_rollouts
+        )
         reuse = []
         if self._reuse and groups:
             seen = self._operators.seen
@@ -356,17 +358,6 @@ class BufferStep(SingleStep):
         positions = progress.positions(self._groups.low_waters(), cursor, next_batch=batch + 1, last=last)
         outputs = (*batch_records(experiences_of, groups_of, reused_of, manifest), *reuse, *outcomes, *letters)
         return SingleTransaction(outputs, positions, partial(self._move_on, decided, (*reuse, *outcomes), manifest))
-
-    def _metrics(self, stage: Stage, staleness: Sequence[int], num_demonstrations: int) -> dict[str, float]:
-        """Return the metrics of a batch, given the staleness of each of its groups."""
-        values = self._progress.tally.metrics() if stage.takes_rollouts else {}
-        if num_demonstrations:
-            values["experts"] = float(num_demonstrations)
-        if stage.takes_rollouts and not self._imported:
-            values["staleness_max"] = float(max(staleness, default=0))
-        if staleness and not self._imported:
-            values["staleness_mean"] = sum(staleness) / len(staleness)
-        return values
 
     def _move_on(
         self, decided: Sequence[Decision], outputs: Sequence[Publish], manifest: BatchManifest | None = None

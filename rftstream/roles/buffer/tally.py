@@ -85,6 +85,20 @@ class Tally:
             values[f"{result}_share"] = self._groups[str(result)] / decided if decided else 0.0
         return metrics.fit_names({name: one for name, one in values.items() if math.isfinite(one)}, self._counts)
 
+    def metrics_of_batch(
+        self, staleness: Sequence[int] | None, num_demonstrations: int, *, takes_rollouts: bool
+    ) -> dict[str, float]:
+        """Return the metrics of a batch. `staleness`: that of each of its groups; None where the versions of rollouts
+        say nothing about this run. `takes_rollouts`: whether batches of the stage do."""
+        values = self.metrics() if takes_rollouts else {}
+        if num_demonstrations:
+            values["experts"] = float(num_demonstrations)
+        if takes_rollouts and staleness is not None:
+            values["staleness_max"] = float(max(staleness, default=0))
+        if staleness:
+            values["staleness_mean"] = sum(staleness) / len(staleness)
+        return values
+
     def _std(self, name: str, mean_square: float) -> float:
         mean = self._sums[name] / self._counts[name]
         return math.sqrt(max(0.0, mean_square - mean * mean))

@@ -2,25 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from rftstream.contracts.role_names import RoleName
 from rftstream.service.role_spec import RoleKind, RoleSpec
-
-if TYPE_CHECKING:
-    from rftstream.config.sections import RunConfig
-
-
-def _count(config: RunConfig) -> int:
-    return config.evaluator.count if config.evaluations else 0
-
-
-def _devices(config: RunConfig) -> tuple[str, ...]:
-    return (config.evaluator.device,)
-
-
-def _parts(config: RunConfig) -> tuple[tuple[str, str], ...]:
-    return (("policy", config.evaluator.policy or config.explorer.policy),)
 
 
 def _begin_metrics() -> None:
@@ -37,9 +20,9 @@ EVALUATOR = RoleSpec(
     consumes=("weights",),
     follows=("control",),
     produces=("evals",),
-    count=_count,
-    devices=_devices,
-    parts=_parts,
+    count=lambda config: config.evaluator.count if config.evaluations else 0,
+    devices=lambda config: (config.evaluator.device,),
+    parts=lambda config: (("policy", config.evaluator.policy or config.explorer.policy),),
     begin_metrics=_begin_metrics,
     outlives_the_run=True,
     digests=("model",),

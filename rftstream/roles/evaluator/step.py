@@ -11,7 +11,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from rftstream import metrics
@@ -368,27 +368,11 @@ def _scorable(attempt: Attempt) -> bool:
 
 
 def _ids(evaluation: Evaluation, sample: _Sample, attempt: Attempt) -> RolloutIds:
-    return RolloutIds(
-        rollout_id=attempt.key,
-        group_id=str(sample.index),
-        taskset=evaluation.name,
-        sibling=0,
-        group_size=1,
-        sequence=0,
-        min_version=0,
-    )
+    return replace(RolloutIds.of(str(sample.index), taskset=evaluation.name), rollout_id=attempt.key)
 
 
 def _agent_ids(which: str, evaluation: Evaluation, sample: _Sample, key: str) -> RolloutIds:
     """Return ids that no other evaluation has, nor another attempt at this one: what an agent says later than that
     belongs to nobody."""
     group_id, sibling = f"{which}/{sample.index}", int(key.partition("#")[2])
-    return RolloutIds(
-        rollout_id=f"{group_id}/{sibling}",
-        group_id=group_id,
-        taskset=evaluation.name,
-        sibling=sibling,
-        group_size=evaluation.section.n,
-        sequence=0,
-        min_version=0,
-    )
+    return RolloutIds.of(group_id, taskset=evaluation.name, sibling=sibling, group_size=evaluation.section.n)

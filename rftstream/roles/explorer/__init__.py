@@ -2,17 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from rftstream.contracts.role_names import RoleName
 from rftstream.service.role_spec import RoleKind, RoleSpec
-
-if TYPE_CHECKING:
-    from rftstream.config.sections import RunConfig
-
-
-def _count(config: RunConfig) -> int:
-    return 0 if config.without_tasks else config.explorer.count
 
 
 def _begin_metrics() -> None:
@@ -48,7 +39,7 @@ EXPLORER = RoleSpec(
     produces=("rollouts", "partials", "dead"),
     keeps="partials",
     positions=("tasks",),
-    count=_count,
+    count=lambda config: 0 if config.without_tasks else config.explorer.count,
     devices=lambda config: tuple(config.explorer.devices),
     parts=lambda config: (("policy", config.explorer.policy),),
     begin_metrics=_begin_metrics,

@@ -15,6 +15,7 @@ from rftstream.contracts.checks import MAX_DEPTH
 from rftstream.contracts.rollouts import AgentCall, Posted, RolloutStatus, Segment, Turn
 from rftstream.error_kinds import Kinds
 from rftstream.policies.base import Completion
+from rftstream.roles.explorer.environment_session import CallFailure
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +51,10 @@ class FailureLog:
         """Log the text unless a failure of this kind was logged before."""
         if self._kinds.is_new(text):
             log.warning("%s: %s (the first of its kind in this process)", rollout, text, exc_info=error)
+
+    def of_call(self, rollout: str, failure: CallFailure) -> None:
+        """Log the failure of a call of an environment, likewise."""
+        self.say(rollout, failure.text, failure.error)
 
 
 def find_oddity(completion: Completion) -> str:

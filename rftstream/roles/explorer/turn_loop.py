@@ -134,7 +134,16 @@ class TurnLoop:
         `group`: what the rollouts with the same problem are called. `states`: keeps large states of its environment;
         None: all are handed out as they are."""
 
-        make_session = partial(self._session, where, environment, problem, seed, states)
+        def make_session() -> EnvironmentSession:
+            return EnvironmentSession(
+                self.calls.open(is_immediate=self._is_immediate(environment)),
+                lambda: self._make_environment(where, environment, problem, seed),
+                name=environment,
+                timeout_s=self._reply_timeout_s,
+                states=states,
+                keep=self._keep,
+            )
+
         state = self._open[key] = OpenRollout(
             key=key,
             session=make_session(),
@@ -150,62 +159,48 @@ class TurnLoop:
             context=self._context,
             has_one_turn=self._has_one_turn(environment),
         )
+        opened = partial(self._opened, state, saved, on_resumed, make_session)
         if saved is None:
-            state.session.begin(partial(self._opened, state))
+            state.session.begin(opened)
         else:
-            resumed = partial(self._resumed, state, saved, on_resumed, make_session)
-            state.session.resume(saved.environment_state, saved.messages, resumed)
+            state.session.resume(saved.environment_state, saved.messages, opened)
 
-    def _session(
-        self, where: str, environment: str, problem: Problem, seed: int, states: StateKeeper | None
-    ) -> EnvironmentSession:
-        return EnvironmentSession(
-            self.calls.open(is_immediate=self._is_immediate(environment)),
-            lambda: self._make_environment(where, environment, problem, seed),
-            name=environment,
-            timeout_s=self._reply_timeout_s,
-            states=states,
-            keep=self._keep,
-        )
-
-    def _opened(self, state: OpenRollout, opening: Opening | CallFailure) -> None:
-        """Ask for the first turn."""
-        if isinstance(opening, CallFailure):
-            self._fail(state, opening.text, opening.error)
-            return
-        state.messages, state.tools = list(opening.messages), (*state.problem.tools, *opening.tools)
-        self._ask(state, num_said=0)
-
-    def _resumed(
+    def _opened(
         self,
         state: OpenRollout,
-        saved: SavedRollout,
+        saved: SavedRollout | None,
         on_resumed: Callable[[bool], None],
         make_session: Callable[[], EnvironmentSession],
         opening: Opening | CallFailure,
     ) -> None:
-        """Go on from the saved rollout, or begin anew if its environment cannot go on."""
-        if isinstance(opening, CallFailure):
+        """Ask for the first turn, or go on from the saved rollout; begin anew if its environment cannot go on."""
+        if isinstance(opening, Opening):
+            state.tools = (*state.problem.tools, *opening.tools)
+        if saved is None and isinstance(opening, CallFailure):
+            self._fail(state, opening.text, opening.error)
+        elif isinstance(opening, CallFailure):
             log.warning("%s: its environment cannot go on: %s; it is begun anew", state.name, opening.text)
             on_resumed(False)
-            self._close(state)
+            state.session.close(partial(self._failures.of_call, state.name))
             state.session = make_session()
-            state.session.begin(partial(self._opened, state))
-            return
-        state.tools = (*state.problem.tools, *opening.tools)
-        go_on_from(state, saved)
-        on_resumed(True)
-        if (ended := state.end_of_saved()) is not None:
-            self._on_completion(state, without_more(state.key, ended))
+            state.session.begin(partial(self._opened, state, None, on_resumed, make_session))
+        elif saved is None:
+            state.messages = list(opening.messages)
+            self._ask(state, num_said=0)
         else:
-            self._submit(state)
+            go_on_from(state, saved)
+            on_resumed(True)
+            if (ended := state.end_of_saved()) is not None:
+                self._on_completion(state, without_more(state.key, ended))
+            else:
+                self._submit(state)
 
     def abort(self, key: str) -> None:
         """Abort a rollout; `step` returns nothing for it."""
         state = self._open.pop(key, None)
         if state is not None:
             self.policy.abort(key)
-            self._close(state)
+            state.session.close(partial(self._failures.of_call, state.name))
 
     def close(self) -> None:
         """Give all rollouts up, and end the calls of their environments."""
@@ -412,7 +407,7 @@ class TurnLoop:
 
     def _end(self, state: OpenRollout, status: RolloutStatus, error: str | None) -> None:
         self._open.pop(state.key, None)
-        self._close(state)
+        state.session.close(partial(self._failures.of_call, state.name))
         self._finished.append(
             Attempt(
                 key=state.key,
@@ -426,7 +421,3 @@ class TurnLoop:
                 posted=state.posted,
             )
         )
-
-    def _close(self, state: OpenRollout) -> None:
-        """Close the environment without waiting for it."""
-        state.session.close(lambda failure: self._failures.say(state.name, failure.text, failure.error))

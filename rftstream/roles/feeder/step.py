@@ -22,7 +22,7 @@ from rftstream.config.sections import RunConfig
 from rftstream.config.stages import Stages
 from rftstream.contracts import codec
 from rftstream.contracts.control import Claim, Drawn, Request, RunManifest, TasksEnded
-from rftstream.contracts.ids import derive_seed, rollout_id
+from rftstream.contracts.ids import derive_seed
 from rftstream.contracts.outcomes import GroupOutcome
 from rftstream.contracts.problems import NewProblem, RejectedProblem
 from rftstream.contracts.records import TopicPartition
@@ -275,27 +275,23 @@ class FeederStep(SingleStep):
         source = self._sources[draw.taskset]
         problem = self._keep(draw.problem)
         min_version = self._admission.min_version(self._in_force, cursor.admitted)
-        group, name, size = draw.group_id, draw.taskset, draw.group_size
         now = self._clock.now()
         tasks = []
-        for sibling in range(size):
-            rollout = rollout_id(group, sibling)
-            ids = RolloutIds(
-                rollout_id=rollout,
-                group_id=group,
-                taskset=name,
+        for sibling in range(draw.group_size):
+            ids = RolloutIds.of(
+                draw.group_id,
+                taskset=draw.taskset,
                 sibling=sibling,
-                group_size=size,
+                group_size=draw.group_size,
                 sequence=cursor.admitted,
                 min_version=min_version,
             )
-            seed = derive_seed(self._config.run.seed, rollout)
             tasks.append(
                 Task(
                     ids=ids,
                     problem=problem,
                     sampling=source.sampling_of(draw.sampling, sibling),
-                    seed=seed,
+                    seed=derive_seed(self._config.run.seed, ids.rollout_id),
                     environment=source.environment,
                     stored_rollout=(stored or {}).get(sibling),
                     created_at=now,

@@ -11,18 +11,6 @@ if TYPE_CHECKING:
     from rftstream.config.sections import RunConfig
 
 
-def _count(config: RunConfig) -> int:
-    return 0 if config.synthesiser is None else config.synthesiser.count
-
-
-def _chosen(config: RunConfig) -> tuple[str, ...]:
-    return () if config.synthesiser is None else (config.synthesiser.read,)
-
-
-def _devices(config: RunConfig) -> tuple[str, ...]:
-    return () if config.synthesiser is None else (config.synthesiser.device,)
-
-
 def _parts(config: RunConfig) -> tuple[tuple[str, str], ...]:
     section = config.synthesiser
     return () if section is None or section.ask != "policy" else (("policy", section.policy or config.explorer.policy),)
@@ -46,9 +34,9 @@ SYNTHESISER = RoleSpec(
     summary="outcomes, verified, tasks or problems -> problems",
     follows=("weights", "problems"),
     produces=("problems", "dead"),
-    chosen=_chosen,
-    count=_count,
-    devices=_devices,
+    chosen=lambda config: () if config.synthesiser is None else (config.synthesiser.read,),
+    count=lambda config: 0 if config.synthesiser is None else config.synthesiser.count,
+    devices=lambda config: () if config.synthesiser is None else (config.synthesiser.device,),
     parts=_parts,
     begin_metrics=_begin_metrics,
     digests=("model",),

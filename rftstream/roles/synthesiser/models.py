@@ -184,15 +184,7 @@ class PolicyModel:
         return ModelReply(key=attempt.key, item=reward_input(rollout))
 
 
-_IDS = RolloutIds(
-    rollout_id="synthesis/0/0/0/0",
-    group_id="synthesis/0/0/0",
-    taskset="synthesis",
-    sibling=0,
-    group_size=1,
-    sequence=0,
-    min_version=0,
-)
+_IDS = RolloutIds.of("synthesis/0/0/0", taskset="synthesis")
 """Ids for attempts that are no rollouts of the run; a rollout record must have some."""
 
 

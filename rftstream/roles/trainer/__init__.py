@@ -11,10 +11,6 @@ if TYPE_CHECKING:
     from rftstream.config.sections import RunConfig
 
 
-def _devices(config: RunConfig) -> tuple[str, ...]:
-    return (config.trainer.device,)
-
-
 def _parts(config: RunConfig) -> tuple[tuple[str, str], ...]:
     from rftstream.config.sections import name_of_part
 
@@ -40,7 +36,7 @@ TRAINER = RoleSpec(
     produces=("weights", "steps", "control", "summaries"),
     deletes=("batches", "tasks", "rollouts", "verified"),
     sees_positions=True,
-    devices=_devices,
+    devices=lambda config: (config.trainer.device,),
     parts=_parts,
     begin_metrics=_begin_metrics,
     outlives_the_run=True,

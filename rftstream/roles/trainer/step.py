@@ -272,7 +272,7 @@ class TrainerStep(SingleStep):
             return None
         if self._is_anchor_due and not self._is_finished:
             anchor = self._publisher.anchor(self._epoch, self._progress, self._end.config, self._checkpoints.names)
-            return self._transaction(self._progress, anchor)
+            return SingleTransaction(anchor, then=partial(self._move_to, self._progress, anchor))
         if self._checkpoints.trim_due:
             trimmed = self._checkpoints.plan()
             if trimmed is not None:
@@ -295,7 +295,8 @@ class TrainerStep(SingleStep):
         reason = self._end.reason(self._progress)
         if reason is not None:
             finished = self._end.finish(reason, self._progress.name(self._epoch))
-            return self._transaction(self._progress, [Publish("control", 0, finished)])
+            outputs = (Publish("control", 0, finished),)
+            return SingleTransaction(outputs, then=partial(self._move_to, self._progress, outputs))
         try:
             self._publisher.look_back(self._updates.idle_s)
         except WeightsGone:
@@ -359,10 +360,6 @@ class TrainerStep(SingleStep):
             outputs.insert(0, Publish("weights", 0, announced))
         if trained.end_reason is not None:
             outputs.append(Publish("control", 0, self._end.finish(trained.end_reason, name)))
-        return self._transaction(progress, outputs)
-
-    def _transaction(self, progress: TrainerProgress, outputs: Sequence[Publish]) -> SingleTransaction:
-        """Return a transaction after which the trainer goes on from `progress`."""
         return SingleTransaction(tuple(outputs), then=partial(self._move_to, progress, outputs))
 
     # ------------------------------------------------------------------------------------------ afterwards

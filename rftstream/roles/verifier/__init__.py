@@ -2,17 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from rftstream.contracts.role_names import RoleName
 from rftstream.service.role_spec import RoleKind, RoleSpec
-
-if TYPE_CHECKING:
-    from rftstream.config.sections import RunConfig
-
-
-def _count(config: RunConfig) -> int:
-    return 0 if config.without_tasks else config.verifier.count
 
 
 def _begin_metrics() -> None:
@@ -36,6 +27,6 @@ VERIFIER = RoleSpec(
     consumes=("rollouts",),
     produces=("verified", "dead"),
     positions=("rollouts",),
-    count=_count,
+    count=lambda config: 0 if config.without_tasks else config.verifier.count,
     begin_metrics=_begin_metrics,
 )

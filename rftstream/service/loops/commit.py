@@ -20,8 +20,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 
 from rftstream import metrics
 from rftstream.contracts.records import NewRecord, TopicPartition
@@ -52,8 +51,6 @@ class TransactionWriter:
         that failed for now; the loop decides in them when to go on."""
         self.is_in_doubt = False
         """Whether the last transaction may be on the log, or may not."""
-        self.has_begun = False
-        """Whether `begin` has succeeded once."""
         self._role = role
         self._open_producer = open_producer
         self._when_aborted, self._when_lost = when_aborted, when_lost
@@ -74,7 +71,6 @@ class TransactionWriter:
             self.producer = self._open_producer()
         self._was_started = True
         self.producer.start()
-        self.has_begun = True
 
     def commit(
         self,
@@ -114,15 +110,8 @@ class TransactionWriter:
 
         `look_up` asks the log, and brings the loop's state in line with what it finds there. If the log does not
         answer, the transaction stays in doubt, and `resolve` is called again."""
-        with self.in_doubt():
-            self.begin()
-            look_up()
-
-    @contextmanager
-    def in_doubt(self) -> Iterator[None]:
-        """Count the last transaction as in doubt while the block runs, and also afterwards if it raises."""
-        self.is_in_doubt = True
-        yield
+        self.begin()
+        look_up()
         self.is_in_doubt = False
 
     def close(self) -> None:

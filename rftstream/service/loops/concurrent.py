@@ -91,7 +91,7 @@ class ConcurrentService(Service):
             return 0.0
         if self.manifest is None:
             return MAX_IDLE_S
-        if self._partitions is None and not self._draining and not self._followed.caught_up(settled=False):
+        if self._partitions is None and not self._draining and not self._followed.caught_up():
             return 0.0 if followed else MAX_IDLE_S  # else it would act on what has passed long ago
         if self._partitions is None:
             self._partitions = self._join()

@@ -8,7 +8,7 @@ deletion itself is done by TrimmedDeletions.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -72,7 +72,7 @@ class Checkpoints:
         if self.deletions.said is not None:
             self._log_retention.begin(self.deletions.said)
         self.deletions.carry_out()
-        self._written = self._there()
+        self._written = _not_gone(self._on_store.names(), self.deletions.said)
 
     def load(self, begins: tuple[int, ...], ends: tuple[int, ...]) -> TrainerProgress | None:
         """Load the newest good checkpoint that is in force by `steps`, and whose positions lie between `begins` and
@@ -161,7 +161,7 @@ class Checkpoints:
 
     @property
     def _kept(self) -> list[VersionName]:
-        return [name for name in self._written if not is_gone(name, self.deletions.said)]
+        return _not_gone(self._written, self.deletions.said)
 
     def look(self, seconds: float) -> None:
         """Wait at most the given seconds for the checkpoint that is being written, if there is one. Raises the error of
@@ -212,15 +212,10 @@ class Checkpoints:
 
     def plan(self) -> Trimmed | None:
         """Return the record of the deletions that are due, which is written before them; None if none are due."""
-        trimmed = self._planned()
-        if trimmed is None:
-            self.trim_due = False
-        return trimmed
-
-    def _planned(self) -> Trimmed | None:
-        there, retention = self._there(), self.config.retention
+        there, retention = _not_gone(self._on_store.names(), self.deletions.said), self.config.retention
         wanted = list(filter(self.versions.in_force, there))[-self.config.trainer.keep_checkpoints :]
         if not wanted:
+            self.trim_due = False
             return None
         precious = self._precious()
         kept = tuple(name for name in there if name in wanted or name in precious)
@@ -231,7 +226,8 @@ class Checkpoints:
             if len(wanted) >= retention.checkpoints:
                 planned = self._with_log(planned, wanted[-retention.checkpoints])
         leftovers = self._on_store.older_than(planned.name) - set(kept)
-        return planned if leftovers or planned.offsets != now.offsets else None
+        self.trim_due = bool(leftovers) or planned.offsets != now.offsets
+        return planned if self.trim_due else None
 
     def _with_log(self, planned: Trimmed, oldest: VersionName) -> Trimmed:
         """Return the plan with the parts of the log that a trainer starting from the checkpoint `oldest` no longer
@@ -256,6 +252,6 @@ class Checkpoints:
         kept = {name for name in names if every is not None and name.version % every == 0}
         return kept | (self.versions.best_or_due(evaluation, names) if evaluation is not None else set())
 
-    def _there(self) -> list[VersionName]:
-        """Return the complete checkpoints that are not recorded as deleted."""
-        return [name for name in self._on_store.names() if not is_gone(name, self.deletions.said)]
+
+def _not_gone(names: Iterable[VersionName], said: Trimmed | None) -> list[VersionName]:
+    return [name for name in names if not is_gone(name, said)]
