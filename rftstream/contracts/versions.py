@@ -26,7 +26,9 @@ class WeightsKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class VersionName:
-    """A version's full name. Names are in order of age: first by the trainer's epoch."""
+    """A version's full name."""
+
+    # The fields are in this order so that names are in order of age.
 
     trainer_epoch: NonNegativeInt
     """Number of the trainer's claim: how often a trainer had taken the run."""
