@@ -85,9 +85,9 @@ def test_what_a_call_says_of_its_answer_reaches_the_policy(tmp_path: Path, monke
     assert refused.status == 400
     assert refused.sentence == "response_format: this policy does not constrain tokens (vllm and openai do); remove it"
     requests: list[SampleRequest] = []
-    policy: Policy = loop._policy
+    policy: Policy = loop.policy
     submit = policy.submit
-    monkeypatch.setattr(loop, "_constrains", True)
+    monkeypatch.setattr(loop, "constrains", True)
     monkeypatch.setattr(policy, "submit", lambda request: (requests.append(request), submit(request)))
     agent.ask(user("1+1="), response_format=form, stop=["END"])
     (request,) = requests

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 import numpy as np
 
@@ -111,36 +111,32 @@ class TokenizedDemonstration:
         ]
 
 
+@dataclass(eq=False)
 class DemonstrationQueue:
     """The demonstrations of a run, in the order in which batches take them. `workers/buffer.py` makes it, and
     DemonstrationIntake calls it: `begin` at each recovery, `absorb` for each record that comes later, and `take` for
-    each batch."""
+    each batch.
 
-    def __init__(
-        self,
-        settings: DemonstrationsSection,
-        *,
-        seed: int,
-        passes: int | None,
-        kinds: frozenset[str],
-        transport: Transport,
-        renderer: Renderer,
-        context: int | None,
-        clock: Clock,
-    ) -> None:
-        """`kinds`: loss kinds that the run takes, in any stage; demonstrations of other kinds cannot be used."""
-        self._settings, self._seed, self._passes = settings, seed, passes
-        self._kinds, self._renderer, self._context, self._clock = kinds, renderer, context, clock
-        self._transport = transport
-        self.cursor = Cursor()
-        """Where the passes stand once the batch that was taken last is on the log."""
-        self._offsets: list[array[int]] = []
-        """Offsets of each partition's demonstrations, in order: number n is the (n div partitions)-th of its
-        partition."""
-        self._numbers_of: dict[int, np.ndarray] = {}
-        """How many there are -> the numbers of those that are trained on."""
-        self._dead: set[Place] = set()
-        """Demonstrations that cannot be used, and have their letter."""
+    `kinds`: loss kinds that the run takes, in any stage; demonstrations of other kinds cannot be used."""
+
+    settings: DemonstrationsSection
+    _: KW_ONLY
+    seed: int
+    passes: int | None
+    kinds: frozenset[str]
+    transport: Transport
+    renderer: Renderer
+    context: int | None
+    clock: Clock
+    cursor: Cursor = field(default_factory=Cursor, init=False)
+    """Where the passes stand once the batch that was taken last is on the log."""
+    _offsets: list[array[int]] = field(default_factory=list, init=False)
+    """Offsets of each partition's demonstrations, in order: number n is the (n div partitions)-th of its
+    partition."""
+    _numbers_of: dict[int, np.ndarray] = field(default_factory=dict, init=False)
+    """How many there are -> the numbers of those that are trained on."""
+    _dead: set[Place] = field(default_factory=set, init=False)
+    """Demonstrations that cannot be used, and have their letter."""
 
     def begin(self, log_: Log, cursor: Cursor) -> dict[TopicPartition, int]:
         """Read the demonstrations so far; return the offsets to read on from."""
@@ -193,7 +189,7 @@ class DemonstrationQueue:
     def finished(self, walk: Walk, size: int | None = None) -> bool:
         """Whether all passes are at their end. `size`: as for `take`."""
         full = walk.taken >= len(self._numbers(walk.size))
-        last = self._passes is not None and walk.begun >= self._passes
+        last = self.passes is not None and walk.begun >= self.passes
         return full and (last or not len(self._numbers(self.known if size is None else size)))
 
     def take(
@@ -247,8 +243,8 @@ class DemonstrationQueue:
         end = min(walk.taken + count, len(numbers))
         places: Iterable[int] = range(walk.taken, end)
         walk.taken = end
-        if self._settings.shuffle:
-            places = map(order(len(numbers), walk.begun - 1, derive_seed(self._seed, "order", DEMONSTRATIONS)), places)
+        if self.settings.shuffle:
+            places = map(order(len(numbers), walk.begun - 1, derive_seed(self.seed, "order", DEMONSTRATIONS)), places)
         return [int(numbers[place]) for place in places]
 
     def _numbers(self, size: int) -> np.ndarray:
@@ -256,7 +252,7 @@ class DemonstrationQueue:
         if size not in self._numbers_of:
             held = {walk.size for walk in (self.cursor.first, self.cursor.pairs)}
             self._numbers_of = {known: numbers for known, numbers in self._numbers_of.items() if known in held}
-            self._numbers_of[size] = trained_numbers(size, self._settings.held_out)
+            self._numbers_of[size] = trained_numbers(size, self.settings.held_out)
         return self._numbers_of[size]
 
     def _place(self, number: int) -> Place:
@@ -269,7 +265,7 @@ class DemonstrationQueue:
     def _read(self, numbers: Sequence[int]) -> dict[int, Record]:
         """Return the records of these demonstrations, by number."""
         places = {self._place(number): number for number in numbers}
-        records = read_places(self._transport, places)
+        records = read_places(self.transport, places)
         if missing := sorted(places.keys() - records.keys()):
             partition, offset = missing[0]
             raise ContractError(
@@ -284,24 +280,24 @@ class DemonstrationQueue:
             demonstration = codec.from_record(record)
             assert isinstance(demonstration, Demonstration)
             kind = kind_of(demonstration)
-            if wanted is not None and kind is not wanted and kind in self._kinds:
+            if wanted is not None and kind is not wanted and kind in self.kinds:
                 return None
             sides = self._tokens(demonstration, kind)
         except (ContractError, ConfigError) as error:
             log.error("%s: %s; message sent to dead", record, error)
             reason = "undecodable" if isinstance(error, ContractError) else "unusable"
             letters[self._place(number)] = dead_letter(
-                record, role=BUFFER.name, reason=reason, detail=str(error), tries=1, now=self._clock.now()
+                record, role=BUFFER.name, reason=reason, detail=str(error), tries=1, now=self.clock.now()
             )
             return None
         return TokenizedDemonstration(ids_of(walk.begun - 1, number, self.cursor.total), demonstration, sides)
 
     def _tokens(self, demonstration: Demonstration, kind: LossKind) -> Sides:
-        if kind not in self._kinds:
+        if kind not in self.kinds:
             raise ConfigError(f"{'a pair' if kind is LossKind.dpo else 'a chat'}, which the algorithm does not take")
-        sides = tokenise(demonstration, self._renderer)
-        if self._context is not None and length_of(sides) > self._context:
-            raise ConfigError(f"{length_of(sides):,} tokens, expected at most the context of {self._context:,}")
+        sides = tokenise(demonstration, self.renderer)
+        if self.context is not None and length_of(sides) > self.context:
+            raise ConfigError(f"{length_of(sides):,} tokens, expected at most the context of {self.context:,}")
         return sides
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from functools import partial
 
 from rftstream.contracts.messages import Message
@@ -16,26 +17,21 @@ from rftstream.roles.buffer.progress import BufferProgress
 from rftstream.roles.buffer.reuse import ReusePool
 
 
+@dataclass(eq=False)
 class GroupOperators:
     """The pipeline with the facts of this run. The step makes it at each recovery, calls `learn` for each outcome on
     the log, in order, and `judge` for each group that may be batched. Before it chooses a batch it asks `outdated`, and
-    judges those groups again."""
+    judges those groups again.
 
-    def __init__(
-        self,
-        pipeline: ExperiencePipeline,
-        bodies: Bodies,
-        progress: BufferProgress | None = None,
-        reuse: ReusePool | None = None,
-    ) -> None:
-        """`progress` gives the version at which the next batch is trained; None where the versions of rollouts are
-        another run's. `reuse` learns the operators' offers and the batches' uses."""
-        self._reuse = reuse
-        self._progress = progress
-        self._pipeline = pipeline
-        self._bodies = bodies
-        self._facts = Facts()
-        """Empty where the run file declares no operators."""
+    `progress` gives the version at which the next batch is trained; None where the versions of rollouts are
+    another run's. `reuse` learns the operators' offers and the batches' uses."""
+
+    pipeline: ExperiencePipeline
+    bodies: Bodies
+    progress: BufferProgress | None = None
+    reuse: ReusePool | None = None
+    _facts: Facts = field(default_factory=Facts, init=False)
+    """Empty where the run file declares no operators."""
 
     @property
     def seen(self) -> int:
@@ -46,12 +42,12 @@ class GroupOperators:
         """Take what stands on `outcomes`: an outcome for the facts, offers and uses for what may be reused."""
         match message:
             case GroupOutcome():
-                if self._pipeline.is_declared:
+                if self.pipeline.is_declared:
                     self._facts.absorb(message)
-                if self._reuse is not None:
-                    self._reuse.learn(message)
-            case BatchReuse() if self._reuse is not None:
-                self._reuse.learn_uses(message)
+                if self.reuse is not None:
+                    self.reuse.learn(message)
+            case BatchReuse() if self.reuse is not None:
+                self.reuse.learn_uses(message)
 
     def judge(self, group: Group, min_siblings: int) -> str | None:
         """Apply the operators to the group, and keep their decision in it. Return why the group is filtered, or None if
@@ -61,9 +57,9 @@ class GroupOperators:
     def judge_at(self, group: Group, min_siblings: int, version: int | None) -> str | None:
         """Judge a group as `judge` does, at a given version of the trainer. The recomputation of recorded decisions
         calls it."""
-        if self._pipeline:
+        if self.pipeline:
             scored = self._seen(group, version)
-            group.result = self._pipeline.decide(scored, self._facts, min_siblings)
+            group.result = self.pipeline.decide(scored, self._facts, min_siblings)
             if group.result.filtered is not None:
                 return group.result.filtered
         return "flagged" if group.left_out and len(group.kept) < min_siblings else None
@@ -72,16 +68,16 @@ class GroupOperators:
         """Return the waiting groups whose operators depend on the version and decided by another one than the next
         batch's. They are judged again, so that every group of a batch is judged at the batch's version. A restart
         changes nothing then."""
-        if not self._pipeline.by_version:
+        if not self.pipeline.by_version:
             return []
         judged = ((group, group.result) for group in groups.ready)
         return [group for group, result in judged if result and result.version != self._version_of(group)]
 
     def _version_of(self, group: Group) -> int | None:
         """Return the version that the operators of a group are told; None if none of them looks at it."""
-        if self._progress is None or group.taskset not in self._pipeline.by_version:
+        if self.progress is None or group.taskset not in self.pipeline.by_version:
             return None
-        return self._progress.next_batch
+        return self.progress.next_batch
 
     def _seen(self, group: Group, version: int | None) -> ScoredGroup:
         rollouts = (
@@ -90,7 +86,7 @@ class GroupOperators:
                 reward=one.summary.reward,
                 num_tokens=one.summary.num_tokens,
                 truncated=one.summary.status is RolloutStatus.truncated,
-                load=partial(self._bodies.get, *one.place_offset),
+                load=partial(self.bodies.get, *one.place_offset),
                 oldest_version=None if version is None else one.oldest_version,
             )
             for one in group.scored

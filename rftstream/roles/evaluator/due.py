@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rftstream.clock import Clock
 from rftstream.config.loader import sampling_for
@@ -55,44 +55,39 @@ class DueEvaluation:
     """The request that it answers; None if it is due by itself."""
 
 
+@dataclass(eq=False)
 class DueEvaluations:
     """The evaluations that are still to be done. The evaluator's step makes it at each recovery and calls `absorb` for
     each record that it reads. Whenever the step is free, it asks `next`; it calls `note` once the result is on the log,
-    or `skip` if the weights cannot be had."""
+    or `skip` if the weights cannot be had.
 
-    def __init__(
-        self,
-        evaluations: Mapping[str, Evaluation],
-        follower: WeightsFollower,
-        clock: Clock,
-        only: Collection[str] | None,
-    ) -> None:
-        """`follower`: knows which versions are in force. `only`: ids of the requests that are answered, and then
-        nothing is due by itself; None: all of them."""
-        self._evaluations = evaluations
-        self._follower = follower
-        self._clock = clock
-        self._only = only
-        self._results = EvalResults()
-        self._answered: set[str] = set()
-        """Requests that have a result, as request/evaluation."""
-        self._requests: dict[str, Request] = {}
-        self._best: dict[str, float] = {}
-        """Evaluation -> its best mean so far."""
-        self._finished: RunFinished | None = None
-        """The end of the run; None while it goes on."""
-        self._skipped: set[tuple[str, VersionName]] = set()
-        """Weights that were gone or damaged: nothing can be said of them."""
+    `follower`: knows which versions are in force. `only`: ids of the requests that are answered, and then
+    nothing is due by itself; None: all of them."""
+
+    evaluations: Mapping[str, Evaluation]
+    follower: WeightsFollower
+    clock: Clock
+    only: Collection[str] | None
+    _results: EvalResults = field(default_factory=EvalResults, init=False)
+    _answered: set[str] = field(default_factory=set, init=False)
+    """Requests that have a result, as request/evaluation."""
+    _requests: dict[str, Request] = field(default_factory=dict, init=False)
+    _best: dict[str, float] = field(default_factory=dict, init=False)
+    """Evaluation -> its best mean so far."""
+    _finished: RunFinished | None = field(default=None, init=False)
+    """The end of the run; None while it goes on."""
+    _skipped: set[tuple[str, VersionName]] = field(default_factory=set, init=False)
+    """Weights that were gone or damaged: nothing can be said of them."""
 
     def answer_only(self, request_ids: Collection[str]) -> None:
         """Let nothing be due but these requests."""
-        self._only = request_ids
+        self.only = request_ids
 
     def absorb(self, received: Received) -> None:
         """Take a record of `weights`, `evals` or `control`."""
         match received.message:
             case WeightsAnnounced() as announced:
-                self._follower.announced(announced)
+                self.follower.announced(announced)
             case EvalResult() as result:
                 self.note(result)
             case RunFinished() as finished:
@@ -120,16 +115,16 @@ class DueEvaluations:
 
     def is_all_done(self) -> bool:
         """Whether the run is finished, and nothing is due any more."""
-        newest = self._follower.newest()
+        newest = self.follower.newest()
         reached = self._finished is not None and newest is not None and newest.name == self._finished.name
         return reached and self.next() is None
 
     def next(self) -> DueEvaluation | None:
         """Return the next evaluation to make: requests come first, then versions from the oldest on."""
-        if (requested := self._requested()) is not None or self._only is not None:
+        if (requested := self._requested()) is not None or self.only is not None:
             return requested
-        for announced in self._follower.in_force():
-            for evaluation in self._evaluations.values():
+        for announced in self.follower.in_force():
+            for evaluation in self.evaluations.values():
                 is_last = self._finished is not None and announced.name == self._finished.name
                 if (announced.name.version % evaluation.section.every == 0 or is_last) and not self._has(
                     evaluation, announced.name
@@ -140,19 +135,19 @@ class DueEvaluations:
     def _has(self, evaluation: Evaluation, name: VersionName) -> bool:
         """Whether the evaluation of this version has a result, or was skipped because its weights are gone."""
         skipped = (evaluation.name, name) in self._skipped
-        return skipped or self._results.find(evaluation.name, name, self._follower) is not None
+        return skipped or self._results.find(evaluation.name, name, self.follower) is not None
 
     def _requested(self) -> DueEvaluation | None:
         """Return the next evaluation that was asked for."""
         for request in self._requests.values():
             wanted = [
                 evaluation
-                for evaluation in self._evaluations.values()
+                for evaluation in self.evaluations.values()
                 if request.arguments.get("evaluation") in (None, evaluation.name)
                 and f"{request.request_id}/{evaluation.name}" not in self._answered
             ]
-            not_ours = self._only is not None and request.request_id not in self._only
-            if not wanted or not_ours or request.expires_at < self._clock.now():
+            not_ours = self.only is not None and request.request_id not in self.only
+            if not wanted or not_ours or request.expires_at < self.clock.now():
                 continue
             announced = self._announced(request.arguments.get("version"))
             if announced is None:
@@ -167,5 +162,5 @@ class DueEvaluations:
     def _announced(self, version: object) -> WeightsAnnounced | None:
         """Return the announcement in force of this version; of the newest if `version` is None."""
         if version is None:
-            return self._follower.newest()
-        return next((found for found in self._follower.in_force() if found.name.version == version), None)
+            return self.follower.newest()
+        return next((found for found in self.follower.in_force() if found.name.version == version), None)

@@ -6,7 +6,7 @@ import json
 import math
 import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Protocol
 
 from rftstream.contracts.assistant import AssistantMessage
@@ -61,34 +61,28 @@ KeepMedia = Callable[[Sequence[ChatMessage]], tuple[ChatMessage, ...]]
 """Messages -> the same with references in the place of the images that stood in them."""
 
 
+@dataclass(eq=False)
 class EnvironmentSession:
     """One environment object. The turn loop makes it, calls `begin` or `resume`, then `reply` for each turn and `save`
     in between, and `close` last. Every answer comes by a callback: an object that is done at once gives it before the
-    method returns, any other when the calls are polled. After `close` no callback comes."""
+    method returns, any other when the calls are polled. After `close` no callback comes.
 
-    def __init__(
-        self,
-        line: CallLine,
-        make: Callable[[], Environment],
-        *,
-        name: str,
-        timeout_s: float,
-        states: StateKeeper | None = None,
-        keep: KeepMedia | None = None,
-    ) -> None:
-        """`name` and `timeout_s`, the time limit of a call, stand in failures. `states`: keeps large states. `keep`:
-        puts images that stand in messages into the store."""
-        self._states, self._keep = states, keep
-        self._line = line
-        self._make = make
-        self._name = name
-        self._timeout_s = timeout_s
-        self._environment: Environment | None = None
+    `name` and `timeout_s`, the time limit of a call, stand in failures. `states`: keeps large states. `keep`:
+    puts images that stand in messages into the store."""
+
+    line: CallLine
+    make: Callable[[], Environment]
+    _: KW_ONLY
+    name: str
+    timeout_s: float
+    states: StateKeeper | None = None
+    keep: KeepMedia | None = None
+    _environment: Environment | None = field(default=None, init=False)
 
     @property
     def is_busy(self) -> bool:
         """Whether a call has not ended."""
-        return self._line.is_busy
+        return self.line.is_busy
 
     def begin(self, then: Callable[[Opening | CallFailure], None]) -> None:
         """Make the environment and call its `start`."""
@@ -140,8 +134,8 @@ class EnvironmentSession:
         if state is None:
             self._made("start", then, lambda: self._call("start", checked_messages, loaded))
         elif isinstance(state, StoredState):
-            assert self._states is not None, "whoever saved it could keep it"
-            self._line.call("load", self._states.get, state, then=fetched)
+            assert self.states is not None, "whoever saved it could keep it"
+            self.line.call("load", self.states.get, state, then=fetched)
         else:
             fetched(CallResult(value=state))
 
@@ -161,7 +155,7 @@ class EnvironmentSession:
 
     def _kept(self, method: str, messages: Sequence[ChatMessage], then: Callable[[Any], None]) -> None:
         """Have images that stand in messages put into the store, where the environment's own calls run."""
-        keep = self._keep
+        keep = self.keep
         if keep is None or not any(media.url.startswith("data:") for message in messages for media in message.media):
             then(messages)
             return
@@ -170,11 +164,11 @@ class EnvironmentSession:
             failure = self._failure(method, result)
             then(result.value if failure is None else failure)
 
-        self._line.call(method, keep, messages, then=done)
+        self.line.call(method, keep, messages, then=done)
 
     def save(self, then: Callable[[bytes | StoredState | CallFailure | None], None]) -> None:
         """Ask the environment for its state. A large state is in the store before `then` is called."""
-        states = self._states
+        states = self.states
 
         def kept(result: CallResult) -> None:
             failure = self._failure("save", result)
@@ -184,7 +178,7 @@ class EnvironmentSession:
 
         def saved(found: bytes | CallFailure | None) -> None:
             if states is not None and isinstance(found, bytes) and states.is_large(found):
-                self._line.call("save", states.put, found, then=kept)
+                self.line.call("save", states.put, found, then=kept)
             else:
                 then(found)
 
@@ -192,7 +186,7 @@ class EnvironmentSession:
 
     def close(self, told: Callable[[CallFailure], None]) -> None:
         """Close the environment once none of its calls runs. `told` is called with a failure."""
-        self._line.close("close", self._close, then=lambda result: self._told("close", _anything, result, told))
+        self.line.close("close", self._close, then=lambda result: self._told("close", _anything, result, told))
 
     def _close(self) -> object:
         # Read when nothing of it runs any more: it may be made only now.
@@ -201,7 +195,7 @@ class EnvironmentSession:
 
     def _made(self, method: str, then: Callable[[CallFailure], None], go_on: Callable[[], None]) -> None:
         def make() -> None:
-            self._environment = self._make()
+            self._environment = self.make()
 
         def made(result: CallResult) -> None:
             if (failure := self._failure(method, result)) is not None:
@@ -209,7 +203,7 @@ class EnvironmentSession:
             else:
                 go_on()
 
-        self._line.call(method, make, then=made)
+        self.line.call(method, make, then=made)
 
     def _ask_tools(self, messages: tuple[ChatMessage, ...], then: Callable[[Opening | CallFailure], None]) -> None:
         def asked(found: Any) -> None:
@@ -225,7 +219,7 @@ class EnvironmentSession:
         if function is None:
             then(CallFailure(text=self._text(method, text := f"it has no method {method}"), error=TypeError(text)))
             return
-        self._line.call(
+        self.line.call(
             method,
             function,
             *arguments,
@@ -254,15 +248,13 @@ class EnvironmentSession:
 
     def _failure(self, method: str, result: CallResult) -> CallFailure | None:
         if result.timed_out:
-            return CallFailure(
-                text=self._text(method, f"no answer within {self._timeout_s + self._more_s(method):g} s")
-            )
+            return CallFailure(text=self._text(method, f"no answer within {self.timeout_s + self._more_s(method):g} s"))
         if result.error is not None:
             return CallFailure(text=self._text(method, _line_of(result.error)), error=result.error)
         return None
 
     def _text(self, method: str, what: str) -> str:
-        return f"environment {self._name}: {method}: {what}"
+        return f"environment {self.name}: {method}: {what}"
 
 
 def _with(reply: Reply, **changes: Any) -> Reply | CallFailure:

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Mapping
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 
 from rftstream import metrics
 from rftstream.clock import Clock
@@ -33,87 +33,81 @@ class _Fetch:
     began: float
 
 
+@dataclass(eq=False)
 class WeightsUpdate:
     """The weights of an explorer's policy, or a synthesiser's. The owner of the policy makes it, asks `newer` at each
     slice of work, and if there is a newer version calls `take_over` until the policy has it; `close` ends the
-    fetching."""
+    fetching.
 
-    def __init__(
-        self,
-        policy: Policy,
-        follower: WeightsFollower,
-        fetching: Executor,
-        clock: Clock,
-        *,
-        role: str = EXPLORER.name,
-    ) -> None:
-        """`fetching`: of one thread, where weights are fetched. `role`: whose policy it is, for metrics."""
-        self._role = role
-        self._policy = policy
-        self._follower = follower
-        self._fetching = fetching
-        self._clock = clock
-        self._fetch: _Fetch | None = None
-        self._retry_at = 0.0
+    `fetching`: of one thread, where weights are fetched. `role`: whose policy it is, for metrics."""
+
+    policy: Policy
+    follower: WeightsFollower
+    fetching: Executor
+    clock: Clock
+    _: KW_ONLY
+    role: str = EXPLORER.name
+    _fetch: _Fetch | None = field(default=None, init=False)
+    _retry_at: float = field(default=0.0, init=False)
 
     def newer(self) -> WeightsAnnounced | None:
         """Return the newest version in force, or None if the policy has it."""
-        newest = self._follower.newest()
-        return None if newest is None or newest.name == self._policy.version else newest
+        newest = self.follower.newest()
+        return None if newest is None or newest.name == self.policy.version else newest
 
     @property
     def retry_in_s(self) -> float:
         """Seconds until the next try after one that failed; not above 0 if none is waited for."""
-        return self._retry_at - self._clock.now()
+        return self._retry_at - self.clock.now()
 
     def take_over(self, newest: WeightsAnnounced, *, is_sampling: bool, began: float) -> bool:
         """Load the newest version if it is here, and else go on fetching it. Returns False if the trainer was replaced
         meanwhile: ask `newer` again. WeightsError if there are none to begin with. `is_sampling`: whether a rollout
         would be held up; `began`: since when, by `time.perf_counter`."""
-        if self._retry_at > self._clock.now():
+        if self._retry_at > self.clock.now():
             return True
         fetch = self._fetch or self._begin_fetch(newest)
         if is_sampling and self._goes_on_meanwhile() and not fetch.tensors.done():
             self._fetch = fetch
             return True
         self._fetch = None
-        current, taken, problem = self._policy.version, fetch.target.name, None
+        current, taken, problem = self.policy.version, fetch.target.name, None
         try:
             tensors = fetch.tensors.result()
         except WeightsError as error:
             problem = error
-        if self._follower.find(taken) is None:  # the trainer was replaced meanwhile
+        if self.follower.find(taken) is None:  # the trainer was replaced meanwhile
             return False
         if problem is not None:
             if current is None and not problem.retriable:
                 raise problem
-            self._retry_at = self._clock.now() + RETRY_S
-            reached = self._follower.held()
+            self._retry_at = self.clock.now() + RETRY_S
+            reached = self.follower.held()
             if reached is None or current is None or not _is_of_use(reached, current, newest.name):
                 log.warning("%s; going on with %s", problem, current)
                 return True
             taken, tensors = reached
             log.warning("%s; going on with %s", problem, taken)
-        self._policy.load(tensors, taken)
+        self.policy.load(tensors, taken)
         now = time.perf_counter()
-        metrics.WEIGHTS_FETCH_SECONDS.labels(self._role).observe(now - fetch.began)
-        metrics.SAMPLING_HELD_UP_SECONDS.labels(self._role).observe(now - began if is_sampling else 0.0)
-        metrics.VERSION.labels(self._role).set(taken.version)
-        if (announced := self._follower.find(taken)) is not None and announced.announced_at:
-            metrics.WEIGHTS_TIMESTAMP.labels(self._role).set(announced.announced_at)
+        metrics.WEIGHTS_FETCH_SECONDS.labels(self.role).observe(now - fetch.began)
+        metrics.SAMPLING_HELD_UP_SECONDS.labels(self.role).observe(now - began if is_sampling else 0.0)
+        metrics.VERSION.labels(self.role).set(taken.version)
+        if (announced := self.follower.find(taken)) is not None and announced.announced_at:
+            metrics.WEIGHTS_TIMESTAMP.labels(self.role).set(announced.announced_at)
         return True
 
     def close(self) -> None:
         """End the fetching; waiting fetches are given up."""
-        self._fetching.shutdown(cancel_futures=True)
+        self.fetching.shutdown(cancel_futures=True)
 
     def _begin_fetch(self, newest: WeightsAnnounced) -> _Fetch:
-        return _Fetch(newest, self._fetching.submit(self._follower.fetch, newest), time.perf_counter())
+        return _Fetch(newest, self.fetching.submit(self.follower.fetch, newest), time.perf_counter())
 
     def _goes_on_meanwhile(self) -> bool:
         """Whether the current weights are still in force, so that sampling goes on while newer ones are fetched."""
-        current = self._policy.version
-        return current is not None and self._follower.find(current) is not None
+        current = self.policy.version
+        return current is not None and self.follower.find(current) is not None
 
 
 def _is_of_use(reached: tuple[VersionName, Mapping[str, RawTensor]], current: VersionName, newest: VersionName) -> bool:

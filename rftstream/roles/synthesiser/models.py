@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from rftstream.contracts.rollouts import RolloutStatus
@@ -98,69 +98,64 @@ class SynthesisModel(Protocol):
         """Release the model's resources."""
 
 
+@dataclass(eq=False, kw_only=True)
 class PolicyModel:
-    """The run's own policy, with the newest weights: a SynthesisModel. It asks through a turn loop, as an explorer."""
+    """The run's own policy, with the newest weights: a SynthesisModel. It asks through a turn loop, as an explorer.
 
-    def __init__(
-        self,
-        *,
-        policy: Policy,
-        loop: TurnLoop,
-        follower: WeightsFollower,
-        weights: WeightsUpdate,
-        name: str,
-        environment: str,
-        where: str,
-        renderer: Renderer,
-        now: Callable[[], float],
-    ) -> None:
-        """`environment` and `where`: of attempts, as the taskset names it. `renderer`: of attempts."""
-        self.name = name
-        self._policy, self._loop, self._follower, self._weights = policy, loop, follower, weights
-        self._environment, self._where, self._renderer, self._now = environment, where, renderer, now
-        self._asked: dict[str, ModelRequest] = {}
+    `environment` and `where`: of attempts, as the taskset names it. `renderer`: of attempts."""
+
+    policy: Policy
+    loop: TurnLoop
+    follower: WeightsFollower
+    weights: WeightsUpdate
+    name: str
+    environment: str
+    where: str
+    renderer: Renderer
+    now: Callable[[], float]
+    _asked: dict[str, ModelRequest] = field(default_factory=dict, init=False)
 
     @property
     def version(self) -> VersionName | None:
         """Return the version that samples now."""
-        return self._policy.version
+        return self.policy.version
 
     def announced(self, announced: WeightsAnnounced) -> None:
         """Take an announcement of weights."""
-        self._follower.announced(announced)
+        self.follower.announced(announced)
 
     def ask(self, question: ModelRequest) -> None:
         """Have the request sampled: a question as one turn, an attempt with the environment of the taskset."""
         self._asked[question.key] = question
-        self._loop.start(
+        self.loop.start(
             question.key,
             problem=question.problem,
             sampling=question.sampling,
             seed=question.seed,
-            environment=self._environment if question.is_attempt else "single_turn",
-            where=self._where if question.is_attempt else SYNTHESISER.name,
-            renderer=self._renderer if question.is_attempt else None,
+            environment=self.environment if question.is_attempt else "single_turn",
+            where=self.where if question.is_attempt else SYNTHESISER.name,
+            renderer=self.renderer if question.is_attempt else None,
         )
 
     def drop(self, keys: Collection[str]) -> None:
         """Abort the sampling of these requests."""
         for key in keys:
             if self._asked.pop(key, None) is not None:
-                self._loop.abort(key)
+                self.loop.abort(key)
 
     def step(self) -> Sequence[ModelReply]:
         """Take newer weights over, and sample a slice."""
-        while (newest := self._weights.newer()) is not None:
-            if self._weights.take_over(newest, is_sampling=self._loop.num_open > 0, began=time.perf_counter()):
+        while (newest := self.weights.newer()) is not None:
+            if self.weights.take_over(newest, is_sampling=self.loop.num_open > 0, began=time.perf_counter()):
                 break
-        return [self._said(attempt) for attempt in self._loop.step() if attempt.key in self._asked]
+        return [self._said(attempt) for attempt in self.loop.step() if attempt.key in self._asked]
 
     def idle_s(self) -> float:
         """Return the seconds until there may be tokens, or weights are to be fetched again."""
-        if self._policy.version is None or not self._asked:
-            retry_s = self._weights.retry_in_s
-            return retry_s if retry_s > 0 else FOREVER if self._weights.newer() is None else LOOK_S
-        return min(self._policy.idle_s(), self._loop.idle_s(), LOOK_S)
+        if self.policy.version is None or not self._asked:
+            retry_s = self.weights.retry_in_s
+            return retry_s if retry_s > 0 else FOREVER if self.weights.newer() is None else LOOK_S
+        return min(self.policy.idle_s(), self.loop.idle_s(), LOOK_S)
 
     def wakeups(self) -> Sequence[Wakeup]:
         """Return nothing: `step` is called often enough."""
@@ -168,19 +163,19 @@ class PolicyModel:
 
     def waits_for(self) -> str:
         """Return that weights are missing, if there are none yet."""
-        return "" if self._policy.version is not None else "the first weights"
+        return "" if self.policy.version is not None else "the first weights"
 
     def close(self) -> None:
         """End the fetching, the environments and the policy."""
-        self._weights.close()
-        self._loop.close()
-        self._policy.close()
+        self.weights.close()
+        self.loop.close()
+        self.policy.close()
 
     def _said(self, attempt: Attempt) -> ModelReply:
         question = self._asked.pop(attempt.key)
         if attempt.status not in (RolloutStatus.completed, RolloutStatus.truncated):
             return ModelReply(key=attempt.key, error=attempt.error or str(attempt.status))
-        rollout = rollout_of(attempt, _IDS, question.problem, question.sampling, self._now())
+        rollout = rollout_of(attempt, _IDS, question.problem, question.sampling, self.now())
         return ModelReply(key=attempt.key, item=reward_input(rollout))
 
 

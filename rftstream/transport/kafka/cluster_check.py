@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from kafka.admin import ConfigResource, ConfigResourceType
@@ -73,6 +74,7 @@ def _of_sessions(session_s: float) -> tuple[_Setting, ...]:
 _REPLICATED = ("offsets.topic.replication.factor", "transaction.state.log.replication.factor")
 
 
+@dataclass(eq=False)
 class KafkaLook:
     """`ServerLook` on Kafka. KafkaAdmin makes it and lends it its connection.
 
@@ -80,27 +82,19 @@ class KafkaLook:
     settings. `topic_options` returns what a topic of given settings should have on the broker. `history` says what has
     become of a topic with this least number of replicas in step, a sentence each: made anew, too few replicas."""
 
-    def __init__(
-        self,
-        clients: KafkaClientFactory,
-        ask: Callable[[str, Callable[[Any], Any]], Any],
-        topics: Callable[[], Mapping[str, TopicSettings]],
-        topic_options: Callable[[TopicSettings], Mapping[str, Any]],
-        history: Callable[[str, int], list[str]],
-    ) -> None:
-        self._clients = clients
-        self._ask = ask
-        self._topics = topics
-        self._topic_options = topic_options
-        self._history = history
+    clients: KafkaClientFactory
+    ask: Callable[[str, Callable[[Any], Any]], Any]
+    topics: Callable[[], Mapping[str, TopicSettings]]
+    topic_options: Callable[[TopicSettings], Mapping[str, Any]]
+    history: Callable[[str, int], list[str]]
 
     # ------------------------------------------------------------------------------------------ brokers
 
     def broker(self) -> list[Finding]:
         """Return findings about the brokers. Brokers that cannot be reached are a finding, too."""
         try:
-            cluster = self._ask("describe cluster", lambda client: client.describe_cluster())
-            version = self._ask("version", compat.broker_version)
+            cluster = self.ask("describe cluster", lambda client: client.describe_cluster())
+            version = self.ask("version", compat.broker_version)
             nodes = sorted(int(one["broker_id"]) for one in cluster["brokers"])
             settings = {node: self._settings_of(node) for node in nodes}
         except RftError as error:
@@ -118,7 +112,7 @@ class KafkaLook:
         wanted = f"{'.'.join(map(str, TESTED))} or newer"
         fine = version >= TESTED
         return [
-            Finding(level=Level.ok, what="broker", found=f"{len(nodes)} at {self._clients.servers}"),
+            Finding(level=Level.ok, what="broker", found=f"{len(nodes)} at {self.clients.servers}"),
             Finding(
                 level=Level.ok if fine else Level.warning,
                 what="broker version",
@@ -132,13 +126,13 @@ class KafkaLook:
 
     def _settings_of(self, node: int) -> dict[str, str]:
         resource = ConfigResource(ConfigResourceType.BROKER, str(node))
-        found = self._ask("describe brokers", lambda client: client.describe_configs([resource], config_filter="all"))
+        found = self.ask("describe brokers", lambda client: client.describe_configs([resource], config_filter="all"))
         entries: dict[str, Any] = found.get("broker", {}).get(str(node), {})
         return {name: str(entry["value"]) for name, entry in entries.items()}
 
     def _judge(self, settings: Mapping[int, Mapping[str, str]]) -> list[Finding]:
         findings = []
-        for name, will_do, wanted, level, why in (*_SETTINGS, *_of_sessions(self._clients.session_timeout_s)):
+        for name, will_do, wanted, level, why in (*_SETTINGS, *_of_sessions(self.clients.session_timeout_s)):
             values = {node: found[name] for node, found in settings.items() if found.get(name, "").isdigit()}
             if not values:
                 findings.append(
@@ -167,23 +161,23 @@ class KafkaLook:
 
     def topic_differences(self, wanted: Mapping[str, TopicSettings]) -> dict[str, list[str]]:
         """Return settings of topics that differ, as `ServerLook` says."""
-        there = {name: settings for name, settings in wanted.items() if name in self._topics()}
+        there = {name: settings for name, settings in wanted.items() if name in self.topics()}
         if not there:
             return {}
-        resources = [ConfigResource(ConfigResourceType.TOPIC, self._clients.name(name)) for name in there]
-        configs = self._ask(
+        resources = [ConfigResource(ConfigResourceType.TOPIC, self.clients.name(name)) for name in there]
+        configs = self.ask(
             "describe topics", lambda client: client.describe_configs(resources, config_filter="all")
         ).get("topic", {})
         differences: dict[str, list[str]] = {}
         for name, settings in there.items():
-            found = configs.get(self._clients.name(name), {})
-            expected: dict[str, str] = self._topic_options(settings)["configs"]
+            found = configs.get(self.clients.name(name), {})
+            expected: dict[str, str] = self.topic_options(settings)["configs"]
             wrong = [
                 f"{key} is {found[key]['value']}, expected {value}"
                 for key, value in expected.items()
                 if key in found and found[key]["value"] != value and key not in OF_SHAPE
             ]
-            wrong += self._history(name, int(found.get("min.insync.replicas", {"value": 0})["value"]))
+            wrong += self.history(name, int(found.get("min.insync.replicas", {"value": 0})["value"]))
             if wrong:
                 differences[name] = wrong
         return differences
@@ -192,8 +186,8 @@ class KafkaLook:
 
     def members(self, groups: Collection[str]) -> dict[str, list[str]]:
         """Return the members of each group, as client id and host."""
-        names = {self._clients.name(group): group for group in groups}
-        described = self._ask("describe groups", lambda client: client.describe_groups(sorted(names)))
+        names = {self.clients.name(group): group for group in groups}
+        described = self.ask("describe groups", lambda client: client.describe_groups(sorted(names)))
         found = {
             names[name]: [f"{one['client_id']} at {str(one['client_host']).lstrip('/')}" for one in group["members"]]
             for name, group in described.items()
@@ -202,15 +196,15 @@ class KafkaLook:
 
     def delete_groups(self, groups: Collection[str]) -> list[str]:
         """Delete groups as `ServerLook` says. TransportError if a group still has members."""
-        names = [self._clients.name(group) for group in groups]
-        results = self._ask("delete groups", lambda client: client.delete_groups(names))
+        names = [self.clients.name(group) for group in groups]
+        results = self.ask("delete groups", lambda client: client.delete_groups(names))
         deleted = []
         for name, said in dict(results).items():
             if said == "OK":
-                deleted.append(self._clients.bare(name))
+                deleted.append(self.clients.bare(name))
             elif said != "GroupIdNotFoundError":
                 raise TransportError(
-                    f"delete group {name}: {said} from {self._clients.servers}; is somebody in it still?"
+                    f"delete group {name}: {said} from {self.clients.servers}; is somebody in it still?"
                 )
         return deleted
 

@@ -37,35 +37,31 @@ class AgentLimits:
     """Seconds after which a rollout ends in any case; 0: never."""
 
 
+@dataclass(eq=False, kw_only=True)
 class CallSampler:
     """Has the calls of agents sampled. The agent loop makes it. For each call it asks `refusal`, then `begin`; in each
-    slice `sample`; then `complete` for what the policy has finished, or `cancel`."""
+    slice `sample`; then `complete` for what the policy has finished, or `cancel`.
 
-    def __init__(
-        self,
-        *,
-        policy: Policy,
-        limits: AgentLimits,
-        context: int | None,
-        explorer: str,
-        now: Callable[[], float],
-        constrains: bool,
-    ) -> None:
-        """`explorer`: name of this process. `constrains`: whether the policy can constrain tokens."""
-        self._policy, self._limits, self._constrains = policy, limits, constrains
-        self._context, self._explorer, self._now = context, explorer, now
+    `explorer`: name of this process. `constrains`: whether the policy can constrain tokens."""
+
+    policy: Policy
+    limits: AgentLimits
+    context: int | None
+    explorer: str
+    now: Callable[[], float]
+    constrains: bool
 
     def finished(self) -> list[Completion]:
         """Do a slice of the policy's work; return the completions that have finished."""
-        return self._policy.step()
+        return self.policy.step()
 
     def idle_s(self) -> float:
         """Return the seconds until the policy may have finished something."""
-        return min(self._policy.idle_s(), LOOK_S)
+        return min(self.policy.idle_s(), LOOK_S)
 
     def refusal(self, session: AgentSession, call: ModelCall) -> Refusal | None:
         """Return the refusal of a new call; None if the call may be made."""
-        limits, sampling = self._limits, session.rollout.task.sampling
+        limits, sampling = self.limits, session.rollout.task.sampling
         num_calls = len(session.rollout.calls) + len(session.open_calls)
         if len(session.open_calls) >= limits.max_in_flight:
             return Refusal(
@@ -81,7 +77,7 @@ class CallSampler:
             return refused(f"{session.refused_for}; end it")
         if not call.messages or call.messages[-1].role == "assistant":
             return refused("the last message is the assistant's, expected one that it can answer")
-        if call.constraint is not None and not self._constrains:
+        if call.constraint is not None and not self.constrains:
             return refused(
                 f"{call.constraint.setting}: this policy does not constrain tokens (vllm and openai do); remove it"
             )
@@ -103,10 +99,10 @@ class CallSampler:
         except ConfigError as error:
             request.reply(_cannot_render(error))
             return
-        if self._context is not None and len(plan.prompt) >= self._context:
+        if self.context is not None and len(plan.prompt) >= self.context:
             session.rollout.release(plan)
             session.refused_for = (
-                f"a prompt of {len(plan.prompt)} tokens leaves no room in the context of {self._context}"
+                f"a prompt of {len(plan.prompt)} tokens leaves no room in the context of {self.context}"
             )
             request.reply(refused(session.refused_for))
             return
@@ -115,7 +111,7 @@ class CallSampler:
             call=call,
             plan=plan,
             requests=[request],
-            started_at=self._now(),
+            started_at=self.now(),
             seed=_seed(session.rollout.task.seed, call.digest, session.occurrences(call.digest)),
         )
         session.num_asked += 1
@@ -135,10 +131,10 @@ class CallSampler:
     def _submit(self, session: AgentSession, open_call: OpenCall) -> None:
         sampling, prompt = session.rollout.task.sampling, open_call.plan.prompt
         limits = [sampling.max_tokens - session.rollout.num_tokens, open_call.call.max_tokens]
-        if self._context is not None:
-            limits.append(self._context - len(prompt))
+        if self.context is not None:
+            limits.append(self.context - len(prompt))
         open_call.is_submitted = True
-        self._policy.submit(
+        self.policy.submit(
             SampleRequest(
                 request_id=open_call.request_id,
                 token_ids=prompt,
@@ -162,7 +158,7 @@ class CallSampler:
             open_call.is_submitted = False
             return
         del session.open_calls[completion.request_id]
-        session.last_active = self._now()
+        session.last_active = self.now()
         why = completion.error or "the policy failed"
         if completion.finish_reason == "error" or (why := find_oddity(completion)):
             log.warning("%s: a call failed: %s", session.rollout_id, why)
@@ -183,7 +179,7 @@ class CallSampler:
         self, session: AgentSession, open_call: OpenCall, completion: Completion
     ) -> tuple[EncodedPiece, RecordedCall]:
         """Add the call to its rollout. ContractError, and nothing is added, if no record can hold it."""
-        rollout, plan, now = session.rollout, open_call.plan, self._now()
+        rollout, plan, now = session.rollout, open_call.plan, self.now()
         result = rollout.result(plan, open_call.call, completion, now)
         told = open_call.call.dialect.answer(result)
         answer = msgspec.json.encode(told)
@@ -203,7 +199,7 @@ class CallSampler:
             number=session.next_piece,
             session=session.new_session,
             now=now,
-            explorer=self._explorer,
+            explorer=self.explorer,
         )
         if plan.opened not in ("", "first"):
             metrics.SEGMENT_BREAKS.labels(plan.opened).inc()
@@ -224,7 +220,7 @@ class CallSampler:
     def _abort(self, session: AgentSession) -> None:
         for open_call in session.open_calls.values():
             if open_call.is_submitted:
-                self._policy.abort(open_call.request_id)
+                self.policy.abort(open_call.request_id)
                 open_call.is_submitted = False
 
 
