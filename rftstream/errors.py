@@ -282,12 +282,31 @@ class MissingChecker(RewardError):
 
 @contextmanager
 def importing(where: str, package: str, *, install: str, error_type: type[RftError] = ConfigError) -> Iterator[None]:
-    """Turn an ImportError into one of `error_type` that says that `where` needs the package. `install` is what pip
-    is given."""
+    """Turn an ImportError into one of `error_type` that says that `where` needs the package. `install` is the package
+    to install, or the extra that brings it, as for `pip_install`."""
     try:
         yield
     except ImportError as error:
-        raise error_type(f"{where}: needs the package {package} ({error}); pip install {install}") from None
+        raise error_type(f"{where}: needs the package {package} ({error}); {pip_install(install)}") from None
+
+
+def pip_install(what: str) -> str:
+    """Return the command that installs a package, or an extra such as `rftstream[data]`. If this installation is a
+    checkout, so is the one that gets the extra."""
+    import importlib.metadata
+    import json
+    from urllib.parse import unquote, urlsplit
+
+    name, bracket, extra = what.partition("[")
+    if not bracket:
+        return f"pip install {what}"
+    try:
+        origin = json.loads(importlib.metadata.distribution(name).read_text("direct_url.json") or "{}")
+    except (ImportError, OSError, ValueError):
+        origin = {}
+    if not origin.get("dir_info", {}).get("editable"):
+        return f"pip install '{what}'"
+    return f"pip install -e '{unquote(urlsplit(origin['url']).path)}[{extra}'"
 
 
 def require_package(where: str, package: str, *, advice: str) -> None:

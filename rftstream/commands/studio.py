@@ -64,16 +64,11 @@ def studio(
     groups and rollouts is kept in RUN/index (safe to delete). A viewer looks, an annotator also answers questions, an
     operator also pauses, drains, evaluates and puts dead groups back. On 127.0.0.1 whoever has no token has
     --local-role; on another address everybody needs a token, of which only a digest is kept. There is no encryption:
-    put a server with TLS in front where others look. RUN is a run folder, or a run file (then its newest run). Needs
-    the extra: pip install 'rftstream[studio]'.
+    put a server with TLS in front where others look. RUN is a run folder, or a run file (then its newest run).
     """
-    try:
-        from rftstream.studio.access import StudioRole, TokenFile, Viewer, check_name, default_token_file
-        from rftstream.studio.server import serve
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"studio: the package {error.name} is not installed; pip install 'rftstream[studio]'"
-        ) from None
+    from rftstream.studio.access import StudioRole, TokenFile, Viewer, check_name, default_token_file
+    from rftstream.studio.server import serve
+
     tokens = TokenFile(token_path or default_token_file())
     if new_token is not None:
         name, _, role = new_token.partition("=")

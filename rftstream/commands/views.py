@@ -27,6 +27,7 @@ from rftstream.commands.options import (
     set_option,
 )
 from rftstream.commands.param_types import KINDS, AnyPath, Word, complete_topic
+from rftstream.errors import pip_install
 
 if TYPE_CHECKING:
     from rftstream.queries.facts.database import Index
@@ -225,7 +226,7 @@ def plot(run: Path, out: Path | None, tensorboard: Path | None, as_json: bool) -
         else:
             files, page = [write_events(history, tensorboard)], None
     if not files:
-        click.echo("plot: a page and no PNG, since matplotlib is missing; pip install 'rftstream[plots]'", err=True)
+        click.echo(f"plot: a page and no PNG, since matplotlib is missing; {pip_install('rftstream[plots]')}", err=True)
     pages = {} if page is None else {"page": str(page)}
     if as_json:
         print_out({"files": [str(file) for file in files], **pages})

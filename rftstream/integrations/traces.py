@@ -10,7 +10,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from rftstream.errors import ConfigError, RftError
+from rftstream.errors import ConfigError, RftError, pip_install
 from rftstream.http.address import split_url
 from rftstream.http.client import BUSY, HttpClient, RequestFailed, pause_s
 from rftstream.queries.traces.spans import Span, SpanReader
@@ -53,7 +53,8 @@ class Collector:
             from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
             from opentelemetry.util.re import parse_env_headers
         except ImportError:
-            raise ConfigError("traces: OpenTelemetry is not installed; pip install 'rftstream[traces]'") from None
+            command = pip_install("rftstream[traces]")
+            raise ConfigError(f"traces: OpenTelemetry is not installed; {command}") from None
         self._encode = encode_spans
         whole = None if url else env.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
         base = url or env.get("OTEL_EXPORTER_OTLP_ENDPOINT") or DEFAULT_URL

@@ -20,7 +20,7 @@ from rftstream.config.parts import registry
 from rftstream.config.parts.part_specs import TrackerSpec
 from rftstream.config.sections import RunConfig
 from rftstream.contracts.versions import EvalResult, StepRecord
-from rftstream.errors import ConfigError
+from rftstream.errors import ConfigError, pip_install
 from rftstream.trackers.tracked import TrackedRun
 
 
@@ -56,9 +56,8 @@ def check_trackers(config: RunConfig) -> None:
     store is not named or lacks a package. No tracker is imported."""
     for name, spec, _ in _wanted(config):
         if importlib.util.find_spec(spec.package) is None:
-            raise ConfigError(
-                f"trackers.{name}: needs the package {spec.package}; pip install 'rftstream[{name}]', or leave it out"
-            )
+            command = pip_install(f"rftstream[{name}]")
+            raise ConfigError(f"trackers.{name}: needs the package {spec.package}; {command}, or leave it out")
     if config.trackers.mlflow is not None:
         _check_mlflow_store(os.environ.get("MLFLOW_TRACKING_URI", ""))
 

@@ -34,7 +34,7 @@ class Mlflow:
     def open(self) -> Written:
         """Find the run by its tag, or make it, and return what its tag says was written. ConfigError without the
         package."""
-        with importing("trackers.mlflow", "mlflow-skinny or mlflow", install="'rftstream[mlflow]'"):
+        with importing("trackers.mlflow", "mlflow-skinny or mlflow", install="rftstream[mlflow]"):
             from mlflow import MlflowClient
         self._client = MlflowClient()
         found = self._client.get_experiment_by_name(self._experiment)

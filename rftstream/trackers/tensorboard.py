@@ -21,7 +21,7 @@ class TensorBoard:
     """The event file of one start of the run, as `Tracker` describes it. `open_trackers` makes it."""
 
     def __init__(self, folder: Path) -> None:
-        with importing("trackers.tensorboard", "tensorboard", install="'rftstream[tensorboard]'"):
+        with importing("trackers.tensorboard", "tensorboard", install="rftstream[tensorboard]"):
             from tensorboard.compat.proto import event_pb2, summary_pb2  # type: ignore[import-untyped]
             from tensorboard.summary.writer.event_file_writer import EventFileWriter  # type: ignore[import-untyped]
         self._events, self._summaries = event_pb2, summary_pb2

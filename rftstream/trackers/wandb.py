@@ -45,7 +45,7 @@ class WeightsAndBiases:
                 "trackers.wandb: WANDB_API_KEY is not set, expected the key in the environment; export it, run `wandb "
                 "login`, or set WANDB_MODE=offline"
             )
-        with importing("trackers.wandb", "wandb", install="'rftstream[wandb]'"):
+        with importing("trackers.wandb", "wandb", install="rftstream[wandb]"):
             import wandb
         settings = wandb.Settings(
             console="off",

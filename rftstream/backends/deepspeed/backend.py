@@ -50,7 +50,7 @@ from rftstream.backends.deepspeed.wire import algorithm_out, array_in, image_byt
 from rftstream.backends.leaving import LeavesDevice
 from rftstream.backends.passes import check_needs
 from rftstream.backends.torch import lora
-from rftstream.errors import BackendError, ConfigError, require_package
+from rftstream.errors import BackendError, ConfigError, pip_install, require_package
 from rftstream.models.folders import folder as model_folder
 from rftstream.models.spec import ModelSpec
 from rftstream.models.vision.image_inputs import ImageCache
@@ -101,7 +101,7 @@ class DeepSpeedBackend(LeavesDevice):
     @staticmethod
     def require() -> None:
         """Raise ConfigError if the package deepspeed is not installed."""
-        advice = "pip install 'rftstream[deepspeed]' where the trainer runs"
+        advice = f"{pip_install('rftstream[deepspeed]')} where the trainer runs"
         require_package("backend deepspeed", "deepspeed", advice=advice)
 
     def __init__(

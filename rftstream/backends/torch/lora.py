@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from rftstream.config.parts.registry import suggest
-from rftstream.errors import ConfigError
+from rftstream.errors import ConfigError, pip_install
 from rftstream.models.spec import ModelSpec
 from rftstream.weights.adapters import PREFIX, whole_tensors, write_adapter
 from rftstream.weights.snapshot import RawTensor
@@ -27,9 +27,8 @@ def require() -> None:
     try:
         import peft  # noqa: F401
     except ImportError:
-        raise ConfigError(
-            "model.lora: the package peft is not installed; pip install 'rftstream[lora]' where the trainer runs"
-        ) from None
+        command = pip_install("rftstream[lora]")
+        raise ConfigError(f"model.lora: the package peft is not installed; {command} where the trainer runs") from None
 
 
 def add_adapters(model: Any, spec: ModelSpec, *, without: str | None = None) -> dict[str, nn.Parameter]:

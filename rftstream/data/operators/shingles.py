@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rftstream.errors import ConfigError
+from rftstream.errors import ConfigError, pip_install
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -67,8 +67,8 @@ def minhash(sets: Sequence[frozenset[str]], num_hashes: int, seed: int) -> NDArr
         import rensa
     except ImportError:
         raise ConfigError(
-            "similarity: needs the package rensa; pip install 'rftstream[data]' where the feeder runs, or set it to 1 "
-            "to find equal problems only"
+            f"similarity: needs the package rensa; {pip_install('rftstream[data]')} where the feeder runs, or set it "
+            "to 1 to find equal problems only"
         ) from None
     digests = rensa.RMinHash.digests_from_token_sets([sorted(one) for one in sets], num_hashes, seed)
     return np.array(digests, np.uint32).reshape(len(sets), num_hashes)

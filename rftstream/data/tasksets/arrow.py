@@ -139,7 +139,7 @@ class _Store:
 
 def import_pyarrow(source: str) -> Any:
     """Import pyarrow. ConfigError, which names `source`, if it is not installed."""
-    with importing(source, "pyarrow", install="'rftstream[data]'"):
+    with importing(source, "pyarrow", install="rftstream[data]"):
         import pyarrow.ipc
         import pyarrow.parquet
     return pyarrow

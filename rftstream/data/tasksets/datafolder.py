@@ -223,7 +223,7 @@ fsspec.register_implementation(_SCHEME, _Names, clobber=True)
 
 
 def _import_datasets(where: str) -> Any:
-    with importing(where, "datasets", install="'rftstream[data]'"):
+    with importing(where, "datasets", install="rftstream[data]"):
         import datasets.data_files
     return datasets
 

@@ -24,7 +24,7 @@ from rftstream.config.secrets import reveal
 from rftstream.environments.hosts import guard
 from rftstream.environments.toolset.arguments import SchemaCheck
 from rftstream.environments.toolset.base import CannotSave, Tool, ToolError
-from rftstream.errors import ConfigError
+from rftstream.errors import ConfigError, pip_install
 from rftstream.loops import LoopThread
 
 WHERE = "environments.tools.options.mcp.servers"
@@ -290,9 +290,8 @@ def _require() -> None:
     try:
         _package()
     except ImportError as error:
-        raise ConfigError(
-            f"environments.tools: the tool mcp needs the package mcp ({error}); pip install 'rftstream[mcp]'"
-        ) from None
+        command = pip_install("rftstream[mcp]")
+        raise ConfigError(f"environments.tools: the tool mcp needs the package mcp ({error}); {command}") from None
 
 
 @functools.cache

@@ -23,7 +23,7 @@ from msgspec import Meta
 
 from rftstream.clock import Clock
 from rftstream.contracts.versions import VersionName
-from rftstream.errors import ConfigError, RftError, require_package
+from rftstream.errors import ConfigError, RftError, pip_install, require_package
 from rftstream.loops import LoopThread, PendingCall
 from rftstream.models.folders.files import read_json
 from rftstream.models.folders.folder import check_loadable
@@ -79,9 +79,7 @@ class VllmPolicy:
     @staticmethod
     def require() -> None:
         """Raise ConfigError if the package vllm is not installed."""
-        advice = (
-            "pip install 'rftstream[vllm]' where there are GPUs, scripts/setup vllm in a checkout for a build for CPUs"
-        )
+        advice = f"{pip_install('rftstream[vllm]')} where there are GPUs, scripts/setup vllm for a build for CPUs"
         require_package("policy vllm", "vllm", advice=advice)
 
     @staticmethod

@@ -10,7 +10,7 @@ from typing import Any
 
 from rftstream.contracts.assistant import AssistantMessage
 from rftstream.contracts.tasks import ChatMessage
-from rftstream.errors import ConfigError
+from rftstream.errors import ConfigError, pip_install
 from rftstream.models.rendering import Renderer, joined
 
 CALL_ID = "abcdef123"
@@ -34,7 +34,7 @@ def doubts_about_tools(
     if (why := lost_call(renderer, messages, tools)) is not None:
         yield (
             f"a tool call does not come back as it was made: {why}. Such calls reach the environment so; give another "
-            "template (model.chat_template), or pip install 'rftstream[agents]', which reads more forms"
+            f"template (model.chat_template), or {pip_install('rftstream[agents]')}, which reads more forms"
         )
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from rftstream.config.loader import from_dict
 from rftstream.data.tasksets.datafolder import Wanted, find_split, splits_by_names
-from rftstream.errors import ConfigError
+from rftstream.errors import ConfigError, pip_install
 from tests.loopback import Asked, HttpServer
 from tests.unit.data.test_tasksets_sources import open_source, user
 from tests.unit.data.test_tasksets_tables import parquet, prompts, refusal
@@ -248,7 +248,7 @@ def test_without_datasets_it_says_what_to_install(tmp_path: Path, monkeypatch: p
     jsonl(tmp_path / "train.jsonl", "a")
     monkeypatch.setitem(sys.modules, "datasets.data_files", None)
     assert "needs the package datasets" in refusal(f"hf:{tmp_path}")
-    assert "pip install 'rftstream[data]'" in refusal(f"hf:{tmp_path}")
+    assert pip_install("rftstream[data]") in refusal(f"hf:{tmp_path}")
 
 
 @pytest.mark.slow

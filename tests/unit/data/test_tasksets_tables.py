@@ -22,7 +22,7 @@ from rftstream.contracts.limits import LIMITS, MessageLimits
 from rftstream.contracts.tasks import ChatMessage, Problem, RolloutIds, Sampling, Task
 from rftstream.data.tasksets import arrow, columns
 from rftstream.data.tasksets.columns import PROBLEM_LIMITS, Columns, TableConfig, look_up
-from rftstream.errors import ConfigError
+from rftstream.errors import ConfigError, pip_install
 from tests.unit.data.test_tasksets_sources import open_source, user, write
 
 GSM8K = [
@@ -428,7 +428,7 @@ def test_without_pyarrow_it_says_what_to_install(tmp_path: Path, monkeypatch: py
     source = parquet(tmp_path / "x.parquet", prompts(3))
     monkeypatch.setitem(sys.modules, "pyarrow.ipc", None)
     assert "needs the package pyarrow" in refusal(source)
-    assert "pip install 'rftstream[data]'" in refusal(source)
+    assert pip_install("rftstream[data]") in refusal(source)
 
 
 # --------------------------------------------------------------------------------------------- paths and values
