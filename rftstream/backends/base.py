@@ -17,6 +17,12 @@ if TYPE_CHECKING:
     from rftstream.models.spec import ModelSpec
     from rftstream.weights.snapshot import RawTensor
 
+POLICY, CRITIC = "policy", "critic"
+"""Names of the networks that a backend trains."""
+MASTERS_FILE = {POLICY: "masters.safetensors", CRITIC: "critic.safetensors"}
+MOMENTS_FILE = {POLICY: "optimizer.safetensors", CRITIC: "critic_optimizer.safetensors"}
+"""Network -> its file in a checkpoint."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerSettings:

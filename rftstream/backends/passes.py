@@ -64,11 +64,26 @@ def check_needs(algorithm: Algorithm, backend: str, *, critic: bool = False, cla
         raise ConfigError(f"backend {backend}: the algorithm needs {', '.join(sorted(missing))}, which it can't give")
 
 
-class Passes:
-    """The forward and backward passes of one batch, and the sums of their metrics.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """The micro-batches of a batch that a process computes: each `count`-th, beginning with the one of this number. A
+    process that trains alone computes all of them."""
 
-    A backend makes one for each `update`. It calls `compute_reference` and `compute_proximal` if the algorithm needs
-    them, then `accumulate` before each optimizer step, and `metrics` at the end."""
+    number: int = 0
+    count: int = 1
+    counts: bool = True
+    """Whether what it adds up counts; of processes that compute a micro-batch together only that of the first does."""
+
+
+ALL = Share()
+
+
+class Passes:
+    """The forward and backward passes of one process over a batch, and the sums of their metrics.
+
+    `train` makes one for each network that learns. It calls `compute_reference` and `compute_proximal` if the algorithm
+    needs them, then `accumulate` before each optimizer step, and `metrics` at the end. Denominators are those of the
+    whole batch, so where processes have shares of it, one of them adds the parts of the others with `add_part`."""
 
     def __init__(
         self,
@@ -79,11 +94,12 @@ class Passes:
         *,
         whole_groups: bool = False,
         signal_apart: bool = False,
+        share: Share = ALL,
     ) -> None:
         """Cut the rows into mini-batches and micro-batches. With `whole_groups`, all rows of a group are in one
         micro-batch. With `signal_apart`, rows without an advantage are in micro-batches of their own, whose backward
         pass is left out where their loss has no gradient."""
-        self._network, self._device = network, device
+        self._network, self._device, self._counts = network, device, share.counts
         self._flops = 0.0
         self.num_tokens = 0.0
         """Tokens trained on so far. A token counts again in each pass over the batch."""
@@ -96,17 +112,21 @@ class Passes:
         """The mini-batches of one pass over the batch, one for each optimizer step. Rows without unmasked tokens are
         left out."""
         self.num_steps = len(self.minibatches) * plan.updates_per_batch
+        self.num_microbatches = sum(len(minibatch.inputs) for minibatch in self.minibatches)
+        """Micro-batches of one pass over the batch, of all processes."""
+        self.num_rounds = [-(-len(minibatch.inputs) // share.count) for minibatch in self.minibatches]
+        """Forward and backward passes that every process takes for each mini-batch."""
+        for minibatch in self.minibatches:
+            minibatch.inputs = minibatch.inputs[share.number :: share.count]
+            minibatch.proximal = minibatch.reference = [None] * len(minibatch.inputs)
+        self.num_idle = sum(self.num_rounds) - sum(len(minibatch.inputs) for minibatch in self.minibatches)
+        """Micro-batches of a pass over the batch that this process takes only because the others take one."""
 
     def wants_proximal(self, algorithm: Algorithm) -> bool:
         """Return whether proximal logprobs have to be computed before the first step. The policy no longer gives
         them afterwards."""
         several = self.num_steps > 1 and "no_proximal_logprobs" not in algorithm.needs
         return several or "proximal_logprobs" in algorithm.needs
-
-    @property
-    def num_microbatches(self) -> int:
-        """Number of micro-batches in one pass over the batch."""
-        return sum(len(minibatch.inputs) for minibatch in self.minibatches)
 
     def _minibatch(
         self,
@@ -194,6 +214,29 @@ class Passes:
             else:
                 self._sums[name] = max(known, value) if name.startswith("max_") else known + value
 
+    @property
+    def last_loss(self) -> float:
+        """The loss of the last step."""
+        return self._losses[-1]
+
+    def part(self) -> dict[str, Any]:
+        """Return what this process added up, as plain numbers. It is nothing if another one computed the same."""
+        if not self._counts:
+            return {"losses": [0.0] * len(self._losses), "sums": {}, "flops": 0.0, "num_read": 0}
+        return {
+            "losses": self._losses,
+            "sums": {name: float(value) for name, value in self._sums.items()},
+            "flops": self._flops,
+            "num_read": self._num_read,
+        }
+
+    def add_part(self, part: Mapping[str, Any]) -> None:
+        """Add what another process added up. Its tokens count already: the denominators are the whole batch's."""
+        self._losses = [mine + theirs for mine, theirs in zip(self._losses, part["losses"], strict=True)]
+        self._add(part["sums"])
+        self._flops += part["flops"]
+        self._num_read += part["num_read"]
+
     def metrics(self, algorithm: Algorithm) -> dict[str, float]:
         """Return the metrics of all steps so far: means per token, and the largest value for names that begin with
         `max_`."""
@@ -231,17 +274,25 @@ def has_gradient(loss: Tensor, policy_BT: Tensor) -> bool:
     return found is not None and bool(found.any())
 
 
-def row_logprobs(
-    rows: Sequence[TrainingRow], tokens_per_microbatch: int, network: Network, device: torch.device
-) -> list[np.ndarray]:
-    """Return the logprobs of each row's unmasked tokens: float32 [T], 0 elsewhere."""
-    result = [np.zeros(len(row.token_ids), dtype=np.float32) for row in rows]
-    for numbers, inputs in micro_inputs(rows, tokens_per_microbatch, network, device):
-        with torch.no_grad():
-            logprobs_BT = network.logprobs(inputs)[0].float().cpu().numpy()
-        for place, number in enumerate(numbers):
-            result[number][:] = logprobs_BT[place, : len(result[number])]
-    return result
+@torch.no_grad()
+def computed_by_row(
+    rows: Sequence[TrainingRow],
+    tokens_per_microbatch: int,
+    network: Any,
+    device: torch.device,
+    compute: Callable[[Inputs], Tensor],
+    share: Share,
+) -> tuple[dict[int, np.ndarray], int]:
+    """Return what `compute` says of this share of the rows, by the number of the row: float32 [T], 0 at masked tokens.
+    Beside it the number of micro-batches that other processes have beyond this share."""
+    parts = micro_inputs(rows, tokens_per_microbatch, network, device)
+    own = parts[share.number :: share.count]
+    found = dict[int, np.ndarray]()
+    for numbers, inputs in own:
+        found_BT = compute(inputs).float().cpu().numpy()
+        for place, number in enumerate(numbers.tolist()):
+            found[number] = found_BT[place, : len(rows[number].token_ids)]
+    return found, -(-len(parts) // share.count) - len(own)
 
 
 def micro_inputs(

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from rftstream.algorithms.base import Algorithm, TrainingRow
 from rftstream.algorithms.settings import CriticConfig
-from rftstream.backends.base import OptimizerSettings, Update, UpdatePlan
+from rftstream.backends.base import POLICY, OptimizerSettings, Update, UpdatePlan
 from rftstream.backends.deepspeed.checkpoint import (
     GatheredTensors,
     Restoring,
@@ -45,11 +45,11 @@ from rftstream.backends.deepspeed.settings import (
     even_budget,
 )
 from rftstream.backends.deepspeed.shards import MASTER, REFERENCE
-from rftstream.backends.deepspeed.trained import POLICY, RankUpdate
 from rftstream.backends.deepspeed.wire import algorithm_out, array_in, image_bytes, row_out, spec_out
 from rftstream.backends.leaving import LeavesDevice
 from rftstream.backends.passes import check_needs
 from rftstream.backends.torch import lora
+from rftstream.backends.torch.training import TrainedBatch, check_saved, in_order
 from rftstream.errors import BackendError, ConfigError, pip_install, require_package
 from rftstream.models.folders import folder as model_folder
 from rftstream.models.spec import ModelSpec
@@ -209,31 +209,17 @@ class DeepSpeedBackend(LeavesDevice):
         size = self._ranks.place.size
         groups = size // self._config.sequence_parallel
         plan = dataclasses.replace(plan, tokens_per_microbatch=even_budget(rows, plan, groups))
-        taken: RankUpdate
-        taken, others = self._call_with(
+        batch: TrainedBatch
+        batch, others = self._call_with(
             rows,
             "update",
             lambda: {"algorithm": algorithm_out(algorithm), "plan": plan},
             lambda: self._rank.update(rows, algorithm, plan),
         )
         for parts in others:
-            for learner, part in zip(taken.learners, parts, strict=True):
+            for learner, part in zip(batch.learners, parts, strict=True):
                 learner.passes.add_part(part)
-        first = taken.learners[0]
-        if taken.skipped:
-            found = {name: value for learner in taken.learners for name, value in learner.last().items()}
-            return Update(metrics={**found, "num_tokens": first.passes.num_tokens}, skipped=True)
-        metrics = {
-            "num_tokens": first.passes.num_tokens,
-            "optimizer_steps": float(len(first.norms)),
-            "lr": plan.lr,
-            "microbatches": float(first.passes.num_of_all),
-            "ranks": float(size),
-        }
-        for learner in taken.learners if first.norms else ():
-            found = learner.metrics(algorithm)
-            metrics |= {**found, "tflop": metrics.get("tflop", 0.0) + found["tflop"]}
-        return Update(metrics=metrics)
+        return batch.update(algorithm, plan, ranks=float(size))
 
     def logprobs(self, rows: Sequence[TrainingRow], tokens_per_microbatch: int = 16384) -> list[np.ndarray]:
         """Return the policy's logprobs of each row's unmasked tokens now: float32 [T], 0 elsewhere."""
@@ -257,7 +243,7 @@ class DeepSpeedBackend(LeavesDevice):
         found = dict(mine)
         for part in others:
             found.update((number, array_in(array)) for number, array in part)
-        return [found.get(number, np.zeros(len(row.token_ids), np.float32)) for number, row in enumerate(rows)]
+        return in_order(rows, found)
 
     def leave_device(self) -> None:
         if self._ranks.place.size > 1:
@@ -325,10 +311,7 @@ class DeepSpeedBackend(LeavesDevice):
 
         restoring = Restoring(folder, self._rank, self._call)
         with SavedNetwork(folder, POLICY) as saved:
-            if saved.shapes.keys() != self._rank.trained[POLICY].shapes.keys():
-                raise ConfigError(
-                    f"{folder}: the checkpoint is of another model than {self._spec.name}; start a new run"
-                )
+            check_saved(folder, POLICY, self._spec, saved.shapes, self._rank.trained[POLICY].shapes)
             restoring.load_reference()
             restoring.load(POLICY, saved.steps, saved.read)
         if self._critic is not None:

@@ -13,21 +13,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rftstream.backends.base import CRITIC, MASTERS_FILE, MOMENTS_FILE
 from rftstream.backends.deepspeed.rank_training import Rank
 from rftstream.backends.deepspeed.shards import MASTER, MOMENTS
-from rftstream.backends.deepspeed.trained import CRITIC, POLICY, Read
-from rftstream.backends.torch import critic
-from rftstream.errors import ConfigError
+from rftstream.backends.deepspeed.trained import Read
+from rftstream.backends.torch.training import check_saved
 from rftstream.weights.snapshot import DTYPES, ITEM_BYTES, RawTensor, write_snapshot
 from rftstream.weights.tensors import REFERENCE_FILE, SERVED, raw
 
 log = logging.getLogger(__name__)
-
-FILES = {
-    POLICY: ("masters.safetensors", "optimizer.safetensors"),
-    CRITIC: (critic.MASTERS_FILE, critic.OPTIMIZER_FILE),
-}
-"""Network -> its file of masters and its file of moments."""
 
 
 def write_network(
@@ -38,8 +32,7 @@ def write_network(
     gather: Callable[[str, str], Tensor],
 ) -> None:
     """Write masters and moments of a network. `gather` returns a whole tensor, from its kind and name."""
-    masters, optimizer = FILES[name]
-    write_tensors(folder / masters, shapes, "float32", lambda one: gather(MASTER, one))
+    write_tensors(folder / MASTERS_FILE[name], shapes, "float32", lambda one: gather(MASTER, one))
     moments = {f"{kind}/{one}": shape for kind in MOMENTS for one, shape in shapes.items()}
     moments |= {f"step/{shape}": torch.Size(()) for shape in shapes}
 
@@ -47,7 +40,7 @@ def write_network(
         kind, _, one = key.partition("/")
         return torch.tensor(num_steps, dtype=torch.float32) if kind == "step" else gather(kind, one)
 
-    write_tensors(folder / optimizer, moments, "float32", moment)
+    write_tensors(folder / MOMENTS_FILE[name], moments, "float32", moment)
 
 
 class SavedNetwork:
@@ -56,9 +49,8 @@ class SavedNetwork:
     def __init__(self, folder: Path, name: str) -> None:
         from safetensors import safe_open
 
-        masters, optimizer = FILES[name]
-        self._masters: Any = safe_open(folder / masters, framework="pt")
-        self._moments: Any = safe_open(folder / optimizer, framework="pt")
+        self._masters: Any = safe_open(folder / MASTERS_FILE[name], framework="pt")
+        self._moments: Any = safe_open(folder / MOMENTS_FILE[name], framework="pt")
 
     def __enter__(self) -> SavedNetwork:
         self._masters.__enter__()
@@ -73,9 +65,9 @@ class SavedNetwork:
         self._masters.__exit__(kind, error, traceback)
 
     @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
+    def shapes(self) -> dict[str, torch.Size]:
         """Shapes of the masters, by name."""
-        return {name: tuple(self._masters.get_slice(name).get_shape()) for name in self._masters.keys()}  # noqa: SIM118
+        return {name: torch.Size(self._masters.get_slice(name).get_shape()) for name in self._masters.keys()}  # noqa: SIM118
 
     @property
     def steps(self) -> list[float]:
@@ -123,15 +115,12 @@ class Restoring:
 
     def load_critic(self) -> None:
         """Take over the critic. Without one in the checkpoint it begins anew. ConfigError if it is of another model."""
-        if not (self._folder / FILES[CRITIC][0]).is_file():
+        if not (self._folder / MASTERS_FILE[CRITIC]).is_file():
             log.warning("%s: the checkpoint has no critic; it begins anew", self._folder)
             self.load(CRITIC, [], self._rank.first_critic())
             return
         with SavedNetwork(self._folder, CRITIC) as saved:
-            if saved.shapes != {name: tuple(shape) for name, shape in self._rank.trained[CRITIC].shapes.items()}:
-                raise ConfigError(
-                    f"{self._folder}: the checkpoint's critic is of another model; take back the change of it"
-                )
+            check_saved(self._folder, CRITIC, self._rank.spec, saved.shapes, self._rank.trained[CRITIC].shapes)
             self.load(CRITIC, saved.steps, saved.read)
 
 

@@ -33,38 +33,28 @@ class EngineModule(nn.Module):
 
 
 class EngineNetwork:
-    """A network for `Passes` that computes with DeepSpeed's engine."""
+    """A network for `Passes` that computes with DeepSpeed's engine: a policy's, or a critic's."""
 
-    def __init__(self, engine: Any, network: Network | SplitNetwork) -> None:
-        self._engine = engine
+    def __init__(self, engine: Any, network: Network | SplitNetwork, *, of_critic: bool) -> None:
+        self._engine, self._of_critic = engine, of_critic
         self.packs, self.flops = network.packs, network.flops
 
     def logprobs(self, inputs: Inputs, *, entropy_gradient: bool = False) -> tuple[Tensor, Tensor]:
         """Return logprobs and entropies, both [B, T]."""
         return self._engine(inputs=inputs, entropy_gradient=entropy_gradient)  # type: ignore[no-any-return]
 
-    def idle(self, inputs: Inputs, *, entropy_gradient: bool) -> Tensor:
-        """Return a loss of zero that went through the same outputs as the losses of other ranks.
-
-        ZeRO 3 counts which outputs have a gradient. A rank that counted others would wait for ever."""
-        logprobs_BT, entropy_BT = self.logprobs(inputs, entropy_gradient=entropy_gradient)
-        return (logprobs_BT.sum() + entropy_BT.sum()) * 0.0
-
-
-class EngineValueNetwork:
-    """A critic's network for `CriticPasses` that computes with DeepSpeed's engine."""
-
-    def __init__(self, engine: Any, network: Network | SplitNetwork) -> None:
-        self._engine = engine
-        self.packs, self.flops = network.packs, network.flops
-
     def values(self, inputs: Inputs) -> Tensor:
         """Return values [B, T]."""
         return self._engine(inputs=inputs)  # type: ignore[no-any-return]
 
     def idle(self, inputs: Inputs, *, entropy_gradient: bool) -> Tensor:
-        """Return a loss of zero that went through the same output as the losses of other ranks."""
-        return self.values(inputs).sum() * 0.0
+        """Return a loss of zero that went through the same outputs as the losses of other ranks.
+
+        ZeRO 3 counts which outputs have a gradient. A rank that counted others would wait for ever."""
+        if self._of_critic:
+            return self.values(inputs).sum() * 0.0
+        logprobs_BT, entropy_BT = self.logprobs(inputs, entropy_gradient=entropy_gradient)
+        return (logprobs_BT.sum() + entropy_BT.sum()) * 0.0
 
 
 def import_deepspeed(device: str) -> Any:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from rftstream.backends.base import POLICY
 from rftstream.backends.deepspeed.shards import KINDS, MASTER, REFERENCE
-from rftstream.backends.deepspeed.trained import POLICY
 from rftstream.models.offload import DeviceState
 
 if TYPE_CHECKING:

@@ -70,10 +70,10 @@ class _Calls:
     ) -> list[dict[str, Any]]:
         """Train on a batch, and return what this rank added up, of each network that learned."""
         self._media = media
-        taken = self._rank.update(
+        batch = self._rank.update(
             [row_in(row) for row in rows], algorithm_in(algorithm), msgspec.convert(plan, UpdatePlan)
         )
-        return [learner.passes.part() for learner in taken.learners]
+        return [learner.passes.part() for learner in batch.learners]
 
     def logprobs(
         self, rows: list[Any], media: dict[str, bytes], tokens_per_microbatch: int, reference: bool
@@ -81,13 +81,13 @@ class _Calls:
         """Return the logprobs of this rank's share of the rows."""
         self._media = media
         found = self._rank.logprobs([row_in(row) for row in rows], tokens_per_microbatch, reference=reference)
-        return [(number, array_out(array)) for number, array in found]
+        return [(number, array_out(array)) for number, array in found.items()]
 
     def values(self, rows: list[Any], media: dict[str, bytes], tokens_per_microbatch: int) -> list[Any]:
         """Return the critic's values of this rank's share of the rows."""
         self._media = media
         found = self._rank.values([row_in(row) for row in rows], tokens_per_microbatch)
-        return [(number, array_out(array)) for number, array in found]
+        return [(number, array_out(array)) for number, array in found.items()]
 
     def gather(self, network: str, kind: str, name: str) -> None:
         """Take part in gathering a tensor."""

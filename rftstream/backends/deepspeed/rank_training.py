@@ -11,44 +11,38 @@ import contextlib
 import gc
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rftstream.algorithms.base import Algorithm, TrainingRow
-from rftstream.backends.base import OptimizerSettings, UpdatePlan
+from rftstream.backends.base import CRITIC, POLICY, OptimizerSettings
 from rftstream.backends.deepspeed.engine import import_deepspeed
 from rftstream.backends.deepspeed.rank_processes import LOOPBACK, RankPlace
 from rftstream.backends.deepspeed.sequence import SequenceGroup, SplitNetwork
-from rftstream.backends.deepspeed.settings import CriticStart, RankSettings, RankShare
+from rftstream.backends.deepspeed.settings import CriticStart, RankSettings, share_of
 from rftstream.backends.deepspeed.shards import REFERENCE, count_anew
-from rftstream.backends.deepspeed.shared_passes import SharedCriticPasses, SharedPasses
-from rftstream.backends.deepspeed.trained import (
-    CRITIC,
-    POLICY,
-    RankLearner,
-    RankUpdate,
-    Read,
-    TrainedNetwork,
-    take_steps,
-)
-from rftstream.backends.passes import micro_inputs
+from rftstream.backends.deepspeed.trained import Read, TrainedNetwork
 from rftstream.backends.torch import lora
 from rftstream.backends.torch.critic import ValueNetwork, load_critic
-from rftstream.backends.torch.inputs import Inputs
-from rftstream.backends.torch.network import Network, NetworkSettings, load_model, recompute_activations
+from rftstream.backends.torch.network import (
+    Network,
+    NetworkSettings,
+    load_model,
+    network_of,
+    recompute_activations,
+    same_random,
+)
+from rftstream.backends.torch.training import Training
 from rftstream.errors import ConfigError
 from rftstream.models.spec import ModelSpec
 from rftstream.models.vision.image_inputs import ImageCache
-from rftstream.models.vision.seeing import SeeingModel
 
 
-class Rank:
+class Rank(Training[TrainedNetwork]):
     """One process's part of masters and optimizer, and its share of each batch.
 
     Rank 0's backend makes one in its own process, and the other processes (rank.py) make one each. The calls come in
@@ -66,20 +60,19 @@ class Rank:
         critic: CriticStart | None = None,
     ) -> None:
         """`images`: pixels of the images that rows show; None if they show none. `critic`: None if there is none."""
+        device = torch.device(model.device)
+        if device.type != "cpu":  # ranks take the GPUs from that of the run file on
+            device = torch.device(device.type, (device.index or 0) + place.local_rank)
+        share = share_of(place, together=settings.sequence_parallel)
+        super().__init__(device, None if critic is None else critic.settings, self._as_reference, share)
         self._images, self._critic_start = images, critic
-        self._place, self._spec, self._optimizer, self._settings = place, model, optimizer, settings
-        self._share = RankShare.of(place, together=settings.sequence_parallel)
+        self._place, self.spec, self._optimizer, self._settings = place, model, optimizer, settings
         self._group: SequenceGroup | None = None
         """The ranks that compute a micro-batch together with this one; None for this one alone."""
-        self.device = torch.device(model.device)
-        if self.device.type != "cpu":  # ranks take the GPUs from that of the run file on
-            self.device = torch.device(self.device.type, (self.device.index or 0) + place.local_rank)
         self._model: Any = None
         self._critic_model: Any = None
         self._parameters: dict[str, nn.Parameter] = {}
         """Trained parameters of the policy, by the names that they are published and saved under."""
-        self.trained: dict[str, TrainedNetwork] = {}
-        """The policy, and the critic if there is one."""
         self.reference: Network | SplitNetwork | None = None
         """The model of version 0, whole in every process; loaded when it is first needed."""
         self.renewed: list[Tensor] | None = None
@@ -95,16 +88,16 @@ class Rank:
 
     def load_model(self) -> None:
         """Load the whole model, and the critic; DeepSpeed takes them apart in `join`. Does not wait for other ranks."""
-        torch.set_num_threads(self._spec.threads)
+        torch.set_num_threads(self.spec.threads)
         torch.manual_seed(self._settings.seed)
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         import_deepspeed(self.device.type)
-        self._model = load_model(self._spec, self.device)
-        if self._spec.lora is None:
+        self._model = load_model(self.spec, self.device)
+        if self.spec.lora is None:
             self._parameters = dict(self._model.named_parameters())
         else:
-            self._parameters = lora.add_adapters(self._model, self._spec)
+            self._parameters = lora.add_adapters(self._model, self.spec)
             self.base_names = lora.base_names(self._model)
         if self._critic_start is not None:
             self._critic_model = _new_critic(self._critic_start, self._model, self.device)
@@ -119,7 +112,7 @@ class Rank:
         deepspeed = import_deepspeed(self.device.type)
         settings = NetworkSettings.of(self._settings, self.device)
         network = self._network_of(self._model, always_sees=self._place.size > 1)
-        if self._spec.lora is not None and settings.autocast is not None:
+        if self.spec.lora is not None and settings.autocast is not None:
             lora.hold_frozen(self._model, settings.autocast)
         backend = "nccl" if self.device.type == "cuda" else "gloo"
         self._set_environment()
@@ -150,7 +143,7 @@ class Rank:
         """Return the network as the ranks of a group compute it together. ConfigError if they would not meet."""
         if network.computes_alone and self._place.size > 1:
             raise ConfigError(
-                f"trainer.backend: 'deepspeed' on {self._place.size} devices cannot compute {self._spec.name}, whose "
+                f"trainer.backend: 'deepspeed' on {self._place.size} devices cannot compute {self.spec.name}, whose "
                 "rows each take a pass of their own; use 'torch', or one device"
             )
         if self._group is None:
@@ -198,70 +191,6 @@ class Rank:
 
     # ------------------------------------------------------------------------------------------ training
 
-    def update(self, rows: Sequence[TrainingRow], algorithm: Algorithm, plan: UpdatePlan) -> RankUpdate:
-        """Train on a batch. All ranks get the same rows and plan, and take the same number of passes."""
-        learners = [self._policy_learner(rows, algorithm, plan)] if plan.trains_policy else []
-        if CRITIC in self.trained and "values" in algorithm.needs:
-            learners.append(self._critic_learner(rows, plan))
-        done = take_steps(learners, algorithm, learners[0].passes.num_steps)
-        return RankUpdate(learners, skipped=not done)
-
-    def _policy_learner(self, rows: Sequence[TrainingRow], algorithm: Algorithm, plan: UpdatePlan) -> RankLearner:
-        policy, whole_groups = self.trained[POLICY], "whole_groups" in algorithm.needs
-        passes = SharedPasses(policy.network, rows, plan, self.device, whole_groups=whole_groups, share=self._share)
-        if passes.wants_proximal(algorithm):
-            passes.compute_proximal()
-            policy.look(passes.num_idle)
-        if "reference_logprobs" in algorithm.needs:
-            with self._as_reference() as reference:
-                passes.compute_reference(reference)
-                if reference is policy.network:  # else each rank computes alone
-                    policy.look(passes.num_idle)
-        return RankLearner(passes, policy, plan.lr, plan.max_grad_norm)
-
-    def _critic_learner(self, rows: Sequence[TrainingRow], plan: UpdatePlan) -> RankLearner:
-        assert self._critic_start is not None
-        critic, settings = self.trained[CRITIC], self._critic_start.settings
-        return RankLearner(
-            SharedCriticPasses(critic.network, rows, plan, self.device, share=self._share),
-            critic,
-            settings.lr,
-            settings.max_grad_norm,
-            loss_name="value_loss",
-            norm_name="critic_grad_norm",
-        )
-
-    def logprobs(
-        self, rows: Sequence[TrainingRow], tokens_per_microbatch: int, *, reference: bool
-    ) -> list[tuple[int, np.ndarray]]:
-        """Return the logprobs of this rank's share of the rows: (number of the row, float32 [T])."""
-        policy = self.trained[POLICY]
-        with self._as_reference() if reference else contextlib.nullcontext(policy.network) as one:
-            result, num_idle = self._share_of(rows, tokens_per_microbatch, one, lambda inputs: one.logprobs(inputs)[0])
-            policy.look(num_idle if one is policy.network else 0)
-        return result
-
-    def values(self, rows: Sequence[TrainingRow], tokens_per_microbatch: int) -> list[tuple[int, np.ndarray]]:
-        """Return the critic's values of this rank's share of the rows: (number of the row, float32 [T])."""
-        critic = self.trained[CRITIC]
-        result, num_idle = self._share_of(rows, tokens_per_microbatch, critic.network, critic.network.values)
-        critic.look(num_idle)
-        return result
-
-    @torch.no_grad()
-    def _share_of(
-        self, rows: Sequence[TrainingRow], tokens: int, network: Any, compute: Callable[[Inputs], Tensor]
-    ) -> tuple[list[tuple[int, np.ndarray]], int]:
-        """Return what `compute` says of this rank's share of the rows, and how many passes others take beyond it."""
-        parts = micro_inputs(rows, tokens, network, self.device)
-        share = parts[self._share.number :: self._share.count]
-        result = []
-        for numbers, inputs in share:
-            found_BT = compute(inputs).float().cpu().numpy()
-            for place, number in enumerate(numbers.tolist()):
-                result.append((number, found_BT[place, : len(rows[number].token_ids)]))
-        return result, -(-len(parts) // self._share.count) - len(share)
-
     @contextlib.contextmanager
     def _as_reference(self) -> Iterator[Any]:
         """Give a network that computes as the reference does.
@@ -272,7 +201,7 @@ class Rank:
             self.swap_reference()
             yield self.trained[POLICY].network
             self.swap_reference()
-        elif self._spec.lora is not None:
+        elif self.spec.lora is not None:
             with lora.adapters_off(self._model):
                 yield self.trained[POLICY].network
         else:
@@ -280,19 +209,14 @@ class Rank:
 
     def _open_reference(self) -> Network | SplitNetwork:
         if self.reference is None:
-            with _same_random(self.device):
-                model = load_model(self._spec, self.device).requires_grad_(False)
+            with same_random(self.device):
+                model = load_model(self.spec, self.device).requires_grad_(False)
                 self.reference = self._split(self._network_of(model))
         return self.reference
 
     def _network_of(self, model: Any, *, always_sees: bool = False) -> Network:
-        return Network(
-            model,
-            NetworkSettings.of(self._settings, self.device),
-            seeing=SeeingModel.of(model, self._spec.folder),
-            shown=None if self._images is None else self._images.inputs,
-            always_sees=always_sees,
-        )
+        settings = NetworkSettings.of(self._settings, self.device)
+        return network_of(model, settings, self.spec, self._images, always_sees=always_sees)
 
     def renew_reference(self) -> None:
         """Make the policy as it is now the reference. Does not wait for other ranks."""
@@ -327,10 +251,5 @@ class Rank:
 
 def _new_critic(start: CriticStart, policy: Any, device: torch.device) -> Any:
     """Return the critic of a policy as it begins."""
-    with _same_random(device):
+    with same_random(device):
         return load_critic(Path(start.folder), device, vocabulary=int(policy.config.get_text_config().vocab_size))
-
-
-def _same_random(device: torch.device) -> contextlib.AbstractContextManager[None]:
-    """Keep the random state as it was before, since loading a model may draw numbers."""
-    return torch.random.fork_rng([device] if device.type == "cuda" else [])

@@ -15,6 +15,7 @@ from rftstream.algorithms.base import TrainingRow
 from rftstream.algorithms.settings import CriticConfig
 from rftstream.backends.base import UpdatePlan
 from rftstream.backends.deepspeed.rank_processes import RankPlace
+from rftstream.backends.passes import Share
 from rftstream.errors import ConfigError
 from rftstream.models.spec import ModelSpec
 from rftstream.models.vision.image_tokens import ImageTokens
@@ -65,20 +66,10 @@ class CriticStart:
     """Folder of the model that it begins as."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankShare:
-    """Which micro-batches of a batch a rank computes: each `count`-th, from that with the number `number` on."""
-
-    number: int
-    count: int
-    counts: bool
-    """Whether what it adds up counts; of ranks that compute a micro-batch together only that of the first does."""
-
-    @staticmethod
-    def of(place: RankPlace, *, together: int) -> RankShare:
-        """Return the share of a rank, of which `together` in a row compute the same micro-batches."""
-        number, in_group = divmod(place.rank, together)
-        return RankShare(number=number, count=place.size // together, counts=in_group == 0)
+def share_of(place: RankPlace, *, together: int) -> Share:
+    """Return the share of a rank, of which `together` in a row compute the same micro-batches."""
+    number, in_group = divmod(place.rank, together)
+    return Share(number=number, count=place.size // together, counts=in_group == 0)
 
 
 def check_gpus(size: int, device: torch.device) -> None:

@@ -1,11 +1,10 @@
-"""A network that DeepSpeed trains, the policy or the critic, as one rank has it; and how both learn from a batch."""
+"""A network that DeepSpeed trains, the policy or the critic, as one rank has it."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -13,28 +12,28 @@ import torch
 from torch import Tensor, nn
 
 from rftstream.algorithms.base import Algorithm, TrainingRow
-from rftstream.backends.base import OptimizerSettings
-from rftstream.backends.deepspeed.engine import EngineModule, EngineNetwork, EngineValueNetwork, import_deepspeed
+from rftstream.backends.base import CRITIC, OptimizerSettings
+from rftstream.backends.deepspeed.engine import EngineModule, EngineNetwork, import_deepspeed
 from rftstream.backends.deepspeed.sequence import SplitNetwork
 from rftstream.backends.deepspeed.settings import RankSettings
 from rftstream.backends.deepspeed.shards import KINDS, MASTER, MOMENTS, REFERENCE, shards_of
-from rftstream.backends.deepspeed.shared_passes import SharedPasses
+from rftstream.backends.passes import Passes
 from rftstream.backends.torch.inputs import Inputs, make_inputs
 from rftstream.backends.torch.network import Network
 from rftstream.backends.torch.optimizer import adamw
-
-POLICY, CRITIC = "policy", "critic"
-"""Names of the networks that ranks train."""
+from rftstream.backends.torch.training import Trained
 
 Read = Callable[[str, str], Tensor]
 """From kind and name to a whole tensor of a checkpoint."""
 
 
-class TrainedNetwork:
+class TrainedNetwork(Trained):
     """A network under DeepSpeed's engine, with this process's part of its masters and optimizer.
 
     `Rank.join` makes one for the policy, then one for the critic if there is one, in the same order in all ranks. All
     ranks call every method alike."""
+
+    in_lockstep = True
 
     def __init__(
         self,
@@ -48,7 +47,6 @@ class TrainedNetwork:
         and saved under."""
         deepspeed = import_deepspeed(network.model.device.type)
         self.shapes = {name: parameter.shape for name, parameter in parameters.items()}
-        """Shapes of the trained parameters, by name; tied ones once."""
         of_critic = name == CRITIC
         module = EngineModule(network.model, cast(Any, network).values if of_critic else network.logprobs)
         with warnings.catch_warnings():
@@ -64,7 +62,7 @@ class TrainedNetwork:
             for parameter in () if head is None else head.parameters(recurse=False):
                 deepspeed.zero.register_external_parameter(module, parameter)  # used outside of its own module
         self.shards = shards_of(self._engine, settings.stage, parameters, self.shapes)
-        self.network: Any = (EngineValueNetwork if of_critic else EngineNetwork)(self._engine, network)
+        self.network = EngineNetwork(self._engine, network, of_critic=of_critic)
         self._device = self._engine.device
         self._rounds_left = 0
 
@@ -72,13 +70,25 @@ class TrainedNetwork:
         """Free what the engine holds."""
         self._engine.destroy()
 
-    def accumulate(self, passes: SharedPasses, step: int, algorithm: Algorithm) -> None:
-        """Add up the gradients of a step, in as many passes as all other ranks take."""
-        number = step % len(passes.minibatches)
+    def accumulate(self, passes: Passes, number: int, algorithm: Algorithm) -> None:
+        """Add up the gradients of a mini-batch, in as many passes as all other ranks take."""
         self._rounds_left = passes.num_rounds[number]
         passes.accumulate(passes.minibatches[number], algorithm, backward=self._backward)
         while self._rounds_left:
             self._backward(self.network.idle(self._idle_inputs(), entropy_gradient="entropy" in algorithm.needs))
+
+    def norm(self, lr: float, max_grad_norm: float) -> float:
+        """Return the norm of all gradients together. If it is finite, the step is taken."""
+        return self.shards.step(lr, max_grad_norm)
+
+    def copy(self) -> list[Tensor]:
+        """Return a copy of this rank's part of masters and moments."""
+        return self.shards.copy()
+
+    def undo(self, before: list[Tensor] | None) -> None:
+        """Put back what `copy` returned."""
+        if before is not None:
+            self.shards.restore(before)
 
     def _backward(self, loss: Tensor) -> None:
         """Compute gradients of a share of the loss.
@@ -126,67 +136,3 @@ class TrainedNetwork:
                 self.shards.put(MASTER if kind == REFERENCE else kind, name, value)
         if kind not in MOMENTS:
             self.shards.refresh()
-
-
-@dataclass(slots=True)
-class RankLearner:
-    """One network that learns from one batch, in one rank. `Rank.update` makes it, and `take_steps` calls it."""
-
-    passes: SharedPasses
-    trained: TrainedNetwork
-    lr: float
-    max_grad_norm: float
-    loss_name: str = "loss"
-    norm_name: str = "grad_norm"
-    norms: list[float] = field(default_factory=list)
-    """Norm of the gradients of each step, the same in all ranks."""
-    _before: list[Tensor] | None = None
-
-    def begin(self, *, undoable: bool) -> None:
-        """Keep a copy for `undo`. Without one, only a step that was not taken can be undone."""
-        self._before = self.trained.shards.copy() if undoable else None
-
-    def step(self, step: int, algorithm: Algorithm) -> bool:
-        """Compute the gradients of a step and take it. False if their norm is not finite; then it is not taken."""
-        self.trained.accumulate(self.passes, step, algorithm)
-        self.norms.append(self.trained.shards.step(self.lr, self.max_grad_norm))
-        return math.isfinite(self.norms[-1])
-
-    def undo(self) -> None:
-        """Put everything back as it was at `begin`."""
-        if self._before is not None:
-            self.trained.shards.restore(self._before)
-
-    def last(self) -> dict[str, float]:
-        """Return loss and norm of the last step; nothing if there was none."""
-        if not self.norms:
-            return {}
-        return {self.loss_name: self.passes.part()["losses"][-1], self.norm_name: self.norms[-1]}
-
-    def metrics(self, algorithm: Algorithm) -> dict[str, float]:
-        """Return the metrics of the batch."""
-        return {self.norm_name: sum(self.norms) / len(self.norms), **self.passes.metrics(algorithm)}
-
-
-def take_steps(learners: Sequence[RankLearner], algorithm: Algorithm, num_steps: int) -> bool:
-    """Take all steps of a batch, and return True. If a loss or norm is NaN or infinite, undo all and return False.
-
-    Under ZeRO the norm is known only once a step is taken, so of several networks each step is taken one after the
-    other, and all but the last need a copy to be undone."""
-    for learner in learners:
-        learner.begin(undoable=num_steps > 1 or learner is not learners[-1])
-    for step in range(num_steps):
-        for learner in learners:
-            if not learner.step(step, algorithm):
-                for one in learners:
-                    one.undo()
-                return False
-    return True
-
-
-@dataclass(frozen=True, slots=True)
-class RankUpdate:
-    """The result of an update in one rank. Norms, and whether it was skipped, are the same in all ranks."""
-
-    learners: Sequence[RankLearner]
-    skipped: bool

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -17,23 +17,20 @@ from msgspec import Meta
 
 from rftstream.algorithms.base import Algorithm, TrainingRow
 from rftstream.algorithms.settings import CriticConfig
-from rftstream.backends.base import OptimizerSettings, Update, UpdatePlan
+from rftstream.backends.base import CRITIC, MASTERS_FILE, MOMENTS_FILE, POLICY, OptimizerSettings, Update, UpdatePlan
 from rftstream.backends.leaving import LeavesDevice
-from rftstream.errors import ConfigError
 from rftstream.models.folders import folder as model_folder
 from rftstream.models.spec import ModelSpec
 from rftstream.models.vision.image_inputs import ImageCache
 from rftstream.models.vision.image_tokens import ImageTokens
-from rftstream.models.vision.seeing import SeeingModel
 from rftstream.weights.snapshot import RawTensor
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from rftstream.backends.torch.critic import Critic
-    from rftstream.backends.torch.learner import Learner
-    from rftstream.backends.torch.network import Network, NetworkSettings
+    from rftstream.backends.torch.network import Network
+    from rftstream.backends.torch.optimizer import Masters
 
 log = logging.getLogger(__name__)
 
@@ -106,13 +103,14 @@ class TorchBackend(LeavesDevice):
         self._device = torch.device(model.device)
         self._rounded = rounds_parameters(config, model, self._device.type)
         self._network: Any = None
-        self._masters: Any = None
+        self._trained: dict[str, Any] = {}
+        """Network -> its masters."""
+        self._training: Any = None
         self._reference: Network | None = None
         """The reference: version 0, loaded when it is first needed, or a later version."""
         self._renewed: dict[str, torch.Tensor] = {}
         """Weights of a renewed reference, by the names of masters; empty while the reference is version 0."""
         self._critic_from: tuple[CriticConfig, Path] | None = None
-        self._critic: Critic | None = None
         self._state = None
 
     def hold_critic(self, settings: CriticConfig, folder: Path) -> None:
@@ -127,130 +125,105 @@ class TorchBackend(LeavesDevice):
         from rftstream.backends.torch.network import (
             NetworkSettings,
             compile_layers,
-            freeze_vision_tower,
-            load_model,
             recompute_activations,
             sum_embeddings_in_float32,
         )
         from rftstream.backends.torch.optimizer import Masters
+        from rftstream.backends.torch.training import Training
         from rftstream.models.offload import DeviceState
 
         torch.set_num_threads(self._spec.threads)
         torch.manual_seed(self._seed)
-        model: Any
-        parameters: Any
-        frozen: str | None = None
-        if self._spec.as_classifier:
-            from rftstream.backends.torch.scorer import load_scorer
-
-            model, parameters = load_scorer(self._spec, self._device)
-        else:
-            model = load_model(self._spec, self._device)
-            if self._config.freeze_vision_tower:
-                frozen = freeze_vision_tower(model)
-            parameters = dict(model.named_parameters())  # tied ones once
-        settings = NetworkSettings.of(self._config, self._device, rounded=self._rounded)
+        model, parameters = self._load_model()
         self._state = DeviceState(self._device, self._tensors, offload=self._config.offload_parameters)
-        if self._spec.lora is not None:
-            parameters = lora.add_adapters(model, self._spec, without=frozen)
+        autocast = NetworkSettings.of(self._config, self._device, rounded=self._rounded).autocast
         if self._config.gradient_checkpointing:
             recompute_activations(model)
-        self._network = _network_of(model, settings, self._spec, self._images)
-        if self._spec.lora is not None and settings.autocast is not None:
-            lora.hold_frozen(model, settings.autocast)
+        self._network = self._network_of(model)
+        if self._spec.lora is not None and autocast is not None:
+            lora.hold_frozen(model, autocast)
         if self._rounded and self._device.type == "cpu":
             sum_embeddings_in_float32(model)
         if self._config.compile:
             compile_layers(model)
         self._num_updates, self._parameters = 0, parameters
-        self._masters = Masters(
+        self._trained[POLICY] = Masters(
+            self._network,
             parameters,
             self._settings,
             offload=self._config.offload_optimizer,
             dtype=torch.bfloat16 if self._rounded else torch.float32,
         )
-        self._critic = self._open_critic()
+        if self._critic_from is not None:
+            self._trained[CRITIC] = self._new_critic(*self._critic_from)
+        self._training = Training(
+            self._device,
+            None if self._critic_from is None else self._critic_from[0],
+            lambda: contextlib.nullcontext(self._open_reference()),
+            trained=self._trained,
+        )
         with self.on_device():  # and so off it, if that is asked for
             pass
+
+    def _load_model(self) -> tuple[Any, Any]:
+        """Return the model and its trained parameters, by the names that they are published under; tied ones once."""
+        from rftstream.backends.torch import lora
+        from rftstream.backends.torch.network import freeze_vision_tower, load_model
+        from rftstream.backends.torch.scorer import load_scorer
+
+        model: Any
+        parameters: Any
+        frozen: str | None = None
+        if self._spec.as_classifier:
+            model, parameters = load_scorer(self._spec, self._device)
+        else:
+            model = load_model(self._spec, self._device)
+            if self._config.freeze_vision_tower:
+                frozen = freeze_vision_tower(model)
+            parameters = dict(model.named_parameters())
+        if self._spec.lora is not None:
+            parameters = lora.add_adapters(model, self._spec, without=frozen)
+        return model, parameters
 
     def update(self, rows: Sequence[TrainingRow], algorithm: Algorithm, plan: UpdatePlan) -> Update:
         """Train on a batch, and write a trace if the setting `profile` names it."""
         from rftstream.backends.passes import check_needs
         from rftstream.backends.torch.profiling import traced
 
-        check_needs(algorithm, "torch", critic=self._critic is not None, classifier=self._spec.as_classifier)
+        check_needs(algorithm, "torch", critic=CRITIC in self._trained, classifier=self._spec.as_classifier)
         number, self._num_updates = self._num_updates, self._num_updates + 1
-        if number not in self._config.profile:
-            with self.on_device():
-                return self._update(rows, algorithm, plan)
-        trace = traced(Path(self._config.profile_folder) / f"batch-{number}.json", self._device)
+        trace: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if number in self._config.profile:
+            trace = traced(Path(self._config.profile_folder) / f"batch-{number}.json", self._device)
         with self.on_device(), trace:
-            return self._update(rows, algorithm, plan)
-
-    def _update(self, rows: Sequence[TrainingRow], algorithm: Algorithm, plan: UpdatePlan) -> Update:
-        from rftstream.backends.torch.learner import take_steps
-
-        learners = [self._policy_learner(rows, algorithm, plan)] if plan.trains_policy else []
-        if self._critic is not None and "values" in algorithm.needs:
-            learners.append(self._critic.learner(rows, plan))
-        passes = learners[0].passes
-        num_steps = passes.num_steps
-        odd = take_steps(learners, algorithm, num_steps)
-        if odd is not None:
-            return Update(metrics={**odd, "num_tokens": passes.num_tokens}, skipped=True)
-        metrics = {
-            "num_tokens": passes.num_tokens,
-            "optimizer_steps": float(num_steps),
-            "lr": plan.lr,
-            "microbatches": float(passes.num_microbatches),
-        }
-        for learner in learners if num_steps else ():
-            found = learner.metrics(algorithm)
-            metrics |= {**found, "tflop": metrics.get("tflop", 0.0) + found["tflop"]}
-        return Update(metrics=metrics)
-
-    def _policy_learner(self, rows: Sequence[TrainingRow], algorithm: Algorithm, plan: UpdatePlan) -> Learner:
-        from rftstream.backends.passes import ALL_ROWS_LEARN, Passes
-        from rftstream.backends.torch.learner import Learner
-
-        passes = Passes(
-            self._network,
-            self._network.placed(rows),
-            plan,
-            self._device,
-            whole_groups="whole_groups" in algorithm.needs,
-            signal_apart=not algorithm.needs & ALL_ROWS_LEARN,
-        )
-        if passes.wants_proximal(algorithm):
-            passes.compute_proximal()
-        if "reference_logprobs" in algorithm.needs:
-            passes.compute_reference(self._open_reference())
-        return Learner(passes, self._masters, plan.lr, plan.max_grad_norm)
+            batch = self._training.update(self._network.placed(rows), algorithm, plan)
+            update: Update = batch.update(algorithm, plan)
+            return update
 
     def logprobs(self, rows: Sequence[TrainingRow], tokens_per_microbatch: int = 16384) -> list[np.ndarray]:
         """Return the policy's logprobs of each row's unmasked tokens now: float32 [T], 0 elsewhere."""
-        from rftstream.backends.passes import row_logprobs
-
-        with self.on_device():
-            return row_logprobs(self._network.placed(rows), tokens_per_microbatch, self._network, self._device)
+        return self._in_order(rows, lambda: self._training.logprobs(self._network.placed(rows), tokens_per_microbatch))
 
     def reference_logprobs(self, rows: Sequence[TrainingRow], tokens_per_microbatch: int) -> list[np.ndarray]:
         """Return the same logprobs under the reference."""
-        from rftstream.backends.passes import row_logprobs
+        return self._in_order(rows, lambda: self._training.logprobs(rows, tokens_per_microbatch, reference=True))
+
+    def values(self, rows: Sequence[TrainingRow], tokens_per_microbatch: int) -> list[np.ndarray]:
+        """Return the critic's values of what stands before each row's unmasked tokens: float32 [T], 0 elsewhere."""
+        return self._in_order(rows, lambda: self._training.values(rows, tokens_per_microbatch))
+
+    def _in_order(
+        self, rows: Sequence[TrainingRow], compute: Callable[[], Mapping[int, np.ndarray]]
+    ) -> list[np.ndarray]:
+        from rftstream.backends.torch.training import in_order
 
         with self.on_device():
-            return row_logprobs(rows, tokens_per_microbatch, self._open_reference(), self._device)
+            return in_order(rows, compute())
 
     def renew_reference(self) -> None:
         """Make the policy as it is now the reference."""
         with self.on_device():
             self._put_reference(self._masters.masters)
-
-    def values(self, rows: Sequence[TrainingRow], tokens_per_microbatch: int) -> list[np.ndarray]:
-        """Return the critic's values of what stands before each row's unmasked tokens: float32 [T], 0 elsewhere."""
-        assert self._critic is not None, "hold_critic comes first"
-        with self.on_device():
-            return self._critic.values(rows, tokens_per_microbatch)
 
     def served_tensors(self) -> Mapping[str, RawTensor]:
         """Return the trained weights in the served dtype, each converted when it is asked for."""
@@ -266,19 +239,16 @@ class TorchBackend(LeavesDevice):
         from rftstream.weights.tensors import REFERENCE_FILE, raw, write_tensors
 
         assert self._state is not None, "open comes first"
-        saved = {"masters": self._masters.masters, "optimizer": dict(self._masters.moments())}
-        for kind, tensors in saved.items():
-            readable = self._state.readable(tensors)
-            write_tensors(folder / f"{kind}.safetensors", {name: raw(one) for name, one in readable.items()})
         random = {"cpu": torch.get_rng_state()}
         if self._device.type == "cuda":
             random["cuda"] = torch.cuda.get_rng_state(self._device)
-        write_tensors(folder / "random.safetensors", {name: raw(state) for name, state in random.items()})
+        saved: dict[str, Mapping[str, torch.Tensor]] = {"random.safetensors": random}
+        for name, trained in self._trained.items():
+            saved |= {MASTERS_FILE[name]: trained.masters, MOMENTS_FILE[name]: dict(trained.moments())}
         if self._renewed:
-            renewed = self._state.readable(self._renewed)
-            write_tensors(folder / REFERENCE_FILE, {name: raw(one) for name, one in renewed.items()})
-        if self._critic is not None:
-            self._critic.save(folder, self._state.readable)
+            saved[REFERENCE_FILE] = self._renewed
+        for file, tensors in saved.items():
+            write_tensors(folder / file, {name: raw(one) for name, one in self._state.readable(tensors).items()})
         about = {"backend": "torch", "model": self._spec.name, "torch": torch.__version__}
         (folder / "backend.json").write_text(json.dumps(about) + "\n", encoding="utf-8")
 
@@ -292,20 +262,23 @@ class TorchBackend(LeavesDevice):
         import torch
         from safetensors.torch import load_file
 
+        from rftstream.backends.torch.training import check_saved
         from rftstream.weights.tensors import REFERENCE_FILE
 
         device = "cpu" if self._config.offload_optimizer else str(self._device)
-        masters = load_file(folder / "masters.safetensors", device=device)
-        if masters.keys() != self._masters.masters.keys():
-            raise ConfigError(f"{folder}: the checkpoint is of another model than {self._spec.name}; start a new run")
-        self._masters.put(masters, load_file(folder / "optimizer.safetensors", device=device))
+        for name, trained in self._trained.items():
+            if name == CRITIC and not (folder / MASTERS_FILE[name]).is_file():
+                log.warning("%s: the checkpoint has no critic; it begins anew", folder)
+                assert self._critic_from is not None
+                self._trained[CRITIC] = self._new_critic(*self._critic_from)
+                continue
+            masters = load_file(folder / MASTERS_FILE[name], device=device)
+            check_saved(folder, name, self._spec, {key: one.shape for key, one in masters.items()}, trained.shapes)
+            trained.put(masters, load_file(folder / MOMENTS_FILE[name], device=device))
         if (folder / REFERENCE_FILE).is_file():
             self._put_reference(load_file(folder / REFERENCE_FILE, device=device))
         elif self._renewed:
             self._reference, self._renewed = None, {}
-        if self._critic is not None and not self._critic.load(folder, device):
-            log.warning("%s: the checkpoint has no critic; it begins anew", folder)
-            self._critic = self._open_critic()
         random = load_file(folder / "random.safetensors")
         torch.set_rng_state(random["cpu"])
         if self._device.type == "cuda" and "cuda" in random:
@@ -325,22 +298,21 @@ class TorchBackend(LeavesDevice):
 
     def close(self) -> None:
         """Drop model, optimizer, reference and critic."""
-        self._network, self._masters, self._reference, self._critic = None, None, None, None
-        self._renewed, self._parameters, self._state = {}, {}, None
+        self._network = self._training = self._reference = self._state = None
+        self._trained, self._renewed, self._parameters = {}, {}, {}
 
     def _open_reference(self) -> Network:
         """Return the reference. Unless it was renewed, it is loaded from the model folder; with adapters, it is the
         model without them."""
         from rftstream.backends.torch import lora
-        from rftstream.backends.torch.network import NetworkSettings, load_model
+        from rftstream.backends.torch.network import load_model, same_random
 
         if self._reference is None and self._spec.lora is not None:
             self._reference = self._network.within(lora.adapters_off)
         if self._reference is None:
-            with _same_random(self._device):
+            with same_random(self._device):
                 model = load_model(self._spec, self._device).requires_grad_(False)
-                settings = NetworkSettings.of(self._config, self._device, rounded=self._rounded)
-                self._reference = _network_of(model, settings, self._spec, self._images)
+                self._reference = self._network_of(model)
             for parameter in model.parameters() if self._rounded else ():  # as the policy, which begins as its equal
                 parameter.data = parameter.data.bfloat16()
         return self._reference
@@ -360,43 +332,46 @@ class TorchBackend(LeavesDevice):
             for name, one in self._renewed.items():
                 one.copy_(tensors[name])
 
-    def _open_critic(self) -> Critic | None:
-        if self._critic_from is None:
-            return None
-        from rftstream.backends.torch.critic import open_critic
+    def _network_of(self, model: Any) -> Network:
+        from rftstream.backends.torch.network import NetworkSettings, network_of
+        from rftstream.backends.torch.scorer import ScoreNetwork
 
-        settings, folder = self._critic_from
-        with _same_random(self._device):
-            return open_critic(
-                folder, settings, self._config, self._settings, self._device, vocabulary=self._network.vocabulary
-            )
+        settings = NetworkSettings.of(self._config, self._device, rounded=self._rounded)
+        if self._spec.as_classifier:
+            return ScoreNetwork(model, settings)
+        return network_of(model, settings, self._spec, self._images)
+
+    @property
+    def _masters(self) -> Masters:
+        masters: Masters = self._trained[POLICY]
+        return masters
+
+    def _new_critic(self, settings: CriticConfig, folder: Path) -> Masters:
+        from rftstream.backends.torch.critic import ValueNetwork, load_critic
+        from rftstream.backends.torch.network import (
+            NetworkSettings,
+            compile_layers,
+            recompute_activations,
+            same_random,
+        )
+        from rftstream.backends.torch.optimizer import Masters
+
+        with same_random(self._device):
+            model = load_critic(folder, self._device, vocabulary=self._network.vocabulary)
+        if self._config.gradient_checkpointing:
+            recompute_activations(model)
+        network = ValueNetwork(model, NetworkSettings.of(self._config, self._device))
+        if self._config.compile:
+            compile_layers(model)
+        parameters = dict(model.named_parameters())
+        return Masters(network, parameters, self._settings, offload=self._config.offload_optimizer)
 
     def _tensors(self) -> Iterator[torch.Tensor]:
         """Yield all that is held, wherever it lies."""
         from rftstream.models.offload import tensors_of
 
-        networks = [one for one in (self._network, self._reference) if one is not None]
-        for network in networks:
-            yield from tensors_of(network.model)
-        yield from self._masters.tensors()
+        for trained in self._trained.values():
+            yield from trained.tensors()
+        if self._reference is not None:
+            yield from tensors_of(self._reference.model)
         yield from self._renewed.values()
-        if self._critic is not None:
-            yield from self._critic.tensors()
-
-
-def _network_of(model: Any, settings: NetworkSettings, spec: ModelSpec, images: ImageCache | None) -> Network:
-    from rftstream.backends.torch.network import Network
-
-    if spec.as_classifier:
-        from rftstream.backends.torch.scorer import ScoreNetwork
-
-        return ScoreNetwork(model, settings)
-    seeing = SeeingModel.of(model, spec.folder)
-    return Network(model, settings, seeing=seeing, shown=None if images is None else images.inputs)
-
-
-def _same_random(device: torch.device) -> contextlib.AbstractContextManager[None]:
-    """Keep the random state as it was before, since loading a model may draw numbers."""
-    import torch
-
-    return torch.random.fork_rng([device] if device.type == "cuda" else [])

@@ -7,32 +7,23 @@ micro-batch, T padded tokens, N unmasked tokens, D width.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rftstream.algorithms.base import Algorithm, CriticAlgorithm, TrainingRow
-from rftstream.algorithms.settings import CriticConfig
-from rftstream.backends.base import OptimizerSettings, UpdatePlan
-from rftstream.backends.passes import Minibatch, Passes, micro_inputs
+from rftstream.algorithms.base import Algorithm, CriticAlgorithm
+from rftstream.backends.passes import Minibatch, Passes
 from rftstream.backends.torch.inputs import Inputs
-from rftstream.backends.torch.learner import Learner
-from rftstream.backends.torch.network import Network, NetworkSettings, compile_layers, recompute_activations
-from rftstream.backends.torch.optimizer import Masters
+from rftstream.backends.torch.network import Network, NetworkSettings
 from rftstream.backends.torch.paths import TrainerPath, load, path_of
 from rftstream.errors import ConfigError
 from rftstream.models import exactness
 from rftstream.models.classifiers import HEADS
 from rftstream.models.folders.files import read_json
-from rftstream.models.offload import tensors_of
-from rftstream.weights.tensors import raw, write_tensors
-
-MASTERS_FILE, OPTIMIZER_FILE = "critic.safetensors", "critic_optimizer.safetensors"
 
 
 class ValueModel(nn.Module):
@@ -142,17 +133,7 @@ class ValueNetwork(Network):
 class CriticPasses(Passes):
     """The forward and backward passes of one batch through the critic, in as many steps as the policy takes."""
 
-    def __init__(
-        self,
-        network: ValueNetwork,
-        rows: Sequence[TrainingRow],
-        plan: UpdatePlan,
-        device: torch.device,
-        *,
-        whole_groups: bool = False,
-    ) -> None:
-        super().__init__(network, rows, plan, device, whole_groups=whole_groups)
-        self._critic = network
+    _network: ValueNetwork
 
     def accumulate(
         self, minibatch: Minibatch, algorithm: Algorithm, backward: Callable[[Tensor], object] = Tensor.backward
@@ -160,12 +141,12 @@ class CriticPasses(Passes):
         """Compute the value loss of one step, add its gradients up, and return the loss."""
         total = torch.zeros((), device=self._device)
         for inputs in minibatch.inputs:
-            values_BT = self._critic.values(inputs)
+            values_BT = self._network.values(inputs)
             loss, metrics = cast(CriticAlgorithm, algorithm).value_loss(values_BT, inputs.rows, minibatch.denominators)
             backward(loss)
             total += loss.detach()
             self._add(metrics)
-            self._flops += self._critic.flops(inputs, backward=True)
+            self._flops += self._network.flops(inputs, backward=True)
         self.num_tokens += minibatch.num_tokens
         self._losses.append(float(total))
         return self._losses[-1]
@@ -174,76 +155,3 @@ class CriticPasses(Passes):
         """Return the critic's metrics of all steps so far."""
         means = {name: float(value) / max(self.num_tokens, 1.0) for name, value in self._sums.items()}
         return {"value_loss": sum(self._losses) / max(len(self._losses), 1), "tflop": self._flops / 1e12, **means}
-
-
-class Critic:
-    """The critic's network, masters and optimizer. `TorchBackend` makes it."""
-
-    def __init__(self, network: ValueNetwork, masters: Masters, settings: CriticConfig, device: torch.device) -> None:
-        self._network, self._masters, self._settings, self._device = network, masters, settings, device
-
-    def learner(self, rows: Sequence[TrainingRow], plan: UpdatePlan) -> Learner:
-        """Return the learner of one batch."""
-        passes = CriticPasses(self._network, rows, plan, self._device)
-        return Learner(
-            passes,
-            self._masters,
-            self._settings.lr,
-            self._settings.max_grad_norm,
-            loss_name="value_loss",
-            norm_name="critic_grad_norm",
-        )
-
-    @torch.no_grad()
-    def values(self, rows: Sequence[TrainingRow], tokens_per_microbatch: int) -> list[np.ndarray]:
-        """Return the values of what stands before each row's unmasked tokens: float32 [T], 0 elsewhere."""
-        result = [np.zeros(len(row.token_ids), dtype=np.float32) for row in rows]
-        for numbers, inputs in micro_inputs(rows, tokens_per_microbatch, self._network, self._device):
-            values_BT = self._network.values(inputs).float().cpu().numpy()
-            for place, number in enumerate(numbers):
-                result[number][:] = values_BT[place, : len(result[number])]
-        return result
-
-    def tensors(self) -> Iterator[Tensor]:
-        """Yield all that is held, wherever it lies."""
-        yield from tensors_of(self._network.model)
-        yield from self._masters.tensors()
-
-    def save(self, folder: Path, readable: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]) -> None:
-        """Write masters and moments into a folder. `readable`: gives them as they can be read now."""
-        saved = {MASTERS_FILE: self._masters.masters, OPTIMIZER_FILE: dict(self._masters.moments())}
-        for file, tensors in saved.items():
-            write_tensors(folder / file, {name: raw(one) for name, one in readable(tensors).items()})
-
-    def load(self, folder: Path, device: str) -> bool:
-        """Take over what `save` wrote; False if there is none. ConfigError if it is of another model."""
-        from safetensors.torch import load_file
-
-        if not (folder / MASTERS_FILE).is_file():
-            return False
-        masters = load_file(folder / MASTERS_FILE, device=device)
-        shapes, known = ({name: one.shape for name, one in some.items()} for some in (masters, self._masters.masters))
-        if shapes != known:
-            raise ConfigError(f"{folder}: the checkpoint's critic is of another model; take back the change of it")
-        self._masters.put(masters, load_file(folder / OPTIMIZER_FILE, device=device))
-        return True
-
-
-def open_critic(
-    folder: Path,
-    settings: CriticConfig,
-    config: Any,
-    optimizer: OptimizerSettings,
-    device: torch.device,
-    *,
-    vocabulary: int,
-) -> Critic:
-    """Load a critic with an optimizer of its own. `config`: of the backend."""
-    model = load_critic(folder, device, vocabulary=vocabulary)
-    if config.gradient_checkpointing:
-        recompute_activations(model)
-    network = ValueNetwork(model, NetworkSettings.of(config, device))
-    if config.compile:
-        compile_layers(model)
-    masters = Masters(dict(model.named_parameters()), optimizer, offload=config.offload_optimizer)
-    return Critic(network, masters, settings, device)

@@ -25,7 +25,7 @@ from rftstream.errors import ConfigError
 from rftstream.models.exactness import check_names
 from rftstream.models.folders.folder import loading
 from rftstream.models.spec import ModelSpec
-from rftstream.models.vision.image_inputs import ImageInputs
+from rftstream.models.vision.image_inputs import ImageCache, ImageInputs
 from rftstream.models.vision.image_tokens import ImageTokens
 from rftstream.models.vision.seeing import ImageFeatures, SeeingModel, model_class
 
@@ -253,6 +253,21 @@ def load_model(spec: ModelSpec, device: torch.device) -> Any:
     if ImageTokens.of(spec.folder) is None:  # others go to no engine but ours, which calls weights as transformers does
         check_names(spec, model)
     return model
+
+
+def network_of(
+    model: Any, settings: NetworkSettings, spec: ModelSpec, images: ImageCache | None, *, always_sees: bool = False
+) -> Network:
+    """Return the network of a policy's model, which is shown images if it can be. `images`: their pixels."""
+    seeing = SeeingModel.of(model, spec.folder)
+    return Network(
+        model, settings, seeing=seeing, shown=None if images is None else images.inputs, always_sees=always_sees
+    )
+
+
+def same_random(device: torch.device) -> contextlib.AbstractContextManager[None]:
+    """Keep the random state as it was before, since loading a model may draw numbers."""
+    return torch.random.fork_rng([device] if device.type == "cuda" else [])
 
 
 TOWERS = ("vision_tower", "visual", "vision_model")

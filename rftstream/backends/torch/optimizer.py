@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from rftstream.backends.base import OptimizerSettings
+from rftstream.backends.torch.training import Trained
+from rftstream.models.offload import tensors_of
 
 State = tuple[dict[str, Tensor], dict[str, Tensor]]
 """Masters and moments, by name."""
 
 
-class Masters:
-    """The float32 weights that are trained, with their optimizer. A backend makes it; for each step the gradients
-    are computed, then `norm` and `step` are called.
+class Masters(Trained):
+    """The float32 weights of a network, with their optimizer. `TorchBackend` makes it for each network that it trains.
 
     Parameters that are rounded hand each gradient to their masters as soon as it is there. So gradients of
     micro-batches are added up in float32, and one of the parameters' dtype exists for a single parameter at a time."""
 
     def __init__(
         self,
+        network: Any,
         parameters: Mapping[str, nn.Parameter],
         settings: OptimizerSettings,
         *,
@@ -31,7 +34,8 @@ class Masters:
         """`parameters`: in float32. With `offload`, masters and moments lie in main memory, and the optimizer steps
         there. The device holds only the parameters, which are copied to it after each step. `dtype`: what the
         parameters are rounded to, from the masters."""
-        self._parameters = parameters
+        self.network, self._parameters = network, parameters
+        self.shapes = {name: parameter.shape for name, parameter in parameters.items()}
         self._rounded = dtype != torch.float32
         self._apart = offload or self._rounded
         self.masters: dict[str, Tensor] = dict(parameters)
@@ -47,7 +51,7 @@ class Masters:
                     parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
         self._optimizer = adamw(list(self.masters.values()), settings)
 
-    def norm(self) -> float:
+    def norm(self, lr: float, max_grad_norm: float) -> float:
         """Return the norm of all gradients together."""
         return float(torch.nn.utils.get_total_norm(self._gradients()))
 
@@ -77,7 +81,8 @@ class Masters:
                 yield f"{kind}/{name}", value
 
     def tensors(self) -> Iterator[Tensor]:
-        """Yield masters and moments, and gradients that are there, wherever they lie."""
+        """Yield the network's weights, masters and moments, and gradients that are there, wherever they lie."""
+        yield from tensors_of(self.network.model)
         for master in self.masters.values():
             yield master
             if master.grad is not None:
@@ -91,6 +96,12 @@ class Masters:
             {name: master.detach().clone() for name, master in self.masters.items()},
             {key: value.clone() for key, value in self.moments()},
         )
+
+    def undo(self, before: State | None) -> None:
+        """Drop the gradients, and put back what `copy` returned."""
+        self.drop_gradients()
+        if before is not None:
+            self.put(*before)
 
     @torch.no_grad()
     def put(self, masters: Mapping[str, Tensor], moments: Mapping[str, Tensor]) -> None:

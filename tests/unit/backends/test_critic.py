@@ -107,7 +107,7 @@ def test_no_budget_and_no_layout_changes_values_and_gradients(spec, ppo, tmp_pat
 
 
 def critic_gradients(backend, monkeypatch):
-    return gradients(backend._critic, monkeypatch)
+    return gradients(backend._trained["critic"], monkeypatch)
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from rftstream.backends.deepspeed import backend as deepspeed_backend
 from rftstream.backends.deepspeed.backend import DeepSpeedBackend
 from rftstream.backends.deepspeed.rank_processes import RankPlace
 from rftstream.backends.deepspeed.sequence import LENGTH_DEPENDENT, SequenceGroup, SplitNetwork, _rope_kinds
-from rftstream.backends.deepspeed.settings import RankShare
+from rftstream.backends.deepspeed.settings import share_of
 from rftstream.backends.torch.inputs import make_inputs
 from rftstream.backends.torch.network import Network, NetworkSettings, load_model
 from rftstream.errors import ConfigError
@@ -233,7 +233,7 @@ def test_images_are_refused(tmp_path):
 
 def test_a_micro_batch_counts_once():
     shares = [
-        RankShare.of(RankPlace(rank=rank, size=4, local_rank=rank, host="127.0.0.1", port=1), together=2)
+        share_of(RankPlace(rank=rank, size=4, local_rank=rank, host="127.0.0.1", port=1), together=2)
         for rank in range(4)
     ]
     assert [(one.number, one.count, one.counts) for one in shares] == [

@@ -31,16 +31,16 @@ def masters(backend):
     return {name: np.frombuffer(data, np.float32) for name, data in tiny.state(backend).items()}
 
 
-def gradients(backend, monkeypatch):
-    """What the steps of a backend are given from here on: of these Adam's first step would show little but the sign."""
+def gradients(masters, monkeypatch):
+    """What the steps of masters are given from here on: of these Adam's first step would show little but the sign."""
     caught = {}
-    parameters = backend._masters._parameters
+    parameters = masters._parameters
 
     def step(lr, *, scale=1.0):
         caught.update((name, one.grad.clone()) for name, one in parameters.items())
-        backend._masters.drop_gradients()
+        masters.drop_gradients()
 
-    monkeypatch.setattr(backend._masters, "step", step)
+    monkeypatch.setattr(masters, "step", step)
     return caught
 
 
@@ -50,11 +50,11 @@ def gradients(backend, monkeypatch):
 def test_no_budget_and_no_layout_changes_the_gradients(spec, normalise, packing, monkeypatch):
     grpo = Grpo(Grpo.Config(normalise=normalise, entropy_coefficient=0.1))
     plain = tiny.backend(spec, packing=False)
-    expected = gradients(plain, monkeypatch)
+    expected = gradients(plain._masters, monkeypatch)
     loss = plain.update(tiny.rows(), grpo, tiny.plan()).metrics["loss"]
     for tokens, num in ((1, 12), (20, None), (60, None), (16384, 1)):
         backend = tiny.backend(spec, packing=packing)
-        found = gradients(backend, monkeypatch)
+        found = gradients(backend._masters, monkeypatch)
         metrics = backend.update(tiny.rows(), grpo, tiny.plan(tokens_per_microbatch=tokens)).metrics
         assert metrics["loss"] == pytest.approx(loss, abs=1e-6)
         assert num in (None, metrics["microbatches"])
