@@ -45,7 +45,7 @@ from rftstream.backends.deepspeed.settings import (
     even_budget,
 )
 from rftstream.backends.deepspeed.shards import MASTER, REFERENCE
-from rftstream.backends.deepspeed.wire import algorithm_out, array_in, image_bytes, row_out, spec_out
+from rftstream.backends.deepspeed.wire import algorithm_out, image_bytes
 from rftstream.backends.leaving import LeavesDevice
 from rftstream.backends.passes import check_needs
 from rftstream.backends.torch import lora
@@ -148,6 +148,7 @@ class DeepSpeedBackend(LeavesDevice):
         self._ranks = Ranks(self._config.processes, threads=self._spec.threads, timeout_s=self._config.timeout_s)
         self._rank = Rank(
             self._ranks.place,
+            self._ranks.store,
             model=self._spec,
             optimizer=self._optimizer,
             settings=self._settings,
@@ -155,15 +156,14 @@ class DeepSpeedBackend(LeavesDevice):
             critic=self._critic,
         )
         arguments = {
-            "model": spec_out(self._spec),
+            "model": self._spec,
             "optimizer": self._optimizer,
             "settings": self._settings,
             "critic": self._critic,
         }
-        prefix = secrets.token_hex(4)  # ranks may have met before
         try:
-            self._call("open", arguments, self._rank.load_model, timeout_s=self._config.start_timeout_s)
-            self._call("join", {"prefix": prefix}, lambda: self._rank.join(self._ranks.within(prefix)))
+            self._call("open", arguments, {}, timeout_s=self._config.start_timeout_s)
+            self._call("join", {"prefix": secrets.token_hex(4)})  # ranks may have met before
             if self._ranks.place.size == 1:
                 self._state = OwnState(self._rank)
         except BaseException:
@@ -171,22 +171,31 @@ class DeepSpeedBackend(LeavesDevice):
             raise
 
     def _call(
-        self, what: str, arguments: Mapping[str, Any], local: Callable[[], Any], *, timeout_s: float | None = None
+        self,
+        what: str,
+        arguments: Mapping[str, Any] | None = None,
+        here: Mapping[str, Any] | None = None,
+        *,
+        timeout_s: float | None = None,
     ) -> tuple[Any, list[Any]]:
+        """Have all ranks call a method of `Rank`, and return the result of this one and what the others say. `here`:
+        the arguments of this rank, where they are not those of the others."""
+        arguments = arguments or {}
+        local = functools.partial(getattr(self._rank, what), **(arguments if here is None else here))
         if self._rank.device.type == "cuda":
             torch.cuda.set_device(self._rank.device)  # which each thread has its own of, and DeepSpeed asks for
         with self.on_device():
             return self._ranks.call(what, arguments, local, timeout_s=timeout_s)  # type: ignore[no-any-return]
 
-    def _call_with(
-        self, rows: Sequence[TrainingRow], what: str, more: Callable[[], Mapping[str, Any]], local: Callable[[], Any]
-    ) -> tuple[Any, list[Any]]:
-        """Make a call that has the rows, their images, and more as arguments. Nothing is packed if there are no other
-        ranks. They get images as they are stored, which is less than their pixels."""
+    def _call_with(self, rows: Sequence[TrainingRow], what: str, **more: Any) -> tuple[Any, list[Any]]:
+        """Make a call about rows. Other ranks get their images as they are stored, which is less than their pixels, and
+        the algorithm as they can build it."""
+        here = {"rows": rows, **more}
         if self._ranks.place.size == 1:
-            return self._call(what, {}, local)
-        media = image_bytes(rows, self._images)
-        return self._call(what, {"rows": [row_out(row) for row in rows], "media": media, **more()}, local)
+            return self._call(what, None, here)
+        if "algorithm" in more:
+            more["algorithm"] = algorithm_out(more["algorithm"])
+        return self._call(what, {"rows": rows, "media": image_bytes(rows, self._images), **more}, here)
 
     def close(self) -> None:
         if self._ranks is None:
@@ -195,11 +204,11 @@ class DeepSpeedBackend(LeavesDevice):
         self._ranks = self._rank = self._state = None
         try:
             if not ranks.ended:
-                ranks.call("leave", {}, rank.close)
+                ranks.call("leave", {}, rank.leave)
         except BackendError as error:
             log.warning("%s", error)  # it has nothing more to do
         finally:
-            rank.close()
+            rank.leave()
             ranks.end()
 
     # ------------------------------------------------------------------------------------------ training
@@ -210,12 +219,7 @@ class DeepSpeedBackend(LeavesDevice):
         groups = size // self._config.sequence_parallel
         plan = dataclasses.replace(plan, tokens_per_microbatch=even_budget(rows, plan, groups))
         batch: TrainedBatch
-        batch, others = self._call_with(
-            rows,
-            "update",
-            lambda: {"algorithm": algorithm_out(algorithm), "plan": plan},
-            lambda: self._rank.update(rows, algorithm, plan),
-        )
+        batch, others = self._call_with(rows, "update", algorithm=algorithm, plan=plan)
         for parts in others:
             for learner, part in zip(batch.learners, parts, strict=True):
                 learner.passes.add_part(part)
@@ -223,26 +227,20 @@ class DeepSpeedBackend(LeavesDevice):
 
     def logprobs(self, rows: Sequence[TrainingRow], tokens_per_microbatch: int = 16384) -> list[np.ndarray]:
         """Return the policy's logprobs of each row's unmasked tokens now: float32 [T], 0 elsewhere."""
-        return self._per_row(rows, "logprobs", tokens_per_microbatch, reference=False)
+        return self._by_row(rows, "logprobs", tokens_per_microbatch=tokens_per_microbatch)
 
     def reference_logprobs(self, rows: Sequence[TrainingRow], tokens_per_microbatch: int) -> list[np.ndarray]:
         """Return the same logprobs under the reference."""
-        return self._per_row(rows, "logprobs", tokens_per_microbatch, reference=True)
+        return self._by_row(rows, "logprobs", tokens_per_microbatch=tokens_per_microbatch, reference=True)
 
     def values(self, rows: Sequence[TrainingRow], tokens_per_microbatch: int) -> list[np.ndarray]:
-        return self._per_row(rows, "values", tokens_per_microbatch)
+        return self._by_row(rows, "values", tokens_per_microbatch=tokens_per_microbatch)
 
-    def _per_row(
-        self, rows: Sequence[TrainingRow], what: str, tokens_per_microbatch: int, **more: Any
-    ) -> list[np.ndarray]:
+    def _by_row(self, rows: Sequence[TrainingRow], what: str, **more: Any) -> list[np.ndarray]:
         """Return what all ranks together say of the rows: float32 [T] of each."""
-        local = functools.partial(getattr(self._rank, what), rows, tokens_per_microbatch, **more)
-        mine, others = self._call_with(
-            rows, what, lambda: {"tokens_per_microbatch": tokens_per_microbatch, **more}, local
-        )
-        found = dict(mine)
+        found, others = self._call_with(rows, what, **more)
         for part in others:
-            found.update((number, array_in(array)) for number, array in part)
+            found |= part
         return in_order(rows, found)
 
     def leave_device(self) -> None:
@@ -255,7 +253,7 @@ class DeepSpeedBackend(LeavesDevice):
 
     def renew_reference(self) -> None:
         """Make the policy as it is now the reference. It stays spread over the processes as the masters are."""
-        self._call("renew_reference", {}, self._rank.renew_reference)
+        self._call("renew_reference")
 
     # ------------------------------------------------------------------------------------------ state
 
@@ -268,8 +266,7 @@ class DeepSpeedBackend(LeavesDevice):
             return self._state.read(network, kind, name)
         if kind == MASTER and self._config.stage < 3:  # here already
             return shards.gather(kind, name)  # type: ignore[no-any-return]
-        arguments = {"network": network, "kind": kind, "name": name}
-        found, _ = self._call("gather", arguments, lambda: shards.gather(kind, name))
+        found, _ = self._call("gather", {"network": network, "kind": kind, "name": name})
         return found  # type: ignore[no-any-return]
 
     def save(self, folder: Path) -> None:
@@ -299,11 +296,11 @@ class DeepSpeedBackend(LeavesDevice):
         if self._state is not None:
             yield functools.partial(self._gather, REFERENCE)
             return
-        self._call("swap_reference", {}, self._rank.swap_reference)
+        self._call("swap_reference")
         try:
             yield functools.partial(self._gather, MASTER)
         finally:
-            self._call("swap_reference", {}, self._rank.swap_reference)
+            self._call("swap_reference")
 
     def load(self, folder: Path) -> None:
         """Take over what this backend or the torch backend saved, with any stage and number of processes."""

@@ -92,14 +92,14 @@ class Restoring:
     place."""
 
     def __init__(self, folder: Path, rank: Rank, call: Callable[..., Any]) -> None:
-        """`call` lets all ranks do a call, as `Ranks.call`."""
+        """`call` lets all ranks do a call, as that of `DeepSpeedBackend`."""
         self._folder, self._rank, self._call = folder, rank, call
 
     def load(self, network: str, steps: Sequence[float], read: Read) -> None:
         """Take over a network: `steps` as `SavedNetwork.steps` gives them."""
         moments, num_steps = bool(steps), max(steps, default=0.0)
         arguments = {"network": network, "moments": moments, "num_steps": num_steps}
-        self._call("load", arguments, lambda: self._rank.trained[network].load(moments, num_steps, read))
+        self._call("load", arguments, {**arguments, "read": read})
 
     def load_reference(self) -> None:
         """Take over a renewed reference, or go back to version 0."""
@@ -107,11 +107,11 @@ class Restoring:
 
         path = self._folder / REFERENCE_FILE
         if not path.is_file():
-            self._call("load_reference", {"renewed": False}, lambda: self._rank.load_reference(False, None))
+            self._call("load_reference", {"renewed": False})
             return
         with safe_open(path, framework="pt") as file:
             read: Read = lambda _, name: file.get_tensor(name)  # noqa: E731
-            self._call("load_reference", {"renewed": True}, lambda: self._rank.load_reference(True, read))
+            self._call("load_reference", {"renewed": True}, {"renewed": True, "read": read})
 
     def load_critic(self) -> None:
         """Take over the critic. Without one in the checkpoint it begins anew. ConfigError if it is of another model."""

@@ -12,17 +12,18 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
 
 from rftstream.backends.base import OptimizerSettings, UpdatePlan
 from rftstream.backends.deepspeed.heartbeat import BEAT_S, Heartbeat
-from rftstream.backends.deepspeed.rank_processes import FOREVER, RankPlace, distributed, is_of_others
+from rftstream.backends.deepspeed.rank_processes import FOREVER, RankPlace, is_of_others
 from rftstream.backends.deepspeed.rank_training import Rank
 from rftstream.backends.deepspeed.settings import CriticStart, RankSettings
-from rftstream.backends.deepspeed.wire import algorithm_in, array_out, pack, put, row_in, spec_in, take, unpack
+from rftstream.backends.deepspeed.wire import algorithm_in, pack, put, rows_in, spec_in, take, unpack
+from rftstream.backends.torch.training import TrainedBatch
 from rftstream.contracts.tasks import Media
 from rftstream.errors import ImageError, RftError
 from rftstream.models.vision.image_tokens import image_cache
@@ -30,8 +31,16 @@ from rftstream.models.vision.image_tokens import image_cache
 log = logging.getLogger(__name__)
 
 
+READ: Mapping[str, Callable[[Any], Any]] = {
+    "algorithm": algorithm_in,
+    "plan": lambda value: msgspec.convert(value, UpdatePlan),
+    "rows": rows_in,
+}
+"""Argument -> how it is read from plain values; the others are plain."""
+
+
 class _Calls:
-    """The calls that rank 0 may make. Each method has the name and the arguments of a call."""
+    """Carries out the calls of rank 0."""
 
     def __init__(self, place: RankPlace) -> None:
         self._place = place
@@ -40,81 +49,38 @@ class _Calls:
         self._media: dict[str, bytes] = {}
         """The images of the call that is being carried out, by digest."""
 
-    def open(
+    def carry_out(self, what: str, arguments: dict[str, Any]) -> Any:
+        """Call the method of `Rank` that has this name, and return what rank 0 gets of it."""
+        if what == "open":
+            return self._open(**arguments)
+        self._media = arguments.pop("media", {})
+        read = {name: READ[name](value) if name in READ else value for name, value in arguments.items()}
+        result = getattr(self._rank, what)(**read)
+        if isinstance(result, TrainedBatch):
+            return [learner.passes.part() for learner in result.learners]
+        return result if isinstance(result, dict) else None  # rank 0 has gathered tensors itself
+
+    def _open(
         self, model: dict[str, Any], optimizer: dict[str, Any], settings: dict[str, Any], critic: dict[str, Any] | None
     ) -> None:
         """Make the rank and load its model, and its critic if there is one."""
         spec = spec_in(model)
         self._rank = Rank(
             self._place,
+            self._store,
             model=spec,
             optimizer=msgspec.convert(optimizer, OptimizerSettings),
             settings=msgspec.convert(settings, RankSettings),
             images=image_cache(spec.folder, self._image),
             critic=msgspec.convert(critic, CriticStart | None),
         )
-        self._rank.load_model()
+        self._rank.open()
 
     def _image(self, media: Media) -> bytes:
         try:
             return self._media[media.digest]
         except KeyError:
             raise ImageError(f"image {media.digest}: rank 0 did not send it") from None
-
-    def join(self, prefix: str) -> None:
-        """Form the process group. `prefix` is the part of the store that it uses."""
-        self._rank.join(distributed.PrefixStore(prefix, self._store))
-
-    def update(
-        self, rows: list[Any], media: dict[str, bytes], algorithm: dict[str, Any], plan: dict[str, Any]
-    ) -> list[dict[str, Any]]:
-        """Train on a batch, and return what this rank added up, of each network that learned."""
-        self._media = media
-        batch = self._rank.update(
-            [row_in(row) for row in rows], algorithm_in(algorithm), msgspec.convert(plan, UpdatePlan)
-        )
-        return [learner.passes.part() for learner in batch.learners]
-
-    def logprobs(
-        self, rows: list[Any], media: dict[str, bytes], tokens_per_microbatch: int, reference: bool
-    ) -> list[Any]:
-        """Return the logprobs of this rank's share of the rows."""
-        self._media = media
-        found = self._rank.logprobs([row_in(row) for row in rows], tokens_per_microbatch, reference=reference)
-        return [(number, array_out(array)) for number, array in found.items()]
-
-    def values(self, rows: list[Any], media: dict[str, bytes], tokens_per_microbatch: int) -> list[Any]:
-        """Return the critic's values of this rank's share of the rows."""
-        self._media = media
-        found = self._rank.values([row_in(row) for row in rows], tokens_per_microbatch)
-        return [(number, array_out(array)) for number, array in found.items()]
-
-    def gather(self, network: str, kind: str, name: str) -> None:
-        """Take part in gathering a tensor."""
-        self._rank.trained[network].shards.gather(kind, name)
-
-    def renew_reference(self) -> None:
-        """Make the policy the reference."""
-        self._rank.renew_reference()
-
-    def swap_reference(self) -> None:
-        """Exchange the masters of policy and reference."""
-        self._rank.swap_reference()
-
-    def load_reference(self, renewed: bool) -> None:
-        """Take over a renewed reference that rank 0 reads, or go back to version 0."""
-        self._rank.load_reference(renewed, None)
-
-    def load(self, network: str, moments: bool, num_steps: float) -> None:
-        """Take over what rank 0 reads of a network from a checkpoint."""
-        self._rank.trained[network].load(moments, num_steps, None)
-
-    def leave(self) -> None:
-        """Leave the process group."""
-        self._rank.close()
-
-    def end(self) -> None:
-        """End the process: `serve` returns after this call."""
 
 
 def main() -> None:
@@ -143,7 +109,7 @@ def serve(place: RankPlace) -> int:
     store, calls = place.connect(), _Calls(place)
     for number, what, arguments in _calls_of(store):
         try:
-            result = getattr(calls, what)(**arguments)
+            result = None if what == "end" else calls.carry_out(what, arguments)
         except Exception as error:
             log.debug("%s", what, exc_info=True)
             text = str(error) if isinstance(error, RftError) else f"{type(error).__name__}: {error}"

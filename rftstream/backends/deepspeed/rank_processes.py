@@ -133,12 +133,12 @@ class Ranks:
             how = {"master_listen_fd": listening.detach()}
         else:
             self.place, how = launched, {}
-        self._store = distributed.TCPStore(
+        self.store: Any = distributed.TCPStore(
             self.place.host, self.place.port, is_master=True, wait_for_workers=False, **how
         )
         self._others = range(1, self.place.size)
         self._silence_s = max(SILENCE * timeout_s, LEAST_SILENCE_S)
-        self._store.set("silence", pack(self._silence_s))
+        self.store.set("silence", pack(self._silence_s))
         self._heartbeat = Heartbeat(self.place.connect(), 0, self._others, silence_s=self._silence_s)
         self._processes = {} if launched else {rank: self._start(rank, threads) for rank in self._others}
         if self._others:
@@ -158,10 +158,6 @@ class Ranks:
         command = [sys.executable, "-m", self.module]
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, env=environment)
 
-    def within(self, prefix: str) -> Any:
-        """Return a part of the store, for the process group of the ranks."""
-        return distributed.PrefixStore(prefix, self._store)
-
     # ------------------------------------------------------------------------------------------ calling
 
     def call(
@@ -177,7 +173,7 @@ class Ranks:
             if (trouble := self._trouble()) is not None:
                 raise BackendError(trouble)
             if self._others:
-                put(self._store, f"call/{number}", [what, arguments])
+                put(self.store, f"call/{number}", [what, arguments])
             found = local()
             answers = [self._answer(what, number, rank, timeout_s or self._timeout_s) for rank in self._others]
         except Exception as error:
@@ -187,20 +183,20 @@ class Ranks:
                 raise
             raise BackendError(reason) from error
         for rank in self._others:
-            drop(self._store, f"done/{number}/{rank}")
+            drop(self.store, f"done/{number}/{rank}")
         if self._others:
-            drop(self._store, f"call/{number}")
+            drop(self.store, f"call/{number}")
         return found, answers
 
     def _answer(self, what: str, number: int, rank: int, timeout_s: float) -> Any:
         key, deadline = f"done/{number}/{rank}", time.monotonic() + timeout_s
-        while not self._store.check([key]):  # `wait` of the store writes to stderr when it was in vain
+        while not self.store.check([key]):  # `wait` of the store writes to stderr when it was in vain
             if (trouble := self._trouble()) is not None:
                 raise BackendError(trouble)
             if time.monotonic() > deadline:
                 raise BackendError(self._late(what, timeout_s))
             time.sleep(0.002)
-        return take(self._store, key)
+        return take(self.store, key)
 
     def _trouble(self) -> str | None:
         """Return what a rank says that it failed by, or how a rank ended that said nothing."""
@@ -223,7 +219,7 @@ class Ranks:
 
     def _said(self, rank: int) -> Any:
         key = f"failed/{rank}"
-        return unpack(self._store.get(key)) if self._store.check([key]) else None
+        return unpack(self.store.get(key)) if self.store.check([key]) else None
 
     def _reason(self, what: str, error: Exception) -> str:
         """Return why the others kept this rank waiting. Their error may arrive a little later than its consequences."""
@@ -268,9 +264,9 @@ class Ranks:
     def end(self) -> None:
         """End the ranks. Those that a launcher started end by themselves, and get GRACE_S for it."""
         if not self.ended and not self._processes:
-            put(self._store, f"call/{self._count}", ["end", {}])
+            put(self.store, f"call/{self._count}", ["end", {}])
             keys, deadline = [f"done/{self._count}/{rank}" for rank in self._others], time.monotonic() + GRACE_S
-            while keys and not self._store.check(keys) and time.monotonic() < deadline:
+            while keys and not self.store.check(keys) and time.monotonic() < deadline:
                 time.sleep(0.02)
         self._end()
 

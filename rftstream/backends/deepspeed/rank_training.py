@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from rftstream.backends.base import CRITIC, POLICY, OptimizerSettings
 from rftstream.backends.deepspeed.engine import import_deepspeed
-from rftstream.backends.deepspeed.rank_processes import LOOPBACK, RankPlace
+from rftstream.backends.deepspeed.rank_processes import LOOPBACK, RankPlace, distributed
 from rftstream.backends.deepspeed.sequence import SequenceGroup, SplitNetwork
 from rftstream.backends.deepspeed.settings import CriticStart, RankSettings, share_of
 from rftstream.backends.deepspeed.shards import REFERENCE, count_anew
@@ -46,12 +46,13 @@ class Rank(Training[TrainedNetwork]):
     """One process's part of masters and optimizer, and its share of each batch.
 
     Rank 0's backend makes one in its own process, and the other processes (rank.py) make one each. The calls come in
-    the same order in all of them: `load_model`, `join`, then `update`, `logprobs`, `values` and the calls for
-    the reference in any number, and `close`. Under ZeRO each forward and backward pass is a meeting of all ranks."""
+    the same order in all of them: `open`, `join`, then `update`, `logprobs`, `values` and the calls for
+    the reference in any number, and `leave`. Under ZeRO each forward and backward pass is a meeting of all ranks."""
 
     def __init__(
         self,
         place: RankPlace,
+        store: Any,
         *,
         model: ModelSpec,
         optimizer: OptimizerSettings,
@@ -59,13 +60,14 @@ class Rank(Training[TrainedNetwork]):
         images: ImageCache | None = None,
         critic: CriticStart | None = None,
     ) -> None:
-        """`images`: pixels of the images that rows show; None if they show none. `critic`: None if there is none."""
+        """`store`: rank 0's key-value store, by which the ranks find each other. `images`: pixels of the images that
+        rows show; None if they show none. `critic`: None if there is none."""
         device = torch.device(model.device)
         if device.type != "cpu":  # ranks take the GPUs from that of the run file on
             device = torch.device(device.type, (device.index or 0) + place.local_rank)
         share = share_of(place, together=settings.sequence_parallel)
         super().__init__(device, None if critic is None else critic.settings, self._as_reference, share)
-        self._images, self._critic_start = images, critic
+        self._store, self._images, self._critic_start = store, images, critic
         self._place, self.spec, self._optimizer, self._settings = place, model, optimizer, settings
         self._group: SequenceGroup | None = None
         """The ranks that compute a micro-batch together with this one; None for this one alone."""
@@ -86,7 +88,7 @@ class Rank(Training[TrainedNetwork]):
 
     # ------------------------------------------------------------------------------------------ opening
 
-    def load_model(self) -> None:
+    def open(self) -> None:
         """Load the whole model, and the critic; DeepSpeed takes them apart in `join`. Does not wait for other ranks."""
         torch.set_num_threads(self.spec.threads)
         torch.manual_seed(self._settings.seed)
@@ -105,10 +107,8 @@ class Rank(Training[TrainedNetwork]):
             for model in filter(None, (self._model, self._critic_model)):
                 recompute_activations(model)
 
-    def join(self, store: Any) -> None:
-        """Form the process group and DeepSpeed's engines with all ranks.
-
-        `store` is a key-value store of torch, by which the ranks find each other."""
+    def join(self, prefix: str) -> None:
+        """Form the process group and DeepSpeed's engines with all ranks. `prefix`: the part of the store for them."""
         deepspeed = import_deepspeed(self.device.type)
         settings = NetworkSettings.of(self._settings, self.device)
         network = self._network_of(self._model, always_sees=self._place.size > 1)
@@ -118,7 +118,7 @@ class Rank(Training[TrainedNetwork]):
         self._set_environment()
         torch.distributed.init_process_group(
             backend,
-            store=store,
+            store=distributed.PrefixStore(prefix, self._store),
             rank=self._place.rank,
             world_size=self._place.size,
             timeout=timedelta(seconds=self._settings.timeout_s),
@@ -151,7 +151,7 @@ class Rank(Training[TrainedNetwork]):
         exact = NetworkSettings.of(self._settings, self.device).autocast is None
         return SplitNetwork(network, self._group, near=1e-3 if exact else 0.1)
 
-    def close(self) -> None:
+    def leave(self) -> None:
         """Leave the process group, free the models, and put the environment back."""
         for trained in self.trained.values():
             trained.close()
@@ -232,7 +232,15 @@ class Rank(Training[TrainedNetwork]):
 
     # ------------------------------------------------------------------------------------------ state
 
-    def load_reference(self, renewed: bool, read: Read | None) -> None:
+    def gather(self, network: str, kind: str, name: str) -> Tensor:
+        """Return a whole tensor, from the parts of all ranks."""
+        return self.trained[network].shards.gather(kind, name)
+
+    def load(self, network: str, moments: bool, num_steps: float, read: Read | None = None) -> None:
+        """Take over a network from a checkpoint, of which rank 0 gives `read`."""
+        self.trained[network].load(moments, num_steps, read)
+
+    def load_reference(self, renewed: bool, read: Read | None = None) -> None:
         """Take over a renewed reference, or go back to version 0. The policy has to be loaded afterwards.
 
         Rank 0 gives `read`. The others give None and receive the tensors from rank 0."""

@@ -1,11 +1,10 @@
-"""What the ranks of a backend tell each other: maps, lists, numbers and bytes in msgpack. Nothing is pickled.
+"""What the ranks of a backend tell each other: maps, lists, numbers, arrays and bytes in msgpack. Nothing is pickled.
 
-Dataclasses of plain values are maps by themselves; the functions here are for the others.
+Dataclasses become maps; the functions here read them again.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,21 +21,35 @@ from rftstream.errors import ConfigError
 from rftstream.models.spec import ModelSpec
 from rftstream.models.vision.image_inputs import ImageCache
 
-ARRAYS = ("token_ids", "loss_mask", "behavior_logprobs", "advantages")
-"""Names of a row's arrays."""
-
-
+ARRAY = 1
+"""Number of msgpack's extension that is an array: its dtype, shape and bytes."""
 PART_BYTES = 4 << 20
 
 
 def pack(value: Any) -> bytes:
     """Return a value as msgpack."""
-    return msgspec.msgpack.encode(value)
+    return msgspec.msgpack.encode(value, enc_hook=_plain)
 
 
 def unpack(data: bytes) -> Any:
-    """Return the value that `pack` was given."""
-    return msgspec.msgpack.decode(data)
+    """Return the value that `pack` was given, in which dataclasses are maps; arrays can be written to."""
+    return msgspec.msgpack.decode(data, ext_hook=_array)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        parts = (value.dtype.str, value.shape, np.ascontiguousarray(value).tobytes())
+        return msgspec.msgpack.Ext(ARRAY, msgspec.msgpack.encode(parts))
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} is not sent to ranks")
+
+
+def _array(_: int, parts: memoryview) -> np.ndarray:
+    dtype, shape, data = msgspec.msgpack.decode(parts)
+    return np.frombuffer(bytearray(data), dtype=np.dtype(dtype)).reshape(shape)
 
 
 def put(store: Any, key: str, value: Any) -> None:
@@ -60,31 +73,12 @@ def drop(store: Any, key: str) -> None:
     store.delete_key(key)
 
 
-def row_out(row: TrainingRow) -> dict[str, Any]:
-    """Return a row as plain values."""
-    return {
-        **{name: array_out(getattr(row, name)) for name in ARRAYS},
-        "temperature": float(row.temperature),
-        "group": int(row.group),
-        "rollout": int(row.rollout),
-        "stratum": row.stratum,
-        "additions": {name: array_out(array) for name, array in row.additions.items()},
-        "images": msgspec.to_builtins(row.images),
-    }
-
-
-def row_in(value: Mapping[str, Any]) -> TrainingRow:
-    """Return the row that `row_out` was given."""
-    arrays: dict[str, Any] = {name: array_in(value[name]) for name in ARRAYS}
-    return TrainingRow(
-        **arrays,
-        temperature=value["temperature"],
-        group=value["group"],
-        rollout=value["rollout"],
-        stratum=value["stratum"],
-        additions={name: array_in(array) for name, array in value["additions"].items()},
-        images=msgspec.convert(value["images"], tuple[ImageSpan, ...]),
-    )
+def rows_in(values: Sequence[Mapping[str, Any]]) -> list[TrainingRow]:
+    """Return the rows that were packed, without the versions that sampled them: no backend reads those."""
+    spans = tuple[ImageSpan, ...]
+    return [
+        TrainingRow(**{**value, "images": msgspec.convert(value["images"], spans), "versions": ()}) for value in values
+    ]
 
 
 def image_bytes(rows: Sequence[TrainingRow], images: ImageCache | None) -> dict[str, bytes]:
@@ -93,17 +87,6 @@ def image_bytes(rows: Sequence[TrainingRow], images: ImageCache | None) -> dict[
     if shown and images is None:
         raise ConfigError("backend deepspeed: got rows with images, which the model is not shown")
     return {} if images is None else {digest: images.fetch(media) for digest, media in shown.items()}
-
-
-def array_out(array: np.ndarray) -> tuple[str, list[int], bytes]:
-    """Return an array as dtype, shape and bytes."""
-    return array.dtype.str, list(array.shape), np.ascontiguousarray(array).tobytes()
-
-
-def array_in(value: Sequence[Any]) -> np.ndarray:
-    """Return the array that `array_out` was given; it can be written to."""
-    dtype, shape, data = value
-    return np.frombuffer(bytearray(data), dtype=np.dtype(dtype)).reshape(shape)
 
 
 def algorithm_out(algorithm: Algorithm) -> dict[str, Any]:
@@ -135,12 +118,7 @@ def algorithm_in(value: Mapping[str, Any]) -> Algorithm:
     return result
 
 
-def spec_out(spec: ModelSpec) -> dict[str, Any]:
-    """Return a model's spec as plain values."""
-    return {**dataclasses.asdict(spec), "folder": str(spec.folder)}
-
-
 def spec_in(value: Mapping[str, Any]) -> ModelSpec:
-    """Return the spec that `spec_out` was given."""
+    """Return the spec that was packed."""
     lora = msgspec.convert(value["lora"], LoraSection | None)
     return ModelSpec(**{**value, "folder": Path(value["folder"]), "lora": lora})

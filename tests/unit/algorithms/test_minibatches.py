@@ -18,7 +18,7 @@ from rftstream.algorithms.base import Denominators, TrainingRow
 from rftstream.algorithms.by_taskset import ByTaskset, TasksetAlgorithm
 from rftstream.algorithms.mix import Mix
 from rftstream.backends.base import UpdatePlan
-from rftstream.backends.deepspeed.wire import row_in, row_out
+from rftstream.backends.deepspeed.wire import pack, rows_in, unpack
 from rftstream.backends.passes import Passes, minibatch_rows
 from rftstream.backends.torch.inputs import Inputs
 from rftstream.contracts.arrays import Array
@@ -279,5 +279,5 @@ def test_a_run_of_before_is_cut_as_it_was() -> None:
 
 def test_rows_keep_their_stratum_on_their_way_to_other_ranks() -> None:
     rows = prepared(build("mix"), given_to("mix", [2, 2], 2))
-    assert [row_in(row_out(row)).stratum for row in rows] == [row.stratum for row in rows]
+    assert [row.stratum for row in rows_in(unpack(pack(rows)))] == [row.stratum for row in rows]
     assert {row.stratum for row in rows} == {"rl/sums", "sft/t"}

@@ -14,7 +14,7 @@ from rftstream.algorithms.grpo import Grpo
 from rftstream.backends.base import OptimizerSettings
 from rftstream.backends.deepspeed import backend as deepspeed_backend
 from rftstream.backends.deepspeed.backend import DeepSpeedBackend
-from rftstream.backends.deepspeed.wire import image_bytes, pack, row_in, row_out, unpack
+from rftstream.backends.deepspeed.wire import image_bytes, pack, rows_in, unpack
 from rftstream.backends.torch.backend import TorchBackend
 from rftstream.config.sections import LoraSection
 from rftstream.errors import BackendError, ConfigError
@@ -139,7 +139,7 @@ def test_rows_and_the_bytes_of_their_images_travel(spec, rows):
     media = unpack(pack(image_bytes(rows, tiny.images(spec))))
     assert media.keys() == {span.image.digest for row in rows for span in row.images}
     for row in rows:
-        again = row_in(unpack(pack(row_out(row))))
+        (again,) = rows_in(unpack(pack([row])))
         assert again.images == row.images
         np.testing.assert_array_equal(again.token_ids, row.token_ids)
     with pytest.raises(ConfigError, match="which the model is not shown"):
