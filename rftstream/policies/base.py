@@ -10,6 +10,7 @@ Another explorer may go on with a rollout: `so_far` tells what was sampled for a
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -176,3 +177,15 @@ def without_tokens(request: SampleRequest, reason: str, error: str | None) -> Co
         finish_reason=reason,
         error=error,
     )
+
+
+def room_for(request: SampleRequest, context: int | None) -> int:
+    """Return how many tokens a request may have sampled where prompt and completion have `context` tokens in all."""
+    return request.max_tokens if context is None else min(request.max_tokens, context - len(request.token_ids))
+
+
+def part_seed(request: SampleRequest) -> int:
+    """Return the seed for an engine whose random numbers begin anew with each request: one that goes on gets another,
+    so that it draws other numbers than before."""
+    digest = hashlib.sha256(f"{request.seed}/{request.num_sampled}".encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1

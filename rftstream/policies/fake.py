@@ -23,7 +23,7 @@ from rftstream.contracts.versions import VersionName
 from rftstream.models.rendering import Renderer
 from rftstream.models.spec import ModelSpec
 from rftstream.policies import fake_model
-from rftstream.policies.base import Completion, SampleRequest
+from rftstream.policies.base import Completion, SampleRequest, room_for
 from rftstream.weights.snapshot import RawTensor
 
 
@@ -144,8 +144,7 @@ class FakePolicy:
         prompt = self._renderer.decode(request.token_ids[:own])
         answer = fake_model.solve(prompt) or "0"
         wished = max(made_up_tokens(config.mean_tokens, config.sigma, seed), len(answer) + 1)
-        context = self._renderer.context
-        room = request.max_tokens if context is None else min(request.max_tokens, context - len(request.token_ids))
+        room = room_for(request, self._renderer.context)
         length = max(min(wished, before + room), 0)
         fails = config.fail_share > 0 and fake_model.uniform(seed, "fails") < config.fail_share
         one = _Sampling(

@@ -28,7 +28,7 @@ from rftstream.errors import ImageError, WeightsError
 from rftstream.models.rendering import Renderer
 from rftstream.models.spec import ModelSpec
 from rftstream.models.vision.image_inputs import ImageCache
-from rftstream.policies.base import Completion, SampleRequest, without_tokens
+from rftstream.policies.base import Completion, SampleRequest, room_for, without_tokens
 from rftstream.policies.colocated import SleepsByMoving
 from rftstream.policies.served import check_tensors
 from rftstream.weights.adapters import merged_tensors
@@ -170,8 +170,7 @@ class HfPolicy(SleepsByMoving):
 
     def submit(self, request: SampleRequest) -> None:
         """Put a request in the queue. Refused requests come back from the next `step`."""
-        context = self._renderer.context
-        room = request.max_tokens if context is None else min(request.max_tokens, context - len(request.token_ids))
+        room = room_for(request, self._renderer.context)
         if not request.token_ids or not all(0 <= token < self._model.vocabulary_size for token in request.token_ids):
             self._refused.append(without_tokens(request, "error", "the prompt is empty or has ids out of range"))
         elif room <= 0:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 from rftstream.contracts.rollouts import VersionSpan
 from rftstream.contracts.versions import VersionName
 from rftstream.models.server_client import Refused
-from rftstream.policies.base import Completion, SampleRequest
+from rftstream.policies.base import Completion, SampleRequest, part_seed
 
 
 def completion_body(
@@ -37,7 +36,7 @@ def completion_body(
         "max_tokens": room,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
-        "seed": _seed(request),
+        "seed": part_seed(request),
         "logprobs": 1,
         "stop_token_ids": list(stop_ids),
         "skip_special_tokens": False,
@@ -81,10 +80,3 @@ def _token_id(token: str) -> int:
     if name != "token_id":
         raise ValueError(f"a token is {token!r}, expected token_id:NUMBER")
     return int(number)
-
-
-def _seed(request: SampleRequest) -> int:
-    """Return the seed that the server gets. A request that goes on gets another one, so that it draws other numbers
-    than before."""
-    digest = hashlib.sha256(f"{request.seed}/{request.num_sampled}".encode()).digest()
-    return int.from_bytes(digest[:8], "little") >> 1

@@ -31,7 +31,7 @@ from rftstream.models.rendering import Renderer
 from rftstream.models.server_client import ModelServer
 from rftstream.models.spec import ModelSpec
 from rftstream.models.vision.image_inputs import ImageCache
-from rftstream.policies.base import Completion, SampleRequest, without_tokens
+from rftstream.policies.base import Completion, SampleRequest, room_for, without_tokens
 from rftstream.policies.openai.asking import AnswerEvent, Event, ServedCall, ServerAsker, ServerFailure, UpdateEvent
 from rftstream.policies.openai.completions import completion_body
 from rftstream.policies.openai.engine import ServedEngine
@@ -180,8 +180,7 @@ class OpenAiPolicy:
     def submit(self, request: SampleRequest) -> None:
         """Put a request in the queue of its server, and ask the server if that may be done now."""
         call = self._active[request.request_id] = ServedCall(request)
-        context = self._renderer.context
-        room = request.max_tokens if context is None else min(request.max_tokens, context - len(request.token_ids))
+        room = room_for(request, self._renderer.context)
         url = next(iter(self._engines))
         if not request.token_ids:
             completion = without_tokens(request, "error", "the prompt is empty")

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from rftstream.config.parts.registry import suggest
 from rftstream.errors import ConfigError
 from rftstream.models.rendering import Renderer
 from rftstream.models.spec import ModelSpec
-from rftstream.policies.base import SampleRequest
+from rftstream.policies.base import SampleRequest, part_seed
+
+if TYPE_CHECKING:
+    from rftstream.policies.vllm.policy import VllmPolicy
 
 CPU_CACHE_BYTES = 1 << 30
 """Bytes of keys and values on a CPU. vLLM's own default is nearly all of the machine's memory."""
@@ -39,39 +41,7 @@ LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The values that vLLM takes as the largest rank of adapters."""
 
 
-class EngineSettings(Protocol):
-    """The settings of `[policies.vllm]` that the engine reads (`VllmPolicy.Config` says what each means)."""
-
-    @property
-    def batch_size(self) -> int:
-        """Number of requests sampled at once."""
-
-    @property
-    def in_flight(self) -> str:
-        """The treatment of running requests when new weights come: keep, recompute or finish."""
-
-    @property
-    def adapters(self) -> str:
-        """How versions that are adapters are given to the engine: auto, apply or merge."""
-
-    @property
-    def sleep_after_s(self) -> float | None:
-        """Seconds of idleness before the engine sleeps; None for never."""
-
-    @property
-    def sleeps(self) -> bool:
-        """Whether the engine can be told to sleep."""
-
-    @property
-    def environment(self) -> Mapping[str, str]:
-        """Environment variables for the engine."""
-
-    @property
-    def engine(self) -> Mapping[str, Any]:
-        """Arguments of vLLM's engine, by name."""
-
-
-def engine_environment(config: EngineSettings, model: ModelSpec) -> dict[str, str]:
+def engine_environment(config: VllmPolicy.Config, model: ModelSpec) -> dict[str, str]:
     """Return environment variables for the engine's processes: nothing is reported to anybody, and threads and GPUs
     are the given ones."""
     defaults = {
@@ -105,7 +75,7 @@ def _visible(which: str, visible: str | None) -> str:
         ) from None
 
 
-def applies_adapters(config: EngineSettings, model: ModelSpec, renderer: Renderer) -> bool:
+def applies_adapters(config: VllmPolicy.Config, model: ModelSpec, renderer: Renderer) -> bool:
     """Return whether the engine gets versions as adapters, and not merged into the model's weights. ConfigError if they
     are to be applied, and cannot."""
     if model.lora is None or config.adapters == "merge":
@@ -123,7 +93,9 @@ def applies_adapters(config: EngineSettings, model: ModelSpec, renderer: Rendere
     return False
 
 
-def engine_arguments(config: EngineSettings, model: ModelSpec, renderer: Renderer, known: list[str]) -> dict[str, Any]:
+def engine_arguments(
+    config: VllmPolicy.Config, model: ModelSpec, renderer: Renderer, known: list[str]
+) -> dict[str, Any]:
     """Return the arguments of the engine. `known`: names of all that there are. ConfigError for one that there is not,
     or that another setting decides."""
     for name, value in config.engine.items():
@@ -175,7 +147,7 @@ def sampling_params(request: SampleRequest, stop_ids: Sequence[int], never_sampl
         ignore_eos=True,
         min_tokens=min(max(sampling.min_tokens - request.num_sampled, 0), request.max_tokens),
         max_tokens=request.max_tokens,
-        seed=_seed(request),
+        seed=part_seed(request),
         **_constrained(request),
         logprobs=0,
         flat_logprobs=True,
@@ -192,10 +164,3 @@ def _constrained(request: SampleRequest) -> dict[str, Any]:
     from vllm.sampling_params import StructuredOutputsParams
 
     return {"structured_outputs": StructuredOutputsParams(**{form.kind: form.value})}
-
-
-def _seed(request: SampleRequest) -> int:
-    """Return the seed of a request. vLLM's random numbers begin anew with each request, so one that goes on gets
-    another seed."""
-    text = f"{request.seed}/{request.num_sampled}".encode()
-    return int.from_bytes(hashlib.sha256(text).digest()[:8], "little") >> 1

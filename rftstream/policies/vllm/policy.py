@@ -30,7 +30,7 @@ from rftstream.models.folders.folder import check_loadable
 from rftstream.models.rendering import Renderer
 from rftstream.models.spec import ModelSpec
 from rftstream.models.vision.image_inputs import ImageCache
-from rftstream.policies.base import Completion, SampleRequest, without_tokens
+from rftstream.policies.base import Completion, SampleRequest, room_for, without_tokens
 from rftstream.policies.served import check_tensors, served_parameters
 from rftstream.policies.vllm.arguments import applies_adapters
 from rftstream.policies.vllm.engine import Engine, label_of, remembers
@@ -170,8 +170,7 @@ class VllmPolicy:
         self._number += 1
         unique = f"{request.request_id}#{self._number}"
         self._active[request.request_id] = unique
-        context = self._renderer.context
-        room = request.max_tokens if context is None else min(request.max_tokens, context - len(request.token_ids))
+        room = room_for(request, self._renderer.context)
         if not request.token_ids or not all(self._is_known(one) for one in request.token_ids):
             why = "the prompt is empty or has ids out of range"
             self._outcomes.put((unique, without_tokens(request, "error", why)))
